@@ -1,0 +1,2 @@
+//! The gruyere command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! `GRUYERE_CONF`.

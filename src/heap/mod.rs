@@ -1,0 +1,1 @@
+//! Who decides where a block goes.
