@@ -129,8 +129,18 @@ pub enum DeviceGauge {
     CapturesBegun,
     Step,
     /// Rungs of the reclaim ladder: calls and bytes, six rungs.
-    Rung0Calls, Rung0Bytes, Rung1Calls, Rung1Bytes, Rung2Calls, Rung2Bytes,
-    Rung3Calls, Rung3Bytes, Rung4Calls, Rung4Bytes, Rung5Calls, Rung5Bytes,
+    Rung0Calls,
+    Rung0Bytes,
+    Rung1Calls,
+    Rung1Bytes,
+    Rung2Calls,
+    Rung2Bytes,
+    Rung3Calls,
+    Rung3Bytes,
+    Rung4Calls,
+    Rung4Bytes,
+    Rung5Calls,
+    Rung5Bytes,
 }
 /// Number of [`DeviceGauge`]s.
 pub const DEVICE_GAUGES: usize = DeviceGauge::Rung5Bytes as usize + 1;
@@ -179,7 +189,17 @@ impl Record {
     pub fn segment_remove(&self, slot: SegmentSlot) {}
     /// One ring event. `time` is [`clock::now`]'s.
     #[inline]
-    pub fn event(&self, kind: EventKind, device: u8, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {}
+    pub fn event(
+        &self,
+        kind: EventKind,
+        device: u8,
+        lifetime: u8,
+        stream: u32,
+        address: u64,
+        size: u64,
+        time: u64,
+    ) {
+    }
     /// Live bytes and their peak on `device`, over all lanes (exact).
     pub fn live(&self, device: u32) -> (u64, u64) {
         (0, 0)
@@ -210,7 +230,15 @@ impl LaneWriter {
     pub fn block_pending(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8) {}
     /// The program freed it (`was_pending` false), or its wait is over (true): the entry is free.
     #[inline]
-    pub fn block_remove(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8, was_pending: bool) {}
+    pub fn block_remove(
+        &mut self,
+        slot: BlockSlot,
+        size: u64,
+        requested: u64,
+        lifetime: u8,
+        was_pending: bool,
+    ) {
+    }
 }
 
 /// Writer of the device-wide gauges.
