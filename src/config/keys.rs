@@ -17,12 +17,15 @@ pub struct Key {
     kind: Kind,
 }
 
+/// Finds the switch that a key or a flag turns.
+type SwitchField = fn(&mut Config) -> &mut bool;
+
 /// What a key takes, and where the value goes.
 enum Kind {
     Choice(&'static [(&'static str, Backing)], fn(&mut Config) -> &mut Backing),
-    Switch(fn(&mut Config) -> &mut bool),
+    Switch(SwitchField),
     /// Any of the names, joined by `+`, or `off`.
-    Flags(&'static [(&'static str, fn(&mut Config) -> &mut bool)]),
+    Flags(&'static [(&'static str, SwitchField)]),
     Size {
         least: u64,
         field: fn(&mut Config) -> &mut Size,

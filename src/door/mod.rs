@@ -1,0 +1,4 @@
+//! How callers come in.
+
+pub mod fork;
+pub mod raise;
