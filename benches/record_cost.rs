@@ -11,13 +11,23 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use gruyere::record::{BlockEntry, BlockSlot, DeviceFacts, EventKind, LaneWriter, Record, RecordOptions, clock};
+use gruyere::record::{
+    BlockEntry, BlockSlot, DeviceFacts, EventKind, LaneWriter, Record, RecordOptions, clock,
+};
 
 #[inline(never)]
 fn hot_malloc(record: &'static Record, lane: &mut LaneWriter, entry: &BlockEntry) -> BlockSlot {
     let slot = lane.block_insert(entry);
     let time = clock::now();
-    record.event(EventKind::Malloc, entry.device, entry.lifetime, entry.stream, entry.address, entry.size, time);
+    record.event(
+        EventKind::Malloc,
+        entry.device,
+        entry.lifetime,
+        entry.stream,
+        entry.address,
+        entry.size,
+        time,
+    );
     slot
 }
 
@@ -25,7 +35,15 @@ fn hot_malloc(record: &'static Record, lane: &mut LaneWriter, entry: &BlockEntry
 fn hot_free(record: &'static Record, lane: &mut LaneWriter, entry: &BlockEntry, slot: BlockSlot) {
     lane.block_remove(slot, entry.size, entry.requested, entry.lifetime, false);
     let time = clock::now();
-    record.event(EventKind::Free, entry.device, entry.lifetime, entry.stream, entry.address, entry.size, time);
+    record.event(
+        EventKind::Free,
+        entry.device,
+        entry.lifetime,
+        entry.stream,
+        entry.address,
+        entry.size,
+        time,
+    );
 }
 
 /// Mallocs and frees 64 blocks at a time, `rounds` times; how many operations.
@@ -71,12 +89,16 @@ fn main() {
             let record = record(enabled);
             let begin = Instant::now();
             let operations: u64 = std::thread::scope(|scope| {
-                let running: Vec<_> =
-                    (0..threads).map(|lane| scope.spawn(move || work(record, record.lane(0, lane), 50_000))).collect();
+                let running: Vec<_> = (0..threads)
+                    .map(|lane| scope.spawn(move || work(record, record.lane(0, lane), 50_000)))
+                    .collect();
                 running.into_iter().map(|thread| thread.join().expect("a worker")).sum()
             });
             let each = begin.elapsed().as_nanos() as f64 / operations as f64;
-            println!("record {}, {threads} thread(s): {each:.1} ns an operation", if enabled { "on" } else { "off" });
+            println!(
+                "record {}, {threads} thread(s): {each:.1} ns an operation",
+                if enabled { "on" } else { "off" }
+            );
             record.close();
         }
     }

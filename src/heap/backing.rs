@@ -8,7 +8,9 @@
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::size_class::{PAGE, round_up};
 use crate::config::{self, Config};
-use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle};
+use crate::driver::{
+    DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
+};
 
 /// How spans are got. The stitched arena gets its own kind here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +31,9 @@ impl Kind {
             config::Backing::Fixed => Self::Fixed,
             config::Backing::Pool | config::Backing::Auto if pools => Self::Pool,
             config::Backing::Pool => {
-                log::warn!("backing:pool was asked for, but the device has no memory pools; using backing:fixed");
+                log::warn!(
+                    "backing:pool was asked for, but the device has no memory pools; using backing:fixed"
+                );
                 Self::Fixed
             }
             config::Backing::Auto => Self::Fixed,
@@ -235,7 +239,9 @@ impl Backing {
         let result = driver.pool_create(self.device, self.max_pool);
         let pool = self.counted(result)?;
         let settings = self.reuse.map(|(attribute, on)| (attribute, u64::from(on)));
-        for (attribute, value) in settings.into_iter().chain([(PoolAttribute::ReleaseThreshold, self.threshold)]) {
+        for (attribute, value) in
+            settings.into_iter().chain([(PoolAttribute::ReleaseThreshold, self.threshold)])
+        {
             let result = driver.pool_set_attribute(self.device, pool, attribute, value);
             if let Err(error) = self.counted(result) {
                 let _ = driver.pool_destroy(self.device, pool);
@@ -245,7 +251,10 @@ impl Backing {
         for &peer in &self.peers.clone() {
             let result = driver.pool_allow_peer(self.device, pool, peer);
             if let Err(error) = self.counted(result) {
-                log::warn!("device {peer} cannot be given access to the memory of device {}: {error}", self.device);
+                log::warn!(
+                    "device {peer} cannot be given access to the memory of device {}: {error}",
+                    self.device
+                );
             }
         }
         self.pools[lifetime as usize] = Some(pool);
@@ -261,7 +270,10 @@ impl Backing {
         for pool in self.pools.into_iter().flatten() {
             let result = driver.pool_allow_peer(self.device, pool, peer);
             if let Err(error) = self.counted(result) {
-                log::warn!("device {peer} cannot be given access to the memory of device {}: {error}", self.device);
+                log::warn!(
+                    "device {peer} cannot be given access to the memory of device {}: {error}",
+                    self.device
+                );
             }
         }
     }
@@ -308,7 +320,10 @@ mod tests {
 
     #[test]
     fn the_usable_inside_of_a_span_is_page_aligned() {
-        assert_eq!(aligned(PAGE, 3 * PAGE), Span { address: PAGE, bytes: 3 * PAGE, origin: PAGE, taken: 3 * PAGE });
+        assert_eq!(
+            aligned(PAGE, 3 * PAGE),
+            Span { address: PAGE, bytes: 3 * PAGE, origin: PAGE, taken: 3 * PAGE }
+        );
         let span = aligned(PAGE + 512, 3 * PAGE);
         assert_eq!((span.address, span.bytes), (2 * PAGE, 2 * PAGE));
         assert_eq!(aligned(PAGE + 512, PAGE / 2).bytes, 0);

@@ -39,7 +39,18 @@ impl CapturePool {
     /// A pool in two private spaces.
     pub fn new(id: Option<PoolId>, slabs: SpaceId, large: SpaceId) -> Self {
         let frozen = id.is_none();
-        Self { id, captures: Vec::new(), open: 0, uses: 0, begun: 0, frozen, live: 0, lane: Lane::new(1), slabs, large }
+        Self {
+            id,
+            captures: Vec::new(),
+            open: 0,
+            uses: 0,
+            begun: 0,
+            frozen,
+            live: 0,
+            lane: Lane::new(1),
+            slabs,
+            large,
+        }
     }
 
     /// Whether its memory may go to others once the device has been synchronised.
@@ -60,7 +71,10 @@ pub struct Captures {
 impl Captures {
     /// The number of pool `id`.
     pub fn find(&self, id: PoolId) -> Option<u32> {
-        self.pools.iter().position(|pool| pool.as_ref().is_some_and(|pool| pool.id == Some(id))).map(|at| at as u32)
+        self.pools
+            .iter()
+            .position(|pool| pool.as_ref().is_some_and(|pool| pool.id == Some(id)))
+            .map(|at| at as u32)
     }
 
     /// Adds a pool; its number.
@@ -130,7 +144,9 @@ impl Captures {
     pub fn over(&self) -> Vec<(u32, u64)> {
         let numbered = self.pools.iter().enumerate();
         numbered
-            .filter_map(|(at, pool)| pool.as_ref().filter(|pool| pool.is_over()).map(|pool| (at as u32, pool.begun)))
+            .filter_map(|(at, pool)| {
+                pool.as_ref().filter(|pool| pool.is_over()).map(|pool| (at as u32, pool.begun))
+            })
             .collect()
     }
 }

@@ -11,8 +11,8 @@ use super::size_class::{ALIGNMENT, PAGE, round_up};
 use super::streams::Streams;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::record::{
-    BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry, SegmentKind,
-    clock,
+    BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry,
+    SegmentKind, clock,
 };
 use std::collections::HashMap;
 
@@ -80,7 +80,13 @@ pub struct Central {
 
 impl Central {
     /// Empty.
-    pub fn new(device: DeviceId, backing: Backing, writer: LaneWriter, gauges: DeviceWriter, limit: u64) -> Self {
+    pub fn new(
+        device: DeviceId,
+        backing: Backing,
+        writer: LaneWriter,
+        gauges: DeviceWriter,
+        limit: u64,
+    ) -> Self {
         let mut arenas = Arenas::default();
         let spaces = [(); LIFETIMES].map(|()| [arenas.add_space(false), arenas.add_space(false)]);
         Self {
@@ -128,7 +134,13 @@ impl Central {
     ///
     /// # Errors
     /// The driver's; out of memory also where the ceiling would be passed. Nothing has changed then.
-    pub fn grow(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64, whole_span: bool) -> Result<RegionId> {
+    pub fn grow(
+        &mut self,
+        ctx: &Growth<'_>,
+        space: SpaceId,
+        bytes: u64,
+        whole_span: bool,
+    ) -> Result<RegionId> {
         let too_large = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let pages = round_up(bytes, PAGE).ok_or(too_large)?;
         let span = if whole_span && pages <= SPAN / 2 { SPAN } else { pages };
@@ -138,7 +150,10 @@ impl Central {
         let span = self.backing.take(ctx.driver, ctx.lifetime, span)?;
         if !ctx.table.cover(span.address, span.bytes) {
             let _ = self.backing.give(ctx.driver, span.origin, span.taken);
-            log::error!("the driver gave address {:#x}, beyond 48 bits: this device cannot be managed", span.address);
+            log::error!(
+                "the driver gave address {:#x}, beyond 48 bits: this device cannot be managed",
+                span.address
+            );
             return Err(DriverError::new("address range", ErrorKind::Other, 0));
         }
         let region =
@@ -157,7 +172,15 @@ impl Central {
         self.gauges.add(DeviceGauge::Grows, 1);
         self.publish_reserved();
         let (kind, lifetime) = (EventKind::Grow, ctx.lifetime as u8);
-        ctx.record.event(kind, self.device as u8, lifetime, EVERYBODY, span.address, span.bytes, clock::now());
+        ctx.record.event(
+            kind,
+            self.device as u8,
+            lifetime,
+            EVERYBODY,
+            span.address,
+            span.bytes,
+            clock::now(),
+        );
         Ok(region)
     }
 
@@ -382,6 +405,14 @@ pub fn slab_segment(
     lifetime: u8,
     capture: u8,
 ) -> SegmentEntry {
-    SegmentEntry { kind: SegmentKind::Slab, address, bytes, slot, stream, device: device as u8, lifetime, capture }
+    SegmentEntry {
+        kind: SegmentKind::Slab,
+        address,
+        bytes,
+        slot,
+        stream,
+        device: device as u8,
+        lifetime,
+        capture,
+    }
 }
-

@@ -130,7 +130,13 @@ impl Device {
     }
 
     #[cold]
-    fn malloc_small_slow(&self, shared: &Shared, request: Request, class: u8, entry: BlockEntry) -> Result<u64, Error> {
+    fn malloc_small_slow(
+        &self,
+        shared: &Shared,
+        request: Request,
+        class: u8,
+        entry: BlockEntry,
+    ) -> Result<u64, Error> {
         let size_class = &SIZE_CLASSES[class as usize];
         if self.lane(request.stream).lane.has_pending() && self.may_ask() {
             self.streams.seal(&*shared.driver);
@@ -147,7 +153,9 @@ impl Device {
             let (run, base) = {
                 let (mut central, run) =
                     self.obtain(shared, request, Use::Slabs, size_class.slab_bytes(), request.size)?;
-                let Some(facts) = central.arenas.run_mut(run) else { return Err(Error::Internal("a run vanished")) };
+                let Some(facts) = central.arenas.run_mut(run) else {
+                    return Err(Error::Internal("a run vanished"));
+                };
                 facts.is_slab = true;
                 (run, facts.address)
             };
@@ -187,7 +195,9 @@ impl Device {
         };
         let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
         let entry = request.entry(self.id, shared.step(), tag);
-        let Some(pool) = central.captures.get_mut(number) else { return Err(Error::Internal("a capture pool vanished")) };
+        let Some(pool) = central.captures.get_mut(number) else {
+            return Err(Error::Internal("a capture pool vanished"));
+        };
         let (slabs, large) = (pool.slabs, pool.large);
         if request.size > SMALL_MAX {
             let run = self.captured_run(shared, central, large, entry.size, &request, tag);
@@ -215,12 +225,15 @@ impl Device {
                 drop(guard);
                 return Err(self.out_of_memory(shared, request.size, request.stream));
             };
-            let Some(facts) = central.arenas.run_mut(run) else { return Err(Error::Internal("a run vanished")) };
+            let Some(facts) = central.arenas.run_mut(run) else {
+                return Err(Error::Internal("a run vanished"));
+            };
             facts.is_slab = true;
             let base = facts.address;
             let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
             let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
-            let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, tag);
+            let segment =
+                central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, tag);
             slab.segment = shared.record.segment_insert(&segment);
             let Some(pool) = central.captures.get_mut(number) else {
                 return Err(Error::Internal("a capture pool vanished"));
@@ -251,11 +264,19 @@ impl Device {
             central.backing.trim(&*shared.driver);
             central.grow(&growth, space, bytes, false)?;
         }
-        central.arenas.allocate(space, bytes, request.stream).ok_or(Error::Internal("a new region does not fit"))
+        central
+            .arenas
+            .allocate(space, bytes, request.stream)
+            .ok_or(Error::Internal("a new region does not fit"))
     }
 
     /// Adds a capture pool; its number.
-    pub fn add_capture_pool(&self, central: &mut Central, id: Option<(u64, u64)>, capture: Option<u64>) -> u32 {
+    pub fn add_capture_pool(
+        &self,
+        central: &mut Central,
+        id: Option<(u64, u64)>,
+        capture: Option<u64>,
+    ) -> u32 {
         let (slabs, large) = (central.arenas.add_space(true), central.arenas.add_space(true));
         let mut pool = super::capture::CapturePool::new(id, slabs, large);
         pool.captures.extend(capture);
@@ -320,7 +341,11 @@ impl Device {
         let slabs: Vec<Option<Slab>> = {
             let cell = &mut *self.lane(stream);
             let surplus = cell.lane.settle(&mut cell.writer, &self.streams);
-            surplus.into_iter().map(|id| cell.lane.remove_slab(id)).inspect(|slab| self.unpublish(shared, slab.as_ref())).collect()
+            surplus
+                .into_iter()
+                .map(|id| cell.lane.remove_slab(id))
+                .inspect(|slab| self.unpublish(shared, slab.as_ref()))
+                .collect()
         };
         for slab in slabs {
             self.return_slab(shared, slab);
@@ -335,7 +360,11 @@ impl Device {
             let slabs: Vec<Slab> = {
                 let cell = &mut *self.lane(lane);
                 let empty = cell.lane.empty_slabs();
-                empty.into_iter().filter_map(|id| cell.lane.remove_slab(id)).inspect(|slab| self.unpublish(shared, Some(slab))).collect()
+                empty
+                    .into_iter()
+                    .filter_map(|id| cell.lane.remove_slab(id))
+                    .inspect(|slab| self.unpublish(shared, Some(slab)))
+                    .collect()
             };
             for slab in slabs {
                 bytes += slab.size_class().slab_bytes();

@@ -311,7 +311,9 @@ impl Lane {
     pub fn pending_bytes(&self) -> u64 {
         self.pending
             .iter()
-            .filter_map(|block| Some(round(self.slabs[block.slab as usize].as_deref()?.facts(block.slot).requested)))
+            .filter_map(|block| {
+                Some(round(self.slabs[block.slab as usize].as_deref()?.facts(block.slot).requested))
+            })
             .sum()
     }
 
@@ -326,9 +328,15 @@ impl Lane {
                 let (mut id, mut previous, mut empties) = (bin.first, NO_SLAB, 0);
                 while id != NO_SLAB {
                     let slab = self.slabs.get(id as usize).and_then(Option::as_deref);
-                    let Some(slab) = slab else { return Err(format!("a bin lists slab {id}, which is not there")) };
+                    let Some(slab) = slab else {
+                        return Err(format!("a bin lists slab {id}, which is not there"));
+                    };
                     let home = slab.lifetime as usize * CLASSES + slab.class as usize;
-                    if home != at || (slab.stream / self.stride) as usize != group || slab.previous != previous || slab.is_full() {
+                    if home != at
+                        || (slab.stream / self.stride) as usize != group
+                        || slab.previous != previous
+                        || slab.is_full()
+                    {
                         return Err(format!("slab {:#x} is on the wrong list", slab.base));
                     }
                     empties += u32::from(slab.used() == 0);

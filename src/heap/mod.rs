@@ -157,7 +157,11 @@ impl Heap {
             .map(|id| {
                 driver.capabilities(id).map_or_else(
                     |_| DeviceFacts::default(),
-                    |device| DeviceFacts { name: device.name, uuid: device.uuid, total_memory: device.total_memory },
+                    |device| DeviceFacts {
+                        name: device.name,
+                        uuid: device.uuid,
+                        total_memory: device.total_memory,
+                    },
                 )
             })
             .collect();
@@ -279,8 +283,10 @@ impl Heap {
     fn malloc_special(&self, device: &Device, request: Request, stream: StreamHandle) -> Result<u64, Error> {
         let shared = &self.shared;
         let special = self.special.load(Ordering::Acquire);
-        let capture =
-            if special & WATCH_CAPTURES != 0 { device.capture_of(shared, stream)? } else { None };
+        if self.hooks() != HOOK_RECORD_STREAM | HOOK_CAPTURES {
+            self.warn_of_missing_hooks();
+        }
+        let capture = if special & WATCH_CAPTURES != 0 { device.capture_of(shared, stream)? } else { None };
         if shared.config.debug.sync && capture.is_none() {
             device.synchronize(shared);
         }
@@ -290,12 +296,29 @@ impl Heap {
             None => device.malloc(shared, request)?,
         };
         if shared.config.debug.poison && capture.is_none() {
-            let result = shared.driver.memset(device.id, address, POISON_FRESH, lane::round(request.size), stream);
+            let result =
+                shared.driver.memset(device.id, address, POISON_FRESH, lane::round(request.size), stream);
             if let Err(error) = result {
                 log::warn!("debug:poison could not fill the block at {address:#x}: {error}");
             }
         }
         Ok(address)
+    }
+
+    #[cold]
+    fn warn_of_missing_hooks(&self) {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        let hooks = self.hooks();
+        let missing = [(HOOK_RECORD_STREAM, "record_stream"), (HOOK_CAPTURES, "CUDA graph captures")];
+        let missing: Vec<&str> =
+            missing.into_iter().filter(|hook| hooks & hook.0 == 0).map(|hook| hook.1).collect();
+        ONCE.call_once(|| {
+            log::warn!(
+                "not wired: {}. Memory stays with its stream, captured memory is not reused, and Tensor.record_stream has \
+                 no effect. Set the hooks and call gruyere_announce_hooks(3) to have all of it.",
+                missing.join(", ")
+            );
+        });
     }
 
     /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
@@ -311,11 +334,15 @@ impl Heap {
         let shared = &self.shared;
         let (device, size) = match shared.table.get(address) {
             Owner::Slab { device, lane, slab } => {
-                let size = self.device(i64::from(device)).ok().and_then(|d| d.free_small(shared, lane, slab, address));
+                let size = self
+                    .device(i64::from(device))
+                    .ok()
+                    .and_then(|d| d.free_small(shared, lane, slab, address));
                 (device, size)
             }
             Owner::Large { device, blocks } => {
-                let size = self.device(i64::from(device)).ok().and_then(|d| d.free_large(shared, address, blocks));
+                let size =
+                    self.device(i64::from(device)).ok().and_then(|d| d.free_large(shared, address, blocks));
                 (device, size)
             }
             Owner::None => self.free_direct(address),
@@ -516,7 +543,8 @@ impl Heap {
     pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
         self.devices().find_map(|device| {
             let central = lock(&device.central);
-            let direct = central.direct_blocks().find(|&(base, bytes)| (base..base + bytes).contains(&address));
+            let direct =
+                central.direct_blocks().find(|&(base, bytes)| (base..base + bytes).contains(&address));
             direct.or_else(|| {
                 let mut regions = central.arenas.regions().map(|(_, region)| (region.address, region.bytes));
                 regions.find(|&(base, bytes)| (base..base + bytes).contains(&address))

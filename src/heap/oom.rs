@@ -114,10 +114,15 @@ impl Report {
             ));
         }
         if self.others().is_some_and(|others| others > self.total / 4) {
-            advice.push("other users hold more than a quarter of the device: look for other processes".to_owned());
+            advice.push(
+                "other users hold more than a quarter of the device: look for other processes".to_owned(),
+            );
         }
         if self.capturing {
-            advice.push("a CUDA graph is being captured, so nothing could be waited for: allocate before the capture".to_owned());
+            advice.push(
+                "a CUDA graph is being captured, so nothing could be waited for: allocate before the capture"
+                    .to_owned(),
+            );
         }
         if self.arena_free.iter().sum::<u64>() > self.asked {
             advice.push(format!(
@@ -127,7 +132,10 @@ impl Report {
             ));
         }
         if advice.is_empty() {
-            advice.push("the device is full of live blocks: a smaller batch, checkpointing or offloading would help".to_owned());
+            advice.push(
+                "the device is full of live blocks: a smaller batch, checkpointing or offloading would help"
+                    .to_owned(),
+            );
         }
         advice
     }
@@ -136,7 +144,13 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.headline())?;
-        write!(f, " Gruyère holds {}: {} live (peak {})", Bytes(self.reserved), Bytes(self.live), Bytes(self.live_peak))?;
+        write!(
+            f,
+            " Gruyère holds {}: {} live (peak {})",
+            Bytes(self.reserved),
+            Bytes(self.live),
+            Bytes(self.live_peak)
+        )?;
         for (bytes, what) in [
             (self.pending, "freed and waiting for other streams"),
             (self.captured, "held by CUDA graphs"),
@@ -184,15 +198,34 @@ mod tests {
     fn the_message_starts_as_torchs_does() {
         let report = Report { asked: 20 << 20, total: 80 << 30, free: Some(1 << 30), ..Report::default() };
         let text = report.to_string();
-        assert!(text.starts_with("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 80.00 GiB"));
+        assert!(text.starts_with(
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 80.00 GiB"
+        ));
     }
 
     #[test]
     fn advice_is_given_only_where_it_applies() {
-        let full = Report { asked: 1 << 30, total: 80 << 30, limit: 80 << 30, reserved: 79 << 30, live: 79 << 30, free: Some(0), ..Report::default() };
+        let full = Report {
+            asked: 1 << 30,
+            total: 80 << 30,
+            limit: 80 << 30,
+            reserved: 79 << 30,
+            live: 79 << 30,
+            free: Some(0),
+            ..Report::default()
+        };
         assert!(full.to_string().contains("full of live blocks") && !full.to_string().contains("ceiling"));
-        let capped = Report { limit: 10 << 30, reserved: 10 << 30, live: 10 << 30, free: Some(70 << 30), ..full.clone() };
-        assert!(capped.to_string().contains("raise `limit`") && !capped.to_string().contains("full of live blocks"));
+        let capped = Report {
+            limit: 10 << 30,
+            reserved: 10 << 30,
+            live: 10 << 30,
+            free: Some(70 << 30),
+            ..full.clone()
+        };
+        assert!(
+            capped.to_string().contains("raise `limit`")
+                && !capped.to_string().contains("full of live blocks")
+        );
         let crowded = Report { reserved: 10 << 30, live: 10 << 30, ..full };
         assert!(crowded.to_string().contains("other processes"));
     }

@@ -119,7 +119,8 @@ impl PageTable {
             return false;
         }
         for leaf in (address >> (PAGE_BITS + LEAF_BITS))..=(last >> (PAGE_BITS + LEAF_BITS)) {
-            self.root[leaf as usize].get_or_init(|| (0..1usize << LEAF_BITS).map(|_| AtomicU64::new(0)).collect());
+            self.root[leaf as usize]
+                .get_or_init(|| (0..1usize << LEAF_BITS).map(|_| AtomicU64::new(0)).collect());
         }
         true
     }

@@ -53,7 +53,8 @@ const fn class(index: usize) -> SizeClass {
         let pages = if top * 8 > PAGE { top * 8 / PAGE } else { 1 };
         let slots_at_top = pages * PAGE / top;
         // With eight slots at the top only the whole numbers 15 to 8 are left; elsewhere the spacing is geometric.
-        let slots = if slots_at_top == 8 { 15 - j as u64 } else { (slots_at_top * SPACING[j] + 32_768) >> 16 };
+        let slots =
+            if slots_at_top == 8 { 15 - j as u64 } else { (slots_at_top * SPACING[j] + 32_768) >> 16 };
         (pages * PAGE / slots / ALIGNMENT * ALIGNMENT, pages)
     };
     let units = slot / ALIGNMENT;

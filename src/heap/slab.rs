@@ -174,13 +174,18 @@ impl Slab {
             return SlotState::Free;
         }
         let flags = self.slots.get(slot as usize).map_or(0, |facts| facts.requested);
-        if flags & PENDING != 0 { SlotState::Pending } else { SlotState::Live { shared: flags & SHARED != 0 } }
+        if flags & PENDING != 0 {
+            SlotState::Pending
+        } else {
+            SlotState::Live { shared: flags & SHARED != 0 }
+        }
     }
 
     /// Facts of a used slot.
     #[inline]
     pub fn facts(&self, slot: u32) -> Freed {
-        let facts = self.slots.get(slot as usize).copied().unwrap_or(Slot { requested: 0, block: BlockSlot::NONE });
+        let facts =
+            self.slots.get(slot as usize).copied().unwrap_or(Slot { requested: 0, block: BlockSlot::NONE });
         Freed { requested: u64::from(facts.requested & REQUESTED), block: facts.block }
     }
 
@@ -213,7 +218,10 @@ impl Slab {
         let slots = self.size_class().slots;
         let free: u32 = self.free.iter().map(|word| word.count_ones()).sum();
         if free + self.used != slots {
-            return Err(format!("slab {:#x}: {free} free and {} used of {slots} slots", self.base, self.used));
+            return Err(format!(
+                "slab {:#x}: {free} free and {} used of {slots} slots",
+                self.base, self.used
+            ));
         }
         for (i, word) in self.free.iter().enumerate() {
             if (*word != 0) != (self.summary >> i & 1 != 0) {
@@ -252,7 +260,13 @@ mod tests {
     fn an_address_that_starts_no_slot_is_refused() {
         let slab = Slab::new(1 << 30, 20, 0, 0, 0);
         let class = slab.size_class();
-        for address in [0, (1 << 30) - 1, (1 << 30) + 1, (1 << 30) + u64::from(class.slot) - 1, slab.base + class.slab_bytes()] {
+        for address in [
+            0,
+            (1 << 30) - 1,
+            (1 << 30) + 1,
+            (1 << 30) + u64::from(class.slot) - 1,
+            slab.base + class.slab_bytes(),
+        ] {
             assert_eq!(slab.slot_at(address), None);
         }
         assert_eq!(slab.slot_at(slab.base + u64::from(class.slot) * u64::from(class.slots)), None);

@@ -144,7 +144,13 @@ impl Heap {
         let mut text = format!("gruyere {} pid {}\n", env!("CARGO_PKG_VERSION"), std::process::id());
         for device in self.devices() {
             let stats = device.stats(&self.shared);
-            let _ = writeln!(text, "\ndevice {} ({}), backing {}", device.id, device.capabilities.name, device.kind.name());
+            let _ = writeln!(
+                text,
+                "\ndevice {} ({}), backing {}",
+                device.id,
+                device.capabilities.name,
+                device.kind.name()
+            );
             let central = lock(&device.central);
             for (name, bytes) in [
                 ("total memory", stats.total_memory),

@@ -314,7 +314,12 @@ impl Streams {
     pub fn wait_for_oldest(&self, driver: &dyn Driver) -> bool {
         let event = {
             let fences = lock(&self.fences);
-            fences.pending.values().filter_map(|queue| queue.front()).min_by_key(|(epoch, _)| *epoch).map(|found| found.1)
+            fences
+                .pending
+                .values()
+                .filter_map(|queue| queue.front())
+                .min_by_key(|(epoch, _)| *epoch)
+                .map(|found| found.1)
         };
         event.is_some_and(|event| driver.event_synchronize(self.device, event).is_ok() && self.poll(driver))
     }

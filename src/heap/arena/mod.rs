@@ -150,8 +150,16 @@ impl Arenas {
     }
 
     /// Adds a region as one free run of `stream`'s (or everybody's).
-    pub fn add_region(&mut self, space: SpaceId, address: u64, bytes: u64, span: (u64, u64), stream: u32) -> RegionId {
-        let region = Region { address, bytes, span, space, slot: SegmentSlot::NONE, first: NO_RUN, in_use: true };
+    pub fn add_region(
+        &mut self,
+        space: SpaceId,
+        address: u64,
+        bytes: u64,
+        span: (u64, u64),
+        stream: u32,
+    ) -> RegionId {
+        let region =
+            Region { address, bytes, span, space, slot: SegmentSlot::NONE, first: NO_RUN, in_use: true };
         let id = match self.unused_regions.pop() {
             Some(id) => {
                 self.regions[id as usize] = region;
@@ -194,7 +202,11 @@ impl Arenas {
 
     /// All regions.
     pub fn regions(&self) -> impl Iterator<Item = (RegionId, &Region)> {
-        self.regions.iter().enumerate().filter(|(_, region)| region.in_use).map(|(id, region)| (id as RegionId, region))
+        self.regions
+            .iter()
+            .enumerate()
+            .filter(|(_, region)| region.in_use)
+            .map(|(id, region)| (id as RegionId, region))
     }
 
     /// The regions of a space that are one free run of everybody's (`any`: of any owner), first ones first.
@@ -236,7 +248,9 @@ impl Arenas {
         let shared = space.owner(EVERYBODY).and_then(|index| index.best_fit(&self.runs, bytes));
         let id = match (own, shared) {
             // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
-            (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => shared,
+            (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => {
+                shared
+            }
             (own, shared) => own.or(shared)?,
         };
         self.take(id, bytes, stream)
@@ -282,7 +296,10 @@ impl Arenas {
     fn take(&mut self, id: RunId, bytes: u64, stream: u32) -> Option<RunId> {
         let Run { address, bytes: whole, stream: owner, epoch, region, next, .. } = self.runs[id as usize];
         debug_assert!(whole >= bytes);
-        if whole - bytes >= ALIGNMENT && self.unused_runs.is_empty() && self.runs.len() >= BLOCK_LIMIT as usize {
+        if whole - bytes >= ALIGNMENT
+            && self.unused_runs.is_empty()
+            && self.runs.len() >= BLOCK_LIMIT as usize
+        {
             return None;
         }
         self.unlist(id);

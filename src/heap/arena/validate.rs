@@ -50,7 +50,10 @@ impl Arenas {
                 }
                 if previous != NO_RUN {
                     let before = &self.runs[previous as usize];
-                    if before.state == RunState::Free && run.state == RunState::Free && before.stream == run.stream {
+                    if before.state == RunState::Free
+                        && run.state == RunState::Free
+                        && before.stream == run.stream
+                    {
                         return Err(format!("free runs {previous} and {run_id} of one owner are not merged"));
                     }
                 }
