@@ -1,7 +1,8 @@
-//! Traces of real PyTorch allocator traffic, exact models of the peers, and the benchmark that replays one through the
-//! others.
+//! Traces of real PyTorch allocator traffic, exact models of the peers, and the engine that replays one through the others.
 
 pub mod allocator;
-pub mod instant;
+pub mod engine;
+pub mod fit;
 pub mod peers;
+pub mod stage;
 pub mod trace;

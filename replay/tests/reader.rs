@@ -89,11 +89,7 @@ fn each_damage_is_named_with_its_line() {
         ("a +1 5 0 0\n", 1, Damage::BadNumber("ID", "+1".into(), u64::MAX)),
         ("a 1 5 64 0\n", 1, Damage::BadNumber("DEVICE", "64".into(), 63)),
         ("a 1 1125899906842625 0 0\n", 1, Damage::BadNumber("SIZE", "1125899906842625".into(), 1 << 50)),
-        (
-            "f 18446744073709551616\n",
-            1,
-            Damage::BadNumber("ID", "18446744073709551616".into(), u64::MAX),
-        ),
+        ("f 18446744073709551616\n", 1, Damage::BadNumber("ID", "18446744073709551616".into(), u64::MAX)),
         ("k 0 4294967296\n", 1, Damage::BadNumber("N", "4294967296".into(), u32::MAX.into())),
         ("a 1 5 0 0\na 1 5 0 0\n", 2, Damage::IdReused(1)),
         ("a 1 5 0 0\nf 1\na 1 5 0 0\n", 3, Damage::IdReused(1)),

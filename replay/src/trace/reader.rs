@@ -84,7 +84,9 @@ impl Reader {
             let damage = match line.strip_suffix(b"\n") {
                 None if line.len() > LONGEST_LINE => Err(Damage::LineTooLong),
                 None => Err(Damage::CutShort),
-                Some(text) => std::str::from_utf8(text).map_err(|_| Damage::NotText).and_then(|t| self.event(t)),
+                Some(text) => {
+                    std::str::from_utf8(text).map_err(|_| Damage::NotText).and_then(|t| self.event(t))
+                }
             };
             damage.map_err(|damage| TraceError::new(self.line, damage))?;
         }
