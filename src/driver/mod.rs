@@ -1,12 +1,13 @@
 //! How device memory comes and goes: one small trait over the CUDA driver.
 //!
 //! The heap asks for memory, order (events, streams) and facts through [`Driver`] and knows nothing else of CUDA. `cuda`
-//! implements it through cudarc; the stand-in GPU implements it in process for the tests and the bench
+//! implements it through cudarc's bindings; the stand-in GPU implements it in process for the tests and the bench
 //! (`gruyere-phantom-driver`).
 //!
 //! Every method may be called from any thread, with any or no CUDA context current, and leaves the caller's current
 //! context as it was. Every method may fail at any time. No method panics.
 
+pub mod cuda;
 pub mod error;
 
 pub use error::{DriverError, ErrorKind, Result};
@@ -119,13 +120,25 @@ pub trait Driver: Send + Sync {
     /// Reads an attribute.
     fn pool_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64>;
     /// Sets an attribute.
-    fn pool_set_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute, value: u64) -> Result<()>;
+    fn pool_set_attribute(
+        &self,
+        device: DeviceId,
+        pool: PoolHandle,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> Result<()>;
     /// Gives physical memory back until `keep` bytes are held, or nothing more is free.
     fn pool_trim(&self, device: DeviceId, pool: PoolHandle, keep: u64) -> Result<()>;
     /// Lets `peer` read and write the pool's memory.
     fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
     /// Allocates `bytes` from `pool`, usable in the order of `stream`.
-    fn pool_alloc(&self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
+    fn pool_alloc(
+        &self,
+        device: DeviceId,
+        pool: PoolHandle,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePtr>;
     /// Frees an address that [`Driver::pool_alloc`] gave, in the order of `stream`.
     fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()>;
 
@@ -153,7 +166,14 @@ pub trait Driver: Send + Sync {
     /// `cuMemFree`: waits for the device.
     fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
     /// Fills `bytes` at `address` with `value` in the order of `stream` (for `debug:poison`).
-    fn memset(&self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> Result<()>;
+    fn memset(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()>;
 
     // Order.
 

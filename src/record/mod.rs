@@ -1,17 +1,42 @@
 //! What is known: block map, gauges, event ring and histograms in one shared mapping.
 //!
-//! This is the contract between the heap (the only writer) and the record. STUB: replaced by the record's author.
+//! The heap writes ([`Record`], [`LaneWriter`], [`DeviceWriter`]); anybody reads ([`Reader`], from this process or another),
+//! without a lock and without a writer ever waiting. [`layout`] is the interface between the two. Nothing depends on the
+//! record but the totals of live bytes: where no shared memory can be had, it goes on in private memory.
 
-#![allow(unused_variables, missing_docs)]
+pub mod block_map;
+pub mod clock;
+pub mod facts;
+pub mod gauges;
+pub mod histogram;
+mod lane;
+pub mod layout;
+pub mod mapping;
+pub mod reader;
+pub mod ring;
+pub mod segments;
+pub mod seqlock;
+mod slots;
+pub mod source;
+pub mod sweep;
+pub mod sync;
+mod writer;
+
+pub use lane::LaneWriter;
+pub use reader::{ReadError, Reader};
+pub use writer::{DeviceWriter, Record};
 
 /// Lanes a device: each is a set of gauges and a block allocator with one writer at a time (the holder of a heap lock).
 pub const LANES: usize = 32;
 /// Lifetime classes: auto, transient, step, persistent.
 pub const LIFETIMES: usize = 4;
+/// Their names, by number.
+pub const LIFETIME_NAMES: [&str; LIFETIMES] = ["auto", "transient", "step", "persistent"];
 
 /// One live block, as the block map tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockEntry {
+    /// Where it begins on the device.
     pub address: u64,
     /// Bytes taken, rounded.
     pub size: u64,
@@ -21,7 +46,9 @@ pub struct BlockEntry {
     pub stream: u32,
     /// The training step of its allocation (`gruyere_mark_step`).
     pub step: u32,
+    /// The device's number.
     pub device: u8,
+    /// Its lifetime class.
     pub lifetime: u8,
     /// 0 for ordinary blocks, else 1 + the index of the capture pool.
     pub capture: u8,
@@ -31,7 +58,9 @@ pub struct BlockEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BlockState {
+    /// No block.
     Free = 0,
+    /// In the program's hands.
     Live = 1,
     /// Freed by the program, waiting for streams.
     Pending = 2,
@@ -50,14 +79,21 @@ pub enum SegmentKind {
 /// A segment, as the segment table tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentEntry {
+    /// What it is.
     pub kind: SegmentKind,
+    /// Where it begins on the device.
     pub address: u64,
+    /// Its bytes.
     pub bytes: u64,
     /// Slot size of a slab, else 0.
     pub slot: u64,
+    /// The process-wide number of the stream.
     pub stream: u32,
+    /// The device's number.
     pub device: u8,
+    /// Its lifetime class.
     pub lifetime: u8,
+    /// 0 for ordinary segments, else 1 + the index of the capture pool.
     pub capture: u8,
 }
 
@@ -65,167 +101,198 @@ pub struct SegmentEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSlot(pub u32);
 impl BlockSlot {
+    /// No place.
     pub const NONE: Self = Self(u32::MAX);
 }
 /// A segment's place in the segment table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSlot(pub u32);
 impl SegmentSlot {
+    /// No place.
     pub const NONE: Self = Self(u32::MAX);
 }
 
-/// Events of the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum EventKind {
-    Malloc = 1,
-    Free = 2,
-    RecordStream = 3,
-    /// Memory taken from the driver.
-    Grow = 4,
-    /// Memory given back to the driver.
-    Release = 5,
-    Trim = 6,
-    /// A wait on the host.
-    Wait = 7,
-    OutOfMemory = 8,
-    Step = 9,
-    CaptureBegin = 10,
-    CaptureEnd = 11,
-    CaptureRelease = 12,
-    BadFree = 13,
-    DriverError = 14,
+/// Defines an enum of numbered things with their names and the way back from the number.
+macro_rules! numbered {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        $vis enum $name { $($(#[$doc])* $variant = $number,)* }
+        impl $name {
+            /// All of them.
+            pub const ALL: &[$name] = &[$($name::$variant,)*];
+            /// The one with this number in the record.
+            pub fn from_number(number: u8) -> Option<$name> {
+                match number { $($number => Some($name::$variant),)* _ => None }
+            }
+            /// Its name in reports.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+        }
+    };
 }
 
-/// Device-wide counters, written under the device's lock (one writer), published under a seqlock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum DeviceGauge {
+numbered! {
+    /// Events of the ring.
+    pub enum EventKind {
+        /// A block was handed out.
+        Malloc = 1 "malloc",
+        /// The program freed a block.
+        Free = 2 "free",
+        /// The program said that a stream uses a block.
+        RecordStream = 3 "record_stream",
+        /// Memory taken from the driver.
+        Grow = 4 "grow",
+        /// Memory given back to the driver.
+        Release = 5 "release",
+        /// A driver pool trimmed.
+        Trim = 6 "trim",
+        /// A wait on the host; its size is nanoseconds.
+        Wait = 7 "wait",
+        /// A request that could not be met.
+        OutOfMemory = 8 "out_of_memory",
+        /// A training step began.
+        Step = 9 "step",
+        /// A capture began.
+        CaptureBegin = 10 "capture_begin",
+        /// A capture ended.
+        CaptureEnd = 11 "capture_end",
+        /// A capture's pool was released.
+        CaptureRelease = 12 "capture_release",
+        /// A free of something that is not a live block.
+        BadFree = 13 "bad_free",
+        /// A driver call failed.
+        DriverError = 14 "driver_error",
+    }
+}
+
+/// Defines [`DeviceGauge`] with the names of its variants.
+macro_rules! gauges {
+    ($($(#[$doc:meta])* $variant:ident $text:literal,)*) => {
+        /// Device-wide counters, written under the device's lock (one writer), published under a seqlock.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum DeviceGauge { $($(#[$doc])* $variant,)* }
+        impl DeviceGauge {
+            /// All of them, in the order of the record.
+            pub const ALL: &[DeviceGauge] = &[$(DeviceGauge::$variant,)*];
+            /// Its name in reports.
+            pub fn name(self) -> &'static str {
+                match self { $(DeviceGauge::$variant => $text,)* }
+            }
+        }
+        /// Number of [`DeviceGauge`]s.
+        pub const DEVICE_GAUGES: usize = DeviceGauge::ALL.len();
+    };
+}
+
+gauges! {
     /// Physical bytes held from the driver.
-    Reserved,
-    ReservedPeak,
-    /// Free bytes of arenas (whole spans included) and the largest satisfiable request in them.
-    ArenaFree,
-    LargestFree,
-    /// Bytes pinned by captures, and bytes waiting for streams.
-    CapturePinned,
-    Pending,
-    /// Bytes of slabs, and of their free slots.
-    SlabBytes,
-    Limit,
-    TotalMemory,
-    DriverCalls,
-    DriverErrors,
-    Grows,
-    Releases,
-    Trims,
-    EventRecords,
-    EventQueries,
-    HostWaits,
-    HostWaitNanoseconds,
-    Retries,
-    OutOfMemories,
-    BadFrees,
-    CapturesBegun,
-    Step,
-    /// Rungs of the reclaim ladder: calls and bytes, six rungs.
-    Rung0Calls, Rung0Bytes, Rung1Calls, Rung1Bytes, Rung2Calls, Rung2Bytes,
-    Rung3Calls, Rung3Bytes, Rung4Calls, Rung4Bytes, Rung5Calls, Rung5Bytes,
+    Reserved "reserved_bytes",
+    /// The highest that was.
+    ReservedPeak "reserved_peak_bytes",
+    /// Free bytes of arenas (whole spans included).
+    ArenaFree "arena_free_bytes",
+    /// The largest request that the arenas' free bytes can satisfy.
+    LargestFree "largest_free_bytes",
+    /// Bytes pinned by captures.
+    CapturePinned "capture_pinned_bytes",
+    /// Bytes waiting for streams.
+    Pending "pending_bytes",
+    /// Bytes of slabs.
+    SlabBytes "slab_bytes",
+    /// The ceiling on reserved bytes.
+    Limit "limit_bytes",
+    /// Physical bytes of the device.
+    TotalMemory "total_memory_bytes",
+    /// Calls of the driver.
+    DriverCalls "driver_calls",
+    /// Those that failed.
+    DriverErrors "driver_errors",
+    /// Times that memory was taken from the driver.
+    Grows "grows",
+    /// Times that memory was given back.
+    Releases "releases",
+    /// Driver pools trimmed.
+    Trims "trims",
+    /// Events recorded.
+    EventRecords "event_records",
+    /// Events queried.
+    EventQueries "event_queries",
+    /// Waits on the host.
+    HostWaits "host_waits",
+    /// Time in them.
+    HostWaitNanoseconds "host_wait_nanoseconds",
+    /// Requests met only after a retry.
+    Retries "retries",
+    /// Requests not met.
+    OutOfMemories "out_of_memories",
+    /// Frees of what is no live block.
+    BadFrees "bad_frees",
+    /// Captures begun.
+    CapturesBegun "captures_begun",
+    /// The training step.
+    Step "step",
+    /// Calls of the reclaim ladder's first rung.
+    Rung0Calls "rung0_calls",
+    /// Bytes it gained.
+    Rung0Bytes "rung0_bytes",
+    /// Calls of the second rung.
+    Rung1Calls "rung1_calls",
+    /// Bytes it gained.
+    Rung1Bytes "rung1_bytes",
+    /// Calls of the third rung.
+    Rung2Calls "rung2_calls",
+    /// Bytes it gained.
+    Rung2Bytes "rung2_bytes",
+    /// Calls of the fourth rung.
+    Rung3Calls "rung3_calls",
+    /// Bytes it gained.
+    Rung3Bytes "rung3_bytes",
+    /// Calls of the fifth rung.
+    Rung4Calls "rung4_calls",
+    /// Bytes it gained.
+    Rung4Bytes "rung4_bytes",
+    /// Calls of the sixth rung.
+    Rung5Calls "rung5_calls",
+    /// Bytes it gained.
+    Rung5Bytes "rung5_bytes",
 }
-/// Number of [`DeviceGauge`]s.
-pub const DEVICE_GAUGES: usize = DeviceGauge::Rung5Bytes as usize + 1;
 
-/// Facts of this process and its devices, written once.
+/// Facts of a device, written once.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceFacts {
+    /// The driver's name of it.
     pub name: String,
+    /// The driver's identity of it.
     pub uuid: [u8; 16],
+    /// Physical bytes.
     pub total_memory: u64,
 }
 
 /// How to make the record.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
-    /// Off: nothing is written anywhere (all calls are no-ops but `lane_totals` and the live peak, which the heap needs).
+    /// Off: nothing is written anywhere (all calls are no-ops but the totals of live bytes and their peak, which the heap
+    /// needs).
     pub enabled: bool,
     /// /dev/shm, or another folder in tests.
     pub directory: std::path::PathBuf,
-    /// Events the ring holds, rounded up to a power of two.
+    /// Events the ring holds, rounded up to a power of two; 32 bytes each, allocated at once.
     pub ring_events: u32,
-    /// Blocks the block map can hold (address space; touched pages only).
+    /// Blocks the block map can hold (address space; 40 bytes a block are touched as needed).
     pub max_blocks: u32,
 }
 
-/// The writer's side of a process's record.
-pub struct Record {}
-
-impl Record {
-    /// Makes the record; never fails: on any trouble it falls back to a memfd, then to private memory, and logs once.
-    pub fn create(options: &RecordOptions, devices: &[DeviceFacts]) -> Record {
-        Record {}
-    }
-    /// The writer of lane `lane` of `device`. The caller holds one lock around all uses of it.
-    pub fn lane(&'static self, device: u32, lane: u32) -> LaneWriter {
-        LaneWriter {}
-    }
-    /// The device-wide gauges' writer (under the device's lock).
-    pub fn device(&'static self, device: u32) -> DeviceWriter {
-        DeviceWriter {}
-    }
-    /// Adds a segment (rare; takes an inner lock).
-    pub fn segment_insert(&self, entry: &SegmentEntry) -> SegmentSlot {
-        SegmentSlot::NONE
-    }
-    pub fn segment_remove(&self, slot: SegmentSlot) {}
-    /// One ring event. `time` is [`clock::now`]'s.
-    #[inline]
-    pub fn event(&self, kind: EventKind, device: u8, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {}
-    /// Live bytes and their peak on `device`, over all lanes (exact).
-    pub fn live(&self, device: u32) -> (u64, u64) {
-        (0, 0)
-    }
-    pub fn reset_peaks(&self, device: u32) {}
-    /// Latency of one call in clock ticks (sampled by the caller).
-    #[inline]
-    pub fn latency(&self, malloc: bool, ticks: u64) {}
-    /// The path of the file in /dev/shm, where there is one.
-    pub fn path(&self) -> Option<&std::path::Path> {
-        None
-    }
-    /// A clean exit: unlinks the file. Called at most once, never in a forked child.
-    pub fn close(&self) {}
-}
-
-/// One lane: block map entries, gauges. Not Sync: its user holds the lane's heap lock.
-pub struct LaneWriter {}
-impl LaneWriter {
-    /// A block became live: map entry, lane gauges (live, requested and counts by lifetime; small/large), device live and
-    /// peak, size histogram.
-    #[inline]
-    pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
-        BlockSlot::NONE
-    }
-    /// The program freed it and it waits for streams: not live any more, but not reusable.
-    #[inline]
-    pub fn block_pending(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8) {}
-    /// The program freed it (`was_pending` false), or its wait is over (true): the entry is free.
-    #[inline]
-    pub fn block_remove(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8, was_pending: bool) {}
-}
-
-/// Writer of the device-wide gauges.
-pub struct DeviceWriter {}
-impl DeviceWriter {
-    /// Publishes a set of gauges under one turn of the seqlock.
-    pub fn set(&mut self, values: &[(DeviceGauge, u64)]) {}
-    /// Adds to a counter.
-    pub fn add(&mut self, gauge: DeviceGauge, n: u64) {}
-}
-
-/// Time for the ring: the cheapest monotonic counter of the machine.
-pub mod clock {
-    #[inline]
-    pub fn now() -> u64 {
-        0
+impl Default for RecordOptions {
+    fn default() -> Self {
+        RecordOptions {
+            enabled: true,
+            directory: "/dev/shm".into(),
+            ring_events: 1 << 16,
+            max_blocks: 1 << 24,
+        }
     }
 }

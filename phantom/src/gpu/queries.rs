@@ -138,6 +138,11 @@ impl Gpu {
         self.lock().backings.pieces(address, bytes).collect()
     }
 
+    /// The whole allocation or mapping that holds `address`.
+    pub fn allocation(&self, address: u64) -> Option<Backing> {
+        self.lock().backings.holding(address).copied()
+    }
+
     /// True where every byte of the range is backed.
     pub fn is_backed(&self, address: u64, bytes: u64) -> bool {
         self.lock().backings.pieces(address, bytes).map(|piece| piece.bytes).sum::<u64>() == bytes

@@ -1,0 +1,105 @@
+//! What the record costs a malloc and a free, in instructions and in time.
+//!
+//! ```text
+//! cargo bench --bench record_cost                    # nanoseconds, one and two threads
+//! valgrind --tool=callgrind --toggle-collect='*hot_malloc*' target/release/deps/record_cost-* instructions
+//! valgrind --tool=callgrind --toggle-collect='*hot_free*'   target/release/deps/record_cost-* instructions
+//! ```
+//! The second form prints instructions collected; divided by the number of operations the program printed, they are the
+//! cost of `block_insert` + `event` (or `block_remove` + `event`), the clock's read and the call itself included.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use gruyere::record::{
+    BlockEntry, BlockSlot, DeviceFacts, EventKind, LaneWriter, Record, RecordOptions, clock,
+};
+
+#[inline(never)]
+fn hot_malloc(record: &'static Record, lane: &mut LaneWriter, entry: &BlockEntry) -> BlockSlot {
+    let slot = lane.block_insert(entry);
+    let time = clock::now();
+    record.event(
+        EventKind::Malloc,
+        entry.device,
+        entry.lifetime,
+        entry.stream,
+        entry.address,
+        entry.size,
+        time,
+    );
+    slot
+}
+
+#[inline(never)]
+fn hot_free(record: &'static Record, lane: &mut LaneWriter, entry: &BlockEntry, slot: BlockSlot) {
+    lane.block_remove(slot, entry.size, entry.requested, entry.lifetime, false);
+    let time = clock::now();
+    record.event(
+        EventKind::Free,
+        entry.device,
+        entry.lifetime,
+        entry.stream,
+        entry.address,
+        entry.size,
+        time,
+    );
+}
+
+/// Mallocs and frees 64 blocks at a time, `rounds` times; how many operations.
+fn work(record: &'static Record, mut lane: LaneWriter, rounds: u64) -> u64 {
+    let mut slots = [BlockSlot::NONE; 64];
+    let mut operations = 0;
+    for round in 0..rounds {
+        let entry = |index: u64| BlockEntry {
+            address: 0x7f00_0000_0000 + index * 0x10_0000,
+            size: 512 * (1 + (round * 7 + index * 131) % 5000),
+            requested: 500 + index,
+            stream: 3,
+            step: round as u32,
+            lifetime: index as u8 % 4,
+            ..BlockEntry::default()
+        };
+        for (index, slot) in slots.iter_mut().enumerate() {
+            *slot = hot_malloc(record, &mut lane, &black_box(entry(index as u64)));
+        }
+        for (index, slot) in slots.iter().enumerate() {
+            hot_free(record, &mut lane, &black_box(entry(index as u64)), *slot);
+        }
+        operations += 2 * slots.len() as u64;
+    }
+    operations
+}
+
+fn record(enabled: bool) -> &'static Record {
+    let options = RecordOptions { enabled, ..RecordOptions::default() };
+    let device = DeviceFacts { name: "bench".to_owned(), uuid: [0; 16], total_memory: 80 << 30 };
+    Box::leak(Box::new(Record::create(&options, &[device])))
+}
+
+fn main() {
+    if std::env::args().any(|argument| argument == "instructions") {
+        let record = record(true);
+        let operations = work(record, record.lane(0, 0), 1000);
+        println!("{} mallocs, {} frees", operations / 2, operations / 2);
+        return record.close();
+    }
+    for enabled in [true, false] {
+        for threads in [1u32, 2] {
+            let record = record(enabled);
+            let begin = Instant::now();
+            let operations: u64 = std::thread::scope(|scope| {
+                let running: Vec<_> = (0..threads)
+                    .map(|lane| scope.spawn(move || work(record, record.lane(0, lane), 50_000)))
+                    .collect();
+                running.into_iter().map(|thread| thread.join().expect("a worker")).sum()
+            });
+            let each = begin.elapsed().as_nanos() as f64 / operations as f64;
+            println!(
+                "record {}, {threads} thread(s): {each:.1} ns an operation",
+                if enabled { "on" } else { "off" }
+            );
+            record.close();
+        }
+    }
+}

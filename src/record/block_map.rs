@@ -1,0 +1,120 @@
+//! The slot of the block map: what is known of one block, and the protocol that lets others read it.
+
+use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, pause};
+use super::{BlockEntry, BlockState, layout::Shared};
+
+/// One slot, 40 bytes.
+///
+/// The writer is the holder of the lane whose free list (or live block) the slot belongs to; slots pass between lanes
+/// only under the map's mutex.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct BlockCell {
+    /// Life count in the high 30 bits, state in the low two. It only grows, so that a reader that sees it unchanged knows
+    /// that no other life of the slot came between:
+    ///
+    /// ```text
+    /// state (low bits)   who changes it              to
+    /// 0 free             insert, after the words     1 live      (+1)
+    /// 1 live             pending                     2 pending   (+1)
+    /// 1 live             remove                      0 free, next life (+3)
+    /// 2 pending          remove                      0 free, next life (+2)
+    /// ```
+    /// The words below are written only while the state is free. The count repeats after 2^30 lives of one slot, which a
+    /// reader would have to sleep through exactly, inside one entry.
+    state: AtomicU32,
+    device: AtomicU8,
+    lifetime: AtomicU8,
+    capture: AtomicU8,
+    _room: AtomicU8,
+    address: AtomicU64,
+    size: AtomicU64,
+    requested: AtomicU64,
+    stream: AtomicU32,
+    step: AtomicU32,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<BlockCell>() == 40 && align_of::<BlockCell>() == 8);
+
+// SAFETY: repr(C), nothing but atomics and unread room; every bit pattern is a value.
+unsafe impl Shared for BlockCell {}
+
+/// What a reader found in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotRead<T> {
+    /// No block.
+    Free,
+    /// A block, read whole.
+    Taken(T, BlockState),
+    /// It changed each time we looked.
+    Torn,
+}
+
+impl BlockCell {
+    #[inline(always)]
+    fn advance(&self, by: u32) {
+        // Release: a reader that sees the new state sees the words written before. Only the holder of the slot comes here, so
+        // a plain read and a plain write do (one `add` on x86-64).
+        self.state.store(self.state.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
+    }
+
+    /// A free slot becomes a live block; 10 instructions.
+    #[inline(always)]
+    pub fn insert(&self, entry: &BlockEntry) {
+        // Orders the free state (the last remove) before the words, for a reader that sees any of them.
+        fence(Ordering::Release);
+        self.address.store(entry.address, Ordering::Relaxed);
+        self.size.store(entry.size, Ordering::Relaxed);
+        self.requested.store(entry.requested, Ordering::Relaxed);
+        self.stream.store(entry.stream, Ordering::Relaxed);
+        self.step.store(entry.step, Ordering::Relaxed);
+        self.device.store(entry.device, Ordering::Relaxed);
+        self.lifetime.store(entry.lifetime, Ordering::Relaxed);
+        self.capture.store(entry.capture, Ordering::Relaxed);
+        self.advance(1);
+    }
+
+    /// A live block waits for streams.
+    #[inline(always)]
+    pub fn pending(&self) {
+        self.advance(1);
+    }
+
+    /// A live (`was_pending` false) or a pending block ends.
+    #[inline(always)]
+    pub fn remove(&self, was_pending: bool) {
+        self.advance(if was_pending { 2 } else { 3 });
+    }
+
+    /// The block in this slot, read whole or not at all.
+    pub fn read(&self, attempts: u32) -> SlotRead<BlockEntry> {
+        for _ in 0..attempts {
+            let before = self.state.load(Ordering::Acquire);
+            let state = match before & 3 {
+                1 => BlockState::Live,
+                2 => BlockState::Pending,
+                0 => return SlotRead::Free,
+                // No writer of ours makes it: a damaged file.
+                _ => return SlotRead::Torn,
+            };
+            let entry = BlockEntry {
+                address: self.address.load(Ordering::Relaxed),
+                size: self.size.load(Ordering::Relaxed),
+                requested: self.requested.load(Ordering::Relaxed),
+                stream: self.stream.load(Ordering::Relaxed),
+                step: self.step.load(Ordering::Relaxed),
+                device: self.device.load(Ordering::Relaxed),
+                lifetime: self.lifetime.load(Ordering::Relaxed),
+                capture: self.capture.load(Ordering::Relaxed),
+            };
+            // Orders the words' loads before the second look at the state.
+            fence(Ordering::Acquire);
+            if self.state.load(Ordering::Relaxed) == before {
+                return SlotRead::Taken(entry, state);
+            }
+            pause();
+        }
+        SlotRead::Torn
+    }
+}

@@ -1,0 +1,326 @@
+//! Gauges: counters of a lane, totals and gauges of a device.
+
+use super::layout::Shared;
+use super::seqlock::Sequence;
+use super::sync::{AtomicU64, Ordering, bump};
+use super::{DEVICE_GAUGES, DeviceGauge, LIFETIMES};
+
+/// torch calls a block up to this size small.
+pub const SMALL_LIMIT: u64 = 1 << 20;
+
+/// Blocks of one lifetime and one pool (small or large) in one lane: counters that only grow, on one cache line with their
+/// sequence. What is live is what came less what went. One line, so that a reader gets it whole in one transfer and a busy
+/// writer seldom makes it retry.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct BlockGauges {
+    sequence: Sequence,
+    mallocs: AtomicU64,
+    malloc_bytes: AtomicU64,
+    malloc_requested: AtomicU64,
+    frees: AtomicU64,
+    free_bytes: AtomicU64,
+    free_requested: AtomicU64,
+    _room: AtomicU64,
+}
+
+/// Blocks that the program freed and that wait for streams; as [`BlockGauges`].
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct PendingGauges {
+    sequence: Sequence,
+    begun: AtomicU64,
+    begun_bytes: AtomicU64,
+    ended: AtomicU64,
+    ended_bytes: AtomicU64,
+    _room: [AtomicU64; 3],
+}
+
+/// One lane's gauges, 1 KiB: by pool (small, large), then lifetime. The writer is the holder of the lane's heap lock.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Lane {
+    blocks: [BlockGauges; 2 * LIFETIMES],
+    pending: [PendingGauges; 2 * LIFETIMES],
+}
+
+/// Live bytes of a device, over all lanes; every writer's line.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct DeviceTotals {
+    /// Sum of live blocks, each rounded. Fetch-add and fetch-sub by any lane.
+    live: AtomicU64,
+    /// The highest value `live` ever had. Raised by whoever brought `live` above it; lowered by a reset only.
+    peak: AtomicU64,
+    /// For peaks by pool.
+    _room: [AtomicU64; 6],
+}
+
+/// A device's part of the record, 2 KiB: facts, totals, gauges.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct DeviceArea {
+    /// Bytes of the name.
+    name_bytes: AtomicU64,
+    name: [AtomicU64; 32],
+    uuid: [AtomicU64; 2],
+    total_memory: AtomicU64,
+    /// See [`DeviceTotals`].
+    pub totals: DeviceTotals,
+    sequence: Sequence,
+    gauges: [AtomicU64; 63],
+    _room: [AtomicU64; 16],
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<BlockGauges>() == 64 && size_of::<PendingGauges>() == 64);
+    assert!(size_of::<Lane>() == 1024);
+    assert!(size_of::<DeviceTotals>() == 64);
+    assert!(std::mem::offset_of!(DeviceArea, totals) == 320);
+    assert!(size_of::<DeviceArea>() == 1024);
+    assert!(DEVICE_GAUGES <= 63);
+};
+
+// SAFETY: repr(C), atomics throughout.
+unsafe impl Shared for Lane {}
+// SAFETY: as above.
+unsafe impl Shared for DeviceArea {}
+
+/// Counters of one [`BlockGauges`] and its [`PendingGauges`], or of a sum of them. Only growing; `saturating_sub` because
+/// different lanes are read at different moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockCounts {
+    /// Blocks ever handed out.
+    pub mallocs: u64,
+    /// Their bytes, rounded.
+    pub malloc_bytes: u64,
+    /// Their bytes as asked for.
+    pub malloc_requested: u64,
+    /// Blocks freed by the program.
+    pub frees: u64,
+    /// Their bytes, rounded.
+    pub free_bytes: u64,
+    /// Their bytes as asked for.
+    pub free_requested: u64,
+    /// Freed blocks that had to wait for streams, ever.
+    pub pending_begun: u64,
+    /// Their bytes.
+    pub pending_begun_bytes: u64,
+    /// Those whose wait is over.
+    pub pending_ended: u64,
+    /// Their bytes.
+    pub pending_ended_bytes: u64,
+}
+
+impl BlockCounts {
+    /// Blocks live.
+    pub fn live_blocks(&self) -> u64 {
+        self.mallocs.wrapping_sub(self.frees)
+    }
+    /// Bytes live, rounded.
+    pub fn live_bytes(&self) -> u64 {
+        self.malloc_bytes.wrapping_sub(self.free_bytes)
+    }
+    /// Bytes live as asked for.
+    pub fn live_requested(&self) -> u64 {
+        self.malloc_requested.wrapping_sub(self.free_requested)
+    }
+    /// Freed blocks waiting for streams.
+    pub fn pending_blocks(&self) -> u64 {
+        self.pending_begun.wrapping_sub(self.pending_ended)
+    }
+    /// Their bytes.
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending_begun_bytes.wrapping_sub(self.pending_ended_bytes)
+    }
+    fn words(&mut self) -> [&mut u64; 10] {
+        [
+            &mut self.mallocs,
+            &mut self.malloc_bytes,
+            &mut self.malloc_requested,
+            &mut self.frees,
+            &mut self.free_bytes,
+            &mut self.free_requested,
+            &mut self.pending_begun,
+            &mut self.pending_begun_bytes,
+            &mut self.pending_ended,
+            &mut self.pending_ended_bytes,
+        ]
+    }
+    /// Adds another's counters to these.
+    pub fn add(&mut self, mut other: BlockCounts) {
+        for (mine, theirs) in self.words().into_iter().zip(other.words()) {
+            *mine = mine.wrapping_add(*theirs);
+        }
+    }
+}
+
+#[inline(always)]
+fn cell(size: u64, lifetime: u8) -> usize {
+    usize::from(size > SMALL_LIMIT) * LIFETIMES + usize::from(lifetime) % LIFETIMES
+}
+
+impl Lane {
+    /// A block became live.
+    #[inline(always)]
+    pub fn malloc(&self, size: u64, requested: u64, lifetime: u8) {
+        let gauges = &self.blocks[cell(size, lifetime)];
+        gauges.sequence.write(|| {
+            bump(&gauges.mallocs, 1);
+            bump(&gauges.malloc_bytes, size);
+            bump(&gauges.malloc_requested, requested);
+        });
+    }
+
+    /// The program freed a block.
+    #[inline(always)]
+    pub fn free(&self, size: u64, requested: u64, lifetime: u8) {
+        let gauges = &self.blocks[cell(size, lifetime)];
+        gauges.sequence.write(|| {
+            bump(&gauges.frees, 1);
+            bump(&gauges.free_bytes, size);
+            bump(&gauges.free_requested, requested);
+        });
+    }
+
+    /// A freed block begins to wait.
+    pub fn pending(&self, size: u64, lifetime: u8) {
+        let gauges = &self.pending[cell(size, lifetime)];
+        gauges.sequence.write(|| {
+            bump(&gauges.begun, 1);
+            bump(&gauges.begun_bytes, size);
+        });
+    }
+
+    /// Its wait is over.
+    pub fn pending_over(&self, size: u64, lifetime: u8) {
+        let gauges = &self.pending[cell(size, lifetime)];
+        gauges.sequence.write(|| {
+            bump(&gauges.ended, 1);
+            bump(&gauges.ended_bytes, size);
+        });
+    }
+
+    /// The counters of `pool` (0 small, 1 large) and `lifetime`; `None` when torn.
+    pub fn read(&self, pool: usize, lifetime: usize, attempts: u32) -> Option<BlockCounts> {
+        let cell = (pool % 2) * LIFETIMES + lifetime % LIFETIMES;
+        let (blocks, pending) = (&self.blocks[cell], &self.pending[cell]);
+        let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let counts = blocks.sequence.read(attempts, || BlockCounts {
+            mallocs: get(&blocks.mallocs),
+            malloc_bytes: get(&blocks.malloc_bytes),
+            malloc_requested: get(&blocks.malloc_requested),
+            frees: get(&blocks.frees),
+            free_bytes: get(&blocks.free_bytes),
+            free_requested: get(&blocks.free_requested),
+            ..BlockCounts::default()
+        })?;
+        pending.sequence.read(attempts, || BlockCounts {
+            pending_begun: get(&pending.begun),
+            pending_begun_bytes: get(&pending.begun_bytes),
+            pending_ended: get(&pending.ended),
+            pending_ended_bytes: get(&pending.ended_bytes),
+            ..counts
+        })
+    }
+}
+
+impl DeviceTotals {
+    /// Adds to what is live, and raises the peak.
+    #[inline(always)]
+    pub fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(bytes, Ordering::Relaxed).wrapping_add(bytes);
+        if live > self.peak.load(Ordering::Relaxed) {
+            self.raise(live);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn raise(&self, live: u64) {
+        self.peak.fetch_max(live, Ordering::Relaxed);
+    }
+
+    /// Takes from what is live.
+    #[inline(always)]
+    pub fn sub(&self, bytes: u64) {
+        self.live.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Live bytes and their peak.
+    pub fn read(&self) -> (u64, u64) {
+        let live = self.live.load(Ordering::Relaxed);
+        (live, self.peak.load(Ordering::Relaxed).max(live))
+    }
+
+    /// The peak begins again at what is live now.
+    pub fn reset_peak(&self) {
+        self.peak.store(self.live.load(Ordering::Relaxed), Ordering::SeqCst);
+        // A block that came between the load and the store has its peak overwritten: take its part.
+        self.peak.fetch_max(self.live.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+/// Facts of a device, as a reader gets them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceFactsRead {
+    /// The driver's name of it.
+    pub name: String,
+    /// The driver's identity of it.
+    pub uuid: [u8; 16],
+    /// Physical bytes.
+    pub total_memory: u64,
+}
+
+impl DeviceArea {
+    /// Writes the facts, before the record is published.
+    pub fn write_facts(&self, facts: &super::DeviceFacts) {
+        super::facts::store_text(&self.name_bytes, &self.name, &facts.name);
+        let (low, high) = facts.uuid.split_at(8);
+        for (word, bytes) in self.uuid.iter().zip([low, high]) {
+            word.store(
+                bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)),
+                Ordering::Relaxed,
+            );
+        }
+        self.total_memory.store(facts.total_memory, Ordering::Relaxed);
+    }
+
+    /// Reads the facts.
+    pub fn read_facts(&self) -> DeviceFactsRead {
+        let mut uuid = [0; 16];
+        for (bytes, word) in uuid.chunks_mut(8).zip(&self.uuid) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        DeviceFactsRead {
+            name: super::facts::load_text(&self.name_bytes, &self.name),
+            uuid,
+            total_memory: self.total_memory.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sets gauges, which appear together.
+    pub fn set(&self, values: &[(DeviceGauge, u64)]) {
+        self.sequence.write(|| {
+            for &(gauge, value) in values {
+                self.gauges[gauge as usize].store(value, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Adds to a gauge.
+    pub fn add(&self, gauge: DeviceGauge, n: u64) {
+        self.sequence.write(|| bump(&self.gauges[gauge as usize], n));
+    }
+
+    /// All gauges at one moment; `None` when torn.
+    pub fn read(&self, attempts: u32) -> Option<[u64; DEVICE_GAUGES]> {
+        self.sequence.read(attempts, || std::array::from_fn(|i| self.gauges[i].load(Ordering::Relaxed)))
+    }
+
+    /// All gauges without the promise that they are of one moment: for a torn record's last words.
+    pub fn read_torn(&self) -> [u64; DEVICE_GAUGES] {
+        std::array::from_fn(|i| self.gauges[i].load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,260 @@
+//! The layout of a record: an interface between processes, versioned, all widths fixed, little-endian.
+//!
+//! A header of one page, then sections, each page-aligned; the header says where each lies and how large its entries are.
+//! Everything is atomics of fixed width, so a reader never needs a reference to anything that a writer may change under it.
+
+use super::block_map::BlockCell;
+use super::clock::ClockFacts;
+use super::facts::ProcessFacts;
+use super::gauges::{DeviceArea, Lane};
+use super::histogram::Buckets;
+use super::ring::{RingCell, RingHead};
+use super::segments::SegmentCell;
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+use super::{LANES, RecordOptions};
+
+/// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not ready.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
+/// Version of the layout. A reader takes its own only.
+pub const VERSION: u32 = 1;
+/// Sections begin at multiples of this, and the header is one of it.
+pub const PAGE: u64 = 4096;
+
+/// Types that may lie in the mapping.
+///
+/// # Safety
+/// `repr(C)` or `repr(transparent)`, atomics of fixed width throughout, any bit pattern a value.
+pub unsafe trait Shared {}
+
+/// The sections, by their number in the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Section {
+    /// One [`ProcessFacts`].
+    Process,
+    /// A [`DeviceArea`] a device.
+    Devices,
+    /// [`LANES`] [`Lane`]s a device.
+    Lanes,
+    /// Two [`Buckets`] a lane: sizes of mallocs, sizes of frees.
+    Sizes,
+    /// Two [`Buckets`]: latency of mallocs, latency of frees.
+    Latency,
+    /// One [`RingHead`].
+    RingHead,
+    /// The [`RingCell`]s, a power of two.
+    Ring,
+    /// [`SegmentCell`]s.
+    Segments,
+    /// [`BlockCell`]s.
+    Blocks,
+}
+
+/// Number of sections.
+pub const SECTIONS: usize = Section::Blocks as usize + 1;
+/// Sections before this one are allocated whole at the start; it and the next grow.
+const FIRST_GROWING: usize = Section::Segments as usize;
+const NAMES: [&str; SECTIONS] = [
+    "process facts",
+    "devices",
+    "lanes",
+    "size histograms",
+    "latency histograms",
+    "ring head",
+    "ring",
+    "segments",
+    "blocks",
+];
+
+impl Section {
+    /// For messages.
+    pub fn name(self) -> &'static str {
+        NAMES[self as usize]
+    }
+}
+
+/// Where a section lies.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct SectionEntry {
+    /// From the start of the file, in bytes.
+    pub offset: AtomicU64,
+    /// Bytes an entry.
+    pub entry_bytes: AtomicU64,
+    /// Number of entries.
+    pub entries: AtomicU64,
+    _room: AtomicU64,
+}
+
+/// What went wrong with the record itself, and how far its growing sections reach.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Health {
+    /// Slots of the block map that may hold a block: those before it are allocated. Only grows, under the map's mutex.
+    pub blocks_reach: AtomicU64,
+    /// The same of the segment table.
+    pub segments_reach: AtomicU64,
+    /// Blocks not in the map: it was full, or the memory for it was.
+    pub blocks_unrecorded: AtomicU64,
+    /// Segments not in the table.
+    pub segments_unrecorded: AtomicU64,
+    /// Times that the file system had no room for a growing section.
+    pub no_room: AtomicU64,
+    /// Bits of [`Degraded`].
+    pub degraded: AtomicU64,
+    /// 1: the process made a clean exit.
+    pub closed: AtomicU64,
+    _room: AtomicU64,
+}
+
+/// Bits of [`Health::degraded`]: what was given up when the record was made.
+pub struct Degraded;
+impl Degraded {
+    /// The ring is smaller than asked for.
+    pub const SMALL_RING: u64 = 1;
+    /// The block map is smaller than asked for.
+    pub const SMALL_MAP: u64 = 2;
+    /// No file in /dev/shm: a memfd, to be found through /proc.
+    pub const MEMFD: u64 = 4;
+    /// Private memory: nobody outside can read it.
+    pub const PRIVATE: u64 = 8;
+    /// The file system knows no locks: liveness can't be told.
+    pub const NO_LOCK: u64 = 16;
+}
+
+/// The header: the first page.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Header {
+    /// ```text
+    /// 0       being made                 its process: MAGIC, when all else is written and the lock is held
+    /// MAGIC   ready                      nobody
+    /// ```
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// Bytes of this header: [`PAGE`].
+    pub header_bytes: AtomicU32,
+    /// Bytes of the file.
+    pub total_bytes: AtomicU64,
+    /// How liveness is shown: 0 not at all, 1 an open-file-description lock, 2 flock.
+    pub lock_kind: AtomicU32,
+    /// [`SECTIONS`].
+    pub section_count: AtomicU32,
+    _room: [AtomicU64; 4],
+    /// Room for more sections, so that their number may grow within a version.
+    pub sections: [SectionEntry; 16],
+    /// See [`Health`].
+    pub health: Health,
+    /// See [`ClockFacts`].
+    pub clock: ClockFacts,
+}
+
+// SAFETY: repr(C), atomics throughout.
+unsafe impl Shared for Header {}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<SectionEntry>() == 32);
+    assert!(size_of::<Health>() == 64);
+    assert!(std::mem::offset_of!(Header, sections) == 64);
+    assert!(std::mem::offset_of!(Header, health) == 576);
+    assert!(std::mem::offset_of!(Header, clock) == 640);
+    assert!(size_of::<Header>() as u64 <= PAGE);
+};
+
+/// Slots of a growing section that are allocated together: five pages of the block map.
+pub const CHUNK: u64 = 512;
+/// Segments a record can hold.
+const MAX_SEGMENTS: u64 = 1 << 20;
+/// The smallest ring.
+pub const MIN_RING: u32 = 256;
+
+/// Sizes and places of the sections, as the writer chooses them.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Offset, entry bytes, entries, by section.
+    pub sections: [(u64, u64, u64); SECTIONS],
+    /// Bytes to allocate at the start.
+    pub fixed_bytes: u64,
+    /// Bytes of the file.
+    pub total_bytes: u64,
+}
+
+impl Plan {
+    /// The plan for `options` and so many devices.
+    pub fn new(options: &RecordOptions, devices: usize) -> Plan {
+        let devices = devices.min(256) as u64;
+        let lanes = devices * LANES as u64;
+        let ring = u64::from(options.ring_events.clamp(2, 1 << 26)).next_power_of_two();
+        // Indices are u32, the last of them is NONE.
+        let blocks = u64::from(options.max_blocks).min(1 << 31).next_multiple_of(CHUNK);
+        let segments = if options.max_blocks == 0 { 0 } else { MAX_SEGMENTS };
+        let entries: [(usize, u64); SECTIONS] = [
+            (size_of::<ProcessFacts>(), 1),
+            (size_of::<DeviceArea>(), devices),
+            (size_of::<Lane>(), lanes),
+            (size_of::<Buckets>(), lanes * 2),
+            (size_of::<Buckets>(), 2),
+            (size_of::<RingHead>(), 1),
+            (size_of::<RingCell>(), ring),
+            (size_of::<SegmentCell>(), segments),
+            (size_of::<BlockCell>(), blocks),
+        ];
+        let mut offset = PAGE.max((size_of::<Header>() as u64).next_multiple_of(PAGE));
+        let mut plan = Plan { sections: [(0, 0, 0); SECTIONS], fixed_bytes: 0, total_bytes: 0 };
+        for (number, (bytes, count)) in entries.into_iter().enumerate() {
+            if number == FIRST_GROWING {
+                plan.fixed_bytes = offset;
+            }
+            plan.sections[number] = (offset, bytes as u64, count);
+            offset = (offset + bytes as u64 * count).next_multiple_of(PAGE);
+        }
+        plan.total_bytes = offset;
+        plan
+    }
+
+    /// Where `section` begins.
+    pub fn offset(&self, section: Section) -> u64 {
+        self.sections[section as usize].0
+    }
+
+    /// How many entries `section` has.
+    pub fn entries(&self, section: Section) -> u64 {
+        self.sections[section as usize].2
+    }
+
+    /// Writes all of the header but the magic.
+    pub fn write(&self, header: &Header) {
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.header_bytes.store(PAGE as u32, Ordering::Relaxed);
+        header.total_bytes.store(self.total_bytes, Ordering::Relaxed);
+        header.section_count.store(SECTIONS as u32, Ordering::Relaxed);
+        for (entry, &(offset, bytes, count)) in header.sections.iter().zip(&self.sections) {
+            entry.offset.store(offset, Ordering::Relaxed);
+            entry.entry_bytes.store(bytes, Ordering::Relaxed);
+            entry.entries.store(count, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_follow_each_other_on_page_boundaries_without_overlap() {
+        let options = RecordOptions { ring_events: 1000, max_blocks: 1_000_000, ..RecordOptions::default() };
+        let plan = Plan::new(&options, 3);
+        let mut end = PAGE;
+        for (offset, bytes, count) in plan.sections {
+            assert_eq!(offset % PAGE, 0);
+            assert_eq!(offset, end);
+            end = (offset + bytes * count).next_multiple_of(PAGE);
+        }
+        assert_eq!(plan.total_bytes, end);
+        assert_eq!(plan.fixed_bytes, plan.offset(Section::Segments));
+        assert_eq!(plan.entries(Section::Ring), 1024);
+        assert!(plan.entries(Section::Blocks) >= 1_000_000);
+    }
+}

@@ -1,0 +1,374 @@
+//! The memory of a record: a file in /dev/shm where that works, else a memfd, else private memory.
+//!
+//! A full tmpfs raises SIGBUS in whoever touches a page that was promised but not allocated; so every page is allocated
+//! (`fallocate`) before it is touched. Liveness is a lock on the open file, which the kernel drops when the process ends
+//! however it ends; a forked child gives its copy up at once.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+
+/// What all file names of records begin with.
+pub const FILE_PREFIX: &str = "gruyere-";
+/// What all file names of records end with.
+pub const FILE_SUFFIX: &str = ".record";
+
+/// Where the memory is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// A file that others find.
+    File(PathBuf),
+    /// A file without a name; others find it through /proc/PID/fd.
+    Memfd,
+    /// Nobody else's business.
+    Private,
+}
+
+/// How liveness is shown ([`super::layout::Header::lock_kind`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum LockKind {
+    /// It is not: the file system has no locks.
+    None = 0,
+    /// `F_OFD_SETLK` over the whole file; readers ask with `F_OFD_GETLK`, which takes nothing.
+    OpenFile = 1,
+    /// `flock(LOCK_EX)`; readers try `LOCK_SH`.
+    Flock = 2,
+}
+
+/// A writer's memory.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+    fd: RawFd,
+    backing: Backing,
+    lock: LockKind,
+    /// The process that made it: a forked child must neither unlink nor close.
+    creator: u32,
+    /// Bytes that may still be allocated; tests lower it to play a full file system.
+    room: AtomicU64,
+}
+
+// SAFETY: plain memory and a descriptor; what is in the memory is atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the methods only read the fields.
+unsafe impl Sync for Mapping {}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Refuses sizes past RLIMIT_FSIZE: exceeding it would raise SIGXFSZ in the training run.
+fn within_file_limit(length: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) })?;
+    if limit.rlim_cur != libc::RLIM_INFINITY && length > limit.rlim_cur {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    Ok(())
+}
+
+/// Allocates the file's bytes from `offset` on, so that touching them can't fail.
+fn allocate(fd: RawFd, offset: u64, length: u64) -> io::Result<()> {
+    // A signal may interrupt it each time (profilers send thousands a second).
+    for _ in 0..100 {
+        // SAFETY: plain call on a descriptor.
+        let result = unsafe { libc::fallocate(fd, 0, offset as libc::off_t, length as libc::off_t) };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return write_zeros(fd, offset, length),
+            _ => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EINTR))
+}
+
+/// `fallocate` for file systems without it. The bytes are fresh: nobody has written there yet.
+fn write_zeros(fd: RawFd, mut offset: u64, mut length: u64) -> io::Result<()> {
+    let zeros = [0u8; 4096];
+    while length > 0 {
+        let bytes = length.min(zeros.len() as u64) as usize;
+        // SAFETY: `zeros` is readable for `bytes`.
+        let written = unsafe { libc::pwrite(fd, zeros.as_ptr().cast(), bytes, offset as libc::off_t) };
+        if written < 0 {
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() == Some(libc::EINTR) {
+                continue;
+            }
+            return Err(error);
+        }
+        offset += written as u64;
+        length -= written as u64;
+    }
+    Ok(())
+}
+
+fn map(fd: RawFd, length: usize) -> io::Result<NonNull<u8>> {
+    let flags =
+        if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS } else { libc::MAP_SHARED } | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+    let base =
+        unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+/// The whole file, for an open-file-description lock.
+fn whole_file(kind: libc::c_int) -> libc::flock {
+    // SAFETY: a plain C struct of integers, for which zeros are a value (l_pid must be 0 for these locks).
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock
+}
+
+fn lock(fd: RawFd) -> LockKind {
+    let mut whole = whole_file(libc::F_WRLCK);
+    // SAFETY: `whole` is a valid lock description.
+    if unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &mut whole) } == 0 {
+        return LockKind::OpenFile;
+    }
+    // SAFETY: plain call on a descriptor.
+    if unsafe { libc::flock(fd, libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return LockKind::Flock;
+    }
+    LockKind::None
+}
+
+/// Whether somebody holds the lock of the record open on `fd`; `None` where it can't be told.
+pub fn is_locked(fd: RawFd, kind: u32) -> Option<bool> {
+    if kind == LockKind::OpenFile as u32 {
+        let mut whole = whole_file(libc::F_RDLCK);
+        // SAFETY: `whole` is a valid place for the answer. Asking takes no lock, so it can't disturb the writer.
+        if unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &mut whole) } == 0 {
+            return Some(whole.l_type != libc::F_UNLCK as libc::c_short);
+        }
+    } else if kind == LockKind::Flock as u32 {
+        // SAFETY: plain calls on a descriptor.
+        unsafe {
+            if libc::flock(fd, libc::LOCK_SH | libc::LOCK_NB) == 0 {
+                libc::flock(fd, libc::LOCK_UN);
+                return Some(false);
+            }
+        }
+        return (io::Error::last_os_error().raw_os_error() == Some(libc::EWOULDBLOCK)).then_some(true);
+    }
+    None
+}
+
+/// The name of this process's record; `number` tells several in one process apart.
+pub fn file_name(pid_namespace: u64, pid: u64, start_time: u64, number: u32) -> String {
+    format!("{FILE_PREFIX}{pid_namespace}-{pid}-{start_time}-{number}{FILE_SUFFIX}")
+}
+
+impl Mapping {
+    /// A new file in `directory` of `length` bytes, of which the first `fixed` are allocated, locked by this process.
+    pub fn file(directory: &Path, length: u64, fixed: u64) -> io::Result<Mapping> {
+        within_file_limit(length)?;
+        let (namespace, pid) = (super::facts::pid_namespace(), u64::from(std::process::id()));
+        let start = super::facts::start_time();
+        for number in 0..1024 {
+            let path = directory.join(file_name(namespace, pid, start, number));
+            let name = CString::new(path.as_os_str().as_bytes())?;
+            let flags = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_RDWR | libc::O_CLOEXEC;
+            // SAFETY: `name` is a C string. O_EXCL refuses whatever is there already, links to nowhere included.
+            match check(unsafe { libc::open(name.as_ptr(), flags, 0o600) }) {
+                Ok(fd) => {
+                    let lock = lock(fd);
+                    return Mapping::over(fd, length, fixed, Backing::File(path.clone()), lock).inspect_err(
+                        |_| {
+                            // SAFETY: a C string; the name is one that we made a moment ago.
+                            unsafe { libc::unlink(name.as_ptr()) };
+                        },
+                    );
+                }
+                // Another record of this process, or something planted there: the next name.
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EEXIST))
+    }
+
+    /// As [`Mapping::file`], but without a name.
+    pub fn memfd(length: u64, fixed: u64) -> io::Result<Mapping> {
+        within_file_limit(length)?;
+        // SAFETY: a C string.
+        let fd = check(unsafe { libc::memfd_create(c"gruyere".as_ptr(), libc::MFD_CLOEXEC) })?;
+        let lock = lock(fd);
+        Mapping::over(fd, length, fixed, Backing::Memfd, lock)
+    }
+
+    fn over(fd: RawFd, length: u64, fixed: u64, backing: Backing, lock: LockKind) -> io::Result<Mapping> {
+        // SAFETY: plain call on a descriptor; sparse, so it takes no memory.
+        let base = check(unsafe { libc::ftruncate(fd, length as libc::off_t) })
+            .and_then(|_| allocate(fd, 0, fixed))
+            .and_then(|()| map(fd, length as usize));
+        match base {
+            Ok(base) => {
+                let length = length as usize;
+                forked::register(fd, base, length);
+                let creator = std::process::id();
+                Ok(Mapping { base, length, fd, backing, lock, creator, room: AtomicU64::new(u64::MAX) })
+            }
+            Err(error) => {
+                // SAFETY: ours, and nobody else knows it.
+                unsafe { libc::close(fd) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Private zeroed memory of `length` bytes, touched pages only.
+    pub fn private(length: u64) -> io::Result<Mapping> {
+        let base = map(-1, length as usize)?;
+        Ok(Mapping {
+            base,
+            length: length as usize,
+            fd: -1,
+            backing: Backing::Private,
+            lock: LockKind::None,
+            creator: std::process::id(),
+            room: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// The first byte. Page-aligned; zeros where nothing was written.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes of address space.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Where the memory is.
+    pub fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
+    /// How liveness is shown.
+    pub fn lock_kind(&self) -> LockKind {
+        self.lock
+    }
+
+    /// Makes the bytes from `offset` on safe to touch. Idempotent.
+    pub fn ensure(&self, offset: u64, length: u64) -> io::Result<()> {
+        let room = |room: u64| room.checked_sub(length);
+        if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        if self.fd < 0 {
+            return Ok(());
+        }
+        allocate(self.fd, offset, length)
+    }
+
+    /// Lets [`Mapping::ensure`] hand out `bytes` more, then play a full file system. For tests.
+    pub fn limit_room(&self, bytes: u64) {
+        self.room.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether this process made it (and is not a forked child of the one that did).
+    pub fn is_creator(&self) -> bool {
+        std::process::id() == self.creator
+    }
+
+    /// Takes the file's name away; the memory stays. Nothing in a forked child.
+    pub fn unlink(&self) {
+        if let (true, Backing::File(path)) = (self.is_creator(), &self.backing) {
+            // An error means that somebody swept it: nothing is left to do.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        forked::forget(self.base);
+        // SAFETY: ours; whoever drops the mapping has no pointer into it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+        // A forked child's descriptor is already closed, its number perhaps another file's.
+        if self.fd >= 0 && self.is_creator() {
+            // SAFETY: ours.
+            unsafe { libc::close(self.fd) };
+        }
+    }
+}
+
+/// What a forked child does with the records that it inherits: it gives up the descriptor and the mapping, both of which
+/// would keep the lock (and so the appearance of life) after the parent's death, and puts private zeros in the mapping's
+/// place, so that a stray access harms nobody.
+mod forked {
+    use super::*;
+
+    struct Inherited {
+        /// 0 free; 1 being filled or emptied; else the base address. Claimed by compare-exchange.
+        base: AtomicUsize,
+        length: AtomicUsize,
+        fd: AtomicI32,
+    }
+
+    // A process has one record; tests have some dozens.
+    static INHERITED: [Inherited; 256] = [const {
+        Inherited { base: AtomicUsize::new(0), length: AtomicUsize::new(0), fd: AtomicI32::new(-1) }
+    }; 256];
+    static HANDLER: Once = Once::new();
+
+    pub fn register(fd: RawFd, base: NonNull<u8>, length: usize) {
+        HANDLER.call_once(|| {
+            // SAFETY: the handler makes system calls only, which a forked child may; the library is never unloaded. An error
+            // (no memory) means that children keep the lock a while: nothing worse.
+            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        });
+        for entry in &INHERITED {
+            if entry.base.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                entry.length.store(length, Ordering::Relaxed);
+                entry.fd.store(fd, Ordering::Relaxed);
+                entry.base.store(base.as_ptr() as usize, Ordering::Release);
+                return;
+            }
+        }
+    }
+
+    pub fn forget(base: NonNull<u8>) {
+        let address = base.as_ptr() as usize;
+        for entry in &INHERITED {
+            if entry.base.compare_exchange(address, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return;
+            }
+        }
+    }
+
+    unsafe extern "C" fn in_child() {
+        for entry in &INHERITED {
+            let base = entry.base.load(Ordering::Acquire);
+            if base <= 1 {
+                continue;
+            }
+            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            // SAFETY: exactly the range that was registered and not forgotten, so still a record's; what lies there is atomics, for
+            // which zeros are values. The child has one thread.
+            unsafe {
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                libc::mmap(base as *mut _, entry.length.load(Ordering::Relaxed), protection, flags, -1, 0);
+                libc::close(entry.fd.load(Ordering::Relaxed));
+            }
+            entry.base.store(0, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The event ring: many producers, overwriting, readers detect loss.
+//!
+//! A producer takes a position with one fetch-add, claims the slot of that position with one swap, writes the words and
+//! publishes the tag. It never waits: when the slot is still being written by a producer a whole lap behind, the event is
+//! dropped and counted. A reader copies a slot and accepts it only if the tag is that of the position it expects, before
+//! and after.
+
+use super::sync::{AtomicU64, Ordering, fence};
+use super::{EventKind, layout::Shared};
+
+/// One entry, 32 bytes.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct RingCell {
+    /// Position and state in the high half, stream in the low half.
+    ///
+    /// ```text
+    /// high 32 bits                    means                           who changes it, to what
+    /// 0, and kind 0 in `packed`       never written                   a producer (swap): busy
+    /// lap bits, bit 0 clear           complete: position = lap|index  a producer one lap or more on (swap): busy
+    /// lap bits, bit 0 set (busy)      being written                   its producer: complete
+    ///                                                                 another producer (swap): busy, and drops its event
+    /// ```
+    /// The lap bits are the position's low 32 bits less the index bits (so bit 0 is free: a ring has two slots at least);
+    /// they repeat after 2^32 events, which a reader would have to sleep through exactly, inside one entry.
+    tag: AtomicU64,
+    address: AtomicU64,
+    /// Size in the high 48 bits; then kind (6 bits), lifetime (2 bits), device (8 bits).
+    packed: AtomicU64,
+    time: AtomicU64,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<RingCell>() == 32 && align_of::<RingCell>() == 8);
+
+/// The head, on a cache line of its own: every producer writes it.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct RingHead {
+    /// Events ever begun = the next position. Only grows; producers fetch-add it.
+    position: AtomicU64,
+    /// Events dropped because the slot was still being written a lap later.
+    conflicts: AtomicU64,
+    _room: [AtomicU64; 6],
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<RingHead>() == 64);
+
+// SAFETY: repr(C), nothing but atomics and unread room; every bit pattern is a value.
+unsafe impl Shared for RingCell {}
+// SAFETY: as above.
+unsafe impl Shared for RingHead {}
+
+const BUSY: u64 = 1 << 32;
+/// Sizes in the ring are cut to 48 bits.
+pub const MAX_EVENT_SIZE: u64 = (1 << 48) - 1;
+
+/// One event, as a reader gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its number in the process's life, from 0.
+    pub position: u64,
+    /// What happened.
+    pub kind: EventKind,
+    /// The device it happened on.
+    pub device: u8,
+    /// Lifetime class of the block.
+    pub lifetime: u8,
+    /// Process-wide number of the stream.
+    pub stream: u32,
+    /// Address of the block or segment.
+    pub address: u64,
+    /// Bytes (of a wait: nanoseconds; of a step: its number), cut to 48 bits.
+    pub size: u64,
+    /// [`super::clock::now`]'s ticks.
+    pub time: u64,
+}
+
+/// A view of a ring in memory: `cells` points at `mask + 1` cells.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring {
+    cells: *const RingCell,
+    head: *const RingHead,
+    mask: u64,
+}
+
+// SAFETY: it points at atomics only, made for many threads; `new`'s caller keeps them alive.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// # Safety
+    /// `cells` points at `count` initialised cells (a power of two, at least 2), `head` at a head, and both stay valid for
+    /// as long as the ring is used.
+    pub unsafe fn new(cells: *const RingCell, count: u64, head: *const RingHead) -> Ring {
+        assert!(count.is_power_of_two() && count >= 2);
+        Ring { cells, head, mask: count - 1 }
+    }
+
+    fn head(&self) -> &RingHead {
+        // SAFETY: valid by `new`'s contract.
+        unsafe { &*self.head }
+    }
+
+    #[inline(always)]
+    fn cell(&self, position: u64) -> &RingCell {
+        // SAFETY: masked, so inside the `mask + 1` cells of `new`'s contract.
+        unsafe { &*self.cells.add((position & self.mask) as usize) }
+    }
+
+    /// Adds an event; about 25 instructions, two of them locked.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub fn push(
+        &self,
+        kind: EventKind,
+        device: u8,
+        lifetime: u8,
+        stream: u32,
+        address: u64,
+        size: u64,
+        time: u64,
+    ) {
+        // SAFETY: valid by `new`'s contract; the head is atomics.
+        let position = unsafe { &(*self.head).position }.fetch_add(1, Ordering::Relaxed);
+        let cell = self.cell(position);
+        let done = ((position & !self.mask) << 32) | u64::from(stream);
+        // Acquire: our stores come after those of the slot's last writer.
+        if cell.tag.swap(done | BUSY, Ordering::Acquire) & BUSY != 0 {
+            return self.conflict();
+        }
+        // A reader that sees any of our words also sees that the tag is busy (or ours).
+        fence(Ordering::Release);
+        let meta = ((kind as u64) << 10) | (u64::from(lifetime & 3) << 8) | u64::from(device);
+        cell.address.store(address, Ordering::Relaxed);
+        cell.packed.store((size << 16) | meta, Ordering::Relaxed);
+        cell.time.store(time, Ordering::Relaxed);
+        cell.tag.store(done, Ordering::Release);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn conflict(&self) {
+        self.head().conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Events ever begun.
+    pub fn position(&self) -> u64 {
+        self.head().position.load(Ordering::Acquire)
+    }
+
+    /// Events dropped by producers.
+    pub fn conflicts(&self) -> u64 {
+        self.head().conflicts.load(Ordering::Relaxed)
+    }
+
+    /// Events the ring holds.
+    pub fn capacity(&self) -> u64 {
+        self.mask + 1
+    }
+
+    /// The event at `position`; `None` when it is overwritten, being written, dropped, or never was.
+    pub fn read(&self, position: u64) -> Option<Event> {
+        let cell = self.cell(position);
+        let expected = (position & !self.mask) as u32;
+        let before = cell.tag.load(Ordering::Acquire);
+        if (before >> 32) as u32 != expected {
+            return None;
+        }
+        let address = cell.address.load(Ordering::Relaxed);
+        let packed = cell.packed.load(Ordering::Relaxed);
+        let time = cell.time.load(Ordering::Relaxed);
+        // Orders the words before the second look at the tag.
+        fence(Ordering::Acquire);
+        if cell.tag.load(Ordering::Relaxed) != before {
+            return None;
+        }
+        Some(Event {
+            position,
+            kind: EventKind::from_number((packed >> 10) as u8 & 0x3f)?,
+            device: packed as u8,
+            lifetime: (packed >> 8) as u8 & 3,
+            stream: before as u32,
+            address,
+            size: packed >> 16,
+            time,
+        })
+    }
+
+    /// All events from `since` (a position) on that are still there, and how many are not: overwritten before we came, or
+    /// while we read, dropped, or still being written.
+    pub fn read_since(&self, since: u64) -> (Vec<Event>, u64) {
+        let end = self.position();
+        let start = since.max(end.saturating_sub(self.capacity()));
+        let mut events = Vec::with_capacity(end.saturating_sub(start) as usize);
+        events.extend((start..end).filter_map(|position| self.read(position)));
+        let lost = end.saturating_sub(since).saturating_sub(events.len() as u64);
+        (events, lost)
+    }
+}

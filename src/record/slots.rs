@@ -1,0 +1,89 @@
+//! Who may use which slot of the block map: chunks handed to lanes, and slots that lanes hand back.
+//!
+//! Each lane keeps a short stack of free slots in private memory, so that the hot path shares nothing. Behind them, under a
+//! mutex that a lane takes once in hundreds of calls: a stash of slots handed back, then fresh chunks of the map. The stash
+//! is address space of its own, touched as needed: nothing comes from the host heap.
+
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use super::layout::{CHUNK, Health};
+use super::mapping::Mapping;
+use super::sync::Ordering;
+
+/// Slots that a lane takes, or hands back, at a time.
+pub const BATCH: usize = CHUNK as usize;
+/// Slots that a lane can hold.
+pub const LANE_SLOTS: usize = 2 * BATCH;
+
+struct Stash {
+    /// Private memory of `max` words, the first `length` of them slots nobody uses.
+    words: Option<Mapping>,
+    length: usize,
+}
+
+/// The map's slots, all lanes together.
+pub struct Slots {
+    stash: Mutex<Stash>,
+    max: u64,
+    /// Where the map's section begins, and bytes a slot.
+    offset: u64,
+    slot_bytes: u64,
+}
+
+impl Slots {
+    /// For a map of `max` slots (a multiple of [`CHUNK`]) at `offset` of the mapping.
+    pub fn new(max: u64, offset: u64, slot_bytes: u64) -> Slots {
+        let words = if max == 0 { None } else { Mapping::private(max * 4).ok() };
+        // Without a stash there would be nowhere to put what lanes hand back: no map then.
+        let max = if words.is_some() { max } else { 0 };
+        Slots { stash: Mutex::new(Stash { words, length: 0 }), max, offset, slot_bytes }
+    }
+
+    /// Takes up to [`BATCH`] free slots into `into`; how many. 0: the map is full, or the memory for it is.
+    pub fn take(&self, into: &mut [u32; BATCH], mapping: &Mapping, health: &Health) -> usize {
+        let mut stash = self.stash.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = stash.length.min(BATCH);
+        if count > 0 {
+            stash.length -= count;
+            let from = stash.word(stash.length);
+            // SAFETY: `count` words that the stash holds, and as many of `into`.
+            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), count) };
+            return count;
+        }
+        let reach = health.blocks_reach.load(Ordering::Relaxed);
+        if reach + CHUNK > self.max {
+            return 0;
+        }
+        if mapping.ensure(self.offset + reach * self.slot_bytes, CHUNK * self.slot_bytes).is_err() {
+            health.no_room.fetch_add(1, Ordering::Relaxed);
+            return 0;
+        }
+        // The lowest on top: lanes then touch the fresh pages in order.
+        for (slot, number) in into.iter_mut().zip((reach as u32..(reach + CHUNK) as u32).rev()) {
+            *slot = number;
+        }
+        // Release: whoever sees the reach finds the slots allocated.
+        health.blocks_reach.store(reach + CHUNK, Ordering::Release);
+        BATCH
+    }
+
+    /// Takes back slots that a lane has too many of.
+    pub fn give(&self, slots: &[u32]) {
+        let mut stash = self.stash.lock().unwrap_or_else(PoisonError::into_inner);
+        // Every slot is in one place at a time, so the stash has room for all.
+        debug_assert!(stash.length + slots.len() <= self.max as usize);
+        let count = slots.len().min(self.max as usize - stash.length);
+        let to = stash.word(stash.length);
+        // SAFETY: `count` words that the stash has room for.
+        unsafe { std::ptr::copy_nonoverlapping(slots.as_ptr(), to, count) };
+        stash.length += count;
+    }
+}
+
+impl Stash {
+    fn word(&self, index: usize) -> *mut u32 {
+        let base = self.words.as_ref().map_or(NonNull::dangling(), |words| words.base().cast::<u32>());
+        base.as_ptr().wrapping_add(index)
+    }
+}

@@ -1,0 +1,155 @@
+//! Where a reader's bytes are: a live record's shared memory, or a dead one's bytes copied out of the file.
+//!
+//! A dead record is read with `pread` into private memory: whatever was done to the file, and is done while we read,
+//! nothing can raise SIGBUS. A live one (its lock is held) must be mapped, since only loads from the mapping are atomic.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+use super::layout::Shared;
+use super::mapping::Mapping;
+
+/// Bytes that a reader may look at.
+#[derive(Debug)]
+pub enum Source<'a> {
+    /// The file, shared with its writer, read-only.
+    Shared(ReadOnly),
+    /// A private copy.
+    Copy(Mapping),
+    /// A record of this process.
+    Own(&'a Mapping),
+}
+
+/// A read-only shared mapping of a file.
+#[derive(Debug)]
+pub struct ReadOnly {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: memory that only atomics are made of; this side never writes it.
+unsafe impl Send for ReadOnly {}
+// SAFETY: as above.
+unsafe impl Sync for ReadOnly {}
+
+impl ReadOnly {
+    fn new(file: &File, length: usize) -> io::Result<ReadOnly> {
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED | libc::MAP_NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, file.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(ReadOnly { base, length })
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        // SAFETY: ours; references into it borrow the source.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+/// Copies are refused past this many bytes of data (holes don't count): no record of ours is near it.
+const MOST_DATA: u64 = 8 << 30;
+
+impl Source<'_> {
+    /// The live file.
+    pub fn shared(file: &File, length: u64) -> io::Result<Source<'static>> {
+        Ok(Source::Shared(ReadOnly::new(file, usize::try_from(length).map_err(io::Error::other)?)?))
+    }
+
+    /// A copy of the file's data; holes stay untouched zeros.
+    pub fn copy(file: &File, length: u64) -> io::Result<Source<'static>> {
+        let copy = Mapping::private(length.max(1))?;
+        let fd = file.as_raw_fd();
+        let (mut at, mut copied) = (0u64, 0u64);
+        while at < length {
+            // SAFETY: plain calls on a descriptor.
+            let (data, hole) = unsafe {
+                let data = libc::lseek(fd, at as libc::off_t, libc::SEEK_DATA);
+                if data < 0 {
+                    match io::Error::last_os_error().raw_os_error() {
+                        // No data from here on.
+                        Some(libc::ENXIO) => break,
+                        // A file system that does not know its holes.
+                        _ => (at, length),
+                    }
+                } else {
+                    let hole = libc::lseek(fd, data, libc::SEEK_HOLE);
+                    (data as u64, if hole <= data { length } else { hole as u64 })
+                }
+            };
+            let end = hole.min(length);
+            at = data.min(end);
+            copied += end - at;
+            if copied > MOST_DATA {
+                return Err(io::Error::other("more data than any record holds"));
+            }
+            while at < end {
+                // SAFETY: `at..end` lies in the copy's `length` bytes.
+                let got = unsafe {
+                    let to = copy.base().add(at as usize).as_ptr().cast();
+                    libc::pread(fd, to, (end - at) as usize, at as libc::off_t)
+                };
+                match got {
+                    // Cut off meanwhile: the rest stays zeros.
+                    0 => return Ok(Source::Copy(copy)),
+                    1.. => at += got as u64,
+                    _ => {
+                        let error = io::Error::last_os_error();
+                        if error.raw_os_error() != Some(libc::EINTR) {
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+            at = end;
+        }
+        Ok(Source::Copy(copy))
+    }
+
+    /// A copy of `bytes`.
+    pub fn bytes(bytes: &[u8]) -> io::Result<Source<'static>> {
+        let copy = Mapping::private(bytes.len().max(1) as u64)?;
+        // SAFETY: the copy has as many bytes, and nobody else knows it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy.base().as_ptr(), bytes.len()) };
+        Ok(Source::Copy(copy))
+    }
+
+    fn range(&self) -> (NonNull<u8>, u64) {
+        match self {
+            Source::Shared(mapping) => (mapping.base, mapping.length as u64),
+            Source::Copy(mapping) => (mapping.base(), mapping.length() as u64),
+            Source::Own(mapping) => (mapping.base(), mapping.length() as u64),
+        }
+    }
+
+    /// Bytes there are.
+    pub fn length(&self) -> u64 {
+        self.range().1
+    }
+
+    /// `count` things from `offset` on; `None` where they are not wholly inside, or not aligned.
+    pub fn many<T: Shared>(&self, offset: u64, count: u64) -> Option<&[T]> {
+        let (base, length) = self.range();
+        let end = count.checked_mul(size_of::<T>() as u64)?.checked_add(offset)?;
+        let place = base.as_ptr().wrapping_add(usize::try_from(offset).ok()?);
+        if end > length || !(place as usize).is_multiple_of(align_of::<T>()) {
+            return None;
+        }
+        // SAFETY: inside the mapping and aligned, both checked; T is atomics of which every bit pattern is a value, so that a
+        // writer in another process changes nothing that the compiler relies on.
+        Some(unsafe { std::slice::from_raw_parts(place.cast(), usize::try_from(count).ok()?) })
+    }
+
+    /// The thing at `offset`.
+    pub fn one<T: Shared>(&self, offset: u64) -> Option<&T> {
+        self.many(offset, 1)?.first()
+    }
+}

@@ -1,0 +1,371 @@
+//! The writer's side of a process's record.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering as PrivateOrdering};
+use std::sync::{Mutex, PoisonError};
+
+use super::facts::{Process, ProcessFacts};
+use super::gauges::DeviceArea;
+use super::histogram::Buckets;
+use super::layout::{CHUNK, Degraded, Header, MAGIC, MIN_RING, Plan, Section, Shared};
+use super::mapping::{Backing, LockKind, Mapping};
+use super::ring::Ring;
+use super::segments::SegmentCell;
+use super::slots::{BATCH, Slots};
+use super::sync::Ordering;
+use super::{
+    DeviceFacts, DeviceGauge, EventKind, LANES, LaneWriter, RecordOptions, SegmentEntry, SegmentSlot, clock,
+    sweep,
+};
+
+/// The writer's side of a process's record.
+pub struct Record {
+    detail: bool,
+    ring: Ring,
+    mapping: Mapping,
+    plan: Plan,
+    devices: u32,
+    slots: Slots,
+    /// Free places of the segment table; fresh ones are counted in the header.
+    free_segments: Mutex<Vec<u32>>,
+    closed: AtomicBool,
+}
+
+/// What a lane or device out of range writes to: nobody reads it.
+struct Nowhere;
+
+impl Nowhere {
+    fn leak<T>() -> *const T {
+        let layout = std::alloc::Layout::new::<T>();
+        // SAFETY: no type of the layout is empty.
+        let place = unsafe { std::alloc::alloc_zeroed(layout) };
+        if place.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        place.cast()
+    }
+}
+
+/// Memory for `options`, trying the file, a memfd, and private memory, each with less detail before the next.
+fn obtain(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
+    let small = RecordOptions {
+        ring_events: options.ring_events.min(MIN_RING),
+        max_blocks: options.max_blocks.min(64 * CHUNK as u32),
+        ..options.clone()
+    };
+    let full = Plan::new(options, devices);
+    if options.enabled {
+        let less = Plan::new(&RecordOptions { ring_events: small.ring_events, ..options.clone() }, devices);
+        let least = Plan::new(&small, devices);
+        let (ring, map) = (Degraded::SMALL_RING, Degraded::SMALL_MAP);
+        let plans = [(&full, 0), (&less, ring), (&least, ring | map)];
+        let mut trouble = None;
+        for (plan, degraded) in plans {
+            match Mapping::file(&options.directory, plan.total_bytes, plan.fixed_bytes) {
+                Ok(mapping) => return (mapping, plan.clone(), degraded),
+                Err(error) => {
+                    // Records of the dead may be what fills the file system.
+                    if error.raw_os_error() == Some(libc::ENOSPC)
+                        && sweep::sweep(&options.directory).removed > 0
+                    {
+                        let again = Mapping::file(&options.directory, plan.total_bytes, plan.fixed_bytes);
+                        if let Ok(mapping) = again {
+                            return (mapping, plan.clone(), degraded);
+                        }
+                    }
+                    trouble.get_or_insert(error);
+                }
+            }
+        }
+        let reason = trouble.map_or_else(String::new, |error| error.to_string());
+        let directory = options.directory.display();
+        for (plan, degraded) in plans {
+            if let Ok(mapping) = Mapping::memfd(plan.total_bytes, plan.fixed_bytes) {
+                log::warn!(
+                    "record: no file in {directory} ({reason}); `gruyere stat PID` finds it through /proc instead"
+                );
+                return (mapping, plan.clone(), degraded | Degraded::MEMFD);
+            }
+        }
+        log::warn!(
+            "record: no file in {directory} ({reason}) and no memfd; nobody outside can read this record"
+        );
+        if let Ok(mapping) = Mapping::private(full.total_bytes) {
+            return (mapping, full, Degraded::PRIVATE);
+        }
+    }
+    // Off, or address space is short: the least that keeps the totals.
+    let least = Plan::new(&RecordOptions { ring_events: 2, max_blocks: 0, ..options.clone() }, devices);
+    match Mapping::private(least.total_bytes) {
+        Ok(mapping) => (mapping, least, Degraded::PRIVATE | Degraded::SMALL_RING | Degraded::SMALL_MAP),
+        // Some hundred KiB that the kernel would not map: the process can't go on anyway.
+        Err(_) => std::alloc::handle_alloc_error(std::alloc::Layout::new::<Header>()),
+    }
+}
+
+impl Record {
+    /// Makes the record; never fails: on any trouble it falls back to a memfd, then to private memory, and logs once.
+    pub fn create(options: &RecordOptions, devices: &[DeviceFacts]) -> Record {
+        let devices = &devices[..devices.len().min(256)];
+        let (mapping, plan, degraded) = obtain(options, devices.len());
+        let cells = mapping.base();
+        // SAFETY: the plan's offsets lie in the mapping, which this record owns; the ring section has a power of two of cells.
+        let ring = unsafe {
+            let head = cells.add(plan.offset(Section::RingHead) as usize).cast().as_ptr();
+            let ring = cells.add(plan.offset(Section::Ring) as usize).cast().as_ptr();
+            Ring::new(ring, plan.entries(Section::Ring), head)
+        };
+        let (blocks, _, max_blocks) = plan.sections[Section::Blocks as usize];
+        let record = Record {
+            detail: options.enabled,
+            ring,
+            slots: Slots::new(max_blocks, blocks, size_of::<super::block_map::BlockCell>() as u64),
+            mapping,
+            plan,
+            devices: devices.len() as u32,
+            free_segments: Mutex::new(Vec::new()),
+            closed: AtomicBool::new(false),
+        };
+        if options.enabled {
+            record.publish(devices, degraded);
+        }
+        record
+    }
+
+    fn publish(&self, devices: &[DeviceFacts], degraded: u64) {
+        let header = self.header();
+        self.plan.write(header);
+        let lock = self.mapping.lock_kind();
+        header.lock_kind.store(lock as u32, Ordering::Relaxed);
+        let unlocked = if lock == LockKind::None { Degraded::NO_LOCK } else { 0 };
+        header.health.degraded.store(degraded | unlocked, Ordering::Relaxed);
+        header.clock.start();
+        self.at::<ProcessFacts>(Section::Process, 0).write(&Process::current());
+        for (number, facts) in devices.iter().enumerate() {
+            let area = self.area(number as u32);
+            area.write_facts(facts);
+            area.set(&[(DeviceGauge::TotalMemory, facts.total_memory)]);
+        }
+        header.magic.store(MAGIC, Ordering::Release);
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping begins with a header, allocated at the start; it is atomics.
+        unsafe { self.mapping.base().cast::<Header>().as_ref() }
+    }
+
+    /// An entry of a section. Out of range is a bug here, not the caller's.
+    fn at<T: Shared>(&self, section: Section, index: u64) -> &T {
+        // SAFETY: `pointer` checks the place; the first sections are allocated at the start, the growing ones before their
+        // indices are handed out; T is atomics.
+        unsafe { &*self.pointer::<T>(section, index) }
+    }
+
+    fn pointer<T: Shared>(&self, section: Section, index: u64) -> *const T {
+        let (offset, bytes, entries) = self.plan.sections[section as usize];
+        assert!(index <= entries && bytes == size_of::<T>() as u64, "{} {index}", section.name());
+        // SAFETY: inside the section or at its end, which the plan put inside the mapping.
+        unsafe { self.mapping.base().add((offset + index * bytes) as usize).cast::<T>().as_ptr() }
+    }
+
+    fn area(&self, device: u32) -> &DeviceArea {
+        self.at(Section::Devices, u64::from(device))
+    }
+
+    /// The writer of lane `lane` of `device`. The caller holds one lock around all uses of it, and asks for each lane once.
+    pub fn lane(&'static self, device: u32, lane: u32) -> LaneWriter {
+        let known = device < self.devices && (lane as usize) < LANES;
+        debug_assert!(known, "lane {lane} of device {device}");
+        if !known {
+            // SAFETY: leaked, so valid for ever; zeros are a value of all of them. Without detail no block cell is touched.
+            return unsafe {
+                let nowhere = Nowhere::leak::<DeviceArea>();
+                let blocks = std::ptr::null();
+                LaneWriter::new(
+                    self,
+                    false,
+                    &raw const (*nowhere).totals,
+                    std::ptr::null(),
+                    std::ptr::null(),
+                    blocks,
+                )
+            };
+        }
+        let number = u64::from(device) * LANES as u64 + u64::from(lane);
+        // SAFETY: checked places of the mapping, which lives as long as this 'static record; the block section holds every slot
+        // that `take_slots` hands out.
+        unsafe {
+            LaneWriter::new(
+                self,
+                self.detail,
+                &raw const self.area(device).totals,
+                self.pointer(Section::Lanes, number),
+                self.pointer::<Buckets>(Section::Sizes, number * 2),
+                self.pointer(Section::Blocks, 0),
+            )
+        }
+    }
+
+    /// The device-wide gauges' writer (under the device's lock).
+    pub fn device(&'static self, device: u32) -> DeviceWriter {
+        let known = device < self.devices;
+        debug_assert!(known, "device {device}");
+        let area: *const DeviceArea = if known { self.area(device) } else { Nowhere::leak() };
+        // SAFETY: in the mapping, which lives as long as this 'static record, or leaked; atomics, zeros are a value.
+        DeviceWriter { area: unsafe { &*area }, record: self }
+    }
+
+    /// Adds a segment (rare; takes an inner lock).
+    pub fn segment_insert(&self, entry: &SegmentEntry) -> SegmentSlot {
+        if !self.detail {
+            return SegmentSlot::NONE;
+        }
+        let mut free = self.free_segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = free.pop().or_else(|| {
+            // A fresh chunk.
+            let (offset, bytes, max) = self.plan.sections[Section::Segments as usize];
+            let health = &self.header().health;
+            let reach = health.segments_reach.load(Ordering::Relaxed);
+            if reach + CHUNK > max {
+                return None;
+            }
+            if self.mapping.ensure(offset + reach * bytes, CHUNK * bytes).is_err() {
+                health.no_room.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+            free.extend((reach as u32 + 1..(reach + CHUNK) as u32).rev());
+            health.segments_reach.store(reach + CHUNK, Ordering::Release);
+            Some(reach as u32)
+        });
+        match slot {
+            Some(slot) => {
+                self.at::<SegmentCell>(Section::Segments, u64::from(slot)).insert(entry);
+                SegmentSlot(slot)
+            }
+            None => {
+                self.header().health.segments_unrecorded.fetch_add(1, Ordering::Relaxed);
+                SegmentSlot::NONE
+            }
+        }
+    }
+
+    /// Takes a segment away.
+    pub fn segment_remove(&self, slot: SegmentSlot) {
+        if slot == SegmentSlot::NONE {
+            return;
+        }
+        let mut free = self.free_segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let cell = self.at::<SegmentCell>(Section::Segments, u64::from(slot.0));
+        if cell.is_taken() {
+            cell.remove();
+            free.push(slot.0);
+        }
+    }
+
+    /// One ring event. `time` is [`clock::now`]'s.
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    pub fn event(
+        &self,
+        kind: EventKind,
+        device: u8,
+        lifetime: u8,
+        stream: u32,
+        address: u64,
+        size: u64,
+        time: u64,
+    ) {
+        if !self.detail {
+            return;
+        }
+        self.ring.push(kind, device, lifetime, stream, address, size, time);
+        // Rare events keep the clock's facts fresh. Kinds are constants at the calls, so this costs the hot ones nothing.
+        if kind as u8 > EventKind::RecordStream as u8 {
+            self.header().clock.refresh(time);
+        }
+    }
+
+    /// Live bytes and their peak on `device`, over all lanes (exact).
+    pub fn live(&self, device: u32) -> (u64, u64) {
+        if device < self.devices { self.area(device).totals.read() } else { (0, 0) }
+    }
+
+    /// The peak of live bytes begins again at what is live now. (Peaks among the [`DeviceGauge`]s are their writer's.)
+    pub fn reset_peaks(&self, device: u32) {
+        if device < self.devices {
+            self.area(device).totals.reset_peak();
+        }
+    }
+
+    /// Latency of one call in clock ticks (sampled by the caller).
+    #[inline]
+    pub fn latency(&self, malloc: bool, ticks: u64) {
+        if self.detail {
+            self.at::<Buckets>(Section::Latency, u64::from(!malloc)).count_shared(ticks);
+        }
+    }
+
+    /// The path of the file in /dev/shm, where there is one.
+    pub fn path(&self) -> Option<&Path> {
+        match self.mapping.backing() {
+            Backing::File(path) => Some(path),
+            Backing::Memfd | Backing::Private => None,
+        }
+    }
+
+    /// A clean exit: unlinks the file. Called at most once, never in a forked child.
+    pub fn close(&self) {
+        if self.mapping.is_creator() && !self.closed.swap(true, PrivateOrdering::AcqRel) && self.detail {
+            self.header().health.closed.store(1, Ordering::Release);
+            self.mapping.unlink();
+        }
+    }
+
+    /// The memory under it, for readers in this process and for tests.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    pub(super) fn take_slots(&self, batch: &mut [u32; BATCH]) -> usize {
+        let header = self.header();
+        header.clock.refresh(clock::now());
+        self.slots.take(batch, &self.mapping, &header.health)
+    }
+
+    pub(super) fn give_slots(&self, slots: &[u32]) {
+        self.header().clock.refresh(clock::now());
+        self.slots.give(slots);
+    }
+
+    pub(super) fn unrecorded(&self) {
+        self.header().health.blocks_unrecorded.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Writer of the device-wide gauges.
+pub struct DeviceWriter {
+    area: &'static DeviceArea,
+    record: &'static Record,
+}
+
+impl DeviceWriter {
+    /// Publishes a set of gauges under one turn of the seqlock.
+    pub fn set(&mut self, values: &[(DeviceGauge, u64)]) {
+        if self.record.detail {
+            self.area.set(values);
+        }
+    }
+
+    /// Adds to a counter.
+    pub fn add(&mut self, gauge: DeviceGauge, n: u64) {
+        if self.record.detail {
+            self.area.add(gauge, n);
+        }
+    }
+}
