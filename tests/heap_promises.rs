@@ -11,7 +11,20 @@ use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, as_program};
 const BACKINGS: [&str; 3] = ["backing:pool", "backing:fixed", "backing:passthrough"];
 /// Sizes around every rounding that the heap does.
 const SIZES: [u64; 14] = [
-    1, 511, 512, 513, 4096, 8193, 100_000, MIB - 1, MIB, MIB + 1, 2 * MIB, 10 * MIB + 7, 33 * MIB, 200 * MIB,
+    1,
+    511,
+    512,
+    513,
+    4096,
+    8193,
+    100_000,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+    2 * MIB,
+    10 * MIB + 7,
+    33 * MIB,
+    200 * MIB,
 ];
 
 #[test]
@@ -66,7 +79,10 @@ fn absurd_sizes_are_out_of_memory_not_an_overflow() {
     for backing in BACKINGS {
         let rig = Rig::new(backing);
         for size in [u64::MAX, i64::MAX as u64, 1 << 48, (1 << 47) - 1] {
-            assert!(matches!(rig.heap.malloc(size, 0, DEFAULT), Err(Error::OutOfMemory(_))), "{backing} {size}");
+            assert!(
+                matches!(rig.heap.malloc(size, 0, DEFAULT), Err(Error::OutOfMemory(_))),
+                "{backing} {size}"
+            );
         }
         rig.check();
     }
@@ -134,7 +150,9 @@ fn a_fraction_of_the_memory_is_enforced_and_may_be_lifted() {
     let rig = Rig::new("");
     rig.heap.set_memory_fraction(0.25, 0).unwrap();
     let first = rig.malloc(3 * GIB, DEFAULT);
-    let Err(Error::OutOfMemory(report)) = rig.heap.malloc(2 * GIB, 0, DEFAULT) else { panic!("served over the fraction") };
+    let Err(Error::OutOfMemory(report)) = rig.heap.malloc(2 * GIB, 0, DEFAULT) else {
+        panic!("served over the fraction")
+    };
     assert!(report.to_string().contains("raise `limit`"), "{report}");
     rig.heap.set_memory_fraction(1.0, 0).unwrap();
     let second = rig.malloc(2 * GIB, DEFAULT);
@@ -147,9 +165,13 @@ fn out_of_memory_names_the_cause_in_bytes_and_the_program_goes_on() {
         let rig = Rig::bare(GIB, &format!("{backing},headroom:0"));
         rig.heap.announce_hooks(3);
         let held = rig.malloc(600 * MIB, DEFAULT);
-        let Err(Error::OutOfMemory(report)) = rig.heap.malloc(600 * MIB, 0, DEFAULT) else { panic!("served twice over") };
+        let Err(Error::OutOfMemory(report)) = rig.heap.malloc(600 * MIB, 0, DEFAULT) else {
+            panic!("served twice over")
+        };
         assert_eq!((report.asked, report.live, report.total), (600 * MIB, 600 * MIB, GIB));
-        assert!(report.to_string().starts_with("CUDA out of memory. Tried to allocate 600.00 MiB. GPU 0 has"));
+        assert!(
+            report.to_string().starts_with("CUDA out of memory. Tried to allocate 600.00 MiB. GPU 0 has")
+        );
         rig.check();
         assert!(rig.heap.free(held));
         let again = rig.malloc(900 * MIB, DEFAULT);
@@ -202,7 +224,10 @@ fn a_device_without_pools_is_served_by_plain_allocations() {
     for conf in ["backing:auto", "backing:pool"] {
         let rig = Rig::over(config.clone(), conf);
         rig.heap.announce_hooks(3);
-        SIZES.map(|size| rig.malloc(size, DEFAULT)).into_iter().for_each(|address| assert!(rig.heap.free(address)));
+        SIZES
+            .map(|size| rig.malloc(size, DEFAULT))
+            .into_iter()
+            .for_each(|address| assert!(rig.heap.free(address)));
         rig.check();
     }
 }
