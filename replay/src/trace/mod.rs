@@ -133,6 +133,13 @@ impl Trace {
     pub fn read(name: &str, input: impl std::io::Read) -> Result<Self, TraceError> {
         reader::read(name, input)
     }
+
+    /// The same without the program's kernels, events, waits and marks: what the allocator is asked, and nothing else.
+    #[must_use]
+    pub fn allocator_calls_only(&self) -> Self {
+        let asked = |op: &&Op| matches!(op, Op::Alloc { .. } | Op::Free { .. } | Op::RecordStream { .. } | Op::Step);
+        Self { ops: self.ops.iter().filter(asked).copied().collect(), ..self.clone() }
+    }
 }
 
 #[cfg(test)]
