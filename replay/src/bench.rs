@@ -4,7 +4,7 @@
 #![deny(clippy::unwrap_used)]
 
 use crate::allocator::{AllocError, Allocator};
-use crate::engine::{Blind, End, Perfect, ReplayError, Watch, replay};
+use crate::engine::{Blind, Blocks, End, Perfect, ReplayError, Watch, replay, replay_into};
 use crate::fit;
 use crate::measure::Curve;
 use crate::ours::Gruyere;
@@ -115,8 +115,6 @@ pub struct Wanted {
     pub fit: bool,
     /// The device's and the host's time.
     pub timeline: bool,
-    /// Host nanoseconds an operation.
-    pub time: bool,
 }
 
 /// One trace through one allocator. Bytes and nanoseconds.
@@ -184,10 +182,18 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     let mut curve = Curve::new(trace.operations);
     let mut allocator = contender.set_up(&stage.driver())?;
     let before = stage.allocator_calls();
-    let end = replay(trace, &mut stage, &mut *allocator, &mut curve)?;
-    let mut faults = stage.faults();
+    let mut blocks = Blocks::new(trace);
+    let end = replay_into(trace, &mut stage, &mut *allocator, &mut curve, &mut blocks)?;
     let mut run = report(trace, contender, &stage, &curve, end == End::Completed);
     run.driver_calls = stage.allocator_calls() - before;
+    let broken = allocator.validate().err();
+    blocks.free_all(trace, &mut stage, &mut *allocator)?;
+    allocator.release()?;
+    let mut faults = stage.faults();
+    faults.extend(broken.into_iter().chain(allocator.validate().err()).map(|what| format!("invariant: {what}")));
+    if stage.held() > 0 {
+        faults.push(format!("leak: {} bytes are held after everything was freed", stage.held()));
+    }
     drop(allocator);
     if wanted.timeline {
         let (timeline, more) = on_the_timeline(trace, contender, ample)?;
@@ -197,9 +203,6 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     if wanted.fit {
         run.smallest_device = fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))?;
         run.fit_ratio = run.smallest_device.map(|bytes| ratio(bytes, trace.peak_live));
-    }
-    if wanted.time && contender.is_ours() {
-        run.ns_per_operation = Some(ns_per_operation(trace, contender)?);
     }
     run.fault_count = faults.len();
     faults.truncate(LISTED_FAULTS);
@@ -215,9 +218,16 @@ pub fn run_on_device(trace: &Trace, driver: Arc<dyn Driver>, conf: &str) -> Resu
     let mut gruyere = Gruyere::install(driver.clone(), conf)?;
     let mut stage = DriverStage::new(trace, driver)?;
     let mut curve = Curve::new(trace.operations);
-    let end = replay(trace, &mut stage, &mut gruyere, &mut curve)?;
+    let mut blocks = Blocks::new(trace);
+    let end = replay_into(trace, &mut stage, &mut gruyere, &mut curve, &mut blocks)?;
+    let mut run = report(trace, &Contender::Gruyere(conf.to_owned()), &stage, &curve, end == End::Completed);
     stage.host_wait_devices()?;
-    Ok(report(trace, &Contender::Gruyere(conf.to_owned()), &stage, &curve, end == End::Completed))
+    // The next replay needs the memory.
+    blocks.free_all(trace, &mut stage, &mut gruyere)?;
+    gruyere.release()?;
+    run.faults.extend(gruyere.validate().err().map(|what| format!("invariant: {what}")));
+    run.fault_count = run.faults.len();
+    Ok(run)
 }
 
 fn report(trace: &Trace, contender: &Contender, stage: &impl Stage, curve: &Curve, completed: bool) -> Run {
@@ -250,7 +260,7 @@ fn ratio(bytes: u64, peak_live: u64) -> f64 {
 /// Live memory over the operations of `trace`, the highest of each part.
 pub fn live_curve(trace: &Trace) -> Vec<u64> {
     let mut curve = Curve::new(trace.operations);
-    let mut sizes = vec![0; trace.blocks as usize];
+    let mut sizes = vec![0; trace.blocks()];
     let mut live = 0;
     for op in &trace.ops {
         match *op {
@@ -293,8 +303,12 @@ fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool
     Ok(replay(trace, &mut stage, &mut *allocator, &mut Blind)? == End::Completed)
 }
 
-/// The allocator's calls alone: the program's kernels, events and waits are left out, and nothing costs virtual time.
-fn ns_per_operation(trace: &Trace, contender: &Contender) -> Result<f64, BenchError> {
+/// Host nanoseconds of a malloc or free of `contender`: the allocator's calls alone. The program's kernels, events and waits are left out,
+/// nothing costs virtual time, the oracle is off. The median of five passes; for Gruyère, since a model's time means nothing.
+///
+/// # Errors
+/// As [`run`].
+pub fn ns_per_operation(trace: &Trace, contender: &Contender) -> Result<f64, BenchError> {
     let bare = trace.allocator_calls_only();
     let mut times = Vec::with_capacity(TIMED_PASSES);
     for _ in 0..TIMED_PASSES {

@@ -4,7 +4,7 @@
 #![deny(clippy::unwrap_used)]
 
 use crate::allocator::{AllocError, Allocator};
-use crate::stage::{Stage, StageError};
+use crate::stage::{NewBlock, Stage, StageError};
 use crate::trace::{Op, Trace, rounded};
 use gruyere::driver::{DeviceId, DevicePtr, StreamHandle};
 use std::fmt;
@@ -54,12 +54,45 @@ impl Watch for Blind {
     fn after(&mut self, _live: u64, _held: impl FnOnce() -> u64) {}
 }
 
+/// A block's place; address 0: not live.
 #[derive(Clone, Copy, Default)]
-struct Block {
+struct Place {
     address: DevicePtr,
     size: u64,
     stream: u16,
     device: u8,
+}
+
+/// The blocks of a replay: those that were never freed can be, once the trace has ended.
+pub struct Blocks(Vec<Place>);
+
+impl Blocks {
+    /// None live, room for those of `trace`.
+    pub fn new(trace: &Trace) -> Self {
+        Self(vec![Place::default(); trace.blocks()])
+    }
+
+    /// Frees what the trace left live.
+    ///
+    /// # Errors
+    /// As [`replay`].
+    pub fn free_all<A: Allocator + ?Sized, S: Stage>(
+        &mut self,
+        trace: &Trace,
+        stage: &mut S,
+        allocator: &mut A,
+    ) -> Result<(), ReplayError> {
+        let end = trace.ops.len();
+        for place in self.0.iter_mut().map(std::mem::take).filter(|place| place.address != 0) {
+            let device = place.device.into();
+            let handle = stage.stream(device, place.stream).map_err(|e| ReplayError::Program(end, e))?;
+            stage.block_free(place.address);
+            allocator
+                .free(place.address, place.size, device, handle)
+                .map_err(|e| ReplayError::Allocator(end, e))?;
+        }
+        Ok(())
+    }
 }
 
 /// Replays `trace` through `allocator`; the program's own calls go to `stage`.
@@ -72,8 +105,21 @@ pub fn replay<A: Allocator + ?Sized, S: Stage>(
     allocator: &mut A,
     watch: &mut impl Watch,
 ) -> Result<End, ReplayError> {
+    replay_into(trace, stage, allocator, watch, &mut Blocks::new(trace))
+}
+
+/// [`replay`], which leaves the blocks that are live at the end in `blocks`.
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
+    trace: &Trace,
+    stage: &mut S,
+    allocator: &mut A,
+    watch: &mut impl Watch,
+    Blocks(blocks): &mut Blocks,
+) -> Result<End, ReplayError> {
     let homes = homes(trace);
-    let mut blocks = vec![Block::default(); trace.blocks as usize];
     let mut live = 0;
     for (index, &op) in trace.ops.iter().enumerate() {
         let program = |error| ReplayError::Program(index, error);
@@ -87,24 +133,25 @@ pub fn replay<A: Allocator + ?Sized, S: Stage>(
                     Err(error) => return Err(refused(error)),
                 };
                 if address != 0 {
-                    stage.block_malloc(device.into(), address, size, handle);
+                    let new = NewBlock { address, size, device: device.into(), stream: handle };
+                    stage.block_malloc(trace.ids[block as usize], new);
                 }
-                blocks[block as usize] = Block { address, size, stream, device };
+                blocks[block as usize] = Place { address, size, stream, device };
                 live += rounded(size);
                 watch.after(live, || stage.held());
             }
             Op::Free { block } => {
-                let Block { address, size, stream, device } = blocks[block as usize];
+                let Place { address, size, stream, device } = std::mem::take(&mut blocks[block as usize]);
                 let handle = stage.stream(device.into(), stream).map_err(program)?;
                 if address != 0 {
-                    stage.block_free(device.into(), address);
+                    stage.block_free(address);
                 }
                 allocator.free(address, size, device.into(), handle).map_err(refused)?;
                 live -= rounded(size);
                 watch.after(live, || stage.held());
             }
             Op::RecordStream { block, stream } => {
-                let Block { address, device, .. } = blocks[block as usize];
+                let Place { address, device, .. } = blocks[block as usize];
                 if address != 0 {
                     let handle = stage.stream(device.into(), stream).map_err(program)?;
                     stage.block_record_stream(device.into(), address, handle);
@@ -171,6 +218,14 @@ impl Allocator for Perfect {
     }
 
     fn record_stream(&mut self, _: DevicePtr, _: StreamHandle) -> Result<(), AllocError> {
+        Ok(())
+    }
+
+    fn release(&mut self) -> Result<(), AllocError> {
+        Ok(())
+    }
+
+    fn validate(&self) -> Result<(), String> {
         Ok(())
     }
 }

@@ -67,14 +67,6 @@ impl Gruyere {
         log::set_max_level(log::LevelFilter::Off);
         self
     }
-
-    /// Walks the heap.
-    ///
-    /// # Errors
-    /// Which invariant is broken.
-    pub fn validate(&self) -> Result<(), String> {
-        gruyere::door::heap().and_then(|heap| heap.validate().map_err(|error| error.to_string()))
-    }
 }
 
 impl Drop for Gruyere {
@@ -116,5 +108,14 @@ impl Allocator for Gruyere {
 
     fn step(&mut self) {
         (self.mark_step)();
+    }
+
+    fn release(&mut self) -> Result<(), AllocError> {
+        torch::gruyere_reset();
+        Ok(())
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        gruyere::door::heap().and_then(|heap| heap.validate().map_err(|broken| broken.to_string()))
     }
 }

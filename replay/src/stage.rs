@@ -53,12 +53,25 @@ pub trait Stage {
     fn held(&self) -> u64;
     /// The most that [`Stage::held`] ever was, between operations included where the stage can tell.
     fn held_peak(&self) -> u64;
-    /// The allocator handed a block out.
-    fn block_malloc(&mut self, _device: DeviceId, _address: DevicePtr, _size: u64, _stream: StreamHandle) {}
-    /// The program is about to free a block.
-    fn block_free(&mut self, _device: DeviceId, _address: DevicePtr) {}
-    /// The program is about to tell the allocator of another stream.
+    /// The allocator handed a block out; `id` is the trace's.
+    fn block_malloc(&mut self, _id: u64, _block: NewBlock) {}
+    /// The program is about to free the block at `address`.
+    fn block_free(&mut self, _address: DevicePtr) {}
+    /// The program is about to tell the allocator of another stream of the block at `address`.
     fn block_record_stream(&mut self, _device: DeviceId, _address: DevicePtr, _stream: StreamHandle) {}
+}
+
+/// A block that an allocator handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewBlock {
+    /// Where it is.
+    pub address: DevicePtr,
+    /// Bytes asked for.
+    pub size: u64,
+    /// Its device.
+    pub device: DeviceId,
+    /// Its stream.
+    pub stream: StreamHandle,
 }
 
 /// A call of the program failed: the trace asks for what the device cannot do.
@@ -198,7 +211,9 @@ impl PhantomStage {
 
     /// Misuses of the driver and violations of stream order so far, the oldest first.
     pub fn faults(&self) -> Vec<String> {
-        self.gpu.misuses().iter().map(ToString::to_string).collect()
+        let misuses = self.gpu.misuses();
+        let misuses = misuses.iter().map(|misuse| format!("misuse of the driver: {misuse}"));
+        misuses.chain(self.gpu.faults().iter().map(ToString::to_string)).collect()
     }
 }
 
@@ -239,6 +254,24 @@ impl Stage for PhantomStage {
 
     fn host_wait_devices(&mut self) -> Result<(), StageError> {
         (0..self.devices).try_for_each(|device| Ok(as_program(|| self.gpu.device_synchronize(device))?))
+    }
+
+    fn block_malloc(&mut self, id: u64, block: NewBlock) {
+        if self.setup.oracle {
+            self.gpu.block_malloc(id, block.address, block.size, block.device, block.stream.0);
+        }
+    }
+
+    fn block_free(&mut self, address: DevicePtr) {
+        if self.setup.oracle {
+            self.gpu.block_free(address);
+        }
+    }
+
+    fn block_record_stream(&mut self, device: DeviceId, address: DevicePtr, stream: StreamHandle) {
+        if self.setup.oracle {
+            self.gpu.block_record_stream(address, device, stream.0);
+        }
     }
 
     fn held(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! The models do what the real allocators do: torch 2.11.0's libc10_cuda, driven by the same traces on a stand-in device
 //! with exact books, gave the reference figures here.
 
+use gruyere_replay::allocator::Allocator;
 use gruyere_replay::engine::{Blind, End, ReplayError, Watch, replay};
 use gruyere_replay::fit;
 use gruyere_replay::peers::Torch;

@@ -59,7 +59,7 @@ fn every_verb_is_read() {
     );
     assert_eq!(trace.streams, [0, 42]);
     assert_eq!(trace.marks, ["epoch 1 ends"]);
-    assert_eq!((trace.blocks, trace.events, trace.devices), (2, 1, 2));
+    assert_eq!((&trace.ids[..], trace.events, trace.devices), (&[7, 9][..], 1, 2));
     assert_eq!((trace.operations, trace.peak_live), (4, 1024));
 }
 
@@ -215,7 +215,7 @@ proptest! {
         let trace = read(&text).unwrap();
         prop_assert_eq!(trace.ops.len(), steps.len());
         let allocs = trace.ops.iter().filter(|op| matches!(op, Op::Alloc { .. })).count();
-        prop_assert_eq!(trace.blocks as usize, allocs);
+        prop_assert_eq!(trace.blocks(), allocs);
     }
 
     #[test]

@@ -101,8 +101,8 @@ pub struct Trace {
     pub streams: Vec<u64>,
     /// Marks other than `step`.
     pub marks: Vec<String>,
-    /// Number of allocations, so of blocks.
-    pub blocks: u32,
+    /// The blocks' identifiers as the file writes them.
+    pub ids: Vec<u64>,
     /// Number of the program's events.
     pub events: u32,
     /// Number of devices: one more than the highest that the trace names.
@@ -114,6 +114,11 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// Number of allocations, so of blocks.
+    pub fn blocks(&self) -> usize {
+        self.ids.len()
+    }
+
     /// Reads the trace at `path`, zstd-compressed or plain (told apart by content).
     ///
     /// # Errors
