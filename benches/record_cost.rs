@@ -16,38 +16,22 @@ use gruyere::record::{
 };
 
 #[inline(never)]
-fn hot_malloc(record: &'static Record, lane: &mut LaneWriter, entry: &BlockEntry) -> BlockSlot {
+fn hot_malloc(lane: &mut LaneWriter, entry: &BlockEntry) -> BlockSlot {
     let slot = lane.block_insert(entry);
     let time = clock::now();
-    record.event(
-        EventKind::Malloc,
-        entry.device,
-        entry.lifetime,
-        entry.stream,
-        entry.address,
-        entry.size,
-        time,
-    );
+    lane.event(EventKind::Malloc, entry.lifetime, entry.stream, entry.address, entry.size, time);
     slot
 }
 
 #[inline(never)]
-fn hot_free(record: &'static Record, lane: &mut LaneWriter, entry: &BlockEntry, slot: BlockSlot) {
+fn hot_free(lane: &mut LaneWriter, entry: &BlockEntry, slot: BlockSlot) {
     lane.block_remove(slot, entry.size, entry.requested, entry.lifetime, false);
     let time = clock::now();
-    record.event(
-        EventKind::Free,
-        entry.device,
-        entry.lifetime,
-        entry.stream,
-        entry.address,
-        entry.size,
-        time,
-    );
+    lane.event(EventKind::Free, entry.lifetime, entry.stream, entry.address, entry.size, time);
 }
 
 /// Mallocs and frees 64 blocks at a time, `rounds` times; how many operations.
-fn work(record: &'static Record, mut lane: LaneWriter, rounds: u64) -> u64 {
+fn work(mut lane: LaneWriter, rounds: u64) -> u64 {
     let mut slots = [BlockSlot::NONE; 64];
     let mut operations = 0;
     for round in 0..rounds {
@@ -61,10 +45,10 @@ fn work(record: &'static Record, mut lane: LaneWriter, rounds: u64) -> u64 {
             ..BlockEntry::default()
         };
         for (index, slot) in slots.iter_mut().enumerate() {
-            *slot = hot_malloc(record, &mut lane, &black_box(entry(index as u64)));
+            *slot = hot_malloc(&mut lane, &black_box(entry(index as u64)));
         }
         for (index, slot) in slots.iter().enumerate() {
-            hot_free(record, &mut lane, &black_box(entry(index as u64)), *slot);
+            hot_free(&mut lane, &black_box(entry(index as u64)), *slot);
         }
         operations += 2 * slots.len() as u64;
     }
@@ -80,7 +64,7 @@ fn record(enabled: bool) -> &'static Record {
 fn main() {
     if std::env::args().any(|argument| argument == "instructions") {
         let record = record(true);
-        let operations = work(record, record.lane(0, 0), 1000);
+        let operations = work(record.lane(0, 0), 1000);
         println!("{} mallocs, {} frees", operations / 2, operations / 2);
         return record.close();
     }
@@ -90,7 +74,7 @@ fn main() {
             let begin = Instant::now();
             let operations: u64 = std::thread::scope(|scope| {
                 let running: Vec<_> = (0..threads)
-                    .map(|lane| scope.spawn(move || work(record, record.lane(0, lane), 50_000)))
+                    .map(|lane| scope.spawn(move || work(record.lane(0, lane), 50_000)))
                     .collect();
                 running.into_iter().map(|thread| thread.join().expect("a worker")).sum()
             });

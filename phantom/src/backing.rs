@@ -73,6 +73,13 @@ impl Backings {
         }
     }
 
+    /// Lets `grant` into all that a source has handed out.
+    pub(crate) fn grant_all(&mut self, source: Source, grant: u64) {
+        for backing in self.by_address.values_mut().filter(|backing| backing.source == source) {
+            backing.access |= grant;
+        }
+    }
+
     /// The part of the range from its start on that is backed without a hole, cut into pieces; less than `bytes` in all
     /// where a hole begins.
     pub(crate) fn pieces(&self, address: u64, bytes: u64) -> impl Iterator<Item = Backing> + '_ {

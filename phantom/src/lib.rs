@@ -19,6 +19,7 @@ mod costs;
 pub mod error;
 mod gpu;
 mod inject;
+pub mod oracle;
 mod pool;
 mod ranges;
 mod streams;

@@ -181,8 +181,7 @@ impl Pool {
             self.make_ready(address, bytes);
         } else if let Some((base, chunk)) = self.chunk_of(address) {
             let bounds = (base, base + chunk.bytes);
-            // A free that is complete, yet may not be shared before a synchronisation, is due at once: 1 is "any time".
-            self.pending.entry(stream).or_default().insert(address, bytes, time.max(1), bounds);
+            self.pending.entry(stream).or_insert_with(FreeRanges::timed).insert(address, bytes, time, bounds);
         }
     }
 

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A set of disjoint free ranges. Each carries the virtual time at which it is free for everybody (0: already).
+/// A set of disjoint free ranges. Each carries the virtual time at which it is free for everybody, where that matters.
 #[derive(Debug, Default)]
 pub(crate) struct FreeRanges {
+    /// Keep an index of the times.
+    timed: bool,
     by_address: BTreeMap<u64, (u64, u64)>,
     by_size: BTreeSet<(u64, u64)>,
     by_time: BTreeSet<(u64, u64)>,
@@ -23,10 +25,15 @@ pub(crate) struct Fit {
 const ALIGNED_TRIES: usize = 32;
 
 impl FreeRanges {
+    /// A set whose ranges become ready in time ([`FreeRanges::take_ready`]).
+    pub(crate) fn timed() -> Self {
+        Self { timed: true, ..Self::default() }
+    }
+
     fn put(&mut self, address: u64, length: u64, time: u64) {
         self.by_address.insert(address, (length, time));
         self.by_size.insert((length, address));
-        if time > 0 {
+        if self.timed {
             self.by_time.insert((time, address));
         }
     }
@@ -34,7 +41,7 @@ impl FreeRanges {
     fn pull(&mut self, address: u64) -> Option<(u64, u64)> {
         let (length, time) = self.by_address.remove(&address)?;
         self.by_size.remove(&(length, address));
-        if time > 0 {
+        if self.timed {
             self.by_time.remove(&(time, address));
         }
         Some((length, time))
@@ -144,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_joined_range_is_ready_when_its_last_part_is() {
-        let mut ranges = FreeRanges::default();
+        let mut ranges = FreeRanges::timed();
         ranges.insert(0, 10, 5, ALL);
         ranges.insert(10, 10, 9, ALL);
         assert_eq!(ranges.take_ready(8), None);

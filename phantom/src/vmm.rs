@@ -31,9 +31,12 @@ pub(crate) struct Vmm {
     next_handle: u64,
 }
 
-/// `bytes` and `address` are whole granules.
+/// `bytes` and `address` are whole granules, and the range has an end.
 pub(crate) fn granular(address: u64, bytes: u64) -> bool {
-    bytes > 0 && bytes.is_multiple_of(GRANULARITY) && address.is_multiple_of(GRANULARITY)
+    bytes > 0
+        && bytes.is_multiple_of(GRANULARITY)
+        && address.is_multiple_of(GRANULARITY)
+        && address.checked_add(bytes).is_some()
 }
 
 impl Vmm {
@@ -105,7 +108,7 @@ impl Vmm {
             return Err("map of a part of a handle, or of more than it has");
         }
         let reserved = self.reservations.range(..=address).next_back();
-        if !reserved.is_some_and(|(&start, &length)| address + bytes <= start + length) {
+        if reserved.is_none_or(|(&start, &length)| address + bytes > start + length) {
             return Err("map outside of a reservation");
         }
         if backings.touching(address, bytes).next().is_some() {

@@ -43,14 +43,6 @@ struct Direct {
     slot: BlockSlot,
 }
 
-/// What became of the free of a large block.
-pub enum LargeFree {
-    /// Freed, or waiting for other streams; bytes that were live.
-    Done(u64),
-    /// No large block starts there.
-    Unknown,
-}
-
 /// Everything behind a device's central lock.
 pub struct Central {
     device: DeviceId,
@@ -235,7 +227,7 @@ impl Central {
         })
     }
 
-    /// Frees the large block that starts at `address`.
+    /// Frees the large block that starts at `address`; its live bytes. `None`: no large block starts there.
     #[inline]
     pub fn free_large(
         &mut self,
@@ -243,8 +235,8 @@ impl Central {
         streams: &Streams,
         address: u64,
         blocks: [Option<RunId>; 2],
-    ) -> LargeFree {
-        let Some((id, run)) = self.find(address, blocks) else { return LargeFree::Unknown };
+    ) -> Option<u64> {
+        let (id, run) = self.find(address, blocks)?;
         let Run { stream, requested, lifetime, slot, shared, region, .. } = *run;
         let size = round(requested);
         table.remove_block(self.device, address, id);
@@ -253,11 +245,11 @@ impl Central {
         if shared || frozen {
             self.free_shared(streams, id, epoch, frozen);
             self.writer.block_pending(slot, size, requested, lifetime);
-            return LargeFree::Done(size);
+            return Some(size);
         }
         self.writer.block_remove(slot, size, requested, lifetime, false);
         self.arenas.release(id, stream, epoch);
-        LargeFree::Done(size)
+        Some(size)
     }
 
     fn free_shared(&mut self, streams: &Streams, id: RunId, epoch: u64, frozen: bool) {

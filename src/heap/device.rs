@@ -2,12 +2,12 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
-use super::central::{Central, Growth, LargeFree, Use};
+use super::central::{Central, Growth, Use};
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
 use super::size_class::{SIZE_CLASSES, SMALL_MAX, class_of};
-use super::slab::Slab;
+use super::slab::{Freed, Slab};
 use super::streams::Streams;
 use super::{Error, Shared, central, lock};
 use crate::driver::{Capabilities, CaptureStatus, DeviceId, ErrorKind, StreamHandle};
@@ -53,6 +53,8 @@ pub struct Request {
     pub stream: u32,
     /// The tag.
     pub lifetime: Lifetime,
+    /// When the call came in, for the record.
+    pub start: u64,
 }
 
 impl Request {
@@ -68,6 +70,18 @@ impl Request {
             capture,
         }
     }
+
+    /// Tells the record that the request was served.
+    #[inline]
+    fn note(&self, writer: &mut LaneWriter, address: u64) {
+        writer.event(EventKind::Malloc, self.lifetime as u8, self.stream, address, self.size, self.start);
+    }
+}
+
+/// Tells the record that a block was freed.
+#[inline]
+fn note_free(writer: &mut LaneWriter, address: u64, freed: &Freed, start: u64) {
+    writer.event(EventKind::Free, 0, 0, address, round(freed.requested), start);
 }
 
 impl Device {
@@ -123,6 +137,7 @@ impl Device {
         {
             let cell = &mut *self.lane(request.stream);
             if let Some(address) = cell.lane.allocate(&mut cell.writer, class, entry) {
+                request.note(&mut cell.writer, address);
                 return Ok(address);
             }
         }
@@ -147,6 +162,7 @@ impl Device {
             {
                 let cell = &mut *self.lane(request.stream);
                 if let Some(address) = cell.lane.allocate(&mut cell.writer, class, entry) {
+                    request.note(&mut cell.writer, address);
                     return Ok(address);
                 }
             }
@@ -176,7 +192,9 @@ impl Device {
         }
         let entry = request.entry(self.id, shared.step(), 0);
         let (mut central, run) = self.obtain(shared, request, Use::Large, entry.size, request.size)?;
-        Ok(central.publish(&shared.table, run, entry))
+        let address = central.publish(&shared.table, run, entry);
+        request.note(&mut central.writer, address);
+        Ok(address)
     }
 
     /// As [`Device::malloc`] for a stream that captures: from the private memory of the capture's pool.
@@ -208,7 +226,9 @@ impl Device {
             if let Some(pool) = central.captures.get_mut(number) {
                 pool.live += 1;
             }
-            return Ok(central.publish(&shared.table, run, entry));
+            let address = central.publish(&shared.table, run, entry);
+            request.note(&mut central.writer, address);
+            return Ok(address);
         }
         let class = class_of(request.size) as u8;
         let size_class = &SIZE_CLASSES[class as usize];
@@ -218,6 +238,7 @@ impl Device {
             };
             if let Some(address) = pool.lane.allocate(&mut central.writer, class, entry) {
                 pool.live += 1;
+                request.note(&mut central.writer, address);
                 return Ok(address);
             }
             let run = self.captured_run(shared, central, slabs, size_class.slab_bytes(), &request, tag);
@@ -283,29 +304,32 @@ impl Device {
         central.captures.add(pool)
     }
 
-    /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. Its live bytes, or `None`: no
-    /// block starts there.
+    /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.
     #[inline]
-    pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64) -> Option<u64> {
+    pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64, start: u64) -> Option<()> {
         if lane as usize >= LANES {
-            return self.free_captured(lane - LANES as u32, slab, address);
+            return self.free_captured(lane - LANES as u32, slab, address, start);
         }
         let mut guard = lock(&self.lanes[lane as usize]);
         let cell = &mut *guard;
         match cell.lane.free(&mut cell.writer, slab, address, &self.streams) {
-            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) => Some(round(freed.requested)),
+            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) => {
+                note_free(&mut cell.writer, address, &freed, start);
+                Some(())
+            }
             FreeOutcome::Surplus(freed, id) => {
+                note_free(&mut cell.writer, address, &freed, start);
                 let slab = cell.lane.remove_slab(id);
                 self.unpublish(shared, slab.as_ref());
                 drop(guard);
-                self.return_slab(shared, slab);
-                Some(round(freed.requested))
+                self.return_slab(slab);
+                Some(())
             }
             FreeOutcome::Unknown => None,
         }
     }
 
-    fn free_captured(&self, number: u32, slab: u32, address: u64) -> Option<u64> {
+    fn free_captured(&self, number: u32, slab: u32, address: u64, start: u64) -> Option<()> {
         let central = &mut *lock(&self.central);
         let pool = central.captures.get_mut(number)?;
         let outcome = if pool.frozen {
@@ -316,7 +340,8 @@ impl Device {
         match outcome {
             FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) | FreeOutcome::Surplus(freed, _) => {
                 pool.live -= 1;
-                Some(round(freed.requested))
+                note_free(&mut central.writer, address, &freed, start);
+                Some(())
             }
             FreeOutcome::Unknown => None,
         }
@@ -330,7 +355,7 @@ impl Device {
         }
     }
 
-    fn return_slab(&self, _shared: &Shared, slab: Option<Slab>) {
+    fn return_slab(&self, slab: Option<Slab>) {
         if let Some(slab) = slab {
             lock(&self.central).release_slab(slab.run, slab.stream, slab.epoch);
         }
@@ -348,7 +373,7 @@ impl Device {
                 .collect()
         };
         for slab in slabs {
-            self.return_slab(shared, slab);
+            self.return_slab(slab);
         }
     }
 
@@ -368,7 +393,7 @@ impl Device {
             };
             for slab in slabs {
                 bytes += slab.size_class().slab_bytes();
-                self.return_slab(shared, Some(slab));
+                self.return_slab(Some(slab));
             }
         }
         bytes
@@ -376,11 +401,17 @@ impl Device {
 
     /// Frees the large block at `address`. Its live bytes, or `None`: no block starts there.
     #[inline]
-    pub fn free_large(&self, shared: &Shared, address: u64, blocks: [Option<u32>; 2]) -> Option<u64> {
-        match lock(&self.central).free_large(&shared.table, &self.streams, address, blocks) {
-            LargeFree::Done(size) => Some(size),
-            LargeFree::Unknown => None,
-        }
+    pub fn free_large(
+        &self,
+        shared: &Shared,
+        address: u64,
+        blocks: [Option<u32>; 2],
+        start: u64,
+    ) -> Option<()> {
+        let mut central = lock(&self.central);
+        let size = central.free_large(&shared.table, &self.streams, address, blocks)?;
+        central.writer.event(EventKind::Free, 0, 0, address, size, start);
+        Some(())
     }
 
     /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.
@@ -415,6 +446,7 @@ impl Device {
             Some(Ok(address)) => {
                 entry.address = address;
                 central.add_direct(&entry);
+                request.note(&mut central.writer, address);
                 Ok(address)
             }
             None => {
@@ -433,7 +465,7 @@ impl Device {
     }
 
     /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
-    pub fn free_direct(&self, shared: &Shared, address: u64) -> Option<u64> {
+    pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
         if !lock(&self.central).is_direct(address) {
             return None;
         }
@@ -442,11 +474,13 @@ impl Device {
         {
             log::error!("cuMemFree({address:#x}) failed: {error}; the block is kept on the books");
             lock(&self.central).backing.errors += 1;
-            return Some(0);
+            return Some(());
         }
         let mut central = lock(&self.central);
         central.backing.calls += 1;
-        central.remove_direct(address)
+        let size = central.remove_direct(address)?;
+        central.writer.event(EventKind::Free, 0, 0, address, size, start);
+        Some(())
     }
 
     /// What `handle` captures, if anything.

@@ -267,14 +267,12 @@ impl Heap {
         let Some(number) = device.streams.resolve(&*shared.driver, stream) else {
             return Err(Error::TooManyStreams);
         };
-        let request = Request { size, stream: number, lifetime: lifetime::current() };
+        let request = Request { size, stream: number, lifetime: lifetime::current(), start };
         let address = if self.special.load(Ordering::Acquire) == 0 {
             device.malloc(shared, request)?
         } else {
             self.malloc_special(device, request, stream)?
         };
-        let (id, tag) = (device.id as u8, request.lifetime as u8);
-        shared.record.event(EventKind::Malloc, id, tag, number, address, size, start);
         sample_latency(shared.record, true, start);
         Ok(address)
     }
@@ -332,39 +330,29 @@ impl Heap {
             self.before_free(address);
         }
         let shared = &self.shared;
-        let (device, size) = match shared.table.get(address) {
-            Owner::Slab { device, lane, slab } => {
-                let size = self
-                    .device(i64::from(device))
-                    .ok()
-                    .and_then(|d| d.free_small(shared, lane, slab, address));
-                (device, size)
-            }
+        let done = match shared.table.get(address) {
+            Owner::Slab { device, lane, slab } => self
+                .device(i64::from(device))
+                .ok()
+                .and_then(|d| d.free_small(shared, lane, slab, address, start)),
             Owner::Large { device, blocks } => {
-                let size =
-                    self.device(i64::from(device)).ok().and_then(|d| d.free_large(shared, address, blocks));
-                (device, size)
+                self.device(i64::from(device)).ok().and_then(|d| d.free_large(shared, address, blocks, start))
             }
-            Owner::None => self.free_direct(address),
+            Owner::None => self.free_direct(address, start),
         };
-        let Some(size) = size else {
+        if done.is_none() {
             self.bad_free(address);
             return false;
-        };
-        shared.record.event(EventKind::Free, device as u8, 0, 0, address, size, start);
+        }
         sample_latency(shared.record, false, start);
         true
     }
 
-    fn free_direct(&self, address: u64) -> (u32, Option<u64>) {
-        if self.special.load(Ordering::Relaxed) & PASSTHROUGH != 0 {
-            for device in self.devices() {
-                if let Some(size) = device.free_direct(&self.shared, address) {
-                    return (device.id, Some(size));
-                }
-            }
+    fn free_direct(&self, address: u64, start: u64) -> Option<()> {
+        if self.special.load(Ordering::Relaxed) & PASSTHROUGH == 0 {
+            return None;
         }
-        (0, None)
+        self.devices().find_map(|device| device.free_direct(&self.shared, address, start))
     }
 
     #[cold]

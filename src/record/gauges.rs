@@ -1,8 +1,11 @@
-//! Gauges: counters of a lane, totals and gauges of a device.
+//! Gauges: counters of a lane, facts and gauges of a device.
 
+use super::histogram::Buckets;
 use super::layout::Shared;
 use super::seqlock::Sequence;
 use super::sync::{AtomicU64, Ordering, bump};
+use super::totals::LaneTotals;
+use super::trail::TrailHead;
 use super::{DEVICE_GAUGES, DeviceGauge, LIFETIMES};
 
 /// torch calls a block up to this size small.
@@ -36,24 +39,18 @@ pub struct PendingGauges {
     _room: [AtomicU64; 3],
 }
 
-/// One lane's gauges, 1 KiB: by pool (small, large), then lifetime. The writer is the holder of the lane's heap lock.
+/// One lane's area: totals, the head of its trail, gauges by pool (small, large) then lifetime, size histograms. The writer
+/// is the holder of the lane's heap lock. In one piece, so that the hot path needs one pointer to it.
 #[repr(C, align(64))]
-#[derive(Debug, Default)]
 pub struct Lane {
+    /// Live bytes.
+    pub totals: LaneTotals,
+    /// Head of the lane's event ring.
+    pub trail: TrailHead,
     blocks: [BlockGauges; 2 * LIFETIMES],
     pending: [PendingGauges; 2 * LIFETIMES],
-}
-
-/// Live bytes of a device, over all lanes; every writer's line.
-#[repr(C, align(64))]
-#[derive(Debug, Default)]
-pub struct DeviceTotals {
-    /// Sum of live blocks, each rounded. Fetch-add and fetch-sub by any lane.
-    live: AtomicU64,
-    /// The highest value `live` ever had. Raised by whoever brought `live` above it; lowered by a reset only.
-    peak: AtomicU64,
-    /// For peaks by pool.
-    _room: [AtomicU64; 6],
+    /// Sizes of mallocs and of frees.
+    pub sizes: [Buckets; 2],
 }
 
 /// A device's part of the record, 2 KiB: facts, totals, gauges.
@@ -65,19 +62,19 @@ pub struct DeviceArea {
     name: [AtomicU64; 32],
     uuid: [AtomicU64; 2],
     total_memory: AtomicU64,
-    /// See [`DeviceTotals`].
-    pub totals: DeviceTotals,
+    /// The highest that live bytes over all lanes ever were ([`super::totals`]). Written under the device's mutex.
+    pub live_peak: AtomicU64,
+    /// For peaks by pool.
+    _peaks: [AtomicU64; 3],
     sequence: Sequence,
     gauges: [AtomicU64; 63],
-    _room: [AtomicU64; 16],
+    _room: [AtomicU64; 24],
 }
 
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<BlockGauges>() == 64 && size_of::<PendingGauges>() == 64);
-    assert!(size_of::<Lane>() == 1024);
-    assert!(size_of::<DeviceTotals>() == 64);
-    assert!(std::mem::offset_of!(DeviceArea, totals) == 320);
+    assert!(size_of::<Lane>() == 128 + 1024 + 8192);
     assert!(size_of::<DeviceArea>() == 1024);
     assert!(DEVICE_GAUGES <= 63);
 };
@@ -223,42 +220,6 @@ impl Lane {
             pending_ended_bytes: get(&pending.ended_bytes),
             ..counts
         })
-    }
-}
-
-impl DeviceTotals {
-    /// Adds to what is live, and raises the peak.
-    #[inline(always)]
-    pub fn add(&self, bytes: u64) {
-        let live = self.live.fetch_add(bytes, Ordering::Relaxed).wrapping_add(bytes);
-        if live > self.peak.load(Ordering::Relaxed) {
-            self.raise(live);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn raise(&self, live: u64) {
-        self.peak.fetch_max(live, Ordering::Relaxed);
-    }
-
-    /// Takes from what is live.
-    #[inline(always)]
-    pub fn sub(&self, bytes: u64) {
-        self.live.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// Live bytes and their peak.
-    pub fn read(&self) -> (u64, u64) {
-        let live = self.live.load(Ordering::Relaxed);
-        (live, self.peak.load(Ordering::Relaxed).max(live))
-    }
-
-    /// The peak begins again at what is live now.
-    pub fn reset_peak(&self) {
-        self.peak.store(self.live.load(Ordering::Relaxed), Ordering::SeqCst);
-        // A block that came between the load and the store has its peak overwritten: take its part.
-        self.peak.fetch_max(self.live.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 }
 

@@ -11,6 +11,7 @@ use super::histogram::Buckets;
 use super::ring::{RingCell, RingHead};
 use super::segments::SegmentCell;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
+use super::trail::{self, TrailCell};
 use super::{LANES, RecordOptions};
 
 /// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not ready.
@@ -36,14 +37,14 @@ pub enum Section {
     Devices,
     /// [`LANES`] [`Lane`]s a device.
     Lanes,
-    /// Two [`Buckets`] a lane: sizes of mallocs, sizes of frees.
-    Sizes,
     /// Two [`Buckets`]: latency of mallocs, latency of frees.
     Latency,
     /// One [`RingHead`].
     RingHead,
     /// The [`RingCell`]s, a power of two.
     Ring,
+    /// The [`TrailCell`]s: for each lane as many, a power of two.
+    Trails,
     /// [`SegmentCell`]s.
     Segments,
     /// [`BlockCell`]s.
@@ -52,16 +53,16 @@ pub enum Section {
 
 /// Number of sections.
 pub const SECTIONS: usize = Section::Blocks as usize + 1;
-/// Sections before this one are allocated whole at the start; it and the next grow.
-const FIRST_GROWING: usize = Section::Segments as usize;
+/// Sections before this one are allocated whole at the start; it and the next are allocated as needed.
+const FIRST_GROWING: usize = Section::Trails as usize;
 const NAMES: [&str; SECTIONS] = [
     "process facts",
     "devices",
     "lanes",
-    "size histograms",
     "latency histograms",
     "ring head",
     "ring",
+    "trails",
     "segments",
     "blocks",
 ];
@@ -187,6 +188,7 @@ impl Plan {
         let devices = devices.min(256) as u64;
         let lanes = devices * LANES as u64;
         let ring = u64::from(options.ring_events.clamp(2, 1 << 26)).next_power_of_two();
+        let trail = if options.max_blocks == 0 { 0 } else { trail::cells(ring) };
         // Indices are u32, the last of them is NONE.
         let blocks = u64::from(options.max_blocks).min(1 << 31).next_multiple_of(CHUNK);
         let segments = if options.max_blocks == 0 { 0 } else { MAX_SEGMENTS };
@@ -194,10 +196,10 @@ impl Plan {
             (size_of::<ProcessFacts>(), 1),
             (size_of::<DeviceArea>(), devices),
             (size_of::<Lane>(), lanes),
-            (size_of::<Buckets>(), lanes * 2),
             (size_of::<Buckets>(), 2),
             (size_of::<RingHead>(), 1),
             (size_of::<RingCell>(), ring),
+            (size_of::<TrailCell>(), lanes * trail),
             (size_of::<SegmentCell>(), segments),
             (size_of::<BlockCell>(), blocks),
         ];
@@ -253,7 +255,7 @@ mod tests {
             end = (offset + bytes * count).next_multiple_of(PAGE);
         }
         assert_eq!(plan.total_bytes, end);
-        assert_eq!(plan.fixed_bytes, plan.offset(Section::Segments));
+        assert_eq!(plan.fixed_bytes, plan.offset(Section::Trails));
         assert_eq!(plan.entries(Section::Ring), 1024);
         assert!(plan.entries(Section::Blocks) >= 1_000_000);
     }

@@ -20,6 +20,8 @@ mod slots;
 pub mod source;
 pub mod sweep;
 pub mod sync;
+pub mod totals;
+pub mod trail;
 mod writer;
 
 pub use lane::LaneWriter;
@@ -280,7 +282,8 @@ pub struct RecordOptions {
     pub enabled: bool,
     /// /dev/shm, or another folder in tests.
     pub directory: std::path::PathBuf,
-    /// Events the ring holds, rounded up to a power of two; 32 bytes each, allocated at once.
+    /// Events the shared ring holds, rounded up to a power of two; 32 bytes each, allocated at once. Each lane that is used
+    /// gets a trail of a quarter of it.
     pub ring_events: u32,
     /// Blocks the block map can hold (address space; 40 bytes a block are touched as needed).
     pub max_blocks: u32,

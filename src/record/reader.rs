@@ -18,6 +18,8 @@ use super::ring::{Event, Ring, RingCell, RingHead};
 use super::segments::SegmentCell;
 use super::source::Source;
 use super::sync::Ordering;
+use super::totals;
+use super::trail::TrailCell;
 use super::{BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, LANES, LIFETIMES, Record, SegmentEntry};
 
 /// Looks at a seqlock before it is called torn: some milliseconds, with the processor yielded in between.
@@ -224,6 +226,33 @@ pub struct Histograms {
     pub free_latency: Counts,
 }
 
+/// Where a follower of the events has come to; the default is the beginning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    ring: u64,
+    trails: Vec<u64>,
+}
+
+/// Events, and how many of the same time are lost.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// In the order of time.
+    pub entries: Vec<Event>,
+    /// Overwritten before they were read, dropped, or half-written.
+    pub lost: u64,
+}
+
+/// Counts of a process's events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventFacts {
+    /// Ever written.
+    pub written: u64,
+    /// Dropped, because two writers met on a slot of the shared ring a lap apart.
+    pub dropped: u64,
+    /// The latest that the rings can hold.
+    pub capacity: u64,
+}
+
 /// An open record.
 #[derive(Debug)]
 pub struct Reader<'a> {
@@ -241,9 +270,9 @@ const ENTRY_BYTES: [usize; SECTIONS] = [
     size_of::<DeviceArea>(),
     size_of::<Lane>(),
     size_of::<Buckets>(),
-    size_of::<Buckets>(),
     size_of::<RingHead>(),
     size_of::<RingCell>(),
+    size_of::<TrailCell>(),
     size_of::<SegmentCell>(),
     size_of::<BlockCell>(),
 ];
@@ -251,10 +280,10 @@ const ALL_SECTIONS: [Section; SECTIONS] = [
     Section::Process,
     Section::Devices,
     Section::Lanes,
-    Section::Sizes,
     Section::Latency,
     Section::RingHead,
     Section::Ring,
+    Section::Trails,
     Section::Segments,
     Section::Blocks,
 ];
@@ -367,12 +396,15 @@ impl<'a> Reader<'a> {
         let lanes = devices.checked_mul(LANES as u64);
         let sound = devices <= 256
             && Some(entries(Section::Lanes)) == lanes
-            && Some(entries(Section::Sizes)) == lanes.map(|lanes| lanes * 2)
             && entries(Section::Latency) == 2
             && entries(Section::Process) == 1
             && entries(Section::RingHead) == 1
             && entries(Section::Ring).is_power_of_two()
-            && entries(Section::Ring) >= 2;
+            && entries(Section::Ring) >= 2
+            && lanes.is_none_or(|lanes| match lanes {
+                0 => entries(Section::Trails) == 0,
+                lanes => entries(Section::Trails) % lanes == 0,
+            });
         if !sound {
             return Err(damaged("sections that don't fit each other".to_owned()));
         }
@@ -455,7 +487,8 @@ impl<'a> Reader<'a> {
             }
             snapshot.torn_lanes += u32::from(torn);
         }
-        (snapshot.live, snapshot.live_peak) = area.totals.read();
+        snapshot.live = totals::live(lanes.iter().map(|lane| &lane.totals));
+        snapshot.live_peak = area.live_peak.load(Ordering::Relaxed).max(snapshot.live);
         let gauges: Option<[u64; DEVICE_GAUGES]> = area.read(ATTEMPTS);
         snapshot.torn_gauges = gauges.is_none();
         snapshot.gauges = gauges.unwrap_or_else(|| area.read_torn()).to_vec();
@@ -491,22 +524,53 @@ impl<'a> Reader<'a> {
         Some(unsafe { Ring::new(cells.as_ptr(), cells.len() as u64, head) })
     }
 
-    /// The events from position `since` on that are still in the ring, and how many are lost.
-    pub fn events(&self, since: u64) -> (Vec<Event>, u64) {
-        self.ring().map_or_else(|| (Vec::new(), 0), |ring| ring.read_since(since))
+    /// The events after those that `cursor` has seen, in the order of time, and moves the cursor behind them. What was
+    /// overwritten or dropped meanwhile is counted in [`Events::lost`].
+    pub fn events(&self, cursor: &mut Cursor) -> Events {
+        let mut events = Events::default();
+        if let Some(ring) = self.ring() {
+            let (read, lost, end) = ring.read_since(cursor.ring);
+            events.entries.extend(read);
+            events.lost += lost;
+            cursor.ring = end;
+        }
+        let lanes = self.many::<Lane>(Section::Lanes);
+        cursor.trails.resize(lanes.len(), 0);
+        let cells = self.many::<TrailCell>(Section::Trails);
+        let each = cells.len().checked_div(lanes.len()).unwrap_or(0);
+        for (number, (lane, since)) in lanes.iter().zip(&mut cursor.trails).enumerate() {
+            if lane.trail.is_open() {
+                let cells = cells.get(number * each..(number + 1) * each).unwrap_or(&[]);
+                let (read, lost, end) = lane.trail.read_since(cells, *since);
+                events.entries.extend(read);
+                events.lost += lost;
+                *since = end;
+            }
+        }
+        events.entries.sort_by_key(|event| event.time);
+        events
     }
 
-    /// Events ever begun, events the ring holds, events dropped by writers that met on a slot.
-    pub fn ring_facts(&self) -> (u64, u64, u64) {
-        self.ring().map_or((0, 0, 0), |ring| (ring.position(), ring.capacity(), ring.conflicts()))
+    /// Events ever written, those dropped by writers that met on a slot, and those that the rings can hold.
+    pub fn event_facts(&self) -> EventFacts {
+        let (position, capacity, dropped) =
+            self.ring().map_or((0, 0, 0), |ring| (ring.position(), ring.capacity(), ring.conflicts()));
+        let mut facts = EventFacts { written: position, dropped, capacity };
+        let lanes = self.many::<Lane>(Section::Lanes);
+        let each = self.sections[Section::Trails as usize].1.checked_div(lanes.len() as u64).unwrap_or(0);
+        for lane in lanes.iter().filter(|lane| lane.trail.is_open()) {
+            facts.written = facts.written.wrapping_add(lane.trail.position());
+            facts.capacity += each.saturating_sub(1);
+        }
+        facts
     }
 
     /// The histograms, summed over lanes and devices.
     pub fn histograms(&self) -> Histograms {
         let mut histograms = Histograms::default();
-        for pair in self.many::<Buckets>(Section::Sizes).chunks_exact(2) {
-            pair[0].add_to(&mut histograms.malloc_sizes.0);
-            pair[1].add_to(&mut histograms.free_sizes.0);
+        for lane in self.many::<Lane>(Section::Lanes) {
+            lane.sizes[0].add_to(&mut histograms.malloc_sizes.0);
+            lane.sizes[1].add_to(&mut histograms.free_sizes.0);
         }
         if let [malloc, free] = self.many::<Buckets>(Section::Latency) {
             malloc.add_to(&mut histograms.malloc_latency.0);

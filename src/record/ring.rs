@@ -190,13 +190,13 @@ impl Ring {
     }
 
     /// All events from `since` (a position) on that are still there, and how many are not: overwritten before we came, or
-    /// while we read, dropped, or still being written.
-    pub fn read_since(&self, since: u64) -> (Vec<Event>, u64) {
+    /// while we read, dropped, or still being written; and the position behind them.
+    pub fn read_since(&self, since: u64) -> (Vec<Event>, u64, u64) {
         let end = self.position();
         let start = since.max(end.saturating_sub(self.capacity()));
         let mut events = Vec::with_capacity(end.saturating_sub(start) as usize);
         events.extend((start..end).filter_map(|position| self.read(position)));
         let lost = end.saturating_sub(since).saturating_sub(events.len() as u64);
-        (events, lost)
+        (events, lost, end)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering as PrivateOrdering};
 use std::sync::{Mutex, PoisonError};
 
 use super::facts::{Process, ProcessFacts};
-use super::gauges::DeviceArea;
+use super::gauges::{DeviceArea, Lane};
 use super::histogram::Buckets;
 use super::layout::{CHUNK, Degraded, Header, MAGIC, MIN_RING, Plan, Section, Shared};
 use super::mapping::{Backing, LockKind, Mapping};
@@ -13,6 +13,8 @@ use super::ring::Ring;
 use super::segments::SegmentCell;
 use super::slots::{BATCH, Slots};
 use super::sync::Ordering;
+use super::totals::{self, LaneTotals};
+use super::trail::TrailCell;
 use super::{
     DeviceFacts, DeviceGauge, EventKind, LANES, LaneWriter, RecordOptions, SegmentEntry, SegmentSlot, clock,
     sweep,
@@ -26,6 +28,8 @@ pub struct Record {
     plan: Plan,
     devices: u32,
     slots: Slots,
+    /// For each device its lanes ever used, a bit each; the mutex guards its ceilings and its peak.
+    used_lanes: Vec<Mutex<u32>>,
     /// Free places of the segment table; fresh ones are counted in the header.
     free_segments: Mutex<Vec<u32>>,
     closed: AtomicBool,
@@ -123,6 +127,7 @@ impl Record {
             mapping,
             plan,
             devices: devices.len() as u32,
+            used_lanes: devices.iter().map(|_| Mutex::new(0)).collect(),
             free_segments: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
         };
@@ -177,33 +182,16 @@ impl Record {
         let known = device < self.devices && (lane as usize) < LANES;
         debug_assert!(known, "lane {lane} of device {device}");
         if !known {
-            // SAFETY: leaked, so valid for ever; zeros are a value of all of them. Without detail no block cell is touched.
+            // SAFETY: leaked, so valid for ever; zeros are a value. Without detail no block cell is touched.
             return unsafe {
-                let nowhere = Nowhere::leak::<DeviceArea>();
-                let blocks = std::ptr::null();
-                LaneWriter::new(
-                    self,
-                    false,
-                    &raw const (*nowhere).totals,
-                    std::ptr::null(),
-                    std::ptr::null(),
-                    blocks,
-                )
+                LaneWriter::new(self, false, u8::MAX, u8::MAX, Nowhere::leak(), std::ptr::null())
             };
         }
-        let number = u64::from(device) * LANES as u64 + u64::from(lane);
+        let place = self.pointer(Section::Lanes, u64::from(device) * LANES as u64 + u64::from(lane));
+        let blocks = self.pointer(Section::Blocks, 0);
         // SAFETY: checked places of the mapping, which lives as long as this 'static record; the block section holds every slot
         // that `take_slots` hands out.
-        unsafe {
-            LaneWriter::new(
-                self,
-                self.detail,
-                &raw const self.area(device).totals,
-                self.pointer(Section::Lanes, number),
-                self.pointer::<Buckets>(Section::Sizes, number * 2),
-                self.pointer(Section::Blocks, 0),
-            )
-        }
+        unsafe { LaneWriter::new(self, self.detail, device as u8, lane as u8, place, blocks) }
     }
 
     /// The device-wide gauges' writer (under the device's lock).
@@ -287,13 +275,20 @@ impl Record {
 
     /// Live bytes and their peak on `device`, over all lanes (exact).
     pub fn live(&self, device: u32) -> (u64, u64) {
-        if device < self.devices { self.area(device).totals.read() } else { (0, 0) }
+        if device >= self.devices {
+            return (0, 0);
+        }
+        let live = totals::live(self.lane_totals(device));
+        (live, self.area(device).live_peak.load(Ordering::Relaxed).max(live))
     }
 
     /// The peak of live bytes begins again at what is live now. (Peaks among the [`DeviceGauge`]s are their writer's.)
     pub fn reset_peaks(&self, device: u32) {
-        if device < self.devices {
-            self.area(device).totals.reset_peak();
+        if let Some(used) = self.used_lanes.get(device as usize) {
+            let used = used.lock().unwrap_or_else(PoisonError::into_inner);
+            let nothing = LaneTotals::default();
+            let (lanes, count) = self.lanes_of(device, *used, &nothing);
+            totals::reset(&self.area(device).live_peak, &lanes[..count]);
         }
     }
 
@@ -324,6 +319,58 @@ impl Record {
     /// The memory under it, for readers in this process and for tests.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
+    }
+
+    fn lane_area(&self, device: u32, lane: usize) -> &Lane {
+        self.at(Section::Lanes, u64::from(device) * LANES as u64 + lane as u64)
+    }
+
+    fn lane_totals(&self, device: u32) -> impl Iterator<Item = &LaneTotals> {
+        (0..LANES).map(move |lane| &self.lane_area(device, lane).totals)
+    }
+
+    /// The totals of the lanes whose bits are set in `used`, `nothing` behind them, and how many. On the stack: nothing of a
+    /// malloc may come from the host heap.
+    fn lanes_of<'a>(
+        &'a self,
+        device: u32,
+        used: u32,
+        nothing: &'a LaneTotals,
+    ) -> ([&'a LaneTotals; LANES], usize) {
+        let (mut lanes, mut count) = ([nothing; LANES], 0);
+        for number in (0..LANES).filter(|number| used & (1 << number) != 0) {
+            lanes[count] = &self.lane_area(device, number).totals;
+            count += 1;
+        }
+        (lanes, count)
+    }
+
+    /// Lane `lane` of `device` passed its ceiling.
+    pub(super) fn settle(&self, device: u8, lane: u8) {
+        let Some(used) = self.used_lanes.get(usize::from(device)) else { return };
+        let mut used = used.lock().unwrap_or_else(PoisonError::into_inner);
+        *used |= 1 << lane;
+        let nothing = LaneTotals::default();
+        let (lanes, count) = self.lanes_of(u32::from(device), *used, &nothing);
+        // Its place among the used ones.
+        let me = (*used & ((1 << lane) - 1)).count_ones() as usize;
+        totals::settle(&self.area(u32::from(device)).live_peak, &lanes[..count], me);
+    }
+
+    /// The cells of a lane's trail, allocated, and their number less one.
+    pub(super) fn trail_cells(&self, device: u8, lane: u8) -> Option<(*const TrailCell, u64)> {
+        let (offset, bytes, entries) = self.plan.sections[Section::Trails as usize];
+        let cells = entries / (u64::from(self.devices) * LANES as u64);
+        let first = (u64::from(device) * LANES as u64 + u64::from(lane)) * cells;
+        if cells == 0 {
+            return None;
+        }
+        let health = &self.header().health;
+        if self.mapping.ensure(offset + first * bytes, cells * bytes).is_err() {
+            health.no_room.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some((self.pointer(Section::Trails, first), cells - 1))
     }
 
     pub(super) fn take_slots(&self, batch: &mut [u32; BATCH]) -> usize {

@@ -1,7 +1,7 @@
 //! Captures, graphs and their replay.
 
 use super::{Gpu, Recorded, State, fail};
-use crate::calls::CallKind;
+use crate::calls::{CallKind, Caller, current_caller};
 use crate::capture::{Capture, CaptureMode, CaptureStatus, Graph};
 use crate::error::{SimResult, code};
 use crate::streams::StreamKey;
@@ -11,6 +11,21 @@ impl State {
     pub(crate) fn capture_of(&self, key: StreamKey) -> Option<&Capture> {
         let id = self.streams.get(key).capture?;
         self.captures.iter().find(|capture| capture.id == id)
+    }
+
+    /// Reports a call of the allocator's on a stream that captures.
+    pub(crate) fn frown_at_capture(&mut self, kind: CallKind, key: StreamKey) {
+        if let Some(id) = self.streams.get(key).capture {
+            self.frown(kind, key, id);
+        }
+    }
+
+    fn frown(&mut self, kind: CallKind, key: StreamKey, capture: u64) {
+        if current_caller() == Caller::Allocator
+            && let Some(oracle) = &mut self.oracle
+        {
+            oracle.report_capturing(kind.name(), key, capture);
+        }
     }
 
     pub(crate) fn invalidate(&mut self, id: u64) {
@@ -24,8 +39,10 @@ impl State {
         if self.captures.is_empty() {
             return Ok(());
         }
-        let forbidding: Vec<u64> = self.captures.iter().filter(|c| c.forbids()).map(|c| c.id).collect();
-        for &id in &forbidding {
+        let forbidding: Vec<_> =
+            self.captures.iter().filter(|c| c.forbids()).map(|c| (c.id, c.origin)).collect();
+        for &(id, origin) in &forbidding {
+            self.frown(kind, origin, id);
             self.invalidate(id);
         }
         if forbidding.is_empty() { Ok(()) } else { fail(kind, code::CAPTURE_UNSUPPORTED) }
@@ -36,6 +53,7 @@ impl State {
         match self.streams.get(key).capture {
             None => Ok(()),
             Some(id) => {
+                self.frown(kind, key, id);
                 self.invalidate(id);
                 fail(kind, code::CAPTURE_UNSUPPORTED)
             }
@@ -45,9 +63,10 @@ impl State {
     /// Refuses a wait for a device on which a stream captures.
     pub(crate) fn no_capture_on(&mut self, kind: CallKind, device: u32) -> SimResult<()> {
         let on_device = |capture: &&Capture| self.streams.get(capture.origin).device == device;
-        match self.captures.iter().find(on_device).map(|capture| capture.id) {
+        match self.captures.iter().find(on_device).map(|capture| (capture.id, capture.origin)) {
             None => Ok(()),
-            Some(id) => {
+            Some((id, origin)) => {
+                self.frown(kind, origin, id);
                 self.invalidate(id);
                 fail(kind, code::CAPTURE_UNSUPPORTED)
             }
@@ -56,6 +75,9 @@ impl State {
 
     /// The host asked about an event that was recorded in a capture.
     pub(crate) fn captured_event<T>(&mut self, kind: CallKind, capture: u64) -> SimResult<T> {
+        if let Some(origin) = self.captures.iter().find(|c| c.id == capture).map(|c| c.origin) {
+            self.frown(kind, origin, capture);
+        }
         self.invalidate(capture);
         fail(kind, code::CAPTURED_EVENT)
     }
@@ -75,6 +97,9 @@ impl State {
                 };
                 capture.streams.push(key);
                 self.streams.get_mut(key).capture = Some(id);
+                if let Some(oracle) = &mut self.oracle {
+                    oracle.joined_capture(key);
+                }
                 Ok(true)
             }
             (None, _) => Ok(false),
@@ -100,6 +125,9 @@ impl State {
             Some(capture) if !capture.invalidated => {
                 capture.kernels += kernels;
                 capture.work += kernels * each;
+                if let Some(oracle) = &mut self.oracle {
+                    oracle.advance(key);
+                }
                 Ok(true)
             }
             _ => fail(kind, code::CAPTURE_INVALIDATED),
@@ -162,6 +190,9 @@ impl Gpu {
             work: 0,
             group,
         });
+        if let Some(oracle) = &mut state.oracle {
+            oracle.capture_began(id, group, key);
+        }
         Ok(id)
     }
 
@@ -179,6 +210,9 @@ impl Gpu {
         for &stream in &capture.streams {
             state.streams.get_mut(stream).capture = None;
         }
+        if let Some(oracle) = &mut state.oracle {
+            oracle.capture_ended(capture.group, &capture.streams, !capture.invalidated);
+        }
         if capture.invalidated {
             return fail(KIND, code::CAPTURE_INVALIDATED);
         }
@@ -194,12 +228,15 @@ impl Gpu {
         let state = &mut *guard;
         state.enter(KIND, device)?;
         let key = state.stream(KIND, device, stream)?;
-        let Some(&Graph { work, .. }) = state.graphs.get(&graph) else {
+        let Some(&Graph { work, group, .. }) = state.graphs.get(&graph) else {
             return fail(KIND, code::INVALID_HANDLE);
         };
         state.refused_by_capture(KIND, key)?;
         let cost = state.config.costs.graph_launch;
         state.enqueue(key, 1, work, cost);
+        if let Some(oracle) = &mut state.oracle {
+            oracle.replayed(group, key);
+        }
         Ok(())
     }
 
@@ -211,7 +248,12 @@ impl Gpu {
         state.enter_for(KIND, device, state.config.costs.event)?;
         match state.graphs.remove(&graph) {
             None => fail(KIND, code::INVALID_HANDLE),
-            Some(_) => Ok(()),
+            Some(gone) => {
+                if let Some(oracle) = &mut state.oracle {
+                    oracle.graph_destroyed(gone.group);
+                }
+                Ok(())
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use crate::backing::{Backing, Source};
 use crate::books::Part;
 use crate::calls::CallKind;
 use crate::error::{SimResult, code};
+use crate::oracle::Taken;
 use crate::vmm::{Physical, granular};
 
 impl State {
@@ -16,6 +17,9 @@ impl State {
     fn drop_physical(&mut self, memory: &Physical, part: Part) {
         let now = self.time.now();
         self.devices[memory.device as usize].books.give(memory.bytes, part, now);
+        if let Some(oracle) = &mut self.oracle {
+            oracle.vanished(memory.physical, memory.bytes);
+        }
     }
 
     /// Charges and reserves address space; `None`: exhausted.
@@ -158,6 +162,9 @@ impl Gpu {
             Ok(whole) => whole,
         };
         state.time.spend(state.config.costs.unmap_of(bytes));
+        if let Some(oracle) = &mut state.oracle {
+            oracle.unmapped(address, bytes);
+        }
         for mapping in &whole {
             if let Some(memory) = state.vmm.unmap(mapping, &mut state.backings) {
                 state.drop_physical(&memory, Part::Handles);
@@ -211,6 +218,9 @@ impl Gpu {
         };
         state.wait_for_device(backing.device);
         state.time.spend(state.config.costs.free_of(backing.bytes));
+        if let Some(oracle) = &mut state.oracle {
+            oracle.plain_freed(Taken::of(&backing));
+        }
         state.backings.remove(address);
         let now = state.time.now();
         state.devices[backing.device as usize].books.give(backing.bytes, Part::Plain, now);

@@ -5,6 +5,7 @@ mod memory;
 mod order;
 mod pools;
 mod queries;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,7 @@ use crate::capture::{Capture, Graph};
 use crate::config::Config;
 use crate::error::{SimError, SimResult, code};
 use crate::inject::{Injection, Injections};
+use crate::oracle::{Clock, Oracle};
 use crate::pool::Pool;
 use crate::streams::{StreamKey, Streams};
 use crate::timeline::Timeline;
@@ -49,6 +51,8 @@ impl std::fmt::Display for Misuse {
 pub(crate) struct Event {
     pub(crate) device: u32,
     pub(crate) recorded: Recorded,
+    /// What its stream knew then.
+    pub(crate) clock: Clock,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +92,7 @@ pub(crate) struct State {
     pub(crate) counts: [CallCounts; 2],
     injections: Injections,
     pub(crate) misuses: Vec<Misuse>,
+    pub(crate) oracle: Option<Oracle>,
     /// The sticky error, once there is one.
     lost: Option<u32>,
     /// The number of the next physical byte to be created.
@@ -140,6 +145,7 @@ impl Gpu {
             counts: Default::default(),
             injections: Injections::default(),
             misuses: Vec::new(),
+            oracle: config.oracle.then(Oracle::default),
             lost: None,
             next_physical: 0,
             config,
@@ -197,7 +203,12 @@ impl State {
 
     /// The stream that a handle names; code 400 where it names none.
     pub(crate) fn stream(&mut self, kind: CallKind, device: u32, handle: usize) -> SimResult<StreamKey> {
-        self.streams.resolve(device, handle).ok_or(SimError { call: kind.name(), code: code::INVALID_HANDLE })
+        let found = self.streams.resolve(device, handle);
+        let key = found.ok_or(SimError { call: kind.name(), code: code::INVALID_HANDLE })?;
+        if let Some(oracle) = &mut self.oracle {
+            oracle.meet(&self.streams);
+        }
+        Ok(key)
     }
 
     /// Numbers for `bytes` physical bytes.

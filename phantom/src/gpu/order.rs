@@ -3,6 +3,7 @@
 use super::{Event, Gpu, Recorded, State, fail};
 use crate::calls::{CallKind, current_caller};
 use crate::error::{SimError, SimResult, code};
+use crate::oracle::Clock;
 use crate::streams::{StreamKey, StreamKind};
 
 impl State {
@@ -11,6 +12,11 @@ impl State {
         let tail = self.streams.implied(key).iter().map(|&other| self.streams.get(other).tail).max();
         if let Some(tail) = tail {
             self.raise_tail(key, tail);
+        }
+        if let Some(oracle) = &mut self.oracle {
+            for &other in self.streams.implied(key) {
+                oracle.follow(key, other);
+            }
         }
     }
 
@@ -27,13 +33,28 @@ impl State {
         let tail = self.streams.get(key).tail;
         let end = self.time.launch(tail, kernels, each, launch, self.config.run_ahead);
         self.raise_tail(key, end);
+        if let Some(oracle) = &mut self.oracle {
+            oracle.advance(key);
+        }
     }
 
     /// The host waits for everything on `device`.
     pub(crate) fn wait_for_device(&mut self, device: u32) {
         let tail = self.devices[device as usize].tail;
         self.time.wait_until(tail, current_caller());
+        if let Some(oracle) = &mut self.oracle {
+            oracle.host_saw_device(device);
+        }
         self.synchronize_pools(device);
+    }
+
+    /// The host knows that what `event` was recorded behind is done.
+    fn host_saw_event(&mut self, event: usize) {
+        if let Some(oracle) = &mut self.oracle
+            && let Some(event) = self.events.get(&event)
+        {
+            oracle.host_saw(&event.clock);
+        }
     }
 
     fn event(&self, kind: CallKind, event: usize) -> SimResult<&Event> {
@@ -49,7 +70,7 @@ impl Gpu {
         state.enter_for(CallKind::EventCreate, device, state.config.costs.event)?;
         state.next_event += 1;
         let handle = 0x4000_0000 + state.next_event * 0x10;
-        state.events.insert(handle, Event { device, recorded: Recorded::Not });
+        state.events.insert(handle, Event { device, recorded: Recorded::Not, clock: Clock::default() });
         Ok(handle)
     }
 
@@ -75,6 +96,7 @@ impl Gpu {
         if state.event(KIND, event)?.device != state.streams.get(key).device {
             return fail(KIND, code::INVALID_HANDLE);
         }
+        state.frown_at_capture(KIND, key);
         let recorded = match state.capture_of(key) {
             Some(capture) if capture.invalidated => return fail(KIND, code::CAPTURE_INVALIDATED),
             Some(capture) => Recorded::Captured(capture.id),
@@ -85,6 +107,9 @@ impl Gpu {
         };
         if let Some(event) = state.events.get_mut(&event) {
             event.recorded = recorded;
+            if let Some(oracle) = &mut state.oracle {
+                oracle.record(key, &mut event.clock);
+            }
         }
         Ok(())
     }
@@ -98,7 +123,11 @@ impl Gpu {
         state.forbidden_by_capture(KIND)?;
         match state.event(KIND, event)?.recorded {
             Recorded::Not => Ok(true),
-            Recorded::At(time) => Ok(time <= state.time.now()),
+            Recorded::At(time) if time <= state.time.now() => {
+                state.host_saw_event(event);
+                Ok(true)
+            }
+            Recorded::At(_) => Ok(false),
             Recorded::Captured(capture) => state.captured_event(KIND, capture),
         }
     }
@@ -113,7 +142,10 @@ impl Gpu {
         let owner = state.event(KIND, event)?.device;
         match state.event(KIND, event)?.recorded {
             Recorded::Not => {}
-            Recorded::At(time) => state.time.wait_until(time, current_caller()),
+            Recorded::At(time) => {
+                state.time.wait_until(time, current_caller());
+                state.host_saw_event(event);
+            }
             Recorded::Captured(capture) => return state.captured_event(KIND, capture),
         }
         state.synchronize_pools(owner);
@@ -128,11 +160,17 @@ impl Gpu {
         state.enter_for(KIND, device, state.config.costs.event)?;
         let key = state.stream(KIND, device, stream)?;
         let recorded = state.event(KIND, event)?.recorded;
-        if state.wait_in_capture(KIND, key, recorded)? {
-            return Ok(());
-        }
-        if let Recorded::At(time) = recorded {
+        state.frown_at_capture(KIND, key);
+        let in_capture = state.wait_in_capture(KIND, key, recorded)?;
+        if let Recorded::At(time) = recorded
+            && !in_capture
+        {
             state.raise_tail(key, time);
+        }
+        if let Some(oracle) = &mut state.oracle
+            && let Some(event) = state.events.get(&event)
+        {
+            oracle.wait(key, &event.clock);
         }
         Ok(())
     }
@@ -163,6 +201,9 @@ impl Gpu {
             return fail(KIND, code::CAPTURE_UNSUPPORTED);
         }
         state.streams.destroy(key);
+        if let Some(oracle) = &mut state.oracle {
+            oracle.destroyed(key);
+        }
         Ok(())
     }
 
@@ -176,7 +217,11 @@ impl Gpu {
         state.refused_by_capture(KIND, key)?;
         state.forbidden_by_capture(KIND)?;
         state.follow_default_stream(key);
-        Ok(state.streams.get(key).tail <= state.time.now())
+        let done = state.streams.get(key).tail <= state.time.now();
+        if done && let Some(oracle) = &mut state.oracle {
+            oracle.host_saw_stream(key);
+        }
+        Ok(done)
     }
 
     /// Waits on the host until everything on `stream` is done.
@@ -191,6 +236,9 @@ impl Gpu {
         state.follow_default_stream(key);
         let (tail, owner) = (state.streams.get(key).tail, state.streams.get(key).device);
         state.time.wait_until(tail, current_caller());
+        if let Some(oracle) = &mut state.oracle {
+            oracle.host_saw_stream(key);
+        }
         state.synchronize_pools(owner);
         Ok(())
     }
@@ -258,6 +306,7 @@ impl Gpu {
         if backed != bytes {
             return state.refuse(KIND, "memset of a range that is not backed", address);
         }
+        state.frown_at_capture(KIND, key);
         let launch = state.config.costs.launch;
         if state.launch_in_capture(KIND, key, 1, 0)? {
             state.time.spend(launch);

@@ -6,6 +6,7 @@ use crate::backing::{Backing, Source};
 use crate::books::Part;
 use crate::calls::CallKind;
 use crate::error::{SimError, SimResult, code};
+use crate::oracle::Taken;
 use crate::pool::{Chunk, POOL_ALIGNMENT, POOL_CHUNK, Pool, PoolAttribute};
 
 /// A pool's account, for tests and reports.
@@ -54,19 +55,22 @@ impl State {
     }
 
     /// Gives idle chunks back while more than `keep` bytes stay.
-    fn shrink_pool(&mut self, handle: usize, keep: u64) {
+    fn shrink_pool(&mut self, call: &'static str, handle: usize, keep: u64) {
         while let Some(pool) = self.pools.get_mut(&handle) {
             let device = pool.device;
             let Some((address, chunk)) = pool.shrink(keep) else { return };
-            self.drop_chunk(device, address, chunk);
+            self.drop_chunk(call, device, address, chunk);
         }
     }
 
-    fn drop_chunk(&mut self, device: u32, address: u64, chunk: Chunk) {
+    fn drop_chunk(&mut self, call: &'static str, device: u32, address: u64, chunk: Chunk) {
         self.time.spend(self.config.costs.pool_shrink_of(chunk.bytes));
         let now = self.time.now();
         self.devices[device as usize].books.give(chunk.bytes, Part::Pools, now);
         self.addresses.release(address, chunk.bytes);
+        if let Some(oracle) = &mut self.oracle {
+            oracle.pool_gave_back(call, Taken { address, physical: chunk.physical, bytes: chunk.bytes });
+        }
     }
 
     /// What every host synchronisation does to the pools of a device: complete frees are shared, and what exceeds the
@@ -82,7 +86,7 @@ impl State {
             shrink.extend(pool.above_threshold().map(|keep| (handle, keep)));
         }
         for (handle, keep) in shrink {
-            self.shrink_pool(handle, keep);
+            self.shrink_pool("the release threshold", handle, keep);
         }
     }
 }
@@ -119,7 +123,7 @@ impl Gpu {
         }
         if let Some(gone) = state.pools.remove(&pool) {
             for (address, chunk) in gone.chunks() {
-                state.drop_chunk(gone.device, address, chunk);
+                state.drop_chunk(KIND.name(), gone.device, address, chunk);
             }
             state.space.give(gone.address_space);
         }
@@ -161,7 +165,7 @@ impl Gpu {
         state.enter_for(KIND, device, state.config.costs.pool_hit)?;
         let now = state.time.now();
         state.pool(KIND, pool)?.settle(now);
-        state.shrink_pool(pool, keep);
+        state.shrink_pool(KIND.name(), pool, keep);
         Ok(())
     }
 
@@ -176,6 +180,7 @@ impl Gpu {
             return state.refuse(KIND, "access for a device that is no peer", u64::from(peer));
         }
         state.pool(KIND, pool)?.access |= 1 << peer;
+        state.backings.grant_all(Source::Pool(pool), 1 << peer);
         Ok(())
     }
 
@@ -213,6 +218,10 @@ impl Gpu {
                 source: Source::Pool(pool),
                 access,
             });
+            state.follow_default_stream(key);
+            if let Some(oracle) = &mut state.oracle {
+                oracle.pool_handed_out(chunk.physical + offset, rounded, key);
+            }
         }
         Ok(address)
     }
@@ -235,6 +244,9 @@ impl Gpu {
         };
         state.follow_default_stream(key);
         state.backings.remove(address);
+        if let Some(oracle) = &mut state.oracle {
+            oracle.pool_took_back(Taken::of(&backing), key);
+        }
         let (now, tail) = (state.time.now(), state.streams.get(key).tail);
         state.pool(KIND, pool)?.free(address, backing.bytes, key, tail, now);
         Ok(())
