@@ -66,7 +66,11 @@ fn loom(root: &Path) -> Outcome {
     runner::command(
         cargo(root, &arguments)
             .env("RUSTFLAGS", format!("{flags} --cfg loom"))
-            .env("CARGO_TARGET_DIR", root.join("target/loom")),
+            .env("CARGO_TARGET_DIR", root.join("target/loom"))
+            // The models take seconds; linking as for a release would take minutes.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "0"),
     )
 }
 
