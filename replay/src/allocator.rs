@@ -33,6 +33,16 @@ pub trait Allocator {
     fn record_stream(&mut self, address: DevicePtr, stream: StreamHandle) -> Result<(), AllocError>;
     /// A training step or request ended.
     fn step(&mut self) {}
+    /// Gives back to the device what nobody uses (`torch.cuda.empty_cache`).
+    ///
+    /// # Errors
+    /// A failed driver call.
+    fn release(&mut self) -> Result<(), AllocError>;
+    /// Walks the allocator's books.
+    ///
+    /// # Errors
+    /// Which invariant is broken.
+    fn validate(&self) -> Result<(), String>;
 }
 
 /// What went wrong in an allocator under replay.

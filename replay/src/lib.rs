@@ -1,7 +1,11 @@
-//! Traces of real PyTorch allocator traffic, exact models of the peers, and the benchmark that replays one through the
-//! others.
+//! Traces of real PyTorch allocator traffic, exact models of the peers, and the engine that replays one through the others.
 
 pub mod allocator;
-pub mod instant;
+pub mod bench;
+pub mod engine;
+pub mod fit;
+pub mod measure;
+pub mod ours;
 pub mod peers;
+pub mod stage;
 pub mod trace;

@@ -42,7 +42,7 @@ impl Gpu {
         let mut guard = self.lock();
         let state = &mut *guard;
         if let Some(oracle) = &mut state.oracle {
-            oracle.free(address, &state.backings);
+            oracle.free(address);
         }
     }
 

@@ -4,13 +4,74 @@ use crate::backing::{Backing, Backings, Source};
 use crate::oracle::Oracle;
 use crate::oracle::content::{Content, Live, Past, Use, Uses};
 use crate::oracle::fault::{Fault, Taker};
+use crate::oracle::intervals::Intervals;
 use crate::streams::StreamKey;
+
+/// A contiguous part of a block, in address space and in physical memory.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    address: u64,
+    physical: u64,
+    bytes: u64,
+    /// It goes through a mapping, so that other addresses may reach it.
+    mapped: bool,
+}
+
+impl Place {
+    fn of(piece: &Backing) -> Self {
+        let mapped = matches!(piece.source, Source::Mapping(_));
+        Self { address: piece.address, physical: piece.physical, bytes: piece.bytes, mapped }
+    }
+}
+
+/// The places of a block: one of most, so that one needs no memory of its own.
+#[derive(Debug, Default)]
+struct Places {
+    last: Option<Place>,
+    before: Vec<Place>,
+}
+
+impl Places {
+    /// Adds a place, as a part of the last one where it goes on there.
+    fn push(&mut self, place: Place) {
+        match &mut self.last {
+            Some(last) if last.physical + last.bytes == place.physical && last.mapped == place.mapped => {
+                last.bytes += place.bytes;
+            }
+            last => self.before.extend(last.replace(place)),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Place> + '_ {
+        self.before.iter().copied().chain(self.last)
+    }
+}
+
+/// Marks as former use what block `id` still has of a range; what others took meanwhile is theirs.
+fn vacate(map: &mut Intervals<Content>, start: u64, bytes: u64, id: u64, past: &Past) {
+    let is_own = |content: &Content| matches!(content, Content::Live(live) if live.id == id);
+    if let Some(content) = map.exact_mut(start, start + bytes)
+        && is_own(content)
+    {
+        *content = Content::Past(past.clone());
+        return;
+    }
+    let mut own = Vec::new();
+    map.visit(start, start + bytes, |from, to, content| {
+        if is_own(content) {
+            own.push((from, to));
+        }
+    });
+    for (from, to) in own {
+        map.replace(from, to, Content::Past(past.clone()), |_, _, _| {});
+    }
+}
 
 /// A live block.
 #[derive(Debug)]
 pub(crate) struct Block {
     id: u64,
-    bytes: u64,
+    places: Places,
     stream: StreamKey,
     /// Streams recorded on it, its own not among them.
     recorded: Vec<StreamKey>,
@@ -33,18 +94,18 @@ pub(crate) struct NewBlock {
 impl Oracle {
     pub(crate) fn malloc(&mut self, new: NewBlock, backings: &Backings) {
         let NewBlock { id, address, bytes, stream, capture, .. } = new;
+        let mut places: Places = Places::default();
         let mut backed = 0;
         let mut shut = None;
-        let mut faults = Vec::new();
         for piece in backings.pieces(address, bytes) {
             backed += piece.bytes;
             if piece.access & (1 << new.device) == 0 {
                 shut = shut.or(Some(piece.address));
             }
-            self.occupy(&piece, new, &mut faults);
+            places.push(Place::of(&piece));
         }
-        for fault in faults {
-            self.report(fault);
+        for place in places.iter() {
+            self.occupy(place, new);
         }
         if let Some(address) = shut {
             self.report(Fault::NoAccess { block: id, address, device: new.device });
@@ -52,39 +113,47 @@ impl Oracle {
         if backed < bytes {
             self.report(Fault::Unbacked { block: id, address: address + backed, backed, bytes });
         }
-        self.blocks.insert(address, Block { id, bytes, stream, recorded: Vec::new(), capture });
+        self.blocks.insert(address, Block { id, places, stream, recorded: Vec::new(), capture });
     }
 
-    /// Puts a block's piece over what was there, and judges that. One fault of a kind a piece says enough.
-    fn occupy(&mut self, piece: &Backing, new: NewBlock, faults: &mut Vec<Fault>) {
-        let NewBlock { id, capture, .. } = new;
-        let live = Live { id, address: new.address, capture };
+    /// Puts a block over what was in a place, and judges that. One fault of a kind is enough for a place.
+    fn occupy(&mut self, place: Place, new: NewBlock) {
+        let live = Live { id: new.id, address: new.address, capture: new.capture };
+        let mut faults: Vec<Fault> = Vec::new();
         let mut physical = std::mem::take(&mut self.physical);
-        let from = faults.len();
         physical.replace(
-            piece.physical,
-            piece.physical + piece.bytes,
+            place.physical,
+            place.physical + place.bytes,
             Content::Live(live),
             |start, _, old| {
-                let address = piece.address + (start - piece.physical);
+                let address = place.address + (start - place.physical);
                 let fault = match old {
-                    Content::Live(old) => {
-                        Some(Fault::TwoLive { block: id, address, other: old.id, other_address: old.address })
-                    }
+                    Content::Live(old) => Some(Fault::TwoLive {
+                        block: new.id,
+                        address,
+                        other: old.id,
+                        other_address: old.address,
+                    }),
                     Content::Past(past) => self.judge_reuse(past, new, address),
                 };
-                let same = |a: &Fault| {
-                    fault.as_ref().is_some_and(|b| std::mem::discriminant(a) == std::mem::discriminant(b))
+                let is_new = |fault: &Fault| {
+                    faults.iter().all(|known| std::mem::discriminant(known) != std::mem::discriminant(fault))
                 };
-                if !faults[from..].iter().any(same) {
-                    faults.extend(fault);
-                }
+                let fault = fault.filter(is_new);
+                faults.extend(fault);
             },
         );
         self.physical = physical;
-        if matches!(piece.source, Source::Mapping(_)) {
-            let end = piece.address + piece.bytes;
-            self.mapped.replace(piece.address, end, Content::Live(live), |_, _, _| {});
+        if place.mapped {
+            self.mapped.replace(
+                place.address,
+                place.address + place.bytes,
+                Content::Live(live),
+                |_, _, _| {},
+            );
+        }
+        for fault in faults {
+            self.report(fault);
         }
     }
 
@@ -116,7 +185,7 @@ impl Oracle {
         })
     }
 
-    pub(crate) fn free(&mut self, address: u64, backings: &Backings) {
+    pub(crate) fn free(&mut self, address: u64) {
         let Some(block) = self.blocks.remove(&address) else {
             self.report(Fault::UnknownBlock { address });
             return;
@@ -130,13 +199,11 @@ impl Oracle {
             Uses::Many(all.into_boxed_slice())
         };
         let past = Past { id: Some(block.id), capture: block.capture, uses };
-        for piece in backings.pieces(address, block.bytes) {
-            let content = Content::Past(past.clone());
-            if matches!(piece.source, Source::Mapping(_)) {
-                let end = piece.address + piece.bytes;
-                self.mapped.replace(piece.address, end, content.clone(), |_, _, _| {});
+        for place in block.places.iter() {
+            if place.mapped {
+                vacate(&mut self.mapped, place.address, place.bytes, block.id, &past);
             }
-            self.physical.replace(piece.physical, piece.physical + piece.bytes, content, |_, _, _| {});
+            vacate(&mut self.physical, place.physical, place.bytes, block.id, &past);
         }
     }
 

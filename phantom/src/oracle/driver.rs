@@ -38,7 +38,16 @@ impl Oracle {
         self.report_all(faults);
         let uses = Uses::One(self.advance(stream));
         let content = Content::Past(Past { id: None, capture: 0, uses });
-        self.physical.replace(physical, physical + bytes, content, |_, _, _| {});
+        let mut live = Vec::new();
+        self.physical.replace(physical, physical + bytes, content, |from, to, old| {
+            if matches!(old, Content::Live(_)) {
+                live.push((from, to, old.clone()));
+            }
+        });
+        // A live block stays where it is, so that whoever gets its memory next is found out as well.
+        for (from, to, block) in live {
+            self.physical.replace(from, to, block, |_, _, _| {});
+        }
     }
 
     /// A pool gives a chunk back to the device. It does so only when its own frees are complete: what can go wrong is a

@@ -30,6 +30,11 @@ impl<T: Clone> Intervals<T> {
         }
     }
 
+    /// The value of exactly this range, if it is one.
+    pub(crate) fn exact_mut(&mut self, start: u64, end: u64) -> Option<&mut T> {
+        self.by_start.get_mut(&start).and_then(|(to, value)| (*to == end).then_some(value))
+    }
+
     /// Forgets the values of the range, showing each part to `see` before.
     pub(crate) fn clear(&mut self, start: u64, end: u64, mut see: impl FnMut(u64, u64, &T)) {
         if let Some((_, (before_end, value))) = self.by_start.range_mut(..start).next_back()
@@ -58,9 +63,7 @@ impl<T: Clone> Intervals<T> {
         if start >= end {
             return;
         }
-        if let Some((to, old)) = self.by_start.get_mut(&start)
-            && *to == end
-        {
+        if let Some(old) = self.exact_mut(start, end) {
             see(start, end, old);
             *old = value;
             return;

@@ -158,9 +158,6 @@ impl Pool {
 
     /// Unmapped address space of `stream`, lowest first.
     pub fn unmapped_of(&self, stream: StreamHandle) -> impl Iterator<Item = BlockId> + '_ {
-        self.unmapped
-            .range((stream, 0, BlockId(0))..)
-            .take_while(move |key| key.0 == stream)
-            .map(|key| key.2)
+        self.unmapped.range((stream, 0, BlockId(0))..).take_while(move |key| key.0 == stream).map(|key| key.2)
     }
 }

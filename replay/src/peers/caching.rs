@@ -235,7 +235,7 @@ impl DeviceAllocator {
     }
 
     /// Waits for the blocks that other streams use and gives every idle segment back, large ones first.
-    fn release_cached(&mut self) -> Result<()> {
+    pub fn release_cached(&mut self) -> Result<()> {
         self.with_finished(|events, driver, device, done| events.synchronize(driver, device, done))?;
         for pool in [PoolKind::Large, PoolKind::Small] {
             let cached: Vec<BlockId> = self.pools[pool as usize].free.iter().map(|key| key.3).collect();

@@ -45,7 +45,13 @@ impl Segment {
     }
 
     /// Unmaps the whole granules of a range: where the unmapped part starts, and its bytes (0: there is no whole one).
-    fn unmap(&mut self, driver: &dyn Driver, device: DeviceId, address: u64, size: u64) -> Result<(u64, u64)> {
+    fn unmap(
+        &mut self,
+        driver: &dyn Driver,
+        device: DeviceId,
+        address: u64,
+        size: u64,
+    ) -> Result<(u64, u64)> {
         let first = (address - self.base).div_ceil(self.granule) as usize;
         let end = ((address - self.base + size) / self.granule) as usize;
         if first >= end {
@@ -95,7 +101,9 @@ impl DeviceAllocator {
             let before = self.blocks[unmapped].prev.filter(|&prev| self.blocks[prev].is_idle());
             let start = before.unwrap_or(unmapped);
             let (mut room, mut at) = (0, Some(start));
-            while let Some(block) = at.map(|id| &self.blocks[id]).filter(|block| room < size && block.is_idle()) {
+            while let Some(block) =
+                at.map(|id| &self.blocks[id]).filter(|block| room < size && block.is_idle())
+            {
                 room += block.size;
                 at = block.next;
             }
@@ -137,8 +145,7 @@ impl DeviceAllocator {
         self.blocks[id].mapped = true;
         if mapped < self.blocks[id].size {
             let block = &mut self.blocks[id];
-            let mut rest =
-                Block::new(block.address + mapped, block.size - mapped, block.stream, block.pool);
+            let mut rest = Block::new(block.address + mapped, block.size - mapped, block.stream, block.pool);
             rest.mapped = false;
             rest.segment = block.segment;
             block.size = mapped;

@@ -50,14 +50,6 @@ impl Torch {
         Ok(Self { name, devices, owners: HashMap::new() })
     }
 
-    /// Walks all blocks and pools against each other.
-    ///
-    /// # Errors
-    /// Says which rule is broken.
-    pub fn validate(&self) -> std::result::Result<(), String> {
-        self.devices.iter().try_for_each(DeviceAllocator::validate)
-    }
-
     /// Physical bytes held on `device`, by the allocator's own count.
     pub fn reserved(&self, device: DeviceId) -> u64 {
         self.devices.get(device as usize).map_or(0, DeviceAllocator::reserved)
@@ -109,5 +101,13 @@ impl Allocator for Torch {
         let &(device, block) = self.owners.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         self.devices[device as usize].record_stream(block, stream);
         Ok(())
+    }
+
+    fn release(&mut self) -> std::result::Result<(), AllocError> {
+        Ok(self.devices.iter_mut().try_for_each(DeviceAllocator::release_cached)?)
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        self.devices.iter().try_for_each(DeviceAllocator::validate)
     }
 }

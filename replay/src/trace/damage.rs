@@ -61,7 +61,9 @@ impl Damage {
             Self::IdReused(_) => "number allocations from 1 and never use a number twice",
             Self::UnknownId(_) => "allocate it first; or the beginning of the trace is missing",
             Self::DeadId(..) => "remove the line, or give the later allocation a number of its own",
-            Self::UnknownEvent(_) => "record the event first; or drop the wait: an unrecorded event holds nobody up",
+            Self::UnknownEvent(_) => {
+                "record the event first; or drop the wait: an unrecorded event holds nobody up"
+            }
             Self::TooMany(..) => "split the trace",
         }
     }
@@ -71,7 +73,9 @@ impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreadable(why) => write!(f, "cannot read it: {why}"),
-            Self::Compression(why) => write!(f, "the zstd stream is damaged or cut short after this line: {why}"),
+            Self::Compression(why) => {
+                write!(f, "the zstd stream is damaged or cut short after this line: {why}")
+            }
             Self::CutShort => write!(f, "the input ends in the middle of the line"),
             Self::Empty => write!(f, "there is no event in it"),
             Self::LineTooLong => write!(f, "the line is longer than {} bytes", super::reader::LONGEST_LINE),

@@ -101,8 +101,8 @@ pub struct Trace {
     pub streams: Vec<u64>,
     /// Marks other than `step`.
     pub marks: Vec<String>,
-    /// Number of allocations, so of blocks.
-    pub blocks: u32,
+    /// The blocks' identifiers as the file writes them.
+    pub ids: Vec<u64>,
     /// Number of the program's events.
     pub events: u32,
     /// Number of devices: one more than the highest that the trace names.
@@ -114,6 +114,11 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// Number of allocations, so of blocks.
+    pub fn blocks(&self) -> usize {
+        self.ids.len()
+    }
+
     /// Reads the trace at `path`, zstd-compressed or plain (told apart by content).
     ///
     /// # Errors
@@ -132,6 +137,13 @@ impl Trace {
     /// [`TraceError`], as for [`Trace::open`].
     pub fn read(name: &str, input: impl std::io::Read) -> Result<Self, TraceError> {
         reader::read(name, input)
+    }
+
+    /// The same without the program's kernels, events, waits and marks: what the allocator is asked, and nothing else.
+    #[must_use]
+    pub fn allocator_calls_only(&self) -> Self {
+        let asked = |op: &&Op| matches!(op, Op::Alloc { .. } | Op::Free { .. } | Op::RecordStream { .. } | Op::Step);
+        Self { ops: self.ops.iter().filter(asked).copied().collect(), ..self.clone() }
     }
 }
 

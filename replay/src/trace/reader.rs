@@ -51,7 +51,7 @@ impl Reader {
             ops: Vec::new(),
             streams: vec![0],
             marks: Vec::new(),
-            blocks: 0,
+            ids: Vec::new(),
             events: 0,
             devices: 1,
             operations: 0,
@@ -84,7 +84,9 @@ impl Reader {
             let damage = match line.strip_suffix(b"\n") {
                 None if line.len() > LONGEST_LINE => Err(Damage::LineTooLong),
                 None => Err(Damage::CutShort),
-                Some(text) => std::str::from_utf8(text).map_err(|_| Damage::NotText).and_then(|t| self.event(t)),
+                Some(text) => {
+                    std::str::from_utf8(text).map_err(|_| Damage::NotText).and_then(|t| self.event(t))
+                }
             };
             damage.map_err(|damage| TraceError::new(self.line, damage))?;
         }
@@ -135,11 +137,12 @@ impl Reader {
         let size = fields.number("SIZE", LARGEST_SIZE)?;
         let device = fields.number("DEVICE", 63)? as u8;
         let stream = self.stream(fields)?;
-        let block = self.trace.blocks;
+        let block = u32::try_from(self.trace.ids.len())
+            .map_err(|_| Damage::TooMany("allocations", u64::from(u32::MAX) + 1))?;
         if self.ids.contains_key(&id) {
             return Err(Damage::IdReused(id));
         }
-        self.trace.blocks = block.checked_add(1).ok_or(Damage::TooMany("allocations", u32::MAX.into()))?;
+        self.trace.ids.push(id);
         self.ids.insert(id, Known { block, size, freed_at: 0 });
         self.trace.devices = self.trace.devices.max(device + 1);
         self.trace.operations += 1;
