@@ -22,8 +22,8 @@ use super::totals;
 use super::trail::TrailCell;
 use super::{BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, LANES, LIFETIMES, Record, SegmentEntry};
 
-/// Looks at a seqlock before it is called torn: some milliseconds, with the processor yielded in between.
-const ATTEMPTS: u32 = 4096;
+/// Looks at a seqlock before it is called torn: about 30 ms, most of them asleep.
+const ATTEMPTS: u32 = 450;
 
 /// Why a record can't be read. The text names the file, the reason, and what to do.
 #[derive(Debug)]
