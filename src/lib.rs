@@ -5,6 +5,7 @@
 //! other processes can read of it all.
 
 pub mod config;
+pub mod door;
 pub mod driver;
 pub mod heap;
 pub mod record;

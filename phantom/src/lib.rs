@@ -1,1 +1,60 @@
-//! The stand-in GPU.
+//! The stand-in GPU: one simulator of the driver's memory side, with exact books, a virtual timeline and an oracle of stream order.
+//!
+//! [`Gpu`] has the driver's calls as methods, which may be called from any thread. It keeps books of address space and physical
+//! memory, charges each call on a virtual clock, refuses every misuse that the driver refuses (and notes it: [`Gpu::misuses`]),
+//! fails on request ([`Gpu::inject`]), and, where the harness feeds it the blocks that the allocator hands out
+//! ([`Gpu::block_malloc`] and the rest), judges whether their reuse is in order ([`Gpu::faults`], [`oracle`]).
+//!
+//! ```
+//! use gruyere_phantom::{Config, Gpu, StreamKind, as_program};
+//!
+//! let gpu = Gpu::new(Config::new(1 << 30));
+//! let [a, b] = [0; 2].map(|_| gpu.stream_create(0, StreamKind::NonBlocking).unwrap());
+//! // An allocator gets memory, and cuts a block from it.
+//! let memory = gpu.alloc(0, 2 << 20).unwrap();
+//! gpu.block_malloc(1, memory, 1 << 20, 0, a);
+//! // The program uses it: three kernels of 20 us.
+//! gpu.launch(0, a, 3, 20_000).unwrap();
+//! as_program(|| gpu.stream_synchronize(0, b)).unwrap();
+//! // It comes back, and is given to another stream that knows nothing of the first.
+//! gpu.block_free(memory);
+//! gpu.block_malloc(2, memory, 1 << 20, 0, b);
+//! assert!(gpu.faults()[0].to_string().contains("not ordered before it"));
+//! ```
+//!
+//! Nothing is computed, and no device memory exists: addresses are numbers, unless an [`AddressProvider`] maps something there.
+
+#![deny(unsafe_code)]
+
+mod addresses;
+mod backing;
+mod books;
+mod calls;
+mod capture;
+mod config;
+mod costs;
+pub mod error;
+mod gpu;
+mod inject;
+pub mod oracle;
+mod pool;
+mod ranges;
+mod streams;
+mod timeline;
+mod vmm;
+
+pub use addresses::{AddressProvider, CountingAddresses};
+pub use backing::{Backing, Source};
+pub use books::{AddressBooks, DeviceBooks};
+pub use calls::{CallCounts, CallKind, Caller, as_program, current_caller};
+pub use capture::{CaptureMode, CaptureStatus, exchange_capture_mode, relaxed};
+pub use config::{Config, DeviceConfig};
+pub use costs::Costs;
+pub use error::{SimError, SimResult};
+pub use gpu::{Gpu, Held, HostTime, Misuse, PoolBooks};
+pub use inject::Injection;
+pub use pool::{POOL_ALIGNMENT, POOL_CHUNK, PoolAttribute};
+pub use streams::StreamKind;
+
+/// The granule of virtual memory management, bytes.
+pub const GRANULARITY: u64 = 2 << 20;

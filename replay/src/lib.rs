@@ -1,1 +1,11 @@
-//! Traces and models.
+//! Traces of real PyTorch allocator traffic, exact models of the peers, and the engine that replays one through the others.
+
+pub mod allocator;
+pub mod bench;
+pub mod engine;
+pub mod fit;
+pub mod measure;
+pub mod ours;
+pub mod peers;
+pub mod stage;
+pub mod trace;

@@ -1,12 +1,13 @@
 //! How device memory comes and goes: one small trait over the CUDA driver.
 //!
 //! The heap asks for memory, order (events, streams) and facts through [`Driver`] and knows nothing else of CUDA. `cuda`
-//! implements it through cudarc; the stand-in GPU implements it in process for the tests and the bench
+//! implements it through cudarc's bindings; the stand-in GPU implements it in process for the tests and the bench
 //! (`gruyere-phantom-driver`).
 //!
 //! Every method may be called from any thread, with any or no CUDA context current, and leaves the caller's current
 //! context as it was. Every method may fail at any time. No method panics.
 
+pub mod cuda;
 pub mod error;
 
 pub use error::{DriverError, ErrorKind, Result};
@@ -107,7 +108,7 @@ pub trait Driver: Send + Sync {
     fn capabilities(&self, device: DeviceId) -> Result<Capabilities>;
     /// Free and total physical memory of `device`.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
-    /// Whether `device` can map memory of `peer`.
+    /// Whether `device` can map memory of `peer`. As the driver has it, no device is its own peer.
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
 
     // Stream-ordered pools.

@@ -1,1 +1,582 @@
 //! Who decides where a block goes.
+//!
+//! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use. Requests up to 1 MiB are
+//! served from slabs ([`slab`], [`lane`]) under the lock of their stream's lane; larger ones from runs ([`arena`]) under the device's central
+//! lock. [`streams`] knows what stream order allows, [`backing`] takes memory from the driver, [`reclaim`] finds some when there is
+//! none, [`capture`] keeps the memory of CUDA graphs apart.
+//!
+//! Locks, and the order in which they nest: a lane's lock or the central lock, never both; under either, the locks inside
+//! `streams` and the record's. No lock is held while the caller is answered.
+#![deny(unsafe_code)]
+
+pub mod arena;
+pub mod backing;
+pub mod capture;
+pub mod central;
+pub mod device;
+pub mod lane;
+pub mod lifetime;
+pub mod oom;
+pub mod page_table;
+pub mod reclaim;
+pub mod size_class;
+pub mod slab;
+pub mod stats;
+pub mod streams;
+mod validate;
+
+use crate::config::Config;
+use crate::driver::{DeviceId, Driver, DriverError, StreamHandle};
+use crate::record::{DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
+use backing::Kind;
+use capture::PoolId;
+use central::Growth;
+use device::{Device, Request};
+use lifetime::Lifetime;
+use page_table::{Owner, PageTable};
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Devices that a process may use.
+pub const MAX_DEVICES: u32 = 64;
+/// The loader has wired record_stream.
+pub const HOOK_RECORD_STREAM: u32 = 1;
+/// The loader has wired the capture hooks (begin, end, release).
+pub const HOOK_CAPTURES: u32 = 2;
+
+/// Locks; a panic of another holder is no reason to stop serving.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub enum Error {
+    /// No memory, after everything was tried.
+    OutOfMemory(Box<oom::Report>),
+    /// The driver failed in another way.
+    Driver(DriverError),
+    /// There is no such device.
+    NoSuchDevice(i64),
+    /// More than [`streams::MAX_STREAMS`] streams were seen on a device.
+    TooManyStreams,
+    /// An invariant of the heap is broken; what was asked for was not done.
+    Internal(&'static str),
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfMemory(report) => report.fmt(f),
+            Self::Driver(error) => write!(f, "gruyere: the CUDA driver failed: {error}"),
+            Self::NoSuchDevice(device) => write!(f, "gruyere: there is no device {device} in this process"),
+            Self::TooManyStreams => write!(
+                f,
+                "gruyere: more than {} streams were used on one device; create streams once and keep them",
+                streams::MAX_STREAMS
+            ),
+            Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What the parts of a heap have in common.
+pub struct Shared {
+    /// The driver.
+    pub driver: Arc<dyn Driver>,
+    /// The configuration in force.
+    pub config: Config,
+    /// From addresses to owners.
+    pub table: PageTable,
+    /// What other processes read.
+    pub record: &'static Record,
+    step: AtomicU32,
+    /// What the loader has announced. States: bits are only ever set.
+    hooks: AtomicU32,
+}
+
+impl Shared {
+    /// The training step.
+    #[inline]
+    pub fn step(&self) -> u32 {
+        self.step.load(Ordering::Relaxed)
+    }
+
+    /// Whether memory may pass from stream to stream: only where record_stream reaches us.
+    pub fn shares(&self) -> bool {
+        self.config.share && self.hooks.load(Ordering::Relaxed) & HOOK_RECORD_STREAM != 0
+    }
+
+    fn growth(&self, lifetime: Lifetime) -> Growth<'_> {
+        Growth { driver: &*self.driver, table: &self.table, record: self.record, lifetime, capture: 0 }
+    }
+}
+
+/// A bit of [`Heap::special`]: requests must ask whether their stream captures.
+const WATCH_CAPTURES: u32 = 1;
+/// `backing:passthrough` may be in force.
+const PASSTHROUGH: u32 = 2;
+/// A debugging switch is on.
+const DEBUG: u32 = 4;
+
+/// The byte that `debug:poison` fills fresh blocks with.
+pub const POISON_FRESH: u8 = 0xCD;
+/// The byte that `debug:poison` fills freed blocks with.
+pub const POISON_FREED: u8 = 0xDD;
+
+/// The allocator of a process.
+pub struct Heap {
+    shared: Shared,
+    devices: Box<[OnceLock<Device>]>,
+    making: Mutex<()>,
+    /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set while the hooks are not
+    /// announced or a bracket is open anywhere; the others never change.
+    special: AtomicU32,
+    /// Brackets open on all devices; guards the setting of WATCH_CAPTURES.
+    brackets: Mutex<u32>,
+    bad_frees: AtomicU64,
+}
+
+impl Heap {
+    /// The heap over `driver`, and its record. No memory is taken from the driver yet.
+    ///
+    /// # Errors
+    /// The driver's, where there is no device to be asked.
+    pub fn new(driver: Arc<dyn Driver>, config: Config) -> Result<Self, DriverError> {
+        let count = driver.device_count()?.min(MAX_DEVICES);
+        let facts: Vec<DeviceFacts> = (0..count)
+            .map(|id| {
+                driver.capabilities(id).map_or_else(
+                    |_| DeviceFacts::default(),
+                    |device| DeviceFacts {
+                        name: device.name,
+                        uuid: device.uuid,
+                        total_memory: device.total_memory,
+                    },
+                )
+            })
+            .collect();
+        let options = RecordOptions {
+            enabled: config.record,
+            directory: "/dev/shm".into(),
+            ring_events: config.ring_events,
+            max_blocks: config.record_blocks,
+        };
+        // Never freed: writers on threads that outlive main may still be in it.
+        let record: &'static Record = Box::leak(Box::new(Record::create(&options, &facts)));
+        let debug = config.debug.poison || config.debug.sync;
+        let passthrough = config.backing == crate::config::Backing::Passthrough;
+        let special =
+            WATCH_CAPTURES | if passthrough { PASSTHROUGH } else { 0 } | if debug { DEBUG } else { 0 };
+        Ok(Self {
+            shared: Shared {
+                driver,
+                config,
+                table: PageTable::default(),
+                record,
+                step: AtomicU32::new(0),
+                hooks: AtomicU32::new(0),
+            },
+            devices: (0..count).map(|_| OnceLock::new()).collect(),
+            making: Mutex::new(()),
+            special: AtomicU32::new(special),
+            brackets: Mutex::new(0),
+            bad_frees: AtomicU64::new(0),
+        })
+    }
+
+    /// The record.
+    pub fn record(&self) -> &'static Record {
+        self.shared.record
+    }
+
+    /// The configuration in force.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// Devices that there are.
+    pub fn device_count(&self) -> u32 {
+        self.devices.len() as u32
+    }
+
+    /// The heap of a device, made at its first use.
+    #[inline]
+    fn device(&self, id: i64) -> Result<&Device, Error> {
+        match usize::try_from(id).ok().and_then(|id| self.devices.get(id)) {
+            Some(cell) => match cell.get() {
+                Some(device) => Ok(device),
+                None => self.make_device(id as u32),
+            },
+            None => Err(Error::NoSuchDevice(id)),
+        }
+    }
+
+    #[cold]
+    fn make_device(&self, id: DeviceId) -> Result<&Device, Error> {
+        let _making = lock(&self.making);
+        let cell = &self.devices[id as usize];
+        if cell.get().is_none() {
+            let device = Device::new(&self.shared, id)?;
+            {
+                let mut central = lock(&device.central);
+                let (limit, total) = (central.limit, device.capabilities.total_memory);
+                central.gauges.set(&[(DeviceGauge::Limit, limit), (DeviceGauge::TotalMemory, total)]);
+            }
+            // Peers get access to each other's memory when the process begins to use both.
+            for (other, cell) in self.devices.iter().enumerate() {
+                let Some(peer) = cell.get() else { continue };
+                let driver = &*self.shared.driver;
+                if driver.can_access_peer(other as u32, id).unwrap_or(false) {
+                    lock(&device.central).backing.allow_peer(driver, other as u32);
+                }
+                if driver.can_access_peer(id, other as u32).unwrap_or(false) {
+                    lock(&peer.central).backing.allow_peer(driver, id);
+                }
+            }
+            let _ = cell.set(device);
+        }
+        cell.get().ok_or(Error::Internal("a device vanished"))
+    }
+
+    fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().filter_map(OnceLock::get)
+    }
+
+    /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 answers 0.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] after everything was tried; the driver's errors; a device that there is not.
+    #[inline]
+    pub fn malloc(&self, size: u64, device: i64, stream: StreamHandle) -> Result<u64, Error> {
+        if size == 0 {
+            return Ok(0);
+        }
+        let start = clock::now();
+        let device = self.device(device)?;
+        let shared = &self.shared;
+        let Some(number) = device.streams.resolve(&*shared.driver, stream) else {
+            return Err(Error::TooManyStreams);
+        };
+        let request = Request { size, stream: number, lifetime: lifetime::current(), start };
+        let address = if self.special.load(Ordering::Acquire) == 0 {
+            device.malloc(shared, request)?
+        } else {
+            self.malloc_special(device, request, stream)?
+        };
+        sample_latency(shared.record, true, start);
+        Ok(address)
+    }
+
+    #[cold]
+    fn malloc_special(&self, device: &Device, request: Request, stream: StreamHandle) -> Result<u64, Error> {
+        let shared = &self.shared;
+        let special = self.special.load(Ordering::Acquire);
+        if self.hooks() != HOOK_RECORD_STREAM | HOOK_CAPTURES {
+            self.warn_of_missing_hooks();
+        }
+        let capture = if special & WATCH_CAPTURES != 0 { device.capture_of(shared, stream)? } else { None };
+        if shared.config.debug.sync && capture.is_none() {
+            device.synchronize(shared);
+        }
+        let address = match capture {
+            _ if device.kind == Kind::Passthrough => device.malloc_direct(shared, request)?,
+            Some(capture) => device.malloc_captured(shared, request, capture)?,
+            None => device.malloc(shared, request)?,
+        };
+        if shared.config.debug.poison && capture.is_none() {
+            let result =
+                shared.driver.memset(device.id, address, POISON_FRESH, lane::round(request.size), stream);
+            if let Err(error) = result {
+                log::warn!("debug:poison could not fill the block at {address:#x}: {error}");
+            }
+        }
+        Ok(address)
+    }
+
+    #[cold]
+    fn warn_of_missing_hooks(&self) {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        let hooks = self.hooks();
+        let missing = [(HOOK_RECORD_STREAM, "record_stream"), (HOOK_CAPTURES, "CUDA graph captures")];
+        let missing: Vec<&str> =
+            missing.into_iter().filter(|hook| hooks & hook.0 == 0).map(|hook| hook.1).collect();
+        ONCE.call_once(|| {
+            log::warn!(
+                "not wired: {}. Memory stays with its stream, captured memory is not reused, and Tensor.record_stream has \
+                 no effect. Set the hooks and call gruyere_announce_hooks(3) to have all of it.",
+                missing.join(", ")
+            );
+        });
+    }
+
+    /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
+    #[inline]
+    pub fn free(&self, address: u64) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let start = clock::now();
+        if self.special.load(Ordering::Relaxed) & DEBUG != 0 {
+            self.before_free(address);
+        }
+        let shared = &self.shared;
+        let done = match shared.table.get(address) {
+            Owner::Slab { device, lane, slab } => self
+                .device(i64::from(device))
+                .ok()
+                .and_then(|d| d.free_small(shared, lane, slab, address, start)),
+            Owner::Large { device, blocks } => {
+                self.device(i64::from(device)).ok().and_then(|d| d.free_large(shared, address, blocks, start))
+            }
+            Owner::None => self.free_direct(address, start),
+        };
+        if done.is_none() {
+            self.bad_free(address);
+            return false;
+        }
+        sample_latency(shared.record, false, start);
+        true
+    }
+
+    fn free_direct(&self, address: u64, start: u64) -> Option<()> {
+        if self.special.load(Ordering::Relaxed) & PASSTHROUGH == 0 {
+            return None;
+        }
+        self.devices().find_map(|device| device.free_direct(&self.shared, address, start))
+    }
+
+    #[cold]
+    fn bad_free(&self, address: u64) {
+        let count = self.bad_frees.fetch_add(1, Ordering::Relaxed) + 1;
+        self.shared.record.event(EventKind::BadFree, 0, 0, 0, address, 0, clock::now());
+        if let Some(device) = self.devices().next() {
+            lock(&device.central).gauges.set(&[(DeviceGauge::BadFrees, count)]);
+        }
+        // One line for each of the first few; a program that does it in a loop must not fill the disk.
+        if count <= 10 || count.is_power_of_two() {
+            log::error!(
+                "free({address:#x}): no live block of this allocator starts there (freed twice, or allocated by somebody else); \
+                 ignored, {count} so far"
+            );
+        }
+    }
+
+    /// `debug:sync` and `debug:poison` at a free.
+    #[cold]
+    fn before_free(&self, address: u64) {
+        let shared = &self.shared;
+        let owner = shared.table.get(address);
+        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return };
+        let Ok(device) = self.device(i64::from(device)) else { return };
+        if shared.config.debug.sync {
+            device.synchronize(shared);
+        }
+        if shared.config.debug.poison
+            && device.may_ask()
+            && let Some((stream, bytes)) = device.block_at(address, owner)
+            && !device.streams.is_dead(stream)
+            && let Some(handle) = device.streams.handle(stream)
+            && let Err(error) = shared.driver.memset(device.id, address, POISON_FREED, bytes, handle)
+        {
+            log::warn!("debug:poison could not fill the freed block at {address:#x}: {error}");
+        }
+    }
+
+    /// `stream` uses the block at `address` too: it is not reused before that stream is past its free. False: no live block
+    /// starts there (counted and logged as a bad free is).
+    pub fn record_stream(&self, address: u64, stream: StreamHandle) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let owner = self.shared.table.get(address);
+        let done = match owner {
+            Owner::Slab { device, .. } | Owner::Large { device, .. } => {
+                self.device(i64::from(device)).ok().and_then(|device| {
+                    let user = device.streams.resolve(&*self.shared.driver, stream)?;
+                    device.record_stream(address, owner, user)?;
+                    let (kind, id) = (EventKind::RecordStream, device.id as u8);
+                    self.shared.record.event(kind, id, 0, user, address, 0, clock::now());
+                    Some(())
+                })
+            }
+            Owner::None => self.devices().find_map(|device| device.record_stream(address, owner, 0)),
+        };
+        if done.is_none() {
+            self.bad_free(address);
+        }
+        done.is_some()
+    }
+
+    /// What the loader has wired: [`HOOK_RECORD_STREAM`], [`HOOK_CAPTURES`].
+    pub fn announce_hooks(&self, bits: u32) {
+        let brackets = lock(&self.brackets);
+        let hooks = self.shared.hooks.fetch_or(bits, Ordering::AcqRel) | bits;
+        if hooks & HOOK_CAPTURES != 0 && *brackets == 0 {
+            self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
+        }
+    }
+
+    /// What was announced.
+    pub fn hooks(&self) -> u32 {
+        self.shared.hooks.load(Ordering::Relaxed)
+    }
+
+    /// A capture into pool `id` begins on a stream of `device`; called before the stream captures.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn begin_allocate_to_pool(&self, device: i64, id: PoolId) -> Result<(), Error> {
+        let device = self.device(device)?;
+        let shared = &self.shared;
+        // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
+        if device.may_ask() {
+            device.streams.seal(&*shared.driver);
+        }
+        let mut central = lock(&device.central);
+        let number = match central.captures.find(id) {
+            Some(number) => number,
+            None => device.add_capture_pool(&mut central, Some(id), None),
+        };
+        central.captures.open(number);
+        device.brackets.fetch_add(1, Ordering::AcqRel);
+        {
+            let mut brackets = lock(&self.brackets);
+            *brackets += 1;
+            self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
+        }
+        central.gauges.add(DeviceGauge::CapturesBegun, 1);
+        drop(central);
+        device.event(shared, EventKind::CaptureBegin, id.0, id.1);
+        Ok(())
+    }
+
+    /// The bracket of pool `id` ends.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn end_allocate_to_pool(&self, device: i64, id: PoolId) -> Result<(), Error> {
+        let device = self.device(device)?;
+        let mut central = lock(&device.central);
+        let closed = central.captures.find(id).is_some_and(|number| central.captures.close(number));
+        if !closed {
+            drop(central);
+            log::warn!("end of an allocation to pool {id:?} that was not begun; ignored");
+            return Ok(());
+        }
+        device.brackets.fetch_sub(1, Ordering::AcqRel);
+        {
+            let mut brackets = lock(&self.brackets);
+            *brackets = brackets.saturating_sub(1);
+            if *brackets == 0 && self.hooks() & HOOK_CAPTURES != 0 {
+                self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
+            }
+        }
+        drop(central);
+        device.event(&self.shared, EventKind::CaptureEnd, id.0, id.1);
+        Ok(())
+    }
+
+    /// The graph that used pool `id` is gone; its blocks may still be live.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn release_pool(&self, device: i64, id: PoolId) -> Result<(), Error> {
+        let device = self.device(device)?;
+        let mut central = lock(&device.central);
+        let number = central.captures.find(id);
+        let Some(pool) = number.and_then(|number| central.captures.get_mut(number)) else {
+            drop(central);
+            log::warn!("release of pool {id:?}, which is not known; ignored");
+            return Ok(());
+        };
+        pool.uses = pool.uses.saturating_sub(1);
+        drop(central);
+        device.event(&self.shared, EventKind::CaptureRelease, id.0, id.1);
+        Ok(())
+    }
+
+    /// `empty_cache`: gives back to the driver what nobody uses, on all devices; the bytes that it got. Synchronises each device,
+    /// unless something is capturing on it.
+    pub fn trim(&self) -> u64 {
+        self.devices().map(|device| device.trim(&self.shared)).sum()
+    }
+
+    /// Caps what may be reserved on `device` at `fraction` of its memory, and at `limit:` if that is less.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn set_memory_fraction(&self, fraction: f64, device: i64) -> Result<(), Error> {
+        let device = self.device(device)?;
+        let total = device.capabilities.total_memory;
+        let configured = self.shared.config.limit.map_or(total, |limit| limit.resolve(total));
+        let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 1.0 };
+        let mut central = lock(&device.central);
+        central.limit = configured.min((total as f64 * fraction) as u64);
+        let limit = central.limit;
+        central.gauges.set(&[(DeviceGauge::Limit, limit)]);
+        Ok(())
+    }
+
+    /// The base and length of the region that holds `address`, for IPC by base pointers.
+    pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
+        self.devices().find_map(|device| {
+            let central = lock(&device.central);
+            let direct =
+                central.direct_blocks().find(|&(base, bytes)| (base..base + bytes).contains(&address));
+            direct.or_else(|| {
+                let mut regions = central.arenas.regions().map(|(_, region)| (region.address, region.bytes));
+                regions.find(|&(base, bytes)| (base..base + bytes).contains(&address))
+            })
+        })
+    }
+
+    /// A training step (or a request of a server) is over.
+    pub fn mark_step(&self) {
+        let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
+        for device in self.devices() {
+            if device.may_ask() {
+                let driver = &*self.shared.driver;
+                device.streams.poll(driver);
+                // With one stream there is nobody else to be served.
+                if device.streams.count() > 1 && self.shared.shares() {
+                    device.streams.seal(driver);
+                }
+            }
+            lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);
+            device.publish_gauges(&self.shared);
+            device.event(&self.shared, EventKind::Step, 0, u64::from(step));
+        }
+    }
+
+    /// Gives the driver's objects back and closes the record. The heap must not be used by anybody else any more, and no block
+    /// of it by any stream.
+    pub fn shut_down(&self) {
+        for device in self.devices() {
+            device.trim(&self.shared);
+            device.streams.destroy_events(&*self.shared.driver);
+            let mut central = lock(&device.central);
+            if central.backing.held == 0 {
+                central.backing.destroy(&*self.shared.driver);
+            }
+        }
+        self.shared.record.close();
+    }
+}
+
+/// One call in 64 is timed, chosen by the clock itself.
+#[inline]
+fn sample_latency(record: &Record, malloc: bool, start: u64) {
+    if start >> 6 & 63 == 0 {
+        record.latency(malloc, clock::now().wrapping_sub(start));
+    }
+}

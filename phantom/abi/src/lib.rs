@@ -1,1 +1,50 @@
-//! The ABI face.
+//! The ABI face of the stand-in GPU: a library that stands in for libcuda, the CUDA runtime, cuBLAS and whatever else the real
+//! PyTorch wheel links, keeps exact books of device memory (through `gruyere-phantom`), and launches nothing.
+//!
+//! # Use
+//! Preload it into Python, with a folder on `LD_LIBRARY_PATH` in which `libcuda.so.1` and the names of the CUDA libraries that
+//! torch is linked with are links to it. `tests/pytorch/run` makes that folder; it is the only place that does.
+//!
+//! | variable | what | default |
+//! |---|---|---|
+//! | `PHANTOM_DEVICES` | number of devices | 1 |
+//! | `PHANTOM_MEMORY` | memory of each (`80GiB`) | 80GiB |
+//! | `PHANTOM_COPY_LIMIT` | copies and fills above this size are skipped | 64KiB |
+//! | `PHANTOM_KERNEL_NS` | how long a kernel runs on the virtual clock, ns; above 0, driver calls cost time too | 0 |
+//! | `PHANTOM_WITHOUT` | what the devices lack: `vmm`, `pools`, `stream_ids`, comma-separated | |
+//! | `PHANTOM_BOOKS` | file for the books as JSON, written at exit (`%p`: the process id) | |
+//! | `PHANTOM_EXIT` | `deinitialize`: after the exit handlers every call answers DEINITIALIZED, as a real driver's | |
+//! | `PHANTOM_QUIET` | do not name functions that are not simulated on stderr | |
+//!
+//! # A missing function
+//! Python binds everything when it loads a library, so one that is not there at all is named by the import's own error
+//! ("undefined symbol: cudaX"): add it to the file of its concept, or to `unsupported.rs`. One that is there but not simulated
+//! names itself on stderr at its first call and is counted in the books (`calls`). For libraries that load lazily,
+//! `ldd -r LIBRARY` under the same preload lists what is missing.
+//!
+//! # Rules
+//! Nothing unwinds across the C interface; nothing in thread-local storage needs a destructor; in a forked child every call
+//! answers NOT_INITIALIZED at once.
+
+#![allow(non_snake_case, clippy::too_many_arguments)]
+
+mod abi;
+mod blas;
+mod books;
+mod context;
+mod control;
+mod driver_device;
+mod driver_memory;
+mod driver_order;
+mod driver_vmm;
+mod gpu;
+mod graph;
+mod host;
+mod launch;
+mod lookup;
+mod process;
+mod properties;
+mod runtime_memory;
+mod runtime_order;
+mod unsupported;
+mod witness;

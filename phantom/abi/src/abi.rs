@@ -1,0 +1,262 @@
+//! How every exported function is entered and left: counted, guarded, and answering with a code.
+//!
+//! The driver and the runtime number the errors that matter here alike, so one set of codes serves both.
+
+use crate::process::{self, Phase};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
+
+/// The error codes that this library answers besides the simulator's own (`CUresult` and `cudaError_t` alike).
+pub mod code {
+    pub const INVALID_VALUE: u32 = 1;
+    pub const NOT_INITIALIZED: u32 = 3;
+    pub const DEINITIALIZED: u32 = 4;
+    pub const INVALID_DEVICE: u32 = 101;
+    pub const INVALID_CONTEXT: u32 = 201;
+    pub const NOT_FOUND: u32 = 500;
+    pub const NOT_READY: u32 = 600;
+    pub const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
+    pub const NOT_SUPPORTED: u32 = 801;
+    pub const UNKNOWN: u32 = 999;
+}
+
+/// What the body of an exported function answers: nothing, or an error code.
+pub type Answer = Result<(), u32>;
+
+/// Which of the two libraries a function belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Face {
+    /// libcuda: `cuInit` comes first. Its caller is, as far as the books go, the allocator.
+    Driver,
+    /// libcuda, and allowed before `cuInit`.
+    DriverEarly,
+    /// libcudart: initialises by itself, and remembers the thread's last error. Its caller is the program.
+    Runtime,
+}
+
+/// The number of calls of one exported function, linked into a list of all that were ever called.
+///
+/// ```text
+/// linked: false --(the first caller, by swap)--> true; then that caller alone pushes it on HEAD and writes `next`
+/// HEAD:   null --(push by compare-exchange, never popped)--> the newest counter
+/// ```
+pub struct Counter {
+    name: &'static str,
+    calls: AtomicU64,
+    linked: AtomicBool,
+    next: AtomicPtr<Counter>,
+}
+
+static HEAD: AtomicPtr<Counter> = AtomicPtr::new(ptr::null_mut());
+
+impl Counter {
+    pub const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            calls: AtomicU64::new(0),
+            linked: AtomicBool::new(false),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Counts a call; true for the first one.
+    pub fn hit(&'static self) -> bool {
+        self.calls.fetch_add(1, Relaxed);
+        if self.linked.load(Relaxed) || self.linked.swap(true, AcqRel) {
+            return false;
+        }
+        let me = ptr::from_ref(self).cast_mut();
+        let mut head = HEAD.load(Acquire);
+        loop {
+            self.next.store(head, Relaxed);
+            match HEAD.compare_exchange(head, me, AcqRel, Acquire) {
+                Ok(_) => return true,
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+/// Every function that was called so far, with its count.
+pub fn call_counts() -> Vec<(&'static str, u64)> {
+    let mut counts = Vec::new();
+    let mut at = HEAD.load(Acquire);
+    // SAFETY: only 'static counters are pushed, and none is ever popped or written through HEAD.
+    while let Some(counter) = unsafe { at.as_ref() } {
+        counts.push((counter.name, counter.calls.load(Relaxed)));
+        at = counter.next.load(Acquire);
+    }
+    counts.sort_unstable();
+    counts
+}
+
+thread_local! {
+    static LAST_ERROR: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The thread's last runtime error; `take` resets it, as `cudaGetLastError` does.
+pub fn last_error(take: bool) -> u32 {
+    if take { LAST_ERROR.replace(0) } else { LAST_ERROR.get() }
+}
+
+/// Runs the body of an exported function. Nothing unwinds out of it.
+pub fn entry(counter: &'static Counter, face: Face, body: impl FnOnce() -> Answer) -> u32 {
+    counter.hit();
+    let code = match process::phase() {
+        Phase::ForkedChild => {
+            process::count_forked_call();
+            code::NOT_INITIALIZED
+        }
+        Phase::Gone => code::DEINITIALIZED,
+        Phase::Fresh if face == Face::Driver => code::NOT_INITIALIZED,
+        phase => {
+            if phase == Phase::Fresh && face == Face::Runtime {
+                process::initialize();
+            }
+            let answer = catch_unwind(AssertUnwindSafe(|| match face {
+                Face::Runtime => gruyere_phantom::as_program(body),
+                _ => body(),
+            }));
+            answer.map_or(code::UNKNOWN, |answer| answer.err().unwrap_or(0))
+        }
+    };
+    if face == Face::Runtime && code != 0 {
+        LAST_ERROR.set(code);
+    }
+    code
+}
+
+/// A pointer of the C caller's through which a result goes back.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
+
+impl<T> Out<T> {
+    /// Writes the result; refuses NULL.
+    pub fn put(self, value: T) -> Answer {
+        if self.0.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        self.put_if_wanted(value);
+        Ok(())
+    }
+
+    /// Writes the result unless the caller passed NULL.
+    pub fn put_if_wanted(self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: by the C contract of every function that takes one, a non-null result pointer points to a writable T.
+            unsafe { self.0.write_unaligned(value) }
+        }
+    }
+
+    /// The bare pointer.
+    pub fn raw(self) -> *mut T {
+        self.0
+    }
+}
+
+/// A pointer of the C caller's from which one or more values are read.
+#[repr(transparent)]
+pub struct In<T>(*const T);
+
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for In<T> {}
+
+impl<T: Copy> In<T> {
+    /// Reads the value; refuses NULL.
+    pub fn get(self) -> Result<T, u32> {
+        self.nth(0)
+    }
+
+    /// Reads the value at `index`; refuses NULL.
+    pub fn nth(self, index: usize) -> Result<T, u32> {
+        if self.0.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: by the C contract of every function that takes one, a non-null argument points to as many readable Ts as the
+        // function's count says, and callers of `nth` stay below that count.
+        Ok(unsafe { self.0.add(index).read_unaligned() })
+    }
+}
+
+/// A string of the C caller's.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Text(*const c_char);
+
+impl Text {
+    /// The string; refuses NULL.
+    pub fn get(&self) -> Result<&CStr, u32> {
+        if self.0.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: by the C contract, a non-null string argument is NUL-terminated and lives until the call returns, as `self` does.
+        Ok(unsafe { CStr::from_ptr(self.0) })
+    }
+}
+
+/// Exports functions of libcuda.
+macro_rules! driver {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $ty),*) -> u32 {
+            static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
+            $crate::abi::entry(&CALLS, $crate::abi::Face::Driver, move || $body)
+        }
+    )*};
+}
+
+/// Exports functions of libcuda that may be called before `cuInit`.
+macro_rules! driver_early {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $ty),*) -> u32 {
+            static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
+            $crate::abi::entry(&CALLS, $crate::abi::Face::DriverEarly, move || $body)
+        }
+    )*};
+}
+
+/// Exports functions of libcudart.
+macro_rules! runtime {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $ty),*) -> u32 {
+            static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
+            $crate::abi::entry(&CALLS, $crate::abi::Face::Runtime, move || $body)
+        }
+    )*};
+}
+
+/// Exports functions that are counted and answer success, whatever their arguments: on the C ABI of x86-64 and AArch64 the
+/// caller owns the arguments, so a callee may ignore them.
+macro_rules! succeeds {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> u32 {
+            static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
+            CALLS.hit();
+            0
+        }
+    )*};
+}
+
+pub(crate) use {driver, driver_early, runtime, succeeds};

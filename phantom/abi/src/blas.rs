@@ -1,0 +1,195 @@
+//! cuBLAS and cuBLASLt: handles are real, products are launches of nothing.
+
+use crate::abi::{Counter, Face, In, Out, entry, succeeds};
+use crate::gpu::gpu;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+
+/// `cublasStatus_t` of a product whose launch failed.
+const EXECUTION_FAILED: u32 = 13;
+
+/// A cuBLAS handle: the stream that `cublasSetStream` gave it, written by the handle's user, who may not share it between
+/// threads without a lock of his own.
+pub struct Handle {
+    stream: AtomicUsize,
+}
+
+/// A handle as the C caller holds it.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct HandlePtr(*const Handle);
+
+impl HandlePtr {
+    fn stream(&self) -> Option<&AtomicUsize> {
+        // SAFETY: by cuBLAS's contract a non-null handle came from cublasCreate_v2 and was not destroyed.
+        unsafe { self.0.as_ref() }.map(|handle| &handle.stream)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasCreate_v2(out: Out<HandlePtr>) -> u32 {
+    out.put(HandlePtr(Box::into_raw(Box::new(Handle { stream: AtomicUsize::new(0) })))).err().unwrap_or(0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasDestroy_v2(handle: HandlePtr) -> u32 {
+    if !handle.0.is_null() {
+        // SAFETY: by cuBLAS's contract the handle came from cublasCreate_v2 and is destroyed once.
+        drop(unsafe { Box::from_raw(handle.0.cast_mut()) });
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasSetStream_v2(handle: HandlePtr, stream: usize) -> u32 {
+    if let Some(slot) = handle.stream() {
+        slot.store(stream, Relaxed);
+    }
+    0
+}
+
+/// `CUBLAS_DEFAULT_MATH`.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasGetMathMode(_handle: HandlePtr, mode: Out<u32>) -> u32 {
+    mode.put(0).err().unwrap_or(0)
+}
+
+/// `CUBLAS_POINTER_MODE_HOST`.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasGetPointerMode_v2(_handle: HandlePtr, mode: Out<u32>) -> u32 {
+    mode.put(0).err().unwrap_or(0)
+}
+
+/// The version of the cuBLASLt that CUDA 13.0 ships.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtGetVersion() -> usize {
+    130_002
+}
+
+/// The descriptors say nothing to a library that multiplies nothing: one object serves for all.
+fn descriptor(out: Out<usize>) -> u32 {
+    static OPAQUE: [u64; 64] = [0; 64];
+    out.put(OPAQUE.as_ptr() as usize).err().unwrap_or(0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtMatmulDescCreate(out: Out<usize>) -> u32 {
+    descriptor(out)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtMatmulPreferenceCreate(out: Out<usize>) -> u32 {
+    descriptor(out)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtMatrixLayoutCreate(out: Out<usize>) -> u32 {
+    descriptor(out)
+}
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Default)]
+pub struct HeuristicResult {
+    algorithm: [u64; 8],
+    workspace: usize,
+    state: u32,
+    waves: f32,
+    reserved: [i32; 4],
+}
+
+/// One algorithm, without a workspace.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtMatmulAlgoGetHeuristic(
+    _handle: HandlePtr,
+    _operation: usize,
+    _a: usize,
+    _b: usize,
+    _c: usize,
+    _d: usize,
+    _preference: usize,
+    _wanted: i32,
+    results: Out<HeuristicResult>,
+    found: Out<i32>,
+) -> u32 {
+    results.put_if_wanted(HeuristicResult { waves: 1.0, ..HeuristicResult::default() });
+    found.put(1).err().unwrap_or(0)
+}
+
+/// One matrix product on `stream`.
+fn product(calls: &'static Counter, stream: usize) -> u32 {
+    match entry(calls, Face::Runtime, || gpu().launch(stream)) {
+        0 => 0,
+        _ => EXECUTION_FAILED,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtMatmul(
+    _handle: HandlePtr,
+    _operation: usize,
+    _alpha: In<u8>,
+    _a: usize,
+    _a_layout: usize,
+    _b: usize,
+    _b_layout: usize,
+    _beta: In<u8>,
+    _c: usize,
+    _c_layout: usize,
+    _d: usize,
+    _d_layout: usize,
+    _algorithm: usize,
+    _workspace: usize,
+    _workspace_bytes: usize,
+    stream: usize,
+) -> u32 {
+    static CALLS: Counter = Counter::new("cublasLtMatmul");
+    product(&CALLS, stream)
+}
+
+succeeds! {
+    cublasGetMatrixAsync cublasGetVectorAsync cublasLtMatmulDescDestroy cublasLtMatmulDescSetAttribute
+    cublasLtMatmulPreferenceDestroy cublasLtMatmulPreferenceSetAttribute cublasLtMatrixLayoutDestroy
+    cublasLtMatrixLayoutSetAttribute cublasSetMathMode cublasSetMatrixAsync cublasSetPointerMode_v2
+    cublasSetVectorAsync cublasSetWorkspace_v2
+}
+
+/// Exports functions that launch one kernel on the stream of the handle, their first argument.
+macro_rules! products {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(handle: HandlePtr) -> u32 {
+            static CALLS: Counter = Counter::new(stringify!($name));
+            product(&CALLS, handle.stream().map_or(0, |stream| stream.load(Relaxed)))
+        }
+    )*};
+}
+
+products! {
+    cublasCaxpy_v2 cublasCcopy_v2 cublasCdotc_v2 cublasCdotu_v2 cublasCgelsBatched cublasCgemmBatched
+    cublasCgemmStridedBatched cublasCgemm_v2 cublasCgemv_v2 cublasCgeqrfBatched cublasCgerc_v2
+    cublasCgeru_v2 cublasCgetrfBatched cublasCgetrsBatched cublasChemm_v2 cublasChemv_v2 cublasCher2_v2
+    cublasCher2k_v2 cublasCher_v2 cublasCherk_v2 cublasCrot_v2 cublasCrotg_v2 cublasCscal_v2
+    cublasCsrot_v2 cublasCsscal_v2 cublasCswap_v2 cublasCsymm_v2 cublasCsymv_v2 cublasCsyr2_v2
+    cublasCsyr2k_v2 cublasCsyr_v2 cublasCsyrk_v2 cublasCtrmm_v2 cublasCtrmv_v2 cublasCtrsmBatched
+    cublasCtrsm_v2 cublasCtrsv_v2 cublasDasum_v2 cublasDaxpy_v2 cublasDcopy_v2 cublasDdot_v2
+    cublasDgelsBatched cublasDgemmBatched cublasDgemmStridedBatched cublasDgemm_v2 cublasDgemv_v2
+    cublasDgeqrfBatched cublasDger_v2 cublasDgetrfBatched cublasDgetrsBatched cublasDnrm2_v2 cublasDotEx
+    cublasDrot_v2 cublasDrotg_v2 cublasDrotm_v2 cublasDrotmg_v2 cublasDscal_v2 cublasDswap_v2
+    cublasDsymm_v2 cublasDsymv_v2 cublasDsyr2_v2 cublasDsyr2k_v2 cublasDsyr_v2 cublasDsyrk_v2
+    cublasDtrmm_v2 cublasDtrmv_v2 cublasDtrsmBatched cublasDtrsm_v2 cublasDtrsv_v2 cublasDzasum_v2
+    cublasDznrm2_v2 cublasGemmEx cublasGemmStridedBatchedEx cublasIcamax_v2 cublasIcamin_v2
+    cublasIdamax_v2 cublasIdamin_v2 cublasIsamax_v2 cublasIsamin_v2 cublasIzamax_v2 cublasIzamin_v2
+    cublasSasum_v2 cublasSaxpy_v2 cublasScasum_v2 cublasScnrm2_v2 cublasScopy_v2 cublasSdot_v2
+    cublasSgelsBatched cublasSgemmBatched cublasSgemmEx cublasSgemmStridedBatched cublasSgemm_v2
+    cublasSgemv_v2 cublasSgeqrfBatched cublasSger_v2 cublasSgetrfBatched cublasSgetrsBatched
+    cublasSnrm2_v2 cublasSrot_v2 cublasSrotg_v2 cublasSrotm_v2 cublasSrotmg_v2 cublasSscal_v2
+    cublasSswap_v2 cublasSsymm_v2 cublasSsymv_v2 cublasSsyr2_v2 cublasSsyr2k_v2 cublasSsyr_v2
+    cublasSsyrk_v2 cublasStrmm_v2 cublasStrmv_v2 cublasStrsmBatched cublasStrsm_v2 cublasStrsv_v2
+    cublasZaxpy_v2 cublasZcopy_v2 cublasZdotc_v2 cublasZdotu_v2 cublasZdrot_v2 cublasZdscal_v2
+    cublasZgelsBatched cublasZgemmBatched cublasZgemmStridedBatched cublasZgemm_v2 cublasZgemv_v2
+    cublasZgeqrfBatched cublasZgerc_v2 cublasZgeru_v2 cublasZgetrfBatched cublasZgetrsBatched
+    cublasZhemm_v2 cublasZhemv_v2 cublasZher2_v2 cublasZher2k_v2 cublasZher_v2 cublasZherk_v2
+    cublasZrot_v2 cublasZrotg_v2 cublasZscal_v2 cublasZswap_v2 cublasZsymm_v2 cublasZsymv_v2
+    cublasZsyr2_v2 cublasZsyr2k_v2 cublasZsyr_v2 cublasZsyrk_v2 cublasZtrmm_v2 cublasZtrmv_v2
+    cublasZtrsmBatched cublasZtrsm_v2 cublasZtrsv_v2
+}

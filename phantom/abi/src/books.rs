@@ -1,0 +1,104 @@
+//! The books as JSON: what each device holds and held, who called what, and what was refused.
+
+use crate::abi::call_counts;
+use crate::gpu::try_gpu;
+use crate::process;
+use gruyere_phantom::{CallCounts, Caller};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What a device holds, bytes.
+#[derive(Serialize)]
+struct DeviceReport {
+    capacity: u64,
+    physical: u64,
+    physical_peak: u64,
+    plain: u64,
+    pools: u64,
+    handles: u64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    pid: u32,
+    devices: Vec<DeviceReport>,
+    /// Address space in use and its peak, bytes.
+    address_space: u64,
+    address_space_peak: u64,
+    /// Physical handles not yet released, and address reservations not yet freed.
+    vmm_handles: usize,
+    vmm_reservations: usize,
+    /// Page-locked host memory, bytes.
+    host_bytes: usize,
+    /// Exported functions and how often each was called.
+    calls: BTreeMap<&'static str, u64>,
+    /// Simulated calls that came in through libcuda (the allocator's) and through libcudart (torch's own).
+    allocator: BTreeMap<&'static str, u64>,
+    program: BTreeMap<&'static str, u64>,
+    /// Calls that forked children made of a CUDA that they do not have.
+    forked_calls: u64,
+    /// What was refused because its caller broke the driver's rules.
+    misuse: Vec<String>,
+}
+
+fn counts(counts: &CallCounts) -> BTreeMap<&'static str, u64> {
+    counts.iter().map(|(kind, n)| (kind.name(), n)).collect()
+}
+
+fn report() -> Option<Report> {
+    let phantom = try_gpu()?;
+    let sim = &phantom.sim;
+    let devices = (0..phantom.device_count()).map(|device| {
+        let books = sim.books(device);
+        DeviceReport {
+            capacity: books.capacity,
+            physical: books.physical,
+            physical_peak: books.physical_peak,
+            plain: books.in_plain,
+            pools: books.in_pools,
+            handles: books.in_handles,
+        }
+    });
+    let space = sim.address_books();
+    let (vmm_handles, vmm_reservations) = sim.vmm_counts();
+    Some(Report {
+        pid: std::process::id(),
+        devices: devices.collect(),
+        address_space: space.reserved,
+        address_space_peak: space.peak,
+        vmm_handles,
+        vmm_reservations,
+        host_bytes: phantom.host.bytes(),
+        calls: call_counts().into_iter().collect(),
+        allocator: counts(&sim.counts(Caller::Allocator)),
+        program: counts(&sim.counts(Caller::Program)),
+        forked_calls: process::forked_calls(),
+        misuse: sim.misuses().iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// Writes the books to `path`.
+pub fn write_to(path: &Path) -> io::Result<()> {
+    let Some(report) = report() else { return Ok(()) };
+    // Whole or not at all: a reader may be waiting for the file.
+    let part = path.with_extension("part");
+    std::fs::write(&part, serde_json::to_vec_pretty(&report)?)?;
+    std::fs::rename(part, path)
+}
+
+/// The file that `PHANTOM_BOOKS` names, where it does; `%p` in it becomes the process id.
+pub fn file() -> Option<PathBuf> {
+    let name = std::env::var("PHANTOM_BOOKS").ok().filter(|name| !name.is_empty())?;
+    Some(PathBuf::from(name.replace("%p", &std::process::id().to_string())))
+}
+
+/// Writes the books where `PHANTOM_BOOKS` says.
+pub fn write() {
+    if let Some(path) = file()
+        && let Err(error) = write_to(&path)
+    {
+        eprintln!("phantom: {}: {error}", path.display());
+    }
+}

@@ -1,0 +1,296 @@
+//! Contexts: one primary context a device, and a stack of current ones a thread.
+
+use crate::abi::{Out, code, driver, runtime};
+use crate::gpu::gpu;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+
+/// A `CUcontext`. 0: none.
+pub type Context = usize;
+
+/// Contexts look like the pointers that they are: BASE + device * STEP is the primary one of a device, and others of that
+/// device lie whole ROUNDs above it.
+const BASE: usize = 0x6000_0000;
+const STEP: usize = 0x100;
+const ROUND: usize = 0x1_0000;
+
+/// How deep the stack of a thread may be.
+const DEPTH: usize = 16;
+
+/// A thread's stack of current contexts. No destructor: it works to the last instruction of a thread.
+#[derive(Clone, Copy)]
+struct Stack {
+    depth: usize,
+    contexts: [Context; DEPTH],
+}
+
+thread_local! {
+    static STACK: Cell<Stack> = const { Cell::new(Stack { depth: 0, contexts: [0; DEPTH] }) };
+}
+
+/// How often each primary context is retained. 64 devices are enough.
+static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+
+/// Contexts that `cuCtxCreate` made so far.
+static CREATED: AtomicUsize = AtomicUsize::new(0);
+
+/// The primary context of `device`.
+pub fn primary(device: u32) -> Context {
+    BASE + device as usize * STEP
+}
+
+/// The device of a context; refuses what is none.
+pub fn device_of(context: Context) -> Result<u32, u32> {
+    let offset = context.checked_sub(BASE).ok_or(code::INVALID_CONTEXT)?;
+    if offset % STEP != 0 {
+        return Err(code::INVALID_CONTEXT);
+    }
+    let device = (offset % ROUND / STEP) as i32;
+    gpu().device(device).map_err(|_| code::INVALID_CONTEXT)
+}
+
+fn current() -> Context {
+    let stack = STACK.get();
+    stack.depth.checked_sub(1).map_or(0, |top| stack.contexts[top])
+}
+
+/// Makes `context` (0: none) the thread's current one, in place of the top of its stack.
+fn set(context: Context) {
+    let mut stack = STACK.get();
+    match (context, stack.depth) {
+        (0, 0) => {}
+        (0, _) => stack.depth -= 1,
+        (_, 0) => {
+            stack.contexts[0] = context;
+            stack.depth = 1;
+        }
+        (_, depth) => stack.contexts[depth - 1] = context,
+    }
+    STACK.set(stack);
+}
+
+/// The device of the thread's current context, as driver calls need it.
+pub fn driver_device() -> Result<u32, u32> {
+    device_of(current())
+}
+
+/// The device of the runtime calls of this thread: that of the current context; where there is none, device 0's primary
+/// context becomes current, as the runtime does it.
+pub fn runtime_device() -> u32 {
+    driver_device().unwrap_or_else(|_| {
+        set(primary(0));
+        0
+    })
+}
+
+/// The device for a call on a stream: the current one, or any where none is current and the stream's handle says it all.
+pub fn stream_device(stream: usize) -> Result<u32, u32> {
+    match driver_device() {
+        Ok(device) => Ok(device),
+        Err(_) if stream > 2 => Ok(0),
+        Err(code) => Err(code),
+    }
+}
+
+driver! {
+    fn cuDevicePrimaryCtxRetain(out: Out<Context>, device: i32) {
+        let device = gpu().device(device)?;
+        out.put(primary(device))?;
+        RETAINED[device as usize].fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) {
+        let device = gpu().device(device)?;
+        RETAINED[device as usize]
+            .fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1))
+            .map(|_| ())
+            .map_err(|_| code::INVALID_CONTEXT)
+    }
+
+    fn cuDevicePrimaryCtxReset_v2(device: i32) {
+        gpu().device(device).map(|_| ())
+    }
+
+    fn cuDevicePrimaryCtxSetFlags_v2(device: i32, _flags: u32) {
+        gpu().device(device).map(|_| ())
+    }
+
+    fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) {
+        let device = gpu().device(device)?;
+        flags.put_if_wanted(0);
+        active.put(i32::from(RETAINED[device as usize].load(Relaxed) > 0))
+    }
+
+    fn cuCtxCreate_v2(out: Out<Context>, _flags: u32, device: i32) {
+        create(out, device)
+    }
+
+    fn cuCtxCreate_v3(out: Out<Context>, _affinity: usize, _n: i32, _flags: u32, device: i32) {
+        create(out, device)
+    }
+
+    fn cuCtxCreate_v4(out: Out<Context>, _parameters: usize, _flags: u32, device: i32) {
+        create(out, device)
+    }
+
+    fn cuCtxDestroy_v2(context: Context) {
+        device_of(context)?;
+        if current() == context {
+            set(0);
+        }
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(out: Out<Context>) {
+        out.put(current())
+    }
+
+    fn cuCtxSetCurrent(context: Context) {
+        if context != 0 {
+            device_of(context)?;
+        }
+        set(context);
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(context: Context) {
+        device_of(context)?;
+        push(context)
+    }
+
+    fn cuCtxPopCurrent_v2(out: Out<Context>) {
+        let mut stack = STACK.get();
+        let top = stack.depth.checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
+        out.put_if_wanted(stack.contexts[top]);
+        stack.depth = top;
+        STACK.set(stack);
+        Ok(())
+    }
+
+    fn cuCtxGetDevice(out: Out<i32>) {
+        out.put(driver_device()? as i32)
+    }
+
+    fn cuCtxGetDevice_v2(out: Out<i32>, context: Context) {
+        let device = if context == 0 { driver_device()? } else { device_of(context)? };
+        out.put(device as i32)
+    }
+
+    fn cuCtxGetFlags(out: Out<u32>) {
+        driver_device()?;
+        out.put(0)
+    }
+
+    fn cuCtxGetId(context: Context, out: Out<u64>) {
+        let context = if context == 0 { current() } else { context };
+        device_of(context)?;
+        out.put((context - BASE) as u64 + 1)
+    }
+
+    fn cuCtxGetApiVersion(context: Context, out: Out<u32>) {
+        if context != 0 {
+            device_of(context)?;
+        }
+        out.put(3020)
+    }
+
+    fn cuCtxGetLimit(out: Out<usize>, _limit: i32) {
+        driver_device()?;
+        out.put(1024)
+    }
+
+    fn cuCtxSetLimit(_limit: i32, _value: usize) {
+        driver_device().map(|_| ())
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        driver_device()?;
+        least.put_if_wanted(0);
+        greatest.put_if_wanted(-5);
+        Ok(())
+    }
+
+    fn cuCtxSynchronize() {
+        gpu().device_synchronize(driver_device()?)
+    }
+
+    fn cuCtxSynchronize_v2(context: Context) {
+        gpu().device_synchronize(device_of(context)?)
+    }
+
+    fn cuCtxEnablePeerAccess(context: Context, _flags: u32) {
+        let (device, peer) = (driver_device()?, device_of(context)?);
+        gpu().enable_peer(device, peer)
+    }
+
+    fn cuCtxDisablePeerAccess(context: Context) {
+        device_of(context).map(|_| ())
+    }
+}
+
+fn push(context: Context) -> Result<(), u32> {
+    let mut stack = STACK.get();
+    *stack.contexts.get_mut(stack.depth).ok_or(code::INVALID_CONTEXT)? = context;
+    stack.depth += 1;
+    STACK.set(stack);
+    Ok(())
+}
+
+fn create(out: Out<Context>, device: i32) -> Result<(), u32> {
+    let device = gpu().device(device)?;
+    let context = primary(device) + ROUND * (1 + CREATED.fetch_add(1, Relaxed));
+    out.put(context)?;
+    push(context)
+}
+
+runtime! {
+    fn cudaGetDevice(out: Out<i32>) {
+        out.put(driver_device().unwrap_or(0) as i32)
+    }
+
+    fn cudaSetDevice(device: i32) {
+        set(primary(gpu().device(device)?));
+        Ok(())
+    }
+
+    fn cudaGetDeviceCount(out: Out<i32>) {
+        out.put(gpu().device_count() as i32)
+    }
+
+    fn cudaDeviceSynchronize() {
+        gpu().device_synchronize(runtime_device())
+    }
+
+    fn cudaDeviceReset() {
+        Ok(())
+    }
+
+    fn cudaDeviceCanAccessPeer(out: Out<i32>, device: i32, peer: i32) {
+        let (device, peer) = (gpu().device(device)?, gpu().device(peer)?);
+        out.put(i32::from(gpu().can_access_peer(device, peer)?))
+    }
+
+    fn cudaDeviceEnablePeerAccess(peer: i32, _flags: u32) {
+        let (device, peer) = (runtime_device(), gpu().device(peer)?);
+        gpu().enable_peer(device, peer)
+    }
+
+    fn cudaDeviceGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        least.put_if_wanted(0);
+        greatest.put_if_wanted(-5);
+        Ok(())
+    }
+
+    fn cudaSetDeviceFlags(_flags: u32) {
+        Ok(())
+    }
+
+    fn cudaInitDevice(device: i32, _device_flags: u32, _flags: u32) {
+        gpu().device(device).map(|_| ())
+    }
+
+    fn cudaProfilerStart() { Ok(()) }
+    fn cudaProfilerStop() { Ok(()) }
+
+}

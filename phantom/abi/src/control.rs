@@ -1,0 +1,153 @@
+//! The test's own way in: `phantom_*` functions, for ctypes. Codes are `CUresult`s, 0 for success.
+
+use crate::abi::{Answer, Text, code};
+use crate::context::stream_device;
+use crate::gpu::{failed, gpu, try_gpu};
+use crate::{books, graph, process};
+use gruyere_phantom::{CallKind, Caller, DeviceBooks, Injection};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+fn answer(body: impl FnOnce() -> Answer) -> u32 {
+    catch_unwind(AssertUnwindSafe(body)).map_or(code::UNKNOWN, |answer| answer.err().unwrap_or(0))
+}
+
+/// A number out of a device's books; 0 before initialisation.
+fn of_device(device: u32, read: impl FnOnce(DeviceBooks) -> u64) -> u64 {
+    try_gpu().filter(|gpu| device < gpu.device_count()).map_or(0, |gpu| read(gpu.sim.books(device)))
+}
+
+/// Initialises CUDA without a call of CUDA's.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_initialize() -> u32 {
+    answer(|| {
+        process::initialize();
+        Ok(())
+    })
+}
+
+/// Physical bytes held on `device` now.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_physical(device: u32) -> u64 {
+    of_device(device, |books| books.physical)
+}
+
+/// The highest of them since the last reset.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_physical_peak(device: u32) -> u64 {
+    of_device(device, |books| books.physical_peak)
+}
+
+/// Of the physical bytes: what plain allocations (`cuMemAlloc`, `cudaMalloc`) hold.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_plain(device: u32) -> u64 {
+    of_device(device, |books| books.in_plain)
+}
+
+/// Of the physical bytes: what pools hold.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_pools(device: u32) -> u64 {
+    of_device(device, |books| books.in_pools)
+}
+
+/// Of the physical bytes: what VMM handles hold.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_handles(device: u32) -> u64 {
+    of_device(device, |books| books.in_handles)
+}
+
+/// Begins new peaks, on every device, at what is held now.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_reset_peaks() {
+    if let Some(gpu) = try_gpu() {
+        (0..gpu.device_count()).for_each(|device| gpu.sim.reset_peak(device));
+    }
+}
+
+/// Misuses refused so far.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_misuses() -> u64 {
+    try_gpu().map_or(0, |gpu| gpu.sim.misuses().len() as u64)
+}
+
+/// Calls that forked children made.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_forked_calls() -> u64 {
+    process::forked_calls()
+}
+
+/// From now on `device` has `bytes` for this process, at most what it was set up with: others hold the rest.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_set_capacity(device: u32, bytes: u64) -> u32 {
+    answer(|| {
+        process::initialize();
+        gpu().set_capacity(gpu().device(device as i32)?, bytes)
+    })
+}
+
+fn kind_named(name: &str) -> Option<CallKind> {
+    CallKind::ALL.iter().copied().find(|kind| kind.name() == name)
+}
+
+/// The `nth` call of a kind (named as the driver names it: "cuMemCreate"; NULL: of any kind) from now on fails with `code`,
+/// and all later ones too where `from_then_on` is not 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_fail(call: Text, nth: u64, with: u32, from_then_on: i32) -> u32 {
+    answer(|| {
+        process::initialize();
+        let kind = match call.get() {
+            Err(_) => None,
+            Ok(name) => Some(name.to_str().ok().and_then(kind_named).ok_or(code::INVALID_VALUE)?),
+        };
+        gpu().sim.inject(Injection { kind, nth, code: with, from_then_on: from_then_on != 0 });
+        Ok(())
+    })
+}
+
+/// Disarms what [`phantom_fail`] armed.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_clear_failures() {
+    if let Some(gpu) = try_gpu() {
+        gpu.sim.clear_injections();
+    }
+}
+
+/// How often a kind of call was simulated for anybody, by the driver's name of it.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_calls(call: Text) -> u64 {
+    let kind = call.get().ok().and_then(|name| name.to_str().ok()).and_then(kind_named);
+    let (Some(gpu), Some(kind)) = (try_gpu(), kind) else { return 0 };
+    [Caller::Allocator, Caller::Program].iter().map(|&caller| gpu.sim.counts(caller).of(kind)).sum()
+}
+
+/// Begins a capture on `stream` (mode 0 global, 1 of this thread, 2 relaxed), as the program would.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_begin_capture(stream: usize, mode: u32) -> u32 {
+    answer(|| gruyere_phantom::as_program(|| graph::begin(stream_device(stream).unwrap_or(0), stream, mode)))
+}
+
+/// Ends the capture that was begun on `stream`, and drops its graph. Answers the capture's error where it had failed.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_end_capture(stream: usize) -> u32 {
+    answer(|| {
+        gruyere_phantom::as_program(|| {
+            let device = stream_device(stream).unwrap_or(0);
+            let graph = gpu().sim.end_capture(device, stream).map_err(failed)?;
+            gpu().sim.graph_destroy(device, graph).map_err(failed)
+        })
+    })
+}
+
+/// Writes the books now, to `path` or (NULL) where `PHANTOM_BOOKS` says.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_write_books(path: Text) -> u32 {
+    answer(|| {
+        let path = match path.get() {
+            Ok(name) => Path::new(OsStr::from_bytes(name.to_bytes())).to_owned(),
+            Err(_) => books::file().ok_or(code::NOT_FOUND)?,
+        };
+        books::write_to(&path).map_err(|_| code::UNKNOWN)
+    })
+}

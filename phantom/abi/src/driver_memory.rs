@@ -1,0 +1,175 @@
+//! libcuda: plain memory, pools, copies and fills.
+
+use crate::abi::{Answer, In, Out, code, driver};
+use crate::context::{driver_device, stream_device};
+use crate::gpu::{failed, gpu, pool_attribute};
+
+/// `CUmemLocation` and `cudaMemLocation`: 1 is a device.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Location {
+    kind: u32,
+    id: i32,
+}
+
+impl Location {
+    /// The device; refuses memory of the host.
+    pub fn device(self) -> Result<u32, u32> {
+        if self.kind != 1 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        gpu().device(self.id)
+    }
+}
+
+/// `CUmemPoolProps` and `cudaMemPoolProps`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct PoolProps {
+    kind: u32,
+    handle_types: u32,
+    location: Location,
+    security: usize,
+    max_size: usize,
+    reserved: [u8; 56],
+}
+
+/// `CUmemAccessDesc` and `cudaMemAccessDesc`; flags 3 is reading and writing, 0 neither.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct AccessDesc {
+    pub location: Location,
+    pub flags: u32,
+}
+
+pub fn pool_create(out: Out<usize>, props: In<PoolProps>) -> Answer {
+    let props = props.get()?;
+    let pool = gpu().sim.pool_create(props.location.device()?, props.max_size as u64).map_err(failed)?;
+    out.put(pool)
+}
+
+pub fn pool_get_attribute(pool: usize, number: i32, out: Out<u64>) -> Answer {
+    let (attribute, is_int) = pool_attribute(number)?;
+    let value = gpu().sim.pool_attribute(0, pool, attribute).map_err(failed)?;
+    if is_int {
+        // SAFETY: for this attribute the result is an int; `Out` is a transparent pointer.
+        unsafe { std::mem::transmute::<Out<u64>, Out<u32>>(out) }.put(value as u32)
+    } else {
+        out.put(value)
+    }
+}
+
+pub fn pool_set_attribute(pool: usize, number: i32, value: In<u64>) -> Answer {
+    let (attribute, is_int) = pool_attribute(number)?;
+    let value = if is_int {
+        // SAFETY: for this attribute the argument is an int; `In` is a transparent pointer.
+        u64::from(unsafe { std::mem::transmute::<In<u64>, In<u32>>(value) }.get()?)
+    } else {
+        value.get()?
+    };
+    gpu().sim.pool_set_attribute(0, pool, attribute, value).map_err(failed)
+}
+
+pub fn pool_set_access(pool: usize, descs: In<AccessDesc>, n: usize) -> Answer {
+    for i in 0..n {
+        let desc = descs.nth(i)?;
+        if desc.flags != 0 {
+            gpu().sim.pool_allow_peer(0, pool, desc.location.device()?).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+driver! {
+    fn cuMemAlloc_v2(out: Out<u64>, bytes: usize) {
+        let device = driver_device()?;
+        out.put(gpu().sim.alloc(device, bytes as u64).map_err(failed)?)
+    }
+
+    fn cuMemFree_v2(address: u64) {
+        driver_device()?;
+        gpu().free(address)
+    }
+
+    fn cuMemGetAddressRange_v2(start: Out<u64>, bytes: Out<usize>, address: u64) {
+        let range = gpu().allocation_of(address).ok_or(code::INVALID_VALUE)?;
+        start.put_if_wanted(range.0);
+        bytes.put_if_wanted(range.1 as usize);
+        Ok(())
+    }
+
+    fn cuMemPoolCreate(out: Out<usize>, props: In<PoolProps>) {
+        pool_create(out, props)
+    }
+
+    fn cuMemPoolDestroy(pool: usize) {
+        gpu().sim.pool_destroy(0, pool).map_err(failed)
+    }
+
+    fn cuMemPoolTrimTo(pool: usize, keep: usize) {
+        gpu().sim.pool_trim(0, pool, keep as u64).map_err(failed)
+    }
+
+    fn cuMemPoolGetAttribute(pool: usize, number: i32, out: Out<u64>) {
+        pool_get_attribute(pool, number, out)
+    }
+
+    fn cuMemPoolSetAttribute(pool: usize, number: i32, value: In<u64>) {
+        pool_set_attribute(pool, number, value)
+    }
+
+    fn cuMemPoolSetAccess(pool: usize, descs: In<AccessDesc>, n: usize) {
+        pool_set_access(pool, descs, n)
+    }
+
+    fn cuMemAllocAsync(out: Out<u64>, bytes: usize, stream: usize) {
+        let device = stream_device(stream)?;
+        let owner = gpu().sim.stream_device(device, stream).map_err(failed)?;
+        out.put(gpu().sim.pool_alloc(device, gpu().default_pool(owner)?, bytes as u64, stream).map_err(failed)?)
+    }
+
+    fn cuMemAllocFromPoolAsync(out: Out<u64>, bytes: usize, pool: usize, stream: usize) {
+        let device = stream_device(stream)?;
+        out.put(gpu().sim.pool_alloc(device, pool, bytes as u64, stream).map_err(failed)?)
+    }
+
+    fn cuMemFreeAsync(address: u64, stream: usize) {
+        let device = stream_device(stream)?;
+        gpu().sim.pool_free(device, address, stream).map_err(failed)
+    }
+
+    fn cuMemcpy(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
+    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
+    fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
+    fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
+    fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
+    fn cuMemcpyPeer(to: u64, _to_context: usize, from: u64, _from_context: usize, bytes: usize) {
+        gpu().copy(to, from, bytes, 0)
+    }
+    fn cuMemcpyPeerAsync(
+        to: u64, _to_context: usize, from: u64, _from_context: usize, bytes: usize, stream: usize,
+    ) {
+        gpu().copy(to, from, bytes, stream)
+    }
+
+    fn cuMemsetD8_v2(address: u64, value: u8, n: usize) { gpu().fill(address, &[value], n, 0) }
+    fn cuMemsetD16_v2(address: u64, value: u16, n: usize) { gpu().fill(address, &value.to_ne_bytes(), n, 0) }
+    fn cuMemsetD32_v2(address: u64, value: u32, n: usize) { gpu().fill(address, &value.to_ne_bytes(), n, 0) }
+    fn cuMemsetD8Async(address: u64, value: u8, n: usize, stream: usize) { gpu().fill(address, &[value], n, stream) }
+    fn cuMemsetD16Async(address: u64, value: u16, n: usize, stream: usize) {
+        gpu().fill(address, &value.to_ne_bytes(), n, stream)
+    }
+    fn cuMemsetD32Async(address: u64, value: u32, n: usize, stream: usize) {
+        gpu().fill(address, &value.to_ne_bytes(), n, stream)
+    }
+
+    fn cuStreamWriteValue32_v2(stream: usize, address: u64, value: u32, _flags: u32) {
+        gpu().fill(address, &value.to_ne_bytes(), 1, stream)
+    }
+    fn cuStreamWriteValue64_v2(stream: usize, address: u64, value: u64, _flags: u32) {
+        gpu().fill(address, &value.to_ne_bytes(), 1, stream)
+    }
+}

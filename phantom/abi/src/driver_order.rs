@@ -1,0 +1,191 @@
+//! libcuda: streams, events and captures.
+
+use crate::abi::{Answer, Out, code, driver};
+use crate::context::{self, driver_device, stream_device};
+use crate::gpu::{failed, gpu};
+use crate::graph;
+use gruyere_phantom::{CaptureMode, CaptureStatus, StreamKind};
+
+/// `CU_STREAM_NON_BLOCKING` and `cudaStreamNonBlocking`.
+const NON_BLOCKING: u32 = 1;
+
+pub fn stream_create(out: Out<usize>, flags: u32, device: u32) -> Answer {
+    let kind = if flags & NON_BLOCKING != 0 { StreamKind::NonBlocking } else { StreamKind::Blocking };
+    out.put(gpu().sim.stream_create(device, kind).map_err(failed)?)
+}
+
+/// 0: done; NOT_READY otherwise.
+pub fn ready(done: bool) -> Answer {
+    if done { Ok(()) } else { Err(code::NOT_READY) }
+}
+
+/// What a stream says of its capture: `CUstreamCaptureStatus` and the id.
+pub fn capture_info(device: u32, stream: usize) -> Result<(u32, u64), u32> {
+    Ok(match gpu().sim.capture_status(device, stream).map_err(failed)? {
+        CaptureStatus::None => (0, 0),
+        CaptureStatus::Active(id) => (1, id),
+        CaptureStatus::Invalidated => (2, 0),
+    })
+}
+
+pub fn capture_mode(mode: u32) -> Result<CaptureMode, u32> {
+    match mode {
+        0 => Ok(CaptureMode::Global),
+        1 => Ok(CaptureMode::ThreadLocal),
+        2 => Ok(CaptureMode::Relaxed),
+        _ => Err(code::INVALID_VALUE),
+    }
+}
+
+/// Sets this thread's capture mode to `*mode` and puts the old one there.
+pub fn exchange_mode(mode: Out<u32>) -> Answer {
+    if mode.raw().is_null() {
+        return Err(code::INVALID_VALUE);
+    }
+    // SAFETY: not null, and by the C contract the caller's mode, to be read and written.
+    let wanted = unsafe { mode.raw().read() };
+    mode.put(match gruyere_phantom::exchange_capture_mode(capture_mode(wanted)?) {
+        CaptureMode::Global => 0,
+        CaptureMode::ThreadLocal => 1,
+        CaptureMode::Relaxed => 2,
+    })
+}
+
+driver! {
+    fn cuStreamCreate(out: Out<usize>, flags: u32) { stream_create(out, flags, driver_device()?) }
+
+    fn cuStreamCreateWithPriority(out: Out<usize>, flags: u32, _priority: i32) {
+        stream_create(out, flags, driver_device()?)
+    }
+
+    fn cuStreamDestroy_v2(stream: usize) {
+        gpu().sim.stream_destroy(stream_device(stream)?, stream).map_err(failed)
+    }
+
+    fn cuStreamQuery(stream: usize) {
+        ready(gpu().sim.stream_query(stream_device(stream)?, stream).map_err(failed)?)
+    }
+
+    fn cuStreamSynchronize(stream: usize) {
+        gpu().sim.stream_synchronize(stream_device(stream)?, stream).map_err(failed)
+    }
+
+    fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
+        gpu().sim.stream_wait_event(stream_device(stream)?, stream, event).map_err(failed)
+    }
+
+    fn cuStreamGetId(stream: usize, out: Out<u64>) {
+        out.put(gpu().sim.stream_id(stream_device(stream)?, stream).map_err(failed)?)
+    }
+
+    fn cuStreamGetCtx(stream: usize, out: Out<usize>) {
+        let device = gpu().sim.stream_device(stream_device(stream)?, stream).map_err(failed)?;
+        out.put(context::primary(device))
+    }
+
+    fn cuStreamGetDevice(stream: usize, out: Out<i32>) {
+        out.put(gpu().sim.stream_device(stream_device(stream)?, stream).map_err(failed)? as i32)
+    }
+
+    fn cuStreamGetFlags(stream: usize, out: Out<u32>) {
+        stream_device(stream)?;
+        out.put(0)
+    }
+
+    fn cuStreamGetPriority(stream: usize, out: Out<i32>) {
+        stream_device(stream)?;
+        out.put(0)
+    }
+
+    fn cuStreamIsCapturing(stream: usize, out: Out<u32>) {
+        out.put(capture_info(stream_device(stream)?, stream)?.0)
+    }
+
+    fn cuStreamGetCaptureInfo(stream: usize, status: Out<u32>, id: Out<u64>) {
+        put_capture_info(stream, status, id)
+    }
+
+    /// The graph and its dependencies are nobody's business here: NULL and none.
+    fn cuStreamGetCaptureInfo_v2(
+        stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>, n: Out<usize>,
+    ) {
+        graph.put_if_wanted(0);
+        dependencies.put_if_wanted(0);
+        n.put_if_wanted(0);
+        put_capture_info(stream, status, id)
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>, edges: Out<usize>,
+        n: Out<usize>,
+    ) {
+        graph.put_if_wanted(0);
+        dependencies.put_if_wanted(0);
+        edges.put_if_wanted(0);
+        n.put_if_wanted(0);
+        put_capture_info(stream, status, id)
+    }
+
+    fn cuStreamBeginCapture_v2(stream: usize, mode: u32) {
+        graph::begin(stream_device(stream)?, stream, mode)
+    }
+
+    fn cuStreamEndCapture(stream: usize, out: Out<usize>) {
+        graph::end(stream_device(stream)?, stream, out)
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
+        exchange_mode(mode)
+    }
+
+    fn cuEventCreate(out: Out<usize>, _flags: u32) {
+        out.put(gpu().sim.event_create(driver_device()?).map_err(failed)?)
+    }
+
+    fn cuEventDestroy_v2(event: usize) {
+        gpu().sim.event_destroy(0, event).map_err(failed)
+    }
+
+    fn cuEventRecord(event: usize, stream: usize) {
+        gpu().sim.event_record(stream_device(stream)?, event, stream).map_err(failed)
+    }
+
+    fn cuEventRecordWithFlags(event: usize, stream: usize, _flags: u32) {
+        gpu().sim.event_record(stream_device(stream)?, event, stream).map_err(failed)
+    }
+
+    fn cuEventQuery(event: usize) {
+        ready(gpu().sim.event_query(0, event).map_err(failed)?)
+    }
+
+    fn cuEventSynchronize(event: usize) {
+        gpu().sim.event_synchronize(0, event).map_err(failed)
+    }
+
+    fn cuEventElapsedTime(out: Out<f32>, from: usize, to: usize) {
+        elapsed(out, from, to)
+    }
+
+    fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: usize) {
+        elapsed(out, from, to)
+    }
+
+    fn cuGraphDestroy(handle: usize) { graph::destroy_template(handle) }
+    fn cuGraphExecDestroy(handle: usize) { graph::destroy_executable(handle) }
+    fn cuGraphInstantiateWithFlags(out: Out<usize>, template: usize, _flags: u64) { graph::instantiate(out, template) }
+    fn cuGraphLaunch(handle: usize, stream: usize) { graph::launch(handle, stream_device(stream)?, stream) }
+}
+
+/// Kernels take no time unless `PHANTOM_KERNEL_NS` says so, and no event remembers when it completed: both must have.
+pub fn elapsed(out: Out<f32>, from: usize, to: usize) -> Answer {
+    for event in [from, to] {
+        ready(gpu().sim.event_query(0, event).map_err(failed)?)?;
+    }
+    out.put(0.0)
+}
+
+fn put_capture_info(stream: usize, status: Out<u32>, id: Out<u64>) -> Answer {
+    let (what, which) = capture_info(stream_device(stream)?, stream)?;
+    id.put_if_wanted(which);
+    status.put(what)
+}

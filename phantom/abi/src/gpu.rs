@@ -1,0 +1,360 @@
+//! The one simulator behind both libraries, set up from the environment.
+
+use crate::abi::{Answer, code};
+use crate::context;
+use crate::host::HostMemory;
+use gruyere_phantom::{
+    AddressProvider, CaptureStatus, Config, Costs, CountingAddresses, DeviceConfig, GRANULARITY, Gpu,
+    PoolAttribute, SimError, Source,
+};
+use std::collections::HashSet;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// The simulator and what the C interface needs besides.
+pub struct Phantom {
+    pub sim: Gpu,
+    pub host: HostMemory,
+    devices: u32,
+    /// Each device's default pool, created when first asked for.
+    default_pools: Vec<OnceLock<usize>>,
+    peers_enabled: Mutex<HashSet<(u32, u32)>>,
+    /// The host addresses behind device memory.
+    window: (u64, u64),
+    /// Copies and fills above this many bytes are skipped.
+    copy_limit: usize,
+    /// How long a kernel runs, virtual nanoseconds.
+    kernel: u64,
+}
+
+static PHANTOM: OnceLock<Phantom> = OnceLock::new();
+
+/// The simulator.
+///
+/// # Panics
+/// Before `cuInit`, which [`crate::abi::entry`] sees to.
+pub fn gpu() -> &'static Phantom {
+    PHANTOM.get().expect("initialised by entry()")
+}
+
+/// The simulator, where there is one yet.
+pub fn try_gpu() -> Option<&'static Phantom> {
+    PHANTOM.get()
+}
+
+/// Sets the simulator up. A setting that makes no sense ends the process with a message: nothing sensible can follow.
+pub fn start() {
+    PHANTOM.get_or_init(|| match Phantom::from_environment() {
+        Ok(phantom) => phantom,
+        Err(what) => {
+            eprintln!("phantom: {what}");
+            std::process::abort();
+        }
+    });
+}
+
+/// Bytes from "80GiB", "512 MiB", "4096".
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number: f64 = text[..digits].parse().ok()?;
+    let unit = match text[digits..].trim() {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        "TiB" => 40,
+        _ => return None,
+    };
+    Some((number * (1_u64 << unit) as f64) as u64)
+}
+
+fn setting<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+    match std::env::var(name) {
+        Err(_) => Ok(default),
+        Ok(text) => parse(&text).ok_or_else(|| format!("{name}={text}: not understood")),
+    }
+}
+
+/// Real host addresses: one inaccessible-until-touched mapping, cut up as plain numbers are.
+struct HostAddresses {
+    numbers: CountingAddresses,
+    /// What to add to a number to get an address.
+    offset: u64,
+    end: u64,
+}
+
+/// Address space behind all device memory and all reservations: 16 TiB, of which only touched pages cost anything.
+const WINDOW: u64 = 16 << 40;
+/// The window's alignment: above every alignment that anybody asks for.
+const WINDOW_ALIGN: u64 = 4 << 30;
+
+impl HostAddresses {
+    fn new() -> Result<(Self, (u64, u64)), String> {
+        // SAFETY: a fresh anonymous mapping wherever the kernel likes.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                (WINDOW + WINDOW_ALIGN) as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(format!("no address space for device memory: {}", std::io::Error::last_os_error()));
+        }
+        let base = (start as u64).next_multiple_of(WINDOW_ALIGN);
+        // SAFETY: advice on the mapping just made. A core dump would only show zeros.
+        unsafe { libc::madvise(start, (WINDOW + WINDOW_ALIGN) as usize, libc::MADV_DONTDUMP) };
+        let mut numbers = CountingAddresses::default();
+        let first = numbers.reserve(GRANULARITY, GRANULARITY).ok_or("no numbers for addresses")?;
+        if first % WINDOW_ALIGN != 0 {
+            return Err(format!("the numbers begin at {first:#x}, which is not aligned"));
+        }
+        // The granule just taken stays taken: a pointer just below or at the window's start is nobody's.
+        Ok((Self { numbers, offset: base.wrapping_sub(first), end: base + WINDOW }, (base, base + WINDOW)))
+    }
+}
+
+impl AddressProvider for HostAddresses {
+    fn reserve(&mut self, bytes: u64, align: u64) -> Option<u64> {
+        let number = self.numbers.reserve(bytes, align)?;
+        let address = number.wrapping_add(self.offset);
+        if address + bytes > self.end {
+            self.numbers.release(number, bytes);
+            return None;
+        }
+        Some(address)
+    }
+
+    fn release(&mut self, address: u64, bytes: u64) {
+        // SAFETY: the range lies in our window and its owner has given it up; its touched pages go back to the host.
+        unsafe { libc::madvise(address as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) };
+        self.numbers.release(address.wrapping_sub(self.offset), bytes);
+    }
+}
+
+/// A simulator's error as a code.
+pub fn failed(error: SimError) -> u32 {
+    error.code
+}
+
+impl Phantom {
+    fn from_environment() -> Result<Self, String> {
+        let devices: u32 =
+            setting("PHANTOM_DEVICES", 1, |text| text.parse().ok().filter(|n| (0..=64).contains(n)))?;
+        let memory = setting("PHANTOM_MEMORY", 80 << 30, parse_bytes)?;
+        let copy_limit = setting("PHANTOM_COPY_LIMIT", 64 << 10, parse_bytes)?;
+        let kernel = setting("PHANTOM_KERNEL_NS", 0, |text| text.parse().ok())?;
+        let without = setting("PHANTOM_WITHOUT", String::new(), |text| Some(text.to_owned()))?;
+        let (mut vmm, mut pools, mut stream_ids) = (true, true, true);
+        for feature in without.split(',').filter(|feature| !feature.is_empty()) {
+            match feature {
+                "vmm" => vmm = false,
+                "pools" => pools = false,
+                "stream_ids" => stream_ids = false,
+                _ => {
+                    return Err(format!(
+                        "PHANTOM_WITHOUT={without}: vmm, pools and stream_ids can be left out"
+                    ));
+                }
+            }
+        }
+        let config = Config {
+            devices: vec![DeviceConfig { vmm, pools, ..DeviceConfig::new(memory) }; devices as usize],
+            costs: if kernel == 0 { Costs::zero() } else { Costs::default() },
+            stream_ids,
+            oracle: false,
+            ..Config::new(memory)
+        };
+        let (addresses, window) = HostAddresses::new()?;
+        Ok(Self {
+            sim: Gpu::with_addresses(config, Box::new(addresses)),
+            host: HostMemory::default(),
+            devices,
+            default_pools: (0..devices).map(|_| OnceLock::new()).collect(),
+            peers_enabled: Mutex::default(),
+            window,
+            copy_limit: copy_limit as usize,
+            kernel,
+        })
+    }
+
+    pub fn device_count(&self) -> u32 {
+        self.devices
+    }
+
+    /// A device's ordinal, checked.
+    pub fn device(&self, device: i32) -> Result<u32, u32> {
+        u32::try_from(device).ok().filter(|&d| d < self.devices).ok_or(code::INVALID_DEVICE)
+    }
+
+    pub fn total_memory(&self, device: u32) -> Result<u64, u32> {
+        self.device(device as i32).map(|device| self.sim.books(device).capacity)
+    }
+
+    pub fn has_vmm(&self, device: u32) -> bool {
+        self.sim.device_config(device).is_ok_and(|config| config.vmm)
+    }
+
+    pub fn has_pools(&self, device: u32) -> bool {
+        self.sim.device_config(device).is_ok_and(|config| config.pools)
+    }
+
+    pub fn memory_info(&self, device: u32) -> Result<(u64, u64), u32> {
+        self.sim.memory_info(device).map_err(failed)
+    }
+
+    pub fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool, u32> {
+        self.sim.can_access_peer(device, peer).map_err(failed)
+    }
+
+    pub fn enable_peer(&self, device: u32, peer: u32) -> Answer {
+        if device == peer || !self.can_access_peer(device, peer)? {
+            return Err(code::INVALID_DEVICE);
+        }
+        match self.peers_enabled.lock().unwrap_or_else(PoisonError::into_inner).insert((device, peer)) {
+            true => Ok(()),
+            false => Err(code::PEER_ACCESS_ALREADY_ENABLED),
+        }
+    }
+
+    pub fn device_synchronize(&self, device: u32) -> Answer {
+        self.sim.device_synchronize(device).map_err(failed)
+    }
+
+    /// The default pool of `device`.
+    pub fn default_pool(&self, device: u32) -> Result<usize, u32> {
+        let slot = self.default_pools.get(device as usize).ok_or(code::INVALID_DEVICE)?;
+        if let Some(&pool) = slot.get() {
+            return Ok(pool);
+        }
+        let pool = self.sim.pool_create(device, 0).map_err(failed)?;
+        match slot.set(pool) {
+            Ok(()) => Ok(pool),
+            Err(mine) => {
+                self.sim.pool_destroy(device, mine).map_err(failed)?;
+                slot.get().copied().ok_or(code::UNKNOWN)
+            }
+        }
+    }
+
+    /// Frees what `cuMemAlloc` or a pool gave, as `cuMemFree` does.
+    pub fn free(&self, address: u64) -> Answer {
+        if address == 0 {
+            return Ok(());
+        }
+        let device = self.device_of_address(address).unwrap_or(0);
+        match self.sim.backing(address, 1).first().map(|piece| piece.source) {
+            Some(Source::Pool(_)) => {
+                self.device_synchronize(device)?;
+                self.sim.pool_free(device, address, 0)
+            }
+            _ => self.sim.free(device, address),
+        }
+        .map_err(failed)
+    }
+
+    /// The device whose memory lies at `address`; `None`: not device memory.
+    pub fn device_of_address(&self, address: u64) -> Option<u32> {
+        if !(self.window.0..self.window.1).contains(&address) {
+            return None;
+        }
+        self.sim.backing(address, 1).first().map(|piece| piece.device)
+    }
+
+    /// Start and length of the allocation or mapping that holds `address`.
+    pub fn allocation_of(&self, address: u64) -> Option<(u64, u64)> {
+        if !(self.window.0..self.window.1).contains(&address) {
+            return None;
+        }
+        self.sim.allocation(address).map(|backing| (backing.address, backing.bytes))
+    }
+
+    /// One kernel on `stream`.
+    pub fn launch(&self, stream: usize) -> Answer {
+        let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        self.sim.launch(device, stream, 1, self.kernel).map_err(failed)
+    }
+
+    /// A function of the host's in the order of `stream`: run at once, or never while the stream captures.
+    pub fn host_function(&self, stream: usize, function: impl FnOnce()) -> Answer {
+        let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        if self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None {
+            function();
+        }
+        Ok(())
+    }
+
+    /// True where every byte of the range may be touched: host memory, or backed device memory.
+    fn accessible(&self, address: u64, bytes: usize) -> bool {
+        if (self.window.0..self.window.1).contains(&address) {
+            return self.sim.is_backed(address, bytes as u64);
+        }
+        address != 0
+    }
+
+    /// Copies between any two memories, in the order of `stream`, where it is small enough to be worth it.
+    pub fn copy(&self, to: u64, from: u64, bytes: usize, stream: usize) -> Answer {
+        let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        if bytes == 0 {
+            return Ok(());
+        }
+        if !self.accessible(to, bytes) || !self.accessible(from, bytes) {
+            return Err(code::INVALID_VALUE);
+        }
+        self.sim.launch(device, stream, 1, 0).map_err(failed)?;
+        if bytes <= self.copy_limit
+            && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
+        {
+            // SAFETY: device memory was checked to be backed, and its addresses are writable host addresses; host memory is the
+            // caller's, valid by the C contract of the copy.
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+        }
+        Ok(())
+    }
+
+    /// Fills memory with a pattern of 1, 2 or 4 bytes, in the order of `stream`.
+    pub fn fill(&self, address: u64, pattern: &[u8], count: usize, stream: usize) -> Answer {
+        let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        let bytes = pattern.len().checked_mul(count).ok_or(code::INVALID_VALUE)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.sim.memset(device, address, bytes as u64, stream).map_err(failed)?;
+        if bytes <= self.copy_limit
+            && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
+        {
+            // SAFETY: the simulator has checked that the range is backed, so it lies in our window, which is writable.
+            let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
+            for chunk in memory.chunks_exact_mut(pattern.len()) {
+                chunk.copy_from_slice(pattern);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes what a device has (for `phantom_set_capacity`): others take the difference.
+    pub fn set_capacity(&self, device: u32, bytes: u64) -> Answer {
+        let capacity = self.sim.books(device).capacity;
+        self.sim.set_taken(device, capacity.checked_sub(bytes).ok_or(code::INVALID_VALUE)?);
+        Ok(())
+    }
+}
+
+/// `CUmemPool_attribute` and `cudaMemPoolAttr`, numbered alike.
+pub fn pool_attribute(number: i32) -> Result<(PoolAttribute, bool), u32> {
+    // True: the value is an int, else 64 bits.
+    Ok(match number {
+        1 => (PoolAttribute::ReuseFollowEventDependencies, true),
+        2 => (PoolAttribute::ReuseAllowOpportunistic, true),
+        3 => (PoolAttribute::ReuseAllowInternalDependencies, true),
+        4 => (PoolAttribute::ReleaseThreshold, false),
+        5 => (PoolAttribute::ReservedCurrent, false),
+        6 => (PoolAttribute::ReservedHigh, false),
+        7 => (PoolAttribute::UsedCurrent, false),
+        8 => (PoolAttribute::UsedHigh, false),
+        _ => return Err(code::NOT_SUPPORTED),
+    })
+}

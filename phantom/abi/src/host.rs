@@ -1,0 +1,206 @@
+//! Page-locked host memory, and which memory a pointer points to.
+
+use crate::abi::{In, Out, code, driver, runtime};
+use crate::gpu::gpu;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The ranges of page-locked memory: start to bytes, and whether this library allocated it.
+#[derive(Default)]
+pub struct HostMemory {
+    ranges: Mutex<BTreeMap<usize, Range>>,
+}
+
+#[derive(Clone, Copy)]
+struct Range {
+    bytes: usize,
+    ours: bool,
+}
+
+const PAGE: usize = 4096;
+
+impl HostMemory {
+    fn ranges(&self) -> MutexGuard<'_, BTreeMap<usize, Range>> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True where `address` lies in page-locked memory.
+    pub fn contains(&self, address: usize) -> bool {
+        self.ranges()
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, range)| address - start < range.bytes.max(1))
+    }
+
+    /// Bytes that are page-locked now.
+    pub fn bytes(&self) -> usize {
+        self.ranges().values().map(|range| range.bytes).sum()
+    }
+
+    fn layout(bytes: usize) -> Result<Layout, u32> {
+        Layout::from_size_align(bytes.max(1), PAGE).map_err(|_| code::INVALID_VALUE)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<usize, u32> {
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc_zeroed(Self::layout(bytes)?) } as usize;
+        if start == 0 {
+            return Err(gruyere_phantom::error::code::OUT_OF_MEMORY);
+        }
+        self.ranges().insert(start, Range { bytes, ours: true });
+        Ok(start)
+    }
+
+    fn free(&self, start: usize) -> Result<(), u32> {
+        if start == 0 {
+            return Ok(());
+        }
+        let mut ranges = self.ranges();
+        let range = ranges.get(&start).copied().filter(|range| range.ours).ok_or(code::INVALID_VALUE)?;
+        ranges.remove(&start);
+        // SAFETY: `allocate` allocated it with this layout, and the entry that said so is gone.
+        unsafe { dealloc(start as *mut u8, Self::layout(range.bytes)?) }
+        Ok(())
+    }
+
+    fn register(&self, start: usize, bytes: usize) -> Result<(), u32> {
+        if start == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        self.ranges().insert(start, Range { bytes, ours: false });
+        Ok(())
+    }
+
+    fn unregister(&self, start: usize) -> Result<(), u32> {
+        self.ranges().remove(&start).map(|_| ()).ok_or(code::INVALID_VALUE)
+    }
+}
+
+/// `cudaPointerAttributes` as CUDA 13 lays it out.
+#[repr(C)]
+pub struct PointerAttributes {
+    kind: u32,
+    device: i32,
+    device_pointer: usize,
+    host_pointer: usize,
+    reserved: [i64; 8],
+}
+
+/// `cudaMemoryType` and `CUmemorytype` number host and device memory alike; 0 is what CUDA does not know.
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+
+fn attributes(address: usize) -> PointerAttributes {
+    let (kind, device, device_pointer, host_pointer) = match gpu().device_of_address(address as u64) {
+        Some(device) => (DEVICE, device as i32, address, 0),
+        None if gpu().host.contains(address) => (HOST, 0, address, address),
+        None => (0, -2, 0, address),
+    };
+    PointerAttributes { kind, device, device_pointer, host_pointer, reserved: [0; 8] }
+}
+
+runtime! {
+    fn cudaHostAlloc(out: Out<usize>, bytes: usize, _flags: u32) {
+        out.put(gpu().host.allocate(bytes)?)
+    }
+
+    fn cudaMallocHost(out: Out<usize>, bytes: usize) {
+        out.put(gpu().host.allocate(bytes)?)
+    }
+
+    fn cudaFreeHost(start: usize) {
+        gpu().host.free(start)
+    }
+
+    fn cudaHostRegister(start: usize, bytes: usize, _flags: u32) {
+        gpu().host.register(start, bytes)
+    }
+
+    fn cudaHostUnregister(start: usize) {
+        gpu().host.unregister(start)
+    }
+
+    fn cudaHostGetDevicePointer(out: Out<usize>, start: usize, _flags: u32) {
+        out.put(start)
+    }
+
+    fn cudaPointerGetAttributes(out: Out<PointerAttributes>, address: usize) {
+        out.put(attributes(address))
+    }
+}
+
+driver! {
+    fn cuMemAllocHost_v2(out: Out<usize>, bytes: usize) {
+        out.put(gpu().host.allocate(bytes)?)
+    }
+
+    fn cuMemHostAlloc(out: Out<usize>, bytes: usize, _flags: u32) {
+        out.put(gpu().host.allocate(bytes)?)
+    }
+
+    fn cuMemFreeHost(start: usize) {
+        gpu().host.free(start)
+    }
+
+    fn cuMemHostRegister_v2(start: usize, bytes: usize, _flags: u32) {
+        gpu().host.register(start, bytes)
+    }
+
+    fn cuMemHostUnregister(start: usize) {
+        gpu().host.unregister(start)
+    }
+
+    fn cuMemHostGetDevicePointer_v2(out: Out<usize>, start: usize, _flags: u32) {
+        out.put(start)
+    }
+
+    fn cuMemHostGetFlags(out: Out<u32>, _start: usize) {
+        out.put(0)
+    }
+
+    fn cuPointerGetAttribute(out: Out<u64>, attribute: i32, address: usize) {
+        pointer_attribute(out, attribute, address)
+    }
+
+    /// What a pointer does not have is answered with zero, not with an error.
+    fn cuPointerGetAttributes(n: u32, wanted: In<i32>, outs: In<usize>, address: usize) {
+        for i in 0..n as usize {
+            let (attribute, out) = (wanted.nth(i)?, outs.nth(i)?);
+            // SAFETY: `Out` is a transparent pointer, and the caller's array holds result pointers.
+            let out = unsafe { std::mem::transmute::<usize, Out<u64>>(out) };
+            let _ = pointer_attribute(out, attribute, address);
+        }
+        Ok(())
+    }
+
+    fn cuPointerSetAttribute(_value: In<u8>, _attribute: i32, _address: usize) {
+        Ok(())
+    }
+}
+
+/// One `CUpointer_attribute`. Results are of several sizes: an int is written as an int.
+fn pointer_attribute(out: Out<u64>, attribute: i32, address: usize) -> Result<(), u32> {
+    let facts = attributes(address);
+    if facts.kind == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let put_int = |value: u32| {
+        // SAFETY: for this attribute the result is an int; `Out` is a transparent pointer.
+        unsafe { std::mem::transmute::<Out<u64>, Out<u32>>(out) }.put(value)
+    };
+    match attribute {
+        1 => out.put(crate::context::primary(facts.device as u32) as u64),
+        2 => put_int(facts.kind),
+        3 => out.put(facts.device_pointer as u64),
+        4 => out.put(facts.host_pointer as u64),
+        6 => Ok(()), // sync memops: set only
+        7 => out.put(gpu().allocation_of(address as u64).map_or(0, |(start, _)| start)),
+        9 => put_int(facts.device as u32),
+        10 => put_int(0),
+        11 => out.put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.0),
+        12 => out.put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.1),
+        13 => put_int(1),
+        _ => Err(code::NOT_SUPPORTED),
+    }
+}

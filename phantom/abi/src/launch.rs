@@ -1,0 +1,202 @@
+//! Kernels: registered, counted, never run.
+
+use crate::abi::{Answer, In, Out, driver, runtime};
+use crate::gpu::gpu;
+use std::cell::Cell;
+use std::ffi::c_void;
+
+/// `dim3`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Dim3 {
+    x: u32,
+    y: u32,
+    z: u32,
+}
+
+/// What `<<<...>>>` pushed and the kernel's host stub pops.
+#[derive(Clone, Copy)]
+struct Configuration {
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: usize,
+}
+
+const ONE: Dim3 = Dim3 { x: 1, y: 1, z: 1 };
+
+thread_local! {
+    static PUSHED: Cell<Configuration> =
+        const { Cell::new(Configuration { grid: ONE, block: ONE, shared: 0, stream: 0 }) };
+}
+
+/// The start of `cudaLaunchConfig_t` and `CUlaunchConfig` alike is enough: the stream.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct LaunchConfig {
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct DriverLaunchConfig {
+    grid_block_shared: [u32; 7],
+    stream: usize,
+}
+
+// Registration runs thousands of times in static constructors, before anything else: no counters here, no state.
+
+/// Any handle will do.
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaRegisterFatBinary(_binary: In<u8>) -> *mut c_void {
+    static HANDLE: [usize; 2] = [0; 2];
+    HANDLE.as_ptr().cast_mut().cast()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaRegisterFatBinaryEnd() {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaUnregisterFatBinary() {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaRegisterFunction() {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaRegisterVar() {}
+
+/// 1: the module needs no further initialisation.
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaInitModule() -> u8 {
+    1
+}
+
+/// 0: go on with the launch.
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize, stream: usize) -> u32 {
+    PUSHED.set(Configuration { grid, block, shared, stream });
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaPopCallConfiguration(
+    grid: Out<Dim3>,
+    block: Out<Dim3>,
+    shared: Out<usize>,
+    stream: Out<usize>,
+) -> u32 {
+    let pushed = PUSHED.get();
+    grid.put_if_wanted(pushed.grid);
+    block.put_if_wanted(pushed.block);
+    shared.put_if_wanted(pushed.shared);
+    stream.put_if_wanted(pushed.stream);
+    0
+}
+
+/// The kernel's handle is the address of its host stub.
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaGetKernel(kernel: Out<usize>, stub: usize) -> u32 {
+    kernel.put(stub).err().unwrap_or(0)
+}
+
+/// Kernels launched through the runtime: hot, so counted by hand.
+fn launched(stream: usize) -> Answer {
+    gpu().launch(stream)
+}
+
+runtime! {
+    fn __cudaLaunchKernel(_kernel: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
+        launched(stream)
+    }
+
+    fn cudaLaunchKernel(_function: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
+        launched(stream)
+    }
+
+    fn cudaLaunchCooperativeKernel(_f: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
+        launched(stream)
+    }
+
+    fn cudaLaunchKernelExC(config: In<LaunchConfig>, _function: usize, _args: usize) {
+        launched(config.get()?.stream)
+    }
+
+    /// Called at once: everything before it on the stream is done, since nothing takes time here.
+    fn cudaLaunchHostFunc(stream: usize, function: Option<extern "C" fn(usize)>, data: usize) {
+        gpu().host_function(stream, move || if let Some(function) = function { function(data) })
+    }
+
+    fn cudaStreamAddCallback(
+        stream: usize, function: Option<extern "C" fn(usize, u32, usize)>, data: usize, _flags: u32,
+    ) {
+        gpu().host_function(stream, move || if let Some(function) = function { function(stream, 0, data) })
+    }
+
+    fn cudaFuncSetAttribute(_function: usize, _attribute: i32, _value: i32) {
+        Ok(())
+    }
+
+    /// A place of its own for every symbol would need the fat binary's table: one page of zeros serves, since no kernel reads it.
+    fn cudaGetSymbolAddress(out: Out<usize>, _symbol: usize) {
+        static PLACE: [u64; 512] = [0; 512];
+        out.put(PLACE.as_ptr() as usize)
+    }
+
+    fn cudaMemcpyToSymbol(_symbol: usize, _source: usize, _bytes: usize, _offset: usize, _kind: i32) {
+        Ok(())
+    }
+}
+
+driver! {
+    fn cuLaunchKernel(
+        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: usize,
+        _args: usize, _extra: usize,
+    ) {
+        launched(stream)
+    }
+
+    fn cuLaunchCooperativeKernel(
+        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: usize,
+        _args: usize,
+    ) {
+        launched(stream)
+    }
+
+    fn cuLaunchKernelEx(config: In<DriverLaunchConfig>, _function: usize, _args: usize, _extra: usize) {
+        launched(config.get()?.stream)
+    }
+
+    fn cuLaunchHostFunc(stream: usize, function: Option<extern "C" fn(usize)>, data: usize) {
+        gpu().host_function(stream, move || if let Some(function) = function { function(data) })
+    }
+
+    fn cuStreamAddCallback(
+        stream: usize, function: Option<extern "C" fn(usize, u32, usize)>, data: usize, _flags: u32,
+    ) {
+        gpu().host_function(stream, move || if let Some(function) = function { function(stream, 0, data) })
+    }
+
+    fn cuModuleLoad(out: Out<usize>, _path: usize) { out.put(1) }
+    fn cuModuleLoadData(out: Out<usize>, _image: usize) { out.put(1) }
+    fn cuModuleLoadDataEx(out: Out<usize>, _image: usize, _n: u32, _options: usize, _values: usize) { out.put(1) }
+    fn cuModuleUnload(_module: usize) { Ok(()) }
+    fn cuModuleGetFunction(out: Out<usize>, _module: usize, _name: usize) { out.put(1) }
+    fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, _module: usize, _name: usize) {
+        static PLACE: [u64; 512] = [0; 512];
+        address.put_if_wanted(PLACE.as_ptr() as u64);
+        bytes.put_if_wanted(size_of_val(&PLACE));
+        Ok(())
+    }
+    fn cuFuncGetAttribute(out: Out<i32>, attribute: i32, _function: usize) {
+        // CU_FUNC_ATTRIBUTE: 0 threads a block, 5 and 6 versions.
+        out.put(match attribute { 0 => 1024, 4 => 32, 5 | 6 => 90, _ => 0 })
+    }
+    fn cuFuncSetAttribute(_function: usize, _attribute: i32, _value: i32) { Ok(()) }
+    fn cuFuncSetCacheConfig(_function: usize, _config: i32) { Ok(()) }
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(out: Out<i32>, _function: usize, _block: i32, _shared: usize) {
+        out.put(2)
+    }
+}

@@ -1,0 +1,103 @@
+//! The life of the process as CUDA sees it: before `cuInit`, running, a forked child, on the way out.
+
+use crate::books;
+use crate::gpu;
+use std::ptr::{self, NonNull};
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::*};
+
+/// Where the process stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Nobody has called `cuInit` yet.
+    Fresh = 0,
+    /// CUDA works.
+    Running = 1,
+    /// A child forked from a process in which CUDA ran: it has no usable CUDA.
+    ForkedChild = 2,
+    /// Past the exit handlers, where `PHANTOM_EXIT=deinitialize` asks for the answer of a driver that is gone.
+    Gone = 3,
+}
+
+/// ```text
+/// Fresh --(initialize, once)--> Running --(fork, in the child's only thread)--> ForkedChild
+///                               Running --(exit handler, only with PHANTOM_EXIT=deinitialize)--> Gone
+/// ```
+static PHASE: AtomicU8 = AtomicU8::new(Phase::Fresh as u8);
+
+/// Calls that forked children made, in a page that parent and children share. Null until initialisation, then never changes.
+static FORKED_CALLS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+
+pub fn phase() -> Phase {
+    match PHASE.load(Acquire) {
+        0 => Phase::Fresh,
+        1 => Phase::Running,
+        2 => Phase::ForkedChild,
+        _ => Phase::Gone,
+    }
+}
+
+/// What `cuInit` does; the runtime does it by itself.
+pub fn initialize() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: plain libc calls with valid arguments; the handlers are functions of this library, which is never unloaded.
+        unsafe {
+            let page = libc::mmap(
+                ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            if page != libc::MAP_FAILED {
+                FORKED_CALLS.store(page.cast(), Release);
+            }
+            libc::pthread_atfork(None, None, Some(in_forked_child));
+            if std::env::var_os("PHANTOM_EXIT").is_some_and(|v| v == "deinitialize") {
+                libc::atexit(at_exit);
+            }
+        }
+        gpu::start();
+        PHASE.store(Phase::Running as u8, Release);
+    });
+}
+
+extern "C" fn in_forked_child() {
+    if phase() == Phase::Running {
+        PHASE.store(Phase::ForkedChild as u8, Release);
+    }
+}
+
+extern "C" fn at_exit() {
+    if phase() == Phase::Running {
+        PHASE.store(Phase::Gone as u8, Release);
+    }
+}
+
+pub fn count_forked_call() {
+    if let Some(counter) = NonNull::new(FORKED_CALLS.load(Acquire)) {
+        // SAFETY: the page was mapped zeroed, is aligned, shared with the parent, and never unmapped.
+        unsafe { counter.as_ref() }.fetch_add(1, Relaxed);
+    }
+}
+
+/// Calls that forked children of this process made.
+pub fn forked_calls() -> u64 {
+    // SAFETY: as in `count_forked_call`.
+    NonNull::new(FORKED_CALLS.load(Acquire)).map_or(0, |counter| unsafe { counter.as_ref() }.load(Relaxed))
+}
+
+/// The last thing that happens: the finalisers of libraries that need this one run before its own, so the books see frees that
+/// come from static destructors too.
+extern "C" fn finalize() {
+    if matches!(phase(), Phase::Running | Phase::Gone) {
+        let _ = std::panic::catch_unwind(books::write);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static FINALIZE: extern "C" fn() = finalize;

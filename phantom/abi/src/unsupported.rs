@@ -1,0 +1,353 @@
+//! What torch's libraries need to be there when they are loaded, and nothing here simulates: cuDNN, cuSPARSE, cuSOLVER, NCCL and
+//! the like, and the driver calls that have no part in memory or order.
+//!
+//! Each answers its library's "not supported", is counted in the books, and names itself on stderr the first time.
+
+use crate::abi::{Counter, Out};
+use std::ffi::c_char;
+
+fn refuse(calls: &'static Counter, name: &str, status: u64) -> u64 {
+    if calls.hit() && std::env::var_os("PHANTOM_QUIET").is_none() {
+        eprintln!("phantom: {name} is not simulated; it answers \"not supported\" ({status})");
+    }
+    status
+}
+
+macro_rules! unsupported {
+    ($status:literal => $($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> u64 {
+            static CALLS: Counter = Counter::new(stringify!($name));
+            refuse(&CALLS, stringify!($name), $status)
+        }
+    )*};
+}
+
+/// Functions that answer a string.
+macro_rules! texts {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> *const c_char {
+            c"not supported by the phantom".as_ptr()
+        }
+    )*};
+}
+
+/// Functions that answer a version through their first argument.
+macro_rules! versions {
+    ($($name:ident = $version:literal)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(out: Out<i32>) -> u32 {
+            out.put_if_wanted($version);
+            0
+        }
+    )*};
+}
+
+texts! {
+    cudnnGetErrorString cusparseGetErrorString ncclGetErrorString ncclGetLastError nvrtcGetErrorString
+}
+
+versions! {
+    ncclGetVersion = 22809
+    cuptiGetVersion = 130000
+}
+
+/// The version of the cuDNN that torch 2.11.0 asks for; every use of it is refused.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetVersion() -> usize {
+    91_900
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetCudartVersion() -> usize {
+    13_000
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetLastErrorString(text: Out<u8>, length: usize) {
+    // A buffer of no length gets nothing.
+    let _ = crate::properties::put_text(
+        text,
+        i32::try_from(length).unwrap_or(i32::MAX),
+        "not supported by the phantom",
+    );
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvrtcVersion(major: Out<i32>, minor: Out<i32>) -> u32 {
+    major.put_if_wanted(13);
+    minor.put_if_wanted(0);
+    0
+}
+
+/// Writes a string through its second argument.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuptiGetResultString(_result: u32, out: Out<*const c_char>) -> u32 {
+    out.put(c"not supported by the phantom".as_ptr()).err().unwrap_or(0)
+}
+
+/// `NVSHMEM_STATUS_NOT_INITIALIZED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvshmemid_init_status() -> u32 {
+    0
+}
+
+unsupported! { 3000 =>
+    cudnnBackendCreateDescriptor cudnnBackendDestroyDescriptor cudnnBackendExecute cudnnBackendFinalize
+    cudnnBackendGetAttribute cudnnBackendSetAttribute cudnnBatchNormalizationBackwardEx
+    cudnnBatchNormalizationForwardInference cudnnBatchNormalizationForwardTrainingEx cudnnCTCLoss
+    cudnnCTCLoss_v8 cudnnConvolutionBackwardData cudnnConvolutionBackwardFilter
+    cudnnConvolutionBiasActivationForward cudnnConvolutionForward cudnnCreate
+    cudnnCreateActivationDescriptor cudnnCreateCTCLossDescriptor cudnnCreateConvolutionDescriptor
+    cudnnCreateDropoutDescriptor cudnnCreateFilterDescriptor cudnnCreatePoolingDescriptor
+    cudnnCreateRNNDataDescriptor cudnnCreateRNNDescriptor cudnnCreateSpatialTransformerDescriptor
+    cudnnCreateTensorDescriptor cudnnDestroyActivationDescriptor cudnnDestroyCTCLossDescriptor
+    cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor
+    cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor cudnnDestroySpatialTransformerDescriptor
+    cudnnDestroyTensorDescriptor cudnnDropoutGetStatesSize cudnnFindConvolutionBackwardDataAlgorithmEx
+    cudnnFindConvolutionBackwardFilterAlgorithmEx cudnnFindConvolutionForwardAlgorithmEx
+    cudnnGetBatchNormalizationBackwardExWorkspaceSize
+    cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize
+    cudnnGetBatchNormalizationTrainingExReserveSpaceSize cudnnGetCTCLossWorkspaceSize
+    cudnnGetCTCLossWorkspaceSize_v8 cudnnGetConvolutionBackwardDataAlgorithm_v7
+    cudnnGetConvolutionBackwardDataWorkspaceSize cudnnGetConvolutionBackwardFilterAlgorithm_v7
+    cudnnGetConvolutionBackwardFilterWorkspaceSize cudnnGetConvolutionForwardAlgorithm_v7
+    cudnnGetConvolutionForwardWorkspaceSize cudnnGetFilterNdDescriptor cudnnGetProperty
+    cudnnGetRNNTempSpaceSizes cudnnGetRNNWeightParams cudnnGetRNNWeightSpaceSize cudnnGetStream
+    cudnnGetTensorNdDescriptor cudnnPoolingForward cudnnRNNBackwardData_v8 cudnnRNNBackwardWeights_v8
+    cudnnRNNForward cudnnRestoreDropoutDescriptor cudnnSetActivationDescriptor cudnnSetCTCLossDescriptorEx
+    cudnnSetCTCLossDescriptor_v9 cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType
+    cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor
+    cudnnSetPooling2dDescriptor cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8
+    cudnnSetSpatialTransformerNdDescriptor cudnnSetStream cudnnSetTensorNdDescriptor
+    cudnnSpatialTfGridGeneratorBackward cudnnSpatialTfGridGeneratorForward cudnnSpatialTfSamplerBackward
+    cudnnSpatialTfSamplerForward
+}
+
+unsupported! { 10 =>
+    cusparseCbsrmm cusparseCbsrmv cusparseCbsrsm2_analysis cusparseCbsrsm2_bufferSize
+    cusparseCbsrsm2_solve cusparseCbsrsv2_analysis cusparseCbsrsv2_bufferSize cusparseCbsrsv2_solve
+    cusparseCcsrgeam2 cusparseCcsrgeam2_bufferSizeExt cusparseCreate cusparseCreateBsrsm2Info
+    cusparseCreateBsrsv2Info cusparseCreateCoo cusparseCreateCsr cusparseCreateDnMat cusparseCreateDnVec
+    cusparseCreateIdentityPermutation cusparseCreateMatDescr cusparseCsrSetPointers
+    cusparseCsrSetStridedBatch cusparseDbsrmm cusparseDbsrmv cusparseDbsrsm2_analysis
+    cusparseDbsrsm2_bufferSize cusparseDbsrsm2_solve cusparseDbsrsv2_analysis cusparseDbsrsv2_bufferSize
+    cusparseDbsrsv2_solve cusparseDcsrgeam2 cusparseDcsrgeam2_bufferSizeExt cusparseDestroy
+    cusparseDestroyBsrsm2Info cusparseDestroyBsrsv2Info cusparseDestroyDnMat cusparseDestroyDnVec
+    cusparseDestroyMatDescr cusparseDestroySpMat cusparseDnMatSetStridedBatch
+    cusparseLtDenseDescriptorInit cusparseLtInit cusparseLtMatDescriptorDestroy cusparseLtMatmul
+    cusparseLtMatmulAlgGetAttribute cusparseLtMatmulAlgSelectionInit cusparseLtMatmulAlgSetAttribute
+    cusparseLtMatmulDescSetAttribute cusparseLtMatmulDescriptorInit cusparseLtMatmulGetWorkspace
+    cusparseLtMatmulPlanDestroy cusparseLtMatmulPlanInit cusparseLtMatmulSearch cusparseLtSpMMACompress2
+    cusparseLtSpMMACompressedSize2 cusparseLtStructuredDescriptorInit cusparseSDDMM
+    cusparseSDDMM_bufferSize cusparseSDDMM_preprocess cusparseSbsrmm cusparseSbsrmv
+    cusparseSbsrsm2_analysis cusparseSbsrsm2_bufferSize cusparseSbsrsm2_solve cusparseSbsrsv2_analysis
+    cusparseSbsrsv2_bufferSize cusparseSbsrsv2_solve cusparseScsrgeam2 cusparseScsrgeam2_bufferSizeExt
+    cusparseSetMatDiagType cusparseSetMatFillMode cusparseSetMatIndexBase cusparseSetMatType
+    cusparseSetPointerMode cusparseSetStream cusparseSpGEMM_compute cusparseSpGEMM_copy
+    cusparseSpGEMM_createDescr cusparseSpGEMM_destroyDescr cusparseSpGEMM_workEstimation cusparseSpMM
+    cusparseSpMM_bufferSize cusparseSpMV cusparseSpMV_bufferSize cusparseSpMatGetSize
+    cusparseSpMatSetAttribute cusparseSpSM_analysis cusparseSpSM_bufferSize cusparseSpSM_createDescr
+    cusparseSpSM_destroyDescr cusparseSpSM_solve cusparseSpSV_analysis cusparseSpSV_bufferSize
+    cusparseSpSV_createDescr cusparseSpSV_destroyDescr cusparseSpSV_solve cusparseXbsrsm2_zeroPivot
+    cusparseXbsrsv2_zeroPivot cusparseXcoo2csr cusparseXcoosortByRow cusparseXcoosort_bufferSizeExt
+    cusparseXcsrgeam2Nnz cusparseXcsrsort cusparseXcsrsort_bufferSizeExt cusparseZbsrmm cusparseZbsrmv
+    cusparseZbsrsm2_analysis cusparseZbsrsm2_bufferSize cusparseZbsrsm2_solve cusparseZbsrsv2_analysis
+    cusparseZbsrsv2_bufferSize cusparseZbsrsv2_solve cusparseZcsrgeam2 cusparseZcsrgeam2_bufferSizeExt
+}
+
+unsupported! { 9 =>
+    cusolverDnCgeqrf cusolverDnCgeqrf_bufferSize cusolverDnCgesvd cusolverDnCgesvd_bufferSize
+    cusolverDnCgesvdaStridedBatched cusolverDnCgesvdaStridedBatched_bufferSize cusolverDnCgesvdj
+    cusolverDnCgesvdjBatched cusolverDnCgesvdjBatched_bufferSize cusolverDnCgesvdj_bufferSize
+    cusolverDnCgetrf cusolverDnCgetrf_bufferSize cusolverDnCgetrs cusolverDnCheevd
+    cusolverDnCheevd_bufferSize cusolverDnCheevj cusolverDnCheevjBatched
+    cusolverDnCheevjBatched_bufferSize cusolverDnCheevj_bufferSize cusolverDnCpotrf
+    cusolverDnCpotrfBatched cusolverDnCpotrf_bufferSize cusolverDnCpotrs cusolverDnCpotrsBatched
+    cusolverDnCreate cusolverDnCreateGesvdjInfo cusolverDnCreateParams cusolverDnCreateSyevjInfo
+    cusolverDnCsytrf cusolverDnCsytrf_bufferSize cusolverDnCungqr cusolverDnCungqr_bufferSize
+    cusolverDnCunmqr cusolverDnCunmqr_bufferSize cusolverDnDestroy cusolverDnDestroyGesvdjInfo
+    cusolverDnDestroyParams cusolverDnDestroySyevjInfo cusolverDnDgeqrf cusolverDnDgeqrf_bufferSize
+    cusolverDnDgesvd cusolverDnDgesvd_bufferSize cusolverDnDgesvdaStridedBatched
+    cusolverDnDgesvdaStridedBatched_bufferSize cusolverDnDgesvdj cusolverDnDgesvdjBatched
+    cusolverDnDgesvdjBatched_bufferSize cusolverDnDgesvdj_bufferSize cusolverDnDgetrf
+    cusolverDnDgetrf_bufferSize cusolverDnDgetrs cusolverDnDorgqr cusolverDnDorgqr_bufferSize
+    cusolverDnDormqr cusolverDnDormqr_bufferSize cusolverDnDpotrf cusolverDnDpotrfBatched
+    cusolverDnDpotrf_bufferSize cusolverDnDpotrs cusolverDnDpotrsBatched cusolverDnDsyevd
+    cusolverDnDsyevd_bufferSize cusolverDnDsyevj cusolverDnDsyevjBatched
+    cusolverDnDsyevjBatched_bufferSize cusolverDnDsyevj_bufferSize cusolverDnDsytrf
+    cusolverDnDsytrf_bufferSize cusolverDnSetStream cusolverDnSgeqrf cusolverDnSgeqrf_bufferSize
+    cusolverDnSgesvd cusolverDnSgesvd_bufferSize cusolverDnSgesvdaStridedBatched
+    cusolverDnSgesvdaStridedBatched_bufferSize cusolverDnSgesvdj cusolverDnSgesvdjBatched
+    cusolverDnSgesvdjBatched_bufferSize cusolverDnSgesvdj_bufferSize cusolverDnSgetrf
+    cusolverDnSgetrf_bufferSize cusolverDnSgetrs cusolverDnSorgqr cusolverDnSorgqr_bufferSize
+    cusolverDnSormqr cusolverDnSormqr_bufferSize cusolverDnSpotrf cusolverDnSpotrfBatched
+    cusolverDnSpotrf_bufferSize cusolverDnSpotrs cusolverDnSpotrsBatched cusolverDnSsyevd
+    cusolverDnSsyevd_bufferSize cusolverDnSsyevj cusolverDnSsyevjBatched
+    cusolverDnSsyevjBatched_bufferSize cusolverDnSsyevj_bufferSize cusolverDnSsytrf
+    cusolverDnSsytrf_bufferSize cusolverDnXgeev cusolverDnXgeev_bufferSize cusolverDnXgeqrf
+    cusolverDnXgeqrf_bufferSize cusolverDnXgesvdjSetMaxSweeps cusolverDnXgesvdjSetSortEig
+    cusolverDnXgesvdjSetTolerance cusolverDnXpotrf cusolverDnXpotrf_bufferSize cusolverDnXpotrs
+    cusolverDnXsyevBatched cusolverDnXsyevBatched_bufferSize cusolverDnXsyevd cusolverDnXsyevd_bufferSize
+    cusolverDnXsytrs cusolverDnXsytrs_bufferSize cusolverDnZgeqrf cusolverDnZgeqrf_bufferSize
+    cusolverDnZgesvd cusolverDnZgesvd_bufferSize cusolverDnZgesvdaStridedBatched
+    cusolverDnZgesvdaStridedBatched_bufferSize cusolverDnZgesvdj cusolverDnZgesvdjBatched
+    cusolverDnZgesvdjBatched_bufferSize cusolverDnZgesvdj_bufferSize cusolverDnZgetrf
+    cusolverDnZgetrf_bufferSize cusolverDnZgetrs cusolverDnZheevd cusolverDnZheevd_bufferSize
+    cusolverDnZheevj cusolverDnZheevjBatched cusolverDnZheevjBatched_bufferSize
+    cusolverDnZheevj_bufferSize cusolverDnZpotrf cusolverDnZpotrfBatched cusolverDnZpotrf_bufferSize
+    cusolverDnZpotrs cusolverDnZpotrsBatched cusolverDnZsytrf cusolverDnZsytrf_bufferSize cusolverDnZungqr
+    cusolverDnZungqr_bufferSize cusolverDnZunmqr cusolverDnZunmqr_bufferSize
+}
+
+unsupported! { 16 =>
+    cufftCreate cufftDestroy cufftSetAutoAllocation cufftSetStream cufftSetWorkArea cufftXtExec
+    cufftXtMakePlanMany
+}
+
+unsupported! { 5030 =>
+    cuFileBufDeregister cuFileBufRegister cuFileHandleDeregister cuFileHandleRegister cuFileRead
+    cuFileWrite
+}
+
+unsupported! { 27 =>
+    cuptiActivityDisable cuptiActivityEnable cuptiActivityEnableCudaEventDeviceTimestamps
+    cuptiActivityEnableDriverApi cuptiActivityEnableRuntimeApi cuptiActivityFlushAll
+    cuptiActivityGetNextRecord cuptiActivityGetNumDroppedRecords cuptiActivityPopExternalCorrelationId
+    cuptiActivityPushExternalCorrelationId cuptiActivityRegisterCallbacks
+    cuptiActivityRegisterTimestampCallback cuptiActivitySetAttribute cuptiEnableCallback cuptiEnableDomain
+    cuptiFinalize cuptiSubscribe cuptiUnsubscribe
+}
+
+unsupported! { 5 =>
+    ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommCount
+    ncclCommDeregister ncclCommDestroy ncclCommFinalize ncclCommGetAsyncError ncclCommInitAll
+    ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommRegister ncclCommShrink
+    ncclCommSplit ncclCommUserRank ncclCommWindowDeregister ncclCommWindowRegister ncclDevCommCreate
+    ncclDevCommDestroy ncclGetUniqueId ncclGroupEnd ncclGroupSimulateEnd ncclGroupStart ncclMemAlloc
+    ncclMemFree ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy ncclReduce ncclReduceScatter ncclSend
+}
+
+unsupported! { 7 =>
+    nvrtcAddNameExpression nvrtcCompileProgram nvrtcCreateProgram nvrtcDestroyProgram nvrtcGetCUBIN
+    nvrtcGetCUBINSize nvrtcGetLoweredName nvrtcGetPTX nvrtcGetPTXSize nvrtcGetProgramLog
+    nvrtcGetProgramLogSize
+}
+
+unsupported! { 7 =>
+    nvshmem_free nvshmem_info_get_version nvshmem_malloc nvshmem_ptr nvshmem_team_n_pes
+    nvshmem_team_split_strided nvshmemid_hostlib_finalize nvshmemid_hostlib_init_attr
+    nvshmemx_alltoallmem_on_stream nvshmemx_broadcastmem_on_stream nvshmemx_cumodule_init
+    nvshmemx_get_uniqueid nvshmemx_getmem_on_stream nvshmemx_mc_ptr nvshmemx_putmem_on_stream
+    nvshmemx_putmem_signal_on_stream nvshmemx_set_attr_uniqueid_args nvshmemx_signal_wait_until_on_stream
+}
+
+// The driver calls that cudarc 0.19 or torch 2.11 may look for and that are not simulated.
+unsupported! { 801 =>
+    cuArray3DCreate_v2 cuArray3DGetDescriptor_v2 cuArrayCreate_v2 cuArrayDestroy cuArrayGetDescriptor_v2
+    cuArrayGetMemoryRequirements cuArrayGetPlane cuArrayGetSparseProperties
+    cuCoredumpDeregisterCompleteCallback cuCoredumpDeregisterStartCallback cuCoredumpGetAttribute
+    cuCoredumpGetAttributeGlobal cuCoredumpRegisterCompleteCallback cuCoredumpRegisterStartCallback
+    cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxAttach cuCtxDetach cuCtxFromGreenCtx
+    cuCtxGetCacheConfig cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetSharedMemConfig cuCtxRecordEvent
+    cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags cuCtxSetSharedMemConfig cuCtxWaitEvent
+    cuDestroyExternalMemory cuDestroyExternalSemaphore cuDevResourceGenerateDesc cuDevSmResourceSplit
+    cuDevSmResourceSplitByCount cuDeviceGetByPCIBusId cuDeviceGetCliqueCount cuDeviceGetCliqueInfo
+    cuDeviceGetDevResource cuDeviceGetExecAffinitySupport cuDeviceGetFabricClusterUuid
+    cuDeviceGetGraphMemAttribute cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid
+    cuDeviceGetP2PAtomicCapabilities cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth
+    cuDeviceGraphMemTrim cuDeviceRegisterAsyncNotification cuDeviceSetGraphMemAttribute cuDeviceSetMemPool
+    cuDeviceUnregisterAsyncNotification cuExternalMemoryGetMappedBuffer
+    cuExternalMemoryGetMappedMipmappedArray cuFlushGPUDirectRDMAWrites cuFuncGetModule cuFuncGetName
+    cuFuncGetParamCount cuFuncGetParamInfo cuFuncIsLoaded cuFuncLoad cuFuncSetBlockShape
+    cuFuncSetSharedMemConfig cuFuncSetSharedSize cuGetExportTable cuGraphAddBatchMemOpNode
+    cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2 cuGraphAddEmptyNode
+    cuGraphAddEventRecordNode cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
+    cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
+    cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphAddNode
+    cuGraphAddNode_v2 cuGraphAddNode_v3 cuGraphBatchMemOpNodeGetParams cuGraphBatchMemOpNodeSetParams
+    cuGraphChildGraphNodeGetGraph cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate
+    cuGraphDebugDotPrint cuGraphDestroyNode cuGraphEventRecordNodeGetEvent cuGraphEventRecordNodeSetEvent
+    cuGraphEventWaitNodeGetEvent cuGraphEventWaitNodeSetEvent cuGraphExecBatchMemOpNodeSetParams
+    cuGraphExecChildGraphNodeSetParams cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
+    cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
+    cuGraphExecGetFlags cuGraphExecGetId cuGraphExecHostNodeSetParams cuGraphExecKernelNodeSetParams
+    cuGraphExecKernelNodeSetParams_v2 cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams
+    cuGraphExecNodeSetParams cuGraphExecUpdate cuGraphExecUpdate_v2
+    cuGraphExternalSemaphoresSignalNodeGetParams cuGraphExternalSemaphoresSignalNodeSetParams
+    cuGraphExternalSemaphoresWaitNodeGetParams cuGraphExternalSemaphoresWaitNodeSetParams cuGraphGetEdges
+    cuGraphGetEdges_v2 cuGraphGetId cuGraphGetNodes cuGraphGetRootNodes cuGraphHostNodeGetParams
+    cuGraphHostNodeSetParams cuGraphInstantiateWithParams cuGraphInstantiate_v2
+    cuGraphKernelNodeCopyAttributes cuGraphKernelNodeGetAttribute cuGraphKernelNodeGetParams
+    cuGraphKernelNodeGetParams_v2 cuGraphKernelNodeSetAttribute cuGraphKernelNodeSetParams
+    cuGraphKernelNodeSetParams_v2 cuGraphMemAllocNodeGetParams cuGraphMemFreeNodeGetParams
+    cuGraphMemcpyNodeGetParams cuGraphMemcpyNodeSetParams cuGraphMemsetNodeGetParams
+    cuGraphMemsetNodeSetParams cuGraphNodeFindInClone cuGraphNodeGetContainingGraph
+    cuGraphNodeGetDependencies cuGraphNodeGetDependencies_v2 cuGraphNodeGetDependentNodes
+    cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled cuGraphNodeGetLocalId cuGraphNodeGetParams
+    cuGraphNodeGetToolsId cuGraphNodeGetType cuGraphNodeSetEnabled cuGraphNodeSetParams
+    cuGraphNodeSetParams_v2 cuGraphReleaseUserObject cuGraphRemoveDependencies
+    cuGraphRemoveDependencies_v2 cuGraphRetainUserObject cuGraphUpload cuGraphicsMapResources
+    cuGraphicsResourceGetMappedMipmappedArray cuGraphicsResourceGetMappedPointer_v2
+    cuGraphicsResourceSetMapFlags_v2 cuGraphicsSubResourceGetMappedArray cuGraphicsUnmapResources
+    cuGraphicsUnregisterResource cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxGetDevResource
+    cuGreenCtxGetId cuGreenCtxRecordEvent cuGreenCtxStreamCreate cuGreenCtxWaitEvent
+    cuImportExternalMemory cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle
+    cuIpcGetMemHandle cuIpcOpenEventHandle cuIpcOpenMemHandle_v2 cuKernelGetAttribute cuKernelGetFunction
+    cuKernelGetLibrary cuKernelGetName cuKernelGetParamCount cuKernelGetParamInfo cuKernelSetAttribute
+    cuKernelSetCacheConfig cuLaunch cuLaunchCooperativeKernelMultiDevice cuLaunchGrid cuLaunchGridAsync
+    cuLaunchHostFunc_v2 cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel
+    cuLibraryGetKernelCount cuLibraryGetManaged cuLibraryGetModule cuLibraryGetUnifiedFunction
+    cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData_v2 cuLinkAddFile_v2
+    cuLinkComplete cuLinkCreate_v2 cuLinkDestroy cuLogicalEndpointAddDevice cuLogicalEndpointBindAddr
+    cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy cuLogicalEndpointExport
+    cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
+    cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuLogsCurrent cuLogsDumpToFile
+    cuLogsDumpToMemory cuLogsRegisterCallback cuLogsUnregisterCallback cuMemAdvise cuMemAdvise_v2
+    cuMemAllocManaged cuMemAllocPitch_v2 cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync
+    cuMemDiscardBatchAsync cuMemExportToShareableHandle cuMemGetAllocationPropertiesFromHandle
+    cuMemGetDefaultMemPool cuMemGetHandleForAddressRange cuMemGetLocationInfo cuMemGetMemPool
+    cuMemImportFromShareableHandle cuMemMapArrayAsync cuMemPoolExportPointer
+    cuMemPoolExportToShareableHandle cuMemPoolGetAccess cuMemPoolImportFromShareableHandle
+    cuMemPoolImportPointer cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync
+    cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemRetainAllocationHandle cuMemSetMemPool
+    cuMemcpy2DAsync_v2 cuMemcpy2DUnaligned_v2 cuMemcpy2D_v2 cuMemcpy3DAsync_v2 cuMemcpy3DBatchAsync
+    cuMemcpy3DBatchAsync_v2 cuMemcpy3DPeer cuMemcpy3DPeerAsync cuMemcpy3DWithAttributesAsync cuMemcpy3D_v2
+    cuMemcpyAtoA_v2 cuMemcpyAtoD_v2 cuMemcpyAtoHAsync_v2 cuMemcpyAtoH_v2 cuMemcpyBatchAsync
+    cuMemcpyBatchAsync_v2 cuMemcpyDtoA_v2 cuMemcpyHtoAAsync_v2 cuMemcpyHtoA_v2 cuMemcpyWithAttributesAsync
+    cuMemsetD2D16Async cuMemsetD2D16_v2 cuMemsetD2D32Async cuMemsetD2D32_v2 cuMemsetD2D8Async
+    cuMemsetD2D8_v2 cuMipmappedArrayCreate cuMipmappedArrayDestroy cuMipmappedArrayGetLevel
+    cuMipmappedArrayGetMemoryRequirements cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions
+    cuModuleGetFunctionCount cuModuleGetLoadingMode cuModuleGetSurfRef cuModuleGetTexRef
+    cuModuleLoadFatBinary cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindAddr_v2
+    cuMulticastBindMem cuMulticastBindMem_v2 cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
+    cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+    cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialBlockSize
+    cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxPotentialClusterSize cuParamSetSize
+    cuParamSetTexRef cuParamSetf cuParamSeti cuParamSetv cuProfilerInitialize cuProfilerStart
+    cuProfilerStop cuSignalExternalSemaphoresAsync cuStreamAttachMemAsync cuStreamBatchMemOp
+    cuStreamBatchMemOp_v2 cuStreamBeginCaptureToCig cuStreamBeginCaptureToGraph
+    cuStreamBeginRecaptureToGraph cuStreamCopyAttributes cuStreamEndCaptureToCig cuStreamGetAttribute
+    cuStreamGetCtx_v2 cuStreamGetDevResource cuStreamGetGreenCtx cuStreamSetAttribute
+    cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 cuStreamWaitValue32
+    cuStreamWaitValue32_v2 cuStreamWaitValue64 cuStreamWaitValue64_v2 cuStreamWriteValue32
+    cuStreamWriteValue64 cuSurfObjectCreate cuSurfObjectDestroy cuSurfObjectGetResourceDesc
+    cuSurfRefGetArray cuSurfRefSetArray cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide
+    cuTensorMapEncodeTiled cuTensorMapReplaceAddress cuTexObjectCreate cuTexObjectDestroy
+    cuTexObjectGetResourceDesc cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc cuTexRefCreate
+    cuTexRefDestroy cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray cuTexRefGetBorderColor
+    cuTexRefGetFilterMode cuTexRefGetFlags cuTexRefGetFormat cuTexRefGetMaxAnisotropy
+    cuTexRefGetMipmapFilterMode cuTexRefGetMipmapLevelBias cuTexRefGetMipmapLevelClamp
+    cuTexRefGetMipmappedArray cuTexRefSetAddress2D_v3 cuTexRefSetAddressMode cuTexRefSetAddress_v2
+    cuTexRefSetArray cuTexRefSetBorderColor cuTexRefSetFilterMode cuTexRefSetFlags cuTexRefSetFormat
+    cuTexRefSetMaxAnisotropy cuTexRefSetMipmapFilterMode cuTexRefSetMipmapLevelBias
+    cuTexRefSetMipmapLevelClamp cuTexRefSetMipmappedArray cuUserObjectCreate cuUserObjectRelease
+    cuUserObjectRetain cuWaitExternalSemaphoresAsync
+}
+
+// The runtime calls that torch 2.11 needs to be there and that are not simulated.
+unsupported! { 801 =>
+    cudaIpcCloseMemHandle cudaIpcGetEventHandle cudaIpcGetMemHandle cudaIpcOpenEventHandle
+    cudaIpcOpenMemHandle
+}

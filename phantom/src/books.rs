@@ -1,0 +1,97 @@
+//! A device's account of physical memory.
+
+/// What a device holds, and held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceBooks {
+    /// Physical bytes on the device.
+    pub capacity: u64,
+    /// Bytes that others hold: other processes, NCCL, cuBLAS.
+    pub taken: u64,
+    /// Physical bytes that this process holds: pools, handles, plain allocations.
+    pub physical: u64,
+    /// The highest `physical` since the last reset.
+    pub physical_peak: u64,
+    /// The integral of `physical` over virtual time, byte nanoseconds, up to now.
+    pub physical_area: u128,
+    /// Of `physical`: what pools hold.
+    pub in_pools: u64,
+    /// Of `physical`: what handles hold, mapped or not.
+    pub in_handles: u64,
+    /// Of `physical`: plain allocations.
+    pub in_plain: u64,
+    /// The virtual time up to which the area is counted, nanoseconds.
+    pub(crate) counted_to: u64,
+}
+
+/// Which part of the account a change belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Pools,
+    Handles,
+    Plain,
+}
+
+impl DeviceBooks {
+    /// Physical bytes that nobody holds.
+    pub fn free(&self) -> u64 {
+        self.capacity.saturating_sub(self.taken).saturating_sub(self.physical)
+    }
+
+    pub(crate) fn count_to(&mut self, now: u64) {
+        self.physical_area += u128::from(self.physical) * u128::from(now.saturating_sub(self.counted_to));
+        self.counted_to = self.counted_to.max(now);
+    }
+
+    fn part(&mut self, part: Part) -> &mut u64 {
+        match part {
+            Part::Pools => &mut self.in_pools,
+            Part::Handles => &mut self.in_handles,
+            Part::Plain => &mut self.in_plain,
+        }
+    }
+
+    /// False: no room.
+    pub(crate) fn take(&mut self, bytes: u64, part: Part, now: u64) -> bool {
+        if bytes > self.free() {
+            return false;
+        }
+        self.count_to(now);
+        self.physical += bytes;
+        self.physical_peak = self.physical_peak.max(self.physical);
+        *self.part(part) += bytes;
+        true
+    }
+
+    pub(crate) fn give(&mut self, bytes: u64, part: Part, now: u64) {
+        self.count_to(now);
+        self.physical -= bytes;
+        *self.part(part) -= bytes;
+    }
+}
+
+/// The account of address space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressBooks {
+    /// Bytes there are.
+    pub limit: u64,
+    /// Bytes in use: reservations, what pools take, plain allocations.
+    pub reserved: u64,
+    /// The highest `reserved`.
+    pub peak: u64,
+}
+
+impl AddressBooks {
+    /// False: exhausted.
+    pub(crate) fn take(&mut self, bytes: u64) -> bool {
+        if bytes > self.limit - self.reserved {
+            return false;
+        }
+        self.reserved += bytes;
+        self.peak = self.peak.max(self.reserved);
+        true
+    }
+
+    pub(crate) fn give(&mut self, bytes: u64) {
+        self.reserved -= bytes;
+    }
+}

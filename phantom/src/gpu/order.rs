@@ -1,0 +1,318 @@
+//! Streams, events, launches and host waits.
+
+use super::{Event, Gpu, Recorded, State, fail};
+use crate::calls::{CallKind, current_caller};
+use crate::error::{SimError, SimResult, code};
+use crate::oracle::Clock;
+use crate::streams::{StreamKey, StreamKind};
+
+impl State {
+    /// The rule of the legacy default stream: new work of `key` comes after what it implies.
+    pub(crate) fn follow_default_stream(&mut self, key: StreamKey) {
+        let tail = self.streams.implied(key).iter().map(|&other| self.streams.get(other).tail).max();
+        if let Some(tail) = tail {
+            self.raise_tail(key, tail);
+        }
+        if let Some(oracle) = &mut self.oracle {
+            for &other in self.streams.implied(key) {
+                oracle.follow(key, other);
+            }
+        }
+    }
+
+    fn raise_tail(&mut self, key: StreamKey, tail: u64) {
+        let stream = self.streams.get_mut(key);
+        stream.tail = stream.tail.max(tail);
+        let device = &mut self.devices[stream.device as usize];
+        device.tail = device.tail.max(stream.tail);
+    }
+
+    /// Puts `kernels` of `each` nanoseconds on the stream, launched at the cost of `launch` each.
+    pub(crate) fn enqueue(&mut self, key: StreamKey, kernels: u64, each: u64, launch: u64) {
+        self.follow_default_stream(key);
+        let tail = self.streams.get(key).tail;
+        let end = self.time.launch(tail, kernels, each, launch, self.config.run_ahead);
+        self.raise_tail(key, end);
+        if let Some(oracle) = &mut self.oracle {
+            oracle.advance(key);
+        }
+    }
+
+    /// The host waits for everything on `device`.
+    pub(crate) fn wait_for_device(&mut self, device: u32) {
+        let tail = self.devices[device as usize].tail;
+        self.time.wait_until(tail, current_caller());
+        if let Some(oracle) = &mut self.oracle {
+            oracle.host_saw_device(device);
+        }
+        self.synchronize_pools(device);
+    }
+
+    /// The host knows that what `event` was recorded behind is done.
+    fn host_saw_event(&mut self, event: usize) {
+        if let Some(oracle) = &mut self.oracle
+            && let Some(event) = self.events.get(&event)
+        {
+            oracle.host_saw(&event.clock);
+        }
+    }
+
+    fn event(&self, kind: CallKind, event: usize) -> SimResult<&Event> {
+        self.events.get(&event).ok_or(SimError { call: kind.name(), code: code::INVALID_HANDLE })
+    }
+}
+
+impl Gpu {
+    /// Creates an event in the context of `device`.
+    pub fn event_create(&self, device: u32) -> SimResult<usize> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(CallKind::EventCreate, device, state.config.costs.event)?;
+        state.next_event += 1;
+        let handle = 0x4000_0000 + state.next_event * 0x10;
+        state.events.insert(handle, Event { device, recorded: Recorded::Not, clock: Clock::default() });
+        Ok(handle)
+    }
+
+    /// Destroys an event.
+    pub fn event_destroy(&self, device: u32, event: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::EventDestroy;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.event)?;
+        match state.events.remove(&event) {
+            Some(_) => Ok(()),
+            None => fail(KIND, code::INVALID_HANDLE),
+        }
+    }
+
+    /// Records the work enqueued on `stream` so far. Code 400 where event and stream are not of one device.
+    pub fn event_record(&self, device: u32, event: usize, stream: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::EventRecord;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.event)?;
+        let key = state.stream(KIND, device, stream)?;
+        if state.event(KIND, event)?.device != state.streams.get(key).device {
+            return fail(KIND, code::INVALID_HANDLE);
+        }
+        state.frown_at_capture(KIND, key);
+        let recorded = match state.capture_of(key) {
+            Some(capture) if capture.invalidated => return fail(KIND, code::CAPTURE_INVALIDATED),
+            Some(capture) => Recorded::Captured(capture.id),
+            None => {
+                state.follow_default_stream(key);
+                Recorded::At(state.streams.get(key).tail)
+            }
+        };
+        if let Some(event) = state.events.get_mut(&event) {
+            event.recorded = recorded;
+            if let Some(oracle) = &mut state.oracle {
+                oracle.record(key, &mut event.clock);
+            }
+        }
+        Ok(())
+    }
+
+    /// True once the recorded work is done (or nothing was recorded).
+    pub fn event_query(&self, device: u32, event: usize) -> SimResult<bool> {
+        const KIND: CallKind = CallKind::EventQuery;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.event)?;
+        state.forbidden_by_capture(KIND)?;
+        match state.event(KIND, event)?.recorded {
+            Recorded::Not => Ok(true),
+            Recorded::At(time) if time <= state.time.now() => {
+                state.host_saw_event(event);
+                Ok(true)
+            }
+            Recorded::At(_) => Ok(false),
+            Recorded::Captured(capture) => state.captured_event(KIND, capture),
+        }
+    }
+
+    /// Waits on the host until the recorded work is done.
+    pub fn event_synchronize(&self, device: u32, event: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::EventSynchronize;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.synchronize)?;
+        state.forbidden_by_capture(KIND)?;
+        let owner = state.event(KIND, event)?.device;
+        match state.event(KIND, event)?.recorded {
+            Recorded::Not => {}
+            Recorded::At(time) => {
+                state.time.wait_until(time, current_caller());
+                state.host_saw_event(event);
+            }
+            Recorded::Captured(capture) => return state.captured_event(KIND, capture),
+        }
+        state.synchronize_pools(owner);
+        Ok(())
+    }
+
+    /// Makes later work of `stream` wait for `event`.
+    pub fn stream_wait_event(&self, device: u32, stream: usize, event: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::StreamWaitEvent;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.event)?;
+        let key = state.stream(KIND, device, stream)?;
+        let recorded = state.event(KIND, event)?.recorded;
+        state.frown_at_capture(KIND, key);
+        let in_capture = state.wait_in_capture(KIND, key, recorded)?;
+        if let Recorded::At(time) = recorded
+            && !in_capture
+        {
+            state.raise_tail(key, time);
+        }
+        if let Some(oracle) = &mut state.oracle
+            && let Some(event) = state.events.get(&event)
+        {
+            oracle.wait(key, &event.clock);
+        }
+        Ok(())
+    }
+
+    /// Creates a stream of `device`.
+    pub fn stream_create(&self, device: u32, kind: StreamKind) -> SimResult<usize> {
+        const KIND: CallKind = CallKind::StreamCreate;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.stream_create)?;
+        if kind == StreamKind::Legacy {
+            return state.refuse(KIND, "creation of a default stream", 0);
+        }
+        Ok(state.streams.create(device, kind))
+    }
+
+    /// Destroys a stream; its work goes on. Its handle is the next one to be recycled.
+    pub fn stream_destroy(&self, device: u32, stream: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::StreamDestroy;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.stream_create)?;
+        if stream <= 2 {
+            return fail(KIND, code::INVALID_HANDLE);
+        }
+        let key = state.stream(KIND, device, stream)?;
+        if state.streams.get(key).capture.is_some() {
+            return fail(KIND, code::CAPTURE_UNSUPPORTED);
+        }
+        state.streams.destroy(key);
+        if let Some(oracle) = &mut state.oracle {
+            oracle.destroyed(key);
+        }
+        Ok(())
+    }
+
+    /// True once everything on `stream` is done.
+    pub fn stream_query(&self, device: u32, stream: usize) -> SimResult<bool> {
+        const KIND: CallKind = CallKind::StreamQuery;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.event)?;
+        let key = state.stream(KIND, device, stream)?;
+        state.refused_by_capture(KIND, key)?;
+        state.forbidden_by_capture(KIND)?;
+        state.follow_default_stream(key);
+        let done = state.streams.get(key).tail <= state.time.now();
+        if done && let Some(oracle) = &mut state.oracle {
+            oracle.host_saw_stream(key);
+        }
+        Ok(done)
+    }
+
+    /// Waits on the host until everything on `stream` is done.
+    pub fn stream_synchronize(&self, device: u32, stream: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::StreamSynchronize;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.synchronize)?;
+        let key = state.stream(KIND, device, stream)?;
+        state.refused_by_capture(KIND, key)?;
+        state.forbidden_by_capture(KIND)?;
+        state.follow_default_stream(key);
+        let (tail, owner) = (state.streams.get(key).tail, state.streams.get(key).device);
+        state.time.wait_until(tail, current_caller());
+        if let Some(oracle) = &mut state.oracle {
+            oracle.host_saw_stream(key);
+        }
+        state.synchronize_pools(owner);
+        Ok(())
+    }
+
+    /// The stream's id, unique and never reused. Code 801 where the driver has none.
+    pub fn stream_id(&self, device: u32, stream: usize) -> SimResult<u64> {
+        const KIND: CallKind = CallKind::StreamId;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.query)?;
+        if !state.config.stream_ids {
+            return fail(KIND, code::NOT_SUPPORTED);
+        }
+        Ok(u64::from(state.stream(KIND, device, stream)?) + 1)
+    }
+
+    /// The device of a stream.
+    pub fn stream_device(&self, device: u32, stream: usize) -> SimResult<u32> {
+        let mut state = self.lock();
+        let key = state.stream(CallKind::DeviceQuery, device, stream)?;
+        Ok(state.streams.get(key).device)
+    }
+
+    /// Waits on the host for all work of `device`.
+    pub fn device_synchronize(&self, device: u32) -> SimResult<()> {
+        const KIND: CallKind = CallKind::DeviceSynchronize;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.synchronize)?;
+        state.no_capture_on(KIND, device)?;
+        state.forbidden_by_capture(KIND)?;
+        state.wait_for_device(device);
+        Ok(())
+    }
+
+    /// Launches `kernels` kernels of `each` nanoseconds on `stream`; while it captures, they become part of the graph. The host is
+    /// charged [`crate::Costs::launch`] for each, and blocks where the device lags too far behind.
+    pub fn launch(&self, device: u32, stream: usize, kernels: u64, each: u64) -> SimResult<()> {
+        const KIND: CallKind = CallKind::Launch;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if kernels == 0 {
+            return Ok(());
+        }
+        state.enter(KIND, device)?;
+        state.counts[current_caller() as usize].add(KIND, kernels - 1);
+        let key = state.stream(KIND, device, stream)?;
+        let launch = state.config.costs.launch;
+        if state.launch_in_capture(KIND, key, kernels, each)? {
+            state.time.work(kernels * launch);
+            return Ok(());
+        }
+        state.enqueue(key, kernels, each, launch);
+        Ok(())
+    }
+
+    /// Fills memory in the order of `stream`: a kernel of no length here. Code 1 where the range is not backed.
+    pub fn memset(&self, device: u32, address: u64, bytes: u64, stream: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::Memset;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter(KIND, device)?;
+        let key = state.stream(KIND, device, stream)?;
+        let backed: u64 = state.backings.pieces(address, bytes).map(|piece| piece.bytes).sum();
+        if backed != bytes {
+            return state.refuse(KIND, "memset of a range that is not backed", address);
+        }
+        state.frown_at_capture(KIND, key);
+        let launch = state.config.costs.launch;
+        if state.launch_in_capture(KIND, key, 1, 0)? {
+            state.time.work(launch);
+            return Ok(());
+        }
+        state.enqueue(key, 1, 0, launch);
+        Ok(())
+    }
+}

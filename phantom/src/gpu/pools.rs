@@ -1,0 +1,263 @@
+//! Stream-ordered pools.
+
+use super::{Gpu, State, fail};
+use crate::GRANULARITY;
+use crate::backing::{Backing, Source};
+use crate::books::Part;
+use crate::calls::CallKind;
+use crate::error::{SimError, SimResult, code};
+use crate::oracle::Taken;
+use crate::pool::{Chunk, POOL_ALIGNMENT, POOL_CHUNK, Pool, PoolAttribute};
+
+/// A pool's account, for tests and reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolBooks {
+    /// Physical bytes held.
+    pub reserved: u64,
+    /// Bytes handed out.
+    pub used: u64,
+    /// Bytes that any stream may have now.
+    pub ready: u64,
+    /// The largest range of them.
+    pub largest_ready: u64,
+    /// Address space charged for it, bytes.
+    pub address_space: u64,
+}
+
+impl State {
+    fn pool(&mut self, kind: CallKind, pool: usize) -> SimResult<&mut Pool> {
+        self.pools.get_mut(&pool).ok_or(SimError { call: kind.name(), code: code::INVALID_HANDLE })
+    }
+
+    /// A chunk with room for `bytes`; false: no memory, no room under the pool's bound, or no address space.
+    fn grow_pool(&mut self, handle: usize, bytes: u64) -> bool {
+        let Some(chunk_bytes) = bytes.checked_next_multiple_of(POOL_CHUNK) else { return false };
+        let now = self.time.now();
+        let Some(pool) = self.pools.get_mut(&handle) else { return false };
+        if pool.max_size != 0 && pool.reserved + chunk_bytes > pool.max_size {
+            return false;
+        }
+        let (device, access) = (pool.device, pool.access);
+        if !self.devices[device as usize].books.take(chunk_bytes, Part::Pools, now) {
+            return false;
+        }
+        // The pool paid for its address space when it was made; this only picks the numbers.
+        let Some(address) = self.addresses.reserve(chunk_bytes, GRANULARITY) else {
+            self.devices[device as usize].books.give(chunk_bytes, Part::Pools, now);
+            return false;
+        };
+        let physical = self.number(chunk_bytes);
+        self.time.spend(self.config.costs.pool_growth_of(chunk_bytes, u64::from(access.count_ones())));
+        if let Some(pool) = self.pools.get_mut(&handle) {
+            pool.grow(address, Chunk { bytes: chunk_bytes, physical });
+        }
+        true
+    }
+
+    /// Gives idle chunks back while more than `keep` bytes stay.
+    fn shrink_pool(&mut self, call: &'static str, handle: usize, keep: u64) {
+        while let Some(pool) = self.pools.get_mut(&handle) {
+            let device = pool.device;
+            let Some((address, chunk)) = pool.shrink(keep) else { return };
+            self.drop_chunk(call, device, address, chunk);
+        }
+    }
+
+    fn drop_chunk(&mut self, call: &'static str, device: u32, address: u64, chunk: Chunk) {
+        self.time.spend(self.config.costs.pool_shrink_of(chunk.bytes));
+        let now = self.time.now();
+        self.devices[device as usize].books.give(chunk.bytes, Part::Pools, now);
+        self.addresses.release(address, chunk.bytes);
+        if let Some(oracle) = &mut self.oracle {
+            oracle.pool_gave_back(call, Taken { address, physical: chunk.physical, bytes: chunk.bytes });
+        }
+    }
+
+    /// What every host synchronisation does to the pools of a device: complete frees are shared, and what exceeds the
+    /// release threshold goes back.
+    pub(crate) fn synchronize_pools(&mut self, device: u32) {
+        if self.pools.is_empty() {
+            return;
+        }
+        let now = self.time.now();
+        let mut shrink = Vec::new();
+        for (&handle, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.device == device) {
+            pool.settle(now);
+            shrink.extend(pool.above_threshold().map(|keep| (handle, keep)));
+        }
+        for (handle, keep) in shrink {
+            self.shrink_pool("the release threshold", handle, keep);
+        }
+    }
+}
+
+impl Gpu {
+    /// Creates a pool on `device` that holds at most `max_size` bytes (0: no bound) and takes as much address space, or twice
+    /// the device's memory without a bound. Code 2 where no address space is left.
+    pub fn pool_create(&self, device: u32, max_size: u64) -> SimResult<usize> {
+        const KIND: CallKind = CallKind::PoolCreate;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.pool_create)?;
+        if !state.config.devices[device as usize].pools {
+            return fail(KIND, code::NOT_SUPPORTED);
+        }
+        let space = if max_size == 0 { 2 * state.devices[device as usize].books.capacity } else { max_size };
+        if !state.space.take(space) {
+            return fail(KIND, code::OUT_OF_MEMORY);
+        }
+        state.next_pool += 1;
+        let handle = 0x6000_0000 + state.next_pool * 0x100;
+        state.pools.insert(handle, Pool::new(device, max_size, space));
+        Ok(handle)
+    }
+
+    /// Destroys a pool from which nothing is allocated.
+    pub fn pool_destroy(&self, device: u32, pool: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::PoolDestroy;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.pool_create)?;
+        if !state.pool(KIND, pool)?.is_unused() {
+            return state.refuse(KIND, "destruction of a pool that is in use", pool as u64);
+        }
+        if let Some(gone) = state.pools.remove(&pool) {
+            for (address, chunk) in gone.chunks() {
+                state.drop_chunk(KIND.name(), gone.device, address, chunk);
+            }
+            state.space.give(gone.address_space);
+        }
+        Ok(())
+    }
+
+    /// Reads an attribute.
+    pub fn pool_attribute(&self, device: u32, pool: usize, attribute: PoolAttribute) -> SimResult<u64> {
+        const KIND: CallKind = CallKind::PoolGetAttribute;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.query)?;
+        Ok(state.pool(KIND, pool)?.attribute(attribute))
+    }
+
+    /// Sets an attribute; code 1 where it cannot take the value.
+    pub fn pool_set_attribute(
+        &self,
+        device: u32,
+        pool: usize,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> SimResult<()> {
+        const KIND: CallKind = CallKind::PoolSetAttribute;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.query)?;
+        if !state.pool(KIND, pool)?.set_attribute(attribute, value) {
+            return state.refuse(KIND, "value that the attribute cannot take", value);
+        }
+        Ok(())
+    }
+
+    /// Gives idle chunks back while `keep` bytes stay reserved.
+    pub fn pool_trim(&self, device: u32, pool: usize, keep: u64) -> SimResult<()> {
+        const KIND: CallKind = CallKind::PoolTrim;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.pool_hit)?;
+        let now = state.time.now();
+        state.pool(KIND, pool)?.settle(now);
+        state.shrink_pool(KIND.name(), pool, keep);
+        Ok(())
+    }
+
+    /// Lets `peer` read and write the pool's memory.
+    pub fn pool_allow_peer(&self, device: u32, pool: usize, peer: u32) -> SimResult<()> {
+        const KIND: CallKind = CallKind::PoolSetAccess;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.pool_access)?;
+        let owner = state.pool(KIND, pool)?.device;
+        if !state.reaches(peer, owner) {
+            return state.refuse(KIND, "access for a device that is no peer", u64::from(peer));
+        }
+        state.pool(KIND, pool)?.access |= 1 << peer;
+        state.backings.grant_all(Source::Pool(pool), 1 << peer);
+        Ok(())
+    }
+
+    /// Allocates `bytes` from `pool`, usable in the order of `stream`. Code 2 where the pool cannot grow.
+    pub fn pool_alloc(&self, device: u32, pool: usize, bytes: u64, stream: usize) -> SimResult<u64> {
+        const KIND: CallKind = CallKind::PoolAlloc;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.pool_hit)?;
+        let key = state.stream(KIND, device, stream)?;
+        state.refused_by_capture(KIND, key)?;
+        if bytes == 0 {
+            return state.refuse(KIND, "allocation of nothing", 0);
+        }
+        let Some(rounded) = bytes.checked_next_multiple_of(POOL_ALIGNMENT) else {
+            return fail(KIND, code::OUT_OF_MEMORY);
+        };
+        let now = state.time.now();
+        let found = match state.pool(KIND, pool)?.alloc(rounded, key, now) {
+            Some(address) => Some(address),
+            None if state.grow_pool(pool, rounded) => state.pool(KIND, pool)?.alloc(rounded, key, now),
+            None => None,
+        };
+        let Some(address) = found else { return fail(KIND, code::OUT_OF_MEMORY) };
+        let owner = state.pool(KIND, pool)?;
+        let (owner_device, access) = (owner.device, owner.access);
+        if let Some((base, chunk)) = owner.chunk_of(address) {
+            let offset = address - base;
+            state.backings.insert(Backing {
+                address,
+                bytes: rounded,
+                physical: chunk.physical + offset,
+                offset,
+                device: owner_device,
+                source: Source::Pool(pool),
+                access,
+            });
+            state.follow_default_stream(key);
+            if let Some(oracle) = &mut state.oracle {
+                oracle.pool_handed_out(chunk.physical + offset, rounded, key);
+            }
+        }
+        Ok(address)
+    }
+
+    /// Frees an address that [`Gpu::pool_alloc`] gave, in the order of `stream`.
+    pub fn pool_free(&self, device: u32, address: u64, stream: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::PoolFree;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.pool_hit)?;
+        let key = state.stream(KIND, device, stream)?;
+        state.refused_by_capture(KIND, key)?;
+        let Some((backing, pool)) =
+            state.backings.get(address).copied().and_then(|backing| match backing.source {
+                Source::Pool(pool) => Some((backing, pool)),
+                _ => None,
+            })
+        else {
+            return state.refuse(KIND, "free of an address that no pool has handed out", address);
+        };
+        state.follow_default_stream(key);
+        state.backings.remove(address);
+        if let Some(oracle) = &mut state.oracle {
+            oracle.pool_took_back(Taken::of(&backing), key);
+        }
+        let (now, tail) = (state.time.now(), state.streams.get(key).tail);
+        state.pool(KIND, pool)?.free(address, backing.bytes, key, tail, now);
+        Ok(())
+    }
+
+    /// A pool's account; `None`: no such pool.
+    pub fn pool_books(&self, pool: usize) -> Option<PoolBooks> {
+        let state = self.lock();
+        let pool = state.pools.get(&pool)?;
+        let (ready, largest_ready) = pool.ready_bytes();
+        let Pool { reserved, used, address_space, .. } = *pool;
+        Some(PoolBooks { reserved, used, ready, largest_ready, address_space })
+    }
+}

@@ -1,0 +1,209 @@
+//! Facts and books: what the driver would tell, and what only a simulator knows.
+
+use super::{Gpu, Misuse, State};
+use crate::backing::{Backing, Source};
+use crate::books::{AddressBooks, DeviceBooks};
+use crate::calls::{CallCounts, CallKind, Caller};
+use crate::config::DeviceConfig;
+use crate::error::SimResult;
+
+/// What exists at this moment: where nothing leaks, all of it is what it was before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Pools.
+    pub pools: usize,
+    /// Allocations from pools.
+    pub pool_allocations: usize,
+    /// Physical handles not yet released.
+    pub handles: usize,
+    /// Mappings.
+    pub mappings: usize,
+    /// Address reservations.
+    pub reservations: usize,
+    /// Plain allocations.
+    pub plain: usize,
+    /// Events.
+    pub events: usize,
+    /// Streams other than the default ones.
+    pub streams: usize,
+}
+
+/// Where the host's time went, virtual nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostTime {
+    /// The host's clock.
+    pub now: u64,
+    /// When the last work of any device is done.
+    pub device_end: u64,
+    /// Waited because the allocator asked to.
+    pub blocked_by_allocator: u64,
+    /// Waited because the program asked to.
+    pub blocked_by_program: u64,
+    /// What the allocator's calls cost, waits not counted.
+    pub charged_to_allocator: u64,
+    /// What the program's calls cost, waits and launches not counted.
+    pub charged_to_program: u64,
+    /// Waited because the device's queue was full.
+    pub throttled: u64,
+}
+
+impl State {
+    /// `device` can map memory of `owner`.
+    pub(crate) fn reaches(&self, device: u32, owner: u32) -> bool {
+        (device as usize) < self.devices.len()
+            && (device == owner
+                || self.config.devices[owner as usize].peers.as_ref().is_none_or(|p| p.contains(&device)))
+    }
+
+    /// The devices that can map memory of `owner`, a bit each.
+    pub(crate) fn all_reaching(&self, owner: u32) -> u64 {
+        (0..self.devices.len() as u32).filter(|&d| self.reaches(d, owner)).map(|d| 1 << d).sum()
+    }
+}
+
+impl Gpu {
+    /// The number of devices.
+    pub fn device_count(&self) -> u32 {
+        self.lock().devices.len() as u32
+    }
+
+    /// What a device can do. Fails where a fault is armed for a [`CallKind::DeviceQuery`].
+    pub fn device_config(&self, device: u32) -> SimResult<DeviceConfig> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(CallKind::DeviceQuery, device, state.config.costs.query)?;
+        Ok(state.config.devices[device as usize].clone())
+    }
+
+    /// Whether streams have ids.
+    pub fn has_stream_ids(&self) -> bool {
+        self.lock().config.stream_ids
+    }
+
+    /// Whether `device` can map memory of `peer`; false for itself, as the driver answers.
+    pub fn can_access_peer(&self, device: u32, peer: u32) -> SimResult<bool> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(CallKind::DeviceQuery, device, state.config.costs.query)?;
+        Ok(device != peer && (peer as usize) < state.devices.len() && state.reaches(device, peer))
+    }
+
+    /// Free and total physical memory of a device, bytes.
+    pub fn memory_info(&self, device: u32) -> SimResult<(u64, u64)> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(CallKind::MemoryInfo, device, state.config.costs.memory_info)?;
+        let books = &state.devices[device as usize].books;
+        Ok((books.free(), books.capacity))
+    }
+
+    /// Others (processes, libraries) take `bytes` of the device's memory from now on, in place of what they took before.
+    ///
+    /// # Panics
+    /// Where there is no such device.
+    pub fn set_taken(&self, device: u32, bytes: u64) {
+        self.lock().devices[device as usize].books.taken = bytes;
+    }
+
+    /// A device's account, its area counted up to now.
+    ///
+    /// # Panics
+    /// Where there is no such device.
+    pub fn books(&self, device: u32) -> DeviceBooks {
+        let mut guard = self.lock();
+        let now = guard.time.now();
+        let books = &mut guard.devices[device as usize].books;
+        books.count_to(now);
+        *books
+    }
+
+    /// Begins a new peak of physical memory at what is held now.
+    ///
+    /// # Panics
+    /// Where there is no such device.
+    pub fn reset_peak(&self, device: u32) {
+        let books = &mut self.lock().devices[device as usize].books;
+        books.physical_peak = books.physical;
+    }
+
+    /// The account of address space.
+    pub fn address_books(&self) -> AddressBooks {
+        self.lock().space
+    }
+
+    /// Where the host's time went.
+    pub fn host_time(&self) -> HostTime {
+        let state = self.lock();
+        HostTime {
+            now: state.time.now(),
+            device_end: state.devices.iter().map(|device| device.tail).max().unwrap_or(0),
+            blocked_by_allocator: state.time.waited(Caller::Allocator),
+            blocked_by_program: state.time.waited(Caller::Program),
+            charged_to_allocator: state.time.charged(Caller::Allocator),
+            charged_to_program: state.time.charged(Caller::Program),
+            throttled: state.time.throttled(),
+        }
+    }
+
+    /// The host works for `ns` nanoseconds.
+    pub fn host_spend(&self, ns: u64) {
+        self.lock().time.work(ns);
+    }
+
+    /// How often `caller` made each kind of call, failed ones included.
+    pub fn counts(&self, caller: Caller) -> CallCounts {
+        self.lock().counts[caller as usize].clone()
+    }
+
+    /// Every misuse refused so far.
+    pub fn misuses(&self) -> Vec<Misuse> {
+        self.lock().misuses.clone()
+    }
+
+    /// What backs a range, piece by piece from its start to its first hole: by which handle, pool or allocation, at which offset.
+    pub fn backing(&self, address: u64, bytes: u64) -> Vec<Backing> {
+        self.lock().backings.pieces(address, bytes).collect()
+    }
+
+    /// The whole allocation or mapping that holds `address`.
+    pub fn allocation(&self, address: u64) -> Option<Backing> {
+        self.lock().backings.holding(address).copied()
+    }
+
+    /// True where every byte of the range is backed.
+    pub fn is_backed(&self, address: u64, bytes: u64) -> bool {
+        self.lock().backings.pieces(address, bytes).map(|piece| piece.bytes).sum::<u64>() == bytes
+    }
+
+    /// Every backed range, by address: the driver's own map, for a heap that wants to check its own.
+    pub fn all_backings(&self) -> Vec<Backing> {
+        self.lock().backings.iter().copied().collect()
+    }
+
+    /// What exists at this moment.
+    pub fn held(&self) -> Held {
+        let state = self.lock();
+        let (handles, reservations) = state.vmm.counts();
+        let mut held = Held {
+            pools: state.pools.len(),
+            handles,
+            reservations,
+            events: state.events.len(),
+            streams: state.streams.user_streams(),
+            ..Held::default()
+        };
+        for backing in state.backings.iter() {
+            match backing.source {
+                Source::Pool(_) => held.pool_allocations += 1,
+                Source::Mapping(_) => held.mappings += 1,
+                Source::Plain => held.plain += 1,
+            }
+        }
+        held
+    }
+
+    /// Handles not yet released, and address reservations: both 0 where nothing leaks.
+    pub fn vmm_counts(&self) -> (usize, usize) {
+        self.lock().vmm.counts()
+    }
+}

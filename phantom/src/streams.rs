@@ -1,0 +1,128 @@
+//! Stream handles and the streams behind them.
+
+use std::thread::ThreadId;
+
+use rustc_hash::FxHashMap;
+
+/// A stream, unique for the life of the simulator, unlike its handle.
+pub(crate) type StreamKey = u32;
+
+/// How a stream stands to the legacy default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StreamKind {
+    /// The legacy default stream itself (handles 0 and 1).
+    Legacy,
+    /// It and the legacy stream wait for each other (`CU_STREAM_DEFAULT`; the per-thread default stream, handle 2).
+    Blocking,
+    /// It does not (`CU_STREAM_NON_BLOCKING`).
+    NonBlocking,
+}
+
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) handle: usize,
+    pub(crate) device: u32,
+    pub(crate) kind: StreamKind,
+    /// When everything enqueued so far is done, virtual nanoseconds.
+    pub(crate) tail: u64,
+    /// The capture it takes part in.
+    pub(crate) capture: Option<u64>,
+    pub(crate) destroyed: bool,
+}
+
+/// The first handle of a user's stream, and the distance between two: handles look like the pointers that they are.
+const FIRST_HANDLE: usize = 0x5000_0000;
+const HANDLE_STEP: usize = 0x100;
+
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    all: Vec<Stream>,
+    by_handle: FxHashMap<usize, StreamKey>,
+    legacy: FxHashMap<u32, StreamKey>,
+    per_thread: FxHashMap<(ThreadId, u32), StreamKey>,
+    /// Handles of destroyed streams; the last one destroyed is the first one reused.
+    recycled: Vec<usize>,
+    /// Live blocking streams of each device.
+    blocking: FxHashMap<u32, Vec<StreamKey>>,
+}
+
+impl Streams {
+    fn add(&mut self, handle: usize, device: u32, kind: StreamKind) -> StreamKey {
+        let key = self.all.len() as StreamKey;
+        self.all.push(Stream { handle, device, kind, tail: 0, capture: None, destroyed: false });
+        if kind == StreamKind::Blocking {
+            self.blocking.entry(device).or_default().push(key);
+        }
+        key
+    }
+
+    /// The stream that `handle` names now on `device`; `None`: none (destroyed, or never created).
+    pub(crate) fn resolve(&mut self, device: u32, handle: usize) -> Option<StreamKey> {
+        match handle {
+            0 | 1 => {
+                if let Some(&key) = self.legacy.get(&device) {
+                    return Some(key);
+                }
+                let key = self.add(0, device, StreamKind::Legacy);
+                self.legacy.insert(device, key);
+                Some(key)
+            }
+            2 => {
+                let thread = (std::thread::current().id(), device);
+                if let Some(&key) = self.per_thread.get(&thread) {
+                    return Some(key);
+                }
+                let key = self.add(2, device, StreamKind::Blocking);
+                self.per_thread.insert(thread, key);
+                Some(key)
+            }
+            _ => self.by_handle.get(&handle).copied(),
+        }
+    }
+
+    pub(crate) fn create(&mut self, device: u32, kind: StreamKind) -> usize {
+        let handle = self.recycled.pop().unwrap_or(FIRST_HANDLE + self.all.len() * HANDLE_STEP);
+        let key = self.add(handle, device, kind);
+        self.by_handle.insert(handle, key);
+        handle
+    }
+
+    /// Ends a user's stream; its handle is the next one to be recycled.
+    pub(crate) fn destroy(&mut self, key: StreamKey) {
+        let stream = &mut self.all[key as usize];
+        stream.destroyed = true;
+        self.by_handle.remove(&stream.handle);
+        self.recycled.push(stream.handle);
+        if let Some(blocking) = self.blocking.get_mut(&stream.device) {
+            blocking.retain(|&k| k != key);
+        }
+    }
+
+    pub(crate) fn get(&self, key: StreamKey) -> &Stream {
+        &self.all[key as usize]
+    }
+
+    pub(crate) fn get_mut(&mut self, key: StreamKey) -> &mut Stream {
+        &mut self.all[key as usize]
+    }
+
+    /// The streams whose work comes before new work of `key` by the rule of the legacy default stream.
+    pub(crate) fn implied(&self, key: StreamKey) -> &[StreamKey] {
+        let stream = self.get(key);
+        match stream.kind {
+            StreamKind::NonBlocking => &[],
+            StreamKind::Legacy => self.blocking.get(&stream.device).map_or(&[], |keys| keys),
+            StreamKind::Blocking => self.legacy.get(&stream.device).map_or(&[], std::slice::from_ref),
+        }
+    }
+
+    /// How many streams of users there are.
+    pub(crate) fn user_streams(&self) -> usize {
+        self.by_handle.len()
+    }
+
+    /// How many streams there ever were.
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+}

@@ -1,0 +1,109 @@
+//! Virtual time.
+//!
+//! One host clock advances by what calls cost, by what the program spends, and by waiting. A stream is a queue: its `tail` is
+//! when everything on it will be done. Streams run beside each other at full speed. Nothing here reads a real clock, so every
+//! run is the same.
+
+use crate::calls::{Caller, current_caller};
+
+/// The host's clock.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    host: u64,
+    waited: [u64; 2],
+    charged: [u64; 2],
+    throttled: u64,
+}
+
+impl Timeline {
+    pub(crate) fn now(&self) -> u64 {
+        self.host
+    }
+
+    /// The program works.
+    pub(crate) fn work(&mut self, ns: u64) {
+        self.host += ns;
+    }
+
+    /// A call costs the one who makes it.
+    pub(crate) fn spend(&mut self, ns: u64) {
+        self.host += ns;
+        self.charged[current_caller() as usize] += ns;
+    }
+
+    /// What the calls of `caller` cost, launches and waits not counted.
+    pub(crate) fn charged(&self, caller: Caller) -> u64 {
+        self.charged[caller as usize]
+    }
+
+    /// The host stands still until `time`, for a wait that `caller` asked for.
+    pub(crate) fn wait_until(&mut self, time: u64, caller: Caller) {
+        if time > self.host {
+            self.waited[caller as usize] += time - self.host;
+            self.host = time;
+        }
+    }
+
+    /// Time spent in host waits of `caller`.
+    pub(crate) fn waited(&self, caller: Caller) -> u64 {
+        self.waited[caller as usize]
+    }
+
+    /// Time spent because the device's queue was full.
+    pub(crate) fn throttled(&self) -> u64 {
+        self.throttled
+    }
+
+    fn throttle(&mut self, tail: u64, run_ahead: u64) {
+        let floor = tail.saturating_sub(run_ahead);
+        if floor > self.host {
+            self.throttled += floor - self.host;
+            self.host = floor;
+        }
+    }
+
+    /// Enqueues `kernels` of `each` nanoseconds behind `tail`, each launched at the host's cost of `launch`; gives the new tail.
+    ///
+    /// The same as one launch after the other: the i-th starts once the host has launched it and its predecessor is done, so the
+    /// end is the latest of: queue busy throughout, device waiting for the first launch, device waiting for the last one. (What
+    /// lies between is linear, so one of the two ends is the worst.)
+    pub(crate) fn launch(&mut self, tail: u64, kernels: u64, each: u64, launch: u64, run_ahead: u64) -> u64 {
+        if kernels == 0 {
+            return tail;
+        }
+        self.throttle(tail, run_ahead);
+        let first = self.host + launch + kernels * each;
+        let last = self.host + kernels * launch + each;
+        let end = (tail + kernels * each).max(first).max(last);
+        self.host += kernels * launch;
+        self.throttle(end, run_ahead);
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch of launches takes exactly as long as its launches one by one.
+    #[test]
+    fn a_batch_is_its_launches_one_by_one() {
+        for (tail, kernels, each, launch, ahead) in [
+            (0, 5, 20, 8, 1000),
+            (500, 7, 3, 8, 1000),
+            (0, 9, 20, 8, 45),
+            (300, 4, 8, 8, 20),
+            (90, 6, 1, 30, 10),
+        ] {
+            let (mut batch, mut single) = (Timeline::default(), Timeline::default());
+            batch.work(50);
+            single.work(50);
+            let end = batch.launch(tail, kernels, each, launch, ahead);
+            let mut t = tail;
+            for _ in 0..kernels {
+                t = single.launch(t, 1, each, launch, ahead);
+            }
+            assert_eq!((end, batch.now()), (t, single.now()), "{tail} {kernels} {each} {launch} {ahead}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The books of virtual memory management: reservations, handles, and what a call may do to them.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use crate::GRANULARITY;
+use crate::backing::{Backing, Backings, Source};
+
+/// Physical memory behind a handle.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Physical {
+    pub(crate) device: u32,
+    pub(crate) bytes: u64,
+    /// The number of its first byte.
+    pub(crate) physical: u64,
+    /// How often it is mapped at this moment.
+    pub(crate) mappings: u32,
+    /// The program has given the handle up.
+    pub(crate) released: bool,
+}
+
+/// Why a call was refused: the text of the misuse.
+pub(crate) type Refused = &'static str;
+
+#[derive(Debug, Default)]
+pub(crate) struct Vmm {
+    /// Reserved ranges: address -> bytes.
+    reservations: BTreeMap<u64, u64>,
+    handles: FxHashMap<u64, Physical>,
+    next_handle: u64,
+}
+
+/// `bytes` and `address` are whole granules, and the range has an end.
+pub(crate) fn granular(address: u64, bytes: u64) -> bool {
+    bytes > 0
+        && bytes.is_multiple_of(GRANULARITY)
+        && address.is_multiple_of(GRANULARITY)
+        && address.checked_add(bytes).is_some()
+}
+
+impl Vmm {
+    pub(crate) fn reserve(&mut self, address: u64, bytes: u64) {
+        self.reservations.insert(address, bytes);
+    }
+
+    /// Forgets the reservation, which must be exactly this one, with nothing mapped in it.
+    pub(crate) fn unreserve(&mut self, address: u64, bytes: u64, backings: &Backings) -> Result<(), Refused> {
+        match self.reservations.get(&address) {
+            None => return Err("free of an address range that was never reserved"),
+            Some(&reserved) if reserved != bytes => return Err("free of a part of a reservation"),
+            Some(_) => {}
+        }
+        if backings.touching(address, bytes).next().is_some() {
+            return Err("free of an address range in which memory is mapped");
+        }
+        self.reservations.remove(&address);
+        Ok(())
+    }
+
+    pub(crate) fn create(&mut self, device: u32, bytes: u64, physical: u64) -> u64 {
+        self.next_handle += 1;
+        let memory = Physical { device, bytes, physical, mappings: 0, released: false };
+        self.handles.insert(self.next_handle, memory);
+        self.next_handle
+    }
+
+    pub(crate) fn handle(&self, handle: u64) -> Option<&Physical> {
+        self.handles.get(&handle)
+    }
+
+    /// Gives the handle up; the memory, if it is gone with it.
+    pub(crate) fn release(&mut self, handle: u64) -> Result<Option<Physical>, Refused> {
+        match self.handles.get_mut(&handle) {
+            None => Err("release of a handle that does not exist (any more)"),
+            Some(memory) if memory.released => Err("second release of a handle"),
+            Some(memory) => {
+                memory.released = true;
+                Ok(self.reap(handle))
+            }
+        }
+    }
+
+    fn reap(&mut self, handle: u64) -> Option<Physical> {
+        let memory = self.handles.get(&handle)?;
+        if memory.released && memory.mappings == 0 { self.handles.remove(&handle) } else { None }
+    }
+
+    /// Maps the whole handle at `address`.
+    pub(crate) fn map(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        offset: u64,
+        handle: u64,
+        backings: &mut Backings,
+    ) -> Result<(), Refused> {
+        if !granular(address, bytes) {
+            return Err("map of a range that is not whole granules");
+        }
+        if offset != 0 {
+            return Err("map at an offset other than 0");
+        }
+        let Some(memory) = self.handles.get_mut(&handle).filter(|memory| !memory.released) else {
+            return Err("map of a handle that does not exist (any more)");
+        };
+        if memory.bytes != bytes {
+            return Err("map of a part of a handle, or of more than it has");
+        }
+        let reserved = self.reservations.range(..=address).next_back();
+        if reserved.is_none_or(|(&start, &length)| address + bytes > start + length) {
+            return Err("map outside of a reservation");
+        }
+        if backings.touching(address, bytes).next().is_some() {
+            return Err("map over a mapping");
+        }
+        memory.mappings += 1;
+        backings.insert(Backing {
+            address,
+            bytes,
+            physical: memory.physical,
+            offset: 0,
+            device: memory.device,
+            source: Source::Mapping(handle),
+            access: 0,
+        });
+        Ok(())
+    }
+
+    /// The mappings that tile the range exactly.
+    pub(crate) fn whole_mappings(
+        &self,
+        address: u64,
+        bytes: u64,
+        backings: &Backings,
+    ) -> Result<Vec<Backing>, Refused> {
+        if !granular(address, bytes) {
+            return Err("a range that is not whole granules");
+        }
+        let mut expected = address;
+        let mut whole = Vec::new();
+        for &backing in backings.touching(address, bytes) {
+            if !matches!(backing.source, Source::Mapping(_)) {
+                return Err("a range that is no mapping");
+            }
+            if backing.address < address || backing.address + backing.bytes > address + bytes {
+                return Err("a part of a mapping");
+            }
+            if backing.address != expected {
+                return Err("a range with a hole in which nothing is mapped");
+            }
+            expected += backing.bytes;
+            whole.push(backing);
+        }
+        if expected != address + bytes {
+            return Err("a range in which nothing is mapped");
+        }
+        Ok(whole)
+    }
+
+    /// Takes one mapping away; the memory, if it is gone with it.
+    pub(crate) fn unmap(&mut self, mapping: &Backing, backings: &mut Backings) -> Option<Physical> {
+        backings.remove(mapping.address);
+        let Source::Mapping(handle) = mapping.source else { return None };
+        self.handles.get_mut(&handle)?.mappings -= 1;
+        self.reap(handle)
+    }
+
+    /// Handles not yet given up, and reservations.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.handles.values().filter(|memory| !memory.released).count(), self.reservations.len())
+    }
+}

@@ -1,0 +1,81 @@
+//! Stream handles, ids and contexts.
+
+use gruyere_phantom::error::code;
+use gruyere_phantom::{Config, Gpu, StreamKind};
+
+fn gpu() -> Gpu {
+    Gpu::new(Config::devices(2, 64 << 20))
+}
+
+#[test]
+fn a_recycled_handle_is_a_new_stream() {
+    let gpu = gpu();
+    let other = gpu.stream_create(0, StreamKind::NonBlocking).unwrap();
+    let old = gpu.stream_create(0, StreamKind::NonBlocking).unwrap();
+    let old_id = gpu.stream_id(0, old).unwrap();
+    gpu.stream_destroy(0, other).unwrap();
+    gpu.stream_destroy(0, old).unwrap();
+    let new = gpu.stream_create(0, StreamKind::NonBlocking).unwrap();
+    assert_eq!(new, old, "the last handle that was freed comes back first");
+    assert_ne!(gpu.stream_id(0, new).unwrap(), old_id);
+}
+
+#[test]
+fn a_destroyed_stream_is_refused() {
+    let gpu = gpu();
+    let stream = gpu.stream_create(0, StreamKind::NonBlocking).unwrap();
+    let event = gpu.event_create(0).unwrap();
+    gpu.stream_destroy(0, stream).unwrap();
+    let codes = [
+        gpu.event_record(0, event, stream),
+        gpu.stream_wait_event(0, stream, event),
+        gpu.stream_synchronize(0, stream),
+        gpu.stream_destroy(0, stream),
+        gpu.stream_id(0, stream).map(drop),
+        gpu.capture_status(0, stream).map(drop),
+        gpu.launch(0, stream, 1, 1),
+    ]
+    .map(|result| result.unwrap_err().code);
+    assert_eq!(codes, [code::INVALID_HANDLE; 7]);
+}
+
+#[test]
+fn a_destroyed_streams_work_goes_on() {
+    let gpu = gpu();
+    let stream = gpu.stream_create(0, StreamKind::NonBlocking).unwrap();
+    gpu.launch(0, stream, 1, 1_000_000).unwrap();
+    gpu.stream_destroy(0, stream).unwrap();
+    gpu.device_synchronize(0).unwrap();
+    assert!(gpu.host_time().now >= 1_000_000);
+}
+
+#[test]
+fn default_streams_are_one_a_device_and_one_a_thread() {
+    let gpu = gpu();
+    let id = |device, handle| gpu.stream_id(device, handle).unwrap();
+    assert_eq!(id(0, 0), id(0, 1));
+    assert_ne!(id(0, 0), id(1, 0));
+    assert_ne!(id(0, 0), id(0, 2));
+    let elsewhere = std::thread::scope(|scope| scope.spawn(|| id(0, 2)).join().unwrap());
+    assert_ne!(elsewhere, id(0, 2));
+    assert_eq!(gpu.stream_destroy(0, 0).unwrap_err().code, code::INVALID_HANDLE);
+}
+
+#[test]
+fn an_event_belongs_to_a_context() {
+    let gpu = gpu();
+    let event = gpu.event_create(0).unwrap();
+    assert_eq!(gpu.event_record(1, event, 0).unwrap_err().code, code::INVALID_HANDLE);
+    gpu.event_record(0, event, 0).unwrap();
+    let other = gpu.stream_create(1, StreamKind::NonBlocking).unwrap();
+    gpu.stream_wait_event(1, other, event).unwrap();
+    gpu.event_destroy(0, event).unwrap();
+    assert_eq!(gpu.event_query(0, event).unwrap_err().code, code::INVALID_HANDLE);
+}
+
+#[test]
+fn drivers_without_stream_ids_say_so() {
+    let gpu = Gpu::new(Config { stream_ids: false, ..Config::new(64 << 20) });
+    assert_eq!(gpu.stream_id(0, 0).unwrap_err().code, code::NOT_SUPPORTED);
+    assert!(!gpu.has_stream_ids());
+}

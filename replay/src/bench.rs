@@ -1,0 +1,323 @@
+//! The benchmark: one trace through one allocator, measured in every way that is asked for.
+
+#![deny(unsafe_code)]
+#![deny(clippy::unwrap_used)]
+
+use crate::allocator::{AllocError, Allocator};
+use crate::engine::{Blind, Blocks, End, Perfect, ReplayError, Watch, replay, replay_into};
+use crate::fit;
+use crate::measure::Curve;
+use crate::ours::Gruyere;
+use crate::peers::Torch;
+use crate::stage::{DriverStage, PhantomStage, Setup, Stage, StageError};
+use crate::trace::{Op, Trace};
+use gruyere::driver::Driver;
+use serde::Serialize;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Room to spare: devices of this many times the peak of live. torch's default holds four times it on one trace.
+const AMPLE: u64 = 8;
+/// Passes of which the median time counts.
+const TIMED_PASSES: usize = 5;
+/// Faults that a report lists.
+const LISTED_FAULTS: usize = 10;
+
+/// An allocator of the bench.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// The model of torch's default allocator.
+    Torch,
+    /// The model of torch's allocator with expandable segments.
+    Expandable,
+    /// Gruyère with a configuration (`GRUYERE_CONF`).
+    Gruyere(String),
+}
+
+impl Contender {
+    /// Name for tables and files.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Torch => "torch".to_owned(),
+            Self::Expandable => "expandable".to_owned(),
+            Self::Gruyere(conf) if conf.is_empty() => "gruyere".to_owned(),
+            Self::Gruyere(conf) => format!("gruyere {conf}"),
+        }
+    }
+
+    /// Gruyère itself runs, not a model; it has the one heap of the process.
+    pub fn is_ours(&self) -> bool {
+        matches!(self, Self::Gruyere(_))
+    }
+
+    fn set_up(&self, driver: &Arc<dyn Driver>) -> Result<Box<dyn Allocator>, BenchError> {
+        Ok(match self {
+            Self::Torch => Box::new(Torch::native(driver).map_err(AllocError::from)?),
+            Self::Expandable => Box::new(Torch::expandable(driver).map_err(AllocError::from)?),
+            Self::Gruyere(conf) => Box::new(Gruyere::install(driver.clone(), conf)?),
+        })
+    }
+
+    fn set_up_quietly(&self, driver: &Arc<dyn Driver>) -> Result<Box<dyn Allocator>, BenchError> {
+        match self {
+            Self::Gruyere(conf) => Ok(Box::new(Gruyere::install(driver.clone(), conf)?.quietly())),
+            _ => self.set_up(driver),
+        }
+    }
+}
+
+/// The bench could not measure.
+#[derive(Debug)]
+pub enum BenchError {
+    /// The allocator could not be set up.
+    SetUp(AllocError),
+    /// A replay broke off.
+    Replay(ReplayError),
+    /// The device cannot be used.
+    Device(StageError),
+}
+
+impl fmt::Display for BenchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SetUp(error) => write!(f, "the allocator could not be set up: {error}"),
+            Self::Replay(error) => write!(f, "the replay broke off {error}"),
+            Self::Device(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for BenchError {}
+
+impl From<AllocError> for BenchError {
+    fn from(error: AllocError) -> Self {
+        Self::SetUp(error)
+    }
+}
+
+impl From<ReplayError> for BenchError {
+    fn from(error: ReplayError) -> Self {
+        Self::Replay(error)
+    }
+}
+
+impl From<StageError> for BenchError {
+    fn from(error: StageError) -> Self {
+        Self::Device(error)
+    }
+}
+
+/// What to measure beside the peaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The smallest device that completes.
+    pub fit: bool,
+    /// The device's and the host's time.
+    pub timeline: bool,
+}
+
+/// One trace through one allocator. Bytes and nanoseconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    /// The allocator.
+    pub allocator: String,
+    /// `GRUYERE_CONF` of the run; absent for the models.
+    pub conf: Option<String>,
+    /// False: out of memory even with room to spare.
+    pub completed: bool,
+    /// The most physical memory held.
+    pub peak_reserved: u64,
+    /// Peak reserved / peak live.
+    pub hold_ratio: f64,
+    /// Reserved / live, both summed over the operations.
+    pub area_ratio: f64,
+    /// Driver calls that the allocator made.
+    pub driver_calls: u64,
+    /// Smallest device that completes, bytes (`--fit`).
+    pub smallest_device: Option<u64>,
+    /// Smallest device / peak live (`--fit`).
+    pub fit_ratio: Option<f64>,
+    /// On the timeline (`--timeline`).
+    pub timeline: Option<Timeline>,
+    /// Host nanoseconds a malloc or free, the median of several passes; ours only.
+    pub ns_per_operation: Option<f64>,
+    /// Held memory over the operations, the highest of each part.
+    pub curve: Vec<u64>,
+    /// Violations of stream order and misuses of the driver: empty, or the bench fails. The first few.
+    pub faults: Vec<String>,
+    /// How many faults there were.
+    pub fault_count: usize,
+}
+
+/// A run on the timeline: kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead, driver calls charged.
+#[derive(Clone, Debug, Serialize)]
+pub struct Timeline {
+    /// Peak reserved / peak live.
+    pub hold_ratio: f64,
+    /// When the last kernel is done.
+    pub device_end_ns: u64,
+    /// The same with an allocator that costs nothing and never waits.
+    pub perfect_end_ns: u64,
+    /// Time the host spent in the allocator's waits.
+    pub host_blocked_ns: u64,
+    /// Driver calls that the allocator made.
+    pub driver_calls: u64,
+}
+
+impl Timeline {
+    /// The device's end over that of a perfect allocator.
+    pub fn end_ratio(&self) -> f64 {
+        self.device_end_ns as f64 / self.perfect_end_ns.max(1) as f64
+    }
+}
+
+/// Runs `contender` over `trace` on stand-in GPUs.
+///
+/// # Errors
+/// Where it cannot be measured; an out-of-memory or a fault is a result, not an error.
+pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, BenchError> {
+    let ample = AMPLE * trace.peak_live.max(1 << 30);
+    let mut stage = PhantomStage::new(trace, Setup { oracle: true, ..Setup::instant(ample) });
+    let mut curve = Curve::new(trace.operations);
+    let mut allocator = contender.set_up(&stage.driver())?;
+    let before = stage.allocator_calls();
+    let mut blocks = Blocks::new(trace);
+    let end = replay_into(trace, &mut stage, &mut *allocator, &mut curve, &mut blocks)?;
+    let mut run = report(trace, contender, &stage, &curve, end == End::Completed);
+    run.driver_calls = stage.allocator_calls() - before;
+    let broken = allocator.validate().err();
+    blocks.free_all(trace, &mut stage, &mut *allocator)?;
+    allocator.release()?;
+    let mut faults = stage.faults();
+    faults.extend(broken.into_iter().chain(allocator.validate().err()).map(|what| format!("invariant: {what}")));
+    if stage.held() > 0 {
+        faults.push(format!("leak: {} bytes are held after everything was freed", stage.held()));
+    }
+    drop(allocator);
+    if wanted.timeline {
+        let (timeline, more) = on_the_timeline(trace, contender, ample)?;
+        run.timeline = Some(timeline);
+        faults.extend(more);
+    }
+    if wanted.fit {
+        run.smallest_device = fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))?;
+        run.fit_ratio = run.smallest_device.map(|bytes| ratio(bytes, trace.peak_live));
+    }
+    run.fault_count = faults.len();
+    faults.truncate(LISTED_FAULTS);
+    run.faults = faults;
+    Ok(run)
+}
+
+/// Runs Gruyère, as `GRUYERE_CONF` configures it, over `trace` on the real device behind `driver`.
+///
+/// # Errors
+/// Where the device or the library cannot be used.
+pub fn run_on_device(trace: &Trace, driver: Arc<dyn Driver>, conf: &str) -> Result<Run, BenchError> {
+    let mut gruyere = Gruyere::install(driver.clone(), conf)?;
+    let mut stage = DriverStage::new(trace, driver)?;
+    let mut curve = Curve::new(trace.operations);
+    let mut blocks = Blocks::new(trace);
+    let end = replay_into(trace, &mut stage, &mut gruyere, &mut curve, &mut blocks)?;
+    let mut run = report(trace, &Contender::Gruyere(conf.to_owned()), &stage, &curve, end == End::Completed);
+    stage.host_wait_devices()?;
+    // The next replay needs the memory.
+    blocks.free_all(trace, &mut stage, &mut gruyere)?;
+    gruyere.release()?;
+    run.faults.extend(gruyere.validate().err().map(|what| format!("invariant: {what}")));
+    run.fault_count = run.faults.len();
+    Ok(run)
+}
+
+fn report(trace: &Trace, contender: &Contender, stage: &impl Stage, curve: &Curve, completed: bool) -> Run {
+    let conf = match contender {
+        Contender::Gruyere(conf) => Some(conf.clone()),
+        _ => None,
+    };
+    Run {
+        allocator: contender.name(),
+        conf,
+        completed,
+        peak_reserved: stage.held_peak(),
+        hold_ratio: ratio(stage.held_peak(), trace.peak_live),
+        area_ratio: curve.area_ratio(),
+        driver_calls: 0,
+        smallest_device: None,
+        fit_ratio: None,
+        timeline: None,
+        ns_per_operation: None,
+        curve: curve.held().to_vec(),
+        faults: Vec::new(),
+        fault_count: 0,
+    }
+}
+
+fn ratio(bytes: u64, peak_live: u64) -> f64 {
+    bytes as f64 / peak_live.max(1) as f64
+}
+
+/// Live memory over the operations of `trace`, the highest of each part.
+pub fn live_curve(trace: &Trace) -> Vec<u64> {
+    let mut curve = Curve::new(trace.operations);
+    let mut sizes = vec![0; trace.blocks()];
+    let mut live = 0;
+    for op in &trace.ops {
+        match *op {
+            Op::Alloc { size, block, .. } => {
+                sizes[block as usize] = crate::trace::rounded(size);
+                live += sizes[block as usize];
+            }
+            Op::Free { block } => live -= sizes[block as usize],
+            _ => continue,
+        }
+        curve.after(live, || 0);
+    }
+    curve.live().to_vec()
+}
+
+fn on_the_timeline(
+    trace: &Trace,
+    contender: &Contender,
+    capacity: u64,
+) -> Result<(Timeline, Vec<String>), BenchError> {
+    let mut ideal = PhantomStage::new(trace, Setup { oracle: false, ..Setup::timeline(capacity) });
+    replay(trace, &mut ideal, &mut Perfect::default(), &mut Blind)?;
+    let mut stage = PhantomStage::new(trace, Setup::timeline(capacity));
+    let mut allocator = contender.set_up(&stage.driver())?;
+    let before = stage.allocator_calls();
+    replay(trace, &mut stage, &mut *allocator, &mut Blind)?;
+    let timeline = Timeline {
+        hold_ratio: ratio(stage.held_peak(), trace.peak_live),
+        device_end_ns: stage.time().device_end,
+        perfect_end_ns: ideal.time().device_end,
+        host_blocked_ns: stage.time().blocked_by_allocator,
+        driver_calls: stage.allocator_calls() - before,
+    };
+    Ok((timeline, stage.faults()))
+}
+
+fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool, BenchError> {
+    let mut stage = PhantomStage::new(trace, Setup::instant(capacity));
+    let mut allocator = contender.set_up_quietly(&stage.driver())?;
+    Ok(replay(trace, &mut stage, &mut *allocator, &mut Blind)? == End::Completed)
+}
+
+/// Host nanoseconds of a malloc or free of `contender`: the allocator's calls alone. The program's kernels, events and waits are left out,
+/// nothing costs virtual time, the oracle is off. The median of five passes; for Gruyère, since a model's time means nothing.
+///
+/// # Errors
+/// As [`run`].
+pub fn ns_per_operation(trace: &Trace, contender: &Contender) -> Result<f64, BenchError> {
+    let bare = trace.allocator_calls_only();
+    let mut times = Vec::with_capacity(TIMED_PASSES);
+    for _ in 0..TIMED_PASSES {
+        let mut stage = PhantomStage::new(&bare, Setup::instant(AMPLE * trace.peak_live.max(1 << 30)));
+        let mut allocator = contender.set_up(&stage.driver())?;
+        let start = Instant::now();
+        replay(&bare, &mut stage, &mut *allocator, &mut Blind)?;
+        times.push(start.elapsed().as_nanos() as f64 / trace.operations.max(1) as f64);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[TIMED_PASSES / 2])
+}

@@ -1,0 +1,68 @@
+//! Blocks that other streams use: an event for each at the free, polled at every malloc.
+
+use super::blocks::BlockId;
+use gruyere::driver::{DeviceId, Driver, EventHandle, Result, StreamHandle};
+use std::collections::VecDeque;
+
+/// Outstanding events of a device, a queue for each stream, and the events that wait to be used again.
+#[derive(Default)]
+pub(super) struct Events {
+    queues: Vec<(StreamHandle, VecDeque<(EventHandle, BlockId)>)>,
+    idle: Vec<EventHandle>,
+}
+
+impl Events {
+    /// Records the end of `stream`'s use of `block`.
+    pub fn record(
+        &mut self,
+        driver: &dyn Driver,
+        device: DeviceId,
+        stream: StreamHandle,
+        block: BlockId,
+    ) -> Result<()> {
+        let event = match self.idle.pop() {
+            Some(event) => event,
+            None => driver.event_create(device)?,
+        };
+        driver.event_record(device, event, stream)?;
+        let index = self.queues.iter().position(|(of, _)| *of == stream).unwrap_or_else(|| {
+            self.queues.push((stream, VecDeque::new()));
+            self.queues.len() - 1
+        });
+        self.queues[index].1.push_back((event, block));
+        Ok(())
+    }
+
+    /// Blocks of completed events; each stream's queue is polled until its first unfinished event.
+    pub fn poll(&mut self, driver: &dyn Driver, device: DeviceId, done: &mut Vec<BlockId>) -> Result<()> {
+        for (_, queue) in &mut self.queues {
+            while let Some(&(event, block)) = queue.front() {
+                if !driver.event_query(device, event)? {
+                    break;
+                }
+                queue.pop_front();
+                self.idle.push(event);
+                done.push(block);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits on the host for every outstanding event.
+    pub fn synchronize(
+        &mut self,
+        driver: &dyn Driver,
+        device: DeviceId,
+        done: &mut Vec<BlockId>,
+    ) -> Result<()> {
+        for (_, queue) in &mut self.queues {
+            while let Some(&(event, block)) = queue.front() {
+                driver.event_synchronize(device, event)?;
+                queue.pop_front();
+                self.idle.push(event);
+                done.push(block);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! Traces: what a program asked of its allocator, in order.
+//!
+//! The text format is described in `traces/FORMAT.md`. [`Trace::read`] checks every line and turns the text into a vector
+//! of small operations in which allocations, events and streams are dense indices: replaying touches no hash table of
+//! identifiers and no text.
+
+#![deny(unsafe_code)]
+#![deny(clippy::unwrap_used)]
+
+mod damage;
+mod reader;
+
+pub use damage::{Damage, TraceError};
+
+use std::path::Path;
+
+/// Sizes are accounted in units of this many bytes, as every allocator here rounds them.
+pub const ALIGNMENT: u64 = 512;
+
+/// `bytes` as it counts towards live memory.
+pub const fn rounded(bytes: u64) -> u64 {
+    bytes.div_ceil(ALIGNMENT) * ALIGNMENT
+}
+
+/// One operation of a trace. Blocks, events and streams are indices that start at 0 and have no gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Allocate `size` bytes (as requested, may be 0) for `stream`.
+    Alloc {
+        /// Bytes asked for.
+        size: u64,
+        /// The block; every `Alloc` has the next one.
+        block: u32,
+        /// Index into [`Trace::streams`].
+        stream: u16,
+        /// The device.
+        device: u8,
+    },
+    /// Free `block`, on the stream of its allocation.
+    Free {
+        /// The block.
+        block: u32,
+    },
+    /// `stream` uses `block` too.
+    RecordStream {
+        /// The block.
+        block: u32,
+        /// Index into [`Trace::streams`].
+        stream: u16,
+    },
+    /// `count` kernels were launched on `stream`.
+    Kernels {
+        /// How many.
+        count: u32,
+        /// Index into [`Trace::streams`].
+        stream: u16,
+    },
+    /// The program recorded `event` on `stream`.
+    EventRecord {
+        /// The event.
+        event: u32,
+        /// Index into [`Trace::streams`].
+        stream: u16,
+    },
+    /// The program made `stream` wait for `event`.
+    StreamWait {
+        /// The event.
+        event: u32,
+        /// Index into [`Trace::streams`].
+        stream: u16,
+    },
+    /// The program's host waited for `event`.
+    HostWaitEvent {
+        /// The event.
+        event: u32,
+    },
+    /// The program's host waited for `stream`.
+    HostWaitStream {
+        /// Index into [`Trace::streams`].
+        stream: u16,
+    },
+    /// The program's host waited for the device.
+    HostWaitDevice,
+    /// A training step or a request ended.
+    Step,
+    /// Another mark; its text is [`Trace::marks`]`[mark]`.
+    Mark {
+        /// Index into [`Trace::marks`].
+        mark: u32,
+    },
+}
+
+/// A trace that was read and checked: identifiers resolve, nothing is freed twice, nobody waits for what never was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// Name for reports: the file's name without its extensions.
+    pub name: String,
+    /// The operations in order.
+    pub ops: Vec<Op>,
+    /// Stream numbers as the file writes them; index 0 is always the default stream 0.
+    pub streams: Vec<u64>,
+    /// Marks other than `step`.
+    pub marks: Vec<String>,
+    /// The blocks' identifiers as the file writes them.
+    pub ids: Vec<u64>,
+    /// Number of the program's events.
+    pub events: u32,
+    /// Number of devices: one more than the highest that the trace names.
+    pub devices: u8,
+    /// Allocations and frees together.
+    pub operations: u64,
+    /// Highest sum of live blocks, each rounded up to [`ALIGNMENT`]; over all devices. Bytes.
+    pub peak_live: u64,
+}
+
+impl Trace {
+    /// Number of allocations, so of blocks.
+    pub fn blocks(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Reads the trace at `path`, zstd-compressed or plain (told apart by content).
+    ///
+    /// # Errors
+    /// [`TraceError`] names the file, the line, what is wrong there and what can be done about it.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = name.trim_end_matches(".zst").trim_end_matches(".trace").to_owned();
+        let file = std::fs::File::open(path)
+            .map_err(|e| TraceError::new(0, Damage::Unreadable(e.to_string())).in_file(path))?;
+        Self::read(&name, file).map_err(|e| e.in_file(path))
+    }
+
+    /// Reads a trace from `input`, zstd-compressed or plain.
+    ///
+    /// # Errors
+    /// [`TraceError`], as for [`Trace::open`].
+    pub fn read(name: &str, input: impl std::io::Read) -> Result<Self, TraceError> {
+        reader::read(name, input)
+    }
+
+    /// The same without the program's kernels, events, waits and marks: what the allocator is asked, and nothing else.
+    #[must_use]
+    pub fn allocator_calls_only(&self) -> Self {
+        let asked = |op: &&Op| matches!(op, Op::Alloc { .. } | Op::Free { .. } | Op::RecordStream { .. } | Op::Step);
+        Self { ops: self.ops.iter().filter(asked).copied().collect(), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_takes_sixteen_bytes() {
+        assert_eq!(std::mem::size_of::<Op>(), 16);
+    }
+
+    #[test]
+    fn rounding_goes_up_to_the_alignment_and_keeps_zero() {
+        assert_eq!([rounded(0), rounded(1), rounded(512), rounded(513)], [0, 512, 512, 1024]);
+    }
+}

@@ -1,1 +1,0 @@
-//! `GRUYERE_CONF`.

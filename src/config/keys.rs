@@ -1,0 +1,251 @@
+//! The table of keys: one place for names, values, defaults and meanings.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+use std::fmt::Write as _;
+
+use super::size::{FORMS, Size};
+use super::{Backing, Config};
+
+/// A key of `GRUYERE_CONF`.
+pub struct Key {
+    /// As users write it.
+    pub name: &'static str,
+    /// The default, as users would write it.
+    pub default: &'static str,
+    /// What it does, for the README's table.
+    pub meaning: &'static str,
+    kind: Kind,
+}
+
+/// Finds the switch that a key or a flag turns.
+type SwitchField = fn(&mut Config) -> &mut bool;
+
+/// What a key takes, and where the value goes.
+enum Kind {
+    Choice(&'static [(&'static str, Backing)], fn(&mut Config) -> &mut Backing),
+    Switch(SwitchField),
+    /// Any of the names, joined by `+`, or `off`.
+    Flags(&'static [(&'static str, SwitchField)]),
+    Size {
+        least: u64,
+        field: fn(&mut Config) -> &mut Size,
+    },
+    /// A size, or the word that stands for "no bound".
+    Bound {
+        least: u64,
+        unbounded: &'static str,
+        field: fn(&mut Config) -> &mut Option<Size>,
+    },
+    Count {
+        least: u32,
+        most: u32,
+        field: fn(&mut Config) -> &mut u32,
+    },
+    Folder(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
+}
+
+/// Every key, in the order of the README's table.
+pub static KEYS: &[Key] = &[
+    Key {
+        name: "backing",
+        default: "auto",
+        meaning: "Where device memory comes from: the driver's stream-ordered pools, `cuMemAlloc` (the memory can be shared \
+                  by CUDA IPC), or every call straight to the driver (to answer \"is it you?\"). `auto` is `pool` where the \
+                  device has pools, else `fixed`.",
+        kind: Kind::Choice(
+            &[
+                ("auto", Backing::Auto),
+                ("pool", Backing::Pool),
+                ("fixed", Backing::Fixed),
+                ("passthrough", Backing::Passthrough),
+            ],
+            |config| &mut config.backing,
+        ),
+    },
+    Key {
+        name: "share",
+        default: "on",
+        meaning: "Memory freed on one stream may serve another once an event proves it safe. `off` is what PyTorch's own \
+                  allocator does.",
+        kind: Kind::Switch(|config| &mut config.share),
+    },
+    Key {
+        name: "debug",
+        default: "off",
+        meaning: "`poison` fills memory with a pattern when it is handed out and when it is freed; `sync` synchronises the \
+                  device before memory is handed out again. Both: `poison+sync`. Slow.",
+        kind: Kind::Flags(&[
+            ("poison", |config| &mut config.debug.poison),
+            ("sync", |config| &mut config.debug.sync),
+        ]),
+    },
+    Key {
+        name: "limit",
+        default: "none",
+        meaning: "Ceiling on the physical memory held on each device, in bytes or as a share of the device.",
+        kind: Kind::Bound { least: 2 << 20, unbounded: "none", field: |config| &mut config.limit },
+    },
+    Key {
+        name: "headroom",
+        default: "512MiB",
+        meaning: "Left free on each device for those who cannot call us back: NCCL's buffers, cuBLAS and cuDNN handles, \
+                  lazily loaded kernels, other processes. Given up only where the alternative is out of memory.",
+        kind: Kind::Size { least: 0, field: |config| &mut config.headroom },
+    },
+    Key {
+        name: "record",
+        default: "on",
+        meaning: "Keep the live record of this process in /dev/shm, which `gruyere ps` and `gruyere stat` read.",
+        kind: Kind::Switch(|config| &mut config.record),
+    },
+    Key {
+        name: "record_blocks",
+        default: "4194304",
+        meaning: "Live blocks that the record has room for. Address space; only what is used takes memory.",
+        kind: Kind::Count { least: 1024, most: 1 << 28, field: |config| &mut config.record_blocks },
+    },
+    Key {
+        name: "ring_events",
+        default: "65536",
+        meaning: "Latest events that the record keeps, rounded up to a power of two.",
+        kind: Kind::Count { least: 1024, most: 1 << 24, field: |config| &mut config.ring_events },
+    },
+    Key {
+        name: "dump_dir",
+        default: "none",
+        meaning: "Folder to write out-of-memory dumps to; `none`: they only go to the log. The path must have no comma.",
+        kind: Kind::Folder(|config| &mut config.dump_dir),
+    },
+    Key {
+        name: "release_threshold",
+        default: "all",
+        meaning: "Free memory that each driver pool may keep when the device synchronises, in bytes or as a share of the \
+                  device.",
+        kind: Kind::Bound { least: 0, unbounded: "all", field: |config| &mut config.release_threshold },
+    },
+    Key {
+        name: "reuse_event_dependencies",
+        default: "on",
+        meaning: "Driver pools: reuse memory across streams that an event orders.",
+        kind: Kind::Switch(|config| &mut config.reuse_event_dependencies),
+    },
+    Key {
+        name: "reuse_opportunistic",
+        default: "on",
+        meaning: "Driver pools: reuse memory across streams when its work happens to be finished. `off` makes runs repeat \
+                  exactly.",
+        kind: Kind::Switch(|config| &mut config.reuse_opportunistic),
+    },
+    Key {
+        name: "reuse_internal",
+        default: "on",
+        meaning: "Driver pools: let the driver insert waits between streams to reuse memory.",
+        kind: Kind::Switch(|config| &mut config.reuse_internal),
+    },
+];
+
+/// Keys and values of the design that are not built yet; asking for one must not look like a typing error.
+const PLANNED_KEYS: &[&str] = &["slack", "waits"];
+const PLANNED_BACKINGS: &[&str] = &["stitch"];
+
+/// Looks a key up by name; the error lists them all.
+pub(super) fn find(name: &str) -> Result<&'static Key, String> {
+    if let Some(key) = KEYS.iter().find(|key| key.name == name) {
+        return Ok(key);
+    }
+    let names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
+    let what = if PLANNED_KEYS.contains(&name) { "this key is not built yet" } else { "unknown key" };
+    Err(format!("{what}; the keys are {}", names.join(", ")))
+}
+
+impl Key {
+    /// The values that the key takes, for the table.
+    fn values(&self) -> String {
+        match &self.kind {
+            Kind::Choice(choices, _) => names(choices),
+            Kind::Switch(_) => "on|off".into(),
+            Kind::Flags(flags) => format!("off|{}", names(flags)),
+            Kind::Size { .. } => "SIZE".into(),
+            Kind::Bound { unbounded, .. } => format!("SIZE|{unbounded}"),
+            Kind::Count { least, most, .. } => format!("{least} to {most}"),
+            Kind::Folder(_) => "PATH|none".into(),
+        }
+    }
+
+    /// What the key takes, for messages.
+    pub(super) fn expects(&self) -> String {
+        match &self.kind {
+            Kind::Choice(..) | Kind::Switch(_) => format!("expected {}", self.values()),
+            Kind::Flags(_) => format!("expected {}, joined by +", self.values()),
+            Kind::Size { least, .. } => format!("expected {FORMS}, at least {}", Size::Bytes(*least)),
+            Kind::Bound { least, unbounded, .. } => {
+                format!("expected {FORMS}, at least {}, or {unbounded}", Size::Bytes(*least))
+            }
+            Kind::Count { least, most, .. } => format!("expected a whole number from {least} to {most}"),
+            Kind::Folder(_) => "expected a folder's path, or none".into(),
+        }
+    }
+
+    /// Parses `value` and puts it into `config`.
+    pub(super) fn apply(&self, config: &mut Config, value: &str) -> Result<(), String> {
+        let refuse = || self.expects();
+        match &self.kind {
+            Kind::Choice(..) if PLANNED_BACKINGS.contains(&value) => {
+                return Err(format!("this backing is not built yet; {}", self.expects()));
+            }
+            Kind::Choice(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
+            Kind::Switch(field) => {
+                *field(config) = pick(&[("on", true), ("off", false)], value).ok_or_else(refuse)?
+            }
+            Kind::Flags(flags) => {
+                for (_, field) in *flags {
+                    *field(config) = false;
+                }
+                if value != "off" {
+                    for name in value.split('+') {
+                        let field = pick(flags, name.trim()).ok_or_else(refuse)?;
+                        *field(config) = true;
+                    }
+                }
+            }
+            Kind::Size { least, field } => *field(config) = at_least(*least, value)?,
+            Kind::Bound { unbounded, field, .. } if value == *unbounded => *field(config) = None,
+            Kind::Bound { least, field, .. } => *field(config) = Some(at_least(*least, value)?),
+            Kind::Count { least, most, field } => {
+                let count = value.parse().ok().filter(|count| (*least..=*most).contains(count));
+                *field(config) = count.ok_or_else(refuse)?;
+            }
+            Kind::Folder(field) => *field(config) = (value != "none").then(|| value.into()),
+        }
+        Ok(())
+    }
+}
+
+fn names<T>(choices: &[(&str, T)]) -> String {
+    choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|")
+}
+
+fn pick<T: Copy>(choices: &[(&str, T)], value: &str) -> Option<T> {
+    choices.iter().find(|(name, _)| *name == value).map(|(_, chosen)| *chosen)
+}
+
+/// A size with a lower bound. A share of the device can only be checked once the device is known, but 0% is 0 bytes of any.
+fn at_least(least: u64, value: &str) -> Result<Size, String> {
+    let size: Size = value.parse()?;
+    let too_small = match size {
+        Size::Bytes(bytes) => bytes < least,
+        Size::Percent(percent) => least > 0 && percent == 0.0,
+    };
+    if too_small { Err(format!("too small: at least {}", Size::Bytes(least))) } else { Ok(size) }
+}
+
+/// The Markdown table of all keys, as the README and docs/configuration.md show it.
+pub fn markdown_table() -> String {
+    let mut table = String::from("| key | values | default | meaning |\n|---|---|---|---|\n");
+    for key in KEYS {
+        let values = key.values().replace('|', "\\|");
+        // Writing to a String cannot fail.
+        let _ = writeln!(table, "| `{}` | {values} | `{}` | {} |", key.name, key.default, key.meaning);
+    }
+    table
+}

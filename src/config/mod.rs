@@ -1,0 +1,253 @@
+//! `GRUYERE_CONF`: what the user may choose, in the habit of `PYTORCH_CUDA_ALLOC_CONF`.
+//!
+//! `GRUYERE_CONF="key:value,key:value"`. The keys are data ([`keys::KEYS`]): the parser, its error messages and the table
+//! of the README are all made from that one table, so none of them can fall behind the others.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+pub mod keys;
+pub mod logging;
+pub mod size;
+
+use std::fmt;
+use std::path::PathBuf;
+
+pub use size::Size;
+
+/// The environment variable that [`Config::from_env`] reads.
+pub const VARIABLE: &str = "GRUYERE_CONF";
+
+/// Where device memory comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backing {
+    /// [`Backing::Pool`] on devices that have stream-ordered pools, [`Backing::Fixed`] on the others.
+    #[default]
+    Auto,
+    /// Spans from the driver's stream-ordered pools.
+    Pool,
+    /// Spans from `cuMemAlloc`: slower to grow, but IPC handles work on them.
+    Fixed,
+    /// Every call goes straight to the driver.
+    Passthrough,
+}
+
+/// The switches that answer "is it you?".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Debug {
+    /// Fill memory with a pattern when it is handed out and when it comes back.
+    pub poison: bool,
+    /// Synchronise the device before memory is handed out again.
+    pub sync: bool,
+}
+
+/// Everything `GRUYERE_CONF` can say. The default is what an empty variable means.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Where device memory comes from.
+    pub backing: Backing,
+    /// Whether memory freed on one stream may serve another (once events prove it safe).
+    pub share: bool,
+    /// Debugging switches.
+    pub debug: Debug,
+    /// Ceiling on the physical memory held on each device; `None`: the device's memory.
+    pub limit: Option<Size>,
+    /// Left free on each device for those who cannot call the allocator back.
+    pub headroom: Size,
+    /// Whether the record in /dev/shm is written.
+    pub record: bool,
+    /// Live blocks that the record's block map has room for.
+    pub record_blocks: u32,
+    /// Events that the record's ring keeps.
+    pub ring_events: u32,
+    /// Folder for out-of-memory dumps; `None`: they only go to the log.
+    pub dump_dir: Option<PathBuf>,
+    /// Bytes a driver pool keeps at a synchronisation; `None`: all of them.
+    pub release_threshold: Option<Size>,
+    /// Driver pools: reuse along event dependencies.
+    pub reuse_event_dependencies: bool,
+    /// Driver pools: reuse of what happens to be finished.
+    pub reuse_opportunistic: bool,
+    /// Driver pools: reuse by waits that the driver inserts.
+    pub reuse_internal: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            backing: Backing::Auto,
+            share: true,
+            debug: Debug::default(),
+            limit: None,
+            headroom: Size::Bytes(512 << 20),
+            record: true,
+            record_blocks: 1 << 22,
+            ring_events: 1 << 16,
+            dump_dir: None,
+            release_threshold: None,
+            reuse_event_dependencies: true,
+            reuse_opportunistic: true,
+            reuse_internal: true,
+        }
+    }
+}
+
+/// What is wrong with a `GRUYERE_CONF`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The key, as the user wrote it.
+    pub key: String,
+    /// The value, as the user wrote it; empty where there was none.
+    pub value: String,
+    /// What is wrong, and what would be right: the keys, the values or the range.
+    pub reason: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{VARIABLE}: ")?;
+        if self.value.is_empty() {
+            write!(f, "\"{}\": {}", self.key, self.reason)
+        } else {
+            write!(f, "\"{}:{}\": {}", self.key, self.value, self.reason)
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    /// Parses `key:value,key:value`. Spaces around entries, keys and values are ignored, and so are empty entries; a key
+    /// given twice takes its last value, so that an override can be appended.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+            let (name, value) = match entry.split_once(':') {
+                Some((name, value)) => (name.trim(), value.trim()),
+                None => (entry, ""),
+            };
+            let error = |reason| ConfigError { key: name.into(), value: value.into(), reason };
+            let key = keys::find(name).map_err(error)?;
+            if value.is_empty() {
+                return Err(error(format!("a value is missing; {}", key.expects())));
+            }
+            key.apply(&mut config, value).map_err(error)?;
+        }
+        Ok(config)
+    }
+
+    /// Parses the environment's `GRUYERE_CONF`; the default where it is not set.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        match std::env::var(VARIABLE) {
+            Ok(text) => Self::parse(&text),
+            Err(std::env::VarError::NotPresent) => Ok(Self::default()),
+            Err(std::env::VarError::NotUnicode(text)) => Err(ConfigError {
+                key: text.to_string_lossy().into_owned(),
+                value: String::new(),
+                reason: "not valid UTF-8".into(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        Config::parse(text).expect_err("accepted").to_string()
+    }
+
+    #[test]
+    fn an_empty_variable_means_the_defaults() {
+        for text in ["", " ", ",", " , ,"] {
+            assert_eq!(Config::parse(text), Ok(Config::default()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_documented_default_is_the_default() {
+        for key in keys::KEYS {
+            let config = Config::parse(&format!("{}:{}", key.name, key.default)).expect(key.name);
+            assert_eq!(config, Config::default(), "{}", key.name);
+        }
+    }
+
+    #[test]
+    fn every_key_changes_what_it_names() {
+        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,record:off,record_blocks:4096,\
+                    ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
+                    reuse_opportunistic:off , reuse_internal:off";
+        let expected = Config {
+            backing: Backing::Fixed,
+            share: false,
+            debug: Debug { poison: true, sync: true },
+            limit: Some(Size::Percent(90.0)),
+            headroom: Size::Bytes(3 << 29),
+            record: false,
+            record_blocks: 4096,
+            ring_events: 2048,
+            dump_dir: Some("/tmp/a:b".into()),
+            release_threshold: Some(Size::Bytes(2 << 20)),
+            reuse_event_dependencies: false,
+            reuse_opportunistic: false,
+            reuse_internal: false,
+        };
+        assert_eq!(Config::parse(text), Ok(expected));
+        for key in keys::KEYS {
+            assert!(text.contains(key.name), "{} is not covered here", key.name);
+        }
+    }
+
+    #[test]
+    fn the_last_value_of_a_key_counts() {
+        let config = Config::parse("backing:pool,backing:passthrough").expect("valid");
+        assert_eq!(config.backing, Backing::Passthrough);
+    }
+
+    #[test]
+    fn an_unknown_key_lists_all_keys() {
+        let message = error("share:on,limits:1GiB");
+        assert!(message.contains("limits:1GiB"), "{message}");
+        for key in keys::KEYS {
+            assert!(message.contains(key.name), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_bad_value_names_the_key_the_value_and_the_choice() {
+        let message = error("backing:heap");
+        assert!(
+            message.contains("backing:heap") && message.contains("auto|pool|fixed|passthrough"),
+            "{message}"
+        );
+        let message = error("share:yes");
+        assert!(message.contains("share:yes") && message.contains("on|off"), "{message}");
+        let message = error("debug:poison+off");
+        assert!(message.contains("poison+off") && message.contains("off"), "{message}");
+        let message = error("ring_events:12");
+        assert!(
+            message.contains("ring_events:12") && message.contains("1024") && message.contains("16777216"),
+            "{message}"
+        );
+        let message = error("limit:lots");
+        assert!(
+            message.contains("limit:lots") && message.contains("512KiB") && message.contains("90%"),
+            "{message}"
+        );
+        let message = error("limit:1KiB");
+        assert!(message.contains("limit:1KiB") && message.contains("2MiB"), "{message}");
+    }
+
+    #[test]
+    fn a_missing_value_says_what_is_expected() {
+        assert!(error("share").contains("on|off"));
+        assert!(error("limit:").contains("512KiB"));
+    }
+
+    #[test]
+    fn what_is_designed_but_not_built_says_so() {
+        for text in ["backing:stitch", "slack:0.5%", "waits:oom"] {
+            let message = error(text);
+            assert!(message.contains(text) && message.contains("not built yet"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The control API: what a loader, a training script or a tool says and asks, beyond torch's hooks.
+//!
+//! Every function may be called from any thread. In a forked child, or where CUDA is not to be had, each answers its failure value.
+
+use super::{current, fork, guarded, heap};
+use crate::heap::lifetime::{self, Lifetime};
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+
+/// All is well.
+pub const GRUYERE_OK: c_int = 0;
+/// The library cannot work in this process; the log says why.
+pub const GRUYERE_UNAVAILABLE: c_int = -1;
+/// An argument is wrong.
+pub const GRUYERE_INVALID: c_int = -2;
+/// A file could not be written.
+pub const GRUYERE_IO: c_int = -3;
+/// An invariant is broken.
+pub const GRUYERE_BROKEN: c_int = -4;
+
+/// Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin, end, release), 3 both. Until then memory
+/// never passes from stream to stream, and every request asks whether its stream captures.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_announce_hooks(bits: u32) {
+    if !fork::is_forked_child() {
+        guarded((), || {
+            if let Ok(heap) = heap() {
+                heap.announce_hooks(bits);
+            }
+        });
+    }
+}
+
+/// Tags the calling thread's next requests: 0 auto, 1 transient, 2 step, 3 persistent. Tags nest, up to 31.
+///
+/// 0, or -2: no such lifetime, or too many tags are open.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_lifetime_push(lifetime: u8) -> c_int {
+    match Lifetime::from_u8(lifetime) {
+        Some(lifetime) if lifetime::push(lifetime) => GRUYERE_OK,
+        _ => GRUYERE_INVALID,
+    }
+}
+
+/// Takes the calling thread's innermost tag away. 0, or -2: none is open.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_lifetime_pop() -> c_int {
+    if lifetime::pop() { GRUYERE_OK } else { GRUYERE_INVALID }
+}
+
+/// A training step, or a request of a server, is over.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_mark_step() {
+    if !fork::is_forked_child() {
+        guarded((), || {
+            if let Some(heap) = current() {
+                heap.mark_step();
+            }
+        });
+    }
+}
+
+/// Gives back to the device what nobody uses (as `empty_cache`); the bytes that it got.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_trim() -> u64 {
+    if fork::is_forked_child() {
+        return 0;
+    }
+    guarded(0, || current().map_or(0, |heap| heap.trim()))
+}
+
+/// The version of [`GruyereStats`] that this header describes.
+pub const GRUYERE_STATS_VERSION: u32 = 1;
+
+/// Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GruyereStats {
+    /// In: the bytes that the caller has room for. Out: the bytes that were written.
+    pub size: u32,
+    /// Out: the version that the library has.
+    pub version: u32,
+    /// Physical memory of the device.
+    pub total_memory: u64,
+    /// The ceiling on what may be reserved.
+    pub limit: u64,
+    /// Physical memory held.
+    pub reserved: u64,
+    /// Its peak.
+    pub reserved_peak: u64,
+    /// Live blocks, each rounded up to 512 B.
+    pub live: u64,
+    /// Their peak.
+    pub live_peak: u64,
+    /// Freed by the program, waiting for streams.
+    pub pending: u64,
+    /// Free runs between blocks, free spans included.
+    pub arena_free: u64,
+    /// The largest free run.
+    pub largest_free: u64,
+    /// Memory of slabs.
+    pub slab_bytes: u64,
+    /// Free slots in them.
+    pub slab_free: u64,
+    /// Held for CUDA graphs.
+    pub captured: u64,
+    /// Times the reclaim ladder was climbed.
+    pub retries: u64,
+    /// Out-of-memory answers.
+    pub out_of_memories: u64,
+    /// Frees of what was no live block, on all devices.
+    pub bad_frees: u64,
+    /// Events recorded.
+    pub events_recorded: u64,
+    /// Events asked about.
+    pub events_queried: u64,
+}
+
+/// Writes the numbers of `device` to `*stats`, whose `size` the caller has set; as much as fits.
+///
+/// 0; -1: the library cannot work here; -2: no such device, or `size` is less than 8.
+///
+/// # Safety
+/// `stats` is NULL, or `stats->size` bytes there may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_stats(device: c_int, stats: *mut GruyereStats) -> c_int {
+    if stats.is_null() {
+        return GRUYERE_INVALID;
+    }
+    // SAFETY: the caller's promise; read as a plain word, since an older caller's struct may be shorter than ours.
+    let room = unsafe { stats.cast::<u32>().read() } as usize;
+    if room < 8 {
+        return GRUYERE_INVALID;
+    }
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        let Ok(heap) = heap() else { return GRUYERE_UNAVAILABLE };
+        let Ok(numbers) = heap.stats(i64::from(device)) else { return GRUYERE_INVALID };
+        let written = room.min(size_of::<GruyereStats>());
+        let answer = GruyereStats {
+            size: written as u32,
+            version: GRUYERE_STATS_VERSION,
+            total_memory: numbers.total_memory,
+            limit: numbers.limit,
+            reserved: numbers.reserved,
+            reserved_peak: numbers.reserved_peak,
+            live: numbers.live,
+            live_peak: numbers.live_peak,
+            pending: numbers.pending,
+            arena_free: numbers.arena_free,
+            largest_free: numbers.largest_free,
+            slab_bytes: numbers.slab_bytes,
+            slab_free: numbers.slab_free,
+            captured: numbers.captured,
+            retries: numbers.retries,
+            out_of_memories: numbers.out_of_memories,
+            bad_frees: numbers.bad_frees,
+            events_recorded: numbers.events_recorded,
+            events_queried: numbers.events_queried,
+        };
+        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the two do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), stats.cast::<u8>(), written)
+        };
+        GRUYERE_OK
+    })
+}
+
+/// Writes a dump for people to the file `path`.
+///
+/// 0; -1: the library has not allocated anything here; -2: `path` is NULL; -3: the file could not be written (the log says why).
+///
+/// # Safety
+/// `path` is NULL or a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_dump(path: *const c_char) -> c_int {
+    if path.is_null() {
+        return GRUYERE_INVALID;
+    }
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    // SAFETY: the caller's promise.
+    let path = unsafe { CStr::from_ptr(path) };
+    guarded(GRUYERE_UNAVAILABLE, || {
+        let Some(heap) = current() else { return GRUYERE_UNAVAILABLE };
+        let path = std::path::Path::new(OsStr::from_bytes(path.to_bytes()));
+        match std::fs::write(path, heap.dump()) {
+            Ok(()) => GRUYERE_OK,
+            Err(error) => {
+                log::error!("gruyere_dump: {} could not be written: {error}", path.display());
+                GRUYERE_IO
+            }
+        }
+    })
+}
+
+/// Walks every page and block and holds the books against the driver's. For tests: no other thread may be allocating.
+///
+/// 0; -1: the library has not allocated anything here; -4: something is broken (the log says what).
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_validate() -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_BROKEN, || match current().map(|heap| heap.validate()) {
+        None => GRUYERE_UNAVAILABLE,
+        Some(Ok(())) => GRUYERE_OK,
+        Some(Err(what)) => {
+            log::error!("gruyere_validate: {what}");
+            GRUYERE_BROKEN
+        }
+    })
+}
+
+/// The library's version, a static string.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => c"unknown",
+        };
+    VERSION.as_ptr()
+}

@@ -1,0 +1,130 @@
+//! How callers come in: torch's hooks ([`torch`]), the control API ([`control`]), and the one heap of the process behind both.
+
+pub mod control;
+pub mod fork;
+mod oom;
+pub mod raise;
+pub mod torch;
+
+use crate::config::{Config, logging};
+use crate::driver::Driver;
+use crate::driver::cuda::CudaDriver;
+use crate::heap::Heap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The heap of the process.
+///
+/// ```text
+///   null   -> heap    the first entry that needs it (under INIT), or install()
+///   heap   -> heap'   install() only: tests and the bench; the old heap is never freed, since a thread may still be in it
+/// ```
+static HEAP: AtomicPtr<Heap> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Why there is no heap, once that is known: it is not tried again.
+static INIT: Mutex<Option<String>> = Mutex::new(None);
+
+/// The heap; made from `GRUYERE_CONF` and the process's libcuda at the first call.
+///
+/// # Errors
+/// Why it cannot be made, in words for the user. Logged the first time.
+#[inline]
+pub fn heap() -> Result<&'static Heap, String> {
+    match current() {
+        Some(heap) => Ok(heap),
+        None => make(),
+    }
+}
+
+/// The heap, where it has been made.
+#[inline]
+pub fn current() -> Option<&'static Heap> {
+    // SAFETY: null, or from Box::leak: valid for ever. Acquire pairs with the release of publish().
+    unsafe { HEAP.load(Ordering::Acquire).as_ref() }
+}
+
+#[cold]
+fn make() -> Result<&'static Heap, String> {
+    let mut failure = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(heap) = current() {
+        return Ok(heap);
+    }
+    if let Some(reason) = &*failure {
+        return Err(reason.clone());
+    }
+    logging::init();
+    let made = Config::from_env().map_err(|error| error.to_string()).and_then(|config| {
+        let driver = CudaDriver::load().map_err(|error| format!("gruyere: {error}"))?;
+        Heap::new(Arc::new(driver), config)
+            .map_err(|error| format!("gruyere: no usable CUDA device: {error}"))
+    });
+    match made {
+        Ok(heap) => Ok(publish(heap)),
+        Err(reason) => {
+            log::error!("{reason}");
+            *failure = Some(reason.clone());
+            Err(reason)
+        }
+    }
+}
+
+fn publish(heap: Heap) -> &'static Heap {
+    fork::watch();
+    close_at_exit();
+    let heap = Box::leak(Box::new(heap));
+    HEAP.store(heap, Ordering::Release);
+    heap
+}
+
+/// Puts a heap over `driver`, configured by `conf` (as `GRUYERE_CONF`), in the place of the process's. The old one is shut down: nobody
+/// may be using it or its blocks. For tests and the bench.
+///
+/// # Errors
+/// What is wrong with `conf`, or why the driver cannot be used.
+pub fn install(driver: Arc<dyn Driver>, conf: &str) -> Result<&'static Heap, String> {
+    let _init = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    logging::init();
+    let config = Config::parse(conf).map_err(|error| error.to_string())?;
+    let heap = Heap::new(driver, config).map_err(|error| error.to_string())?;
+    if let Some(old) = current() {
+        old.shut_down();
+    }
+    Ok(publish(heap))
+}
+
+/// A normal exit takes the record's file away. Blocks may still be freed afterwards: static destructors and what Python
+/// leaves to the last; so nothing else is torn down.
+fn close_at_exit() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    extern "C" fn close() {
+        if !fork::is_forked_child() {
+            guarded((), || {
+                if let Some(heap) = current() {
+                    heap.record().close();
+                }
+            });
+        }
+    }
+    ONCE.call_once(|| {
+        // SAFETY: the handler is a function of this library, which is never unloaded (`-z nodelete`).
+        let code = unsafe { libc::atexit(close) };
+        if code != 0 {
+            log::warn!(
+                "atexit failed: the record will be left in /dev/shm at exit, for `gruyere ps --sweep`"
+            );
+        }
+    });
+}
+
+/// Runs `body`; a panic becomes `fallback`, logged. No panic crosses the C ABI.
+#[inline]
+fn guarded<T>(fallback: T, body: impl FnOnce() -> T) -> T {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(value) => value,
+        Err(_) => {
+            log::error!("gruyere: internal error (a panic, above); please report it");
+            fallback
+        }
+    }
+}

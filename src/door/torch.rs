@@ -1,0 +1,213 @@
+//! torch's hooks: the functions whose addresses go into `torch.cuda.memory.CUDAPluggableAllocator`.
+//!
+//! The signatures are those of torch's headers (2.4 to 2.15). Only [`gruyere_malloc`] ever throws; where it cannot throw torch's own error
+//! it logs and answers NULL. In a forked child every function returns at once.
+
+use super::{current, fork, guarded, heap, oom, raise};
+use crate::driver::StreamHandle;
+use crate::heap::Error;
+use std::ffi::{c_int, c_void};
+
+/// `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
+pub type CudaStream = *mut c_void;
+
+/// torch's `c10::MempoolId_t`, a pair by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MempoolId {
+    /// Set for pools that graphs make themselves.
+    pub first: u64,
+    /// Set for pools that the user made.
+    pub second: u64,
+}
+
+impl MempoolId {
+    fn pair(self) -> (u64, u64) {
+        (self.first, self.second)
+    }
+}
+
+fn handle(stream: CudaStream) -> StreamHandle {
+    StreamHandle(stream as usize)
+}
+
+/// What keeps a request from being served.
+enum Refusal {
+    OutOfMemory(String),
+    Other(String),
+}
+
+/// Allocates `size` bytes on `device`, for use in the order of `stream`. Size 0 answers NULL.
+///
+/// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process without torch, logs and answers NULL.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
+    if fork::is_forked_child() || size == 0 {
+        return std::ptr::null_mut();
+    }
+    let panicked = Err(Refusal::Other(String::new()));
+    match guarded(panicked, || allocate(size, device, stream)) {
+        Ok(address) => address as *mut c_void,
+        Err(refusal) => {
+            refuse(refusal);
+            std::ptr::null_mut()
+        }
+    }
+}
+
+#[inline]
+fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refusal> {
+    let heap = heap().map_err(Refusal::Other)?;
+    let Ok(size) = u64::try_from(size) else {
+        return Err(Refusal::Other(format!("gruyere_malloc: the size {size} is negative")));
+    };
+    heap.malloc(size, i64::from(device), handle(stream)).map_err(|error| refusal(heap, error))
+}
+
+#[cold]
+fn refusal(heap: &crate::heap::Heap, error: Error) -> Refusal {
+    match error {
+        Error::OutOfMemory(report) => {
+            oom::dump(heap, &report);
+            Refusal::OutOfMemory(report.to_string())
+        }
+        other => Refusal::Other(other.to_string()),
+    }
+}
+
+/// Throws; returns only where there is no torch. No lock is held here, and nothing that must be dropped.
+#[cold]
+fn refuse(refusal: Refusal) {
+    let unraisable = match refusal {
+        Refusal::OutOfMemory(message) => raise::raise_out_of_memory(message),
+        Refusal::Other(message) if message.is_empty() => {
+            raise::raise_runtime_error("gruyere: internal error; see the log".to_owned())
+        }
+        Refusal::Other(message) => raise::raise_runtime_error(message),
+    };
+    log::error!("{}", unraisable.message);
+}
+
+/// Frees what [`gruyere_malloc`] gave. `size`, `device` and `stream` are not needed. NULL is fine; what is no live block is counted, logged and
+/// left alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_int, _stream: CudaStream) {
+    if fork::is_forked_child() || pointer.is_null() {
+        return;
+    }
+    guarded((), || match current() {
+        Some(heap) => {
+            heap.free(pointer as u64);
+        }
+        None => log::error!("gruyere_free({pointer:p}): nothing has been allocated in this process; ignored"),
+    });
+}
+
+/// torch's initialisation, with the number of devices. Called with 0 when the allocator object is made.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_init(_device_count: c_int) {
+    if !fork::is_forked_child() {
+        // Not the moment to touch CUDA: children may still be forked. What is wrong with the configuration is said now.
+        guarded((), || {
+            crate::config::logging::init();
+            if let Err(error) = crate::config::Config::from_env() {
+                log::error!("{error}");
+            }
+        });
+    }
+}
+
+/// `torch.cuda.empty_cache()`: gives back to the device what nobody uses.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_reset() {
+    if !fork::is_forked_child() {
+        guarded((), || {
+            if let Some(heap) = current() {
+                heap.trim();
+            }
+        });
+    }
+}
+
+/// `torch.cuda.set_per_process_memory_fraction()`: caps what is held on `device` at `fraction` of its memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
+    if fork::is_forked_child() {
+        return;
+    }
+    guarded((), || {
+        let result = heap().and_then(|heap| {
+            heap.set_memory_fraction(fraction, i64::from(device)).map_err(|error| error.to_string())
+        });
+        if let Err(error) = result {
+            log::error!("gruyere_memory_fraction({fraction}, {device}): {error}");
+        }
+    });
+}
+
+/// The start of the piece of memory that `pointer` lies in, and its bytes in `*size` (where `size` is not NULL). A pointer that is not ours
+/// is answered with itself and 0.
+///
+/// # Safety
+/// `size` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_base_alloc(pointer: *mut c_void, size: *mut usize) -> *mut c_void {
+    let found = if fork::is_forked_child() {
+        None
+    } else {
+        guarded(None, || current().and_then(|heap| heap.base_of(pointer as u64)))
+    };
+    let (base, bytes) = found.unwrap_or((pointer as u64, 0));
+    if !size.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { *size = bytes as usize };
+    }
+    base as *mut c_void
+}
+
+/// `Tensor.record_stream`: `stream` uses the block too, so after its free it waits for that stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_record_stream(pointer: *mut c_void, stream: CudaStream) {
+    if fork::is_forked_child() || pointer.is_null() {
+        return;
+    }
+    guarded((), || {
+        if let Some(heap) = current() {
+            heap.record_stream(pointer as u64, handle(stream));
+        }
+    });
+}
+
+/// A capture into pool `id` is about to begin on a stream of `device`. `filter`, a `std::function` of torch's that tells which stream, is not
+/// needed: the driver is asked.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_begin_allocate_to_pool(device: c_int, id: MempoolId, _filter: *mut c_void) {
+    pool_hook("gruyere_begin_allocate_to_pool", device, |heap| {
+        heap.begin_allocate_to_pool(i64::from(device), id.pair())
+    });
+}
+
+/// The bracket that [`gruyere_begin_allocate_to_pool`] opened ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_end_allocate_to_pool(device: c_int, id: MempoolId) {
+    pool_hook("gruyere_end_allocate_to_pool", device, |heap| {
+        heap.end_allocate_to_pool(i64::from(device), id.pair())
+    });
+}
+
+/// The graph that used pool `id` is gone. Its blocks may be freed later.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_release_pool(device: c_int, id: MempoolId) {
+    pool_hook("gruyere_release_pool", device, |heap| heap.release_pool(i64::from(device), id.pair()));
+}
+
+fn pool_hook(name: &str, device: c_int, hook: impl FnOnce(&crate::heap::Heap) -> Result<(), Error>) {
+    if fork::is_forked_child() {
+        return;
+    }
+    guarded((), || {
+        if let Err(error) = heap().and_then(|heap| hook(heap).map_err(|error| error.to_string())) {
+            log::error!("{name}(device {device}): {error}");
+        }
+    });
+}

@@ -1,0 +1,158 @@
+//! One device: what it can do and its primary context, each found out once, when first asked for.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use once_cell::sync::OnceCell;
+
+use super::super::Capabilities;
+use super::super::error::Result;
+use super::symbols::{POOLS, Symbols, VMM};
+
+/// A device of the driver.
+pub(super) struct Device {
+    pub(super) handle: sys::CUdevice,
+    /// A `CUcontext`, kept as a number because threads share it.
+    context: OnceCell<usize>,
+    capabilities: OnceCell<Capabilities>,
+}
+
+impl Device {
+    pub(super) fn new(symbols: &Symbols, ordinal: c_int) -> Result<Self> {
+        let mut handle = 0;
+        // SAFETY: writes one CUdevice.
+        unsafe { symbols.cuDeviceGet(&mut handle, ordinal) }?;
+        Ok(Self { handle, context: OnceCell::new(), capabilities: OnceCell::new() })
+    }
+
+    /// The primary context, retained at the first call and never released: memory is freed until the process is gone.
+    pub(super) fn context(&self, symbols: &Symbols) -> Result<sys::CUcontext> {
+        let retain = || -> Result<usize> {
+            let mut context = std::ptr::null_mut();
+            // SAFETY: writes one CUcontext.
+            unsafe { symbols.cuDevicePrimaryCtxRetain(&mut context, self.handle) }?;
+            Ok(context as usize)
+        };
+        Ok(*self.context.get_or_try_init(retain)? as sys::CUcontext)
+    }
+
+    /// What the device can do. Needs no context.
+    pub(super) fn capabilities(&self, symbols: &Symbols) -> Result<&Capabilities> {
+        self.capabilities.get_or_try_init(|| self.probe(symbols))
+    }
+
+    fn probe(&self, symbols: &Symbols) -> Result<Capabilities> {
+        let mut total_memory = 0;
+        // SAFETY: writes one usize.
+        unsafe { symbols.cuDeviceTotalMem_v2(&mut total_memory, self.handle) }?;
+        let gpu_direct_rdma =
+            self.flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+        // A device that says it has VMM and cannot tell its granularity has none that we could use.
+        let granularity = if symbols.missing(VMM).is_empty()
+            && self.flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+        {
+            self.granularity(symbols, gpu_direct_rdma).unwrap_or(0)
+        } else {
+            0
+        };
+        Ok(Capabilities {
+            vmm: granularity != 0,
+            pools: symbols.missing(POOLS).is_empty()
+                && self.flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+            stream_ids: symbols.missing(&["cuStreamGetId"]).is_empty(),
+            gpu_direct_rdma,
+            granularity,
+            total_memory: total_memory as u64,
+            name: self.name(symbols)?,
+            uuid: self.uuid(symbols),
+            compute_capability: (
+                self.number(symbols, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                self.number(symbols, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            ),
+        })
+    }
+
+    /// A numeric attribute; 0 where the driver does not know it.
+    fn number(&self, symbols: &Symbols, attribute: Attribute) -> u32 {
+        let mut value = 0;
+        // SAFETY: writes one int.
+        match unsafe { symbols.cuDeviceGetAttribute(&mut value, attribute, self.handle) } {
+            Ok(()) => u32::try_from(value).unwrap_or(0),
+            Err(_) => 0,
+        }
+    }
+
+    fn flag(&self, symbols: &Symbols, attribute: Attribute) -> bool {
+        self.number(symbols, attribute) != 0
+    }
+
+    fn granularity(&self, symbols: &Symbols, gpu_direct_rdma: bool) -> Result<u64> {
+        let properties = physical_properties(self.handle, gpu_direct_rdma);
+        let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let mut granularity = 0;
+        // SAFETY: reads `properties`, writes one usize.
+        unsafe { symbols.cuMemGetAllocationGranularity(&mut granularity, &properties, option) }?;
+        Ok(granularity as u64)
+    }
+
+    fn name(&self, symbols: &Symbols) -> Result<String> {
+        let mut buffer = [0u8; 256];
+        let length = buffer.len() as c_int - 1;
+        // SAFETY: writes at most `length` bytes; the last byte of the buffer stays 0.
+        unsafe { symbols.cuDeviceGetName(buffer.as_mut_ptr().cast::<c_char>(), length, self.handle) }?;
+        Ok(CStr::from_bytes_until_nul(&buffer)
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default())
+    }
+
+    /// The UUID; zeros where the driver cannot tell it, since it is for reports only.
+    fn uuid(&self, symbols: &Symbols) -> [u8; 16] {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: writes 16 bytes.
+        match unsafe { symbols.cuDeviceGetUuid_v2(&mut uuid, self.handle) } {
+            Ok(()) => uuid.bytes.map(|byte| byte as u8),
+            Err(_) => [0; 16],
+        }
+    }
+}
+
+/// `device` as a place of memory.
+pub(super) fn location(device: sys::CUdevice) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// Read and write access for `device`.
+pub(super) fn access(device: sys::CUdevice) -> sys::CUmemAccessDesc {
+    sys::CUmemAccessDesc {
+        location: location(device),
+        flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    }
+}
+
+/// What `cuMemCreate` is asked for. No handle type: export is not wanted.
+pub(super) fn physical_properties(device: sys::CUdevice, gpu_direct_rdma: bool) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location(device),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: u8::from(gpu_direct_rdma),
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+/// What `cuMemPoolCreate` is asked for.
+pub(super) fn pool_properties(device: sys::CUdevice, max_size: usize) -> sys::CUmemPoolProps {
+    sys::CUmemPoolProps {
+        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location(device),
+        win32SecurityAttributes: std::ptr::null_mut(),
+        maxSize: max_size,
+        reserved: [0; 56],
+    }
+}

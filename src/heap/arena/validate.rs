@@ -1,0 +1,76 @@
+//! The arena's invariants, walked in full.
+#![deny(unsafe_code)]
+
+use super::{Arenas, EVERYBODY, NO_RUN, RunState};
+use std::collections::HashMap;
+
+impl Arenas {
+    /// Walks every region, run and index; says what is wrong first.
+    ///
+    /// # Errors
+    /// The first broken invariant, in words.
+    pub fn validate(&self) -> Result<(), String> {
+        let mut listed = HashMap::new();
+        for (number, space) in self.spaces.iter().enumerate() {
+            for (at, index) in space.owners.iter().enumerate() {
+                let Some(index) = index.as_deref() else { continue };
+                let owner = (at as u32).wrapping_sub(1);
+                let mut ids = Vec::new();
+                index.collect(&self.runs, &mut ids);
+                let bytes: u64 = ids.iter().map(|&id| self.runs[id as usize].bytes).sum();
+                if ids.len() != index.count as usize || bytes != index.bytes {
+                    return Err(format!("space {number}: the index of stream {owner} miscounts its runs"));
+                }
+                for id in ids {
+                    if listed.insert(id, (number, owner)).is_some() {
+                        return Err(format!("run {id} is listed twice"));
+                    }
+                    let run = &self.runs[id as usize];
+                    if run.epoch < index.oldest && owner != EVERYBODY {
+                        return Err(format!("run {id} is older than its index says"));
+                    }
+                }
+            }
+        }
+        let mut tiled = 0;
+        for (id, region) in self.regions() {
+            if !self.spaces[region.space as usize].regions.contains(&id) {
+                return Err(format!("region {id} is not in its space"));
+            }
+            let (mut run_id, mut previous, mut address) = (region.first, NO_RUN, region.address);
+            while run_id != NO_RUN {
+                let run = &self.runs[run_id as usize];
+                tiled += 1;
+                if run.address != address || run.region != id || run.previous != previous || run.bytes == 0 {
+                    return Err(format!("region {id}: run {run_id} at {:#x} is out of place", run.address));
+                }
+                let expected = (run.state == RunState::Free).then_some((region.space as usize, run.stream));
+                if listed.get(&run_id).copied() != expected {
+                    return Err(format!("run {run_id} ({:?}) is not listed where it belongs", run.state));
+                }
+                if previous != NO_RUN {
+                    let before = &self.runs[previous as usize];
+                    if before.state == RunState::Free
+                        && run.state == RunState::Free
+                        && before.stream == run.stream
+                    {
+                        return Err(format!("free runs {previous} and {run_id} of one owner are not merged"));
+                    }
+                }
+                if run.state == RunState::Unused {
+                    return Err(format!("region {id} holds the unused run {run_id}"));
+                }
+                address += run.bytes;
+                (previous, run_id) = (run_id, run.next);
+            }
+            if address != region.address + region.bytes {
+                return Err(format!("region {id}: its runs end at {address:#x}"));
+            }
+        }
+        let used = self.runs.iter().filter(|run| run.state != RunState::Unused).count();
+        if used != tiled || self.runs.len() - used != self.unused_runs.len() {
+            return Err(format!("{used} runs are in use, {tiled} are in regions"));
+        }
+        Ok(())
+    }
+}

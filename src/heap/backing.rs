@@ -1,0 +1,336 @@
+//! Spans: what the driver hands to the heap in one piece, from its pools or as plain allocations.
+//!
+//! Pools: one for each lifetime. A span is allocated and freed on a private stream that runs no kernels, and that stream is
+//! synchronised before a span's first use; a span is freed only when the host knows that all its uses are done. So the driver's
+//! own rules of reuse never matter.
+#![deny(unsafe_code)]
+
+use super::lifetime::{LIFETIMES, Lifetime};
+use super::size_class::{PAGE, round_up};
+use crate::config::{self, Config};
+use crate::driver::{
+    DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
+};
+
+/// How spans are got. The stitched arena gets its own kind here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The driver's stream-ordered pools.
+    Pool,
+    /// `cuMemAlloc`.
+    Fixed,
+    /// No spans: every request is a `cuMemAlloc`.
+    Passthrough,
+}
+
+impl Kind {
+    /// What the configuration and the device's abilities come to.
+    pub fn choose(wish: config::Backing, pools: bool) -> Self {
+        match wish {
+            config::Backing::Passthrough => Self::Passthrough,
+            config::Backing::Fixed => Self::Fixed,
+            config::Backing::Pool | config::Backing::Auto if pools => Self::Pool,
+            config::Backing::Pool => {
+                log::warn!(
+                    "backing:pool was asked for, but the device has no memory pools; using backing:fixed"
+                );
+                Self::Fixed
+            }
+            config::Backing::Auto => Self::Fixed,
+        }
+    }
+
+    /// The word of the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pool => "pool",
+            Self::Fixed => "fixed",
+            Self::Passthrough => "passthrough",
+        }
+    }
+}
+
+/// Where a span came from, to give it back there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First byte that may be used, a multiple of the page.
+    pub address: u64,
+    /// Bytes that may be used, a multiple of the page.
+    pub bytes: u64,
+    /// The driver's address.
+    pub origin: u64,
+    /// The driver's bytes.
+    pub taken: u64,
+}
+
+/// The driver side of a device's heap.
+pub struct Backing {
+    device: DeviceId,
+    /// How spans are got.
+    pub kind: Kind,
+    stream: Option<StreamHandle>,
+    pools: [Option<PoolHandle>; LIFETIMES],
+    max_pool: u64,
+    peers: Vec<DeviceId>,
+    threshold: u64,
+    reuse: [(PoolAttribute, bool); 3],
+    /// Spans that nobody uses and the driver would not take back, (address, bytes): tried again at every trim.
+    orphans: Vec<(u64, u64)>,
+    /// Bytes of spans held, orphans included, as asked of the driver.
+    pub held: u64,
+    /// Physical bytes held, as the driver counts them.
+    pub reserved: u64,
+    /// Driver calls made for spans.
+    pub calls: u64,
+    /// Those that failed.
+    pub errors: u64,
+}
+
+impl Backing {
+    /// Holds nothing yet.
+    pub fn new(device: DeviceId, kind: Kind, config: &Config, total_memory: u64) -> Self {
+        Self {
+            device,
+            kind,
+            stream: None,
+            pools: [None; LIFETIMES],
+            max_pool: total_memory.next_multiple_of(PAGE),
+            peers: Vec::new(),
+            threshold: config.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory)),
+            reuse: [
+                (PoolAttribute::ReuseFollowEventDependencies, config.reuse_event_dependencies),
+                (PoolAttribute::ReuseAllowOpportunistic, config.reuse_opportunistic),
+                (PoolAttribute::ReuseAllowInternalDependencies, config.reuse_internal),
+            ],
+            orphans: Vec::new(),
+            held: 0,
+            reserved: 0,
+            calls: 0,
+            errors: 0,
+        }
+    }
+
+    fn counted<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.calls += 1;
+        self.errors += u64::from(result.is_err());
+        result
+    }
+
+    /// A span of at least `bytes` (a multiple of the page), free of all earlier work.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn take(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<Span> {
+        let mut taken = bytes;
+        loop {
+            let origin = self.take_raw(driver, lifetime, taken)?;
+            let span = aligned(origin, taken);
+            if span.bytes >= bytes {
+                self.held += taken;
+                self.refresh(driver);
+                return Ok(span);
+            }
+            // The driver promises less than page alignment: take a page more, and use the aligned inside.
+            self.discard(driver, origin, taken);
+            if taken > bytes {
+                return Err(DriverError::new("span alignment", ErrorKind::Other, 0));
+            }
+            taken = round_up(bytes, PAGE).and_then(|bytes| bytes.checked_add(PAGE)).unwrap_or(u64::MAX);
+        }
+    }
+
+    fn take_raw(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<u64> {
+        if self.kind != Kind::Pool {
+            let result = driver.alloc(self.device, bytes);
+            return self.counted(result);
+        }
+        let stream = self.stream(driver)?;
+        let pool = self.pool(driver, lifetime)?;
+        let result = driver.pool_alloc(self.device, pool, bytes, stream);
+        let address = self.counted(result)?;
+        let result = driver.stream_synchronize(self.device, stream);
+        if let Err(error) = self.counted(result) {
+            self.discard(driver, address, bytes);
+            return Err(error);
+        }
+        Ok(address)
+    }
+
+    fn give_raw(&mut self, driver: &dyn Driver, address: u64) -> Result<()> {
+        let result = match (self.kind, self.stream) {
+            (Kind::Pool, Some(stream)) => driver.pool_free(self.device, address, stream),
+            _ => driver.free(self.device, address),
+        };
+        self.counted(result)
+    }
+
+    /// Gives back a span that nobody has seen; where that fails, it is kept as an orphan, so that nothing is lost.
+    fn discard(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
+        if self.give_raw(driver, origin).is_err() {
+            self.keep_orphan(origin, taken);
+        }
+    }
+
+    /// Keeps what the driver would not take back; it counts as held.
+    pub fn keep_orphan(&mut self, origin: u64, taken: u64) {
+        self.held += taken;
+        self.orphans.push((origin, taken));
+    }
+
+    /// Gives a span back, all of whose uses are done.
+    ///
+    /// # Errors
+    /// The driver's; the span is still held then.
+    pub fn give(&mut self, driver: &dyn Driver, origin: u64, taken: u64) -> Result<()> {
+        self.give_raw(driver, origin)?;
+        self.held -= taken;
+        self.refresh(driver);
+        Ok(())
+    }
+
+    /// Makes the pools give their unused memory to the device.
+    pub fn trim(&mut self, driver: &dyn Driver) {
+        for (origin, taken) in std::mem::take(&mut self.orphans) {
+            self.held -= taken;
+            self.discard(driver, origin, taken);
+        }
+        if let Some(stream) = self.stream {
+            // What was freed on the private stream counts as unused once that stream is past it.
+            let result = driver.stream_synchronize(self.device, stream);
+            let _ = self.counted(result);
+        }
+        for pool in self.pools.into_iter().flatten() {
+            let result = driver.pool_trim(self.device, pool, 0);
+            let _ = self.counted(result);
+        }
+        self.refresh(driver);
+    }
+
+    /// Reads what the driver holds for us.
+    fn refresh(&mut self, driver: &dyn Driver) {
+        if self.kind != Kind::Pool {
+            self.reserved = self.held;
+            return;
+        }
+        let mut reserved = 0;
+        for pool in self.pools.into_iter().flatten() {
+            let result = driver.pool_attribute(self.device, pool, PoolAttribute::ReservedCurrent);
+            match self.counted(result) {
+                Ok(bytes) => reserved += bytes,
+                Err(_) => {
+                    // The driver cannot say: what we asked for is a lower bound.
+                    self.reserved = self.reserved.max(self.held);
+                    return;
+                }
+            }
+        }
+        self.reserved = reserved;
+    }
+
+    fn stream(&mut self, driver: &dyn Driver) -> Result<StreamHandle> {
+        if let Some(stream) = self.stream {
+            return Ok(stream);
+        }
+        let result = driver.stream_create(self.device);
+        let stream = self.counted(result)?;
+        self.stream = Some(stream);
+        Ok(stream)
+    }
+
+    fn pool(&mut self, driver: &dyn Driver, lifetime: Lifetime) -> Result<PoolHandle> {
+        if let Some(pool) = self.pools[lifetime as usize] {
+            return Ok(pool);
+        }
+        let result = driver.pool_create(self.device, self.max_pool);
+        let pool = self.counted(result)?;
+        let settings = self.reuse.map(|(attribute, on)| (attribute, u64::from(on)));
+        for (attribute, value) in
+            settings.into_iter().chain([(PoolAttribute::ReleaseThreshold, self.threshold)])
+        {
+            let result = driver.pool_set_attribute(self.device, pool, attribute, value);
+            if let Err(error) = self.counted(result) {
+                let _ = driver.pool_destroy(self.device, pool);
+                return Err(error);
+            }
+        }
+        for &peer in &self.peers.clone() {
+            let result = driver.pool_allow_peer(self.device, pool, peer);
+            if let Err(error) = self.counted(result) {
+                log::warn!(
+                    "device {peer} cannot be given access to the memory of device {}: {error}",
+                    self.device
+                );
+            }
+        }
+        self.pools[lifetime as usize] = Some(pool);
+        Ok(pool)
+    }
+
+    /// Lets `peer`, which the process has begun to use, reach this device's memory, now and later.
+    pub fn allow_peer(&mut self, driver: &dyn Driver, peer: DeviceId) {
+        if self.peers.contains(&peer) {
+            return;
+        }
+        self.peers.push(peer);
+        for pool in self.pools.into_iter().flatten() {
+            let result = driver.pool_allow_peer(self.device, pool, peer);
+            if let Err(error) = self.counted(result) {
+                log::warn!(
+                    "device {peer} cannot be given access to the memory of device {}: {error}",
+                    self.device
+                );
+            }
+        }
+    }
+
+    /// Bytes of spans that the driver would not take back.
+    pub fn orphaned(&self) -> u64 {
+        self.orphans.iter().map(|orphan| orphan.1).sum()
+    }
+
+    /// The driver's count of bytes that our pools have handed out, to check the books against.
+    pub fn used_by_driver(&self, driver: &dyn Driver) -> Option<u64> {
+        if self.kind != Kind::Pool {
+            return None;
+        }
+        self.pools
+            .into_iter()
+            .flatten()
+            .map(|pool| driver.pool_attribute(self.device, pool, PoolAttribute::UsedCurrent).ok())
+            .sum()
+    }
+
+    /// Gives the pools and the private stream back (at the heap's end, when no span is held).
+    pub fn destroy(&mut self, driver: &dyn Driver) {
+        self.trim(driver);
+        for pool in self.pools.iter_mut().filter_map(Option::take) {
+            let _ = driver.pool_destroy(self.device, pool);
+        }
+        if let Some(stream) = self.stream.take() {
+            let _ = driver.stream_destroy(self.device, stream);
+        }
+    }
+}
+
+/// The page-aligned inside of what the driver gave.
+fn aligned(origin: u64, taken: u64) -> Span {
+    let address = origin.next_multiple_of(PAGE);
+    let end = (origin + taken) / PAGE * PAGE;
+    Span { address, bytes: end.saturating_sub(address), origin, taken }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usable_inside_of_a_span_is_page_aligned() {
+        assert_eq!(
+            aligned(PAGE, 3 * PAGE),
+            Span { address: PAGE, bytes: 3 * PAGE, origin: PAGE, taken: 3 * PAGE }
+        );
+        let span = aligned(PAGE + 512, 3 * PAGE);
+        assert_eq!((span.address, span.bytes), (2 * PAGE, 2 * PAGE));
+        assert_eq!(aligned(PAGE + 512, PAGE / 2).bytes, 0);
+    }
+}

@@ -1,0 +1,433 @@
+//! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
+#![deny(unsafe_code)]
+
+use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
+use super::backing::Backing;
+use super::capture::Captures;
+use super::lane::round;
+use super::lifetime::{LIFETIMES, Lifetime};
+use super::page_table::PageTable;
+use super::size_class::{ALIGNMENT, PAGE, round_up};
+use super::streams::Streams;
+use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
+use crate::record::{
+    BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry,
+    SegmentKind, clock,
+};
+use std::collections::HashMap;
+
+/// What memory is taken for. Slabs and large blocks do not share spans: a slab lives longer than what is around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Slabs, in whole pages.
+    Slabs = 0,
+    /// Blocks above 1 MiB.
+    Large = 1,
+}
+
+/// Spans are at least this long (bytes): the step in which driver pools grow.
+pub const SPAN: u64 = 32 << 20;
+
+/// A large block that its program has freed, and the streams that may still use it.
+struct PendingRun {
+    run: RunId,
+    epoch: u64,
+    waits: Vec<(u32, u64)>,
+}
+
+/// A block of `backing:passthrough`.
+struct Direct {
+    size: u64,
+    requested: u64,
+    lifetime: u8,
+    slot: BlockSlot,
+}
+
+/// Everything behind a device's central lock.
+pub struct Central {
+    device: DeviceId,
+    /// Runs of all spaces.
+    pub arenas: Arenas,
+    /// Spans.
+    pub backing: Backing,
+    /// CUDA graphs.
+    pub captures: Captures,
+    /// The record's lane of large, captured and direct blocks.
+    pub writer: LaneWriter,
+    /// The record's gauges of the device.
+    pub gauges: DeviceWriter,
+    spaces: [[SpaceId; 2]; LIFETIMES],
+    users: HashMap<RunId, Vec<u32>>,
+    pending: Vec<PendingRun>,
+    direct: HashMap<u64, Direct>,
+    /// The most that was ever reserved.
+    pub peak_reserved: u64,
+    /// Ceiling on reserved bytes.
+    pub limit: u64,
+    /// Times that a malloc had to climb the reclaim ladder.
+    pub retries: u64,
+    /// Out-of-memory answers.
+    pub out_of_memories: u64,
+}
+
+impl Central {
+    /// Empty.
+    pub fn new(
+        device: DeviceId,
+        backing: Backing,
+        writer: LaneWriter,
+        gauges: DeviceWriter,
+        limit: u64,
+    ) -> Self {
+        let mut arenas = Arenas::default();
+        let spaces = [(); LIFETIMES].map(|()| [arenas.add_space(false), arenas.add_space(false)]);
+        Self {
+            device,
+            arenas,
+            backing,
+            captures: Captures::default(),
+            writer,
+            gauges,
+            spaces,
+            users: HashMap::new(),
+            pending: Vec::new(),
+            direct: HashMap::new(),
+            peak_reserved: 0,
+            limit,
+            retries: 0,
+            out_of_memories: 0,
+        }
+    }
+
+    /// The space for a lifetime and use.
+    #[inline]
+    pub fn space(&self, lifetime: Lifetime, purpose: Use) -> SpaceId {
+        self.spaces[lifetime as usize][purpose as usize]
+    }
+
+    /// The spaces that are not a capture's.
+    pub fn ordinary_spaces(&self) -> impl Iterator<Item = SpaceId> + use<> {
+        self.spaces.into_iter().flatten()
+    }
+
+    /// Describes a run that has just been taken as the block of `entry` (its address is filled in).
+    #[inline]
+    pub fn publish(&mut self, table: &PageTable, id: RunId, mut entry: BlockEntry) -> u64 {
+        let Some(run) = self.arenas.run_mut(id) else { return 0 };
+        entry.address = run.address;
+        run.requested = entry.requested;
+        run.lifetime = entry.lifetime;
+        run.slot = self.writer.block_insert(&entry);
+        table.add_block(self.device, entry.address, id);
+        entry.address
+    }
+
+    /// Takes a span of at least `bytes` into `space`.
+    ///
+    /// # Errors
+    /// The driver's; out of memory also where the ceiling would be passed. Nothing has changed then.
+    pub fn grow(
+        &mut self,
+        ctx: &Growth<'_>,
+        space: SpaceId,
+        bytes: u64,
+        whole_span: bool,
+    ) -> Result<RegionId> {
+        let too_large = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
+        let pages = round_up(bytes, PAGE).ok_or(too_large)?;
+        let span = if whole_span && pages <= SPAN / 2 { SPAN } else { pages };
+        if self.backing.held.checked_add(span).is_none_or(|held| held > self.limit) {
+            return Err(too_large);
+        }
+        let span = self.backing.take(ctx.driver, ctx.lifetime, span)?;
+        if !ctx.table.cover(span.address, span.bytes) {
+            let _ = self.backing.give(ctx.driver, span.origin, span.taken);
+            log::error!(
+                "the driver gave address {:#x}, beyond 48 bits: this device cannot be managed",
+                span.address
+            );
+            return Err(DriverError::new("address range", ErrorKind::Other, 0));
+        }
+        let region =
+            self.arenas.add_region(space, span.address, span.bytes, (span.origin, span.taken), EVERYBODY);
+        let slot = ctx.record.segment_insert(&SegmentEntry {
+            kind: SegmentKind::Span,
+            address: span.address,
+            bytes: span.bytes,
+            slot: 0,
+            stream: EVERYBODY,
+            device: self.device as u8,
+            lifetime: ctx.lifetime as u8,
+            capture: ctx.capture,
+        });
+        self.arenas.set_region_slot(region, slot);
+        self.gauges.add(DeviceGauge::Grows, 1);
+        self.publish_reserved();
+        let (kind, lifetime) = (EventKind::Grow, ctx.lifetime as u8);
+        ctx.record.event(
+            kind,
+            self.device as u8,
+            lifetime,
+            EVERYBODY,
+            span.address,
+            span.bytes,
+            clock::now(),
+        );
+        Ok(region)
+    }
+
+    /// Gives a wholly free region, all of whose uses are done, back to the driver. False: the driver refused, and the region stays.
+    pub fn shrink(&mut self, driver: &dyn Driver, record: &Record, id: RegionId) -> bool {
+        let region = self.arenas.region(id).clone();
+        let (origin, taken) = region.span;
+        if let Err(error) = self.backing.give(driver, origin, taken) {
+            log::warn!("the driver did not take the span {origin:#x} back: {error}; it stays in use");
+            return false;
+        }
+        self.arenas.remove_region(id);
+        record.segment_remove(region.slot);
+        self.gauges.add(DeviceGauge::Releases, 1);
+        self.publish_reserved();
+        let device = self.device as u8;
+        record.event(EventKind::Release, device, 0, EVERYBODY, region.address, region.bytes, clock::now());
+        true
+    }
+
+    /// Gives the empty regions of the ordinary spaces back. Their bytes.
+    pub fn shrink_all(&mut self, driver: &dyn Driver, record: &Record) -> u64 {
+        self.shrink_completed(driver, record, &|_| 0)
+    }
+
+    /// As [`Central::shrink_all`], those too that belong to one stream which is past all that was freed in them (`completed`
+    /// tells the last epoch that it is past).
+    pub fn shrink_completed(
+        &mut self,
+        driver: &dyn Driver,
+        record: &Record,
+        completed: &dyn Fn(u32) -> u64,
+    ) -> u64 {
+        let mut bytes = 0;
+        for space in self.ordinary_spaces() {
+            for id in self.arenas.empty_regions(space, completed) {
+                let size = self.arenas.region(id).bytes;
+                bytes += if self.shrink(driver, record, id) { size } else { 0 };
+            }
+        }
+        bytes
+    }
+
+    /// Tells the record what is held.
+    pub fn publish_reserved(&mut self) {
+        let reserved = self.backing.reserved;
+        self.peak_reserved = self.peak_reserved.max(reserved);
+        self.gauges.set(&[
+            (DeviceGauge::Reserved, reserved),
+            (DeviceGauge::ReservedPeak, self.peak_reserved),
+            (DeviceGauge::DriverCalls, self.backing.calls),
+            (DeviceGauge::DriverErrors, self.backing.errors),
+        ]);
+    }
+
+    /// The large block that starts at `address`, among those that the page table named.
+    #[inline]
+    fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
+        blocks.into_iter().flatten().find_map(|id| {
+            let run = self.arenas.run(id)?;
+            (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
+        })
+    }
+
+    /// Frees the large block that starts at `address`; its live bytes. `None`: no large block starts there.
+    #[inline]
+    pub fn free_large(
+        &mut self,
+        table: &PageTable,
+        streams: &Streams,
+        address: u64,
+        blocks: [Option<RunId>; 2],
+    ) -> Option<u64> {
+        let (id, run) = self.find(address, blocks)?;
+        let Run { stream, requested, lifetime, slot, shared, region, .. } = *run;
+        let size = round(requested);
+        table.remove_block(self.device, address, id);
+        let epoch = streams.note_free(stream);
+        let frozen = self.note_captured_free(region);
+        if shared || frozen {
+            self.free_shared(streams, id, epoch, frozen);
+            self.writer.block_pending(slot, size, requested, lifetime);
+            return Some(size);
+        }
+        self.writer.block_remove(slot, size, requested, lifetime, false);
+        self.arenas.release(id, stream, epoch);
+        Some(size)
+    }
+
+    fn free_shared(&mut self, streams: &Streams, id: RunId, epoch: u64, frozen: bool) {
+        if let Some(run) = self.arenas.run_mut(id) {
+            run.state = RunState::Pending;
+        }
+        let users = self.users.remove(&id).unwrap_or_default();
+        if !frozen {
+            let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
+            self.pending.push(PendingRun { run: id, epoch, waits });
+        }
+    }
+
+    /// Counts the free of a captured block. True: its memory must never be reused.
+    fn note_captured_free(&mut self, region: RegionId) -> bool {
+        if self.captures.pools.is_empty() {
+            return false;
+        }
+        let space = self.arenas.region(region).space;
+        for pool in self.captures.pools.iter_mut().flatten() {
+            if pool.large == space {
+                pool.live -= 1;
+                return pool.frozen;
+            }
+        }
+        false
+    }
+
+    /// Notes that `user` uses the large block at `address` too. `None`: no such block.
+    pub fn record_stream(&mut self, address: u64, blocks: [Option<RunId>; 2], user: u32) -> Option<()> {
+        let (id, run) = self.find(address, blocks)?;
+        if run.stream != user {
+            self.arenas.run_mut(id)?.shared = true;
+            let users = self.users.entry(id).or_default();
+            if !users.contains(&user) {
+                users.push(user);
+            }
+        }
+        Some(())
+    }
+
+    /// Whether large blocks wait for other streams.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Bytes of large blocks that wait for other streams.
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending.iter().filter_map(|block| self.arenas.run(block.run)).map(|run| run.bytes).sum()
+    }
+
+    /// Frees the large blocks whose waits are over.
+    pub fn settle(&mut self, streams: &Streams) {
+        let mut at = 0;
+        while at < self.pending.len() {
+            if self.pending[at].waits.iter().any(|&(user, epoch)| streams.completed(user) < epoch) {
+                at += 1;
+                continue;
+            }
+            let PendingRun { run: id, epoch, .. } = self.pending.swap_remove(at);
+            let Some(run) = self.arenas.run(id) else { continue };
+            let Run { stream, requested, lifetime, slot, .. } = *run;
+            self.writer.block_remove(slot, round(requested), requested, lifetime, true);
+            self.arenas.release(id, stream, epoch);
+        }
+    }
+
+    /// Gives to everybody what its streams are past, in all ordinary spaces.
+    pub fn promote(&mut self, streams: &Streams) {
+        for space in self.ordinary_spaces() {
+            self.arenas.promote(space, &|stream| streams.completed(stream));
+        }
+    }
+
+    /// Notes a block of `backing:passthrough`.
+    pub fn add_direct(&mut self, entry: &BlockEntry) {
+        let slot = self.writer.block_insert(entry);
+        let BlockEntry { address, size, requested, lifetime, .. } = *entry;
+        self.backing.held += size;
+        self.backing.reserved = self.backing.held;
+        self.direct.insert(address, Direct { size, requested, lifetime, slot });
+        self.publish_reserved();
+    }
+
+    /// Whether `address` is a block of `backing:passthrough`.
+    pub fn is_direct(&self, address: u64) -> bool {
+        self.direct.contains_key(&address)
+    }
+
+    /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live bytes.
+    pub fn remove_direct(&mut self, address: u64) -> Option<u64> {
+        let Direct { size, requested, lifetime, slot } = self.direct.remove(&address)?;
+        self.writer.block_remove(slot, size, requested, lifetime, false);
+        Some(size)
+    }
+
+    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused, the memory is tried again at
+    /// the next trim.
+    pub fn settle_direct(&mut self, address: u64, size: u64, result: Result<()>) {
+        self.backing.calls += 1;
+        self.backing.held -= size;
+        if let Err(error) = result
+            && error.kind != ErrorKind::Deinitialized
+        {
+            log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");
+            self.backing.errors += 1;
+            self.backing.keep_orphan(address, size);
+        }
+        self.backing.reserved = self.backing.held;
+        self.publish_reserved();
+    }
+
+    /// Blocks of `backing:passthrough`: address and bytes.
+    pub fn direct_blocks(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.direct.iter().map(|(&address, block)| (address, block.size))
+    }
+
+    /// A slab's run goes back to its arena.
+    pub fn release_slab(&mut self, run: RunId, stream: u32, epoch: u64) {
+        if let Some(run) = self.arenas.run_mut(run) {
+            run.is_slab = false;
+        }
+        self.arenas.release(run, stream, epoch);
+    }
+
+    /// The runs that wait for other streams, for checks.
+    pub fn pending_runs(&self) -> usize {
+        self.pending.len()
+    }
+}
+
+/// What growth needs to know.
+pub struct Growth<'a> {
+    /// The driver.
+    pub driver: &'a dyn Driver,
+    /// The page table.
+    pub table: &'a PageTable,
+    /// The record.
+    pub record: &'a Record,
+    /// Which pool the span comes from.
+    pub lifetime: Lifetime,
+    /// As the record counts captures.
+    pub capture: u8,
+}
+
+/// Whether a request is so large that no rounding of it is a number.
+pub fn is_absurd(size: u64) -> bool {
+    round_up(size, ALIGNMENT).and_then(|size| round_up(size, PAGE)).is_none_or(|size| size >> 48 != 0)
+}
+
+/// A place in the record for a slab.
+pub fn slab_segment(
+    device: DeviceId,
+    address: u64,
+    bytes: u64,
+    slot: u64,
+    stream: u32,
+    lifetime: u8,
+    capture: u8,
+) -> SegmentEntry {
+    SegmentEntry {
+        kind: SegmentKind::Slab,
+        address,
+        bytes,
+        slot,
+        stream,
+        device: device as u8,
+        lifetime,
+        capture,
+    }
+}

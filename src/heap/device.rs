@@ -1,0 +1,499 @@
+//! One device's heap: the paths of malloc, free and record_stream.
+#![deny(unsafe_code)]
+
+use super::backing::{Backing, Kind};
+use super::central::{Central, Growth, Use};
+use super::lane::{FreeOutcome, LANES, Lane, round};
+use super::lifetime::Lifetime;
+use super::page_table::Owner;
+use super::size_class::{SIZE_CLASSES, SMALL_MAX, class_of};
+use super::slab::{Freed, Slab};
+use super::streams::Streams;
+use super::{Error, Shared, central, lock};
+use crate::driver::{Capabilities, CaptureStatus, DeviceId, ErrorKind, StreamHandle};
+use crate::record::{BlockEntry, EventKind, LaneWriter, clock};
+use crossbeam_utils::CachePadded;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// A lane and its part of the record, behind one lock.
+pub struct LaneCell {
+    /// The small blocks.
+    pub lane: Lane,
+    /// The record's writer.
+    pub writer: LaneWriter,
+}
+
+/// One device's heap.
+pub struct Device {
+    /// Its ordinal.
+    pub id: DeviceId,
+    /// What it can do.
+    pub capabilities: Capabilities,
+    /// Its streams.
+    pub streams: Streams,
+    /// Small blocks, by stream.
+    pub lanes: Box<[CachePadded<Mutex<LaneCell>>]>,
+    /// Everything else.
+    pub central: Mutex<Central>,
+    /// begin/end brackets of captures that are open; above 0 nothing is asked of events, recorded or waited for.
+    ///
+    /// States: 0 <-> n, by the holder of the central lock; read without it as a hint on the hot path.
+    pub brackets: AtomicU32,
+    /// How many pools of captures there are or were: 0 means that no free can be a captured block's.
+    pub kind: Kind,
+}
+
+/// One request, as the door has understood it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Bytes asked for, above 0.
+    pub size: u64,
+    /// The number of the stream.
+    pub stream: u32,
+    /// The tag.
+    pub lifetime: Lifetime,
+    /// When the call came in, for the record.
+    pub start: u64,
+}
+
+impl Request {
+    fn entry(&self, device: DeviceId, step: u32, capture: u8) -> BlockEntry {
+        BlockEntry {
+            address: 0,
+            size: round(self.size),
+            requested: self.size,
+            stream: self.stream,
+            step,
+            device: device as u8,
+            lifetime: self.lifetime as u8,
+            capture,
+        }
+    }
+
+    /// Tells the record that the request was served.
+    #[inline]
+    fn note(&self, writer: &mut LaneWriter, address: u64) {
+        writer.event(EventKind::Malloc, self.lifetime as u8, self.stream, address, self.size, self.start);
+    }
+}
+
+/// Tells the record that a block was freed.
+#[inline]
+fn note_free(writer: &mut LaneWriter, address: u64, freed: &Freed, start: u64) {
+    writer.event(EventKind::Free, 0, 0, address, round(freed.requested), start);
+}
+
+impl Device {
+    /// Makes the heap of `id`; nothing is taken from the driver yet.
+    ///
+    /// # Errors
+    /// The driver's, where the device cannot be used.
+    pub fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
+        let capabilities = shared.driver.capabilities(id)?;
+        let total = capabilities.total_memory;
+        let kind = Kind::choose(shared.config.backing, capabilities.pools);
+        let backing = Backing::new(id, kind, &shared.config, total);
+        let limit = shared.config.limit.map_or(total, |limit| limit.resolve(total));
+        let record = shared.record;
+        let lanes = (0..LANES).map(|lane| {
+            let writer = record.lane(id, lane as u32);
+            CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32), writer }))
+        });
+        let central = Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), limit);
+        Ok(Self {
+            id,
+            streams: Streams::new(id, capabilities.stream_ids),
+            lanes: lanes.collect(),
+            central: Mutex::new(central),
+            brackets: AtomicU32::new(0),
+            kind,
+            capabilities,
+        })
+    }
+
+    /// The lane of a stream, locked.
+    #[inline]
+    pub fn lane(&self, stream: u32) -> MutexGuard<'_, LaneCell> {
+        lock(&self.lanes[stream as usize % LANES])
+    }
+
+    /// Whether the streams may be asked about events: not while anything captures.
+    pub fn may_ask(&self) -> bool {
+        self.brackets.load(Ordering::Acquire) == 0
+    }
+
+    /// An address for `request`.
+    ///
+    /// # Errors
+    /// Out of memory, with all that is known of its cause.
+    #[inline]
+    pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        if request.size > SMALL_MAX {
+            return self.malloc_large(shared, request);
+        }
+        let class = class_of(request.size) as u8;
+        let entry = request.entry(self.id, shared.step(), 0);
+        {
+            let cell = &mut *self.lane(request.stream);
+            if let Some(address) = cell.lane.allocate(&mut cell.writer, class, entry) {
+                request.note(&mut cell.writer, address);
+                return Ok(address);
+            }
+        }
+        self.malloc_small_slow(shared, request, class, entry)
+    }
+
+    #[cold]
+    fn malloc_small_slow(
+        &self,
+        shared: &Shared,
+        request: Request,
+        class: u8,
+        entry: BlockEntry,
+    ) -> Result<u64, Error> {
+        let size_class = &SIZE_CLASSES[class as usize];
+        if self.lane(request.stream).lane.has_pending() && self.may_ask() {
+            self.streams.seal(&*shared.driver);
+            self.streams.poll(&*shared.driver);
+            self.settle_lane(shared, request.stream);
+        }
+        loop {
+            {
+                let cell = &mut *self.lane(request.stream);
+                if let Some(address) = cell.lane.allocate(&mut cell.writer, class, entry) {
+                    request.note(&mut cell.writer, address);
+                    return Ok(address);
+                }
+            }
+            let (run, base) = {
+                let (mut central, run) =
+                    self.obtain(shared, request, Use::Slabs, size_class.slab_bytes(), request.size)?;
+                let Some(facts) = central.arenas.run_mut(run) else {
+                    return Err(Error::Internal("a run vanished"));
+                };
+                facts.is_slab = true;
+                (run, facts.address)
+            };
+            let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
+            let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
+            let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, 0);
+            slab.segment = shared.record.segment_insert(&segment);
+            let cell = &mut *self.lane(request.stream);
+            let id = cell.lane.add_slab(slab);
+            let owner = Owner::Slab { device: self.id, lane: request.stream % LANES as u32, slab: id };
+            shared.table.set_range(base, bytes, owner);
+        }
+    }
+
+    fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        if central::is_absurd(request.size) {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        }
+        let entry = request.entry(self.id, shared.step(), 0);
+        let (mut central, run) = self.obtain(shared, request, Use::Large, entry.size, request.size)?;
+        let address = central.publish(&shared.table, run, entry);
+        request.note(&mut central.writer, address);
+        Ok(address)
+    }
+
+    /// As [`Device::malloc`] for a stream that captures: from the private memory of the capture's pool.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn malloc_captured(&self, shared: &Shared, request: Request, capture: u64) -> Result<u64, Error> {
+        if central::is_absurd(request.size) {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        }
+        let mut guard = lock(&self.central);
+        let central = &mut *guard;
+        let number = match central.captures.matched(capture) {
+            Some(number) => number,
+            None => self.add_capture_pool(central, None, Some(capture)),
+        };
+        let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
+        let entry = request.entry(self.id, shared.step(), tag);
+        let Some(pool) = central.captures.get_mut(number) else {
+            return Err(Error::Internal("a capture pool vanished"));
+        };
+        let (slabs, large) = (pool.slabs, pool.large);
+        if request.size > SMALL_MAX {
+            let run = self.captured_run(shared, central, large, entry.size, &request, tag);
+            let Ok(run) = run else {
+                drop(guard);
+                return Err(self.out_of_memory(shared, request.size, request.stream));
+            };
+            if let Some(pool) = central.captures.get_mut(number) {
+                pool.live += 1;
+            }
+            let address = central.publish(&shared.table, run, entry);
+            request.note(&mut central.writer, address);
+            return Ok(address);
+        }
+        let class = class_of(request.size) as u8;
+        let size_class = &SIZE_CLASSES[class as usize];
+        loop {
+            let Some(pool) = central.captures.get_mut(number) else {
+                return Err(Error::Internal("a capture pool vanished"));
+            };
+            if let Some(address) = pool.lane.allocate(&mut central.writer, class, entry) {
+                pool.live += 1;
+                request.note(&mut central.writer, address);
+                return Ok(address);
+            }
+            let run = self.captured_run(shared, central, slabs, size_class.slab_bytes(), &request, tag);
+            let Ok(run) = run else {
+                drop(guard);
+                return Err(self.out_of_memory(shared, request.size, request.stream));
+            };
+            let Some(facts) = central.arenas.run_mut(run) else {
+                return Err(Error::Internal("a run vanished"));
+            };
+            facts.is_slab = true;
+            let base = facts.address;
+            let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
+            let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
+            let segment =
+                central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, tag);
+            slab.segment = shared.record.segment_insert(&segment);
+            let Some(pool) = central.captures.get_mut(number) else {
+                return Err(Error::Internal("a capture pool vanished"));
+            };
+            let id = pool.lane.add_slab(slab);
+            let owner = Owner::Slab { device: self.id, lane: LANES as u32 + number, slab: id };
+            shared.table.set_range(base, bytes, owner);
+        }
+    }
+
+    /// Nothing but growth serves a capture: no event may be asked about, and nobody else's memory may be taken.
+    fn captured_run(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        space: u32,
+        bytes: u64,
+        request: &Request,
+        capture: u8,
+    ) -> Result<u32, Error> {
+        if let Some(run) = central.arenas.allocate(space, bytes, request.stream) {
+            return Ok(run);
+        }
+        let growth = Growth { capture, ..shared.growth(request.lifetime) };
+        if central.grow(&growth, space, bytes, true).is_err() {
+            // What nobody uses can be given back during a capture too: the driver pools' calls go to our own stream.
+            central.shrink_all(&*shared.driver, shared.record);
+            central.backing.trim(&*shared.driver);
+            central.grow(&growth, space, bytes, false)?;
+        }
+        central
+            .arenas
+            .allocate(space, bytes, request.stream)
+            .ok_or(Error::Internal("a new region does not fit"))
+    }
+
+    /// Adds a capture pool; its number.
+    pub fn add_capture_pool(
+        &self,
+        central: &mut Central,
+        id: Option<(u64, u64)>,
+        capture: Option<u64>,
+    ) -> u32 {
+        let (slabs, large) = (central.arenas.add_space(true), central.arenas.add_space(true));
+        let mut pool = super::capture::CapturePool::new(id, slabs, large);
+        pool.captures.extend(capture);
+        central.captures.add(pool)
+    }
+
+    /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.
+    #[inline]
+    pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64, start: u64) -> Option<()> {
+        if lane as usize >= LANES {
+            return self.free_captured(lane - LANES as u32, slab, address, start);
+        }
+        let mut guard = lock(&self.lanes[lane as usize]);
+        let cell = &mut *guard;
+        match cell.lane.free(&mut cell.writer, slab, address, &self.streams) {
+            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) => {
+                note_free(&mut cell.writer, address, &freed, start);
+                Some(())
+            }
+            FreeOutcome::Surplus(freed, id) => {
+                note_free(&mut cell.writer, address, &freed, start);
+                let slab = cell.lane.remove_slab(id);
+                self.unpublish(shared, slab.as_ref());
+                drop(guard);
+                self.return_slab(slab);
+                Some(())
+            }
+            FreeOutcome::Unknown => None,
+        }
+    }
+
+    fn free_captured(&self, number: u32, slab: u32, address: u64, start: u64) -> Option<()> {
+        let central = &mut *lock(&self.central);
+        let pool = central.captures.get_mut(number)?;
+        let outcome = if pool.frozen {
+            pool.lane.freeze(&mut central.writer, slab, address)
+        } else {
+            pool.lane.free(&mut central.writer, slab, address, &self.streams)
+        };
+        match outcome {
+            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) | FreeOutcome::Surplus(freed, _) => {
+                pool.live -= 1;
+                note_free(&mut central.writer, address, &freed, start);
+                Some(())
+            }
+            FreeOutcome::Unknown => None,
+        }
+    }
+
+    /// The pages of a slab that has left its lane are nobody's; called under the lane's lock, so that no free meets a stale owner.
+    fn unpublish(&self, shared: &Shared, slab: Option<&Slab>) {
+        if let Some(slab) = slab {
+            shared.table.set_range(slab.base, slab.size_class().slab_bytes(), Owner::None);
+            shared.record.segment_remove(slab.segment);
+        }
+    }
+
+    fn return_slab(&self, slab: Option<Slab>) {
+        if let Some(slab) = slab {
+            lock(&self.central).release_slab(slab.run, slab.stream, slab.epoch);
+        }
+    }
+
+    /// Frees the small blocks of a stream's lane whose waits are over.
+    pub fn settle_lane(&self, shared: &Shared, stream: u32) {
+        let slabs: Vec<Option<Slab>> = {
+            let cell = &mut *self.lane(stream);
+            let surplus = cell.lane.settle(&mut cell.writer, &self.streams);
+            surplus
+                .into_iter()
+                .map(|id| cell.lane.remove_slab(id))
+                .inspect(|slab| self.unpublish(shared, slab.as_ref()))
+                .collect()
+        };
+        for slab in slabs {
+            self.return_slab(slab);
+        }
+    }
+
+    /// Takes every empty slab out of the lanes; the bytes given to the arenas.
+    pub fn return_empty_slabs(&self, shared: &Shared) -> u64 {
+        let mut bytes = 0;
+        for lane in 0..LANES as u32 {
+            self.settle_lane(shared, lane);
+            let slabs: Vec<Slab> = {
+                let cell = &mut *self.lane(lane);
+                let empty = cell.lane.empty_slabs();
+                empty
+                    .into_iter()
+                    .filter_map(|id| cell.lane.remove_slab(id))
+                    .inspect(|slab| self.unpublish(shared, Some(slab)))
+                    .collect()
+            };
+            for slab in slabs {
+                bytes += slab.size_class().slab_bytes();
+                self.return_slab(Some(slab));
+            }
+        }
+        bytes
+    }
+
+    /// Frees the large block at `address`. Its live bytes, or `None`: no block starts there.
+    #[inline]
+    pub fn free_large(
+        &self,
+        shared: &Shared,
+        address: u64,
+        blocks: [Option<u32>; 2],
+        start: u64,
+    ) -> Option<()> {
+        let mut central = lock(&self.central);
+        let size = central.free_large(&shared.table, &self.streams, address, blocks)?;
+        central.writer.event(EventKind::Free, 0, 0, address, size, start);
+        Some(())
+    }
+
+    /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.
+    pub fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
+        match owner {
+            Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
+                lock(&self.lanes[lane as usize]).lane.record_stream(slab, address, user)
+            }
+            Owner::Slab { lane, slab, .. } => {
+                let central = &mut *lock(&self.central);
+                central.captures.get_mut(lane - LANES as u32)?.lane.record_stream(slab, address, user)
+            }
+            Owner::Large { blocks, .. } => lock(&self.central).record_stream(address, blocks, user),
+            Owner::None => lock(&self.central).is_direct(address).then_some(()),
+        }
+    }
+
+    /// `backing:passthrough`: the driver serves the request itself.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn malloc_direct(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        let mut entry = request.entry(self.id, shared.step(), 0);
+        let over = {
+            let central = lock(&self.central);
+            central.backing.held.checked_add(entry.size).is_none_or(|held| held > central.limit)
+        };
+        let result = if over { None } else { Some(shared.driver.alloc(self.id, request.size)) };
+        let mut central = lock(&self.central);
+        central.backing.calls += 1;
+        match result {
+            Some(Ok(address)) => {
+                entry.address = address;
+                central.add_direct(&entry);
+                request.note(&mut central.writer, address);
+                Ok(address)
+            }
+            None => {
+                drop(central);
+                Err(self.out_of_memory(shared, request.size, request.stream))
+            }
+            Some(Err(error)) => {
+                central.backing.errors += 1;
+                drop(central);
+                if error.kind == ErrorKind::OutOfMemory {
+                    return Err(self.out_of_memory(shared, request.size, request.stream));
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
+    pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
+        let size = lock(&self.central).remove_direct(address)?;
+        // Without the lock: cuMemFree waits for the device.
+        let result = shared.driver.free(self.id, address);
+        let mut central = lock(&self.central);
+        central.settle_direct(address, size, result);
+        central.writer.event(EventKind::Free, 0, 0, address, size, start);
+        Some(())
+    }
+
+    /// What `handle` captures, if anything.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn capture_of(&self, shared: &Shared, handle: StreamHandle) -> Result<Option<u64>, Error> {
+        match shared.driver.capture_status(self.id, handle) {
+            Ok(CaptureStatus::Active(id)) => Ok(Some(id)),
+            // An invalidated capture can only be ended: its blocks never run, but they must not be taken for ordinary ones.
+            Ok(CaptureStatus::Invalidated) => Ok(Some(0)),
+            Ok(CaptureStatus::None) => Ok(None),
+            // The legacy stream cannot be asked while another captures: it does not capture itself.
+            Err(error) if error.kind == ErrorKind::Capturing => Ok(None),
+            Err(error) if error.kind == ErrorKind::NotSupported => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Notes an event of the device in the ring.
+    pub fn event(&self, shared: &Shared, kind: EventKind, address: u64, size: u64) {
+        shared.record.event(kind, self.id as u8, 0, 0, address, size, clock::now());
+    }
+}

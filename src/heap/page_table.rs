@@ -1,0 +1,203 @@
+//! From an address to who owns it: a two-level radix tree over 2 MiB pages, read without locks.
+//!
+//! A page holds slots of one slab, or the starts of at most two large blocks (a large block is longer than half a page), so
+//! one word tells the owner:
+//!
+//! ```text
+//!   word            bits 0-1   2-7      8-35              36-63
+//!   NONE            0          0        0                 0            nobody's
+//!   slab            1          device   lane (8 bits)     slab         a page of that slab
+//!   large           2          device   block + 1 or 0    block + 1    large blocks that start in the page
+//! ```
+//!
+//! States: NONE -> slab -> NONE (the thread that holds the slab's lane lock, or has not published the slab yet);
+//! NONE -> large -> ... -> NONE (the holder of the device's central lock). Readers take what they find as a hint, and check it
+//! under the owner's lock: a word that changed under them names a block that does not start at their address.
+#![deny(unsafe_code)]
+
+use super::size_class::PAGE;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Addresses are below 2^48: 47 bits of user address space on x86-64, 48 on aarch64.
+const ADDRESS_BITS: u32 = 48;
+const PAGE_BITS: u32 = PAGE.trailing_zeros();
+const LEAF_BITS: u32 = 13;
+const ROOT_BITS: u32 = ADDRESS_BITS - PAGE_BITS - LEAF_BITS;
+
+/// The number of a large block in its device's arenas, below [`BLOCK_LIMIT`].
+pub type BlockId = u32;
+/// Block numbers take 28 bits of a word.
+pub const BLOCK_LIMIT: u32 = (1 << 28) - 1;
+
+/// Whose page it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Nobody's.
+    None,
+    /// A page of a slab.
+    Slab {
+        /// The device.
+        device: u32,
+        /// The lane that owns the slab.
+        lane: u32,
+        /// The slab's number in the lane.
+        slab: u32,
+    },
+    /// Large blocks start here.
+    Large {
+        /// The device.
+        device: u32,
+        /// The blocks.
+        blocks: [Option<BlockId>; 2],
+    },
+}
+
+impl Owner {
+    #[inline]
+    fn decode(word: u64) -> Self {
+        let device = (word >> 2 & 0x3f) as u32;
+        let low = (word >> 8 & 0x0fff_ffff) as u32;
+        let high = (word >> 36) as u32;
+        match word & 3 {
+            1 => Self::Slab { device, lane: low, slab: high },
+            2 => Self::Large { device, blocks: [low.checked_sub(1), high.checked_sub(1)] },
+            _ => Self::None,
+        }
+    }
+
+    fn encode(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Slab { device, lane, slab } => {
+                1 | u64::from(device) << 2 | u64::from(lane) << 8 | u64::from(slab) << 36
+            }
+            Self::Large { blocks: [None, None], .. } => 0,
+            Self::Large { device, blocks: [a, b] } => {
+                let field = |block: Option<BlockId>| block.map_or(0, |id| u64::from(id) + 1);
+                2 | u64::from(device) << 2 | field(a) << 8 | field(b) << 36
+            }
+        }
+    }
+}
+
+type Leaf = Box<[AtomicU64]>;
+
+/// The tree. Leaves (64 KiB, 16 GiB of addresses each) are made when first written and kept.
+pub struct PageTable {
+    root: Box<[OnceLock<Leaf>]>,
+}
+
+impl Default for PageTable {
+    fn default() -> Self {
+        Self { root: (0..1usize << ROOT_BITS).map(|_| OnceLock::new()).collect() }
+    }
+}
+
+impl PageTable {
+    /// The owner of the page of `address`.
+    #[inline]
+    pub fn get(&self, address: u64) -> Owner {
+        match self.word(address) {
+            // Acquire: pairs with the release of the publisher, so that what the word names is there to be locked.
+            Some(word) => Owner::decode(word.load(Ordering::Acquire)),
+            None => Owner::None,
+        }
+    }
+
+    #[inline]
+    fn word(&self, address: u64) -> Option<&AtomicU64> {
+        let page = address >> PAGE_BITS;
+        let leaf = self.root.get((page >> LEAF_BITS) as usize)?.get()?;
+        leaf.get((page & ((1 << LEAF_BITS) - 1)) as usize)
+    }
+
+    /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond the tree's addresses.
+    pub fn cover(&self, address: u64, bytes: u64) -> bool {
+        let Some(last) = address.checked_add(bytes.saturating_sub(1)) else { return false };
+        if last >> ADDRESS_BITS != 0 {
+            return false;
+        }
+        for leaf in (address >> (PAGE_BITS + LEAF_BITS))..=(last >> (PAGE_BITS + LEAF_BITS)) {
+            self.root[leaf as usize]
+                .get_or_init(|| (0..1usize << LEAF_BITS).map(|_| AtomicU64::new(0)).collect());
+        }
+        true
+    }
+
+    /// Writes the owner of every page of a covered range.
+    pub fn set_range(&self, address: u64, bytes: u64, owner: Owner) {
+        for page in 0..bytes / PAGE {
+            if let Some(word) = self.word(address + page * PAGE) {
+                word.store(owner.encode(), Ordering::Release);
+            }
+        }
+    }
+
+    /// Notes that large block `id` starts at `address` (under the central lock).
+    #[inline]
+    pub fn add_block(&self, device: u32, address: u64, id: BlockId) {
+        if let Some(word) = self.word(address) {
+            let blocks = match Owner::decode(word.load(Ordering::Relaxed)) {
+                Owner::Large { blocks: [Some(a), _], .. } => [Some(a), Some(id)],
+                Owner::Large { blocks: [None, b], .. } => [Some(id), b],
+                _ => [Some(id), None],
+            };
+            word.store(Owner::Large { device, blocks }.encode(), Ordering::Release);
+        }
+    }
+
+    /// Takes large block `id` out again (under the central lock).
+    #[inline]
+    pub fn remove_block(&self, device: u32, address: u64, id: BlockId) {
+        if let Some(word) = self.word(address)
+            && let Owner::Large { blocks, .. } = Owner::decode(word.load(Ordering::Relaxed))
+        {
+            let blocks = blocks.map(|block| block.filter(|&other| other != id));
+            word.store(Owner::Large { device, blocks }.encode(), Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_never_covered_belongs_to_nobody() {
+        let table = PageTable::default();
+        for address in [0, 1, PAGE, 1 << 47, 1 << 48, u64::MAX] {
+            assert_eq!(table.get(address), Owner::None);
+        }
+        assert!(!table.cover(1 << 48, PAGE));
+        assert!(!table.cover(u64::MAX - 5, 10));
+    }
+
+    #[test]
+    fn every_page_of_a_slab_names_it_until_it_is_taken_back() {
+        let table = PageTable::default();
+        let base = (16 << 30) - PAGE;
+        assert!(table.cover(base, 4 * PAGE));
+        let owner = Owner::Slab { device: 5, lane: 30, slab: 1234 };
+        table.set_range(base, 4 * PAGE, owner);
+        assert_eq!(table.get(base + 4 * PAGE - 1), owner);
+        assert_eq!(table.get(base + 4 * PAGE), Owner::None);
+        table.set_range(base, 4 * PAGE, Owner::None);
+        assert_eq!(table.get(base), Owner::None);
+    }
+
+    #[test]
+    fn two_large_blocks_may_start_in_one_page() {
+        let table = PageTable::default();
+        assert!(table.cover(PAGE, PAGE));
+        table.add_block(3, PAGE, 7);
+        table.add_block(3, PAGE + 512, BLOCK_LIMIT - 1);
+        assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(7), Some(BLOCK_LIMIT - 1)] });
+        table.remove_block(3, PAGE, 7);
+        table.add_block(3, PAGE, 0);
+        assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(0), Some(BLOCK_LIMIT - 1)] });
+        table.remove_block(3, PAGE, 0);
+        table.remove_block(3, PAGE, BLOCK_LIMIT - 1);
+        assert_eq!(table.get(PAGE), Owner::None);
+    }
+}

@@ -1,0 +1,322 @@
+//! What is done when nothing fits: look again, grow, and climb the reclaim ladder.
+//!
+//! The rungs, cheapest first; each is counted with the bytes it gave:
+//! 0. ask the events that are recorded, record new ones behind frees that have none, join neighbours;
+//! 1. return the empty slabs of all lanes to the arenas;
+//! 2. give empty regions back and trim the driver's pools;
+//! 3. wait for the oldest unfinished event, again and again;
+//! 4. synchronise the device once, and do all of it again;
+//! 5. grow into the headroom.
+//!
+//! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is synchronised: then rungs 1, 2
+//! and 5 are all there is.
+#![deny(unsafe_code)]
+
+use super::arena::{RunId, SpaceId};
+use super::central::{Central, Use};
+use super::device::{Device, Request};
+use super::{Error, Shared, lock, oom};
+use crate::record::{DeviceGauge, EventKind, clock};
+use std::sync::MutexGuard;
+use std::time::Instant;
+
+/// Rungs of the ladder.
+pub const RUNGS: usize = 6;
+
+const COUNTERS: [(DeviceGauge, DeviceGauge); RUNGS] = [
+    (DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes),
+    (DeviceGauge::Rung1Calls, DeviceGauge::Rung1Bytes),
+    (DeviceGauge::Rung2Calls, DeviceGauge::Rung2Bytes),
+    (DeviceGauge::Rung3Calls, DeviceGauge::Rung3Bytes),
+    (DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes),
+    (DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes),
+];
+
+/// What is asked for inside the heap: a run of `bytes` in the space of a use.
+#[derive(Clone, Copy)]
+struct Want {
+    space: SpaceId,
+    bytes: u64,
+    stream: u32,
+}
+
+/// How far growth may go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// The headroom stays free.
+    Budget,
+    /// Anything that the ceiling allows.
+    Ceiling,
+}
+
+impl Device {
+    /// A live run of `bytes` in the space for `purpose`, and the central lock under which it was found.
+    ///
+    /// # Errors
+    /// Out of memory (`asked`: what the caller wanted), after the whole ladder.
+    pub(super) fn obtain<'a>(
+        &'a self,
+        shared: &Shared,
+        request: Request,
+        purpose: Use,
+        bytes: u64,
+        asked: u64,
+    ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
+        let mut central = lock(&self.central);
+        let want = Want { space: central.space(request.lifetime, purpose), bytes, stream: request.stream };
+        if let Some(run) = central.arenas.allocate(want.space, bytes, want.stream) {
+            return Ok((central, run));
+        }
+        if let Some(run) = self.look_again(shared, &mut central, want) {
+            return Ok((central, run));
+        }
+        if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
+            return Ok((central, run));
+        }
+        central.retries += 1;
+        let retries = central.retries;
+        central.gauges.set(&[(DeviceGauge::Retries, retries)]);
+        drop(central);
+        match self.climb(shared, &request, want) {
+            Some(found) => Ok(found),
+            None => Err(self.out_of_memory(shared, asked, request.stream)),
+        }
+    }
+
+    /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records an event.
+    fn look_again(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
+        let driver = &*shared.driver;
+        let (all, everybody) = central.arenas.free_bytes(want.space);
+        let others = all - everybody > central.arenas.own_free_bytes(want.space, want.stream);
+        if self.may_ask() && (others && shared.shares() || central.has_pending()) {
+            for step in 0..2 {
+                // First what is recorded already; then what has no event yet.
+                if step == 1 && !self.streams.seal(driver) {
+                    break;
+                }
+                self.streams.poll(driver);
+                self.take_in(shared, central);
+                if let Some(run) = central.arenas.allocate(want.space, want.bytes, want.stream) {
+                    return Some(run);
+                }
+            }
+        }
+        if all < want.bytes {
+            return None;
+        }
+        central.arenas.join(want.space, want.bytes, want.stream)
+    }
+
+    /// Makes use of what the streams are past by now.
+    fn take_in(&self, shared: &Shared, central: &mut Central) {
+        central.settle(&self.streams);
+        if shared.shares() {
+            central.promote(&self.streams);
+        }
+    }
+
+    /// Grows by a span, or by no more than is needed where a span is too much.
+    fn grow(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        request: &Request,
+        want: Want,
+        room: Room,
+    ) -> Option<RunId> {
+        let growth = shared.growth(request.lifetime);
+        for whole_span in [true, false] {
+            if room == Room::Budget && !self.within_budget(shared, central, want.bytes) {
+                return None;
+            }
+            // A new peak is the moment to give back what lies empty: in the steady state there are none.
+            if central.backing.reserved + want.bytes > central.peak_reserved
+                && central.shrink_all(growth.driver, growth.record) > 0
+            {
+                central.backing.trim(growth.driver);
+                central.publish_reserved();
+            }
+            match central.grow(&growth, want.space, want.bytes, whole_span) {
+                Ok(_) => return central.arenas.allocate(want.space, want.bytes, want.stream),
+                Err(error) if error.is_out_of_memory() => {}
+                Err(error) => {
+                    log::error!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
+                    self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether the device has `bytes` more than the headroom left.
+    fn within_budget(&self, shared: &Shared, central: &mut Central, bytes: u64) -> bool {
+        let headroom = shared.config.headroom.resolve(self.capabilities.total_memory);
+        central.backing.calls += 1;
+        // Where the driver cannot say, growth itself will.
+        shared.driver.memory_info(self.id).map_or(true, |info| info.free >= bytes.saturating_add(headroom))
+    }
+
+    fn climb<'a>(
+        &'a self,
+        shared: &Shared,
+        request: &Request,
+        want: Want,
+    ) -> Option<(MutexGuard<'a, Central>, RunId)> {
+        let driver = &*shared.driver;
+        let retry = |room: Room, rung: usize, bytes: u64| {
+            let mut central = lock(&self.central);
+            central.gauges.add(COUNTERS[rung].0, 1);
+            central.gauges.add(COUNTERS[rung].1, bytes);
+            let run = central
+                .arenas
+                .allocate(want.space, want.bytes, want.stream)
+                .or_else(|| self.look_again(shared, &mut central, want))
+                .or_else(|| self.grow(shared, &mut central, request, want, room));
+            run.map(|run| (central, run))
+        };
+        let release = || {
+            let mut central = lock(&self.central);
+            let bytes = central.shrink_all(driver, shared.record);
+            central.backing.trim(driver);
+            central.publish_reserved();
+            central.gauges.add(DeviceGauge::Trims, 1);
+            bytes
+        };
+        let slabs = self.return_empty_slabs(shared);
+        if let Some(found) = retry(Room::Budget, 1, slabs) {
+            return Some(found);
+        }
+        if self.may_ask() {
+            // What the slabs gave back may still be one stream's: let everybody have it where it is done.
+            self.streams.poll(driver);
+            self.take_in(shared, &mut lock(&self.central));
+        }
+        if let Some(found) = retry(Room::Budget, 2, release()) {
+            return Some(found);
+        }
+        if self.may_ask() && !self.streams.any_capturing(driver) {
+            self.streams.seal(driver);
+            while self.host_wait(shared, || self.streams.wait_for_oldest(driver)) {
+                self.take_in(shared, &mut lock(&self.central));
+                self.return_empty_slabs(shared);
+                if let Some(found) = retry(Room::Budget, 3, release()) {
+                    return Some(found);
+                }
+            }
+            self.synchronize(shared);
+            if let Some(found) = retry(Room::Budget, 4, release()) {
+                return Some(found);
+            }
+        }
+        retry(Room::Ceiling, 5, 0)
+    }
+
+    /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
+    /// driver refused.
+    pub(super) fn synchronize(&self, shared: &Shared) -> bool {
+        let driver = &*shared.driver;
+        // Captures that nobody announced must not be broken either.
+        if !self.may_ask() || self.streams.any_capturing(driver) {
+            return false;
+        }
+        let epochs = self.streams.open_epochs();
+        let over = lock(&self.central).captures.over();
+        if !self.host_wait(shared, || driver.device_synchronize(self.id).is_ok()) {
+            return false;
+        }
+        self.streams.passed(&epochs);
+        self.streams.poll(driver);
+        self.return_empty_slabs(shared);
+        let mut central = lock(&self.central);
+        self.take_in(shared, &mut central);
+        for (pool, begun) in over {
+            self.retire_captures(shared, &mut central, pool, begun);
+        }
+        if !shared.shares() {
+            // Streams keep to themselves what they used, but an empty region is the device's again.
+            let completed = |stream| self.streams.completed(stream);
+            central.shrink_completed(driver, shared.record, &completed);
+        }
+        true
+    }
+
+    /// Gives the memory of a capture pool back that was over before the device was synchronised, if nobody has begun it again.
+    fn retire_captures(&self, shared: &Shared, central: &mut Central, number: u32, begun: u64) {
+        let driver = &*shared.driver;
+        let Some(pool) = central.captures.get_mut(number) else { return };
+        if !pool.is_over() || pool.begun != begun {
+            return;
+        }
+        pool.lane.settle(&mut central.writer, &self.streams);
+        let (slabs, large) = (pool.slabs, pool.large);
+        for id in pool.lane.empty_slabs() {
+            let Some(slab) = pool.lane.remove_slab(id) else { continue };
+            shared.table.set_range(slab.base, slab.size_class().slab_bytes(), super::page_table::Owner::None);
+            shared.record.segment_remove(slab.segment);
+            if let Some(run) = central.arenas.run_mut(slab.run) {
+                run.is_slab = false;
+            }
+            central.arenas.release(slab.run, slab.stream, slab.epoch);
+        }
+        let mut empty = true;
+        for space in [slabs, large] {
+            central.arenas.give_to_everybody(space, &|_| u64::MAX);
+            for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
+                central.shrink(driver, shared.record, region);
+            }
+            empty &= central.arenas.is_empty(space);
+        }
+        // A block that waits for another stream, or a span that the driver would not take: next time.
+        if empty {
+            central.captures.pools[number as usize] = None;
+            central.arenas.remove_space(slabs);
+            central.arenas.remove_space(large);
+        }
+    }
+
+    fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {
+        let start = Instant::now();
+        let done = wait();
+        if done {
+            let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let mut central = lock(&self.central);
+            central.gauges.add(DeviceGauge::HostWaits, 1);
+            central.gauges.add(DeviceGauge::HostWaitNanoseconds, nanoseconds);
+            drop(central);
+            shared.record.event(EventKind::Wait, self.id as u8, 0, 0, 0, nanoseconds, clock::now());
+        }
+        done
+    }
+
+    /// `empty_cache`: gives everything back that nobody uses. The bytes that the driver got.
+    pub(super) fn trim(&self, shared: &Shared) -> u64 {
+        let before = lock(&self.central).backing.reserved;
+        if !self.synchronize(shared) {
+            self.return_empty_slabs(shared);
+        }
+        let mut central = lock(&self.central);
+        central.shrink_all(&*shared.driver, shared.record);
+        central.backing.trim(&*shared.driver);
+        central.publish_reserved();
+        central.gauges.add(DeviceGauge::Trims, 1);
+        let bytes = before.saturating_sub(central.backing.reserved);
+        drop(central);
+        self.event(shared, EventKind::Trim, 0, bytes);
+        bytes
+    }
+
+    /// The out-of-memory answer to a request of `asked` bytes, with the cause.
+    #[cold]
+    pub(super) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
+        let count = {
+            let mut central = lock(&self.central);
+            central.out_of_memories += 1;
+            let count = central.out_of_memories;
+            central.gauges.set(&[(DeviceGauge::OutOfMemories, count)]);
+            count
+        };
+        shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
+        Error::OutOfMemory(Box::new(oom::Report::gather(self, shared, asked, stream, count)))
+    }
+}

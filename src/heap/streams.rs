@@ -1,0 +1,369 @@
+//! Stream order: who may reuse what, and when.
+//!
+//! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. Sealing closes the open epoch
+//! and records one event behind it; once the event is done, the stream is past every free of that epoch and of all before it.
+//! So one event stands for any number of frees, and is recorded only when somebody hungry needs it.
+//!
+//! ```text
+//!   epoch       1 -> 2 -> 3 ...   the open one; raised by the sealer (under `fences`) BEFORE it records the event. A free reads
+//!                                 it after its stream's last use was enqueued: if it reads e, the event of e is recorded later.
+//!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by whoever saw an event done or has
+//!                                 synchronised the device, never lowered.
+//!   dirty       false <-> true    true: a free may belong to the open epoch. Set by the freeing thread after it read `epoch`,
+//!                                 cleared by the sealer before it raises `epoch`: a free that slips between is covered by the event.
+//!   dead        false -> true     the handle names another stream by now, or the driver has refused it: nothing is recorded on
+//!                                 it again, and only a synchronisation of the device completes its epochs. A program that
+//!                                 still uses the handle gets a new number for it.
+//! ```
+#![deny(unsafe_code)]
+
+use super::lock;
+use crate::driver::{CaptureStatus, DeviceId, Driver, ErrorKind, EventHandle, StreamHandle};
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+/// Streams a device that are told apart; dead ones are kept until nothing can name them.
+pub const MAX_STREAMS: usize = 4096;
+/// The number of the legacy default stream.
+pub const DEFAULT_STREAM: u32 = 0;
+
+/// Entries of the handle cache; a power of two.
+const CACHE: usize = 256;
+
+/// The handle that means the calling thread's own stream.
+const PER_THREAD: StreamHandle = StreamHandle(2);
+
+/// One stream.
+pub struct Stream {
+    handle: StreamHandle,
+    /// The driver's id, 0 where it tells none; for the per-thread handle, the thread's token.
+    identity: u64,
+    epoch: AtomicU64,
+    completed: AtomicU64,
+    dirty: AtomicBool,
+    dead: AtomicBool,
+}
+
+impl Stream {
+    fn new(handle: StreamHandle, identity: u64) -> Self {
+        Self {
+            handle,
+            identity,
+            epoch: AtomicU64::new(1),
+            completed: AtomicU64::new(0),
+            dirty: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+        }
+    }
+}
+
+/// Events recorded and not yet seen done, and spare ones.
+#[derive(Default)]
+struct Fences {
+    /// By stream: (epoch, event), oldest first.
+    pending: HashMap<u32, VecDeque<(u64, EventHandle)>>,
+    spare: Vec<EventHandle>,
+}
+
+/// What the book-keeping of events did, for the gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FenceCounts {
+    /// Events recorded.
+    pub recorded: u64,
+    /// Events asked about.
+    pub queried: u64,
+}
+
+/// The streams of a device.
+pub struct Streams {
+    device: DeviceId,
+    ids: bool,
+    streams: Box<[OnceLock<Stream>]>,
+    count: AtomicU32,
+    /// handle -> number + 1, direct mapped. A pair is published number first; a reader checks the stream's handle.
+    cache: Box<[(AtomicUsize, AtomicU32)]>,
+    by_handle: Mutex<HashMap<(usize, u64), u32>>,
+    fences: Mutex<Fences>,
+    recorded: AtomicU64,
+    queried: AtomicU64,
+}
+
+thread_local! {
+    static TOKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+fn thread_token() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    TOKEN.with(|token| {
+        if token.get() == 0 {
+            token.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        token.get()
+    })
+}
+
+impl Streams {
+    /// The streams of `device`; `ids`: the driver tells stream ids.
+    pub fn new(device: DeviceId, ids: bool) -> Self {
+        let streams: Box<[OnceLock<Stream>]> = (0..MAX_STREAMS).map(|_| OnceLock::new()).collect();
+        let _ = streams[0].set(Stream::new(StreamHandle(0), 0));
+        Self {
+            device,
+            ids,
+            streams,
+            count: AtomicU32::new(1),
+            cache: (0..CACHE).map(|_| (AtomicUsize::new(0), AtomicU32::new(0))).collect(),
+            by_handle: Mutex::default(),
+            fences: Mutex::default(),
+            recorded: AtomicU64::new(0),
+            queried: AtomicU64::new(0),
+        }
+    }
+
+    /// Streams known, dead ones included.
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn get(&self, stream: u32) -> Option<&Stream> {
+        self.streams.get(stream as usize)?.get()
+    }
+
+    /// The handle of a stream.
+    pub fn handle(&self, stream: u32) -> Option<StreamHandle> {
+        self.get(stream).map(|stream| stream.handle)
+    }
+
+    /// The number of the stream that `handle` names now. `None`: more than [`MAX_STREAMS`] were seen.
+    ///
+    /// The program is about to use the stream, so the handle is valid. Where the driver tells ids, a handle that was recycled is
+    /// found out here, by one driver call; the old stream is dead from then on.
+    #[inline]
+    pub fn resolve(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
+        if handle.0 <= 1 {
+            return Some(DEFAULT_STREAM);
+        }
+        self.resolve_other(driver, handle)
+    }
+
+    fn resolve_other(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
+        let identity = if handle == PER_THREAD {
+            thread_token()
+        } else if self.ids {
+            driver.stream_id(self.device, handle).unwrap_or(0)
+        } else {
+            0
+        };
+        let (cached_handle, number) = &self.cache[(handle.0 >> 4 ^ handle.0 >> 12) & (CACHE - 1)];
+        if cached_handle.load(Ordering::Acquire) == handle.0 {
+            let number = number.load(Ordering::Acquire).wrapping_sub(1);
+            if let Some(stream) = self.get(number)
+                && (stream.handle, stream.identity) == (handle, identity)
+                && !stream.dead.load(Ordering::Acquire)
+            {
+                return Some(number);
+            }
+        }
+        let mut by_handle = lock(&self.by_handle);
+        let known = by_handle.get(&(handle.0, identity)).copied();
+        let found = match known.filter(|&known| !self.is_dead(known)) {
+            Some(found) => found,
+            None => {
+                let new = self.count.load(Ordering::Relaxed);
+                if new as usize == MAX_STREAMS {
+                    return None;
+                }
+                if handle != PER_THREAD {
+                    for (&(other, _), &old) in by_handle.iter() {
+                        if other == handle.0
+                            && let Some(old) = self.get(old)
+                        {
+                            old.dead.store(true, Ordering::Release);
+                        }
+                    }
+                    by_handle.retain(|&(other, _), _| other != handle.0);
+                }
+                let _ = self.streams[new as usize].set(Stream::new(handle, identity));
+                self.count.store(new + 1, Ordering::Release);
+                by_handle.insert((handle.0, identity), new);
+                new
+            }
+        };
+        if handle != PER_THREAD {
+            number.store(found + 1, Ordering::Release);
+            cached_handle.store(handle.0, Ordering::Release);
+        }
+        Some(found)
+    }
+
+    /// The open epoch of `stream`, to which a free of this moment belongs.
+    #[inline]
+    pub fn note_free(&self, stream: u32) -> u64 {
+        let Some(stream) = self.get(stream) else { return u64::MAX };
+        let epoch = stream.epoch.load(Ordering::Acquire);
+        if !stream.dirty.load(Ordering::Relaxed) {
+            stream.dirty.store(true, Ordering::Release);
+        }
+        epoch
+    }
+
+    /// The last epoch that `stream` is past.
+    #[inline]
+    pub fn completed(&self, stream: u32) -> u64 {
+        self.get(stream).map_or(0, |stream| stream.completed.load(Ordering::Acquire))
+    }
+
+    /// Whether the stream is known to be gone.
+    pub fn is_dead(&self, stream: u32) -> bool {
+        self.get(stream).is_none_or(|stream| stream.dead.load(Ordering::Acquire))
+    }
+
+    /// Asks every recorded event whether it is done. True if a stream got further.
+    ///
+    /// Never call it while anything captures on the device.
+    pub fn poll(&self, driver: &dyn Driver) -> bool {
+        let mut fences = lock(&self.fences);
+        let Fences { pending, spare } = &mut *fences;
+        let mut further = false;
+        for (&number, queue) in pending.iter_mut() {
+            let Some(stream) = self.get(number) else { continue };
+            while let Some(&(epoch, event)) = queue.front() {
+                self.queried.fetch_add(1, Ordering::Relaxed);
+                if !matches!(driver.event_query(self.device, event), Ok(true)) {
+                    break;
+                }
+                queue.pop_front();
+                spare.push(event);
+                stream.completed.fetch_max(epoch, Ordering::AcqRel);
+                further = true;
+            }
+        }
+        pending.retain(|_, queue| !queue.is_empty());
+        further
+    }
+
+    /// Records an event behind the frees of every stream that has some, where that can be done: not on a dead stream, a capturing
+    /// one, or another thread's per-thread stream. True if an event was recorded.
+    pub fn seal(&self, driver: &dyn Driver) -> bool {
+        let mut any = false;
+        for number in 0..self.count() {
+            any |= self.seal_one(driver, number);
+        }
+        any
+    }
+
+    fn seal_one(&self, driver: &dyn Driver, number: u32) -> bool {
+        let Some(stream) = self.get(number) else { return false };
+        if !stream.dirty.load(Ordering::Acquire) || stream.dead.load(Ordering::Acquire) {
+            return false;
+        }
+        let handle = stream.handle;
+        if handle == PER_THREAD && stream.identity != thread_token() {
+            return false;
+        }
+        // The stream was last named by the program when it used it; it may be gone since, and its handle another's.
+        if handle.0 > 2 && self.ids && driver.stream_id(self.device, handle) != Ok(stream.identity) {
+            stream.dead.store(true, Ordering::Release);
+            return false;
+        }
+        if driver.capture_status(self.device, handle) != Ok(CaptureStatus::None) {
+            return false;
+        }
+        let mut fences = lock(&self.fences);
+        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
+            return false;
+        };
+        stream.dirty.store(false, Ordering::SeqCst);
+        let epoch = stream.epoch.fetch_add(1, Ordering::SeqCst);
+        match driver.event_record(self.device, event, handle) {
+            Ok(()) => {
+                self.recorded.fetch_add(1, Ordering::Relaxed);
+                fences.pending.entry(number).or_default().push_back((epoch, event));
+                true
+            }
+            Err(error) => {
+                // The epoch stays without an event of its own; the next one covers it.
+                stream.dirty.store(true, Ordering::Release);
+                if error.kind == ErrorKind::InvalidValue {
+                    stream.dead.store(true, Ordering::Release);
+                }
+                fences.spare.push(event);
+                false
+            }
+        }
+    }
+
+    /// Whether a stream is capturing, announced or not: then nothing may be waited for. Asks the driver about each stream.
+    pub fn any_capturing(&self, driver: &dyn Driver) -> bool {
+        (0..self.count()).filter_map(|number| self.get(number)).any(|stream| {
+            let gone = stream.dead.load(Ordering::Acquire)
+                || stream.handle == PER_THREAD && stream.identity != thread_token()
+                || stream.handle.0 > 2
+                    && self.ids
+                    && driver.stream_id(self.device, stream.handle) != Ok(stream.identity);
+            !gone
+                && match driver.capture_status(self.device, stream.handle) {
+                    Ok(status) => status != CaptureStatus::None,
+                    // What the legacy stream answers while another stream captures.
+                    Err(error) => error.kind == ErrorKind::Capturing,
+                }
+        })
+    }
+
+    /// Waits on the host for the oldest event of the stream that has waited longest. False: there is none, or the wait failed.
+    pub fn wait_for_oldest(&self, driver: &dyn Driver) -> bool {
+        let event = {
+            let fences = lock(&self.fences);
+            fences
+                .pending
+                .values()
+                .filter_map(|queue| queue.front())
+                .min_by_key(|(epoch, _)| *epoch)
+                .map(|found| found.1)
+        };
+        event.is_some_and(|event| driver.event_synchronize(self.device, event).is_ok() && self.poll(driver))
+    }
+
+    /// The epochs that are open now: take them before a device-wide synchronisation, and hand them to
+    /// [`Streams::passed`] after it.
+    pub fn open_epochs(&self) -> Vec<u64> {
+        (0..self.count())
+            .map(|number| {
+                self.get(number).map_or(0, |stream| {
+                    // Close the epoch, so that frees during the synchronisation belong to a later one.
+                    stream.epoch.fetch_add(1, Ordering::SeqCst)
+                })
+            })
+            .collect()
+    }
+
+    /// The device was synchronised after `epochs` were taken: every stream is past its own.
+    pub fn passed(&self, epochs: &[u64]) {
+        for (number, &epoch) in epochs.iter().enumerate() {
+            if let Some(stream) = self.get(number as u32) {
+                stream.completed.fetch_max(epoch, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Events recorded and asked about since the start.
+    pub fn counts(&self) -> FenceCounts {
+        FenceCounts {
+            recorded: self.recorded.load(Ordering::Relaxed),
+            queried: self.queried.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Gives every event back to the driver (at the heap's end).
+    pub fn destroy_events(&self, driver: &dyn Driver) {
+        let mut fences = lock(&self.fences);
+        let pending = std::mem::take(&mut fences.pending);
+        let events = pending.into_values().flatten().map(|(_, event)| event);
+        for event in events.chain(std::mem::take(&mut fences.spare)) {
+            let _ = driver.event_destroy(self.device, event);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Walks every page and block, and holds the books against the driver's.
+#![deny(unsafe_code)]
+
+use super::device::Device;
+use super::lane::LANES;
+use super::page_table::Owner;
+use super::slab::{Slab, SlotState};
+use super::{Heap, Shared, lane, lock};
+
+impl Heap {
+    /// Checks every invariant that can be checked from inside: runs tile their regions, slabs lie in the runs that were taken
+    /// for them and are found from each of their pages, blocks are found from their addresses, live bytes equal the record's, and
+    /// what is held equals what the driver counts. No other thread may be in the heap.
+    ///
+    /// # Errors
+    /// The first broken invariant, in words.
+    pub fn validate(&self) -> Result<(), String> {
+        self.devices().try_for_each(|device| {
+            device.validate(&self.shared).map_err(|what| format!("device {}: {what}", device.id))
+        })
+    }
+}
+
+impl Device {
+    fn validate(&self, shared: &Shared) -> Result<(), String> {
+        let mut live = 0;
+        let mut slab_runs = std::collections::HashMap::new();
+        for (number, cell) in self.lanes.iter().enumerate() {
+            let cell = lock(cell);
+            cell.lane.validate()?;
+            for (id, slab) in cell.lane.slabs() {
+                live += self.validate_slab(shared, number as u32, id, slab)?;
+                slab_runs.insert(slab.run, slab.base);
+            }
+        }
+        let central = lock(&self.central);
+        for (number, pool) in central.captures.pools.iter().enumerate() {
+            let Some(pool) = pool else { continue };
+            pool.lane.validate()?;
+            for (id, slab) in pool.lane.slabs() {
+                live += self.validate_slab(shared, LANES as u32 + number as u32, id, slab)?;
+                slab_runs.insert(slab.run, slab.base);
+            }
+        }
+        central.arenas.validate()?;
+        for (id, run) in central.arenas.blocks() {
+            if run.is_slab {
+                if slab_runs.remove(&id) != Some(run.address) {
+                    return Err(format!("run {:#x} is a slab's, but no slab lies there", run.address));
+                }
+                continue;
+            }
+            if run.state == super::arena::RunState::Pending {
+                continue;
+            }
+            let Owner::Large { device, blocks } = shared.table.get(run.address) else {
+                return Err(format!("block {:#x} is not found from its address", run.address));
+            };
+            if device != self.id || !blocks.contains(&Some(id)) {
+                return Err(format!("block {:#x} is not the one that its address names", run.address));
+            }
+            if lane::round(run.requested) > run.bytes {
+                return Err(format!("block {:#x} is shorter than what was asked for", run.address));
+            }
+            live += lane::round(run.requested);
+        }
+        if let Some((_, base)) = slab_runs.into_iter().next() {
+            return Err(format!("slab {base:#x} lies in no run of its own"));
+        }
+        live += central.direct_blocks().map(|(_, bytes)| bytes).sum::<u64>();
+        let (recorded, _) = shared.record.live(self.id);
+        if live != recorded {
+            return Err(format!("{live} B are live, the record says {recorded}"));
+        }
+        let spans: u64 = central.arenas.regions().map(|(_, region)| region.span.1).sum();
+        let direct: u64 = central.direct_blocks().map(|(_, bytes)| bytes).sum();
+        let held = central.backing.held;
+        if spans + direct + central.backing.orphaned() != held {
+            return Err(format!("regions have {spans} B, {held} are held"));
+        }
+        if let Some(used) = central.backing.used_by_driver(&*shared.driver)
+            && used != held
+        {
+            return Err(format!("{held} B are held, the driver's pools say {used}"));
+        }
+        Ok(())
+    }
+
+    /// Live bytes of a slab.
+    fn validate_slab(&self, shared: &Shared, lane: u32, id: u32, slab: &Slab) -> Result<u64, String> {
+        let class = slab.size_class();
+        for page in (slab.base..slab.base + class.slab_bytes()).step_by(super::size_class::PAGE as usize) {
+            if shared.table.get(page) != (Owner::Slab { device: self.id, lane, slab: id }) {
+                return Err(format!("page {page:#x} does not name its slab"));
+            }
+        }
+        let live = (0..class.slots).filter(|&slot| matches!(slab.state(slot), SlotState::Live { .. }));
+        Ok(live.map(|slot| lane::round(slab.facts(slot).requested)).sum())
+    }
+}

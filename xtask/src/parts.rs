@@ -1,0 +1,114 @@
+//! The parts of the test run, in order: cheap and telling first.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::runner::{self, Counts, Outcome, Part};
+use crate::{exports, header};
+
+/// A command in the repository's root.
+fn command(root: &Path, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(root);
+    command
+}
+
+/// The cargo that runs us.
+pub fn cargo(root: &Path, arguments: &[&str]) -> Command {
+    command(root, std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), arguments)
+}
+
+/// Everything that is tested.
+pub fn all(root: &Path, fast: bool) -> Vec<Part> {
+    let at = |run: fn(&Path) -> Outcome| {
+        let root = root.to_path_buf();
+        Box::new(move || run(&root))
+    };
+    let mut parts = vec![
+        Part { name: "header", run: at(|root| check(header::check(root))) },
+        // Unit, integration, property and doc tests of every package; the freshness of the documentation is one of them.
+        Part {
+            name: "rust tests",
+            run: at(|root| runner::command(&mut cargo(root, &["test", "--workspace", "--no-fail-fast"]))),
+        },
+        Part { name: "exports", run: at(|root| check(exports::check(root))) },
+        Part { name: "loom", run: at(loom) },
+    ];
+    if !fast {
+        parts.push(Part {
+            name: "pytorch",
+            run: at(|root| runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))),
+        });
+    }
+    parts
+}
+
+fn check(result: Result<(), String>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Passed(Counts::default()),
+        Err(reason) => Outcome::Failed(Counts::default(), reason),
+    }
+}
+
+/// The model-checked tests: every test target of the root package with "loom" in its name, built with `--cfg loom` in a
+/// folder of its own (the flag would rebuild the other one each time), optimised (a model visits millions of states).
+fn loom(root: &Path) -> Outcome {
+    let targets = match test_targets(root, "loom") {
+        Ok(targets) if !targets.is_empty() => targets,
+        Ok(_) => return check(Err("tests/ has no loom test".into())),
+        Err(reason) => return check(Err(reason)),
+    };
+    let mut arguments = vec!["test", "--release", "--package", "gruyere"];
+    for target in &targets {
+        arguments.extend(["--test", target]);
+    }
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    runner::command(
+        cargo(root, &arguments)
+            .env("RUSTFLAGS", format!("{flags} --cfg loom"))
+            .env("CARGO_TARGET_DIR", root.join("target/loom")),
+    )
+}
+
+/// The files of tests/ whose name contains `word`, without their ending.
+fn test_targets(root: &Path, word: &str) -> Result<Vec<String>, String> {
+    let files = std::fs::read_dir(root.join("tests")).map_err(|error| format!("tests/: {error}"))?;
+    let mut targets: Vec<_> = files
+        .filter_map(|file| file.ok()?.file_name().into_string().ok())
+        .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))
+        .filter(|name| name.contains(word))
+        .collect();
+    targets.sort();
+    Ok(targets)
+}
+
+/// Runs a command for its effect.
+fn succeed(command: &mut Command) -> Result<(), String> {
+    match runner::command(command) {
+        Outcome::Passed(_) => Ok(()),
+        Outcome::Skipped(reason) | Outcome::Failed(_, reason) => Err(reason),
+    }
+}
+
+/// `cargo xtask docs`.
+pub fn write_docs(root: &Path) -> Result<(), String> {
+    succeed(cargo(root, &["test", "--package", "gruyere", "--test", "docs_fresh"]).env("GRUYERE_BLESS", "1"))
+}
+
+/// `cargo xtask instructions`.
+pub fn instructions(root: &Path) -> Result<(), String> {
+    succeed(&mut cargo(root, &["run", "--release", "--package", "gruyere-replay", "--bin", "instructions"]))
+}
+
+/// A command's output.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .map_err(|error| format!("{name}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{name} ended with {}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
