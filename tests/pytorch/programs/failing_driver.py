@@ -23,7 +23,7 @@ gpu.phantom.phantom_clear_failures()
 kept.clear()
 survived = False
 try:
-    torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     survived = True
 except RuntimeError:
     pass

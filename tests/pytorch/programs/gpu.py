@@ -76,7 +76,7 @@ def storages(device=0):
     gc.collect()
     found = {}
     for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor) and thing.is_cuda and thing.device.index == device:
+        if issubclass(type(thing), torch.Tensor) and thing.is_cuda and thing.device.index == device:
             storage = thing.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     found.pop(0, None)
@@ -117,16 +117,19 @@ def check_books(device=0, seen=None):
         assert numbers.live == seen, (numbers.live, seen)
     assert numbers.live <= numbers.live_peak
     assert numbers.live + numbers.pending <= numbers.reserved <= numbers.reserved_peak
-    assert numbers.reserved == phantom.phantom_physical(device), (
-        numbers.reserved,
-        phantom.phantom_physical(device),
-    )
+    physical = phantom.phantom_physical(device)
+    if "passthrough" in os.environ.get("GRUYERE_CONF", ""):
+        # The driver rounds each small request up; nobody can know by how much.
+        assert numbers.reserved <= physical, (numbers.reserved, physical)
+    else:
+        assert numbers.reserved == physical, (numbers.reserved, physical)
     assert numbers.bad_frees == 0
     assert library.gruyere_validate() == 0
 
 
-def check_nothing_is_left(device=0):
-    """Once the program has dropped everything, torch's own caches included, nothing is live and all memory can go back."""
+def check_nothing_is_left(device=0, captured=False):
+    """Once the program has dropped everything, torch's own caches included, nothing is live and all memory can go back; but for
+    what was `captured` without the hooks: nobody tells when a graph is gone, so that memory is never used again."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.synchronize(device)
@@ -134,11 +137,17 @@ def check_nothing_is_left(device=0):
     if library is None:
         assert torch.cuda.memory_allocated(device) == 0
     else:
+        # Under the bare constructor empty_cache reaches nobody.
+        if not witnessed:
+            library.gruyere_trim()
         assert stats(device).live == 0
         assert stats(device).pending == 0
         if witnessed:
             assert phantom.phantom_witness_mallocs() == phantom.phantom_witness_frees()
-    assert phantom.phantom_physical(device) == 0
+    if captured and library is not None and not witnessed:
+        assert stats(device).captured == phantom.phantom_physical(device) > 0
+    else:
+        assert phantom.phantom_physical(device) == 0
 
 
 def report(**facts):

@@ -37,5 +37,5 @@ gpu.check_books()
 del graph, graphs
 gpu.check_books()
 del outputs, eager, tensor, x, y
-gpu.check_nothing_is_left()
+gpu.check_nothing_is_left(captured=True)
 gpu.report(captures=3)
