@@ -73,6 +73,10 @@ impl Backings {
         }
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Backing> + '_ {
+        self.by_address.values()
+    }
+
     /// Lets `grant` into all that a source has handed out.
     pub(crate) fn grant_all(&mut self, source: Source, grant: u64) {
         for backing in self.by_address.values_mut().filter(|backing| backing.source == source) {

@@ -5,6 +5,23 @@
 //! fails on request ([`Gpu::inject`]), and, where the harness feeds it the blocks that the allocator hands out
 //! ([`Gpu::block_malloc`] and the rest), judges whether their reuse is in order ([`Gpu::faults`], [`oracle`]).
 //!
+//! ```
+//! use gruyere_phantom::{Config, Gpu, StreamKind, as_program};
+//!
+//! let gpu = Gpu::new(Config::new(1 << 30));
+//! let [a, b] = [0; 2].map(|_| gpu.stream_create(0, StreamKind::NonBlocking).unwrap());
+//! // An allocator gets memory, and cuts a block from it.
+//! let memory = gpu.alloc(0, 2 << 20).unwrap();
+//! gpu.block_malloc(1, memory, 1 << 20, 0, a);
+//! // The program uses it: three kernels of 20 us.
+//! gpu.launch(0, a, 3, 20_000).unwrap();
+//! as_program(|| gpu.stream_synchronize(0, b)).unwrap();
+//! // It comes back, and is given to another stream that knows nothing of the first.
+//! gpu.block_free(memory);
+//! gpu.block_malloc(2, memory, 1 << 20, 0, b);
+//! assert!(gpu.faults()[0].to_string().contains("not ordered before it"));
+//! ```
+//!
 //! Nothing is computed, and no device memory exists: addresses are numbers, unless an [`AddressProvider`] maps something there.
 
 #![deny(unsafe_code)]
@@ -34,7 +51,7 @@ pub use capture::{CaptureMode, CaptureStatus, exchange_capture_mode, relaxed};
 pub use config::{Config, DeviceConfig};
 pub use costs::Costs;
 pub use error::{SimError, SimResult};
-pub use gpu::{Gpu, HostTime, Misuse, PoolBooks};
+pub use gpu::{Gpu, Held, HostTime, Misuse, PoolBooks};
 pub use inject::Injection;
 pub use pool::{POOL_ALIGNMENT, POOL_CHUNK, PoolAttribute};
 pub use streams::StreamKind;

@@ -116,6 +116,11 @@ impl Streams {
         }
     }
 
+    /// How many streams of users there are.
+    pub(crate) fn user_streams(&self) -> usize {
+        self.by_handle.len()
+    }
+
     /// How many streams there ever were.
     pub(crate) fn len(&self) -> usize {
         self.all.len()

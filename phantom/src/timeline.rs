@@ -4,13 +4,14 @@
 //! when everything on it will be done. Streams run beside each other at full speed. Nothing here reads a real clock, so every
 //! run is the same.
 
-use crate::calls::Caller;
+use crate::calls::{Caller, current_caller};
 
 /// The host's clock.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     host: u64,
     waited: [u64; 2],
+    charged: [u64; 2],
     throttled: u64,
 }
 
@@ -19,8 +20,20 @@ impl Timeline {
         self.host
     }
 
+    /// The program works.
+    pub(crate) fn work(&mut self, ns: u64) {
+        self.host += ns;
+    }
+
+    /// A call costs the one who makes it.
     pub(crate) fn spend(&mut self, ns: u64) {
         self.host += ns;
+        self.charged[current_caller() as usize] += ns;
+    }
+
+    /// What the calls of `caller` cost, launches and waits not counted.
+    pub(crate) fn charged(&self, caller: Caller) -> u64 {
+        self.charged[caller as usize]
     }
 
     /// The host stands still until `time`, for a wait that `caller` asked for.
@@ -83,8 +96,8 @@ mod tests {
             (90, 6, 1, 30, 10),
         ] {
             let (mut batch, mut single) = (Timeline::default(), Timeline::default());
-            batch.spend(50);
-            single.spend(50);
+            batch.work(50);
+            single.work(50);
             let end = batch.launch(tail, kernels, each, launch, ahead);
             let mut t = tail;
             for _ in 0..kernels {

@@ -1,7 +1,7 @@
 //! What virtual memory management and plain memory promise.
 
 use gruyere_phantom::error::code;
-use gruyere_phantom::{Config, Gpu, Source};
+use gruyere_phantom::{Config, Gpu, Held, Source, StreamKind};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 2 * MIB;
@@ -96,4 +96,38 @@ fn a_device_without_the_feature_says_so() {
     assert_eq!(gpu.address_reserve(0, PAGE, 0).unwrap_err().code, code::NOT_SUPPORTED);
     assert_eq!(gpu.pool_create(0, 0).unwrap_err().code, code::NOT_SUPPORTED);
     gpu.alloc(0, PAGE).unwrap();
+}
+
+#[test]
+fn what_is_held_is_counted() {
+    let gpu = Gpu::new(Config::new(256 * MIB));
+    let pool = gpu.pool_create(0, 0).unwrap();
+    let span = gpu.pool_alloc(0, pool, MIB, 0).unwrap();
+    let base = gpu.address_reserve(0, PAGE, 0).unwrap();
+    let handle = gpu.physical_create(0, PAGE).unwrap();
+    gpu.map(0, base, PAGE, 0, handle).unwrap();
+    let plain = gpu.alloc(0, MIB).unwrap();
+    let event = gpu.event_create(0).unwrap();
+    let stream = gpu.stream_create(0, StreamKind::NonBlocking).unwrap();
+    let one_of_each = Held {
+        pools: 1,
+        pool_allocations: 1,
+        handles: 1,
+        mappings: 1,
+        reservations: 1,
+        plain: 1,
+        events: 1,
+        streams: 1,
+    };
+    assert_eq!(gpu.held(), one_of_each);
+    assert_eq!(gpu.all_backings().iter().map(|b| b.address).max(), [span, base, plain].into_iter().max());
+    gpu.stream_destroy(0, stream).unwrap();
+    gpu.event_destroy(0, event).unwrap();
+    gpu.free(0, plain).unwrap();
+    gpu.unmap(0, base, PAGE).unwrap();
+    gpu.physical_release(0, handle).unwrap();
+    gpu.address_free(0, base, PAGE).unwrap();
+    gpu.pool_free(0, span, 0).unwrap();
+    gpu.pool_destroy(0, pool).unwrap();
+    assert_eq!(gpu.held(), Held::default());
 }

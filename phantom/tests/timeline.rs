@@ -138,6 +138,9 @@ fn calls_cost_what_was_published() {
     assert_eq!(spent(&|| gpu.set_access(0, base, PAGE, &[0]).unwrap()), 38_000);
     assert_eq!(spent(&|| gpu.unmap(0, base, PAGE).unwrap()), 34_000);
     assert_eq!(spent(&|| gpu.physical_release(0, handle.get()).unwrap()), 23_000);
+    assert_eq!(gpu.host_time().charged_to_allocator, gpu.host_time().now);
+    assert_eq!(spent(&|| as_program(|| gpu.event_create(0).map(drop)).unwrap()), 1_000);
+    assert_eq!(gpu.host_time().charged_to_program, 1_000);
     let pool = gpu.pool_create(0, 0).unwrap();
     let first = gpu.pool_alloc(0, pool, MIB, 0).unwrap();
     assert_eq!(spent(&|| gpu.pool_free(0, first, 0).unwrap()), 1_000);

@@ -99,7 +99,7 @@ fn close_at_exit() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     extern "C" fn close() {
         if !fork::is_forked_child() {
-            let _ = guarded((), || {
+            guarded((), || {
                 if let Some(heap) = current() {
                     heap.record().close();
                 }

@@ -12,9 +12,12 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 
 /// There is no torch in this process, or none whose exceptions we know how to raise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "nothing was raised"]
-pub struct Unraisable;
+pub struct Unraisable {
+    /// The message that should have been raised, handed back.
+    pub message: String,
+}
 
 /// What torch says of an exception's origin.
 const FUNCTION: &CStr = c"gruyere_malloc";
@@ -47,7 +50,7 @@ fn raise_check_failure(message: CString) -> Unraisable {
     type TorchCheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
     let address = symbol(c"_ZN3c106detail14torchCheckFailEPKcS2_jS2_");
     if address.is_null() {
-        return Unraisable;
+        return Unraisable { message: message.to_string_lossy().into_owned() };
     }
     let text = Buffer::fill(&message);
     drop(message);
@@ -226,8 +229,10 @@ mod tests {
 
     #[test]
     fn without_torch_nothing_is_raised() {
-        assert_eq!(raise_out_of_memory("CUDA out of memory.".into()), Unraisable);
-        assert_eq!(raise_runtime_error("GRUYERE_CONF".into()), Unraisable);
+        let message = String::from("CUDA out of memory.");
+        assert_eq!(raise_out_of_memory(message.clone()), Unraisable { message });
+        let message = String::from("GRUYERE_CONF");
+        assert_eq!(raise_runtime_error(message.clone()), Unraisable { message });
     }
 
     #[test]

@@ -75,25 +75,17 @@ fn refusal(heap: &crate::heap::Heap, error: Error) -> Refusal {
     }
 }
 
-/// Throws; returns only where there is no torch. No lock is held here, and the message is the callee's to drop.
+/// Throws; returns only where there is no torch. No lock is held here, and nothing that must be dropped.
 #[cold]
 fn refuse(refusal: Refusal) {
-    match refusal {
-        Refusal::OutOfMemory(message) => {
-            let copy = message.clone();
-            log_unraised(raise::raise_out_of_memory(message), copy);
+    let unraisable = match refusal {
+        Refusal::OutOfMemory(message) => raise::raise_out_of_memory(message),
+        Refusal::Other(message) if message.is_empty() => {
+            raise::raise_runtime_error("gruyere: internal error; see the log".to_owned())
         }
-        Refusal::Other(message) => {
-            let message =
-                if message.is_empty() { "gruyere: internal error; see the log".to_owned() } else { message };
-            let copy = message.clone();
-            log_unraised(raise::raise_runtime_error(message), copy);
-        }
-    }
-}
-
-fn log_unraised(_: raise::Unraisable, message: String) {
-    log::error!("{message}");
+        Refusal::Other(message) => raise::raise_runtime_error(message),
+    };
+    log::error!("{}", unraisable.message);
 }
 
 /// Frees what [`gruyere_malloc`] gave. `size`, `device` and `stream` are not needed. NULL is fine; what is no live block is counted, logged and

@@ -108,7 +108,7 @@ pub trait Driver: Send + Sync {
     fn capabilities(&self, device: DeviceId) -> Result<Capabilities>;
     /// Free and total physical memory of `device`.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
-    /// Whether `device` can map memory of `peer`.
+    /// Whether `device` can map memory of `peer`. As the driver has it, no device is its own peer.
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
 
     // Stream-ordered pools.

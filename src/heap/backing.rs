@@ -167,9 +167,14 @@ impl Backing {
     /// Gives back a span that nobody has seen; where that fails, it is kept as an orphan, so that nothing is lost.
     fn discard(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
         if self.give_raw(driver, origin).is_err() {
-            self.held += taken;
-            self.orphans.push((origin, taken));
+            self.keep_orphan(origin, taken);
         }
+    }
+
+    /// Keeps what the driver would not take back; it counts as held.
+    pub fn keep_orphan(&mut self, origin: u64, taken: u64) {
+        self.held += taken;
+        self.orphans.push((origin, taken));
     }
 
     /// Gives a span back, all of whose uses are done.

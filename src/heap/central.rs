@@ -193,12 +193,22 @@ impl Central {
         true
     }
 
-    /// Gives the empty regions of the ordinary spaces back; with `any`, those too that still belong to one stream (after a
-    /// device-wide synchronisation). Their bytes.
-    pub fn shrink_all(&mut self, driver: &dyn Driver, record: &Record, any: bool) -> u64 {
+    /// Gives the empty regions of the ordinary spaces back. Their bytes.
+    pub fn shrink_all(&mut self, driver: &dyn Driver, record: &Record) -> u64 {
+        self.shrink_completed(driver, record, &|_| 0)
+    }
+
+    /// As [`Central::shrink_all`], those too that belong to one stream which is past all that was freed in them (`completed`
+    /// tells the last epoch that it is past).
+    pub fn shrink_completed(
+        &mut self,
+        driver: &dyn Driver,
+        record: &Record,
+        completed: &dyn Fn(u32) -> u64,
+    ) -> u64 {
         let mut bytes = 0;
         for space in self.ordinary_spaces() {
-            for id in self.arenas.empty_regions(space, any) {
+            for id in self.arenas.empty_regions(space, completed) {
                 let size = self.arenas.region(id).bytes;
                 bytes += if self.shrink(driver, record, id) { size } else { 0 };
             }
@@ -339,14 +349,27 @@ impl Central {
         self.direct.contains_key(&address)
     }
 
-    /// Forgets a block of `backing:passthrough`; its live bytes.
+    /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live bytes.
     pub fn remove_direct(&mut self, address: u64) -> Option<u64> {
         let Direct { size, requested, lifetime, slot } = self.direct.remove(&address)?;
         self.writer.block_remove(slot, size, requested, lifetime, false);
+        Some(size)
+    }
+
+    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused, the memory is tried again at
+    /// the next trim.
+    pub fn settle_direct(&mut self, address: u64, size: u64, result: Result<()>) {
+        self.backing.calls += 1;
         self.backing.held -= size;
+        if let Err(error) = result
+            && error.kind != ErrorKind::Deinitialized
+        {
+            log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");
+            self.backing.errors += 1;
+            self.backing.keep_orphan(address, size);
+        }
         self.backing.reserved = self.backing.held;
         self.publish_reserved();
-        Some(size)
     }
 
     /// Blocks of `backing:passthrough`: address and bytes.

@@ -281,7 +281,7 @@ impl Device {
         let growth = Growth { capture, ..shared.growth(request.lifetime) };
         if central.grow(&growth, space, bytes, true).is_err() {
             // What nobody uses can be given back during a capture too: the driver pools' calls go to our own stream.
-            central.shrink_all(&*shared.driver, shared.record, false);
+            central.shrink_all(&*shared.driver, shared.record);
             central.backing.trim(&*shared.driver);
             central.grow(&growth, space, bytes, false)?;
         }
@@ -466,19 +466,11 @@ impl Device {
 
     /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
     pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
-        if !lock(&self.central).is_direct(address) {
-            return None;
-        }
-        if let Err(error) = shared.driver.free(self.id, address)
-            && error.kind != ErrorKind::Deinitialized
-        {
-            log::error!("cuMemFree({address:#x}) failed: {error}; the block is kept on the books");
-            lock(&self.central).backing.errors += 1;
-            return Some(());
-        }
+        let size = lock(&self.central).remove_direct(address)?;
+        // Without the lock: cuMemFree waits for the device.
+        let result = shared.driver.free(self.id, address);
         let mut central = lock(&self.central);
-        central.backing.calls += 1;
-        let size = central.remove_direct(address)?;
+        central.settle_direct(address, size, result);
         central.writer.event(EventKind::Free, 0, 0, address, size, start);
         Some(())
     }

@@ -13,7 +13,6 @@
 #![deny(unsafe_code)]
 
 use super::arena::{RunId, SpaceId};
-use super::backing::Kind;
 use super::central::{Central, Use};
 use super::device::{Device, Request};
 use super::{Error, Shared, lock, oom};
@@ -132,7 +131,7 @@ impl Device {
             }
             // A new peak is the moment to give back what lies empty: in the steady state there are none.
             if central.backing.reserved + want.bytes > central.peak_reserved
-                && central.shrink_all(growth.driver, growth.record, false) > 0
+                && central.shrink_all(growth.driver, growth.record) > 0
             {
                 central.backing.trim(growth.driver);
                 central.publish_reserved();
@@ -178,7 +177,7 @@ impl Device {
         };
         let release = || {
             let mut central = lock(&self.central);
-            let bytes = central.shrink_all(driver, shared.record, false);
+            let bytes = central.shrink_all(driver, shared.record);
             central.backing.trim(driver);
             central.publish_reserved();
             central.gauges.add(DeviceGauge::Trims, 1);
@@ -228,6 +227,7 @@ impl Device {
         }
         self.streams.passed(&epochs);
         self.streams.poll(driver);
+        self.return_empty_slabs(shared);
         let mut central = lock(&self.central);
         self.take_in(shared, &mut central);
         for (pool, begun) in over {
@@ -235,12 +235,9 @@ impl Device {
         }
         if !shared.shares() {
             // Streams keep to themselves what they used, but an empty region is the device's again.
-            central.shrink_all(driver, shared.record, true);
+            let completed = |stream| self.streams.completed(stream);
+            central.shrink_completed(driver, shared.record, &completed);
         }
-        drop(central);
-        self.return_empty_slabs(shared);
-        let mut central = lock(&self.central);
-        self.take_in(shared, &mut central);
         true
     }
 
@@ -265,7 +262,7 @@ impl Device {
         let mut empty = true;
         for space in [slabs, large] {
             central.arenas.give_to_everybody(space, &|_| u64::MAX);
-            for region in central.arenas.empty_regions(space, true) {
+            for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
                 central.shrink(driver, shared.record, region);
             }
             empty &= central.arenas.is_empty(space);
@@ -294,15 +291,12 @@ impl Device {
 
     /// `empty_cache`: gives everything back that nobody uses. The bytes that the driver got.
     pub(super) fn trim(&self, shared: &Shared) -> u64 {
-        if self.kind == Kind::Passthrough {
-            return 0;
-        }
         let before = lock(&self.central).backing.reserved;
         if !self.synchronize(shared) {
             self.return_empty_slabs(shared);
         }
         let mut central = lock(&self.central);
-        central.shrink_all(&*shared.driver, shared.record, false);
+        central.shrink_all(&*shared.driver, shared.record);
         central.backing.trim(&*shared.driver);
         central.publish_reserved();
         central.gauges.add(DeviceGauge::Trims, 1);

@@ -7,11 +7,13 @@
 //! ```text
 //!   epoch       1 -> 2 -> 3 ...   the open one; raised by the sealer (under `fences`) BEFORE it records the event. A free reads
 //!                                 it after its stream's last use was enqueued: if it reads e, the event of e is recorded later.
-//!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by the poller (under `fences`), never lowered;
-//!                                 u64::MAX once the stream is dead and the device was synchronised after.
+//!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by whoever saw an event done or has
+//!                                 synchronised the device, never lowered.
 //!   dirty       false <-> true    true: a free may belong to the open epoch. Set by the freeing thread after it read `epoch`,
 //!                                 cleared by the sealer before it raises `epoch`: a free that slips between is covered by the event.
-//!   dead        false -> true     the handle now names another stream, or the driver refuses it: nothing is recorded on it again.
+//!   dead        false -> true     the handle names another stream by now, or the driver has refused it: nothing is recorded on
+//!                                 it again, and only a synchronisation of the device completes its epochs. A program that
+//!                                 still uses the handle gets a new number for it.
 //! ```
 #![deny(unsafe_code)]
 
@@ -160,13 +162,14 @@ impl Streams {
             let number = number.load(Ordering::Acquire).wrapping_sub(1);
             if let Some(stream) = self.get(number)
                 && (stream.handle, stream.identity) == (handle, identity)
+                && !stream.dead.load(Ordering::Acquire)
             {
                 return Some(number);
             }
         }
         let mut by_handle = lock(&self.by_handle);
         let known = by_handle.get(&(handle.0, identity)).copied();
-        let found = match known {
+        let found = match known.filter(|&known| !self.is_dead(known)) {
             Some(found) => found,
             None => {
                 let new = self.count.load(Ordering::Relaxed);
@@ -341,8 +344,7 @@ impl Streams {
     pub fn passed(&self, epochs: &[u64]) {
         for (number, &epoch) in epochs.iter().enumerate() {
             if let Some(stream) = self.get(number as u32) {
-                let dead = stream.dead.load(Ordering::Acquire);
-                stream.completed.fetch_max(if dead { u64::MAX } else { epoch }, Ordering::AcqRel);
+                stream.completed.fetch_max(epoch, Ordering::AcqRel);
             }
         }
     }

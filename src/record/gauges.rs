@@ -199,12 +199,13 @@ impl Lane {
         });
     }
 
-    /// The counters of `pool` (0 small, 1 large) and `lifetime`; `None` when torn.
-    pub fn read(&self, pool: usize, lifetime: usize, attempts: u32) -> Option<BlockCounts> {
+    /// The counters of `pool` (0 small, 1 large) and `lifetime`, and whether they are whole. Where they are not (the writer
+    /// was killed half-way, or never paused in so many `attempts`), the counters may be of different moments.
+    pub fn read(&self, pool: usize, lifetime: usize, attempts: u32) -> (BlockCounts, bool) {
         let cell = (pool % 2) * LIFETIMES + lifetime % LIFETIMES;
         let (blocks, pending) = (&self.blocks[cell], &self.pending[cell]);
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let counts = blocks.sequence.read(attempts, || BlockCounts {
+        let count = || BlockCounts {
             mallocs: get(&blocks.mallocs),
             malloc_bytes: get(&blocks.malloc_bytes),
             malloc_requested: get(&blocks.malloc_requested),
@@ -212,14 +213,20 @@ impl Lane {
             free_bytes: get(&blocks.free_bytes),
             free_requested: get(&blocks.free_requested),
             ..BlockCounts::default()
-        })?;
-        pending.sequence.read(attempts, || BlockCounts {
+        };
+        let wait = || BlockCounts {
             pending_begun: get(&pending.begun),
             pending_begun_bytes: get(&pending.begun_bytes),
             pending_ended: get(&pending.ended),
             pending_ended_bytes: get(&pending.ended_bytes),
-            ..counts
-        })
+            ..BlockCounts::default()
+        };
+        let (counted, waiting) =
+            (blocks.sequence.read(attempts, count), pending.sequence.read(attempts, wait));
+        let whole = counted.is_some() && waiting.is_some();
+        let mut counts = counted.unwrap_or_else(count);
+        counts.add(waiting.unwrap_or_else(wait));
+        (counts, whole)
     }
 }
 

@@ -77,6 +77,9 @@ impl Default for Counts {
     }
 }
 
+/// More of one bucket no process lives to count; a damaged record may say so, and hdrhistogram's sums must not overflow.
+const MOST_COUNT: u64 = 1 << 50;
+
 impl Counts {
     /// The number of values counted.
     pub fn total(&self) -> u64 {
@@ -94,7 +97,7 @@ impl Counts {
             let middle = (floor + (bucket_ceiling(bucket) - floor) / 2) as f64 * scale;
             histogram.auto(true);
             // Casting saturates; recording fails only past the bounds, which resizing lifts.
-            let _ = histogram.record_n((middle as u64).min(i64::MAX as u64), count);
+            let _ = histogram.record_n((middle as u64).min(i64::MAX as u64), count.min(MOST_COUNT));
         }
         histogram
     }

@@ -191,7 +191,7 @@ impl Plan {
         let trail = if options.max_blocks == 0 { 0 } else { trail::cells(ring) };
         // Indices are u32, the last of them is NONE.
         let blocks = u64::from(options.max_blocks).min(1 << 31).next_multiple_of(CHUNK);
-        let segments = if options.max_blocks == 0 { 0 } else { MAX_SEGMENTS };
+        let segments = blocks.min(MAX_SEGMENTS);
         let entries: [(usize, u64); SECTIONS] = [
             (size_of::<ProcessFacts>(), 1),
             (size_of::<DeviceArea>(), devices),

@@ -165,7 +165,7 @@ pub struct DeviceSnapshot {
     pub live_peak: u64,
     /// By pool (small, large), then lifetime; sums over lanes.
     pub blocks: [[BlockCounts; LIFETIMES]; 2],
-    /// Lanes' gauges that could not be read whole and are missing in `blocks`.
+    /// Lanes whose counters are not of one moment: their writer was killed half-way, or never paused.
     pub torn_lanes: u32,
     /// The device's gauges, by [`DeviceGauge`].
     pub gauges: Vec<u64>,
@@ -417,6 +417,11 @@ impl<'a> Reader<'a> {
         self.source.many(offset, entries).unwrap_or(&[])
     }
 
+    /// Looks at a seqlock; nothing changes in a copy.
+    fn attempts(&self) -> u32 {
+        if matches!(self.source, Source::Copy(_)) { 1 } else { ATTEMPTS }
+    }
+
     fn header(&self) -> Option<&Header> {
         self.source.one(0)
     }
@@ -479,17 +484,16 @@ impl<'a> Reader<'a> {
             let mut torn = false;
             for (pool, lifetimes) in snapshot.blocks.iter_mut().enumerate() {
                 for (lifetime, sum) in lifetimes.iter_mut().enumerate() {
-                    match lane.read(pool, lifetime, ATTEMPTS) {
-                        Some(counts) => sum.add(counts),
-                        None => torn = true,
-                    }
+                    let (counts, whole) = lane.read(pool, lifetime, self.attempts());
+                    sum.add(counts);
+                    torn |= !whole;
                 }
             }
             snapshot.torn_lanes += u32::from(torn);
         }
         snapshot.live = totals::live(lanes.iter().map(|lane| &lane.totals));
         snapshot.live_peak = area.live_peak.load(Ordering::Relaxed).max(snapshot.live);
-        let gauges: Option<[u64; DEVICE_GAUGES]> = area.read(ATTEMPTS);
+        let gauges: Option<[u64; DEVICE_GAUGES]> = area.read(self.attempts());
         snapshot.torn_gauges = gauges.is_none();
         snapshot.gauges = gauges.unwrap_or_else(|| area.read_torn()).to_vec();
         Some(snapshot)
@@ -503,7 +507,7 @@ impl<'a> Reader<'a> {
     /// All blocks, live and pending. Each is whole; they are of different moments.
     pub fn blocks(&self) -> Table<(BlockEntry, BlockState)> {
         let reach = self.header().map_or(0, |header| header.health.blocks_reach.load(Ordering::Acquire));
-        table(self.many::<BlockCell>(Section::Blocks), reach, |cell| match cell.read(ATTEMPTS) {
+        table(self.many::<BlockCell>(Section::Blocks), reach, |cell| match cell.read(self.attempts()) {
             SlotRead::Taken(entry, state) => SlotRead::Taken((entry, state), state),
             SlotRead::Free => SlotRead::Free,
             SlotRead::Torn => SlotRead::Torn,
@@ -513,7 +517,7 @@ impl<'a> Reader<'a> {
     /// All segments.
     pub fn segments(&self) -> Table<SegmentEntry> {
         let reach = self.header().map_or(0, |header| header.health.segments_reach.load(Ordering::Acquire));
-        table(self.many::<SegmentCell>(Section::Segments), reach, |cell| cell.read(ATTEMPTS))
+        table(self.many::<SegmentCell>(Section::Segments), reach, |cell| cell.read(self.attempts()))
     }
 
     fn ring(&self) -> Option<Ring> {
@@ -582,7 +586,7 @@ impl<'a> Reader<'a> {
     /// What turns ticks into time; `None` when the record holds too little to tell and this is not the boot it was written
     /// in.
     pub fn scale(&self) -> Option<Scale> {
-        let (counter, first, latest) = self.header()?.clock.read(ATTEMPTS);
+        let (counter, first, latest) = self.header()?.clock.read(self.attempts());
         Scale::between(first, latest).or_else(|| {
             let here = counter == COUNTER && self.process().boot == boot_id();
             here.then(|| Scale::between(first, Moment::take())).flatten()

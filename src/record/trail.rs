@@ -93,6 +93,11 @@ impl TrailHead {
     /// The event at `position` of these cells; `None` when it is overwritten (or about to be), or not written yet.
     pub fn read(&self, cells: &[TrailCell], position: u64) -> Option<Event> {
         let cell = cells.get((position % cells.len() as u64) as usize)?;
+        // Acquire: the words of a position below the head are written. (loom found the reader that looked at the head only
+        // afterwards, and took words from before the event.)
+        if position >= self.position() {
+            return None;
+        }
         let kind = cell.kind.load(Ordering::Relaxed);
         let event = Event {
             position,
@@ -108,7 +113,7 @@ impl TrailHead {
         // Orders the words before the look at the head.
         fence(Ordering::Acquire);
         let head = self.position.load(Ordering::Relaxed);
-        let whole = position < head && head - position < cells.len() as u64;
+        let whole = head.wrapping_sub(position) < cells.len() as u64;
         (whole && EventKind::from_number(kind).is_some()).then_some(event)
     }
 

@@ -28,7 +28,7 @@ pub struct Record {
     plan: Plan,
     devices: u32,
     slots: Slots,
-    /// For each device its lanes ever used, a bit each; the mutex guards its ceilings and its peak.
+    /// For each device its lanes that have a writer, a bit each; the mutex guards its ceilings and its peak.
     used_lanes: Vec<Mutex<u32>>,
     /// Free places of the segment table; fresh ones are counted in the header.
     free_segments: Mutex<Vec<u32>>,
@@ -177,7 +177,8 @@ impl Record {
         self.at(Section::Devices, u64::from(device))
     }
 
-    /// The writer of lane `lane` of `device`. The caller holds one lock around all uses of it, and asks for each lane once.
+    /// The writer of lane `lane` of `device`. The caller holds one lock around all uses of it, and asks for each
+    /// lane once. Lanes that are asked for only when they are needed make new peaks cheaper (a new peak looks at each).
     pub fn lane(&'static self, device: u32, lane: u32) -> LaneWriter {
         let known = device < self.devices && (lane as usize) < LANES;
         debug_assert!(known, "lane {lane} of device {device}");
@@ -187,6 +188,8 @@ impl Record {
                 LaneWriter::new(self, false, u8::MAX, u8::MAX, Nowhere::leak(), std::ptr::null())
             };
         }
+        // Before its first call, not at its first settling: a lane may begin with the removal of another's blocks.
+        *self.used_lanes[device as usize].lock().unwrap_or_else(PoisonError::into_inner) |= 1 << lane;
         let place = self.pointer(Section::Lanes, u64::from(device) * LANES as u64 + u64::from(lane));
         let blocks = self.pointer(Section::Blocks, 0);
         // SAFETY: checked places of the mapping, which lives as long as this 'static record; the block section holds every slot
@@ -348,8 +351,7 @@ impl Record {
     /// Lane `lane` of `device` passed its ceiling.
     pub(super) fn settle(&self, device: u8, lane: u8) {
         let Some(used) = self.used_lanes.get(usize::from(device)) else { return };
-        let mut used = used.lock().unwrap_or_else(PoisonError::into_inner);
-        *used |= 1 << lane;
+        let used = used.lock().unwrap_or_else(PoisonError::into_inner);
         let nothing = LaneTotals::default();
         let (lanes, count) = self.lanes_of(u32::from(device), *used, &nothing);
         // Its place among the used ones.

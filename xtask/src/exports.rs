@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::parts::cargo;
+use crate::parts::{cargo, output};
 
 /// Checks a fresh build of the library.
 pub fn check(root: &Path) -> Result<(), String> {
@@ -45,17 +45,4 @@ fn build(root: &Path) -> Result<PathBuf, String> {
         .flat_map(|line| line.split('"'))
         .find(|word| word.ends_with("/libgruyere.so"));
     file.map(PathBuf::from).ok_or_else(|| "cargo built no libgruyere.so".into())
-}
-
-/// A command's output.
-fn output(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .map_err(|error| format!("{name}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{name} ended with {}", output.status));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -99,3 +99,16 @@ pub fn write_docs(root: &Path) -> Result<(), String> {
 pub fn instructions(root: &Path) -> Result<(), String> {
     succeed(&mut cargo(root, &["run", "--release", "--package", "gruyere-replay", "--bin", "instructions"]))
 }
+
+/// A command's output.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .map_err(|error| format!("{name}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{name} ended with {}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -47,3 +47,4 @@ mod properties;
 mod runtime_memory;
 mod runtime_order;
 mod unsupported;
+mod witness;

@@ -27,7 +27,7 @@ use crate::timeline::Timeline;
 use crate::vmm::{Refused, Vmm};
 
 pub use pools::PoolBooks;
-pub use queries::HostTime;
+pub use queries::{Held, HostTime};
 
 /// A call that the simulator refused because its caller broke the driver's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -288,7 +288,7 @@ impl Gpu {
         let key = state.stream(KIND, device, stream)?;
         let launch = state.config.costs.launch;
         if state.launch_in_capture(KIND, key, kernels, each)? {
-            state.time.spend(kernels * launch);
+            state.time.work(kernels * launch);
             return Ok(());
         }
         state.enqueue(key, kernels, each, launch);
@@ -309,7 +309,7 @@ impl Gpu {
         state.frown_at_capture(KIND, key);
         let launch = state.config.costs.launch;
         if state.launch_in_capture(KIND, key, 1, 0)? {
-            state.time.spend(launch);
+            state.time.work(launch);
             return Ok(());
         }
         state.enqueue(key, 1, 0, launch);

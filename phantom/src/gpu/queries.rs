@@ -1,11 +1,32 @@
 //! Facts and books: what the driver would tell, and what only a simulator knows.
 
 use super::{Gpu, Misuse, State};
-use crate::backing::Backing;
+use crate::backing::{Backing, Source};
 use crate::books::{AddressBooks, DeviceBooks};
 use crate::calls::{CallCounts, CallKind, Caller};
 use crate::config::DeviceConfig;
 use crate::error::SimResult;
+
+/// What exists at this moment: where nothing leaks, all of it is what it was before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Pools.
+    pub pools: usize,
+    /// Allocations from pools.
+    pub pool_allocations: usize,
+    /// Physical handles not yet released.
+    pub handles: usize,
+    /// Mappings.
+    pub mappings: usize,
+    /// Address reservations.
+    pub reservations: usize,
+    /// Plain allocations.
+    pub plain: usize,
+    /// Events.
+    pub events: usize,
+    /// Streams other than the default ones.
+    pub streams: usize,
+}
 
 /// Where the host's time went, virtual nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +39,10 @@ pub struct HostTime {
     pub blocked_by_allocator: u64,
     /// Waited because the program asked to.
     pub blocked_by_program: u64,
+    /// What the allocator's calls cost, waits not counted.
+    pub charged_to_allocator: u64,
+    /// What the program's calls cost, waits and launches not counted.
+    pub charged_to_program: u64,
     /// Waited because the device's queue was full.
     pub throttled: u64,
 }
@@ -114,13 +139,15 @@ impl Gpu {
             device_end: state.devices.iter().map(|device| device.tail).max().unwrap_or(0),
             blocked_by_allocator: state.time.waited(Caller::Allocator),
             blocked_by_program: state.time.waited(Caller::Program),
+            charged_to_allocator: state.time.charged(Caller::Allocator),
+            charged_to_program: state.time.charged(Caller::Program),
             throttled: state.time.throttled(),
         }
     }
 
     /// The host works for `ns` nanoseconds.
     pub fn host_spend(&self, ns: u64) {
-        self.lock().time.spend(ns);
+        self.lock().time.work(ns);
     }
 
     /// How often `caller` made each kind of call, failed ones included.
@@ -146,6 +173,33 @@ impl Gpu {
     /// True where every byte of the range is backed.
     pub fn is_backed(&self, address: u64, bytes: u64) -> bool {
         self.lock().backings.pieces(address, bytes).map(|piece| piece.bytes).sum::<u64>() == bytes
+    }
+
+    /// Every backed range, by address: the driver's own map, for a heap that wants to check its own.
+    pub fn all_backings(&self) -> Vec<Backing> {
+        self.lock().backings.iter().copied().collect()
+    }
+
+    /// What exists at this moment.
+    pub fn held(&self) -> Held {
+        let state = self.lock();
+        let (handles, reservations) = state.vmm.counts();
+        let mut held = Held {
+            pools: state.pools.len(),
+            handles,
+            reservations,
+            events: state.events.len(),
+            streams: state.streams.user_streams(),
+            ..Held::default()
+        };
+        for backing in state.backings.iter() {
+            match backing.source {
+                Source::Pool(_) => held.pool_allocations += 1,
+                Source::Mapping(_) => held.mappings += 1,
+                Source::Plain => held.plain += 1,
+            }
+        }
+        held
     }
 
     /// Handles not yet released, and address reservations: both 0 where nothing leaks.

@@ -158,9 +158,6 @@ impl Driver for CudaDriver {
 
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool> {
         let (from, to) = (self.device(device)?.handle, self.device(peer)?.handle);
-        if from == to {
-            return Ok(true);
-        }
         let mut can = 0;
         // SAFETY: above.
         unsafe { self.symbols().cuDeviceCanAccessPeer(&mut can, from, to) }?;

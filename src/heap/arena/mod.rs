@@ -180,10 +180,14 @@ impl Arenas {
     /// Takes a wholly free region away, and says what it was.
     pub fn remove_region(&mut self, id: RegionId) -> Region {
         let region = self.regions[id as usize].clone();
-        debug_assert_eq!(self.runs[region.first as usize].state, RunState::Free);
-        debug_assert_eq!(self.runs[region.first as usize].bytes, region.bytes);
-        self.unlist(region.first);
-        self.retire(region.first);
+        let mut run = region.first;
+        while run != NO_RUN {
+            debug_assert_eq!(self.runs[run as usize].state, RunState::Free);
+            let next = self.runs[run as usize].next;
+            self.unlist(run);
+            self.retire(run);
+            run = next;
+        }
         self.regions[id as usize].in_use = false;
         self.unused_regions.push(id);
         self.spaces[region.space as usize].regions.retain(|&other| other != id);
@@ -209,12 +213,19 @@ impl Arenas {
             .map(|(id, region)| (id as RegionId, region))
     }
 
-    /// The regions of a space that are one free run of everybody's (`any`: of any owner), first ones first.
-    pub fn empty_regions(&self, space: SpaceId, any: bool) -> Vec<RegionId> {
+    /// The regions of a space whose runs are all free, and everybody's or of streams that are past them (`completed`).
+    pub fn empty_regions(&self, space: SpaceId, completed: &dyn Fn(u32) -> u64) -> Vec<RegionId> {
         let is_empty = |id: &RegionId| {
-            let region = &self.regions[*id as usize];
-            let run = &self.runs[region.first as usize];
-            run.state == RunState::Free && run.bytes == region.bytes && (any || run.stream == EVERYBODY)
+            let mut run_id = self.regions[*id as usize].first;
+            while run_id != NO_RUN {
+                let run = &self.runs[run_id as usize];
+                let passed = run.stream == EVERYBODY || run.epoch <= completed(run.stream);
+                if run.state != RunState::Free || !passed {
+                    return false;
+                }
+                run_id = run.next;
+            }
+            true
         };
         self.spaces[space as usize].regions.iter().copied().filter(is_empty).collect()
     }

@@ -1,0 +1,250 @@
+//! The heap under the oracle: random programs on several streams whose kernels take time, with graphs, destroyed streams and
+//! driver calls that fail. Two live blocks never overlap; nothing is reused before its stream order allows it; nothing is lost
+//! when a driver call fails.
+
+mod common;
+
+use common::{DEFAULT, MIB, Rig};
+use gruyere::driver::StreamHandle;
+use gruyere::heap::Error;
+use gruyere::heap::lifetime::{self, Lifetime};
+use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program};
+use proptest::prelude::*;
+
+/// One thing that a program does. Numbers are reduced to what there is: a stream, a block.
+#[derive(Clone, Debug)]
+enum Action {
+    Malloc {
+        size: u64,
+        stream: usize,
+        tag: u8,
+    },
+    Free {
+        block: usize,
+    },
+    RecordStream {
+        block: usize,
+        stream: usize,
+    },
+    Launch {
+        stream: usize,
+        kernels: u64,
+    },
+    /// One stream waits for another.
+    Join {
+        waiting: usize,
+        other: usize,
+    },
+    HostWait {
+        stream: usize,
+    },
+    HostSpend {
+        microseconds: u64,
+    },
+    DestroyStream {
+        stream: usize,
+    },
+    Trim,
+    Step,
+}
+
+fn size() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        6 => 1..8192u64,
+        4 => 8192..MIB,
+        4 => MIB..24 * MIB,
+        1 => 24 * MIB..160 * MIB,
+    ]
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let n = 0..64usize;
+    prop_oneof![
+        12 => (size(), n.clone(), 0..4u8).prop_map(|(size, stream, tag)| Action::Malloc { size, stream, tag }),
+        10 => (0..4096usize).prop_map(|block| Action::Free { block }),
+        3 => (0..4096usize, n.clone()).prop_map(|(block, stream)| Action::RecordStream { block, stream }),
+        8 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
+        1 => (n.clone(), n.clone()).prop_map(|(waiting, other)| Action::Join { waiting, other }),
+        1 => n.clone().prop_map(|stream| Action::HostWait { stream }),
+        2 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
+        1 => n.prop_map(|stream| Action::DestroyStream { stream }),
+        1 => Just(Action::Trim),
+        1 => Just(Action::Step),
+    ]
+}
+
+/// A program on a rig: the oracle is told of what it does, as it does it.
+struct Program {
+    rig: Rig,
+    streams: Vec<StreamHandle>,
+    /// Live blocks: address, the stream's handle, and the streams recorded.
+    blocks: Vec<u64>,
+    /// Blocks by the stream that they were allocated or recorded on: those of a destroyed stream may still be freed.
+    next: u64,
+    failed: u64,
+}
+
+impl Program {
+    fn new(memory: u64, conf: &str) -> Self {
+        let rig = Rig::over(GpuConfig::new(memory), conf);
+        rig.heap.announce_hooks(3);
+        let mut streams = vec![DEFAULT];
+        streams.extend((0..3).map(|_| rig.stream()));
+        Self { rig, streams, blocks: Vec::new(), next: 1, failed: 0 }
+    }
+
+    fn stream(&self, number: usize) -> StreamHandle {
+        self.streams[number % self.streams.len()]
+    }
+
+    fn run(&mut self, action: &Action) {
+        let gpu = self.rig.gpu.clone();
+        match *action {
+            Action::Malloc { size, stream, tag } => {
+                let stream = self.stream(stream);
+                let tag = Lifetime::from_u8(tag).unwrap();
+                assert!(lifetime::push(tag));
+                let result = self.rig.heap.malloc(size, 0, stream);
+                assert!(lifetime::pop());
+                match result {
+                    Ok(address) => {
+                        gpu.block_malloc(self.next, address, size, 0, stream.0);
+                        self.next += 1;
+                        self.blocks.push(address);
+                    }
+                    Err(Error::OutOfMemory(_) | Error::Driver(_)) => self.failed += 1,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            Action::Free { block } => {
+                if !self.blocks.is_empty() {
+                    let address = self.blocks.swap_remove(block % self.blocks.len());
+                    gpu.block_free(address);
+                    assert!(self.rig.heap.free(address));
+                }
+            }
+            Action::RecordStream { block, stream } => {
+                if !self.blocks.is_empty() {
+                    let (address, stream) = (self.blocks[block % self.blocks.len()], self.stream(stream));
+                    gpu.block_record_stream(address, 0, stream.0);
+                    assert!(self.rig.heap.record_stream(address, stream));
+                }
+            }
+            Action::Launch { stream, kernels } => {
+                as_program(|| gpu.launch(0, self.stream(stream).0, kernels, 20_000)).unwrap();
+            }
+            Action::Join { waiting, other } => as_program(|| {
+                let event = gpu.event_create(0).unwrap();
+                gpu.event_record(0, event, self.stream(other).0).unwrap();
+                gpu.stream_wait_event(0, self.stream(waiting).0, event).unwrap();
+                gpu.event_destroy(0, event).unwrap();
+            }),
+            Action::HostWait { stream } => {
+                as_program(|| gpu.stream_synchronize(0, self.stream(stream).0)).unwrap();
+            }
+            Action::HostSpend { microseconds } => gpu.host_spend(microseconds * 1000),
+            Action::DestroyStream { stream } => {
+                let number = stream % self.streams.len();
+                if number != 0 {
+                    // The next stream gets the same handle.
+                    as_program(|| gpu.stream_destroy(0, self.streams[number].0)).unwrap();
+                    self.streams[number] = self.rig.stream();
+                }
+            }
+            Action::Trim => {
+                self.rig.heap.trim();
+            }
+            Action::Step => self.rig.heap.mark_step(),
+        }
+    }
+
+    fn check(&self) {
+        self.rig.check();
+        let faults = self.rig.gpu.faults();
+        assert!(faults.is_empty(), "{} faults, the first: {}", faults.len(), faults[0]);
+    }
+
+    /// Frees everything, and sees the device as empty as it was.
+    fn finish(mut self) {
+        while !self.blocks.is_empty() {
+            self.run(&Action::Free { block: 0 });
+        }
+        assert_eq!(self.rig.heap.stats(0).unwrap().live, 0);
+        self.rig.heap.trim();
+        self.rig.heap.trim();
+        self.check();
+        assert_eq!(self.rig.gpu.books(0).physical, 0, "memory is lost");
+        self.rig.heap.shut_down();
+    }
+}
+
+const CONFS: [&str; 4] = [
+    "backing:pool,headroom:0",
+    "backing:pool,share:off,headroom:0",
+    "backing:fixed,headroom:0",
+    "backing:passthrough",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_program_gets_memory_that_other_work_may_still_use(
+        actions in prop::collection::vec(action(), 1..400),
+        conf in 0..CONFS.len(),
+        // From plenty down to far too little.
+        pages in prop_oneof![Just(8192u64), 40..400u64],
+    ) {
+        let mut program = Program::new(pages * 2 * MIB, CONFS[conf]);
+        for action in &actions {
+            program.run(action);
+        }
+        program.check();
+        program.finish();
+    }
+
+    #[test]
+    fn nothing_is_lost_when_any_driver_call_fails(
+        actions in prop::collection::vec(action(), 1..200),
+        conf in 0..CONFS.len(),
+        nth in 1..120u64,
+        code in prop_oneof![Just(2u32), Just(1), Just(999)],
+        from_then_on in any::<bool>(),
+        pages in prop_oneof![Just(8192u64), 40..400u64],
+    ) {
+        let mut program = Program::new(pages * 2 * MIB, CONFS[conf]);
+        // The program's own calls must not fail, or it would not be this program: only what the allocator calls.
+        for kind in ALLOCATOR_CALLS {
+            program.rig.gpu.inject(Injection { kind: Some(kind), nth: nth.div_ceil(3), code, from_then_on });
+        }
+        for action in &actions {
+            if uses_faulty_calls(action) {
+                continue;
+            }
+            program.run(action);
+            program.rig.heap.validate().unwrap();
+        }
+        program.rig.gpu.clear_injections();
+        program.finish();
+    }
+}
+
+/// What only the allocator calls in [`Program`], once its actions that synchronise or record are left out.
+const ALLOCATOR_CALLS: [CallKind; 12] = [
+    CallKind::PoolCreate,
+    CallKind::PoolSetAttribute,
+    CallKind::PoolGetAttribute,
+    CallKind::PoolTrim,
+    CallKind::PoolAlloc,
+    CallKind::PoolFree,
+    CallKind::Alloc,
+    CallKind::Free,
+    CallKind::EventCreate,
+    CallKind::EventRecord,
+    CallKind::EventQuery,
+    CallKind::StreamSynchronize,
+];
+
+fn uses_faulty_calls(action: &Action) -> bool {
+    matches!(action, Action::Join { .. } | Action::HostWait { .. })
+}

@@ -1,0 +1,187 @@
+//! The record's protocols under every interleaving and every outcome of their relaxed atomics:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test --release --test loom_record
+//! ```
+//! Bounded to two preemptions: each protocol is one write window against one read window, and a failure of it needs a
+//! writer to come in once between two loads of the reader, and the reader to come back once between two stores of the
+//! writer. More preemptions repeat that at many times the run time (Musuvathi and Qadeer, "Iterative context bounding",
+//! PLDI 2007, found nearly all bugs within two).
+#![cfg(loom)]
+
+use gruyere::record::block_map::{BlockCell, SlotRead};
+use gruyere::record::ring::{Ring, RingCell, RingHead};
+use gruyere::record::seqlock::Sequence;
+use gruyere::record::sync::{AtomicU64, Ordering};
+use gruyere::record::trail::{TrailCell, TrailHead};
+use gruyere::record::{BlockEntry, BlockState, EventKind};
+use loom::sync::Arc;
+use loom::thread;
+
+fn explore(body: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(body);
+}
+
+/// A block whose words all follow from one number.
+fn block(seed: u64) -> BlockEntry {
+    BlockEntry {
+        address: seed * 0x1000,
+        size: seed * 512,
+        requested: seed * 500,
+        stream: seed as u32 + 1,
+        step: seed as u32 + 2,
+        device: seed as u8,
+        lifetime: seed as u8 % 4,
+        capture: seed as u8 + 3,
+    }
+}
+
+#[test]
+fn a_seqlock_reader_gets_all_words_of_one_write_or_none() {
+    explore(|| {
+        let shared = Arc::new((Sequence::default(), AtomicU64::new(0), AtomicU64::new(0)));
+        let theirs = shared.clone();
+        let writer = thread::spawn(move || {
+            for value in 1..=2 {
+                theirs.0.write(|| {
+                    theirs.1.store(value, Ordering::Relaxed);
+                    theirs.2.store(value * 10, Ordering::Relaxed);
+                });
+            }
+        });
+        let read = || (shared.1.load(Ordering::Relaxed), shared.2.load(Ordering::Relaxed));
+        if let Some((one, ten)) = shared.0.read(2, read) {
+            assert_eq!(one * 10, ten, "torn");
+        }
+        writer.join().unwrap();
+        assert_eq!(shared.0.read(1, read), Some((2, 20)));
+    });
+}
+
+#[test]
+fn a_block_is_read_whole_whatever_becomes_of_its_slot() {
+    explore(|| {
+        let cell = Arc::new(BlockCell::default());
+        cell.insert(&block(1));
+        let theirs = cell.clone();
+        let writer = thread::spawn(move || {
+            theirs.pending();
+            theirs.remove(true);
+            theirs.insert(&block(2));
+        });
+        match cell.read(2) {
+            SlotRead::Taken(entry, BlockState::Pending) => assert_eq!(entry, block(1)),
+            SlotRead::Taken(entry, _) => assert!(entry == block(1) || entry == block(2), "{entry:?}"),
+            SlotRead::Free | SlotRead::Torn => {}
+        }
+        writer.join().unwrap();
+        assert_eq!(cell.read(1), SlotRead::Taken(block(2), BlockState::Live));
+    });
+}
+
+struct TestRing {
+    cells: Vec<RingCell>,
+    head: RingHead,
+}
+
+impl TestRing {
+    fn new() -> Arc<TestRing> {
+        Arc::new(TestRing { cells: (0..2).map(|_| RingCell::default()).collect(), head: RingHead::default() })
+    }
+    fn ring(&self) -> Ring {
+        // SAFETY: two cells and a head, which `self` keeps; the tests keep `self` as long.
+        unsafe { Ring::new(self.cells.as_ptr(), 2, &self.head) }
+    }
+    fn push(&self, seed: u64) {
+        self.ring().push(EventKind::Malloc, seed as u8, 1, seed as u32, seed * 0x1000, seed * 512, seed * 7);
+    }
+    fn check(&self, position: u64) -> Option<u64> {
+        let event = self.ring().read(position)?;
+        let seed = u64::from(event.stream);
+        let words = (event.address, event.size, event.time, event.device, event.position);
+        assert_eq!(words, (seed * 0x1000, seed * 512, seed * 7, seed as u8, position), "torn");
+        Some(seed)
+    }
+}
+
+#[test]
+fn two_producers_a_lap_apart_never_mix_in_one_entry() {
+    explore(|| {
+        let ring = TestRing::new();
+        let theirs = ring.clone();
+        // Three events in two cells: positions 0 and 2 meet in one of them.
+        let producer = thread::spawn(move || {
+            theirs.push(1);
+            theirs.push(2);
+        });
+        ring.push(3);
+        producer.join().unwrap();
+        let (events, lost, end) = ring.ring().read_since(0);
+        assert_eq!((events.len() as u64 + lost, end), (3, 3));
+        let seeds: Vec<u64> = (0..3).filter_map(|position| ring.check(position)).collect();
+        // A producer that comes to the cell last may be the one of the earlier position, which is outside the last lap then.
+        assert!(seeds.len() >= events.len());
+        // The other cell has one producer.
+        assert!(!events.is_empty());
+    });
+}
+
+#[test]
+fn a_ring_reader_accepts_only_whole_events() {
+    explore(|| {
+        let ring = TestRing::new();
+        let theirs = ring.clone();
+        let producer = thread::spawn(move || (1..=3).for_each(|seed| theirs.push(seed)));
+        for position in 0..3 {
+            if let Some(seed) = ring.check(position) {
+                assert_eq!(seed, position + 1);
+            }
+        }
+        producer.join().unwrap();
+        let (events, lost, _) = ring.ring().read_since(0);
+        assert_eq!((events.len(), lost), (2, 1), "the two latest are there, the first is lost");
+    });
+}
+
+#[test]
+fn a_trail_reader_accepts_only_whole_events() {
+    explore(|| {
+        let trail = Arc::new((
+            TrailHead::default(),
+            (0..2).map(|_| TrailCell::default()).collect::<Vec<TrailCell>>(),
+        ));
+        let theirs = trail.clone();
+        let writer = thread::spawn(move || {
+            for seed in 1..=3u64 {
+                // SAFETY: two cells, kept by the Arc; this is the only writer.
+                unsafe {
+                    let (head, cells) = (&theirs.0, theirs.1.as_ptr());
+                    head.push(
+                        cells,
+                        1,
+                        EventKind::Free,
+                        seed as u8,
+                        1,
+                        seed as u32,
+                        seed * 0x1000,
+                        seed * 512,
+                        seed * 7,
+                    );
+                }
+            }
+        });
+        for position in 0..3 {
+            if let Some(event) = trail.0.read(&trail.1, position) {
+                let seed = position + 1;
+                let words = (u64::from(event.stream), event.address, event.size, event.time, event.device);
+                assert_eq!(words, (seed, seed * 0x1000, seed * 512, seed * 7, seed as u8), "torn");
+            }
+        }
+        writer.join().unwrap();
+        let (events, lost, end) = trail.0.read_since(&trail.1, 0);
+        assert_eq!((events.len(), lost, end), (1, 2, 3), "a trail of two cells holds one that can be read");
+        assert_eq!(events[0].address, 3 * 0x1000);
+    });
+}

@@ -1,0 +1,307 @@
+//! What a reader says is what the writer was told.
+
+use std::collections::HashMap;
+
+use gruyere::record::reader::Cursor;
+use gruyere::record::{
+    BlockEntry, BlockSlot, BlockState, DeviceFacts, DeviceGauge, EventKind, LANES, Reader, Record,
+    RecordOptions, SegmentEntry, SegmentKind, SegmentSlot, clock,
+};
+use proptest::prelude::*;
+
+fn devices(count: usize) -> Vec<DeviceFacts> {
+    (0..count)
+        .map(|n| DeviceFacts {
+            name: format!("Phantom {n}"),
+            uuid: [n as u8 + 1; 16],
+            total_memory: 80 << 30,
+        })
+        .collect()
+}
+
+fn record(options: &RecordOptions, count: usize) -> &'static Record {
+    Box::leak(Box::new(Record::create(options, &devices(count))))
+}
+
+fn options(directory: &std::path::Path) -> RecordOptions {
+    RecordOptions {
+        directory: directory.to_owned(),
+        ring_events: 256,
+        max_blocks: 1 << 16,
+        ..RecordOptions::default()
+    }
+}
+
+fn block(address: u64, size: u64, lifetime: u8) -> BlockEntry {
+    let requested = size - size / 3;
+    BlockEntry { address, size, requested, stream: 7, step: 11, device: 0, lifetime, capture: 2 }
+}
+
+#[test]
+fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&options(folder.path()), 2);
+    let path = record.path().expect("a file").to_owned();
+    let (mut lane, mut other) = (record.lane(1, 3), record.lane(1, 4));
+    let kept = block(0x7f00_0000_0000, 4 << 20, 3);
+    let kept = BlockEntry { device: 1, ..kept };
+    let waiting = BlockEntry { device: 1, ..block(0x7f00_4000_0000, 512, 1) };
+    let gone = BlockEntry { device: 1, ..block(0x7f00_5000_0000, 1 << 20, 2) };
+    lane.block_insert(&kept);
+    let waits = lane.block_insert(&waiting);
+    let goes = other.block_insert(&gone);
+    lane.block_pending(waits, waiting.size, waiting.requested, waiting.lifetime);
+    other.block_remove(goes, gone.size, gone.requested, gone.lifetime, false);
+    lane.event(EventKind::Malloc, 3, 7, kept.address, kept.size, clock::now());
+    other.event(EventKind::Free, 2, 7, gone.address, gone.size, clock::now());
+    record.event(EventKind::Grow, 1, 0, 9, 0x7f00_0000_0000, 32 << 20, clock::now());
+    let mut device = record.device(1);
+    device.set(&[(DeviceGauge::Reserved, 64 << 20), (DeviceGauge::Limit, 79 << 30)]);
+    device.add(DeviceGauge::DriverCalls, 5);
+    device.add(DeviceGauge::DriverCalls, 2);
+    record.latency(true, 1000);
+    record.latency(false, 100);
+    let slab = SegmentEntry {
+        kind: SegmentKind::Slab,
+        address: 0x7f00_0000_0000,
+        bytes: 2 << 20,
+        slot: 4096,
+        stream: 7,
+        device: 1,
+        lifetime: 3,
+        capture: 0,
+    };
+    let first = record.segment_insert(&slab);
+    let second = record.segment_insert(&SegmentEntry { kind: SegmentKind::Span, slot: 0, ..slab });
+    record.segment_remove(second);
+    assert_ne!(first, SegmentSlot::NONE);
+
+    for reader in [Reader::open(&path).unwrap(), Reader::own(record).unwrap()] {
+        assert_eq!(reader.is_live(), Some(true));
+        let process = reader.process();
+        assert_eq!(process.pid, u64::from(std::process::id()));
+        assert!(process.command.contains("record_books"), "{}", process.command);
+        assert_eq!(process.version, env!("CARGO_PKG_VERSION"));
+        assert_eq!(reader.devices(), 2);
+        let snapshot = reader.device(1).unwrap();
+        assert_eq!((snapshot.facts.name.as_str(), snapshot.facts.uuid), ("Phantom 1", [2; 16]));
+        assert_eq!(snapshot.facts.total_memory, 80 << 30);
+        assert_eq!(snapshot.live, kept.size);
+        assert_eq!(snapshot.live_peak, kept.size + waiting.size + gone.size);
+        assert_eq!((snapshot.torn_lanes, snapshot.torn_gauges), (0, false));
+        assert_eq!(snapshot.gauge(DeviceGauge::Reserved), 64 << 20);
+        assert_eq!(snapshot.gauge(DeviceGauge::DriverCalls), 7);
+        assert_eq!(snapshot.gauge(DeviceGauge::TotalMemory), 80 << 30);
+        let total = snapshot.total();
+        assert_eq!((total.mallocs, total.frees, total.live_blocks()), (3, 2, 1));
+        assert_eq!((total.live_bytes(), total.live_requested()), (kept.size, kept.requested));
+        assert_eq!((total.pending_blocks(), total.pending_bytes()), (1, waiting.size));
+        assert_eq!(snapshot.blocks[1][3].mallocs, 1, "over a MiB is large");
+        assert_eq!(snapshot.blocks[0][2].mallocs, 1, "a MiB is small");
+        assert_eq!(reader.device(0).unwrap().total().mallocs, 0);
+        let mut blocks = reader.blocks();
+        blocks.entries.sort_by_key(|(entry, _)| entry.address);
+        assert_eq!(blocks.entries, [(kept, BlockState::Live), (waiting, BlockState::Pending)]);
+        assert_eq!(blocks.torn, 0);
+        assert_eq!(reader.segments().entries, [slab]);
+        let mut cursor = Cursor::default();
+        let events = reader.events(&mut cursor);
+        let kinds: Vec<EventKind> = events.entries.iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, [EventKind::Malloc, EventKind::Free, EventKind::Grow]);
+        assert_eq!((events.entries[2].size, events.entries[2].stream, events.lost), (32 << 20, 9, 0));
+        assert_eq!((events.entries[0].address, events.entries[0].device), (kept.address, 1));
+        assert_eq!(reader.events(&mut cursor).entries, []);
+        let histograms = reader.histograms();
+        assert_eq!((histograms.malloc_sizes.total(), histograms.free_sizes.total()), (3, 2));
+        assert_eq!((histograms.malloc_latency.total(), histograms.free_latency.total()), (1, 1));
+    }
+    assert_eq!(record.live(1), (kept.size, kept.size + waiting.size + gone.size));
+    record.reset_peaks(1);
+    assert_eq!(record.live(1), (kept.size, kept.size));
+    lane.block_remove(waits, waiting.size, waiting.requested, waiting.lifetime, true);
+    let snapshot = Reader::own(record).unwrap().device(1).unwrap();
+    assert_eq!((snapshot.total().pending_blocks(), snapshot.live), (0, kept.size));
+    record.close();
+    assert!(!path.exists(), "a clean exit leaves no file");
+}
+
+#[test]
+fn events_that_the_rings_could_not_keep_are_counted_as_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&options(folder.path()), 1);
+    let mut lane = record.lane(0, 0);
+    for n in 0..1000u64 {
+        lane.event(EventKind::Malloc, 0, 0, n, 512, clock::now());
+        record.event(EventKind::Trim, 0, 0, 0, n, 512, clock::now());
+    }
+    let reader = Reader::own(record).unwrap();
+    let mut cursor = Cursor::default();
+    let events = reader.events(&mut cursor);
+    assert_eq!(events.entries.len() as u64 + events.lost, 2000);
+    let latest =
+        |kind| events.entries.iter().filter(move |event| event.kind == kind).map(|event| event.address);
+    assert!(latest(EventKind::Trim).eq(1000 - 256..1000), "the shared ring keeps its 256 latest");
+    assert!(latest(EventKind::Malloc).eq(1000 - 63..1000), "a trail of 64 cells keeps its 63 latest");
+    let facts = reader.event_facts();
+    assert_eq!((facts.written, facts.dropped, facts.capacity), (2000, 0, 256 + 63));
+    lane.event(EventKind::Free, 0, 0, 5, 512, clock::now());
+    let events = reader.events(&mut cursor);
+    assert_eq!((events.entries.len(), events.lost), (1, 0), "a follower gets what came after");
+    record.close();
+}
+
+#[test]
+fn a_record_that_is_off_keeps_exact_totals_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&RecordOptions { enabled: false, ..options(folder.path()) }, 1);
+    let (mut one, mut two) = (record.lane(0, 0), record.lane(0, 1));
+    let slot = one.block_insert(&block(0x1000, 1024, 0));
+    assert_eq!(slot, BlockSlot::NONE);
+    let later = two.block_insert(&block(0x2000, 2048, 0));
+    one.block_remove(slot, 1024, 1000, 0, false);
+    two.block_pending(later, 2048, 2000, 0);
+    two.block_remove(later, 2048, 2000, 0, true);
+    one.event(EventKind::Malloc, 0, 0, 0, 0, 0);
+    record.event(EventKind::Grow, 0, 0, 0, 0, 0, 0);
+    record.latency(true, 5);
+    record.device(0).set(&[(DeviceGauge::Reserved, 1)]);
+    let segment = SegmentEntry {
+        kind: SegmentKind::Span,
+        address: 0,
+        bytes: 1,
+        slot: 0,
+        stream: 0,
+        device: 0,
+        lifetime: 0,
+        capture: 0,
+    };
+    record.segment_remove(record.segment_insert(&segment));
+    assert_eq!(record.live(0), (0, 3072));
+    assert!(record.path().is_none() && Reader::own(record).is_none());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    record.close();
+}
+
+#[test]
+fn a_full_map_costs_entries_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&RecordOptions { max_blocks: 512, ..options(folder.path()) }, 1);
+    let mut lane = record.lane(0, 0);
+    let slots: Vec<BlockSlot> = (0..600).map(|n| lane.block_insert(&block(n * 512, 512, 0))).collect();
+    assert_eq!(slots.iter().filter(|&&slot| slot == BlockSlot::NONE).count(), 88);
+    let reader = Reader::own(record).unwrap();
+    assert_eq!((reader.blocks().entries.len(), reader.health().blocks_unrecorded), (512, 88));
+    assert_eq!(reader.device(0).unwrap().total().live_blocks(), 600, "gauges count them all the same");
+    for slot in slots {
+        lane.block_remove(slot, 512, 342, 0, false);
+    }
+    assert_eq!(record.live(0), (0, 600 * 512));
+    assert_eq!(reader.blocks().entries.len(), 0);
+    assert_ne!(lane.block_insert(&block(0, 512, 0)), BlockSlot::NONE, "freed slots serve again");
+    record.close();
+}
+
+#[test]
+fn slots_do_not_leak_from_lane_to_lane() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&RecordOptions { max_blocks: 8192, ..options(folder.path()) }, 1);
+    let (mut producer, mut consumer) = (record.lane(0, 0), record.lane(0, 1));
+    // Each block comes through one lane and goes through another: 200,000 of them through a map of 8,192.
+    for round in 0..200u64 {
+        let slots: Vec<BlockSlot> =
+            (0..1000).map(|n| producer.block_insert(&block((round * 1000 + n) * 512, 512, 0))).collect();
+        assert!(slots.iter().all(|&slot| slot != BlockSlot::NONE), "round {round}");
+        slots.into_iter().for_each(|slot| consumer.block_remove(slot, 512, 342, 0, false));
+    }
+    assert_eq!(record.live(0), (0, 1000 * 512));
+    assert_eq!(Reader::own(record).unwrap().health().blocks_unrecorded, 0);
+    record.close();
+}
+
+#[test]
+fn lanes_on_threads_add_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&options(folder.path()), 1);
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            scope.spawn(move || {
+                let mut lane = record.lane(0, number);
+                let keep: Vec<BlockSlot> = (0..20_000u64)
+                    .filter_map(|n| {
+                        let size = 512 * (1 + n % 9);
+                        let slot = lane.block_insert(&block(n * 4096, size, number as u8));
+                        if n % 20 == 0 {
+                            return Some(slot);
+                        }
+                        lane.block_remove(slot, size, size - size / 3, number as u8, false);
+                        None
+                    })
+                    .collect();
+                assert_eq!(keep.len(), 1000);
+            });
+        }
+    });
+    let kept: u64 = (0..20_000).filter(|n| n % 20 == 0).map(|n| 512 * (1 + n % 9)).sum();
+    let (live, peak) = record.live(0);
+    assert_eq!(live, 4 * kept);
+    assert!(peak >= live && peak <= live + 4 * 512 * 9, "{peak}");
+    let reader = Reader::own(record).unwrap();
+    let snapshot = reader.device(0).unwrap();
+    assert_eq!((snapshot.total().mallocs, snapshot.total().live_blocks()), (80_000, 4000));
+    assert_eq!(
+        (0..4).map(|n| snapshot.sum(|_, lifetime| lifetime == n).live_blocks()).collect::<Vec<_>>(),
+        [1000; 4]
+    );
+    assert_eq!(reader.blocks().entries.len(), 4000);
+    record.close();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn the_map_and_the_gauges_follow_any_sequence_of_calls(
+        calls in proptest::collection::vec((0u32..LANES as u32, 1u64..4096, 0u8..4, 0u8..6), 1..600),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let record = record(&options(folder.path()), 1);
+        let mut lanes: Vec<_> = (0..LANES as u32).map(|lane| record.lane(0, lane)).collect();
+        let mut books: HashMap<u64, (BlockSlot, BlockEntry, BlockState)> = HashMap::new();
+        let (mut live, mut peak) = (0, 0);
+        for (number, (lane, size, lifetime, what)) in calls.into_iter().enumerate() {
+            let lane = &mut lanes[lane as usize];
+            let chosen = books.keys().copied().min_by_key(|address| address.wrapping_mul(size) % 1009);
+            match (what, chosen) {
+                (3, Some(address)) if books[&address].2 == BlockState::Live => {
+                    let (slot, entry, state) = books.get_mut(&address).unwrap();
+                    lane.block_pending(*slot, entry.size, entry.requested, entry.lifetime);
+                    *state = BlockState::Pending;
+                    live -= entry.size;
+                }
+                (4..=5, Some(address)) => {
+                    let (slot, entry, state) = books.remove(&address).unwrap();
+                    let pending = state == BlockState::Pending;
+                    lane.block_remove(slot, entry.size, entry.requested, entry.lifetime, pending);
+                    live -= if pending { 0 } else { entry.size };
+                }
+                _ => {
+                    let entry = block(number as u64 * (1 << 22), size * 512, lifetime);
+                    live += entry.size;
+                    books.insert(entry.address, (lane.block_insert(&entry), entry, BlockState::Live));
+                }
+            }
+            peak = peak.max(live);
+            prop_assert_eq!(record.live(0), (live, peak));
+        }
+        let reader = Reader::own(record).unwrap();
+        let mut blocks = reader.blocks().entries;
+        blocks.sort_by_key(|(entry, _)| entry.address);
+        let mut expected: Vec<_> = books.values().map(|&(_, entry, state)| (entry, state)).collect();
+        expected.sort_by_key(|(entry, _)| entry.address);
+        prop_assert_eq!(blocks, expected);
+        let total = reader.device(0).unwrap().total();
+        let pending = books.values().filter(|book| book.2 == BlockState::Pending);
+        prop_assert_eq!(total.live_bytes(), live);
+        prop_assert_eq!(total.pending_bytes(), pending.map(|book| book.1.size).sum::<u64>());
+        record.close();
+    }
+}
