@@ -162,7 +162,8 @@ fn bundled() -> Result<Vec<PathBuf>, String> {
             return Ok(paths);
         }
     }
-    Err("the bundled traces are not here: run in the source tree, or name traces with --trace FILE".to_owned())
+    Err("the bundled traces are not here: run in the source tree, or name traces with --trace FILE"
+        .to_owned())
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

@@ -72,7 +72,8 @@ pub fn on_phantom(traces: &[Trace], contenders: &[Contender], wanted: Wanted) ->
     // Timed alone: the other core is quiet now.
     for job in &ours.jobs {
         bar.set_message(format!("{} · {} · time", job.trace.name, job.contender.name()));
-        let time = bench::ns_per_operation(job.trace, job.contender).map_err(|error| describe(job, &error))?;
+        let time =
+            bench::ns_per_operation(job.trace, job.contender).map_err(|error| describe(job, &error))?;
         if let Some(run) = &mut lock(&results)[job.place.0][job.place.1] {
             run.ns_per_operation = Some(time);
         }

@@ -19,7 +19,10 @@ const COLUMNS: &[Column] = &[
     Column {
         heading: "peak live\nGiB",
         note: "",
-        cell: |trace, _| gib(trace.peak_live),
+        cell: |trace, run| {
+            let first = trace.runs.first().is_some_and(|first| std::ptr::eq(first, run));
+            if first { gib(trace.peak_live) } else { String::new() }
+        },
         shown: always,
     },
     Column {
@@ -97,9 +100,8 @@ pub fn draw(report: &Report) -> String {
     table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(std::iter::once("trace").chain(columns.iter().map(|column| column.heading)));
     for trace in &report.traces {
-        let lines = |cell: &dyn Fn(&Run) -> String| {
-            trace.runs.iter().map(cell).collect::<Vec<_>>().join("\n")
-        };
+        let lines =
+            |cell: &dyn Fn(&Run) -> String| trace.runs.iter().map(cell).collect::<Vec<_>>().join("\n");
         let cells = columns.iter().map(|column| lines(&|run| (column.cell)(trace, run)));
         table.add_row(std::iter::once(trace.trace.clone()).chain(cells));
     }
