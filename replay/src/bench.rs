@@ -12,7 +12,7 @@ use crate::peers::Torch;
 use crate::stage::{Charge, DriverStage, PhantomStage, Setup, Stage, StageError};
 use crate::trace::{Op, Trace};
 use gruyere::driver::Driver;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -315,6 +315,50 @@ fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool
     let mut stage = PhantomStage::new(trace, Setup::instant(capacity));
     let mut allocator = contender.set_up_quietly(&stage.driver())?;
     Ok(replay(trace, &mut stage, &mut *allocator, &mut Blind)? == End::Completed)
+}
+
+/// What a pass over a trace did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    /// Mallocs of more than 0 bytes.
+    pub mallocs: u64,
+    /// Frees of those.
+    pub frees: u64,
+}
+
+/// Gruyère on a stand-in GPU where nothing costs virtual time, for passes over one trace: each frees everything it
+/// allocates, so that the first warms up for the others.
+pub struct SteadyState<'a> {
+    trace: &'a Trace,
+    bare: Trace,
+    stage: PhantomStage,
+    gruyere: Gruyere,
+}
+
+impl<'a> SteadyState<'a> {
+    /// A fresh heap, configured by `conf`.
+    ///
+    /// # Errors
+    /// What is wrong with `conf`.
+    pub fn new(trace: &'a Trace, conf: &str) -> Result<Self, BenchError> {
+        let bare = trace.allocator_calls_only();
+        let stage = PhantomStage::new(&bare, Setup::instant(AMPLE * trace.peak_live.max(1 << 30)));
+        let gruyere = Gruyere::install(stage.driver(), conf)?;
+        Ok(Self { trace, bare, stage, gruyere })
+    }
+
+    /// The allocator's calls of the trace, then a free of what it leaves live.
+    ///
+    /// # Errors
+    /// Where a replay breaks off.
+    pub fn pass(&mut self) -> Result<Pass, BenchError> {
+        let mut blocks = Blocks::new(&self.bare);
+        replay_into(&self.bare, &mut self.stage, &mut self.gruyere, &mut Blind, &mut blocks)?;
+        blocks.free_all(&self.bare, &mut self.stage, &mut self.gruyere)?;
+        let mallocs = |op: &&Op| matches!(op, Op::Alloc { size: 1.., .. });
+        let mallocs = self.trace.ops.iter().filter(mallocs).count() as u64;
+        Ok(Pass { mallocs, frees: mallocs })
+    }
 }
 
 /// Host nanoseconds of a malloc or free of `contender`: the allocator's calls alone. The program's kernels, events and waits are left out,

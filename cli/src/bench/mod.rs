@@ -1,6 +1,8 @@
 //! `gruyere bench`: real PyTorch traffic through Gruyère and through exact models of torch's own allocators.
 
+mod callgrind;
 mod chart;
+mod instructions;
 mod report;
 mod schedule;
 mod table;
@@ -26,6 +28,7 @@ Examples:
   gruyere bench --trace my.trace.zst --out /tmp    a trace of your own (format: traces/FORMAT.md)
   gruyere bench --conf share:off --conf backing:fixed
                                                    a row more for each configuration
+  gruyere bench --instructions                     instructions a malloc and a free, counted by callgrind
   gruyere bench --device cuda --trace my.trace.zst the same on a real GPU
 
 Exit status: 0 all is well; 1 something could not be read, written or run; 2 wrong arguments;
@@ -63,6 +66,12 @@ pub struct Args {
     /// What to replay on; `cuda` is the real driver, for Gruyère only, with kernels left out.
     #[arg(long, value_enum, default_value_t = Device::Phantom, value_name = "DEVICE")]
     device: Device,
+    /// Count the instructions of a malloc and a free on the `moe` trace (or each --trace); needs valgrind.
+    #[arg(long, conflicts_with_all = ["fit", "timeline", "models_only", "conf", "device"])]
+    instructions: bool,
+    /// The run under valgrind.
+    #[arg(long, hide = true, requires = "trace")]
+    counted_passes: bool,
     /// List the bundled traces and stop.
     #[arg(long)]
     list: bool,
@@ -89,7 +98,14 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    if args.instructions {
+        return instructions(args);
+    }
     let traces = traces(args)?;
+    if args.counted_passes {
+        println!("{}", serde_json::to_string(&instructions::counted_passes(&traces[0])?)?);
+        return Ok(ExitCode::SUCCESS);
+    }
     if args.list {
         for trace in &traces {
             let gib = trace.peak_live as f64 / (1u64 << 30) as f64;
@@ -112,6 +128,21 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     // A closed pipe is the reader's choice.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(verdict(&report))
+}
+
+fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let bundled =
+        || Ok::<_, String>(bundled()?.into_iter().filter(|path| path.ends_with("moe.trace.zst")).collect());
+    let paths: Vec<PathBuf> = if args.trace.is_empty() { bundled()? } else { args.trace.clone() };
+    for path in paths {
+        let counted = instructions::count(&Trace::open(&path)?, &path)?;
+        if args.json {
+            println!("{}", serde_json::to_string(&counted)?);
+        } else {
+            print!("{counted}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn verdict(report: &Report) -> ExitCode {
