@@ -1,31 +1,33 @@
-//! The gruyere command.
+//! The `gruyere` command.
 
-use std::process::ExitCode;
-
-use clap::{Parser, Subcommand};
-
+mod bench;
 mod ps;
 mod stat;
 
-/// Gruyère, a CUDA memory allocator with almost no holes: the command that looks at it from outside.
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// A CUDA memory allocator for PyTorch with almost no holes.
 #[derive(Parser)]
-#[command(version, about)]
-struct Arguments {
+#[command(name = "gruyere", version, arg_required_else_help = true)]
+struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// List the processes that use gruyere, with what they hold.
+    Bench(bench::Args),
+    /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
     /// Print all gauges of one process.
     Stat(stat::Arguments),
 }
 
 fn main() -> ExitCode {
-    match Arguments::parse().command {
-        Command::Ps(arguments) => ps::run(&arguments),
-        Command::Stat(arguments) => stat::run(&arguments),
+    match Cli::parse().command {
+        Command::Bench(args) => bench::main(&args),
+        Command::Ps(args) => ps::run(&args),
+        Command::Stat(args) => stat::run(&args),
     }
 }

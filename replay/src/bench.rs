@@ -9,10 +9,10 @@ use crate::fit;
 use crate::measure::Curve;
 use crate::ours::Gruyere;
 use crate::peers::Torch;
-use crate::stage::{DriverStage, PhantomStage, Setup, Stage, StageError};
+use crate::stage::{Charge, DriverStage, PhantomStage, Setup, Stage, StageError};
 use crate::trace::{Op, Trace};
 use gruyere::driver::Driver;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -150,16 +150,18 @@ pub struct Run {
     pub fault_count: usize,
 }
 
-/// A run on the timeline: kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead, driver calls charged.
+/// Two runs on the timeline: kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timeline {
-    /// Peak reserved / peak live.
+    /// Peak reserved / peak live where driver calls cost no time, as the real allocators were measured.
     pub hold_ratio: f64,
+    /// Peak reserved / peak live where driver calls are charged; so are all figures below.
+    pub hold_ratio_charged: f64,
     /// When the last kernel is done.
     pub device_end_ns: u64,
     /// The same with an allocator that costs nothing and never waits.
     pub perfect_end_ns: u64,
-    /// Time the host spent in the allocator's waits.
+    /// Time the host stood still in waits of the allocator.
     pub host_blocked_ns: u64,
     /// Driver calls that the allocator made.
     pub driver_calls: u64,
@@ -190,7 +192,9 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     blocks.free_all(trace, &mut stage, &mut *allocator)?;
     allocator.release()?;
     let mut faults = stage.faults();
-    faults.extend(broken.into_iter().chain(allocator.validate().err()).map(|what| format!("invariant: {what}")));
+    faults.extend(
+        broken.into_iter().chain(allocator.validate().err()).map(|what| format!("invariant: {what}")),
+    );
     if stage.held() > 0 {
         faults.push(format!("leak: {} bytes are held after everything was freed", stage.held()));
     }
@@ -201,7 +205,8 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
         faults.extend(more);
     }
     if wanted.fit {
-        run.smallest_device = fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))?;
+        run.smallest_device =
+            fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))?;
         run.fit_ratio = run.smallest_device.map(|bytes| ratio(bytes, trace.peak_live));
     }
     run.fault_count = faults.len();
@@ -281,26 +286,79 @@ fn on_the_timeline(
     contender: &Contender,
     capacity: u64,
 ) -> Result<(Timeline, Vec<String>), BenchError> {
-    let mut ideal = PhantomStage::new(trace, Setup { oracle: false, ..Setup::timeline(capacity) });
+    let ideal = Setup { oracle: false, ..Setup::timeline(capacity, Charge::Program) };
+    let mut ideal = PhantomStage::new(trace, ideal);
     replay(trace, &mut ideal, &mut Perfect::default(), &mut Blind)?;
-    let mut stage = PhantomStage::new(trace, Setup::timeline(capacity));
-    let mut allocator = contender.set_up(&stage.driver())?;
-    let before = stage.allocator_calls();
-    replay(trace, &mut stage, &mut *allocator, &mut Blind)?;
-    let timeline = Timeline {
-        hold_ratio: ratio(stage.held_peak(), trace.peak_live),
-        device_end_ns: stage.time().device_end,
-        perfect_end_ns: ideal.time().device_end,
-        host_blocked_ns: stage.time().blocked_by_allocator,
-        driver_calls: stage.allocator_calls() - before,
+    let mut faults = Vec::new();
+    let mut timed = |charge| {
+        let mut stage = PhantomStage::new(trace, Setup::timeline(capacity, charge));
+        let mut allocator = contender.set_up(&stage.driver())?;
+        let before = stage.allocator_calls();
+        replay(trace, &mut stage, &mut *allocator, &mut Blind)?;
+        faults.extend(stage.faults());
+        Ok::<_, BenchError>((stage.held_peak(), stage.time(), stage.allocator_calls() - before))
     };
-    Ok((timeline, stage.faults()))
+    let (held, _, _) = timed(Charge::Program)?;
+    let (held_charged, time, driver_calls) = timed(Charge::DriverCalls)?;
+    let timeline = Timeline {
+        hold_ratio: ratio(held, trace.peak_live),
+        hold_ratio_charged: ratio(held_charged, trace.peak_live),
+        device_end_ns: time.device_end,
+        perfect_end_ns: ideal.time().device_end,
+        host_blocked_ns: time.blocked_by_allocator,
+        driver_calls,
+    };
+    Ok((timeline, faults))
 }
 
 fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool, BenchError> {
     let mut stage = PhantomStage::new(trace, Setup::instant(capacity));
     let mut allocator = contender.set_up_quietly(&stage.driver())?;
     Ok(replay(trace, &mut stage, &mut *allocator, &mut Blind)? == End::Completed)
+}
+
+/// What a pass over a trace did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    /// Mallocs of more than 0 bytes.
+    pub mallocs: u64,
+    /// Frees of those.
+    pub frees: u64,
+}
+
+/// Gruyère on a stand-in GPU where nothing costs virtual time, for passes over one trace: each frees everything it
+/// allocates, so that the first warms up for the others.
+pub struct SteadyState<'a> {
+    trace: &'a Trace,
+    bare: Trace,
+    stage: PhantomStage,
+    gruyere: Gruyere,
+}
+
+impl<'a> SteadyState<'a> {
+    /// A fresh heap, configured by `conf`.
+    ///
+    /// # Errors
+    /// What is wrong with `conf`.
+    pub fn new(trace: &'a Trace, conf: &str) -> Result<Self, BenchError> {
+        let bare = trace.allocator_calls_only();
+        let stage = PhantomStage::new(&bare, Setup::instant(AMPLE * trace.peak_live.max(1 << 30)));
+        let gruyere = Gruyere::install(stage.driver(), conf)?;
+        Ok(Self { trace, bare, stage, gruyere })
+    }
+
+    /// The allocator's calls of the trace, then a free of what it leaves live.
+    ///
+    /// # Errors
+    /// Where a replay breaks off.
+    pub fn pass(&mut self) -> Result<Pass, BenchError> {
+        let mut blocks = Blocks::new(&self.bare);
+        replay_into(&self.bare, &mut self.stage, &mut self.gruyere, &mut Blind, &mut blocks)?;
+        blocks.free_all(&self.bare, &mut self.stage, &mut self.gruyere)?;
+        let mallocs = |op: &&Op| matches!(op, Op::Alloc { size: 1.., .. });
+        let mallocs = self.trace.ops.iter().filter(mallocs).count() as u64;
+        Ok(Pass { mallocs, frees: mallocs })
+    }
 }
 
 /// Host nanoseconds of a malloc or free of `contender`: the allocator's calls alone. The program's kernels, events and waits are left out,

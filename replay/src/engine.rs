@@ -127,6 +127,7 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
         match op {
             Op::Alloc { size, block, stream, device } => {
                 let handle = stage.stream(device.into(), stream).map_err(program)?;
+                stage.operation();
                 let address = match allocator.malloc(size, device.into(), handle) {
                     Ok(address) => address,
                     Err(AllocError::OutOfMemory) => return Ok(End::OutOfMemory { op: index }),
@@ -146,6 +147,7 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
                 if address != 0 {
                     stage.block_free(address);
                 }
+                stage.operation();
                 allocator.free(address, size, device.into(), handle).map_err(refused)?;
                 live -= rounded(size);
                 watch.after(live, || stage.held());

@@ -53,6 +53,8 @@ pub trait Stage {
     fn held(&self) -> u64;
     /// The most that [`Stage::held`] ever was, between operations included where the stage can tell.
     fn held_peak(&self) -> u64;
+    /// The program calls malloc or free.
+    fn operation(&mut self) {}
     /// The allocator handed a block out; `id` is the trace's.
     fn block_malloc(&mut self, _id: u64, _block: NewBlock) {}
     /// The program is about to free the block at `address`.
@@ -145,6 +147,21 @@ impl Handles {
     }
 }
 
+/// What host time is charged for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charge {
+    /// Nothing.
+    Nothing,
+    /// Launches, mallocs and frees.
+    Program,
+    /// Those, and each driver call at its cost.
+    DriverCalls,
+}
+
+/// Host time of a malloc or free itself, nanoseconds: the same for every allocator, of the order of what torch's takes. With it
+/// the models hold on the timeline, to the digit, what the real allocators were measured to hold.
+const OPERATION_NS: u64 = 150;
+
 /// How the stand-in GPU of a replay is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
@@ -152,8 +169,8 @@ pub struct Setup {
     pub capacity: u64,
     /// Nanoseconds that a kernel takes; 0: all work is done as soon as it is enqueued.
     pub kernel_ns: u64,
-    /// Driver calls and launches cost host time.
-    pub costs: bool,
+    /// What host time costs.
+    pub charge: Charge,
     /// The oracle of stream order watches.
     pub oracle: bool,
 }
@@ -161,12 +178,12 @@ pub struct Setup {
 impl Setup {
     /// Nothing takes time: for peaks and for the smallest device.
     pub fn instant(capacity: u64) -> Self {
-        Self { capacity, kernel_ns: 0, costs: false, oracle: false }
+        Self { capacity, kernel_ns: 0, charge: Charge::Nothing, oracle: false }
     }
 
-    /// Kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead, driver calls at their cost.
-    pub fn timeline(capacity: u64) -> Self {
-        Self { capacity, kernel_ns: 20_000, costs: true, oracle: true }
+    /// Kernels of 20 us, 8 us of host a launch, 0.15 us a malloc or free, the host at most 10 ms ahead.
+    pub fn timeline(capacity: u64, charge: Charge) -> Self {
+        Self { capacity, kernel_ns: 20_000, charge, oracle: true }
     }
 }
 
@@ -183,9 +200,11 @@ impl PhantomStage {
     pub fn new(trace: &Trace, setup: Setup) -> Self {
         let mut config = Config::devices(trace.devices.into(), setup.capacity);
         config.oracle = setup.oracle;
-        if !setup.costs {
-            config.costs = Costs::zero();
-        }
+        config.costs = match setup.charge {
+            Charge::Nothing => Costs::zero(),
+            Charge::Program => Costs { launch: config.costs.launch, ..Costs::zero() },
+            Charge::DriverCalls => config.costs,
+        };
         Self {
             gpu: Arc::new(Gpu::new(config)),
             setup,
@@ -254,6 +273,12 @@ impl Stage for PhantomStage {
 
     fn host_wait_devices(&mut self) -> Result<(), StageError> {
         (0..self.devices).try_for_each(|device| Ok(as_program(|| self.gpu.device_synchronize(device))?))
+    }
+
+    fn operation(&mut self) {
+        if self.setup.charge != Charge::Nothing {
+            self.gpu.host_spend(OPERATION_NS);
+        }
     }
 
     fn block_malloc(&mut self, id: u64, block: NewBlock) {

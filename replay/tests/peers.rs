@@ -5,7 +5,7 @@ use gruyere_replay::allocator::Allocator;
 use gruyere_replay::engine::{Blind, End, ReplayError, Watch, replay};
 use gruyere_replay::fit;
 use gruyere_replay::peers::Torch;
-use gruyere_replay::stage::{PhantomStage, Setup, Stage};
+use gruyere_replay::stage::{Charge, PhantomStage, Setup, Stage};
 use gruyere_replay::trace::Trace;
 use std::path::Path;
 
@@ -101,5 +101,17 @@ fn smallest_device_is_that_of_the_real_allocators() {
             let theirs = (trace.peak_live as f64 * (real.fit[which] + 0.0005)) as u64;
             assert!(completes(&trace, which, theirs).unwrap(), "{case} where the real one completes");
         }
+    }
+}
+
+#[test]
+fn hold_on_the_timeline_is_that_of_the_real_allocators() {
+    let trace = trace("offload");
+    for (which, real) in ["4.01", "2.81"].into_iter().enumerate() {
+        let mut stage = PhantomStage::new(&trace, Setup::timeline(8 * trace.peak_live, Charge::Program));
+        let mut torch = model(which, &stage);
+        assert_eq!(replay(&trace, &mut stage, &mut torch, &mut Blind), Ok(End::Completed));
+        assert_eq!(format!("{:.2}", stage.held_peak() as f64 / trace.peak_live as f64), real);
+        assert_eq!(stage.faults(), Vec::<String>::new());
     }
 }

@@ -142,7 +142,8 @@ impl Trace {
     /// The same without the program's kernels, events, waits and marks: what the allocator is asked, and nothing else.
     #[must_use]
     pub fn allocator_calls_only(&self) -> Self {
-        let asked = |op: &&Op| matches!(op, Op::Alloc { .. } | Op::Free { .. } | Op::RecordStream { .. } | Op::Step);
+        let asked =
+            |op: &&Op| matches!(op, Op::Alloc { .. } | Op::Free { .. } | Op::RecordStream { .. } | Op::Step);
         Self { ops: self.ops.iter().filter(asked).copied().collect(), ..self.clone() }
     }
 }

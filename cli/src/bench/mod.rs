@@ -1,0 +1,202 @@
+//! `gruyere bench`: real PyTorch traffic through Gruyère and through exact models of torch's own allocators.
+
+mod callgrind;
+mod chart;
+mod instructions;
+mod report;
+mod schedule;
+mod table;
+
+use gruyere_replay::bench::{Contender, Wanted};
+use gruyere_replay::trace::Trace;
+use report::Report;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Something could not be read, written or run.
+const FAILED: u8 = 1;
+/// The oracle, the driver's books or an invariant found a fault.
+const FAULTS: u8 = 3;
+/// A trace did not complete although the device had room to spare.
+const OUT_OF_MEMORY: u8 = 4;
+
+const EXAMPLES: &str = "\
+Examples:
+  gruyere bench                                    the seven bundled traces, table, bench.json and bench.svg
+  gruyere bench --fit --timeline                   the smallest device that completes, and time
+  gruyere bench --trace my.trace.zst --out /tmp    a trace of your own (format: traces/FORMAT.md)
+  gruyere bench --conf share:off --conf backing:fixed
+                                                   a row more for each configuration
+  gruyere bench --instructions                     instructions a malloc and a free, counted by callgrind
+  gruyere bench --device cuda --trace my.trace.zst the same on a real GPU
+
+Exit status: 0 all is well; 1 something could not be read, written or run; 2 wrong arguments;
+3 the oracle, the driver's books or an invariant found a fault; 4 a trace did not complete.";
+
+/// Replay real PyTorch traffic through Gruyère and through torch's own allocators.
+///
+/// Gruyère runs through its C ABI on a stand-in GPU with exact books and an oracle of stream order; torch's default
+/// allocator and its expandable segments are models, equal to the real ones to the byte. Prints a table, writes bench.json
+/// and bench.svg.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Replay this trace, zstd-compressed or plain, in place of the bundled ones; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    trace: Vec<PathBuf>,
+    /// One more row for Gruyère configured by STRING, as GRUYERE_CONF would be; may be repeated.
+    #[arg(long, value_name = "STRING", conflicts_with = "models_only")]
+    conf: Vec<String>,
+    /// Also find the smallest device that completes each trace, by bisection.
+    #[arg(long)]
+    fit: bool,
+    /// Also replay with device time: kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead.
+    #[arg(long)]
+    timeline: bool,
+    /// Folder for bench.json and bench.svg.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    out: PathBuf,
+    /// Print the JSON report in place of the table.
+    #[arg(long)]
+    json: bool,
+    /// Leave Gruyère out.
+    #[arg(long)]
+    models_only: bool,
+    /// What to replay on; `cuda` is the real driver, for Gruyère only, with kernels left out.
+    #[arg(long, value_enum, default_value_t = Device::Phantom, value_name = "DEVICE")]
+    device: Device,
+    /// Count the instructions of a malloc and a free on the `moe` trace (or each --trace); needs valgrind.
+    #[arg(long, conflicts_with_all = ["fit", "timeline", "models_only", "conf", "device"])]
+    instructions: bool,
+    /// The run under valgrind.
+    #[arg(long, hide = true, requires = "trace")]
+    counted_passes: bool,
+    /// List the bundled traces and stop.
+    #[arg(long)]
+    list: bool,
+}
+
+/// What the traces are replayed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    /// The stand-in GPU.
+    Phantom,
+    /// A real GPU.
+    Cuda,
+}
+
+/// Runs the subcommand.
+pub fn main(args: &Args) -> ExitCode {
+    match bench(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("gruyere bench: {error}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    if args.instructions {
+        return instructions(args);
+    }
+    let traces = traces(args)?;
+    if args.counted_passes {
+        println!("{}", serde_json::to_string(&instructions::counted_passes(&traces[0])?)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.list {
+        for trace in &traces {
+            let gib = trace.peak_live as f64 / (1u64 << 30) as f64;
+            println!("{:<16} {:>9} operations  peak live {gib:>6.1} GiB", trace.name, trace.operations);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    // A wrong --out must not cost the whole run.
+    std::fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
+    let wanted = Wanted { fit: args.fit, timeline: args.timeline };
+    let runs = match args.device {
+        Device::Phantom => schedule::on_phantom(&traces, &contenders(args), wanted)?,
+        Device::Cuda => schedule::on_cuda(&traces, &confs(args))?,
+    };
+    let report = Report::new(&traces, runs, args);
+    let chart = chart::draw(&report);
+    write(&args.out.join("bench.json"), &report.to_json()?)?;
+    write(&args.out.join("bench.svg"), &chart)?;
+    let text = if args.json { report.to_json()? } else { table::draw(&report) };
+    // A closed pipe is the reader's choice.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(verdict(&report))
+}
+
+fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let bundled =
+        || Ok::<_, String>(bundled()?.into_iter().filter(|path| path.ends_with("moe.trace.zst")).collect());
+    let paths: Vec<PathBuf> = if args.trace.is_empty() { bundled()? } else { args.trace.clone() };
+    for path in paths {
+        let counted = instructions::count(&Trace::open(&path)?, &path)?;
+        if args.json {
+            println!("{}", serde_json::to_string(&counted)?);
+        } else {
+            print!("{counted}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn verdict(report: &Report) -> ExitCode {
+    let (mut faults, mut unfinished) = (0, 0);
+    for (trace, run) in report.runs() {
+        if run.fault_count > 0 {
+            eprintln!("gruyere bench: {} on {}: {} faults", run.allocator, trace.trace, run.fault_count);
+            run.faults.iter().for_each(|fault| eprintln!("  {fault}"));
+            faults += 1;
+        }
+        if !run.completed {
+            eprintln!("gruyere bench: {} did not complete {}: out of memory", run.allocator, trace.trace);
+            unfinished += 1;
+        }
+    }
+    match (faults, unfinished) {
+        (0, 0) => ExitCode::SUCCESS,
+        (0, _) => ExitCode::from(OUT_OF_MEMORY),
+        _ => ExitCode::from(FAULTS),
+    }
+}
+
+fn confs(args: &Args) -> Vec<String> {
+    std::iter::once(String::new()).chain(args.conf.iter().cloned()).collect()
+}
+
+fn contenders(args: &Args) -> Vec<Contender> {
+    let models = [Contender::Torch, Contender::Expandable];
+    let ours = confs(args).into_iter().map(Contender::Gruyere).filter(|_| !args.models_only);
+    models.into_iter().chain(ours).collect()
+}
+
+fn traces(args: &Args) -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
+    let paths = if args.trace.is_empty() { bundled()? } else { args.trace.clone() };
+    Ok(paths.iter().map(|path| Trace::open(path)).collect::<Result<_, _>>()?)
+}
+
+/// The traces of the source tree: in the current folder, or where this command was built.
+fn bundled() -> Result<Vec<PathBuf>, String> {
+    let here = Path::new("traces");
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../traces");
+    for folder in [here, &built] {
+        let Ok(entries) = std::fs::read_dir(folder) else { continue };
+        let paths = entries.flatten().map(|entry| entry.path());
+        let mut paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".trace.zst")).collect();
+        if !paths.is_empty() {
+            paths.sort();
+            return Ok(paths);
+        }
+    }
+    Err("the bundled traces are not here: run in the source tree, or name traces with --trace FILE"
+        .to_owned())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,132 @@
+//! The report: what bench.json holds, and what table and chart are drawn from.
+
+use super::{Args, Device};
+use gruyere_replay::bench::{Run, live_curve};
+use gruyere_replay::trace::Trace;
+use serde::Serialize;
+use std::path::Path;
+use std::process::Command;
+
+/// Raised when a field changes its meaning or goes away; new fields do not raise it.
+const SCHEMA_VERSION: u32 = 1;
+
+/// bench.json.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Always `gruyere.bench`.
+    pub schema: &'static str,
+    /// Version of the schema.
+    pub version: u32,
+    /// When the report was made, RFC 3339, UTC.
+    pub date: String,
+    /// Version of the command.
+    pub gruyere: &'static str,
+    /// The commit that the command was run at, `-dirty` where files differ from it; absent outside of a checkout.
+    pub git_commit: Option<String>,
+    /// Where it was run.
+    pub machine: Machine,
+    /// `phantom` or `cuda`.
+    pub device: &'static str,
+    /// Further configurations of Gruyère that were asked for.
+    pub confs: Vec<String>,
+    /// What was measured beside the peaks.
+    pub measured: Measured,
+    /// The traces.
+    pub traces: Vec<TraceReport>,
+}
+
+/// The machine of a report.
+#[derive(Debug, Serialize)]
+pub struct Machine {
+    /// Model of the processor.
+    pub cpu: String,
+    /// Cores that the process may use.
+    pub cores: usize,
+    /// Operating system and architecture.
+    pub os: String,
+}
+
+/// What was measured beside the peaks.
+#[derive(Debug, Serialize)]
+pub struct Measured {
+    /// The smallest device that completes.
+    pub fit: bool,
+    /// Device and host time.
+    pub timeline: bool,
+}
+
+/// One trace. Bytes.
+#[derive(Debug, Serialize)]
+pub struct TraceReport {
+    /// Its name.
+    pub trace: String,
+    /// Allocations and frees.
+    pub operations: u64,
+    /// Highest sum of live blocks, each rounded up to 512 bytes.
+    pub peak_live: u64,
+    /// Live memory over the operations, the highest of each of equal parts.
+    pub live_curve: Vec<u64>,
+    /// Each allocator's run.
+    pub runs: Vec<Run>,
+}
+
+impl Report {
+    /// The report of `runs`, a list for each of `traces`.
+    pub fn new(traces: &[Trace], runs: Vec<Vec<Run>>, args: &Args) -> Self {
+        let traces = traces.iter().zip(runs).map(|(trace, runs)| TraceReport {
+            trace: trace.name.clone(),
+            operations: trace.operations,
+            peak_live: trace.peak_live,
+            live_curve: live_curve(trace),
+            runs,
+        });
+        Self {
+            schema: "gruyere.bench",
+            version: SCHEMA_VERSION,
+            date: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            gruyere: env!("CARGO_PKG_VERSION"),
+            git_commit: git_commit(),
+            machine: Machine::here(),
+            device: match args.device {
+                Device::Phantom => "phantom",
+                Device::Cuda => "cuda",
+            },
+            confs: args.conf.clone(),
+            measured: Measured { fit: args.fit, timeline: args.timeline },
+            traces: traces.collect(),
+        }
+    }
+
+    /// Every run with its trace.
+    pub fn runs(&self) -> impl Iterator<Item = (&TraceReport, &Run)> {
+        self.traces.iter().flat_map(|trace| trace.runs.iter().map(move |run| (trace, run)))
+    }
+
+    /// The JSON text, ending in a newline.
+    ///
+    /// # Errors
+    /// Never in practice: there is no map with other keys than strings.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self).map(|text| text + "\n")
+    }
+}
+
+impl Machine {
+    fn here() -> Self {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+        Self {
+            cpu: model.map_or("unknown", |(_, name)| name).to_owned(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            os: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        }
+    }
+}
+
+fn git_commit() -> Option<String> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut git = Command::new("git");
+    git.args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]).current_dir(here);
+    let output = git.output().ok().filter(|output| output.status.success())?;
+    String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}

@@ -1,0 +1,117 @@
+//! The table.
+
+use super::report::{Report, TraceReport};
+use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
+use gruyere_replay::bench::Run;
+use std::fmt::Write as _;
+
+/// One column: its heading, what it says of a run, and whether it is shown in a report.
+struct Column {
+    heading: &'static str,
+    note: &'static str,
+    cell: fn(&TraceReport, &Run) -> String,
+    shown: fn(&Report) -> bool,
+}
+
+const COLUMNS: &[Column] = &[
+    Column { heading: "allocator", note: "", cell: |_, run| run.allocator.clone(), shown: always },
+    Column {
+        heading: "peak live\nGiB",
+        note: "",
+        cell: |trace, run| {
+            let first = trace.runs.first().is_some_and(|first| std::ptr::eq(first, run));
+            if first { gib(trace.peak_live) } else { String::new() }
+        },
+        shown: always,
+    },
+    Column {
+        heading: "peak reserved\nGiB",
+        note: "",
+        cell: |_, run| if run.completed { gib(run.peak_reserved) } else { "out of memory".into() },
+        shown: always,
+    },
+    Column {
+        heading: "hold\nratio",
+        note: "hold ratio: peak reserved / peak live; 1 is the physical limit",
+        cell: |_, run| format!("{:.4}", run.hold_ratio),
+        shown: always,
+    },
+    Column {
+        heading: "area\nratio",
+        note: "area ratio: reserved / live, both summed over all mallocs and frees",
+        cell: |_, run| format!("{:.2}", run.area_ratio),
+        shown: always,
+    },
+    Column {
+        heading: "fit\nratio",
+        note: "fit ratio: smallest device that completes / peak live, to a thousandth",
+        cell: |_, run| run.fit_ratio.map_or("none".into(), |fit| format!("{fit:.3}")),
+        shown: |report| report.measured.fit,
+    },
+    Column {
+        heading: "hold\non time",
+        note: "hold on time: hold ratio on the timeline (kernels of 20 us, 8 us of host a launch, host at most 10 ms ahead)",
+        cell: |_, run| timeline(run, |time| format!("{:.2}", time.hold_ratio)),
+        shown: |report| report.measured.timeline,
+    },
+    Column {
+        heading: "device\nend",
+        note: "device end: end of the last kernel, driver calls charged / with an allocator that costs nothing",
+        cell: |_, run| timeline(run, |time| format!("{:+.2}%", (time.end_ratio() - 1.0) * 100.0)),
+        shown: |report| report.measured.timeline,
+    },
+    Column {
+        heading: "host\nblocked ms",
+        note: "host blocked: host time in waits of the allocator, on the timeline",
+        cell: |_, run| timeline(run, |time| format!("{:.1}", time.host_blocked_ns as f64 / 1e6)),
+        shown: |report| report.measured.timeline,
+    },
+    Column {
+        heading: "driver\ncalls",
+        note: "",
+        cell: |_, run| run.driver_calls.to_string(),
+        shown: |report| report.device == "phantom",
+    },
+    Column {
+        heading: "ns/op",
+        note: "ns/op: host nanoseconds a malloc or free through the C ABI, record on (a model's time would mean nothing)",
+        cell: |_, run| run.ns_per_operation.map_or("".into(), |ns| format!("{ns:.0}")),
+        shown: |report| report.runs().any(|(_, run)| run.ns_per_operation.is_some()),
+    },
+];
+
+fn always(_: &Report) -> bool {
+    true
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
+}
+
+fn timeline(run: &Run, cell: impl FnOnce(&gruyere_replay::bench::Timeline) -> String) -> String {
+    run.timeline.as_ref().map_or(String::new(), cell)
+}
+
+/// The table and its notes.
+pub fn draw(report: &Report) -> String {
+    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| (column.shown)(report)).collect();
+    let mut table = Table::new();
+    table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(std::iter::once("trace").chain(columns.iter().map(|column| column.heading)));
+    for trace in &report.traces {
+        let lines =
+            |cell: &dyn Fn(&Run) -> String| trace.runs.iter().map(cell).collect::<Vec<_>>().join("\n");
+        let cells = columns.iter().map(|column| lines(&|run| (column.cell)(trace, run)));
+        table.add_row(std::iter::once(trace.trace.clone()).chain(cells));
+    }
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_constraint(ColumnConstraint::ContentWidth);
+        column.set_cell_alignment(if index < 2 { CellAlignment::Left } else { CellAlignment::Right });
+    }
+    let mut text = format!("{table}\n");
+    for column in columns.iter().filter(|column| !column.note.is_empty()) {
+        let _ = writeln!(text, "  {}", column.note);
+    }
+    text
+}
