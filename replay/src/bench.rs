@@ -12,15 +12,12 @@ use crate::peers::Torch;
 use crate::stage::{Charge, DriverStage, PhantomStage, Setup, Stage, StageError};
 use crate::trace::{Op, Trace};
 use gruyere::driver::Driver;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Room to spare: devices of this many times the peak of live. torch's default holds four times it on one trace.
 const AMPLE: u64 = 8;
-/// Passes of which the median time counts.
-const TIMED_PASSES: usize = 5;
 /// Faults that a report lists.
 const LISTED_FAULTS: usize = 10;
 
@@ -179,7 +176,7 @@ impl Timeline {
 /// # Errors
 /// Where it cannot be measured; an out-of-memory or a fault is a result, not an error.
 pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, BenchError> {
-    let ample = AMPLE * trace.peak_live.max(1 << 30);
+    let ample = ample(trace);
     let mut stage = PhantomStage::new(trace, Setup { oracle: true, ..Setup::instant(ample) });
     let mut curve = Curve::new(trace.operations);
     let mut allocator = contender.set_up(&stage.driver())?;
@@ -188,16 +185,7 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     let end = replay_into(trace, &mut stage, &mut *allocator, &mut curve, &mut blocks)?;
     let mut run = report(trace, contender, &stage, &curve, end == End::Completed);
     run.driver_calls = stage.allocator_calls() - before;
-    let broken = allocator.validate().err();
-    blocks.free_all(trace, &mut stage, &mut *allocator)?;
-    allocator.release()?;
-    let mut faults = stage.faults();
-    faults.extend(
-        broken.into_iter().chain(allocator.validate().err()).map(|what| format!("invariant: {what}")),
-    );
-    if stage.held() > 0 {
-        faults.push(format!("leak: {} bytes are held after everything was freed", stage.held()));
-    }
+    let mut faults = audit(trace, &mut stage, &mut *allocator, blocks)?;
     drop(allocator);
     if wanted.timeline {
         let (timeline, more) = on_the_timeline(trace, contender, ample)?;
@@ -213,6 +201,29 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     faults.truncate(LISTED_FAULTS);
     run.faults = faults;
     Ok(run)
+}
+
+/// What is wrong after a replay: violations of stream order and misuses of the driver so far, broken invariants, and memory
+/// that is still held once everything has been freed and given back.
+///
+/// # Errors
+/// Where a free or the giving back fails.
+pub fn audit(
+    trace: &Trace,
+    stage: &mut PhantomStage,
+    allocator: &mut dyn Allocator,
+    mut blocks: Blocks,
+) -> Result<Vec<String>, BenchError> {
+    let mut broken: Vec<String> = allocator.validate().err().into_iter().collect();
+    blocks.free_all(trace, stage, allocator)?;
+    allocator.release()?;
+    broken.extend(allocator.validate().err());
+    let mut faults = stage.faults();
+    faults.extend(broken.into_iter().map(|what| format!("invariant: {what}")));
+    if stage.held() > 0 {
+        faults.push(format!("leak: {} bytes are held after everything was freed", stage.held()));
+    }
+    Ok(faults)
 }
 
 /// Runs Gruyère, as `GRUYERE_CONF` configures it, over `trace` on the real device behind `driver`.
@@ -256,6 +267,11 @@ fn report(trace: &Trace, contender: &Contender, stage: &impl Stage, curve: &Curv
         faults: Vec::new(),
         fault_count: 0,
     }
+}
+
+/// A device's memory that leaves every allocator room to spare, bytes.
+pub(crate) fn ample(trace: &Trace) -> u64 {
+    AMPLE * trace.peak_live.max(1 << 30)
 }
 
 fn ratio(bytes: u64, peak_live: u64) -> f64 {
@@ -315,67 +331,4 @@ fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool
     let mut stage = PhantomStage::new(trace, Setup::instant(capacity));
     let mut allocator = contender.set_up_quietly(&stage.driver())?;
     Ok(replay(trace, &mut stage, &mut *allocator, &mut Blind)? == End::Completed)
-}
-
-/// What a pass over a trace did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pass {
-    /// Mallocs of more than 0 bytes.
-    pub mallocs: u64,
-    /// Frees of those.
-    pub frees: u64,
-}
-
-/// Gruyère on a stand-in GPU where nothing costs virtual time, for passes over one trace: each frees everything it
-/// allocates, so that the first warms up for the others.
-pub struct SteadyState<'a> {
-    trace: &'a Trace,
-    bare: Trace,
-    stage: PhantomStage,
-    gruyere: Gruyere,
-}
-
-impl<'a> SteadyState<'a> {
-    /// A fresh heap, configured by `conf`.
-    ///
-    /// # Errors
-    /// What is wrong with `conf`.
-    pub fn new(trace: &'a Trace, conf: &str) -> Result<Self, BenchError> {
-        let bare = trace.allocator_calls_only();
-        let stage = PhantomStage::new(&bare, Setup::instant(AMPLE * trace.peak_live.max(1 << 30)));
-        let gruyere = Gruyere::install(stage.driver(), conf)?;
-        Ok(Self { trace, bare, stage, gruyere })
-    }
-
-    /// The allocator's calls of the trace, then a free of what it leaves live.
-    ///
-    /// # Errors
-    /// Where a replay breaks off.
-    pub fn pass(&mut self) -> Result<Pass, BenchError> {
-        let mut blocks = Blocks::new(&self.bare);
-        replay_into(&self.bare, &mut self.stage, &mut self.gruyere, &mut Blind, &mut blocks)?;
-        blocks.free_all(&self.bare, &mut self.stage, &mut self.gruyere)?;
-        let mallocs = |op: &&Op| matches!(op, Op::Alloc { size: 1.., .. });
-        let mallocs = self.trace.ops.iter().filter(mallocs).count() as u64;
-        Ok(Pass { mallocs, frees: mallocs })
-    }
-}
-
-/// Host nanoseconds of a malloc or free of `contender`: the allocator's calls alone. The program's kernels, events and waits are left out,
-/// nothing costs virtual time, the oracle is off. The median of five passes; for Gruyère, since a model's time means nothing.
-///
-/// # Errors
-/// As [`run`].
-pub fn ns_per_operation(trace: &Trace, contender: &Contender) -> Result<f64, BenchError> {
-    let bare = trace.allocator_calls_only();
-    let mut times = Vec::with_capacity(TIMED_PASSES);
-    for _ in 0..TIMED_PASSES {
-        let mut stage = PhantomStage::new(&bare, Setup::instant(AMPLE * trace.peak_live.max(1 << 30)));
-        let mut allocator = contender.set_up(&stage.driver())?;
-        let start = Instant::now();
-        replay(&bare, &mut stage, &mut *allocator, &mut Blind)?;
-        times.push(start.elapsed().as_nanos() as f64 / trace.operations.max(1) as f64);
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[TIMED_PASSES / 2])
 }

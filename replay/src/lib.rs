@@ -8,4 +8,5 @@ pub mod measure;
 pub mod ours;
 pub mod peers;
 pub mod stage;
+pub mod steady;
 pub mod trace;

@@ -4,17 +4,27 @@
 //! `gruyere_malloc` and `gruyere_free` are collected; the stand-in GPU's are taken off.
 
 use super::callgrind::Profile;
-use gruyere_replay::bench::{Pass, SteadyState};
+use gruyere_replay::bench::BenchError;
+use gruyere_replay::steady::{Pass, SteadyState};
 use gruyere_replay::trace::Trace;
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// Instructions of Gruyère on a trace.
+#[derive(Debug, serde::Serialize)]
+pub struct Counted {
+    /// The trace.
+    pub trace: String,
+    /// A pass over it once an earlier one has warmed up.
+    pub warm: Instructions,
+    /// The first pass, in which memory is taken from the driver.
+    pub first: Instructions,
+}
+
 /// Instructions of one pass over a trace.
 #[derive(Debug, serde::Serialize)]
 pub struct Instructions {
-    /// The trace.
-    pub trace: String,
     /// `gruyere_malloc` of more than 0 bytes.
     pub mallocs: u64,
     /// `gruyere_free` of those.
@@ -31,20 +41,28 @@ pub struct Instructions {
     pub per_operation: f64,
 }
 
-impl fmt::Display for Instructions {
+impl fmt::Display for Counted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { trace, warm, first } = self;
+        writeln!(f, "{trace}: {:.1} instructions a malloc or free", warm.per_operation)?;
         writeln!(
             f,
-            "{}: {:.1} instructions a malloc or free ({} mallocs, {} frees, record on, through the C ABI)",
-            self.trace, self.per_operation, self.mallocs, self.frees
+            "  through the C ABI, record on, after a pass to warm up; a malloc {:.1}, a free {:.1}; {} of each",
+            warm.per_malloc, warm.per_free, warm.mallocs
         )?;
+        writeln!(f, "  in the first pass, from an empty heap: {:.1}", first.per_operation)?;
         writeln!(
             f,
-            "  a malloc {:.1}, a free {:.1} with the stand-in GPU, whose share is {:.1} an operation",
-            self.per_malloc,
-            self.per_free,
-            self.phantom as f64 / (self.mallocs + self.frees).max(1) as f64
+            "  the stand-in GPU's own are taken off: {:.1} and {:.1} a malloc or free",
+            warm.phantom_per_operation(),
+            first.phantom_per_operation()
         )
+    }
+}
+
+impl Instructions {
+    fn phantom_per_operation(&self) -> f64 {
+        self.phantom as f64 / (self.mallocs + self.frees).max(1) as f64
     }
 }
 
@@ -52,24 +70,28 @@ impl fmt::Display for Instructions {
 ///
 /// # Errors
 /// Where valgrind cannot be run, or does not say what is needed.
-pub fn count(trace: &Trace, path: &Path) -> Result<Instructions, String> {
+pub fn count(trace: &Trace, path: &Path) -> Result<Counted, String> {
     let folder = std::env::temp_dir().join(format!("gruyere-callgrind-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let output = folder.join("callgrind.out");
-    let counted = under_callgrind(path, &output).and_then(|pass| {
-        let text = std::fs::read_to_string(&output).map_err(|e| format!("{}: {e}", output.display()))?;
-        Ok(evaluate(trace, pass, &Profile::parse(&text)))
-    });
+    let counted = [2, 1].map(|passes| count_last(passes, path, &folder.join("callgrind.out")));
     // Whatever happened, the folder is ours and of no further use.
     let _ = std::fs::remove_dir_all(&folder);
-    let counted = counted?;
-    if counted.collected == 0 {
-        return Err("callgrind collected nothing: is this binary stripped of its symbols?".to_owned());
-    }
-    Ok(counted)
+    let [warm, first] = counted;
+    Ok(Counted { trace: trace.name.clone(), warm: warm?, first: first? })
 }
 
-fn under_callgrind(trace: &Path, output: &Path) -> Result<Pass, String> {
+/// Counts the last of `passes`.
+fn count_last(passes: u32, trace: &Path, output: &Path) -> Result<Instructions, String> {
+    let pass = under_callgrind(passes, trace, output)?;
+    let text = std::fs::read_to_string(output).map_err(|e| format!("{}: {e}", output.display()))?;
+    let counted = evaluate(pass, &Profile::parse(&text));
+    match counted.collected {
+        0 => Err("callgrind collected nothing: is this binary stripped of its symbols?".to_owned()),
+        _ => Ok(counted),
+    }
+}
+
+fn under_callgrind(passes: u32, trace: &Path, output: &Path) -> Result<Pass, String> {
     let this = std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
     let mut out_file = std::ffi::OsString::from("--callgrind-out-file=");
     out_file.push(output);
@@ -83,7 +105,7 @@ fn under_callgrind(trace: &Path, output: &Path) -> Result<Pass, String> {
         .arg("--zero-before=*gruyere_bench_measured_pass*")
         .arg(out_file)
         .arg(this)
-        .args(["bench", "--counted-passes", "--trace"])
+        .args(["bench", "--counted-passes", &passes.to_string(), "--trace"])
         .arg(trace)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -96,12 +118,11 @@ fn under_callgrind(trace: &Path, output: &Path) -> Result<Pass, String> {
     serde_json::from_str(&text).map_err(|error| format!("the run under valgrind said {text:?}: {error}"))
 }
 
-fn evaluate(trace: &Trace, pass: Pass, profile: &Profile) -> Instructions {
+fn evaluate(pass: Pass, profile: &Profile) -> Instructions {
     let malloc = profile.inclusive("gruyere_malloc");
     let free = profile.inclusive("gruyere_free");
     let phantom = profile.entered(|name| name.contains("phantom") || name.contains("Phantom"));
     Instructions {
-        trace: trace.name.clone(),
         mallocs: pass.mallocs,
         frees: pass.frees,
         collected: malloc + free,
@@ -113,20 +134,20 @@ fn evaluate(trace: &Trace, pass: Pass, profile: &Profile) -> Instructions {
     }
 }
 
-/// The run under valgrind: a pass to warm up, and the one that counts.
+/// The run under valgrind: passes to warm up, and the one that counts.
 ///
 /// # Errors
 /// Where a replay breaks off.
-pub fn counted_passes(trace: &Trace) -> Result<Pass, String> {
-    let mut state = SteadyState::new(trace, "").map_err(|error| error.to_string())?;
-    state.pass().map_err(|error| error.to_string())?;
-    gruyere_bench_measured_pass(&mut state).map_err(|error| error.to_string())
+pub fn counted_passes(trace: &Trace, passes: u32) -> Result<Pass, BenchError> {
+    let mut state = SteadyState::new(trace, "")?;
+    for _ in 1..passes {
+        state.pass()?;
+    }
+    gruyere_bench_measured_pass(&mut state)
 }
 
 /// A function of its own, so that callgrind can begin to count where it is entered.
 #[inline(never)]
-fn gruyere_bench_measured_pass(
-    state: &mut SteadyState<'_>,
-) -> Result<Pass, gruyere_replay::bench::BenchError> {
+fn gruyere_bench_measured_pass(state: &mut SteadyState<'_>) -> Result<Pass, BenchError> {
     std::hint::black_box(state).pass()
 }

@@ -69,9 +69,9 @@ pub struct Args {
     /// Count the instructions of a malloc and a free on the `moe` trace (or each --trace); needs valgrind.
     #[arg(long, conflicts_with_all = ["fit", "timeline", "models_only", "conf", "device"])]
     instructions: bool,
-    /// The run under valgrind.
+    /// The run under valgrind: so many passes over the trace, of which the last counts.
     #[arg(long, hide = true, requires = "trace")]
-    counted_passes: bool,
+    counted_passes: Option<u32>,
     /// List the bundled traces and stop.
     #[arg(long)]
     list: bool,
@@ -102,8 +102,8 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         return instructions(args);
     }
     let traces = traces(args)?;
-    if args.counted_passes {
-        println!("{}", serde_json::to_string(&instructions::counted_passes(&traces[0])?)?);
+    if let Some(passes) = args.counted_passes {
+        println!("{}", serde_json::to_string(&instructions::counted_passes(&traces[0], passes)?)?);
         return Ok(ExitCode::SUCCESS);
     }
     if args.list {
@@ -127,7 +127,7 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let text = if args.json { report.to_json()? } else { table::draw(&report) };
     // A closed pipe is the reader's choice.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(verdict(&report))
+    Ok(ExitCode::from(verdict(&report)))
 }
 
 fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
@@ -145,24 +145,21 @@ fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn verdict(report: &Report) -> ExitCode {
-    let (mut faults, mut unfinished) = (0, 0);
+/// Says on stderr what is wrong, and answers with the exit status.
+fn verdict(report: &Report) -> u8 {
+    let mut status = 0;
     for (trace, run) in report.runs() {
-        if run.fault_count > 0 {
-            eprintln!("gruyere bench: {} on {}: {} faults", run.allocator, trace.trace, run.fault_count);
-            run.faults.iter().for_each(|fault| eprintln!("  {fault}"));
-            faults += 1;
-        }
         if !run.completed {
             eprintln!("gruyere bench: {} did not complete {}: out of memory", run.allocator, trace.trace);
-            unfinished += 1;
+            status = status.max(OUT_OF_MEMORY);
         }
     }
-    match (faults, unfinished) {
-        (0, 0) => ExitCode::SUCCESS,
-        (0, _) => ExitCode::from(OUT_OF_MEMORY),
-        _ => ExitCode::from(FAULTS),
+    for (trace, run) in report.runs().filter(|(_, run)| run.fault_count > 0) {
+        eprintln!("gruyere bench: {} on {}: {} faults", run.allocator, trace.trace, run.fault_count);
+        run.faults.iter().for_each(|fault| eprintln!("  {fault}"));
+        status = FAULTS;
     }
+    status
 }
 
 fn confs(args: &Args) -> Vec<String> {

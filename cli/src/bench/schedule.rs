@@ -3,6 +3,7 @@
 use gruyere::driver::Driver;
 use gruyere::driver::cuda::CudaDriver;
 use gruyere_replay::bench::{self, BenchError, Contender, Run, Wanted};
+use gruyere_replay::steady;
 use gruyere_replay::trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,9 +72,9 @@ pub fn on_phantom(traces: &[Trace], contenders: &[Contender], wanted: Wanted) ->
     }
     // Timed alone: the other core is quiet now.
     for job in &ours.jobs {
+        let Contender::Gruyere(conf) = job.contender else { continue };
         bar.set_message(format!("{} · {} · time", job.trace.name, job.contender.name()));
-        let time =
-            bench::ns_per_operation(job.trace, job.contender).map_err(|error| describe(job, &error))?;
+        let time = steady::ns_per_operation(job.trace, conf).map_err(|error| describe(job, &error))?;
         if let Some(run) = &mut lock(&results)[job.place.0][job.place.1] {
             run.ns_per_operation = Some(time);
         }
