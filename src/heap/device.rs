@@ -167,8 +167,7 @@ impl Device {
                 }
             }
             let (run, base) = {
-                let (mut central, run) =
-                    self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
+                let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
                 let Some(facts) = central.arenas.run_mut(run) else {
                     return Err(Error::Internal("a run vanished"));
                 };
@@ -241,7 +240,8 @@ impl Device {
                 request.note(&mut central.writer, address);
                 return Ok(address);
             }
-            let run = self.captured_run(shared, central, space, (size_class.slab_bytes(), PAGE), &request, tag);
+            let run =
+                self.captured_run(shared, central, space, (size_class.slab_bytes(), PAGE), &request, tag);
             let Ok(run) = run else {
                 drop(guard);
                 return Err(self.out_of_memory(shared, request.size, request.stream));

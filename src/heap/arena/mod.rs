@@ -267,7 +267,9 @@ impl Arenas {
         let shared = space.owner(EVERYBODY).and_then(|index| index.best_fit(&self.runs, bytes, align));
         let id = match (own, shared) {
             // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
-            (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => shared,
+            (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => {
+                shared
+            }
             (own, shared) => own.or(shared)?,
         };
         self.take(id, bytes, align, stream)
