@@ -160,7 +160,7 @@ pub enum Charge {
 
 /// Host time of a malloc or free itself, nanoseconds: the same for every allocator, of the order of what torch's takes. With it
 /// the models hold on the timeline, to the digit, what the real allocators were measured to hold.
-const OPERATION_NS: u64 = 150;
+pub const OPERATION_NS: u64 = 150;
 
 /// How the stand-in GPU of a replay is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

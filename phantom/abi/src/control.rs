@@ -122,6 +122,32 @@ pub extern "C" fn phantom_calls(call: Text) -> u64 {
     [Caller::Allocator, Caller::Program].iter().map(|&caller| gpu.sim.counts(caller).of(kind)).sum()
 }
 
+/// Launches `count` kernels of `PHANTOM_KERNEL_NS` on `stream`, as the program would.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_launch(stream: usize, count: u64) -> u32 {
+    answer(|| gruyere_phantom::as_program(|| gpu().launch_many(stream, count)))
+}
+
+/// The program's host works for `ns` nanoseconds of the virtual clock.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_host_spend(ns: u64) {
+    if let Some(gpu) = try_gpu() {
+        gpu.sim.host_spend(ns);
+    }
+}
+
+/// The host's virtual clock, nanoseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_host_now() -> u64 {
+    try_gpu().map_or(0, |gpu| gpu.sim.host_time().now)
+}
+
+/// When all work of all devices is done, virtual nanoseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_device_end() -> u64 {
+    try_gpu().map_or(0, |gpu| gpu.sim.host_time().device_end)
+}
+
 /// Begins a capture on `stream` (mode 0 global, 1 of this thread, 2 relaxed), as the program would.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_begin_capture(stream: usize, mode: u32) -> u32 {

@@ -147,6 +147,12 @@ impl Phantom {
         let memory = setting("PHANTOM_MEMORY", 80 << 30, parse_bytes)?;
         let copy_limit = setting("PHANTOM_COPY_LIMIT", 64 << 10, parse_bytes)?;
         let kernel = setting("PHANTOM_KERNEL_NS", 0, |text| text.parse().ok())?;
+        let costs = setting("PHANTOM_COSTS", Costs::zero(), |text| match text {
+            "none" => Some(Costs::zero()),
+            "launches" => Some(Costs { launch: Costs::default().launch, ..Costs::zero() }),
+            "calls" => Some(Costs::default()),
+            _ => None,
+        })?;
         let without = setting("PHANTOM_WITHOUT", String::new(), |text| Some(text.to_owned()))?;
         let (mut vmm, mut pools, mut stream_ids) = (true, true, true);
         for feature in without.split(',').filter(|feature| !feature.is_empty()) {
@@ -163,7 +169,7 @@ impl Phantom {
         }
         let config = Config {
             devices: vec![DeviceConfig { vmm, pools, ..DeviceConfig::new(memory) }; devices as usize],
-            costs: if kernel == 0 { Costs::zero() } else { Costs::default() },
+            costs,
             stream_ids,
             oracle: false,
             ..Config::new(memory)
@@ -274,8 +280,13 @@ impl Phantom {
 
     /// One kernel on `stream`.
     pub fn launch(&self, stream: usize) -> Answer {
+        self.launch_many(stream, 1)
+    }
+
+    /// Kernels on `stream`.
+    pub fn launch_many(&self, stream: usize, count: u64) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
-        self.sim.launch(device, stream, 1, self.kernel).map_err(failed)
+        self.sim.launch(device, stream, count, self.kernel).map_err(failed)
     }
 
     /// A function of the host's in the order of `stream`: run at once, or never while the stream captures.

@@ -10,7 +10,8 @@
 //! | `PHANTOM_DEVICES` | number of devices | 1 |
 //! | `PHANTOM_MEMORY` | memory of each (`80GiB`) | 80GiB |
 //! | `PHANTOM_COPY_LIMIT` | copies and fills above this size are skipped | 64KiB |
-//! | `PHANTOM_KERNEL_NS` | how long a kernel runs on the virtual clock, ns; above 0, driver calls cost time too | 0 |
+//! | `PHANTOM_KERNEL_NS` | how long a kernel runs on the virtual clock, ns | 0 |
+//! | `PHANTOM_COSTS` | what costs the host time on it: `none`, `launches`, or `calls` (every driver call, as published) | none |
 //! | `PHANTOM_WITHOUT` | what the devices lack: `vmm`, `pools`, `stream_ids`, comma-separated | |
 //! | `PHANTOM_BOOKS` | file for the books as JSON, written at exit (`%p`: the process id) | |
 //! | `PHANTOM_EXIT` | `deinitialize`: after the exit handlers every call answers DEINITIALIZED, as a real driver's | |

@@ -4,6 +4,8 @@
 //! `CUDAPluggableAllocator`: its virtual table and each of its functions by name. Where a function's address stands in that table
 //! is its slot in every allocator's table, so no slot number is written down here, and a torch that has moved them still works.
 
+use gruyere::driver::{DeviceId, DevicePtr, StreamHandle};
+use gruyere_replay::allocator::{AllocError, Allocator};
 use std::ffi::{CStr, c_void};
 
 const LIBTORCH: &CStr = c"libtorch_cuda.so";
@@ -16,6 +18,10 @@ const RAW_DELETE: &CStr = c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggabl
 const RECORD_STREAM: &CStr = c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator12recordStreamERKN3c107DataPtrENS3_4cuda10CUDAStreamE";
 const RAW_DELETER: &CStr = c"_ZNK5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11raw_deleterEv";
 
+/// Allocates on the current stream and answers an exception with an error code: torch exports it for compiled models.
+const GUARDED_ALLOC: &CStr = c"aoti_torch_cuda_caching_allocator_raw_alloc";
+const SET_STREAM: &CStr = c"_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE";
+
 /// More virtual functions than the class has; the search stays inside the library's read-only data.
 const MOST_SLOTS: usize = 96;
 
@@ -26,6 +32,8 @@ const CUDA_DEVICE_0: u64 = 1;
 type RawAlloc = unsafe extern "C-unwind" fn(*mut c_void, usize, usize) -> usize;
 type RawDelete = unsafe extern "C-unwind" fn(*mut c_void, usize);
 type RecordStream = unsafe extern "C-unwind" fn(*mut c_void, *const DataPtr, u64, i64);
+type GuardedAlloc = unsafe extern "C-unwind" fn(u64, *mut usize) -> i32;
+type SetStream = unsafe extern "C-unwind" fn(u64, i64);
 type RawDeleter = unsafe extern "C-unwind" fn(*mut c_void) -> usize;
 
 /// `c10::DataPtr` as libstdc++ lays it out: the data, a `unique_ptr` with a function pointer for its deleter, the device.
@@ -43,6 +51,8 @@ pub struct CachingAllocator {
     raw_alloc: RawAlloc,
     raw_delete: RawDelete,
     record_stream: RecordStream,
+    guarded_alloc: GuardedAlloc,
+    set_stream: SetStream,
     /// What `recordStream` knows the allocator's own pointers by.
     deleter: usize,
 }
@@ -97,6 +107,8 @@ impl CachingAllocator {
                 raw_alloc: std::mem::transmute::<usize, RawAlloc>(method(this, RAW_ALLOC)?),
                 raw_delete: std::mem::transmute::<usize, RawDelete>(method(this, RAW_DELETE)?),
                 record_stream: std::mem::transmute::<usize, RecordStream>(method(this, RECORD_STREAM)?),
+                guarded_alloc: std::mem::transmute::<usize, GuardedAlloc>(symbol(LIBTORCH, GUARDED_ALLOC)?),
+                set_stream: std::mem::transmute::<usize, SetStream>(symbol(LIBC10, SET_STREAM)?),
                 deleter: raw_deleter(this),
             })
         }
@@ -120,5 +132,47 @@ impl CachingAllocator {
             DataPtr { data: address, deleter: self.deleter, context: address, device: CUDA_DEVICE_0 };
         // SAFETY: as `find` says. A stream that torch did not make is named by its handle (c10::cuda::CUDAStream::stream).
         unsafe { (self.record_stream)(self.this, &raw const pointer, CUDA_DEVICE_0, stream as i64) }
+    }
+}
+
+/// As the engine of the replay sees it: running out of memory is an answer.
+impl Allocator for CachingAllocator {
+    fn name(&self) -> &str {
+        "the real torch"
+    }
+
+    fn malloc(&mut self, size: u64, _: DeviceId, stream: StreamHandle) -> Result<DevicePtr, AllocError> {
+        if size == 0 {
+            return Ok(0);
+        }
+        let mut address = 0;
+        // SAFETY: as `find` says; both functions are C's or take what C would.
+        let code = unsafe {
+            (self.set_stream)(CUDA_DEVICE_0, stream.0 as i64);
+            (self.guarded_alloc)(size, &raw mut address)
+        };
+        if code == 0 { Ok(address as DevicePtr) } else { Err(AllocError::OutOfMemory) }
+    }
+
+    fn free(&mut self, address: DevicePtr, _: u64, _: DeviceId, _: StreamHandle) -> Result<(), AllocError> {
+        if address != 0 {
+            CachingAllocator::free(self, address as usize);
+        }
+        Ok(())
+    }
+
+    fn record_stream(&mut self, address: DevicePtr, stream: StreamHandle) -> Result<(), AllocError> {
+        if address != 0 {
+            CachingAllocator::record_stream(self, address as usize, stream.0);
+        }
+        Ok(())
+    }
+
+    fn release(&mut self) -> Result<(), AllocError> {
+        Err(AllocError::Setup("the replay gives nothing back".to_owned()))
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        Ok(())
     }
 }

@@ -5,9 +5,13 @@
 
 mod caching;
 mod model;
+mod stage;
 
 use caching::CachingAllocator;
+use gruyere_replay::engine::{Blind, End, replay};
+use gruyere_replay::stage::{Charge, Setup, Stage};
 use gruyere_replay::trace::{Op, Trace};
+use stage::AbiStage;
 use std::ffi::{CStr, c_char};
 use std::path::Path;
 use std::time::Instant;
@@ -109,23 +113,106 @@ pub unsafe extern "C" fn torch_driver_replay(
     0
 }
 
-/// The peak of physical bytes that the project's model of torch's allocator reaches on the trace, with room to spare.
-/// 0 where the model fails: the reason is on stderr.
+/// How a replay under the virtual clock ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// Operations of the trace that were served: all of them, or those before the one that ran out of memory.
+    pub reached: u64,
+    /// The peak of physical bytes held.
+    pub held_peak: u64,
+    /// Host time of the replay, virtual nanoseconds.
+    pub host: u64,
+    /// When the device was done, virtual nanoseconds.
+    pub device_end: u64,
+}
+
+impl Outcome {
+    fn new(end: &End, trace: &Trace, held_peak: u64, (host, device_end): (u64, u64)) -> Self {
+        let reached = match end {
+            End::Completed => trace.ops.len(),
+            End::OutOfMemory { op } => *op,
+        };
+        Self { reached: reached as u64, held_peak, host, device_end }
+    }
+}
+
+/// How the device of a replay is set up: as the phantom's `PHANTOM_MEMORY`, `PHANTOM_KERNEL_NS` and `PHANTOM_COSTS` say for the
+/// real allocator, and as this says for the model.
+fn setup(capacity: u64, kernel_ns: u64, costs: u32) -> Setup {
+    let charge = match costs {
+        0 => Charge::Nothing,
+        1 => Charge::Program,
+        _ => Charge::DriverCalls,
+    };
+    Setup { capacity, kernel_ns, charge, oracle: false }
+}
+
+fn answer(result: Result<Outcome, String>, outcome: &mut Outcome) -> u32 {
+    match result {
+        Ok(known) => {
+            *outcome = known;
+            0
+        }
+        Err(what) => {
+            eprintln!("torch_driver: {what}");
+            1
+        }
+    }
+}
+
+/// Replays the whole trace, the program's kernels, events and waits included, through the allocator that torch uses now.
+/// Mallocs and frees cost the host time where `charged`. 0 for success, else the reason is on stderr.
+///
+/// # Safety
+/// `trace` came from [`torch_driver_open`] and names one device; `outcome` may be written. torch is initialised for CUDA.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn torch_driver_run_real(
+    trace: *const Trace,
+    charged: bool,
+    outcome: *mut Outcome,
+) -> u32 {
+    // SAFETY: the caller's promises.
+    let (trace, outcome) = unsafe { (&*trace, &mut *outcome) };
+    let run = || {
+        let mut stage = AbiStage::new(trace, charged);
+        let mut allocator = CachingAllocator::find()?;
+        let (start, _) = stage.time();
+        let end = replay(trace, &mut stage, &mut allocator, &mut Blind).map_err(|error| error.to_string())?;
+        let (now, device_end) = stage.time();
+        Ok(Outcome::new(&end, trace, stage.held_peak(), (now - start, device_end)))
+    };
+    answer(run(), outcome)
+}
+
+/// Replays the whole trace through the model of torch's allocator on a device of `capacity` bytes whose kernels take
+/// `kernel_ns`; `costs` is 0 for none, 1 for launches, 2 for driver calls too. 0 for success, else the reason is on stderr.
+///
+/// # Safety
+/// `trace` came from [`torch_driver_open`]; `outcome` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn torch_driver_run_model(
+    trace: *const Trace,
+    expandable: bool,
+    capacity: u64,
+    kernel_ns: u64,
+    costs: u32,
+    outcome: *mut Outcome,
+) -> u32 {
+    // SAFETY: the caller's promises.
+    let (trace, outcome) = unsafe { (&*trace, &mut *outcome) };
+    answer(model::run(trace, expandable, setup(capacity, kernel_ns, costs)), outcome)
+}
+
+/// The smallest device on which the model completes the trace's allocator calls, nothing taking time. 0: see stderr.
 ///
 /// # Safety
 /// `trace` came from [`torch_driver_open`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn torch_driver_model_peak(
-    trace: *const Trace,
-    expandable: bool,
-    capacity: u64,
-) -> u64 {
+pub unsafe extern "C" fn torch_driver_model_fit(trace: *const Trace, expandable: bool) -> u64 {
     // SAFETY: the caller's promise.
-    match model::peak(unsafe { &*trace }, expandable, capacity) {
-        Ok(peak) => peak,
-        Err(what) => {
-            eprintln!("torch_driver: the model: {what}");
-            0
-        }
-    }
+    model::fit(unsafe { &*trace }, expandable).unwrap_or_else(|what| {
+        eprintln!("torch_driver: {what}");
+        0
+    })
 }

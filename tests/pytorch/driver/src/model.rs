@@ -1,45 +1,31 @@
-//! The project's models of torch's allocators, on the same trace.
+//! The project's models of torch's allocators, on the same traces.
 
-use gruyere::driver::{Driver, StreamHandle};
-use gruyere_phantom::{Config, Costs, Gpu, StreamKind};
-use gruyere_phantom_driver::PhantomDriver;
+use crate::Outcome;
 use gruyere_replay::allocator::Allocator;
+use gruyere_replay::engine::{Blind, replay};
+use gruyere_replay::fit;
 use gruyere_replay::peers::Torch;
-use gruyere_replay::trace::{Op, Trace};
-use std::sync::Arc;
+use gruyere_replay::stage::{PhantomStage, Setup, Stage};
+use gruyere_replay::trace::Trace;
 
-/// The peak of physical bytes on a device of `capacity` bytes.
-pub fn peak(trace: &Trace, expandable: bool, capacity: u64) -> Result<u64, String> {
-    let config = Config { costs: Costs::zero(), oracle: false, ..Config::new(capacity) };
-    let gpu = Arc::new(Gpu::new(config));
-    let driver: Arc<dyn Driver> = Arc::new(PhantomDriver::new(gpu.clone()));
+/// Replays the trace through the model on a simulator of its own.
+pub fn run(trace: &Trace, expandable: bool, setup: Setup) -> Result<Outcome, String> {
+    let mut stage = PhantomStage::new(trace, Setup { oracle: false, ..setup });
+    let driver = stage.driver();
     let made = if expandable { Torch::expandable(&driver) } else { Torch::native(&driver) };
     let mut torch = made.map_err(|error| error.to_string())?;
-    let mut streams = vec![StreamHandle(0)];
-    for _ in 1..trace.streams.len() {
-        let handle = gpu.stream_create(0, StreamKind::NonBlocking).map_err(|error| error.to_string())?;
-        streams.push(StreamHandle(handle));
-    }
-    let stream = |index: u16| streams[index as usize];
-    let mut blocks = vec![(0, 0, StreamHandle(0)); trace.blocks()];
-    for &op in &trace.ops {
-        match op {
-            Op::Alloc { size, block, stream: s, device } => {
-                let address =
-                    torch.malloc(size, device.into(), stream(s)).map_err(|error| error.to_string())?;
-                blocks[block as usize] = (address, size, stream(s));
-            }
-            Op::Free { block } => {
-                let (address, size, s) = blocks[block as usize];
-                torch.free(address, size, 0, s).map_err(|error| error.to_string())?;
-            }
-            Op::RecordStream { block, stream: s } => {
-                torch
-                    .record_stream(blocks[block as usize].0, stream(s))
-                    .map_err(|error| error.to_string())?;
-            }
-            _ => {}
-        }
-    }
-    Ok(gpu.books(0).physical_peak)
+    let start = stage.time();
+    let end = replay(trace, &mut stage, &mut torch, &mut Blind).map_err(|error| error.to_string())?;
+    torch.validate()?;
+    let time = stage.time();
+    Ok(Outcome::new(&end, trace, stage.held_peak(), (time.now - start.now, time.device_end)))
+}
+
+/// The smallest device on which the model completes the trace.
+pub fn fit(trace: &Trace, expandable: bool) -> Result<u64, String> {
+    let trace = trace.allocator_calls_only();
+    let complete = trace.ops.len() as u64;
+    let completes =
+        |capacity| Ok::<_, String>(run(&trace, expandable, Setup::instant(capacity))?.reached == complete);
+    fit::smallest(trace.peak_live, completes)?.ok_or_else(|| "no device is large enough".to_owned())
 }
