@@ -4,6 +4,7 @@
 //! cargo bench --bench record_cost                    # nanoseconds, one and two threads
 //! valgrind --tool=callgrind --toggle-collect='*hot_malloc*' target/release/deps/record_cost-* instructions
 //! valgrind --tool=callgrind --toggle-collect='*hot_free*'   target/release/deps/record_cost-* instructions
+//! valgrind --tool=callgrind --toggle-collect='*hot_growth*' target/release/deps/record_cost-* instructions
 //! ```
 //! The second form prints instructions collected; divided by the number of operations the program printed, they are the
 //! cost of `block_insert` + `event` (or `block_remove` + `event`), the clock's read and the call itself included.
@@ -28,6 +29,12 @@ fn hot_free(lane: &mut LaneWriter, entry: &BlockEntry, slot: BlockSlot) {
     lane.block_remove(slot, entry.size, entry.requested, entry.lifetime, false);
     let time = clock::now();
     lane.event(EventKind::Free, entry.lifetime, entry.stream, entry.address, entry.size, time);
+}
+
+/// Blocks that are never freed: each makes a new peak.
+#[inline(never)]
+fn hot_growth(lane: &mut LaneWriter, entry: &BlockEntry) {
+    lane.block_insert(entry);
 }
 
 /// Mallocs and frees 64 blocks at a time, `rounds` times; how many operations.
@@ -66,6 +73,15 @@ fn main() {
         let record = record(true);
         let operations = work(record.lane(0, 0), 1000);
         println!("{} mallocs, {} frees", operations / 2, operations / 2);
+        // As many lanes as the heap has.
+        let mut lanes: Vec<LaneWriter> = (1..18).map(|lane| record.lane(0, lane)).collect();
+        for n in 0..1000 {
+            hot_growth(
+                &mut lanes[0],
+                &black_box(BlockEntry { size: 1 << 20, address: n << 20, ..BlockEntry::default() }),
+            );
+        }
+        println!("1000 new peaks");
         return record.close();
     }
     for enabled in [true, false] {

@@ -132,8 +132,9 @@ fn two_producers_a_lap_apart_never_mix_in_one_entry() {
 fn a_ring_reader_accepts_only_whole_events() {
     explore(|| {
         let ring = TestRing::new();
+        ring.push(1);
         let theirs = ring.clone();
-        let producer = thread::spawn(move || (1..=3).for_each(|seed| theirs.push(seed)));
+        let producer = thread::spawn(move || (2..=3).for_each(|seed| theirs.push(seed)));
         for position in 0..3 {
             if let Some(seed) = ring.check(position) {
                 assert_eq!(seed, position + 1);
@@ -152,26 +153,17 @@ fn a_trail_reader_accepts_only_whole_events() {
             TrailHead::default(),
             (0..2).map(|_| TrailCell::default()).collect::<Vec<TrailCell>>(),
         ));
+        fn push(trail: &(TrailHead, Vec<TrailCell>), seed: u64) {
+            let (kind, cells) = (EventKind::Free, trail.1.as_ptr());
+            // SAFETY: two cells, kept by the Arc; one thread writes at a time.
+            unsafe {
+                trail.0.push(cells, 1, kind, seed as u8, 1, seed as u32, seed * 0x1000, seed * 512, seed * 7)
+            };
+        }
+        // The first before the race, so that two preemptions suffice to come between a reader's two looks at the head.
+        push(&trail, 1);
         let theirs = trail.clone();
-        let writer = thread::spawn(move || {
-            for seed in 1..=3u64 {
-                // SAFETY: two cells, kept by the Arc; this is the only writer.
-                unsafe {
-                    let (head, cells) = (&theirs.0, theirs.1.as_ptr());
-                    head.push(
-                        cells,
-                        1,
-                        EventKind::Free,
-                        seed as u8,
-                        1,
-                        seed as u32,
-                        seed * 0x1000,
-                        seed * 512,
-                        seed * 7,
-                    );
-                }
-            }
-        });
+        let writer = thread::spawn(move || (2..=3).for_each(|seed| push(&theirs, seed)));
         for position in 0..3 {
             if let Some(event) = trail.0.read(&trail.1, position) {
                 let seed = position + 1;

@@ -194,12 +194,17 @@ fn a_sweep_takes_the_dead_and_leaves_the_live_the_unready_and_the_strange() {
     std::fs::write(&old, []).unwrap();
     let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
     std::fs::File::options().write(true).open(&old).unwrap().set_modified(hour_ago).unwrap();
+    let mut other_version = valid().to_vec();
+    other_version[8] = 99;
+    let (foreign, cut) = (at(&file_name(1, 2, 6, 0)), at(&file_name(1, 2, 7, 0)));
+    std::fs::write(&foreign, other_version).unwrap();
+    std::fs::write(&cut, &valid()[..20_000]).unwrap();
     let strange = at("gruyere-notes.txt");
     std::fs::write(&strange, "mine").unwrap();
     let states: Vec<State> = list(folder.path()).unwrap().iter().map(|found| found.state).collect();
-    assert_eq!(states.iter().filter(|&&state| state == State::Stale).count(), 2, "{states:?}");
-    assert_eq!(sweep(folder.path()).removed, 2);
-    assert!(!dead.exists() && !old.exists());
+    assert_eq!(states.iter().filter(|&&state| state == State::Stale).count(), 4, "{states:?}");
+    assert_eq!(sweep(folder.path()).removed, 4);
+    assert!(!dead.exists() && !old.exists() && !foreign.exists() && !cut.exists());
     assert!(unready.exists() && strange.exists() && record.path().unwrap().exists());
     record.close();
 }

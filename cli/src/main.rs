@@ -1,6 +1,8 @@
 //! The `gruyere` command.
 
 mod bench;
+mod ps;
+mod stat;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -16,10 +18,16 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::Args),
+    /// List the processes that use Gruyère, with what they hold.
+    Ps(ps::Arguments),
+    /// Print all gauges of one process.
+    Stat(stat::Arguments),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::main(&args),
+        Command::Ps(args) => ps::run(&args),
+        Command::Stat(args) => stat::run(&args),
     }
 }

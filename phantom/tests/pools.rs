@@ -202,3 +202,19 @@ fn a_peer_is_let_in() {
     let after = gpu.pool_alloc(0, pool, MIB, 0).unwrap();
     assert_eq!([before, after].map(|at| gpu.backing(at, MIB)[0].access), [3, 3]);
 }
+
+#[test]
+fn a_free_on_the_default_stream_comes_after_blocking_streams() {
+    let gpu = gpu(64 * MIB);
+    let pool = gpu.pool_create(0, 0).unwrap();
+    let (blocking, other) = (gpu.stream_create(0, StreamKind::Blocking).unwrap(), stream(&gpu));
+    let span = gpu.pool_alloc(0, pool, 32 * MIB, blocking).unwrap();
+    gpu.block_malloc(1, span, 32 * MIB, 0, blocking);
+    gpu.launch(0, blocking, 1, 500).unwrap();
+    gpu.block_free(span);
+    gpu.pool_free(0, span, 0).unwrap();
+    assert_ne!(gpu.pool_alloc(0, pool, 32 * MIB, other), Ok(span), "the kernel still runs");
+    gpu.host_spend(500);
+    assert_eq!(gpu.pool_alloc(0, pool, 32 * MIB, other), Ok(span));
+    assert_eq!(gpu.faults(), []);
+}

@@ -79,3 +79,27 @@ fn drivers_without_stream_ids_say_so() {
     assert_eq!(gpu.stream_id(0, 0).unwrap_err().code, code::NOT_SUPPORTED);
     assert!(!gpu.has_stream_ids());
 }
+
+#[test]
+fn it_is_safe_from_any_thread() {
+    let gpu = gpu();
+    let pool = gpu.pool_create(0, 0).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let gpu = &gpu;
+            scope.spawn(move || {
+                let event = gpu.event_create(0).unwrap();
+                for i in 0..500 {
+                    let span = gpu.pool_alloc(0, pool, 4096, 2).unwrap();
+                    gpu.block_malloc(thread << 32 | i, span, 4096, 0, 2);
+                    gpu.launch(0, 2, 1, 100).unwrap();
+                    gpu.event_record(0, event, 2).unwrap();
+                    gpu.block_free(span);
+                    gpu.pool_free(0, span, 2).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(gpu.faults(), []);
+    assert_eq!(gpu.pool_books(pool).unwrap().used, 0);
+}

@@ -1,6 +1,6 @@
 //! Captures: the private memory of CUDA graphs.
 //!
-//! Blocks of a capture come from the private spaces of their pool id, and go back there: reuse inside is same-stream only, and
+//! Blocks of a capture come from the private space of their pool id, and go back there: reuse inside is same-stream only, and
 //! nobody else ever gets them before the pool is released, its blocks are freed, and the device has been synchronised after
 //! both (replays run on streams that nobody tells us of). One pool id may serve several captures; they are counted.
 #![deny(unsafe_code)]
@@ -29,15 +29,13 @@ pub struct CapturePool {
     pub live: u64,
     /// Its small blocks.
     pub lane: Lane,
-    /// Its slabs' runs.
-    pub slabs: SpaceId,
-    /// Its large blocks' runs.
-    pub large: SpaceId,
+    /// Its runs.
+    pub space: SpaceId,
 }
 
 impl CapturePool {
-    /// A pool in two private spaces.
-    pub fn new(id: Option<PoolId>, slabs: SpaceId, large: SpaceId) -> Self {
+    /// A pool in a private space.
+    pub fn new(id: Option<PoolId>, space: SpaceId) -> Self {
         let frozen = id.is_none();
         Self {
             id,
@@ -48,8 +46,7 @@ impl CapturePool {
             frozen,
             live: 0,
             lane: Lane::new(1),
-            slabs,
-            large,
+            space,
         }
     }
 
@@ -158,7 +155,7 @@ mod tests {
     fn captures() -> Captures {
         let mut captures = Captures::default();
         for id in [1, 2] {
-            captures.add(CapturePool::new(Some((0, id)), 0, 0));
+            captures.add(CapturePool::new(Some((0, id)), 0));
         }
         captures
     }

@@ -16,17 +16,10 @@ use crate::record::{
 };
 use std::collections::HashMap;
 
-/// What memory is taken for. Slabs and large blocks do not share spans: a slab lives longer than what is around it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// Slabs, in whole pages.
-    Slabs = 0,
-    /// Blocks above 1 MiB.
-    Large = 1,
-}
-
-/// Spans are at least this long (bytes): the step in which driver pools grow.
+/// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
 pub const SPAN: u64 = 32 << 20;
+/// While little is held, a span is at most this long (bytes), unless a request is longer.
+const YOUNG_SPAN: u64 = 256 << 20;
 
 /// A large block that its program has freed, and the streams that may still use it.
 struct PendingRun {
@@ -56,7 +49,7 @@ pub struct Central {
     pub writer: LaneWriter,
     /// The record's gauges of the device.
     pub gauges: DeviceWriter,
-    spaces: [[SpaceId; 2]; LIFETIMES],
+    spaces: [SpaceId; LIFETIMES],
     users: HashMap<RunId, Vec<u32>>,
     pending: Vec<PendingRun>,
     direct: HashMap<u64, Direct>,
@@ -80,7 +73,7 @@ impl Central {
         limit: u64,
     ) -> Self {
         let mut arenas = Arenas::default();
-        let spaces = [(); LIFETIMES].map(|()| [arenas.add_space(false), arenas.add_space(false)]);
+        let spaces = [(); LIFETIMES].map(|()| arenas.add_space(false));
         Self {
             device,
             arenas,
@@ -99,15 +92,15 @@ impl Central {
         }
     }
 
-    /// The space for a lifetime and use.
+    /// The space for a lifetime.
     #[inline]
-    pub fn space(&self, lifetime: Lifetime, purpose: Use) -> SpaceId {
-        self.spaces[lifetime as usize][purpose as usize]
+    pub fn space(&self, lifetime: Lifetime) -> SpaceId {
+        self.spaces[lifetime as usize]
     }
 
     /// The spaces that are not a capture's.
     pub fn ordinary_spaces(&self) -> impl Iterator<Item = SpaceId> + use<> {
-        self.spaces.into_iter().flatten()
+        self.spaces.into_iter()
     }
 
     /// Describes a run that has just been taken as the block of `entry` (its address is filled in).
@@ -120,6 +113,17 @@ impl Central {
         run.slot = self.writer.block_insert(&entry);
         table.add_block(self.device, entry.address, id);
         entry.address
+    }
+
+    /// The length of a new span for `pages` bytes.
+    ///
+    /// Blocks cannot cross spans, so few and long spans leave the fewest gaps at their ends; but what a long one holds too much
+    /// is held for nothing. A sixteenth of what is held, up to 256 MiB, then about a hundredth, came out best on the traces
+    /// (docs/decisions.md).
+    fn span_for(&self, pages: u64) -> u64 {
+        let held = self.backing.held;
+        let share = (held / 16).min(YOUNG_SPAN).max(held / 88);
+        pages.max(share).checked_next_multiple_of(SPAN).unwrap_or(pages)
     }
 
     /// Takes a span of at least `bytes` into `space`.
@@ -135,7 +139,7 @@ impl Central {
     ) -> Result<RegionId> {
         let too_large = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let pages = round_up(bytes, PAGE).ok_or(too_large)?;
-        let span = if whole_span && pages <= SPAN / 2 { SPAN } else { pages };
+        let span = if whole_span { self.span_for(pages) } else { pages };
         if self.backing.held.checked_add(span).is_none_or(|held| held > self.limit) {
             return Err(too_large);
         }
@@ -280,7 +284,7 @@ impl Central {
         }
         let space = self.arenas.region(region).space;
         for pool in self.captures.pools.iter_mut().flatten() {
-            if pool.large == space {
+            if pool.space == space {
                 pool.live -= 1;
                 return pool.frozen;
             }

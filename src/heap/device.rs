@@ -2,11 +2,11 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
-use super::central::{Central, Growth, Use};
+use super::central::{Central, Growth};
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
-use super::size_class::{SIZE_CLASSES, SMALL_MAX, class_of};
+use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::{Freed, Slab};
 use super::streams::Streams;
 use super::{Error, Shared, central, lock};
@@ -168,7 +168,7 @@ impl Device {
             }
             let (run, base) = {
                 let (mut central, run) =
-                    self.obtain(shared, request, Use::Slabs, size_class.slab_bytes(), request.size)?;
+                    self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
                 let Some(facts) = central.arenas.run_mut(run) else {
                     return Err(Error::Internal("a run vanished"));
                 };
@@ -191,7 +191,7 @@ impl Device {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
         let entry = request.entry(self.id, shared.step(), 0);
-        let (mut central, run) = self.obtain(shared, request, Use::Large, entry.size, request.size)?;
+        let (mut central, run) = self.obtain(shared, request, entry.size, ALIGNMENT)?;
         let address = central.publish(&shared.table, run, entry);
         request.note(&mut central.writer, address);
         Ok(address)
@@ -216,9 +216,9 @@ impl Device {
         let Some(pool) = central.captures.get_mut(number) else {
             return Err(Error::Internal("a capture pool vanished"));
         };
-        let (slabs, large) = (pool.slabs, pool.large);
+        let space = pool.space;
         if request.size > SMALL_MAX {
-            let run = self.captured_run(shared, central, large, entry.size, &request, tag);
+            let run = self.captured_run(shared, central, space, (entry.size, ALIGNMENT), &request, tag);
             let Ok(run) = run else {
                 drop(guard);
                 return Err(self.out_of_memory(shared, request.size, request.stream));
@@ -241,7 +241,7 @@ impl Device {
                 request.note(&mut central.writer, address);
                 return Ok(address);
             }
-            let run = self.captured_run(shared, central, slabs, size_class.slab_bytes(), &request, tag);
+            let run = self.captured_run(shared, central, space, (size_class.slab_bytes(), PAGE), &request, tag);
             let Ok(run) = run else {
                 drop(guard);
                 return Err(self.out_of_memory(shared, request.size, request.stream));
@@ -271,11 +271,11 @@ impl Device {
         shared: &Shared,
         central: &mut Central,
         space: u32,
-        bytes: u64,
+        (bytes, align): (u64, u64),
         request: &Request,
         capture: u8,
     ) -> Result<u32, Error> {
-        if let Some(run) = central.arenas.allocate(space, bytes, request.stream) {
+        if let Some(run) = central.arenas.allocate(space, bytes, align, request.stream) {
             return Ok(run);
         }
         let growth = Growth { capture, ..shared.growth(request.lifetime) };
@@ -287,7 +287,7 @@ impl Device {
         }
         central
             .arenas
-            .allocate(space, bytes, request.stream)
+            .allocate(space, bytes, align, request.stream)
             .ok_or(Error::Internal("a new region does not fit"))
     }
 
@@ -298,8 +298,7 @@ impl Device {
         id: Option<(u64, u64)>,
         capture: Option<u64>,
     ) -> u32 {
-        let (slabs, large) = (central.arenas.add_space(true), central.arenas.add_space(true));
-        let mut pool = super::capture::CapturePool::new(id, slabs, large);
+        let mut pool = super::capture::CapturePool::new(id, central.arenas.add_space(true));
         pool.captures.extend(capture);
         central.captures.add(pool)
     }

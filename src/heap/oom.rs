@@ -1,7 +1,6 @@
 //! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
 #![deny(unsafe_code)]
 
-use super::central::Use;
 use super::device::Device;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::{Shared, lock};
@@ -71,15 +70,12 @@ impl Report {
         report.pending += central.pending_bytes();
         report.orphaned = central.backing.orphaned();
         for lifetime in Lifetime::ALL {
-            for purpose in [Use::Slabs, Use::Large] {
-                let space = central.space(lifetime, purpose);
-                report.arena_free[lifetime as usize] += central.arenas.free_bytes(space).0;
-                report.largest = report.largest.max(central.arenas.largest_free(space));
-            }
+            let space = central.space(lifetime);
+            report.arena_free[lifetime as usize] = central.arenas.free_bytes(space).0;
+            report.largest = report.largest.max(central.arenas.largest_free(space));
         }
         for pool in central.captures.pools.iter().flatten() {
-            let spaces = [pool.slabs, pool.large];
-            let regions = central.arenas.regions().filter(|(_, region)| spaces.contains(&region.space));
+            let regions = central.arenas.regions().filter(|(_, region)| region.space == pool.space);
             report.captured += regions.map(|(_, region)| region.bytes).sum::<u64>();
         }
         report

@@ -13,7 +13,7 @@
 #![deny(unsafe_code)]
 
 use super::arena::{RunId, SpaceId};
-use super::central::{Central, Use};
+use super::central::Central;
 use super::device::{Device, Request};
 use super::{Error, Shared, lock, oom};
 use crate::record::{DeviceGauge, EventKind, clock};
@@ -32,12 +32,19 @@ const COUNTERS: [(DeviceGauge, DeviceGauge); RUNGS] = [
     (DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes),
 ];
 
-/// What is asked for inside the heap: a run of `bytes` in the space of a use.
+/// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
 #[derive(Clone, Copy)]
 struct Want {
     space: SpaceId,
     bytes: u64,
+    align: u64,
     stream: u32,
+}
+
+impl Want {
+    fn fit(&self, central: &mut Central) -> Option<RunId> {
+        central.arenas.allocate(self.space, self.bytes, self.align, self.stream)
+    }
 }
 
 /// How far growth may go.
@@ -50,21 +57,20 @@ enum Room {
 }
 
 impl Device {
-    /// A live run of `bytes` in the space for `purpose`, and the central lock under which it was found.
+    /// A live run of `bytes` at a multiple of `align` for `request`, and the central lock under which it was found.
     ///
     /// # Errors
-    /// Out of memory (`asked`: what the caller wanted), after the whole ladder.
+    /// Out of memory, after the whole ladder.
     pub(super) fn obtain<'a>(
         &'a self,
         shared: &Shared,
         request: Request,
-        purpose: Use,
         bytes: u64,
-        asked: u64,
+        align: u64,
     ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
         let mut central = lock(&self.central);
-        let want = Want { space: central.space(request.lifetime, purpose), bytes, stream: request.stream };
-        if let Some(run) = central.arenas.allocate(want.space, bytes, want.stream) {
+        let want = Want { space: central.space(request.lifetime), bytes, align, stream: request.stream };
+        if let Some(run) = want.fit(&mut central) {
             return Ok((central, run));
         }
         if let Some(run) = self.look_again(shared, &mut central, want) {
@@ -79,7 +85,7 @@ impl Device {
         drop(central);
         match self.climb(shared, &request, want) {
             Some(found) => Ok(found),
-            None => Err(self.out_of_memory(shared, asked, request.stream)),
+            None => Err(self.out_of_memory(shared, request.size, request.stream)),
         }
     }
 
@@ -87,7 +93,8 @@ impl Device {
     fn look_again(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
         let driver = &*shared.driver;
         let (all, everybody) = central.arenas.free_bytes(want.space);
-        let others = all - everybody > central.arenas.own_free_bytes(want.space, want.stream);
+        let own = central.arenas.own_free_bytes(want.space, want.stream);
+        let others = all - everybody > own;
         if self.may_ask() && (others && shared.shares() || central.has_pending()) {
             for step in 0..2 {
                 // First what is recorded already; then what has no event yet.
@@ -96,15 +103,18 @@ impl Device {
                 }
                 self.streams.poll(driver);
                 self.take_in(shared, central);
-                if let Some(run) = central.arenas.allocate(want.space, want.bytes, want.stream) {
+                if let Some(run) = want.fit(central) {
                     return Some(run);
                 }
             }
         }
-        if all < want.bytes {
+        // Neighbours of one owner are merged already: there is nothing to join where only one has any.
+        let (_, everybody) = central.arenas.free_bytes(want.space);
+        let own = central.arenas.own_free_bytes(want.space, want.stream);
+        if own == 0 || everybody == 0 || own + everybody < want.bytes {
             return None;
         }
-        central.arenas.join(want.space, want.bytes, want.stream)
+        central.arenas.join(want.space, want.bytes, want.align, want.stream)
     }
 
     /// Makes use of what the streams are past by now.
@@ -137,7 +147,7 @@ impl Device {
                 central.publish_reserved();
             }
             match central.grow(&growth, want.space, want.bytes, whole_span) {
-                Ok(_) => return central.arenas.allocate(want.space, want.bytes, want.stream),
+                Ok(_) => return want.fit(central),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => {
                     log::error!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
@@ -168,9 +178,8 @@ impl Device {
             let mut central = lock(&self.central);
             central.gauges.add(COUNTERS[rung].0, 1);
             central.gauges.add(COUNTERS[rung].1, bytes);
-            let run = central
-                .arenas
-                .allocate(want.space, want.bytes, want.stream)
+            let run = want
+                .fit(&mut central)
                 .or_else(|| self.look_again(shared, &mut central, want))
                 .or_else(|| self.grow(shared, &mut central, request, want, room));
             run.map(|run| (central, run))
@@ -249,7 +258,7 @@ impl Device {
             return;
         }
         pool.lane.settle(&mut central.writer, &self.streams);
-        let (slabs, large) = (pool.slabs, pool.large);
+        let space = pool.space;
         for id in pool.lane.empty_slabs() {
             let Some(slab) = pool.lane.remove_slab(id) else { continue };
             shared.table.set_range(slab.base, slab.size_class().slab_bytes(), super::page_table::Owner::None);
@@ -259,19 +268,14 @@ impl Device {
             }
             central.arenas.release(slab.run, slab.stream, slab.epoch);
         }
-        let mut empty = true;
-        for space in [slabs, large] {
-            central.arenas.give_to_everybody(space, &|_| u64::MAX);
-            for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
-                central.shrink(driver, shared.record, region);
-            }
-            empty &= central.arenas.is_empty(space);
+        central.arenas.give_to_everybody(space, &|_| u64::MAX);
+        for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
+            central.shrink(driver, shared.record, region);
         }
         // A block that waits for another stream, or a span that the driver would not take: next time.
-        if empty {
+        if central.arenas.is_empty(space) {
             central.captures.pools[number as usize] = None;
-            central.arenas.remove_space(slabs);
-            central.arenas.remove_space(large);
+            central.arenas.remove_space(space);
         }
     }
 

@@ -1,7 +1,6 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 #![deny(unsafe_code)]
 
-use super::central::Use;
 use super::device::Device;
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
@@ -80,8 +79,7 @@ impl Device {
             stats.largest_free = stats.largest_free.max(central.arenas.largest_free(space));
         }
         for pool in central.captures.pools.iter().flatten() {
-            let spaces = [pool.slabs, pool.large];
-            let regions = central.arenas.regions().filter(|(_, region)| spaces.contains(&region.space));
+            let regions = central.arenas.regions().filter(|(_, region)| region.space == pool.space);
             stats.captured += regions.map(|(_, region)| region.bytes).sum::<u64>();
         }
         stats
@@ -169,11 +167,9 @@ impl Heap {
                 let _ = writeln!(text, "  {name:<28} {bytes:>16} B");
             }
             for lifetime in Lifetime::ALL {
-                for (purpose, name) in [(Use::Slabs, "slab pages"), (Use::Large, "large runs")] {
-                    let free = central.arenas.free_bytes(central.space(lifetime, purpose)).0;
-                    if free > 0 {
-                        let _ = writeln!(text, "  free in {} {name}: {free} B", lifetime.name());
-                    }
+                let free = central.arenas.free_bytes(central.space(lifetime)).0;
+                if free > 0 {
+                    let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
                 }
             }
             for (_, region) in central.arenas.regions() {

@@ -1,4 +1,10 @@
 //! The hot path: a block comes, a block goes. No locked instruction, and no word that another lane writes.
+//!
+//! Instructions by callgrind (`benches/record_cost.rs`, x86-64, inlined into a function that gets the block by reference):
+//! 96 for `block_insert` + the clock + `event`, 82 for `block_remove` + the clock + `event`. Of these, 15 are that
+//! function's own saving and restoring of registers, 3 the clock, 20 the event, 8 the size histogram, 13 the gauges under
+//! their seqlock, 5 live bytes and peak; the rest is the block map and reading the block. A new peak costs 180 more with
+//! one lane in use.
 
 use super::block_map::BlockCell;
 use super::gauges::Lane;
@@ -31,6 +37,8 @@ pub struct LaneWriter {
     patience: u32,
     /// The trail could not be had: events go to the shared ring.
     trailless: bool,
+    /// The lane is among those that a settling looks at, though it may never have settled itself.
+    joined: bool,
     record: &'static Record,
 }
 
@@ -68,6 +76,7 @@ impl LaneWriter {
             trail_mask: 0,
             patience: 0,
             trailless: false,
+            joined: false,
             record,
         }
     }
@@ -80,7 +89,7 @@ impl LaneWriter {
 
     /// A block became live: map entry, lane gauges (live, requested and counts by lifetime; small/large), device live and
     /// peak, size histogram.
-    #[inline]
+    #[inline(always)]
     pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
         let lane = self.lane();
         if lane.totals.add(entry.size) {
@@ -107,7 +116,9 @@ impl LaneWriter {
     #[inline]
     pub fn block_pending(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8) {
         let lane = self.lane();
-        lane.totals.sub(size);
+        if lane.totals.sub(size) {
+            self.overdrawn();
+        }
         if !self.detail {
             return;
         }
@@ -121,7 +132,7 @@ impl LaneWriter {
     }
 
     /// The program freed it (`was_pending` false), or its wait is over (true): the entry is free.
-    #[inline]
+    #[inline(always)]
     pub fn block_remove(
         &mut self,
         slot: BlockSlot,
@@ -131,8 +142,8 @@ impl LaneWriter {
         was_pending: bool,
     ) {
         let lane = self.lane();
-        if !was_pending {
-            lane.totals.sub(size);
+        if !was_pending && lane.totals.sub(size) {
+            self.overdrawn();
         }
         if !self.detail {
             return;
@@ -159,7 +170,7 @@ impl LaneWriter {
 
     /// One event in this lane's own ring: what [`Record::event`] does, at less than half the cost, and without a word that
     /// other lanes write. For the hot kinds. `time` is [`super::clock::now`]'s.
-    #[inline]
+    #[inline(always)]
     pub fn event(&mut self, kind: EventKind, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {
         if self.trail.is_null() && !self.open_trail() {
             return self.trailless_event(kind, lifetime, stream, address, size, time);
@@ -202,6 +213,17 @@ impl LaneWriter {
                 self.trailless = true;
                 false
             }
+        }
+    }
+
+    /// Blocks of other lanes are removed through this one.
+    #[cold]
+    #[inline(never)]
+    fn overdrawn(&mut self) {
+        // A lane that inserts joins when it first settles; one that only removes must join too.
+        if !self.joined {
+            self.record.join(self.device, self.number);
+            self.joined = true;
         }
     }
 

@@ -6,6 +6,20 @@
 
 use super::sync::{AtomicU64, Ordering, fence, pause};
 
+/// Waits for a writer: a moment at first; then the processor is given away, for the writer may have lost its own in the
+/// middle of a write; then for as long as schedulers take.
+fn wait(attempt: u32) {
+    pause();
+    #[cfg(not(loom))]
+    match attempt {
+        0..64 => {}
+        64..256 => std::thread::yield_now(),
+        _ => std::thread::sleep(std::time::Duration::from_micros(100)),
+    }
+    #[cfg(loom)]
+    let _ = attempt;
+}
+
 /// The sequence word of a seqlock.
 ///
 /// ```text
@@ -48,14 +62,7 @@ impl Sequence {
                     return Some(value);
                 }
             }
-            pause();
-            // A writer that lost its processor between odd and even needs ours.
-            #[cfg(not(loom))]
-            if attempt % 64 == 63 {
-                std::thread::yield_now();
-            }
-            #[cfg(loom)]
-            let _ = attempt;
+            wait(attempt);
         }
         None
     }

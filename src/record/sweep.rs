@@ -68,6 +68,16 @@ fn state(path: &Path, reader: &Result<Reader<'static>, ReadError>) -> State {
                 _ => State::Unknown,
             }
         }
+        // Damaged, or of another version: dead all the same when nobody holds the lock that its header speaks of.
+        Err(
+            ReadError::Version { locked: Some(locked), .. } | ReadError::Damaged { locked: Some(locked), .. },
+        ) => {
+            if *locked {
+                State::Live
+            } else {
+                State::Stale
+            }
+        }
         Err(_) => State::Unknown,
     }
 }

@@ -37,10 +37,13 @@ impl LaneTotals {
         live as i64 > self.ceiling.load(Ordering::Relaxed) as i64
     }
 
-    /// Takes from what is live. One instruction.
+    /// Takes from what is live; whether more was taken than ever came through this lane. Two instructions.
     #[inline(always)]
-    pub fn sub(&self, bytes: u64) {
-        self.live.store(self.live.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
+    #[must_use]
+    pub fn sub(&self, bytes: u64) -> bool {
+        let live = self.live.load(Ordering::Relaxed).wrapping_sub(bytes);
+        self.live.store(live, Ordering::Relaxed);
+        (live as i64) < 0
     }
 
     fn live(&self) -> i64 {
@@ -63,30 +66,31 @@ pub fn live<'a>(lanes: impl Iterator<Item = &'a LaneTotals>) -> u64 {
     lanes.fold(0, |sum: i64, lane| sum.wrapping_add(lane.live())).max(0) as u64
 }
 
-/// Settles lane `me`, which passed its ceiling. The caller holds the device's mutex; `lanes` are all lanes ever used.
-pub fn settle(peak: &AtomicU64, lanes: &[&LaneTotals], me: usize) {
+/// Settles the lane `mine`, which passed its ceiling. The caller holds the device's mutex; `lanes` are all lanes whose live
+/// bytes were ever other than 0.
+pub fn settle<'a>(peak: &AtomicU64, lanes: impl Iterator<Item = &'a LaneTotals> + Clone, mine: &LaneTotals) {
     // Once, unless another lane ran past a ceiling while we lowered it.
     for _ in 0..4 {
-        let sum = live(lanes.iter().copied()) as i64;
+        let sum = live(lanes.clone()) as i64;
         let known = peak.load(Ordering::Relaxed) as i64;
         if sum >= known {
             peak.store(sum as u64, Ordering::Relaxed);
-            lanes.iter().for_each(|lane| lane.set_ceiling(lane.live()));
+            lanes.clone().for_each(|lane| lane.set_ceiling(lane.live()));
         } else {
-            share(known - sum, lanes, me);
+            share(known - sum, lanes.clone(), mine);
         }
         // Orders our stores of ceilings before the loads of what is live.
         fence(Ordering::SeqCst);
-        if lanes.iter().all(|lane| lane.live() <= lane.ceiling()) {
+        if lanes.clone().all(|lane| lane.live() <= lane.ceiling()) {
             return;
         }
     }
 }
 
-/// Gives lane `me` what the others don't have of `gap` (peak less live), and at least half of it.
-fn share(gap: i64, lanes: &[&LaneTotals], me: usize) {
+/// Gives the lane `mine` what the others don't have of `gap` (peak less live), and at least half of it.
+fn share<'a>(gap: i64, lanes: impl Iterator<Item = &'a LaneTotals> + Clone, mine: &LaneTotals) {
     let slack = |lane: &LaneTotals| lane.ceiling().saturating_sub(lane.live()).max(0);
-    let others = || lanes.iter().enumerate().filter(|&(number, _)| number != me).map(|(_, lane)| *lane);
+    let others = || lanes.clone().filter(|lane| !std::ptr::eq(*lane, mine));
     let taken: i128 = others().map(|lane| i128::from(slack(lane))).sum();
     let most = i128::from(gap / 2);
     let mut left = i128::from(gap) - taken;
@@ -98,15 +102,15 @@ fn share(gap: i64, lanes: &[&LaneTotals], me: usize) {
             left -= part;
         }
     }
-    let mine = lanes[me];
     mine.set_ceiling(mine.live() + left as i64);
 }
 
 /// The peak begins again at what is live. The caller holds the device's mutex.
-pub fn reset(peak: &AtomicU64, lanes: &[&LaneTotals]) {
+pub fn reset<'a>(peak: &AtomicU64, mut lanes: impl Iterator<Item = &'a LaneTotals> + Clone) {
     peak.store(0, Ordering::Relaxed);
-    if !lanes.is_empty() {
-        settle(peak, lanes, 0);
+    let all = lanes.clone();
+    if let Some(any) = lanes.next() {
+        settle(peak, all, any);
     }
 }
 
@@ -131,18 +135,18 @@ mod tests {
                         highest = highest.max(sum);
                         blocks.push(size * 512);
                         if lanes[lane].add(size * 512) {
-                            settle(&peak, &lanes, lane);
+                            settle(&peak, lanes.iter().copied(), lanes[lane]);
                         }
                     }
                     // Any block, by any lane: removals need not come back to the lane of the insert.
                     5..=6 if !blocks.is_empty() => {
                         let size = blocks.swap_remove(size as usize % blocks.len());
                         sum -= size;
-                        lanes[lane].sub(size);
+                        let _ = lanes[lane].sub(size);
                     }
                     _ if size < 10 => {
                         highest = sum;
-                        reset(&peak, &lanes);
+                        reset(&peak, lanes.iter().copied());
                     }
                     _ => {}
                 }
@@ -163,10 +167,10 @@ mod tests {
                 let must = lane.add(512);
                 assert_eq!(must, step == 0, "step {step}, block {block}");
                 if must {
-                    settle(&peak, &[&lane], 0);
+                    settle(&peak, std::iter::once(&lane), &lane);
                 }
             }
-            (0..100).for_each(|_| lane.sub(512));
+            (0..100).for_each(|_| assert!(!lane.sub(512)));
         }
         assert_eq!(peak.load(Ordering::Relaxed), 51_200);
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering as PrivateOrdering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::facts::{Process, ProcessFacts};
 use super::gauges::{DeviceArea, Lane};
@@ -28,7 +28,7 @@ pub struct Record {
     plan: Plan,
     devices: u32,
     slots: Slots,
-    /// For each device its lanes that have a writer, a bit each; the mutex guards its ceilings and its peak.
+    /// For each device its lanes ever used, a bit each; the mutex guards its ceilings and its peak.
     used_lanes: Vec<Mutex<u32>>,
     /// Free places of the segment table; fresh ones are counted in the header.
     free_segments: Mutex<Vec<u32>>,
@@ -178,7 +178,7 @@ impl Record {
     }
 
     /// The writer of lane `lane` of `device`. The caller holds one lock around all uses of it, and asks for each
-    /// lane once. Lanes that are asked for only when they are needed make new peaks cheaper (a new peak looks at each).
+    /// lane once.
     pub fn lane(&'static self, device: u32, lane: u32) -> LaneWriter {
         let known = device < self.devices && (lane as usize) < LANES;
         debug_assert!(known, "lane {lane} of device {device}");
@@ -188,8 +188,6 @@ impl Record {
                 LaneWriter::new(self, false, u8::MAX, u8::MAX, Nowhere::leak(), std::ptr::null())
             };
         }
-        // Before its first call, not at its first settling: a lane may begin with the removal of another's blocks.
-        *self.used_lanes[device as usize].lock().unwrap_or_else(PoisonError::into_inner) |= 1 << lane;
         let place = self.pointer(Section::Lanes, u64::from(device) * LANES as u64 + u64::from(lane));
         let blocks = self.pointer(Section::Blocks, 0);
         // SAFETY: checked places of the mapping, which lives as long as this 'static record; the block section holds every slot
@@ -281,7 +279,7 @@ impl Record {
         if device >= self.devices {
             return (0, 0);
         }
-        let live = totals::live(self.lane_totals(device));
+        let live = totals::live(self.lanes(device).iter().map(|lane| &lane.totals));
         (live, self.area(device).live_peak.load(Ordering::Relaxed).max(live))
     }
 
@@ -289,9 +287,7 @@ impl Record {
     pub fn reset_peaks(&self, device: u32) {
         if let Some(used) = self.used_lanes.get(device as usize) {
             let used = used.lock().unwrap_or_else(PoisonError::into_inner);
-            let nothing = LaneTotals::default();
-            let (lanes, count) = self.lanes_of(device, *used, &nothing);
-            totals::reset(&self.area(device).live_peak, &lanes[..count]);
+            totals::reset(&self.area(device).live_peak, self.members(device, *used));
         }
     }
 
@@ -324,39 +320,39 @@ impl Record {
         &self.mapping
     }
 
-    fn lane_area(&self, device: u32, lane: usize) -> &Lane {
-        self.at(Section::Lanes, u64::from(device) * LANES as u64 + lane as u64)
+    /// The areas of a device's lanes.
+    fn lanes(&self, device: u32) -> &[Lane] {
+        let first = self.pointer::<Lane>(Section::Lanes, u64::from(device) * LANES as u64);
+        // SAFETY: the section has LANES of them for each device, allocated at the start; `device` is known to the callers, and
+        // `pointer` checks the first.
+        unsafe { std::slice::from_raw_parts(first, LANES) }
     }
 
-    fn lane_totals(&self, device: u32) -> impl Iterator<Item = &LaneTotals> {
-        (0..LANES).map(move |lane| &self.lane_area(device, lane).totals)
-    }
-
-    /// The totals of the lanes whose bits are set in `used`, `nothing` behind them, and how many. On the stack: nothing of a
-    /// malloc may come from the host heap.
-    fn lanes_of<'a>(
-        &'a self,
-        device: u32,
-        used: u32,
-        nothing: &'a LaneTotals,
-    ) -> ([&'a LaneTotals; LANES], usize) {
-        let (mut lanes, mut count) = ([nothing; LANES], 0);
-        for number in (0..LANES).filter(|number| used & (1 << number) != 0) {
-            lanes[count] = &self.lane_area(device, number).totals;
-            count += 1;
-        }
-        (lanes, count)
+    /// The lanes of `device` whose bits are set in `used`.
+    fn members(&self, device: u32, used: u32) -> impl Iterator<Item = &LaneTotals> + Clone {
+        let (lanes, mut left) = (self.lanes(device), used);
+        std::iter::from_fn(move || {
+            let number = left.trailing_zeros();
+            left &= left.wrapping_sub(1);
+            lanes.get(number as usize).map(|lane| &lane.totals)
+        })
     }
 
     /// Lane `lane` of `device` passed its ceiling.
     pub(super) fn settle(&self, device: u8, lane: u8) {
-        let Some(used) = self.used_lanes.get(usize::from(device)) else { return };
-        let used = used.lock().unwrap_or_else(PoisonError::into_inner);
-        let nothing = LaneTotals::default();
-        let (lanes, count) = self.lanes_of(u32::from(device), *used, &nothing);
-        // Its place among the used ones.
-        let me = (*used & ((1 << lane) - 1)).count_ones() as usize;
-        totals::settle(&self.area(u32::from(device)).live_peak, &lanes[..count], me);
+        let used = self.join(device, lane);
+        if let (Some(used), device) = (used, u32::from(device)) {
+            let mine = &self.lanes(device)[usize::from(lane)].totals;
+            totals::settle(&self.area(device).live_peak, self.members(device, *used), mine);
+        }
+    }
+
+    /// Lane `lane` of `device` counts from now on; all that do, and the device's mutex. `None` for a lane that nobody knows.
+    pub(super) fn join(&self, device: u8, lane: u8) -> Option<MutexGuard<'_, u32>> {
+        let mut used =
+            self.used_lanes.get(usize::from(device))?.lock().unwrap_or_else(PoisonError::into_inner);
+        *used |= 1u32.checked_shl(u32::from(lane))?;
+        Some(used)
     }
 
     /// The cells of a lane's trail, allocated, and their number less one.

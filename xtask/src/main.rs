@@ -2,6 +2,7 @@
 
 mod exports;
 mod header;
+mod instructions;
 mod parts;
 mod runner;
 
@@ -14,7 +15,7 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's commands")]
 enum Arguments {
-    /// Run every test: Rust, loom, the header, the exports, real PyTorch. Runs all parts, then fails if one failed.
+    /// Run every test: Rust, loom, the header, the exports, the bar on instructions, real PyTorch. Runs all parts, then fails if one failed.
     Test {
         /// Leave real PyTorch out (it installs a wheel of half a gigabyte the first time).
         #[arg(long)]
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
         Arguments::Test { fast, only } => runner::run(&parts::all(&root, fast), only.as_deref()),
         Arguments::Write(Write::Header) => header::write(&root),
         Arguments::Write(Write::Docs) => parts::write_docs(&root),
-        Arguments::Instructions => parts::instructions(&root),
+        Arguments::Instructions => instructions::check(&root),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

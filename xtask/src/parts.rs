@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::runner::{self, Counts, Outcome, Part};
-use crate::{exports, header};
+use crate::{exports, header, instructions};
 
 /// A command in the repository's root.
 fn command(root: &Path, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
@@ -33,6 +33,7 @@ pub fn all(root: &Path, fast: bool) -> Vec<Part> {
         },
         Part { name: "exports", run: at(|root| check(exports::check(root))) },
         Part { name: "loom", run: at(loom) },
+        Part { name: "instructions", run: at(count_instructions) },
     ];
     if !fast {
         parts.push(Part {
@@ -47,6 +48,14 @@ fn check(result: Result<(), String>) -> Outcome {
     match result {
         Ok(()) => Outcome::Passed(Counts::default()),
         Err(reason) => Outcome::Failed(Counts::default(), reason),
+    }
+}
+
+/// The bar on instructions, where there is valgrind.
+fn count_instructions(root: &Path) -> Outcome {
+    match Command::new("valgrind").arg("--version").output() {
+        Ok(_) => check(instructions::check(root)),
+        Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
     }
 }
 
@@ -66,7 +75,11 @@ fn loom(root: &Path) -> Outcome {
     runner::command(
         cargo(root, &arguments)
             .env("RUSTFLAGS", format!("{flags} --cfg loom"))
-            .env("CARGO_TARGET_DIR", root.join("target/loom")),
+            .env("CARGO_TARGET_DIR", root.join("target/loom"))
+            // The models take seconds; linking as for a release would take minutes.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "0"),
     )
 }
 
@@ -93,11 +106,6 @@ fn succeed(command: &mut Command) -> Result<(), String> {
 /// `cargo xtask docs`.
 pub fn write_docs(root: &Path) -> Result<(), String> {
     succeed(cargo(root, &["test", "--package", "gruyere", "--test", "docs_fresh"]).env("GRUYERE_BLESS", "1"))
-}
-
-/// `cargo xtask instructions`.
-pub fn instructions(root: &Path) -> Result<(), String> {
-    succeed(&mut cargo(root, &["run", "--release", "--package", "gruyere-replay", "--bin", "instructions"]))
 }
 
 /// A command's output.

@@ -55,7 +55,7 @@ impl Books {
     fn note_malloc(&mut self, address: u64, block: Block) {
         self.mallocs += 1;
         let end = address + block.bytes;
-        if address % ALIGNMENT != 0 {
+        if !address.is_multiple_of(ALIGNMENT) {
             self.object(format_args!("{address:#x} is not aligned to {ALIGNMENT} bytes"));
         }
         if let Some((&other, &Block { bytes, .. })) = self.blocks.range(..end).next_back()

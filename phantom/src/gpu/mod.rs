@@ -121,7 +121,11 @@ impl Gpu {
     }
 
     /// A GPU whose addresses come from `addresses`.
+    ///
+    /// # Panics
+    /// With more than 64 devices: access is kept as a bit each.
     pub fn with_addresses(config: Config, addresses: Box<dyn AddressProvider>) -> Self {
+        assert!(config.devices.len() <= 64, "at most 64 devices");
         let devices = config.devices.iter().map(|device| Device {
             books: DeviceBooks { capacity: device.capacity, ..DeviceBooks::default() },
             tail: 0,

@@ -1,7 +1,8 @@
 //! Runs: contiguous address space, free or live, cut and merged inside regions.
 //!
 //! A region is one piece of memory from the driver. Its runs tile it in address order. A space is a set of regions whose
-//! free runs are searched together: one for each (lifetime, use), one for each capture pool. A free run belongs either to the
+//! free runs are searched together: one for each lifetime, one for each capture pool. Slabs are runs too, at multiples of
+//! the page: best fit puts them into the gaps that large blocks leave. A free run belongs either to the
 //! stream that used it last, which may reuse it at once, or to everybody ([`EVERYBODY`]), once an event has shown that the stream is past
 //! the free. Neighbours of one owner are always merged; neighbours of different owners are joined when somebody who may use both
 //! needs them ([`Arenas::join`]).
@@ -13,7 +14,6 @@ mod size_index;
 mod validate;
 
 use super::page_table::{BLOCK_LIMIT, BlockId};
-use super::size_class::ALIGNMENT;
 use crate::record::{BlockSlot, SegmentSlot};
 use size_index::SizeIndex;
 
@@ -46,7 +46,7 @@ pub enum RunState {
 pub struct Run {
     /// First byte.
     pub address: u64,
-    /// Length, a multiple of [`ALIGNMENT`].
+    /// Length, a multiple of 512.
     pub bytes: u64,
     /// Bytes that the caller asked for.
     pub requested: u64,
@@ -70,6 +70,14 @@ pub struct Run {
     next: RunId,
     bin_previous: RunId,
     bin_next: RunId,
+}
+
+impl Run {
+    /// Bytes before the first multiple of `align` in it.
+    #[inline]
+    fn askew(&self, align: u64) -> u64 {
+        self.address.wrapping_neg() & (align - 1)
+    }
 }
 
 /// One piece of memory from the driver.
@@ -251,24 +259,22 @@ impl Arenas {
             .map(|(id, run)| (id as RunId, run))
     }
 
-    /// A live run of `bytes` for `stream`: the best fit among the stream's own free runs and everybody's.
+    /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and everybody's.
     #[inline]
-    pub fn allocate(&mut self, space: SpaceId, bytes: u64, stream: u32) -> Option<RunId> {
+    pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
         let space = &self.spaces[space as usize];
-        let own = space.owner(stream).and_then(|index| index.best_fit(&self.runs, bytes));
-        let shared = space.owner(EVERYBODY).and_then(|index| index.best_fit(&self.runs, bytes));
+        let own = space.owner(stream).and_then(|index| index.best_fit(&self.runs, bytes, align));
+        let shared = space.owner(EVERYBODY).and_then(|index| index.best_fit(&self.runs, bytes, align));
         let id = match (own, shared) {
             // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
-            (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => {
-                shared
-            }
+            (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => shared,
             (own, shared) => own.or(shared)?,
         };
-        self.take(id, bytes, stream)
+        self.take(id, bytes, align, stream)
     }
 
     /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use, joined; the shortest such row.
-    pub fn join(&mut self, space: SpaceId, bytes: u64, stream: u32) -> Option<RunId> {
+    pub fn join(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
         let mut best: Option<(u64, RunId)> = None;
         for &region in &self.spaces[space as usize].regions {
             let (mut first, mut row) = (NO_RUN, 0);
@@ -281,7 +287,8 @@ impl Arenas {
                     row += run.bytes;
                 }
                 if (!usable || run.next == NO_RUN) && row != 0 {
-                    if row >= bytes && best.is_none_or(|(least, _)| row < least) {
+                    let needed = bytes + self.runs[first as usize].askew(align);
+                    if row >= needed && best.is_none_or(|(least, _)| row < least) {
                         best = Some((row, first));
                     }
                     row = 0;
@@ -299,32 +306,26 @@ impl Arenas {
             self.runs[first as usize].epoch = epoch;
         }
         self.list(first, stream);
-        self.take(first, bytes, stream)
+        self.take(first, bytes, align, stream)
     }
 
-    /// Makes the first `bytes` of free run `id` live.
+    /// Makes `bytes` of free run `id`, from its first multiple of `align` on, live.
     #[inline]
-    fn take(&mut self, id: RunId, bytes: u64, stream: u32) -> Option<RunId> {
-        let Run { address, bytes: whole, stream: owner, epoch, region, next, .. } = self.runs[id as usize];
-        debug_assert!(whole >= bytes);
-        if whole - bytes >= ALIGNMENT
-            && self.unused_runs.is_empty()
-            && self.runs.len() >= BLOCK_LIMIT as usize
-        {
+    fn take(&mut self, mut id: RunId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
+        // Cutting takes at most two new records.
+        if self.unused_runs.len() < 2 && self.runs.len() + 2 > BLOCK_LIMIT as usize {
             return None;
         }
+        let owner = self.runs[id as usize].stream;
         self.unlist(id);
-        if whole - bytes >= ALIGNMENT {
-            let rest = self.new_run(address + bytes, whole - bytes, region);
-            let run = &mut self.runs[rest as usize];
-            run.previous = id;
-            run.next = next;
-            run.epoch = epoch;
-            if next != NO_RUN {
-                self.runs[next as usize].previous = rest;
-            }
-            self.runs[id as usize].next = rest;
-            self.runs[id as usize].bytes = bytes;
+        let askew = self.runs[id as usize].askew(align);
+        if askew != 0 {
+            let front = id;
+            id = self.cut(front, askew);
+            self.list(front, owner);
+        }
+        if self.runs[id as usize].bytes > bytes {
+            let rest = self.cut(id, bytes);
             self.list(rest, owner);
         }
         let run = &mut self.runs[id as usize];
@@ -333,6 +334,24 @@ impl Arenas {
         run.shared = false;
         run.is_slab = false;
         Some(id)
+    }
+
+    /// Cuts an unlisted free run after `bytes`; the new run behind it, unlisted too.
+    #[inline]
+    fn cut(&mut self, id: RunId, bytes: u64) -> RunId {
+        let Run { address, bytes: whole, epoch, region, next, .. } = self.runs[id as usize];
+        let rest = self.new_run(address + bytes, whole - bytes, region);
+        let run = &mut self.runs[rest as usize];
+        run.previous = id;
+        run.next = next;
+        run.epoch = epoch;
+        if next != NO_RUN {
+            self.runs[next as usize].previous = rest;
+        }
+        let run = &mut self.runs[id as usize];
+        run.next = rest;
+        run.bytes = bytes;
+        rest
     }
 
     /// Frees a live or pending run to `stream` as of `epoch` (or to everybody), and merges it with neighbours of the same owner.

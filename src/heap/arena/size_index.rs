@@ -89,20 +89,23 @@ impl SizeIndex {
         }
     }
 
-    /// The smallest run of at least `bytes`, the lowest address among equals.
+    /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), the lowest address among equals.
     #[inline]
-    pub(super) fn best_fit(&self, runs: &[Run], bytes: u64) -> Option<RunId> {
+    pub(super) fn best_fit(&self, runs: &[Run], bytes: u64, align: u64) -> Option<RunId> {
         if self.count == 0 {
             return None;
         }
-        let (doubling, step) = bin_of(bytes);
-        if self.steps[doubling] >> step & 1 != 0
-            && let Some(id) = self.best_of(runs, doubling * STEPS + step, bytes)
-        {
-            return Some(id);
+        let (mut doubling, mut step) = bin_of(bytes);
+        if self.steps[doubling] >> step & 1 == 0 {
+            (doubling, step) = self.next_bin(doubling, step)?;
         }
-        let (doubling, step) = self.next_bin(doubling, step)?;
-        self.best_of(runs, doubling * STEPS + step, bytes)
+        loop {
+            // The first bin may hold runs that are too short, and runs below `bytes + align` may lie askew.
+            if let Some(id) = self.best_of(runs, doubling * STEPS + step, bytes, align) {
+                return Some(id);
+            }
+            (doubling, step) = self.next_bin(doubling, step)?;
+        }
     }
 
     /// The first bin after (`doubling`, `step`) that holds a run.
@@ -119,12 +122,12 @@ impl SizeIndex {
     }
 
     #[inline]
-    fn best_of(&self, runs: &[Run], bin: usize, bytes: u64) -> Option<RunId> {
+    fn best_of(&self, runs: &[Run], bin: usize, bytes: u64, align: u64) -> Option<RunId> {
         let (mut best, mut best_key) = (None, (u64::MAX, u64::MAX));
         let mut id = self.heads[bin];
         while id != NO_RUN {
             let run = &runs[id as usize];
-            if run.bytes >= bytes && (run.bytes, run.address) < best_key {
+            if run.bytes >= bytes + run.askew(align) && (run.bytes, run.address) < best_key {
                 (best, best_key) = (Some(id), (run.bytes, run.address));
             }
             id = run.bin_next;

@@ -73,7 +73,7 @@ pub unsafe extern "C" fn torch_driver_replay(
             return 1;
         }
     };
-    let mut addresses = vec![0_usize; trace.blocks as usize];
+    let mut addresses = vec![0_usize; trace.blocks()];
     let mut operations = 0;
     let start = Instant::now();
     for &op in &trace.ops {

@@ -1,21 +1,28 @@
 //! The project's models of torch's allocators, on the same trace.
 
 use gruyere::driver::{Driver, StreamHandle};
+use gruyere_phantom::{Config, Costs, Gpu, StreamKind};
+use gruyere_phantom_driver::PhantomDriver;
 use gruyere_replay::allocator::Allocator;
-use gruyere_replay::instant::InstantDevice;
 use gruyere_replay::peers::Torch;
 use gruyere_replay::trace::{Op, Trace};
 use std::sync::Arc;
 
 /// The peak of physical bytes on a device of `capacity` bytes.
 pub fn peak(trace: &Trace, expandable: bool, capacity: u64) -> Result<u64, String> {
-    let device = Arc::new(InstantDevice::new(capacity));
-    let driver: Arc<dyn Driver> = device.clone();
+    let config = Config { costs: Costs::zero(), oracle: false, ..Config::new(capacity) };
+    let gpu = Arc::new(Gpu::new(config));
+    let driver: Arc<dyn Driver> = Arc::new(PhantomDriver::new(gpu.clone()));
     let made = if expandable { Torch::expandable(&driver) } else { Torch::native(&driver) };
     let mut torch = made.map_err(|error| error.to_string())?;
-    let mut blocks = vec![(0, 0, StreamHandle(0)); trace.blocks as usize];
+    let mut streams = vec![StreamHandle(0)];
+    for _ in 1..trace.streams.len() {
+        let handle = gpu.stream_create(0, StreamKind::NonBlocking).map_err(|error| error.to_string())?;
+        streams.push(StreamHandle(handle));
+    }
+    let stream = |index: u16| streams[index as usize];
+    let mut blocks = vec![(0, 0, StreamHandle(0)); trace.blocks()];
     for &op in &trace.ops {
-        let stream = |index: u16| StreamHandle(trace.streams[index as usize] as usize);
         match op {
             Op::Alloc { size, block, stream: s, device } => {
                 let address =
@@ -34,5 +41,5 @@ pub fn peak(trace: &Trace, expandable: bool, capacity: u64) -> Result<u64, Strin
             _ => {}
         }
     }
-    Ok(device.peak())
+    Ok(gpu.books(0).physical_peak)
 }

@@ -1,0 +1,172 @@
+//! `gruyere ps`: the processes that have a record.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use gruyere::record::facts::Process;
+use gruyere::record::reader::DeviceSnapshot;
+use gruyere::record::sweep::{self, Found, State};
+use gruyere::record::{DeviceGauge, Reader};
+use indicatif::BinaryBytes;
+use serde_json::{Value, json};
+
+/// Lists the live processes that use gruyere: one line for each device they use.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere ps                 who holds what on this machine
+  gruyere ps --json | jq '.processes[] | select(.rank == 0)'
+  gruyere ps --sweep         also remove the records that killed processes left
+
+Processes of other users, and those whose record is not in /dev/shm (it was full), are not listed;
+`gruyere stat PID` finds the latter.
+
+Exit codes: 0 all well (also when there is no process); 1 a record could not be read, or the
+folder could not; 2 wrong usage.")]
+pub struct Arguments {
+    /// Print JSON: processes, stale files, how many were swept.
+    #[arg(long)]
+    json: bool,
+    /// Remove the records of processes that ended without a clean exit. Live ones are never touched.
+    #[arg(long)]
+    sweep: bool,
+    /// The folder of the records.
+    #[arg(long, default_value = "/dev/shm", value_name = "FOLDER")]
+    directory: PathBuf,
+}
+
+/// A process and its devices at this moment.
+struct Row {
+    process: Process,
+    devices: Vec<DeviceSnapshot>,
+    path: PathBuf,
+    state: State,
+}
+
+fn row(reader: &Reader, state: State) -> Row {
+    Row {
+        process: reader.process(),
+        devices: reader.device_snapshots(),
+        path: reader.path().to_owned(),
+        state,
+    }
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let directory = &arguments.directory;
+    let found = match sweep::list(directory) {
+        Ok(found) => found,
+        Err(error) => {
+            eprintln!(
+                "gruyere ps: {}: {error}; name the folder of the records with --directory",
+                directory.display()
+            );
+            return ExitCode::from(1);
+        }
+    };
+    let (mut rows, mut stale, mut trouble) = (Vec::new(), Vec::new(), false);
+    for Found { path, state, reader } in &found {
+        match reader {
+            Ok(_) | Err(_) if *state == State::Stale => stale.push(path.clone()),
+            Ok(reader) => rows.push(row(reader, *state)),
+            Err(error) => {
+                eprintln!("gruyere ps: {error}");
+                trouble = true;
+            }
+        }
+    }
+    rows.sort_by_key(|row| (row.process.rank, row.process.pid));
+    let swept = if arguments.sweep { sweep::sweep(directory) } else { sweep::Swept::default() };
+    if swept.failed > 0 {
+        eprintln!(
+            "gruyere ps: {} stale records could not be removed; they may be another user's",
+            swept.failed
+        );
+        trouble = true;
+    }
+    // A closed pipe (`| head`) is no trouble.
+    let _ = if arguments.json {
+        let stale = if arguments.sweep { Vec::new() } else { stale };
+        print_json(&rows, &stale, swept.removed)
+    } else {
+        print_table(&rows, stale.len(), arguments.sweep.then_some(swept.removed))
+    };
+    ExitCode::from(u8::from(trouble))
+}
+
+fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize) -> io::Result<()> {
+    let device = |device: &DeviceSnapshot| {
+        json!({
+            "device": device.device,
+            "name": device.facts.name,
+            "live_bytes": device.live,
+            "live_peak_bytes": device.live_peak,
+            "reserved_bytes": device.gauge(DeviceGauge::Reserved),
+            "reserved_peak_bytes": device.gauge(DeviceGauge::ReservedPeak),
+            "fragmentation": device.fragmentation(),
+        })
+    };
+    let process = |row: &Row| {
+        json!({
+            "pid": row.process.pid,
+            "pid_namespace": row.process.pid_namespace,
+            "rank": row.process.rank,
+            "local_rank": row.process.local_rank,
+            "world_size": row.process.world_size,
+            "host": row.process.host,
+            "command": row.process.command,
+            "record": row.path.display().to_string(),
+            "live": row.state == State::Live,
+            "devices": row.devices.iter().map(device).collect::<Vec<_>>(),
+        })
+    };
+    let stale: Vec<String> = stale.iter().map(|path| path.display().to_string()).collect();
+    let all: Value =
+        json!({ "processes": rows.iter().map(process).collect::<Vec<_>>(), "stale": stale, "swept": swept });
+    writeln!(io::stdout(), "{all:#}")
+}
+
+fn print_table(rows: &[Row], stale: usize, swept: Option<usize>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if rows.is_empty() {
+        writeln!(out, "no live process uses gruyere here")?;
+    } else {
+        let head = ("PID", "RANK", "DEVICE", "LIVE", "RESERVED", "FRAG");
+        writeln!(
+            out,
+            "{:>8} {:>5} {:>6} {:>11} {:>11} {:>6}  COMMAND",
+            head.0, head.1, head.2, head.3, head.4, head.5
+        )?;
+    }
+    for row in rows {
+        let rank = row.process.rank.map_or("-".to_owned(), |rank| rank.to_string());
+        let pid = row.process.pid;
+        let command: String = row.process.command.chars().take(80).collect();
+        for device in &row.devices {
+            let (live, reserved) =
+                (BinaryBytes(device.live), BinaryBytes(device.gauge(DeviceGauge::Reserved)));
+            let (number, fragmentation) = (device.device, device.fragmentation() * 100.0);
+            writeln!(
+                out,
+                "{pid:>8} {rank:>5} {number:>6} {:>11} {:>11} {fragmentation:>5.1}%  {command}",
+                live.to_string(),
+                reserved.to_string()
+            )?;
+        }
+        if row.devices.is_empty() {
+            writeln!(out, "{pid:>8} {rank:>5} {:>6} {:>11} {:>11} {:>6}  {command}", "-", "-", "-", "-")?;
+        }
+    }
+    match swept {
+        Some(swept) => writeln!(out, "removed {swept} records of ended processes")?,
+        None if stale > 0 => writeln!(
+            out,
+            "{stale} records of processes that ended without a clean exit: `gruyere stat FILE` reads one, \
+             `gruyere ps --sweep` removes them"
+        )?,
+        None => {}
+    }
+    Ok(())
+}

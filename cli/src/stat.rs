@@ -1,0 +1,348 @@
+//! `gruyere stat`: all that the gauges of one process say.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use gruyere::record::gauges::BlockCounts;
+use gruyere::record::histogram::Counts;
+use gruyere::record::layout::Degraded;
+use gruyere::record::reader::{Cursor, DeviceSnapshot};
+use gruyere::record::sweep::{self, State};
+use gruyere::record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind, facts};
+use indicatif::BinaryBytes;
+use serde_json::{Map, Value, json};
+
+/// Prints all gauges of one process, living or killed.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere stat 4242                     a process, by its pid
+  gruyere stat /dev/shm/gruyere-4026531836-4242-99-0.record
+                                        a record, for instance of a killed process
+  gruyere stat 4242 --json | jq '.devices[0].lifetimes'
+
+Bytes live are rounded as they were handed out; `requested` is what the program asked for.
+Latencies are of sampled calls.
+
+Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage;
+3 read, but some values are not of one moment (marked torn: the process was killed while it wrote).")]
+pub struct Arguments {
+    /// The process (its pid in its own pid namespace) or the file of its record.
+    #[arg(value_name = "PID|FILE")]
+    target: String,
+    /// Print JSON. Bytes are bytes, times nanoseconds.
+    #[arg(long)]
+    json: bool,
+    /// The folder of the records.
+    #[arg(long, default_value = "/dev/shm", value_name = "FOLDER")]
+    directory: PathBuf,
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let reader = match find(&arguments.target, &arguments.directory) {
+        Ok(reader) => reader,
+        Err(message) => {
+            eprintln!("gruyere stat: {message}");
+            return ExitCode::from(1);
+        }
+    };
+    let devices = reader.device_snapshots();
+    let torn = devices.iter().any(|device| device.torn_lanes > 0 || device.torn_gauges);
+    let value = value(&reader, &devices);
+    let text = if arguments.json { format!("{value:#}") } else { text(&reader, &devices, &value) };
+    // A closed pipe (`| head`) is no trouble.
+    let _ = writeln!(io::stdout(), "{}", text.trim_end());
+    ExitCode::from(if torn { 3 } else { 0 })
+}
+
+/// The record that `target` names: a file, or a process.
+fn find(target: &str, directory: &Path) -> Result<Reader<'static>, String> {
+    let Ok(pid) = target.parse::<u64>() else {
+        return Reader::open(Path::new(target)).map_err(|error| error.to_string());
+    };
+    let found = sweep::list(directory).map_err(|error| {
+        format!("{}: {error}; name the folder of the records with --directory", directory.display())
+    })?;
+    let mut trouble = String::new();
+    let mut readers: Vec<(State, Reader<'static>)> = Vec::new();
+    for found in found {
+        match found.reader {
+            Ok(reader) if reader.process().pid == pid => readers.push((found.state, reader)),
+            Ok(_) => {}
+            // Its name has the pid between the namespace and the start time.
+            Err(error) if error.path().to_string_lossy().contains(&format!("-{pid}-")) => {
+                let _ = write!(trouble, "; {error}");
+            }
+            Err(_) => {}
+        }
+    }
+    // The living before the dead, and our own namespace before the others.
+    let ours = facts::pid_namespace();
+    let order =
+        |(state, reader): &(State, Reader)| (*state != State::Live, reader.process().pid_namespace != ours);
+    readers.sort_by_key(order);
+    let best = readers.first().map(order);
+    let same = readers.iter().filter(|reader| Some(order(reader)) == best).count();
+    if same > 1 {
+        let paths: Vec<String> =
+            readers.iter().take(same).map(|(_, reader)| reader.path().display().to_string()).collect();
+        return Err(format!("{same} records of a process {pid}; name one of the files: {}", paths.join(" ")));
+    }
+    if let Some((_, reader)) = readers.into_iter().next() {
+        return Ok(reader);
+    }
+    descriptor(pid).ok_or_else(|| {
+        let directory = directory.display();
+        format!(
+            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists those there are, and a record is \
+             readable by its owner only"
+        )
+    })
+}
+
+/// The record of a process that found no room in /dev/shm: a memfd among its descriptors.
+fn descriptor(pid: u64) -> Option<Reader<'static>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    entries.flatten().find_map(|entry| {
+        let target = std::fs::read_link(entry.path()).ok()?;
+        if !target.to_string_lossy().starts_with("/memfd:gruyere") {
+            return None;
+        }
+        Reader::open_descriptor(&entry.path()).ok()
+    })
+}
+
+fn counts(counts: &BlockCounts) -> Value {
+    json!({
+        "live_blocks": counts.live_blocks(),
+        "live_bytes": counts.live_bytes(),
+        "live_requested_bytes": counts.live_requested(),
+        "pending_blocks": counts.pending_blocks(),
+        "pending_bytes": counts.pending_bytes(),
+        "mallocs": counts.mallocs,
+        "malloc_bytes": counts.malloc_bytes,
+        "malloc_requested_bytes": counts.malloc_requested,
+        "frees": counts.frees,
+        "free_bytes": counts.free_bytes,
+        "free_requested_bytes": counts.free_requested,
+    })
+}
+
+/// 1 - part / whole; 0 where there is nothing.
+fn less(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { 1.0 - part.min(whole) as f64 / whole as f64 }
+}
+
+fn device(snapshot: &DeviceSnapshot) -> Value {
+    let total = snapshot.total();
+    let held_free =
+        snapshot.gauge(DeviceGauge::Reserved).saturating_sub(snapshot.live + total.pending_bytes());
+    let gauges: Map<String, Value> = DeviceGauge::ALL
+        .iter()
+        .map(|&gauge| (gauge.name().to_owned(), json!(snapshot.gauge(gauge))))
+        .collect();
+    let lifetimes: Map<String, Value> = LIFETIME_NAMES
+        .iter()
+        .enumerate()
+        .map(|(number, &name)| (name.to_owned(), counts(&snapshot.sum(|_, lifetime| lifetime == number))))
+        .collect();
+    json!({
+        "device": snapshot.device,
+        "name": snapshot.facts.name,
+        "uuid": snapshot.facts.uuid.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
+        "live_bytes": snapshot.live,
+        "live_peak_bytes": snapshot.live_peak,
+        "fragmentation": snapshot.fragmentation(),
+        "external_fragmentation": less(snapshot.gauge(DeviceGauge::LargestFree), held_free),
+        "internal_fragmentation": less(total.live_requested(), total.live_bytes()),
+        "gauges": gauges,
+        "total": counts(&total),
+        "small_pool": counts(&snapshot.sum(|pool, _| pool == 0)),
+        "large_pool": counts(&snapshot.sum(|pool, _| pool == 1)),
+        "lifetimes": lifetimes,
+        "torn": snapshot.torn_lanes > 0 || snapshot.torn_gauges,
+    })
+}
+
+const QUANTILES: [(&str, f64); 5] =
+    [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
+
+fn histogram(counts: &Counts, scale: f64) -> Value {
+    let histogram = counts.to_hdr(scale);
+    let mut value = json!({ "count": counts.total() });
+    for (name, quantile) in QUANTILES {
+        value[name] =
+            if histogram.is_empty() { Value::Null } else { json!(histogram.value_at_quantile(quantile)) };
+    }
+    value
+}
+
+fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
+    let process = reader.process();
+    let health = reader.health();
+    let histograms = reader.histograms();
+    let (blocks, segments) = (reader.blocks(), reader.segments());
+    let pending = blocks.entries.iter().filter(|(_, state)| *state == BlockState::Pending).count();
+    let of = |kind| segments.entries.iter().filter(move |segment| segment.kind == kind);
+    let events = reader.events(&mut Cursor::default());
+    let facts = reader.event_facts();
+    // Without a scale, latencies stay in ticks under another name.
+    let scale = reader.scale().map(|scale| scale.nanoseconds_per_tick);
+    let unit = if scale.is_some() { "nanoseconds" } else { "ticks" };
+    json!({
+        "process": {
+            "pid": process.pid,
+            "pid_namespace": process.pid_namespace,
+            "rank": process.rank,
+            "local_rank": process.local_rank,
+            "world_size": process.world_size,
+            "host": process.host,
+            "command": process.command,
+            "configuration": process.configuration,
+            "version": process.version,
+            "created_nanoseconds": process.created,
+            "live": reader.is_live(),
+        },
+        "record": {
+            "path": reader.path().display().to_string(),
+            "held_bytes": reader.bytes_held(),
+            "blocks_unrecorded": health.blocks_unrecorded,
+            "segments_unrecorded": health.segments_unrecorded,
+            "no_room": health.no_room,
+            "degraded": degraded(health.degraded),
+        },
+        "devices": devices.iter().map(device).collect::<Vec<_>>(),
+        "blocks": { "live": blocks.entries.len() - pending, "pending": pending, "torn": blocks.torn },
+        "segments": {
+            "spans": of(SegmentKind::Span).count(),
+            "span_bytes": of(SegmentKind::Span).fold(0u64, |sum, span| sum.wrapping_add(span.bytes)),
+            "slabs": of(SegmentKind::Slab).count(),
+            "slab_bytes": of(SegmentKind::Slab).fold(0u64, |sum, slab| sum.wrapping_add(slab.bytes)),
+            "torn": segments.torn,
+        },
+        "events": {
+            "written": facts.written,
+            "held": events.entries.len(),
+            "lost": events.lost,
+            "dropped": facts.dropped,
+            "capacity": facts.capacity,
+        },
+        "histograms": {
+            "malloc_bytes": histogram(&histograms.malloc_sizes, 1.0),
+            "free_bytes": histogram(&histograms.free_sizes, 1.0),
+            (format!("malloc_{unit}")): histogram(&histograms.malloc_latency, scale.unwrap_or(1.0)),
+            (format!("free_{unit}")): histogram(&histograms.free_latency, scale.unwrap_or(1.0)),
+        },
+    })
+}
+
+fn degraded(bits: u64) -> Vec<&'static str> {
+    let names = [
+        (Degraded::SMALL_RING, "a smaller event ring"),
+        (Degraded::SMALL_MAP, "a smaller block map"),
+        (Degraded::MEMFD, "no file in /dev/shm"),
+        (Degraded::PRIVATE, "private memory"),
+        (Degraded::NO_LOCK, "no lock, so life or death can't be told"),
+    ];
+    names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
+}
+
+fn bytes(value: u64) -> String {
+    BinaryBytes(value).to_string()
+}
+
+/// A gauge for people: bytes with their unit, counts as they are.
+fn gauge_text(gauge: DeviceGauge, value: u64) -> String {
+    match gauge.name() {
+        name if name.ends_with("_bytes") => bytes(value),
+        name if name.ends_with("_nanoseconds") => format!("{:.3} ms", value as f64 / 1e6),
+        _ => value.to_string(),
+    }
+}
+
+fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
+    let mut out = String::new();
+    let process = reader.process();
+    let life = match reader.is_live() {
+        Some(true) => "live",
+        Some(false) => "ended without a clean exit",
+        None => "life unknown",
+    };
+    let number = |value: Option<u64>| value.map_or("-".to_owned(), |value| value.to_string());
+    let mut line = |text: std::fmt::Arguments| {
+        let _ = writeln!(out, "{text}");
+    };
+    line(format_args!("process {} ({life}) on {}, gruyere {}", process.pid, process.host, process.version));
+    line(format_args!("  command        {}", process.command));
+    let (rank, local, world) = (number(process.rank), number(process.local_rank), number(process.world_size));
+    line(format_args!("  rank           {rank} (local {local}, of {world})"));
+    line(format_args!("  configuration  {}", process.configuration));
+    line(format_args!("  record         {}", reader.path().display()));
+    for snapshot in devices {
+        let torn =
+            if snapshot.torn_gauges || snapshot.torn_lanes > 0 { "  (torn: not of one moment)" } else { "" };
+        line(format_args!("\ndevice {} {}{torn}", snapshot.device, snapshot.facts.name));
+        line(format_args!("  {:<22} {:>14}", "live_bytes", bytes(snapshot.live)));
+        line(format_args!("  {:<22} {:>14}", "live_peak_bytes", bytes(snapshot.live_peak)));
+        for name in ["fragmentation", "external_fragmentation", "internal_fragmentation"] {
+            let share = value["devices"][snapshot.device as usize][name].as_f64().unwrap_or(0.0);
+            line(format_args!("  {name:<22} {:>13.2}%", share * 100.0));
+        }
+        for &gauge in DeviceGauge::ALL {
+            line(format_args!("  {:<22} {:>14}", gauge.name(), gauge_text(gauge, snapshot.gauge(gauge))));
+        }
+        let head = ["BLOCKS", "LIVE", "REQUESTED", "PENDING", "MALLOCS", "FREES"];
+        let [blocks, live, requested, pending, mallocs, frees] = head;
+        line(format_args!(
+            "\n  {:<11} {blocks:>9} {live:>11} {requested:>11} {pending:>11} {mallocs:>12} {frees:>12}",
+            ""
+        ));
+        let mut row = |name: &str, counts: BlockCounts| {
+            line(format_args!(
+                "  {name:<11} {:>9} {:>11} {:>11} {:>11} {:>12} {:>12}",
+                counts.live_blocks(),
+                bytes(counts.live_bytes()),
+                bytes(counts.live_requested()),
+                bytes(counts.pending_bytes()),
+                counts.mallocs,
+                counts.frees
+            ));
+        };
+        for (number, name) in LIFETIME_NAMES.iter().enumerate() {
+            row(name, snapshot.sum(|_, lifetime| lifetime == number));
+        }
+        row("small", snapshot.sum(|pool, _| pool == 0));
+        row("large", snapshot.sum(|pool, _| pool == 1));
+        row("total", snapshot.total());
+    }
+    line(format_args!("\nhistograms"));
+    for (name, histogram) in value["histograms"].as_object().into_iter().flatten() {
+        let quantiles: Vec<String> = QUANTILES
+            .iter()
+            .filter_map(|(quantile, _)| {
+                let value = histogram[quantile].as_u64()?;
+                Some(match name.ends_with("bytes") {
+                    true => format!("{quantile} {}", bytes(value)),
+                    false => format!("{quantile} {value}"),
+                })
+            })
+            .collect();
+        line(format_args!("  {name:<20} count {:<12} {}", histogram["count"], quantiles.join("  ")));
+    }
+    let parts: [(&str, &str); 4] =
+        [("blocks", "block map"), ("segments", "segments"), ("events", "events"), ("record", "record")];
+    for (key, title) in parts {
+        let facts: Vec<String> = value[key]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(name, _)| *name != "path")
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        line(format_args!("{title:<10} {}", facts.join("  ")));
+    }
+    out
+}

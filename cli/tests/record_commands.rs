@@ -1,0 +1,169 @@
+//! `gruyere ps` and `gruyere stat` from another process.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use gruyere::record::{
+    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SegmentEntry, SegmentKind, clock,
+};
+use serde_json::Value;
+
+/// A record of this process with a known state: 3 blocks live, one pending.
+fn record(directory: &Path) -> &'static Record {
+    let options = RecordOptions {
+        directory: directory.to_owned(),
+        ring_events: 256,
+        max_blocks: 4096,
+        ..RecordOptions::default()
+    };
+    let facts = |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
+    let mut lane = record.lane(1, 0);
+    for n in 0..5u64 {
+        let size = 1 << (20 + n);
+        let entry = BlockEntry {
+            address: n << 30,
+            size,
+            requested: size - 100,
+            lifetime: n as u8 % 4,
+            device: 1,
+            ..BlockEntry::default()
+        };
+        let slot = lane.block_insert(&entry);
+        lane.event(EventKind::Malloc, entry.lifetime, 0, entry.address, size, clock::now());
+        match n {
+            0 => lane.block_remove(slot, size, size - 100, entry.lifetime, false),
+            1 => lane.block_pending(slot, size, size - 100, entry.lifetime),
+            _ => {}
+        }
+    }
+    record.device(1).set(&[(DeviceGauge::Reserved, 56 << 20), (DeviceGauge::ReservedPeak, 60 << 20)]);
+    let (kind, address, bytes) = (SegmentKind::Span, 0, 56 << 20);
+    let span = SegmentEntry { kind, address, bytes, slot: 0, stream: 0, device: 1, lifetime: 0, capture: 0 };
+    record.segment_insert(&span);
+    record.latency(true, 3000);
+    record
+}
+
+fn gruyere(arguments: &[&str], directory: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    command.args(arguments).arg("--directory").arg(directory);
+    command.output().expect("the command runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn ps_lists_a_line_a_device_of_each_live_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = gruyere(&["ps"], folder.path());
+    assert!(empty.status.success() && text(&empty.stdout).contains("no live process"));
+    let record = record(folder.path());
+    let output = gruyere(&["ps"], folder.path());
+    let table = text(&output.stdout);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 3, "{table}");
+    let pid = std::process::id().to_string();
+    let words: Vec<&str> = lines[2].split_whitespace().collect();
+    assert_eq!((words[0], words[2]), (pid.as_str(), "1"), "{table}");
+    assert!(
+        lines[2].contains("28.00 MiB") && lines[2].contains("56.00 MiB") && lines[2].contains("50.0%"),
+        "{table}"
+    );
+    assert!(lines[2].contains("record_commands"), "{table}");
+    let all = json(&gruyere(&["ps", "--json"], folder.path()));
+    let process = &all["processes"][0];
+    assert_eq!(process["pid"], std::process::id());
+    assert_eq!(process["devices"][1]["live_bytes"], 28 << 20);
+    assert_eq!(process["devices"][1]["live_peak_bytes"], 28 << 20);
+    assert_eq!(process["devices"][1]["fragmentation"], 0.5);
+    record.close();
+}
+
+#[test]
+fn ps_sweeps_the_dead_only_when_told_and_never_the_living() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let dead = folder.path().join("gruyere-1-2-3-0.record");
+    std::fs::copy(record.path().unwrap(), &dead).unwrap();
+    let output = gruyere(&["ps"], folder.path());
+    assert!(text(&output.stdout).contains("1 records of processes that ended"), "{output:?}");
+    assert!(dead.exists());
+    assert_eq!(json(&gruyere(&["ps", "--json"], folder.path()))["stale"].as_array().map(Vec::len), Some(1));
+    assert_eq!(json(&gruyere(&["ps", "--json", "--sweep"], folder.path()))["swept"], 1);
+    assert!(!dead.exists() && record.path().unwrap().exists());
+    record.close();
+}
+
+#[test]
+fn stat_prints_all_gauges_by_pid_and_by_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let pid = std::process::id().to_string();
+    let all = json(&gruyere(&["stat", &pid, "--json"], folder.path()));
+    let device = &all["devices"][1];
+    assert_eq!(device["live_bytes"], 28 << 20);
+    assert_eq!(device["total"]["mallocs"], 5);
+    assert_eq!(device["total"]["frees"], 2);
+    assert_eq!(device["total"]["pending_bytes"], 2 << 20);
+    assert_eq!(device["lifetimes"]["step"]["live_blocks"], 1);
+    assert_eq!(device["lifetimes"]["persistent"]["live_bytes"], 8 << 20);
+    assert_eq!(device["small_pool"]["mallocs"], 1);
+    assert_eq!(device["gauges"]["reserved_peak_bytes"], 60 << 20);
+    assert_eq!(device["gauges"]["total_memory_bytes"], 80u64 << 30);
+    assert_eq!(all["blocks"]["live"], 3);
+    assert_eq!(all["blocks"]["pending"], 1);
+    assert_eq!(all["segments"]["span_bytes"], 56 << 20);
+    assert_eq!((&all["events"]["written"], &all["events"]["lost"]), (&Value::from(5), &Value::from(0)));
+    assert_eq!(all["histograms"]["malloc_bytes"]["count"], 5);
+    assert_eq!(all["process"]["live"], true);
+    let path = record.path().unwrap().to_str().unwrap();
+    let output = gruyere(&["stat", path], folder.path());
+    let page = text(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    for part in
+        ["(live)", "device 1 Phantom 1", "reserved_bytes", "56.00 MiB", "persistent", "p99.9", "lost 0"]
+    {
+        assert!(page.contains(part), "no {part:?} in\n{page}");
+    }
+    record.close();
+}
+
+#[test]
+fn what_can_not_be_read_is_said_with_its_remedy_and_exit_code_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let nobody = gruyere(&["stat", "999999999"], folder.path());
+    assert_eq!(nobody.status.code(), Some(1));
+    assert!(text(&nobody.stderr).contains("gruyere ps"), "{nobody:?}");
+    let junk = folder.path().join("gruyere-1-2-3-0.record");
+    std::fs::write(&junk, "junk of more than eight bytes").unwrap();
+    let output = gruyere(&["stat", junk.to_str().unwrap()], folder.path());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("not a record"), "{output:?}");
+    let listed = gruyere(&["ps"], folder.path());
+    assert_eq!(
+        listed.status.code(),
+        Some(1),
+        "a record that can't be read is trouble, said on stderr: {listed:?}"
+    );
+    assert!(text(&listed.stderr).contains("gruyere-1-2-3-0.record"));
+    let missing = gruyere(&["ps"], Path::new("/nowhere"));
+    assert_eq!(missing.status.code(), Some(1));
+    assert_eq!(gruyere(&["ps", "--nonsense"], folder.path()).status.code(), Some(2));
+}
+
+#[test]
+fn help_has_examples_and_exit_codes() {
+    for command in ["ps", "stat"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_gruyere")).args([command, "--help"]).output().unwrap();
+        let help = text(&output.stdout);
+        assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    }
+}

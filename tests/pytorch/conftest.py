@@ -1,0 +1,107 @@
+"""Fixtures: run a program of programs/ on the phantom, in a process of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+TARGET = Path(os.environ.get("GRUYERE_TEST_BUILD", ROOT / "target"))
+RELEASE = TARGET / "release"
+GRUYERE = RELEASE / "libgruyere.so"
+PHANTOM = RELEASE / "libphantom_cuda.so"
+COMMAND = RELEASE / "gruyere"
+
+# What the phantom's process needs, and what none of its children may inherit by accident.
+PRELOAD = ("LD_PRELOAD", "LD_LIBRARY_PATH")
+
+
+def clean_environment():
+    """The environment without any setting of ours."""
+    drop = re.compile(r"^(PHANTOM_|GRUYERE_|PYTORCH_|LD_PRELOAD$|LD_LIBRARY_PATH$)")
+    return {key: value for key, value in os.environ.items() if not drop.match(key)}
+
+
+@dataclass
+class Ran:
+    """A program that has ended."""
+
+    code: int
+    out: str
+    err: str
+    pid: int
+    books: dict = field(default_factory=dict)
+    report: dict = field(default_factory=dict)
+
+    def check(self):
+        """It ended well, and broke none of the driver's rules."""
+        if self.code < 0:
+            pytest.fail(f"killed by {signal.Signals(-self.code).name}\n{self.out}\n{self.err}")
+        assert self.code == 0, f"exit code {self.code}\n{self.out}\n{self.err}"
+        assert self.books, f"no books were written\n{self.err}"
+        assert self.books["misuse"] == []
+        assert "not simulated" not in self.err, self.err
+        return self
+
+
+class Phantom:
+    def __init__(self, folder):
+        self.folder = folder
+        self.runs = 0
+
+    def run(self, program, *arguments, allocator="native", code=None, timeout=300, **settings):
+        """Runs programs/PROGRAM.py (or `code`) under the phantom. Settings are environment variables."""
+        self.runs += 1
+        books = self.folder / f"books-{self.runs}.json"
+        environment = clean_environment() | {
+            "LD_PRELOAD": str(PHANTOM),
+            "LD_LIBRARY_PATH": str(TARGET / "phantom-libs"),
+            "PHANTOM_BOOKS": str(books),
+            "GRUYERE_TEST_ALLOCATOR": allocator,
+            "GRUYERE_TEST_LIBRARY": str(GRUYERE),
+            "GRUYERE_TEST_PHANTOM": str(PHANTOM),
+            "GRUYERE_TEST_COMMAND": str(COMMAND),
+        }
+        if allocator == "expandable":
+            environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        environment |= {key: str(value) for key, value in settings.items()}
+        what = ["-c", code] if code else [HERE / "programs" / f"{program}.py"]
+        process = subprocess.Popen(
+            [sys.executable, *what, *map(str, arguments)],
+            env=environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            pytest.fail(f"{program} took more than {timeout} s\n{out}\n{err}")
+        ran = Ran(process.returncode, out, err, process.pid)
+        if books.exists():
+            ran.books = json.loads(books.read_text())
+        last = out.strip().splitlines()[-1:] or [""]
+        if last[0].startswith("{"):
+            ran.report = json.loads(last[0])
+        return ran
+
+
+@pytest.fixture
+def phantom(tmp_path):
+    return Phantom(tmp_path)
+
+
+# The two ways in: torch's bare constructor, and all hooks wired (with a witness between torch and the library).
+@pytest.fixture(params=["bare", "hooked"])
+def gruyere(request):
+    return request.param

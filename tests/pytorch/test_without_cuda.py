@@ -1,0 +1,65 @@
+"""libgruyere.so where there is no libcuda at all: it loads, and every entry answers."""
+
+import re
+import subprocess
+import sys
+
+from conftest import GRUYERE, clean_environment
+
+CALLS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+zero, one = ctypes.c_size_t(0), ctypes.c_size_t(1 << 20)
+buffer = ctypes.create_string_buffer(4096)
+ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint32))[0] = 4096
+pointer = ctypes.c_void_p(0x7f0000000000)
+calls = {
+    "gruyere_malloc": lambda f: f(ctypes.c_ssize_t(1 << 20), 0, None),
+    "gruyere_free": lambda f: f(pointer, ctypes.c_ssize_t(1 << 20), 0, None),
+    "gruyere_init": lambda f: f(1),
+    "gruyere_reset": lambda f: f(),
+    "gruyere_memory_fraction": lambda f: f(ctypes.c_double(0.5), 0),
+    "gruyere_base_alloc": lambda f: f(pointer, buffer),
+    "gruyere_record_stream": lambda f: f(pointer, None),
+    "gruyere_begin_allocate_to_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1), None),
+    "gruyere_end_allocate_to_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1)),
+    "gruyere_release_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1)),
+    "gruyere_announce_hooks": lambda f: f(3),
+    "gruyere_lifetime_push": lambda f: f(1),
+    "gruyere_lifetime_pop": lambda f: f(),
+    "gruyere_mark_step": lambda f: f(),
+    "gruyere_trim": lambda f: f(),
+    "gruyere_stats": lambda f: f(0, buffer),
+    "gruyere_dump": lambda f: f(b"/dev/null"),
+    "gruyere_validate": lambda f: f(),
+    "gruyere_version": lambda f: f(),
+}
+names = sys.argv[2].split(",")
+assert sorted(calls) == names, set(calls) ^ set(names)
+library.gruyere_malloc.restype = ctypes.c_void_p
+for _ in range(3):
+    answers = {name: calls[name](getattr(library, name)) for name in names}
+assert answers["gruyere_malloc"] is None
+assert ctypes.c_int32(answers["gruyere_stats"]).value < 0
+print("done")
+"""
+
+
+def exported():
+    """The C functions that the library exports."""
+    table = subprocess.run(["nm", "-D", "--defined-only", GRUYERE], check=True, capture_output=True, text=True).stdout
+    return sorted(re.findall(r" T (gruyere_\w+)", table))
+
+
+def test_every_entry_answers_without_a_driver():
+    ran = subprocess.run(
+        [sys.executable, "-c", CALLS, GRUYERE, ",".join(exported())],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "done"
+    errors = [line for line in ran.stderr.splitlines() if "ERROR" in line and "libcuda" in line]
+    assert len(errors) == 1, ran.stderr
+    assert "panicked" not in ran.stderr
