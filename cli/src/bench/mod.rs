@@ -197,3 +197,37 @@ fn bundled() -> Result<Vec<PathBuf>, String> {
 fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Bench {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn report(change: impl FnOnce(&mut gruyere_replay::bench::Run)) -> Report {
+        let trace = Trace::read("tiny", &b"a 1 512 0 0\nf 1\n"[..]).unwrap();
+        let mut run = gruyere_replay::bench::run(&trace, &Contender::Torch, Wanted::default()).unwrap();
+        change(&mut run);
+        Report::new(&[trace], vec![vec![run]], &Bench::parse_from(["bench"]).args)
+    }
+
+    #[test]
+    fn status_tells_a_fault_from_an_out_of_memory() {
+        assert_eq!(verdict(&report(|_| {})), 0);
+        assert_eq!(verdict(&report(|run| run.completed = false)), OUT_OF_MEMORY);
+        assert_eq!(verdict(&report(|run| run.fault_count = 1)), FAULTS);
+        let both = report(|run| (run.completed, run.fault_count) = (false, 2));
+        assert_eq!(verdict(&both), FAULTS);
+    }
+
+    #[test]
+    fn arguments_are_consistent() {
+        use clap::CommandFactory;
+        Bench::command().debug_assert();
+    }
+}
