@@ -310,11 +310,16 @@ impl Heap {
         let missing = [(HOOK_RECORD_STREAM, "record_stream"), (HOOK_CAPTURES, "CUDA graph captures")];
         let missing: Vec<&str> =
             missing.into_iter().filter(|hook| hooks & hook.0 == 0).map(|hook| hook.1).collect();
+        let effect = |hook: u32, text: &'static str| if hooks & hook == 0 { text } else { "" };
         ONCE.call_once(|| {
             log::warn!(
-                "not wired: {}. Memory stays with its stream, captured memory is not reused, and Tensor.record_stream has \
-                 no effect. Set the hooks and call gruyere_announce_hooks(3) to have all of it.",
-                missing.join(", ")
+                "not wired: {}.{}{} Set the hooks and call gruyere_announce_hooks(3) to have all of it.",
+                missing.join(", "),
+                effect(
+                    HOOK_RECORD_STREAM,
+                    " Memory stays with its stream, and Tensor.record_stream has no effect."
+                ),
+                effect(HOOK_CAPTURES, " Memory of CUDA graphs is never reused.")
             );
         });
     }
@@ -341,7 +346,7 @@ impl Heap {
             Owner::None => self.free_direct(address, start),
         };
         if done.is_none() {
-            self.bad_free(address);
+            self.bad_pointer("free", address);
             return false;
         }
         sample_latency(shared.record, false, start);
@@ -356,7 +361,7 @@ impl Heap {
     }
 
     #[cold]
-    fn bad_free(&self, address: u64) {
+    fn bad_pointer(&self, call: &str, address: u64) {
         let count = self.bad_frees.fetch_add(1, Ordering::Relaxed) + 1;
         self.shared.record.event(EventKind::BadFree, 0, 0, 0, address, 0, clock::now());
         if let Some(device) = self.devices().next() {
@@ -365,7 +370,7 @@ impl Heap {
         // One line for each of the first few; a program that does it in a loop must not fill the disk.
         if count <= 10 || count.is_power_of_two() {
             log::error!(
-                "free({address:#x}): no live block of this allocator starts there (freed twice, or allocated by somebody else); \
+                "{call}({address:#x}): no live block of this allocator starts there (freed twice, or allocated by somebody else); \
                  ignored, {count} so far"
             );
         }
@@ -412,7 +417,7 @@ impl Heap {
             Owner::None => self.devices().find_map(|device| device.record_stream(address, owner, 0)),
         };
         if done.is_none() {
-            self.bad_free(address);
+            self.bad_pointer("record_stream", address);
         }
         done.is_some()
     }

@@ -102,6 +102,9 @@ impl Report {
     fn advice(&self) -> Vec<String> {
         let mut advice = Vec::new();
         let free = self.free.unwrap_or(0);
+        if self.asked > self.total {
+            return vec!["the request alone is larger than the device: look at its shape".to_owned()];
+        }
         if self.limit < self.total && self.reserved + self.asked > self.limit {
             advice.push(format!(
                 "the ceiling of {} is reached while the device has {} free: raise `limit` or the memory fraction",
@@ -164,7 +167,7 @@ impl fmt::Display for Report {
             }
         }
         write!(f, ". The largest request that this could satisfy is {}.", Bytes(self.largest))?;
-        if let Some(others) = self.others() {
+        if let Some(others) = self.others().filter(|&others| others > 0) {
             write!(f, " Others hold {}.", Bytes(others))?;
         }
         write!(f, " What helps: {}.", self.advice().join("; "))
@@ -221,6 +224,11 @@ mod tests {
         assert!(
             capped.to_string().contains("raise `limit`")
                 && !capped.to_string().contains("full of live blocks")
+        );
+        let absurd = Report { asked: 81 << 30, ..full.clone() };
+        assert!(
+            absurd.to_string().contains("larger than the device")
+                && !absurd.to_string().contains("checkpointing")
         );
         let crowded = Report { reserved: 10 << 30, live: 10 << 30, ..full };
         assert!(crowded.to_string().contains("other processes"));

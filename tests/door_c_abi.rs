@@ -1,0 +1,234 @@
+//! What the C functions promise a caller that is not torch. One heap a process, so one test after the other.
+
+mod common;
+
+use common::{GIB, MIB};
+use gruyere::door::control::*;
+use gruyere::door::torch::*;
+use gruyere::door::{current, install};
+use gruyere_phantom::{Config as GpuConfig, Gpu};
+use gruyere_phantom_driver::PhantomDriver;
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A fresh heap of 1 GiB in the place of the process's.
+fn fresh(conf: &str) -> (MutexGuard<'static, ()>, Arc<Gpu>) {
+    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let gpu = Arc::new(Gpu::new(GpuConfig::new(GIB)));
+    install(Arc::new(PhantomDriver::new(gpu.clone())), conf).unwrap();
+    (turn, gpu)
+}
+
+fn malloc(size: isize) -> *mut c_void {
+    gruyere_malloc(size, 0, null_mut())
+}
+
+fn free(pointer: *mut c_void) {
+    gruyere_free(pointer, 0, 0, null_mut());
+}
+
+fn stats() -> GruyereStats {
+    let mut stats = GruyereStats { size: size_of::<GruyereStats>() as u32, ..GruyereStats::default() };
+    // SAFETY: `stats` has room for what its size says.
+    assert_eq!(unsafe { gruyere_stats(0, &mut stats) }, GRUYERE_OK);
+    stats
+}
+
+#[test]
+fn malloc_and_free_keep_books() {
+    let (_turn, gpu) = fresh("");
+    let (small, large) = (malloc(1), malloc(100 * MIB as isize));
+    assert!(!small.is_null() && !large.is_null());
+    assert!(gpu.is_backed(large as u64, 100 * MIB));
+    assert_eq!(stats().live, 512 + 100 * MIB);
+    free(small);
+    free(large);
+    let stats = stats();
+    assert_eq!((stats.live, stats.live_peak, stats.bad_frees), (0, 512 + 100 * MIB, 0));
+    assert_eq!(gruyere_validate(), GRUYERE_OK);
+}
+
+#[test]
+fn without_torch_what_cannot_be_served_is_null_and_the_next_request_is_served() {
+    let (_turn, _gpu) = fresh("");
+    for size in [isize::MAX, isize::MIN, -1, 2 * GIB as isize] {
+        assert!(malloc(size).is_null(), "{size}");
+    }
+    assert!(gruyere_malloc(1, 7, null_mut()).is_null());
+    assert!(gruyere_malloc(1, -1, null_mut()).is_null());
+    let block = malloc(MIB as isize);
+    assert!(!block.is_null());
+    free(block);
+    assert_eq!(stats().out_of_memories, 2);
+}
+
+#[test]
+fn null_and_strangers_may_be_freed_and_recorded() {
+    let (_turn, _gpu) = fresh("");
+    assert!(malloc(0).is_null());
+    free(null_mut());
+    gruyere_record_stream(null_mut(), null_mut());
+    assert_eq!(stats().bad_frees, 0);
+    free(0x1234 as *mut c_void);
+    gruyere_record_stream(0x1234 as *mut c_void, null_mut());
+    assert_eq!(stats().bad_frees, 2);
+}
+
+#[test]
+fn stats_write_no_more_than_the_caller_has_room_for() {
+    let (_turn, _gpu) = fresh("");
+    let mut stats = GruyereStats { size: 16, limit: 77, ..GruyereStats::default() };
+    // SAFETY: `stats` has more room than its size says.
+    assert_eq!(unsafe { gruyere_stats(0, &mut stats) }, GRUYERE_OK);
+    assert_eq!(
+        (stats.size, stats.version, stats.total_memory, stats.limit),
+        (16, GRUYERE_STATS_VERSION, GIB, 77)
+    );
+    stats.size = 7;
+    // SAFETY: as above, and NULL is allowed.
+    unsafe {
+        assert_eq!(gruyere_stats(0, &mut stats), GRUYERE_INVALID);
+        assert_eq!(gruyere_stats(0, null_mut()), GRUYERE_INVALID);
+        stats.size = size_of::<GruyereStats>() as u32;
+        assert_eq!(gruyere_stats(9, &mut stats), GRUYERE_INVALID);
+    }
+}
+
+#[test]
+fn lifetimes_nest_and_wrong_ones_are_refused() {
+    assert_eq!(gruyere_lifetime_push(3), GRUYERE_OK);
+    assert_eq!(gruyere_lifetime_push(4), GRUYERE_INVALID);
+    assert_eq!(gruyere_lifetime_pop(), GRUYERE_OK);
+    assert_eq!(gruyere_lifetime_pop(), GRUYERE_INVALID);
+}
+
+#[test]
+fn empty_cache_and_trim_give_memory_back_and_the_fraction_is_enforced() {
+    let (_turn, gpu) = fresh("");
+    free(malloc(200 * MIB as isize));
+    assert!(gpu.books(0).physical >= 200 * MIB);
+    assert!(gruyere_trim() >= 200 * MIB);
+    free(malloc(200 * MIB as isize));
+    gruyere_reset();
+    assert_eq!(gpu.books(0).physical, 0);
+    gruyere_memory_fraction(0.1, 0);
+    assert!(malloc(200 * MIB as isize).is_null());
+    gruyere_memory_fraction(1.0, 0);
+    free(malloc(200 * MIB as isize));
+}
+
+#[test]
+fn the_base_of_a_stranger_is_itself() {
+    let (_turn, _gpu) = fresh("");
+    let block = malloc(4 * MIB as isize);
+    let mut size = 0;
+    // SAFETY: `size` may be written; NULL is allowed.
+    unsafe {
+        let base = gruyere_base_alloc(block, &mut size);
+        assert!(base <= block && size >= 4 * MIB as usize);
+        assert_eq!(gruyere_base_alloc(block, null_mut()), base);
+        let stranger = 0x1234 as *mut c_void;
+        assert_eq!(gruyere_base_alloc(stranger, &mut size), stranger);
+    }
+    assert_eq!(size, 0);
+    free(block);
+}
+
+#[test]
+fn a_dump_tells_every_device_and_a_bad_path_is_an_error_code() {
+    let (_turn, _gpu) = fresh("");
+    let block = malloc(4 * MIB as isize);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dump.txt");
+    let c_path = |path: &std::path::Path| CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: NUL-terminated strings; NULL is allowed.
+    unsafe {
+        assert_eq!(gruyere_dump(c_path(&path).as_ptr()), GRUYERE_OK);
+        assert_eq!(gruyere_dump(c_path(&folder.path().join("no/such")).as_ptr()), GRUYERE_IO);
+        assert_eq!(gruyere_dump(std::ptr::null()), GRUYERE_INVALID);
+    }
+    let text = std::fs::read_to_string(path).unwrap();
+    assert!(text.contains("device 0") && text.contains(&(4 * MIB).to_string()), "{text}");
+    free(block);
+}
+
+#[test]
+fn an_out_of_memory_leaves_a_dump_in_the_folder_that_was_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_turn, _gpu) = fresh(&format!("dump_dir:{}", folder.path().display()));
+    assert!(malloc(3 * GIB as isize).is_null());
+    let dumps: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(dumps.len(), 1);
+    let text = std::fs::read_to_string(dumps[0].as_ref().unwrap().path()).unwrap();
+    assert!(text.starts_with("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has"), "{text}");
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_with_what_would_be_right() {
+    let (_turn, _gpu) = fresh("");
+    let driver = || Arc::new(PhantomDriver::new(Arc::new(Gpu::new(GpuConfig::new(GIB)))));
+    let unknown = install(driver(), "color:blue").map(|_| ()).unwrap_err();
+    assert!(
+        unknown.contains("color") && unknown.contains("backing") && unknown.contains("share"),
+        "{unknown}"
+    );
+    let value = install(driver(), "backing:clouds").map(|_| ()).unwrap_err();
+    assert!(value.contains("clouds") && value.contains("pool"), "{value}");
+    // The old heap goes on.
+    free(malloc(1));
+    assert_eq!(gruyere_validate(), GRUYERE_OK);
+}
+
+#[test]
+fn a_forked_child_may_call_everything_and_touches_nothing() {
+    let (_turn, gpu) = fresh("");
+    let block = malloc(5 * MIB as isize);
+    let before = gpu.counts(gruyere_phantom::Caller::Allocator);
+    // SAFETY: the child calls functions that return at once, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let nothing = malloc(100).is_null();
+        free(block);
+        gruyere_reset();
+        gruyere_mark_step();
+        let refused = gruyere_validate() == GRUYERE_UNAVAILABLE && gruyere_trim() == 0;
+        // SAFETY: ends the child without the harness's exit handlers.
+        unsafe { libc::_exit(i32::from(!(nothing && refused))) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
+    assert_eq!(stats().live, 5 * MIB);
+    assert_eq!(
+        gpu.counts(gruyere_phantom::Caller::Allocator).of(gruyere_phantom::CallKind::PoolFree),
+        before.of(gruyere_phantom::CallKind::PoolFree)
+    );
+    assert!(
+        current().is_some_and(|heap| heap.record().path().is_some_and(|path| path.exists())),
+        "the child unlinked the record"
+    );
+    free(block);
+}
+
+#[test]
+fn hooks_of_pools_in_any_order_are_harmless() {
+    let (_turn, _gpu) = fresh("");
+    gruyere_announce_hooks(3);
+    let id = MempoolId { first: 0, second: 9 };
+    gruyere_release_pool(0, id);
+    gruyere_end_allocate_to_pool(0, id);
+    gruyere_begin_allocate_to_pool(0, id, null_mut());
+    let block = malloc(1000);
+    gruyere_release_pool(0, id);
+    gruyere_end_allocate_to_pool(0, id);
+    gruyere_end_allocate_to_pool(0, id);
+    gruyere_begin_allocate_to_pool(77, id, null_mut());
+    free(block);
+    gruyere_mark_step();
+    assert_eq!(gruyere_validate(), GRUYERE_OK);
+}
