@@ -40,6 +40,8 @@ pub struct Device {
     ///
     /// States: 0 <-> n, by the holder of the central lock; read without it as a hint on the hot path.
     pub brackets: AtomicU32,
+    /// Held while the device is synchronised, and by whoever opens a bracket: before any other lock.
+    pub quiet: Mutex<()>,
     /// How many pools of captures there are or were: 0 means that no free can be a captured block's.
     pub kind: Kind,
 }
@@ -107,6 +109,7 @@ impl Device {
             lanes: lanes.collect(),
             central: Mutex::new(central),
             brackets: AtomicU32::new(0),
+            quiet: Mutex::new(()),
             kind,
             capabilities,
         })
@@ -166,15 +169,17 @@ impl Device {
                     return Ok(address);
                 }
             }
-            let (run, base) = {
+            let (run, base, epoch) = {
                 let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
                 let Some(facts) = central.arenas.run_mut(run) else {
                     return Err(Error::Internal("a run vanished"));
                 };
                 facts.is_slab = true;
-                (run, facts.address)
+                (run, facts.address, facts.epoch)
             };
             let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
+            // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.
+            slab.epoch = epoch;
             let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
             let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, 0);
             slab.segment = shared.record.segment_insert(&segment);

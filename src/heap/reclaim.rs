@@ -17,6 +17,7 @@ use super::central::Central;
 use super::device::{Device, Request};
 use super::{Error, Shared, lock, oom};
 use crate::record::{DeviceGauge, EventKind, clock};
+use std::collections::HashMap;
 use std::sync::MutexGuard;
 use std::time::Instant;
 
@@ -224,16 +225,24 @@ impl Device {
     /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
     /// driver refused.
     pub(super) fn synchronize(&self, shared: &Shared) -> bool {
+        self.synchronize_epochs(shared).is_some()
+    }
+
+    /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
+    pub(super) fn synchronize_epochs(&self, shared: &Shared) -> Option<HashMap<u32, u64>> {
         let driver = &*shared.driver;
+        // No capture begins before this is over.
+        let quiet = lock(&self.quiet);
         // Captures that nobody announced must not be broken either.
         if !self.may_ask() || self.streams.any_capturing(driver) {
-            return false;
+            return None;
         }
         let epochs = self.streams.open_epochs();
         let over = lock(&self.central).captures.over();
         if !self.host_wait(shared, || driver.device_synchronize(self.id).is_ok()) {
-            return false;
+            return None;
         }
+        drop(quiet);
         self.streams.passed(&epochs);
         self.streams.poll(driver);
         self.return_empty_slabs(shared);
@@ -247,7 +256,8 @@ impl Device {
             let completed = |stream| self.streams.completed(stream);
             central.shrink_completed(driver, shared.record, &completed);
         }
-        true
+        drop(central);
+        Some(epochs)
     }
 
     /// Gives the memory of a capture pool back that was over before the device was synchronised, if nobody has begun it again.
