@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
-use super::central::{Central, Growth};
+use super::central::{Central, Growth, Want};
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
@@ -92,7 +92,7 @@ impl Device {
     pub fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
-        let kind = Kind::choose(shared.config.backing, capabilities.pools);
+        let kind = Kind::choose(shared.config.backing, &capabilities);
         let backing = Backing::new(id, kind, &shared.config, total);
         let limit = shared.config.limit.map_or(total, |limit| limit.resolve(total));
         let record = shared.record;
@@ -100,7 +100,7 @@ impl Device {
             let writer = record.lane(id, lane as u32);
             CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32), writer }))
         });
-        let central = Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), limit);
+        let central = Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids),
@@ -275,20 +275,18 @@ impl Device {
         request: &Request,
         capture: u8,
     ) -> Result<u32, Error> {
-        if let Some(run) = central.arenas.allocate(space, bytes, align, request.stream) {
+        let want = Want { space, bytes, align, stream: request.stream };
+        if let Some(run) = want.fit(central) {
             return Ok(run);
         }
         let growth = Growth { capture, ..shared.growth(request.lifetime) };
-        if central.grow(&growth, space, bytes, true).is_err() {
+        if central.extend(&growth, want, true).is_err() {
             // What nobody uses can be given back during a capture too: the driver pools' calls go to our own stream.
             central.shrink_all(&*shared.driver, shared.record);
             central.backing.trim(&*shared.driver);
-            central.grow(&growth, space, bytes, false)?;
+            central.extend(&growth, want, false)?;
         }
-        central
-            .arenas
-            .allocate(space, bytes, align, request.stream)
-            .ok_or(Error::Internal("a new region does not fit"))
+        want.fit_or_join(central).ok_or(Error::Internal("a new region does not fit"))
     }
 
     /// Adds a capture pool; its number.

@@ -22,6 +22,7 @@ pub mod reclaim;
 pub mod size_class;
 pub mod slab;
 pub mod stats;
+pub mod stitch;
 pub mod streams;
 mod validate;
 
@@ -117,7 +118,15 @@ impl Shared {
     }
 
     fn growth(&self, lifetime: Lifetime) -> Growth<'_> {
-        Growth { driver: &*self.driver, table: &self.table, record: self.record, lifetime, capture: 0 }
+        Growth {
+            driver: &*self.driver,
+            table: &self.table,
+            record: self.record,
+            lifetime,
+            capture: 0,
+            fresh: u64::MAX,
+            completed: &|_| 0,
+        }
     }
 }
 

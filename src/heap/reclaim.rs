@@ -12,8 +12,9 @@
 //! and 5 are all there is.
 #![deny(unsafe_code)]
 
-use super::arena::{RunId, SpaceId};
-use super::central::Central;
+use super::arena::RunId;
+use super::backing::Kind;
+use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
 use super::{Error, Shared, lock, oom};
 use crate::record::{DeviceGauge, EventKind, clock};
@@ -31,21 +32,6 @@ const COUNTERS: [(DeviceGauge, DeviceGauge); RUNGS] = [
     (DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes),
     (DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes),
 ];
-
-/// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
-#[derive(Clone, Copy)]
-struct Want {
-    space: SpaceId,
-    bytes: u64,
-    align: u64,
-    stream: u32,
-}
-
-impl Want {
-    fn fit(&self, central: &mut Central) -> Option<RunId> {
-        central.arenas.allocate(self.space, self.bytes, self.align, self.stream)
-    }
-}
 
 /// How far growth may go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,7 +111,7 @@ impl Device {
         }
     }
 
-    /// Grows by a span, or by no more than is needed where a span is too much.
+    /// Grows: by a span, or by no more than is needed where a span is too much; or by pages.
     fn grow(
         &self,
         shared: &Shared,
@@ -134,20 +120,24 @@ impl Device {
         want: Want,
         room: Room,
     ) -> Option<RunId> {
-        let growth = shared.growth(request.lifetime);
+        let stitched = self.kind == Kind::Stitch;
+        let completed = |stream| if shared.shares() { 0 } else { self.streams.completed(stream) };
+        let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
+        let growth = Growth { completed: &completed, fresh, ..shared.growth(request.lifetime) };
+        if !stitched && fresh < want.bytes {
+            return None;
+        }
         for whole_span in [true, false] {
-            if room == Room::Budget && !self.within_budget(shared, central, want.bytes) {
-                return None;
-            }
             // A new peak is the moment to give back what lies empty: in the steady state there are none.
-            if central.backing.reserved + want.bytes > central.peak_reserved
+            if !stitched
+                && central.backing.reserved + want.bytes > central.peak_reserved
                 && central.shrink_all(growth.driver, growth.record) > 0
             {
                 central.backing.trim(growth.driver);
                 central.publish_reserved();
             }
-            match central.grow(&growth, want.space, want.bytes, whole_span) {
-                Ok(_) => return want.fit(central),
+            match central.extend(&growth, want, whole_span) {
+                Ok(()) => return want.fit_or_join(central),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => {
                     log::error!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
@@ -155,16 +145,19 @@ impl Device {
                     return None;
                 }
             }
+            if stitched {
+                break;
+            }
         }
         None
     }
 
-    /// Whether the device has `bytes` more than the headroom left.
-    fn within_budget(&self, shared: &Shared, central: &mut Central, bytes: u64) -> bool {
+    /// Fresh memory that leaves the device its headroom.
+    fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
         let headroom = shared.config.headroom.resolve(self.capabilities.total_memory);
         central.backing.calls += 1;
         // Where the driver cannot say, growth itself will.
-        shared.driver.memory_info(self.id).map_or(true, |info| info.free >= bytes.saturating_add(headroom))
+        shared.driver.memory_info(self.id).map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
     }
 
     fn climb<'a>(
@@ -272,6 +265,9 @@ impl Device {
         for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
             central.shrink(driver, shared.record, region);
         }
+        central.loosen(driver, &[space], &|_| u64::MAX);
+        central.free_addresses(driver, space);
+        central.backing.refresh_pages();
         // A block that waits for another stream, or a span that the driver would not take: next time.
         if central.arenas.is_empty(space) {
             central.captures.pools[number as usize] = None;
