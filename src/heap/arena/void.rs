@@ -23,10 +23,10 @@ pub struct Plan {
     pub needs: [Option<RunId>; 2],
 }
 
-/// Whole pages of a free run.
+/// Whole pages of a row of free runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoosePages {
-    /// The run.
+    /// The first run of the row.
     pub run: RunId,
     /// First byte.
     pub address: u64,
@@ -132,23 +132,25 @@ impl Arenas {
         completed: &dyn Fn(u32) -> u64,
     ) -> Vec<LoosePages> {
         let mut found = Vec::new();
-        let mut ids = Vec::new();
-        for &space in spaces {
-            for index in self.spaces[space as usize].owners.iter().flatten() {
-                index.collect(&self.runs, &mut ids);
+        let regions = spaces.iter().flat_map(|&space| self.spaces[space as usize].regions.iter());
+        for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched) {
+            // Neighbours count together: a page may lie in several free runs.
+            let mut row: Option<(RunId, u64, u64)> = None;
+            let mut id = region.first;
+            while id != NO_RUN {
+                let run = &self.runs[id as usize];
+                let loose = run.state == RunState::Free
+                    && (run.stream == EVERYBODY || run.epoch <= completed(run.stream))
+                    && !needed.contains(&Some(id));
+                if loose {
+                    let (first, start) = row.map_or((id, run.address), |(first, start, _)| (first, start));
+                    row = Some((first, start, run.address + run.bytes));
+                } else {
+                    found.extend(row.take().and_then(whole_pages));
+                }
+                id = run.next;
             }
-        }
-        for id in ids {
-            let run = &self.runs[id as usize];
-            let passed = run.stream == EVERYBODY || run.epoch <= completed(run.stream);
-            if !passed || needed.contains(&Some(id)) || !self.regions[run.region as usize].stitched {
-                continue;
-            }
-            let address = run.address.next_multiple_of(PAGE);
-            let end = (run.address + run.bytes) / PAGE * PAGE;
-            if end > address {
-                found.push(LoosePages { run: id, address, bytes: end - address });
-            }
+            found.extend(row.and_then(whole_pages));
         }
         found.sort_unstable_by_key(|pages| (pages.bytes, std::cmp::Reverse(pages.address)));
         found
@@ -184,21 +186,30 @@ impl Arenas {
         self.set_void(page);
     }
 
-    /// Nothing is mapped any more in `bytes` (whole pages) at `address` of free run `id`: they are void.
-    pub fn take_out(&mut self, id: RunId, address: u64, bytes: u64) {
-        let owner = self.runs[id as usize].stream;
-        self.unlist(id);
-        let mut row = id;
-        let before = address - self.runs[id as usize].address;
-        if before > 0 {
-            row = self.cut(id, before);
-            self.list(id, owner);
+    /// Nothing is mapped any more in `bytes` (whole pages) at `address`, in free run `id` or in it and the ones behind it: they
+    /// are void.
+    pub fn take_out(&mut self, mut id: RunId, address: u64, bytes: u64) {
+        let end = address + bytes;
+        while id != NO_RUN && self.runs[id as usize].address < end {
+            let super::Run { address: start, bytes: length, stream: owner, next, .. } = self.runs[id as usize];
+            if start + length <= address {
+                id = next;
+                continue;
+            }
+            self.unlist(id);
+            let mut row = id;
+            if start < address {
+                row = self.cut(id, address - start);
+                self.list(id, owner);
+            }
+            let inside = self.runs[row as usize].address;
+            if inside + self.runs[row as usize].bytes > end {
+                let rest = self.cut(row, end - inside);
+                self.list(rest, owner);
+            }
+            self.set_void(row);
+            id = next;
         }
-        if self.runs[row as usize].bytes > bytes {
-            let rest = self.cut(row, bytes);
-            self.list(rest, owner);
-        }
-        self.set_void(row);
     }
 
     /// Makes an unlisted run void, and merges it with voids beside it.
@@ -232,6 +243,13 @@ impl Arenas {
         let reserved: u64 = self.regions().filter(|(_, region)| region.stitched).map(|(_, region)| region.bytes).sum();
         reserved - voids
     }
+}
+
+/// The whole pages of a row of free runs: its first run, its start and its end.
+fn whole_pages((run, start, end): (RunId, u64, u64)) -> Option<LoosePages> {
+    let address = start.next_multiple_of(PAGE);
+    let end = end / PAGE * PAGE;
+    (end > address).then(|| LoosePages { run, address, bytes: end - address })
 }
 
 const _: () = assert!(PAGE.is_multiple_of(ALIGNMENT));
