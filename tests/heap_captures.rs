@@ -13,7 +13,12 @@ use std::collections::HashSet;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-const BACKINGS: [&str; 3] = ["backing:pool,headroom:0", "backing:fixed,headroom:0", "backing:passthrough"];
+const BACKINGS: [&str; 4] = [
+    "backing:stitch,headroom:0",
+    "backing:pool,headroom:0",
+    "backing:fixed,headroom:0",
+    "backing:passthrough",
+];
 
 /// What must not be called while a bracket is open on the device.
 const FORBIDDEN: [CallKind; 8] = [
@@ -230,7 +235,7 @@ fn reuse_inside_a_capture_is_for_the_same_stream_only() {
 
 #[test]
 fn frees_of_ordinary_blocks_during_a_capture_wait_for_its_end() {
-    for backing in ["backing:pool,headroom:0", "backing:fixed,headroom:0"] {
+    for backing in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"] {
         let world = World::new(256 * MIB, backing);
         let (capturing, one, other) = (world.rig.stream(), world.rig.stream(), world.rig.stream());
         let (large, small) = (world.malloc(140 * MIB, one), world.malloc(9000, one));

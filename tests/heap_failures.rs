@@ -117,9 +117,13 @@ impl Rig {
 
 #[test]
 fn nothing_is_lost_whichever_driver_call_fails() {
-    for backing in
-        ["backing:pool,headroom:0", "backing:fixed,headroom:0", "backing:pool,share:off,headroom:0"]
-    {
+    for backing in [
+        "backing:stitch,headroom:0",
+        "backing:stitch,share:off,headroom:0",
+        "backing:pool,headroom:0",
+        "backing:fixed,headroom:0",
+        "backing:pool,share:off,headroom:0",
+    ] {
         let mut rig = Rig::new(backing);
         rig.driver.set(Plan::Sound);
         rig.program(true);

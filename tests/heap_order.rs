@@ -178,7 +178,9 @@ impl Program {
     }
 }
 
-const CONFS: [&str; 4] = [
+const CONFS: [&str; 6] = [
+    "backing:stitch,headroom:0",
+    "backing:stitch,share:off,headroom:0",
     "backing:pool,headroom:0",
     "backing:pool,share:off,headroom:0",
     "backing:fixed,headroom:0",
@@ -186,7 +188,7 @@ const CONFS: [&str; 4] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     #[test]
     fn no_program_gets_memory_that_other_work_may_still_use(
@@ -230,7 +232,13 @@ proptest! {
 }
 
 /// What only the allocator calls in [`Program`], once its actions that synchronise or record are left out.
-const ALLOCATOR_CALLS: [CallKind; 12] = [
+const ALLOCATOR_CALLS: [CallKind; 18] = [
+    CallKind::AddressReserve,
+    CallKind::Create,
+    CallKind::Release,
+    CallKind::Map,
+    CallKind::SetAccess,
+    CallKind::Unmap,
     CallKind::PoolCreate,
     CallKind::PoolSetAttribute,
     CallKind::PoolGetAttribute,

@@ -8,7 +8,7 @@ use gruyere::heap::Error;
 use gruyere::heap::lifetime::{self, Lifetime};
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, as_program};
 
-const BACKINGS: [&str; 3] = ["backing:pool", "backing:fixed", "backing:passthrough"];
+const BACKINGS: [&str; 4] = ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
 /// Sizes around every rounding that the heap does.
 const SIZES: [u64; 14] = [
     1,
@@ -114,7 +114,7 @@ fn the_steady_state_makes_no_driver_call() {
 
 #[test]
 fn empty_cache_gives_everything_back() {
-    for backing in ["backing:pool", "backing:fixed"] {
+    for backing in ["backing:stitch", "backing:pool", "backing:fixed"] {
         let rig = Rig::new(backing);
         let blocks: Vec<u64> = SIZES.iter().map(|&size| rig.malloc(size, DEFAULT)).collect();
         assert!(rig.gpu.books(0).physical > 0);

@@ -55,6 +55,7 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Choice(
             &[
                 ("auto", Backing::Auto),
+                ("stitch", Backing::Stitch),
                 ("pool", Backing::Pool),
                 ("fixed", Backing::Fixed),
                 ("passthrough", Backing::Passthrough),
@@ -146,7 +147,6 @@ pub static KEYS: &[Key] = &[
 
 /// Keys and values of the design that are not built yet; asking for one must not look like a typing error.
 const PLANNED_KEYS: &[&str] = &["slack", "waits"];
-const PLANNED_BACKINGS: &[&str] = &["stitch"];
 
 /// Looks a key up by name; the error lists them all.
 pub(super) fn find(name: &str) -> Result<&'static Key, String> {
@@ -190,9 +190,6 @@ impl Key {
     pub(super) fn apply(&self, config: &mut Config, value: &str) -> Result<(), String> {
         let refuse = || self.expects();
         match &self.kind {
-            Kind::Choice(..) if PLANNED_BACKINGS.contains(&value) => {
-                return Err(format!("this backing is not built yet; {}", self.expects()));
-            }
             Kind::Choice(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
             Kind::Switch(field) => {
                 *field(config) = pick(&[("on", true), ("off", false)], value).ok_or_else(refuse)?

@@ -19,9 +19,12 @@ pub const VARIABLE: &str = "GRUYERE_CONF";
 /// Where device memory comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// [`Backing::Pool`] on devices that have stream-ordered pools, [`Backing::Fixed`] on the others.
+    /// [`Backing::Stitch`] on devices with virtual memory management, else [`Backing::Pool`] where there are stream-ordered
+    /// pools, else [`Backing::Fixed`].
     #[default]
     Auto,
+    /// Pages of physical memory, mapped wherever a run of them is needed.
+    Stitch,
     /// Spans from the driver's stream-ordered pools.
     Pool,
     /// Spans from `cuMemAlloc`: slower to grow, but IPC handles work on them.
@@ -216,7 +219,7 @@ mod tests {
     fn a_bad_value_names_the_key_the_value_and_the_choice() {
         let message = error("backing:heap");
         assert!(
-            message.contains("backing:heap") && message.contains("auto|pool|fixed|passthrough"),
+            message.contains("backing:heap") && message.contains("auto|stitch|pool|fixed|passthrough"),
             "{message}"
         );
         let message = error("share:yes");
@@ -245,7 +248,7 @@ mod tests {
 
     #[test]
     fn what_is_designed_but_not_built_says_so() {
-        for text in ["backing:stitch", "slack:0.5%", "waits:oom"] {
+        for text in ["slack:0.5%", "waits:oom"] {
             let message = error(text);
             assert!(message.contains(text) && message.contains("not built yet"), "{message}");
         }

@@ -35,6 +35,8 @@ fn handle(stream: CudaStream) -> StreamHandle {
 enum Refusal {
     OutOfMemory(String),
     Other(String),
+    /// There is no heap; the log has said why.
+    Unavailable(String),
 }
 
 /// Allocates `size` bytes on `device`, for use in the order of `stream`. Size 0 answers NULL.
@@ -57,7 +59,7 @@ pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: Cuda
 
 #[inline]
 fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refusal> {
-    let heap = heap().map_err(Refusal::Other)?;
+    let heap = heap().map_err(Refusal::Unavailable)?;
     let Ok(size) = u64::try_from(size) else {
         return Err(Refusal::Other(format!("gruyere_malloc: the size {size} is negative")));
     };
@@ -84,6 +86,10 @@ fn refuse(refusal: Refusal) {
             raise::raise_runtime_error("gruyere: internal error; see the log".to_owned())
         }
         Refusal::Other(message) => raise::raise_runtime_error(message),
+        Refusal::Unavailable(message) => {
+            let _ = raise::raise_runtime_error(message);
+            return;
+        }
     };
     log::error!("{}", unraisable.message);
 }
@@ -136,10 +142,9 @@ pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
         return;
     }
     guarded((), || {
-        let result = heap().and_then(|heap| {
-            heap.set_memory_fraction(fraction, i64::from(device)).map_err(|error| error.to_string())
-        });
-        if let Err(error) = result {
+        // Why there is no heap has been logged.
+        let Ok(heap) = heap() else { return };
+        if let Err(error) = heap.set_memory_fraction(fraction, i64::from(device)) {
             log::error!("gruyere_memory_fraction({fraction}, {device}): {error}");
         }
     });
@@ -206,7 +211,9 @@ fn pool_hook(name: &str, device: c_int, hook: impl FnOnce(&crate::heap::Heap) ->
         return;
     }
     guarded((), || {
-        if let Err(error) = heap().and_then(|heap| hook(heap).map_err(|error| error.to_string())) {
+        // Why there is no heap has been logged.
+        let Ok(heap) = heap() else { return };
+        if let Err(error) = hook(heap) {
             log::error!("{name}(device {device}): {error}");
         }
     });

@@ -7,14 +7,17 @@
 
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::size_class::{PAGE, round_up};
+use super::stitch::Pages;
 use crate::config::{self, Config};
 use crate::driver::{
-    DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
+    Capabilities, DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 
-/// How spans are got. The stitched arena gets its own kind here.
+/// How memory is got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// Pages, mapped where they are needed (`stitch`).
+    Stitch,
     /// The driver's stream-ordered pools.
     Pool,
     /// `cuMemAlloc`.
@@ -25,24 +28,36 @@ pub enum Kind {
 
 impl Kind {
     /// What the configuration and the device's abilities come to.
-    pub fn choose(wish: config::Backing, pools: bool) -> Self {
-        match wish {
-            config::Backing::Passthrough => Self::Passthrough,
-            config::Backing::Fixed => Self::Fixed,
-            config::Backing::Pool | config::Backing::Auto if pools => Self::Pool,
-            config::Backing::Pool => {
-                log::warn!(
-                    "backing:pool was asked for, but the device has no memory pools; using backing:fixed"
-                );
-                Self::Fixed
-            }
-            config::Backing::Auto => Self::Fixed,
+    pub fn choose(wish: config::Backing, device: &Capabilities) -> Self {
+        let stitch = device.vmm && device.granularity == PAGE;
+        let best = match (stitch, device.pools) {
+            (true, _) => Self::Stitch,
+            (false, true) => Self::Pool,
+            (false, false) => Self::Fixed,
+        };
+        let (wanted, there) = match wish {
+            config::Backing::Auto => return best,
+            config::Backing::Passthrough => return Self::Passthrough,
+            config::Backing::Fixed => return Self::Fixed,
+            config::Backing::Stitch => (Self::Stitch, stitch),
+            config::Backing::Pool => (Self::Pool, device.pools),
+        };
+        if there {
+            return wanted;
         }
+        let best = if wanted == Self::Stitch { best } else { Self::Fixed };
+        log::warn!(
+            "backing:{} was asked for, but the device cannot do it; using backing:{}",
+            wanted.name(),
+            best.name()
+        );
+        best
     }
 
     /// The word of the configuration.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Stitch => "stitch",
             Self::Pool => "pool",
             Self::Fixed => "fixed",
             Self::Passthrough => "passthrough",
@@ -76,7 +91,9 @@ pub struct Backing {
     reuse: [(PoolAttribute, bool); 3],
     /// Spans that nobody uses and the driver would not take back, (address, bytes): tried again at every trim.
     orphans: Vec<(u64, u64)>,
-    /// Bytes of spans held, orphans included, as asked of the driver.
+    /// The pages of `backing:stitch`.
+    pub pages: Pages,
+    /// Bytes of spans or pages held, orphans included, as asked of the driver.
     pub held: u64,
     /// Physical bytes held, as the driver counts them.
     pub reserved: u64,
@@ -103,6 +120,7 @@ impl Backing {
                 (PoolAttribute::ReuseAllowInternalDependencies, config.reuse_internal),
             ],
             orphans: Vec::new(),
+            pages: Pages::new(device),
             held: 0,
             reserved: 0,
             calls: 0,
@@ -197,6 +215,9 @@ impl Backing {
 
     /// Makes the pools give their unused memory to the device.
     pub fn trim(&mut self, driver: &dyn Driver) {
+        if self.kind == Kind::Stitch {
+            self.pages.release(driver, 0);
+        }
         for (origin, taken) in std::mem::take(&mut self.orphans) {
             self.held -= taken;
             self.discard(driver, origin, taken);
@@ -213,8 +234,23 @@ impl Backing {
         self.refresh(driver);
     }
 
+    /// Takes the count of pages over, after they have changed.
+    pub fn refresh_pages(&mut self) {
+        if self.kind != Kind::Stitch {
+            return;
+        }
+        self.held = self.pages.held();
+        self.reserved = self.held;
+        self.calls += std::mem::take(&mut self.pages.calls);
+        self.errors += std::mem::take(&mut self.pages.errors);
+    }
+
     /// Reads what the driver holds for us.
     fn refresh(&mut self, driver: &dyn Driver) {
+        if self.kind == Kind::Stitch {
+            self.refresh_pages();
+            return;
+        }
         if self.kind != Kind::Pool {
             self.reserved = self.held;
             return;
@@ -279,6 +315,7 @@ impl Backing {
             return;
         }
         self.peers.push(peer);
+        self.pages.allow_peer(driver, peer);
         for pool in self.pools.into_iter().flatten() {
             let result = driver.pool_allow_peer(self.device, pool, peer);
             if let Err(error) = self.counted(result) {

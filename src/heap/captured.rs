@@ -3,7 +3,7 @@
 
 use super::arena::RunId;
 use super::capture::{CapturePool, Capturing, Found};
-use super::central::{Central, Growth};
+use super::central::{Central, Growth, Want};
 use super::device::{Device, Request, note_free};
 use super::lane::{FreeOutcome, LANES};
 use super::page_table::Owner;
@@ -64,7 +64,7 @@ impl Device {
                 self.take_in(shared, &mut lock(&self.central));
             }
         }
-        Err(self.out_of_memory(shared, request.size, request.stream))
+        Err(self.refusal(shared, &request))
     }
 
     fn captured_block(
@@ -132,25 +132,29 @@ impl Device {
         request: &Request,
     ) -> Option<RunId> {
         let space = central.captures.get_mut(number)?.space;
-        if let Some(run) = central.arenas.allocate(space, bytes, align, request.stream) {
+        let want = Want { space, bytes, align, stream: request.stream };
+        if let Some(run) = want.fit(central) {
             return Some(run);
         }
         if self.empty_pool_slabs(shared, central, number)
-            && let Some(run) = central.arenas.allocate(space, bytes, align, request.stream)
+            && let Some(run) = want.fit(central)
         {
             return Some(run);
         }
         let capture = u8::try_from(number + 1).unwrap_or(u8::MAX);
         let growth = Growth { capture, ..shared.growth(request.lifetime) };
-        if central.grow(&growth, space, bytes, true).is_err() {
+        if central.extend(&growth, want, true).is_err() {
             if let Some(_giving) = self.giving(shared) {
                 central.shrink_all(&*shared.driver, shared.record);
                 central.backing.trim(&*shared.driver);
                 central.publish_reserved();
             }
-            central.grow(&growth, space, bytes, false).ok()?;
+            if let Err(error) = central.extend(&growth, want, false) {
+                central.failure = (!error.is_out_of_memory()).then_some(error);
+                return None;
+            }
         }
-        central.arenas.allocate(space, bytes, align, request.stream)
+        want.fit_or_join(central)
     }
 
     /// Gives the empty slabs of a capture pool back to its space, each to its stream. True if there was one.
@@ -198,6 +202,9 @@ impl Device {
         for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
             central.shrink(&*shared.driver, shared.record, region);
         }
+        central.loosen(&*shared.driver, &[space], &|_| u64::MAX);
+        central.free_addresses(&*shared.driver, space);
+        central.backing.refresh_pages();
         // A block that waits for another stream, or a span that the driver would not take: next time.
         if central.arenas.is_empty(space) {
             central.captures.pools[number as usize] = None;

@@ -1,8 +1,8 @@
 //! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
-use super::backing::Backing;
+use super::arena::{Arenas, EVERYBODY, Plan, RegionId, Run, RunId, RunState, SpaceId};
+use super::backing::{Backing, Kind};
 use super::capture::Captures;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
@@ -18,6 +18,8 @@ use std::collections::{HashMap, HashSet};
 
 /// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
 pub const SPAN: u64 = 32 << 20;
+/// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one part in this of it.
+const SLACK: u64 = 100;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const YOUNG_SPAN: u64 = 256 << 20;
 
@@ -53,10 +55,16 @@ pub struct Central {
     users: HashMap<RunId, Vec<u32>>,
     pending: Vec<PendingRun>,
     direct: HashMap<u64, Direct>,
+    /// Pages that are stuck where they are, by address.
+    quarantine: HashMap<u64, RunId>,
+    /// Physical memory of the device.
+    total_memory: u64,
     /// The most that was ever reserved.
     pub peak_reserved: u64,
     /// Ceiling on reserved bytes.
     pub limit: u64,
+    /// Why the driver failed in the latest growth, where it was not out of memory.
+    pub failure: Option<DriverError>,
     /// Times that a malloc had to climb the reclaim ladder.
     pub retries: u64,
     /// Out-of-memory answers.
@@ -70,7 +78,7 @@ impl Central {
         backing: Backing,
         writer: LaneWriter,
         gauges: DeviceWriter,
-        limit: u64,
+        (total_memory, limit): (u64, u64),
     ) -> Self {
         let mut arenas = Arenas::default();
         let spaces = [(); LIFETIMES].map(|()| arenas.add_space(false));
@@ -85,8 +93,11 @@ impl Central {
             users: HashMap::new(),
             pending: Vec::new(),
             direct: HashMap::new(),
+            quarantine: HashMap::new(),
+            total_memory,
             peak_reserved: 0,
             limit,
+            failure: None,
             retries: 0,
             out_of_memories: 0,
         }
@@ -126,17 +137,176 @@ impl Central {
         pages.max(share).checked_next_multiple_of(SPAN).unwrap_or(pages)
     }
 
+    /// Makes `want` fit: by a new span, or by pages mapped where a run of them is needed.
+    ///
+    /// # Errors
+    /// The driver's; out of memory also where the ceiling would be passed. Nothing is lost then.
+    pub fn extend(&mut self, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
+        match self.backing.kind {
+            Kind::Stitch => {
+                let done = self.stitch(ctx, want);
+                self.backing.refresh_pages();
+                self.publish_reserved();
+                done
+            }
+            _ => self.grow(ctx, want.space, want.bytes, whole_span).map(|_| ()),
+        }
+    }
+
+    /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are fresh; past that, whole pages
+    /// that lie idle elsewhere are moved first.
+    fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
+        let out_of_memory = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
+        let (live, peak) = ctx.record.live(self.device);
+        let wanted = peak.max(live + want.bytes);
+        let soft = (wanted + wanted / SLACK).max(SPAN);
+        let (mut lean, mut allowance, mut failure) = (false, ctx.fresh, out_of_memory);
+        // Each turn finds more pages or ends; a move may open a better place, so the row is planned anew.
+        loop {
+            let plan = match self.arenas.plan(want.space, want.bytes, want.align, want.stream) {
+                Some(plan) => plan,
+                None => {
+                    self.reserve_addresses(ctx, want.space)?;
+                    self.arenas.plan(want.space, want.bytes, want.align, want.stream).ok_or(out_of_memory)?
+                }
+            };
+            let spare = self.backing.pages.spare();
+            if spare >= plan.bytes {
+                return self.map_row(ctx, want.space, &plan);
+            }
+            let missing = plan.bytes - spare;
+            let held = self.backing.pages.held();
+            let ceiling = if lean { self.limit } else { self.limit.min(soft) };
+            let fresh = ceiling.saturating_sub(held).min(allowance) / PAGE * PAGE;
+            if missing <= fresh {
+                match self.create_pages(ctx, missing) {
+                    Ok(()) => {
+                        allowance -= missing;
+                        continue;
+                    }
+                    Err(error) if error.is_out_of_memory() => {}
+                    Err(error) => failure = error,
+                }
+            }
+            if ctx.steal && self.steal(ctx, missing, &plan.needs) > 0 {
+                continue;
+            }
+            if lean {
+                return Err(failure);
+            }
+            lean = true;
+        }
+    }
+
+    fn create_pages(&mut self, ctx: &Growth<'_>, bytes: u64) -> Result<()> {
+        for _ in 0..bytes / PAGE {
+            self.backing.pages.create(ctx.driver)?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps whole pages that lie idle, the shortest rows first, until `bytes` are spare more. The bytes found.
+    fn steal(&mut self, ctx: &Growth<'_>, bytes: u64, needed: &[Option<RunId>]) -> u64 {
+        let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
+        let mut found = 0;
+        for loose in self.arenas.loose_pages(&spaces, needed, ctx.completed) {
+            if found >= bytes {
+                break;
+            }
+            // Of a long row, the end that lies next to what is in use stays.
+            let take = loose.bytes.min(bytes - found);
+            let address = loose.address + loose.bytes - take;
+            if self.backing.pages.unmap(ctx.driver, address, take).is_ok() {
+                self.arenas.take_out(loose.run, address, take);
+                found += take;
+            }
+        }
+        found
+    }
+
+    /// Maps spare pages at the planned row and makes it free memory.
+    fn map_row(&mut self, ctx: &Growth<'_>, space: SpaceId, plan: &Plan) -> Result<()> {
+        let result = self.backing.pages.map(ctx.driver, plan.address, plan.bytes);
+        match result {
+            Ok(()) => {
+                self.arenas.commit(plan);
+                self.gauges.add(DeviceGauge::Grows, 1);
+                let device = self.device as u8;
+                ctx.record.event(
+                    EventKind::Grow,
+                    device,
+                    ctx.lifetime as u8,
+                    EVERYBODY,
+                    plan.address,
+                    plan.bytes,
+                    clock::now(),
+                );
+            }
+            Err(_) => {
+                let row = plan.address..plan.address + plan.bytes;
+                let stuck: Vec<u64> = self.backing.pages.stuck().filter(|page| row.contains(page)).collect();
+                for page in stuck {
+                    if let Some(run) = self.arenas.quarantine(space, page) {
+                        self.quarantine.insert(page, run);
+                    }
+                }
+            }
+        }
+        result
+    }
+
+    /// Bytes of void that cannot be used, since pages are stuck there.
+    pub fn quarantined(&self) -> u64 {
+        self.quarantine.len() as u64 * PAGE
+    }
+
+    fn reserve_addresses(&mut self, ctx: &Growth<'_>, space: SpaceId) -> Result<()> {
+        // Twice the device: voids between blocks take address space too.
+        let bytes = (2 * self.total_memory).next_multiple_of(SPAN).max(2 * SPAN);
+        self.backing.calls += 1;
+        let address = ctx.driver.address_reserve(self.device, bytes)?;
+        if !address.is_multiple_of(PAGE) || !ctx.table.cover(address, bytes) {
+            let _ = ctx.driver.address_free(self.device, address, bytes);
+            log::error!("the driver reserved {address:#x}, which cannot be managed");
+            return Err(DriverError::new("address range", ErrorKind::Other, 0));
+        }
+        self.arenas.add_reservation(space, address, bytes);
+        Ok(())
+    }
+
+    /// Unmaps the whole pages of `spaces` that lie idle, so that they can be given back.
+    pub fn loosen(&mut self, driver: &dyn Driver, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) -> u64 {
+        for page in self.backing.pages.unstick(driver) {
+            if let Some(run) = self.quarantine.remove(&page) {
+                self.arenas.clear_quarantine(run);
+            }
+        }
+        let mut bytes = 0;
+        for loose in self.arenas.loose_pages(spaces, &[], completed) {
+            if self.backing.pages.unmap(driver, loose.address, loose.bytes).is_ok() {
+                self.arenas.take_out(loose.run, loose.address, loose.bytes);
+                bytes += loose.bytes;
+            }
+        }
+        bytes
+    }
+
+    /// Gives the address space of a space back in which nothing is mapped.
+    pub fn free_addresses(&mut self, driver: &dyn Driver, space: SpaceId) {
+        for id in self.arenas.idle_reservations(space) {
+            let (address, bytes) = self.arenas.region(id).span;
+            self.backing.calls += 1;
+            if driver.address_free(self.device, address, bytes).is_ok() {
+                self.arenas.remove_region(id);
+            }
+        }
+    }
+
     /// Takes a span of at least `bytes` into `space`.
     ///
     /// # Errors
     /// The driver's; out of memory also where the ceiling would be passed. Nothing has changed then.
-    pub fn grow(
-        &mut self,
-        ctx: &Growth<'_>,
-        space: SpaceId,
-        bytes: u64,
-        whole_span: bool,
-    ) -> Result<RegionId> {
+    fn grow(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64, whole_span: bool) -> Result<RegionId> {
         let too_large = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let pages = round_up(bytes, PAGE).ok_or(too_large)?;
         let span = if whole_span { self.span_for(pages) } else { pages };
@@ -210,6 +380,14 @@ impl Central {
         record: &Record,
         completed: &dyn Fn(u32) -> u64,
     ) -> u64 {
+        if self.backing.kind == Kind::Stitch {
+            let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
+            self.loosen(driver, &spaces, completed);
+            let bytes = self.backing.pages.release(driver, 0);
+            self.backing.refresh_pages();
+            self.publish_reserved();
+            return bytes;
+        }
         let mut bytes = 0;
         for space in self.ordinary_spaces() {
             for id in self.arenas.empty_regions(space, completed) {
@@ -413,6 +591,31 @@ impl Central {
     }
 }
 
+/// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// Where.
+    pub space: SpaceId,
+    /// How long.
+    pub bytes: u64,
+    /// A power of two.
+    pub align: u64,
+    /// For whom.
+    pub stream: u32,
+}
+
+impl Want {
+    /// Takes it from what is free.
+    pub fn fit(&self, central: &mut Central) -> Option<RunId> {
+        central.arenas.allocate(self.space, self.bytes, self.align, self.stream)
+    }
+
+    /// As [`Want::fit`], and from joined neighbours.
+    pub fn fit_or_join(&self, central: &mut Central) -> Option<RunId> {
+        self.fit(central).or_else(|| central.arenas.join(self.space, self.bytes, self.align, self.stream))
+    }
+}
+
 /// What growth needs to know.
 pub struct Growth<'a> {
     /// The driver.
@@ -425,6 +628,12 @@ pub struct Growth<'a> {
     pub lifetime: Lifetime,
     /// As the record counts captures.
     pub capture: u8,
+    /// Fresh bytes that may be taken from the driver.
+    pub fresh: u64,
+    /// Whether pages may be moved: not while anything captures.
+    pub steal: bool,
+    /// The last epoch that a stream is past, for free memory that is still its own.
+    pub completed: &'a dyn Fn(u32) -> u64,
 }
 
 /// Whether a request is so large that no rounding of it is a number.

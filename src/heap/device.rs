@@ -106,7 +106,7 @@ impl Device {
     pub fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
-        let kind = Kind::choose(shared.config.backing, capabilities.pools);
+        let kind = Kind::choose(shared.config.backing, &capabilities);
         let backing = Backing::new(id, kind, &shared.config, total);
         let limit = shared.config.limit.map_or(total, |limit| limit.resolve(total));
         let record = shared.record;
@@ -114,7 +114,8 @@ impl Device {
             let writer = record.lane(id, lane as u32);
             CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32), writer }))
         });
-        let central = Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), limit);
+        let central =
+            Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids),

@@ -24,6 +24,7 @@ mod recycle;
 pub mod size_class;
 pub mod slab;
 pub mod stats;
+pub mod stitch;
 pub mod streams;
 mod validate;
 
@@ -125,7 +126,16 @@ impl Shared {
     }
 
     fn growth(&self, lifetime: Lifetime) -> Growth<'_> {
-        Growth { driver: &*self.driver, table: &self.table, record: self.record, lifetime, capture: 0 }
+        Growth {
+            driver: &*self.driver,
+            table: &self.table,
+            record: self.record,
+            lifetime,
+            capture: 0,
+            fresh: u64::MAX,
+            steal: false,
+            completed: &|_| 0,
+        }
     }
 }
 

@@ -12,10 +12,12 @@
 //! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
 #![deny(unsafe_code)]
 
-use super::arena::{RunId, SpaceId};
-use super::central::Central;
+use super::arena::RunId;
+use super::backing::Kind;
+use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
 use super::{Error, Shared, lock, oom};
+use crate::driver::ErrorKind;
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
 use std::sync::MutexGuard;
@@ -32,21 +34,6 @@ const COUNTERS: [(DeviceGauge, DeviceGauge); RUNGS] = [
     (DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes),
     (DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes),
 ];
-
-/// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
-#[derive(Clone, Copy)]
-struct Want {
-    space: SpaceId,
-    bytes: u64,
-    align: u64,
-    stream: u32,
-}
-
-impl Want {
-    fn fit(&self, central: &mut Central) -> Option<RunId> {
-        central.arenas.allocate(self.space, self.bytes, self.align, self.stream)
-    }
-}
 
 /// How far growth may go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,11 +61,15 @@ impl Device {
         if let Some(run) = want.fit(&mut central) {
             return Ok((central, run));
         }
+        central.failure = None;
         if let Some(run) = self.look_again(shared, &mut central, want) {
             return Ok((central, run));
         }
         if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
             return Ok((central, run));
+        }
+        if let Some(error) = central.failure.take_if(|error| is_final(error.kind)) {
+            return Err(error.into());
         }
         central.retries += 1;
         let retries = central.retries;
@@ -86,7 +77,7 @@ impl Device {
         drop(central);
         match self.climb(shared, &request, want) {
             Some(found) => Ok(found),
-            None => Err(self.out_of_memory(shared, request.size, request.stream)),
+            None => Err(self.refusal(shared, &request)),
         }
     }
 
@@ -128,7 +119,7 @@ impl Device {
         }
     }
 
-    /// Grows by a span, or by no more than is needed where a span is too much.
+    /// Grows: by a span, or by no more than is needed where a span is too much; or by pages.
     fn grow(
         &self,
         shared: &Shared,
@@ -137,38 +128,53 @@ impl Device {
         want: Want,
         room: Room,
     ) -> Option<RunId> {
-        let growth = shared.growth(request.lifetime);
+        let stitched = self.kind == Kind::Stitch;
+        let completed = |stream| if shared.shares() { 0 } else { self.streams.completed(stream) };
+        let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
+        // Moving pages takes unmapping, which may wait for the device.
+        let giving = if stitched { self.giving(shared) } else { None };
+        let growth = Growth {
+            completed: &completed,
+            fresh,
+            steal: giving.is_some(),
+            ..shared.growth(request.lifetime)
+        };
+        if !stitched && fresh < want.bytes {
+            return None;
+        }
         for whole_span in [true, false] {
-            if room == Room::Budget && !self.within_budget(shared, central, want.bytes) {
-                return None;
-            }
             // A new peak is the moment to give back what lies empty: in the steady state there are none.
-            if central.backing.reserved + want.bytes > central.peak_reserved
+            if !stitched
+                && central.backing.reserved + want.bytes > central.peak_reserved
                 && let Some(_giving) = self.giving(shared)
                 && central.shrink_all(growth.driver, growth.record) > 0
             {
                 central.backing.trim(growth.driver);
                 central.publish_reserved();
             }
-            match central.grow(&growth, want.space, want.bytes, whole_span) {
-                Ok(_) => return want.fit(central),
+            match central.extend(&growth, want, whole_span) {
+                Ok(()) => return want.fit_or_join(central),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => {
-                    log::error!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
+                    log::debug!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
+                    central.failure = Some(error);
                     self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
                     return None;
                 }
+            }
+            if stitched {
+                break;
             }
         }
         None
     }
 
-    /// Whether the device has `bytes` more than the headroom left.
-    fn within_budget(&self, shared: &Shared, central: &mut Central, bytes: u64) -> bool {
+    /// Fresh memory that leaves the device its headroom.
+    fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
         let headroom = shared.config.headroom.resolve(self.capabilities.total_memory);
         central.backing.calls += 1;
         // Where the driver cannot say, growth itself will.
-        shared.driver.memory_info(self.id).map_or(true, |info| info.free >= bytes.saturating_add(headroom))
+        shared.driver.memory_info(self.id).map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
     }
 
     fn climb<'a>(
@@ -302,6 +308,16 @@ impl Device {
         bytes
     }
 
+    /// The answer to a request that could not be served: out of memory, unless the driver failed otherwise.
+    #[cold]
+    pub(super) fn refusal(&self, shared: &Shared, request: &Request) -> Error {
+        let failure = lock(&self.central).failure.take();
+        match failure {
+            Some(error) => error.into(),
+            None => self.out_of_memory(shared, request.size, request.stream),
+        }
+    }
+
     /// The out-of-memory answer to a request of `asked` bytes, with the cause.
     #[cold]
     pub(super) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
@@ -315,4 +331,9 @@ impl Device {
         shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
         Error::OutOfMemory(Box::new(oom::Report::gather(self, shared, asked, stream, count)))
     }
+}
+
+/// Whether no later call can succeed either.
+fn is_final(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized | ErrorKind::NoDriver)
 }

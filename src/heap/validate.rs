@@ -72,10 +72,19 @@ impl Device {
         if live != recorded {
             return Err(format!("{live} B are live, the record says {recorded}"));
         }
-        let spans: u64 = central.arenas.regions().map(|(_, region)| region.span.1).sum();
+        if central.arenas.mapped_bytes() != central.backing.pages.mapped() + central.quarantined() {
+            return Err(format!(
+                "{} B are mapped by the arena's books, {} by the pages'",
+                central.arenas.mapped_bytes(),
+                central.backing.pages.mapped()
+            ));
+        }
+        let pages = central.backing.pages.held();
+        let spans = central.arenas.regions().filter(|(id, _)| !central.arenas.is_stitched(*id));
+        let spans: u64 = spans.map(|(_, region)| region.span.1).sum();
         let direct: u64 = central.direct_blocks().map(|(_, bytes)| bytes).sum();
         let held = central.backing.held;
-        if spans + direct + central.backing.orphaned() != held {
+        if spans + direct + pages + central.backing.orphaned() != held {
             return Err(format!("regions have {spans} B, {held} are held"));
         }
         if let Some(used) = central.backing.used_by_driver(&*shared.driver)

@@ -12,10 +12,12 @@
 
 mod size_index;
 mod validate;
+mod void;
 
 use super::page_table::{BLOCK_LIMIT, BlockId};
 use crate::record::{BlockSlot, SegmentSlot};
 use size_index::SizeIndex;
+pub use void::{LoosePages, Plan};
 
 /// A run's number; a live run's is its block's.
 pub type RunId = BlockId;
@@ -39,6 +41,8 @@ pub enum RunState {
     Live,
     /// Freed by the caller, waiting for other streams than its own.
     Pending,
+    /// Address space of a stitched region in which nothing is mapped.
+    Void,
 }
 
 /// One run.
@@ -95,6 +99,7 @@ pub struct Region {
     pub slot: SegmentSlot,
     first: RunId,
     in_use: bool,
+    stitched: bool,
 }
 
 /// A set of regions whose free runs are searched together.
@@ -103,6 +108,8 @@ struct Space {
     /// By stream + 1; the first is everybody's.
     owners: Vec<Option<Box<SizeIndex>>>,
     regions: Vec<RegionId>,
+    /// Where nothing is mapped.
+    voids: SizeIndex,
     /// Runs stay with their stream whatever is done (captures).
     private: bool,
 }
@@ -166,8 +173,25 @@ impl Arenas {
         span: (u64, u64),
         stream: u32,
     ) -> RegionId {
-        let region =
-            Region { address, bytes, span, space, slot: SegmentSlot::NONE, first: NO_RUN, in_use: true };
+        let region = Region {
+            address,
+            bytes,
+            span,
+            space,
+            slot: SegmentSlot::NONE,
+            first: NO_RUN,
+            in_use: true,
+            stitched: false,
+        };
+        let id = self.new_region(region);
+        let run = self.new_run(address, bytes, id);
+        self.regions[id as usize].first = run;
+        self.set_free(run, stream, 0);
+        id
+    }
+
+    fn new_region(&mut self, region: Region) -> RegionId {
+        let space = region.space;
         let id = match self.unused_regions.pop() {
             Some(id) => {
                 self.regions[id as usize] = region;
@@ -179,18 +203,15 @@ impl Arenas {
             }
         };
         self.spaces[space as usize].regions.push(id);
-        let run = self.new_run(address, bytes, id);
-        self.regions[id as usize].first = run;
-        self.set_free(run, stream, 0);
         id
     }
 
-    /// Takes a wholly free region away, and says what it was.
+    /// Takes a wholly free (or wholly void) region away, and says what it was.
     pub fn remove_region(&mut self, id: RegionId) -> Region {
         let region = self.regions[id as usize].clone();
         let mut run = region.first;
         while run != NO_RUN {
-            debug_assert_eq!(self.runs[run as usize].state, RunState::Free);
+            debug_assert!(matches!(self.runs[run as usize].state, RunState::Free | RunState::Void));
             let next = self.runs[run as usize].next;
             self.unlist(run);
             self.retire(run);
@@ -224,6 +245,9 @@ impl Arenas {
     /// The regions of a space whose runs are all free, and everybody's or of streams that are past them (`completed`).
     pub fn empty_regions(&self, space: SpaceId, completed: &dyn Fn(u32) -> u64) -> Vec<RegionId> {
         let is_empty = |id: &RegionId| {
+            if self.regions[*id as usize].stitched {
+                return false;
+            }
             let mut run_id = self.regions[*id as usize].first;
             while run_id != NO_RUN {
                 let run = &self.runs[run_id as usize];
@@ -432,6 +456,11 @@ impl Arenas {
         self.spaces[space as usize].owner(stream).map_or(0, |index| index.bytes)
     }
 
+    /// Whether a region is a reservation, mapped page by page.
+    pub fn is_stitched(&self, id: RegionId) -> bool {
+        self.regions[id as usize].stitched
+    }
+
     /// Whether a space has no region.
     pub fn is_empty(&self, space: SpaceId) -> bool {
         self.spaces[space as usize].regions.is_empty()
@@ -453,8 +482,14 @@ impl Arenas {
 
     fn unlist(&mut self, id: RunId) {
         let run = &self.runs[id as usize];
-        let (owner, space) = (run.stream, self.regions[run.region as usize].space);
-        self.spaces[space as usize].owner_mut(owner).remove(&mut self.runs, id);
+        let space = self.regions[run.region as usize].space;
+        match run.state {
+            RunState::Void => self.spaces[space as usize].voids.remove(&mut self.runs, id),
+            _ => {
+                let owner = run.stream;
+                self.spaces[space as usize].owner_mut(owner).remove(&mut self.runs, id);
+            }
+        }
     }
 
     /// Joins the run after `id`, off its list already, to it.

@@ -2,7 +2,11 @@
 #![deny(unsafe_code)]
 
 use super::{Arenas, EVERYBODY, NO_RUN, RunState};
+use crate::heap::size_class::PAGE;
 use std::collections::HashMap;
+
+/// Stands for the index of voids.
+const VOID: u32 = u32::MAX - 1;
 
 impl Arenas {
     /// Walks every region, run and index; says what is wrong first.
@@ -12,9 +16,10 @@ impl Arenas {
     pub fn validate(&self) -> Result<(), String> {
         let mut listed = HashMap::new();
         for (number, space) in self.spaces.iter().enumerate() {
-            for (at, index) in space.owners.iter().enumerate() {
-                let Some(index) = index.as_deref() else { continue };
-                let owner = (at as u32).wrapping_sub(1);
+            let owned = space.owners.iter().enumerate();
+            let owned = owned.map(|(at, index)| ((at as u32).wrapping_sub(1), index.as_deref()));
+            for (owner, index) in owned.chain([(VOID, Some(&space.voids))]) {
+                let Some(index) = index else { continue };
                 let mut ids = Vec::new();
                 index.collect(&self.runs, &mut ids);
                 let bytes: u64 = ids.iter().map(|&id| self.runs[id as usize].bytes).sum();
@@ -26,7 +31,7 @@ impl Arenas {
                         return Err(format!("run {id} is listed twice"));
                     }
                     let run = &self.runs[id as usize];
-                    if run.epoch < index.oldest && owner != EVERYBODY {
+                    if run.epoch < index.oldest && owner != EVERYBODY && owner != VOID {
                         return Err(format!("run {id} is older than its index says"));
                     }
                 }
@@ -44,16 +49,25 @@ impl Arenas {
                 if run.address != address || run.region != id || run.previous != previous || run.bytes == 0 {
                     return Err(format!("region {id}: run {run_id} at {:#x} is out of place", run.address));
                 }
-                let expected = (run.state == RunState::Free).then_some((region.space as usize, run.stream));
+                let expected = match run.state {
+                    RunState::Free => Some((region.space as usize, run.stream)),
+                    RunState::Void => Some((region.space as usize, VOID)),
+                    _ => None,
+                };
+                if run.state == RunState::Void
+                    && !(region.stitched
+                        && run.address.is_multiple_of(PAGE)
+                        && run.bytes.is_multiple_of(PAGE))
+                {
+                    return Err(format!("void {run_id} at {:#x} is not whole pages", run.address));
+                }
                 if listed.get(&run_id).copied() != expected {
                     return Err(format!("run {run_id} ({:?}) is not listed where it belongs", run.state));
                 }
                 if previous != NO_RUN {
                     let before = &self.runs[previous as usize];
-                    if before.state == RunState::Free
-                        && run.state == RunState::Free
-                        && before.stream == run.stream
-                    {
+                    let free = matches!(run.state, RunState::Free | RunState::Void);
+                    if free && before.state == run.state && before.stream == run.stream {
                         return Err(format!("free runs {previous} and {run_id} of one owner are not merged"));
                     }
                 }
