@@ -906,7 +906,7 @@ fn captures_survive_threads_that_run_out_of_memory_beside_them() {
                 }
             });
         }
-        for pool in 0..300 {
+        for pool in 0..1000 {
             rig.heap.begin_allocate_to_pool(0, (0, pool)).unwrap();
             as_program(|| rig.gpu.begin_capture(0, streams[0].0, CaptureMode::Global, None)).unwrap();
             let addresses = [600, 2 * MIB].map(|size| rig.heap.malloc(size, 0, streams[0]));

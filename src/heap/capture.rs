@@ -319,6 +319,18 @@ mod tests {
     }
 
     #[test]
+    fn of_two_brackets_of_one_pool_the_one_without_a_capture_stays_open() {
+        let mut captures = captures();
+        captures.open(0);
+        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+        captures.open(0);
+        // Capture 77 ends; capture 88, not seen yet, may still be the other's.
+        assert!(captures.close(0));
+        captures.open(1);
+        assert!(matches!(found(&mut captures, 88), Found::Tied(_)));
+    }
+
+    #[test]
     fn a_failed_capture_stays_with_the_only_bracket() {
         let mut captures = captures();
         captures.open(0);
