@@ -298,19 +298,34 @@ impl Streams {
 
     /// Whether a stream is capturing, announced or not: then nothing may be waited for. Asks the driver about each stream.
     pub fn any_capturing(&self, driver: &dyn Driver) -> bool {
-        (0..self.count()).filter_map(|number| self.get(number)).any(|stream| {
+        self.statuses(driver).any(|status| match status {
+            Ok(status) => status != CaptureStatus::None,
+            // What the legacy stream answers while another stream captures.
+            Err(error) => error.kind == ErrorKind::Capturing,
+        })
+    }
+
+    /// The captures that known streams are in. Asks the driver about each stream.
+    pub fn running_captures(&self, driver: &dyn Driver) -> Vec<u64> {
+        let active = |status| match status {
+            Ok(CaptureStatus::Active(id)) => Some(id),
+            _ => None,
+        };
+        self.statuses(driver).filter_map(active).collect()
+    }
+
+    /// What the streams that can be asked do about capture.
+    fn statuses(&self, driver: &dyn Driver) -> impl Iterator<Item = crate::driver::Result<CaptureStatus>> {
+        let streams = (0..self.count()).filter_map(|number| self.get(number));
+        let is_there = |stream: &&Stream| {
             let gone = stream.dead.load(Ordering::Acquire)
                 || stream.handle == PER_THREAD && stream.identity != thread_token()
                 || stream.handle.0 > 2
                     && self.ids
                     && driver.stream_id(self.device, stream.handle) != Ok(stream.identity);
             !gone
-                && match driver.capture_status(self.device, stream.handle) {
-                    Ok(status) => status != CaptureStatus::None,
-                    // What the legacy stream answers while another stream captures.
-                    Err(error) => error.kind == ErrorKind::Capturing,
-                }
-        })
+        };
+        streams.filter(is_there).map(|stream| driver.capture_status(self.device, stream.handle))
     }
 
     /// Waits on the host for the oldest event of the stream that has waited longest. False: there is none, or the wait failed.
