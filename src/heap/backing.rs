@@ -171,6 +171,13 @@ impl Backing {
         }
     }
 
+    /// Gives back a span that [`Backing::take`] gave and nobody has seen.
+    pub fn return_unseen(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
+        self.held -= taken;
+        self.discard(driver, origin, taken);
+        self.refresh(driver);
+    }
+
     /// Keeps what the driver would not take back; it counts as held.
     pub fn keep_orphan(&mut self, origin: u64, taken: u64) {
         self.held += taken;

@@ -14,7 +14,7 @@ use crate::record::{
     BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry,
     SegmentKind, clock,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
 pub const SPAN: u64 = 32 << 20;
@@ -145,7 +145,7 @@ impl Central {
         }
         let span = self.backing.take(ctx.driver, ctx.lifetime, span)?;
         if !ctx.table.cover(span.address, span.bytes) {
-            let _ = self.backing.give(ctx.driver, span.origin, span.taken);
+            self.backing.return_unseen(ctx.driver, span.origin, span.taken);
             log::error!(
                 "the driver gave address {:#x}, beyond 48 bits: this device cannot be managed",
                 span.address
@@ -333,8 +333,23 @@ impl Central {
 
     /// Gives to everybody what its streams are past, in all ordinary spaces.
     pub fn promote(&mut self, streams: &Streams) {
+        self.promote_to(&|stream| streams.completed(stream));
+    }
+
+    /// As [`Central::promote`]; `completed` tells the last epoch that a stream is past.
+    pub fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
         for space in self.ordinary_spaces() {
-            self.arenas.promote(space, &|stream| streams.completed(stream));
+            self.arenas.promote(space, completed);
+        }
+    }
+
+    /// Adds every stream that owns a run, uses a block or is waited for.
+    pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
+        referred.extend(self.arenas.streams());
+        referred.extend(self.users.values().flatten());
+        referred.extend(self.pending.iter().flat_map(|block| &block.waits).map(|wait| wait.0));
+        for pool in self.captures.pools.iter().flatten() {
+            pool.lane.streams_referred(referred);
         }
     }
 

@@ -210,15 +210,17 @@ impl Device {
                     return Ok(address);
                 }
             }
-            let (run, base) = {
+            let (run, base, epoch) = {
                 let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
                 let Some(facts) = central.arenas.run_mut(run) else {
                     return Err(Error::Internal("a run vanished"));
                 };
                 facts.is_slab = true;
-                (run, facts.address)
+                (run, facts.address, facts.epoch)
             };
             let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
+            // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.
+            slab.epoch = epoch;
             let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
             let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, 0);
             slab.segment = shared.record.segment_insert(&segment);

@@ -10,7 +10,7 @@ use super::size_class::CLASSES;
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::Streams;
 use crate::record::{BlockEntry, LaneWriter};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Lanes a device for small blocks; one more of the record's lanes is the central part's.
 pub const LANES: usize = crate::record::LANES - 1;
@@ -315,6 +315,13 @@ impl Lane {
                 Some(round(self.slabs[block.slab as usize].as_deref()?.facts(block.slot).requested))
             })
             .sum()
+    }
+
+    /// Adds every stream that owns a slab here, uses a block or is waited for.
+    pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
+        referred.extend(self.slabs().map(|(_, slab)| slab.stream));
+        referred.extend(self.users.values().flatten());
+        referred.extend(self.pending.iter().flat_map(|block| &block.waits).map(|wait| wait.0));
     }
 
     /// Walks every slab and bin.

@@ -5,8 +5,8 @@
 //! lock. [`streams`] knows what stream order allows, [`backing`] takes memory from the driver, [`reclaim`] finds some when there is
 //! none, [`capture`] and [`captured`] keep the memory of CUDA graphs apart.
 //!
-//! Locks, and the order in which they nest: a lane's lock or the central lock, never both; under either, the locks inside
-//! `streams` and the record's. No lock is held while the caller is answered.
+//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both;
+//! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
 pub mod arena;
@@ -20,6 +20,7 @@ pub mod lifetime;
 pub mod oom;
 pub mod page_table;
 pub mod reclaim;
+mod recycle;
 pub mod size_class;
 pub mod slab;
 pub mod stats;
@@ -60,7 +61,7 @@ pub enum Error {
     Driver(DriverError),
     /// There is no such device.
     NoSuchDevice(i64),
-    /// More than [`streams::MAX_STREAMS`] streams were seen on a device.
+    /// [`streams::MAX_STREAMS`] streams of a device are alive, or have blocks that are.
     TooManyStreams,
     /// An invariant of the heap is broken; what was asked for was not done.
     Internal(&'static str),
@@ -80,7 +81,8 @@ impl fmt::Display for Error {
             Self::NoSuchDevice(device) => write!(f, "gruyere: there is no device {device} in this process"),
             Self::TooManyStreams => write!(
                 f,
-                "gruyere: more than {} streams were used on one device; create streams once and keep them",
+                "gruyere: more than {} streams of one device are alive or have live blocks, or so many were seen and a capture \
+                 keeps the allocator from looking which are gone; create streams once and keep them",
                 streams::MAX_STREAMS
             ),
             Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
@@ -270,8 +272,9 @@ impl Heap {
         let start = clock::now();
         let device = self.device(device)?;
         let shared = &self.shared;
-        let Some(number) = device.streams.resolve(&*shared.driver, stream) else {
-            return Err(Error::TooManyStreams);
+        let number = match device.streams.resolve(&*shared.driver, stream) {
+            Some(number) => number,
+            None => device.resolve_by_recycling(shared, stream).ok_or(Error::TooManyStreams)?,
         };
         let request = Request { size, stream: number, lifetime: lifetime::current(), start };
         let address = if self.special.load(Ordering::Acquire) == 0 {
@@ -419,7 +422,12 @@ impl Heap {
         let done = match owner {
             Owner::Slab { device, .. } | Owner::Large { device, .. } => {
                 self.device(i64::from(device)).ok().and_then(|device| {
-                    let user = device.streams.resolve(&*self.shared.driver, stream)?;
+                    let user = device
+                        .streams
+                        .resolve(&*self.shared.driver, stream)
+                        .or_else(|| device.resolve_by_recycling(&self.shared, stream))
+                        // The block must be kept from being reused too soon, number or not.
+                        .unwrap_or(streams::STRANGER);
                     device.record_stream(address, owner, user)?;
                     let (kind, id) = (EventKind::RecordStream, device.id as u8);
                     self.shared.record.event(kind, id, 0, user, address, 0, clock::now());
@@ -435,7 +443,15 @@ impl Heap {
     }
 
     /// What the loader has wired: [`HOOK_RECORD_STREAM`], [`HOOK_CAPTURES`].
+    ///
+    /// Blocks may have been handed out, and uses of them by other streams lost, before record_stream was wired: what was enqueued until now is
+    /// waited for, before memory passes from stream to stream.
     pub fn announce_hooks(&self, bits: u32) {
+        if bits & HOOK_RECORD_STREAM != 0 && self.hooks() & HOOK_RECORD_STREAM == 0 {
+            self.devices().for_each(|device| {
+                device.synchronize(&self.shared);
+            });
+        }
         let brackets = lock(&self.brackets);
         let hooks = self.shared.hooks.fetch_or(bits, Ordering::AcqRel) | bits;
         if hooks & HOOK_CAPTURES != 0 && *brackets == 0 {

@@ -17,6 +17,7 @@ use super::central::Central;
 use super::device::{Device, Request};
 use super::{Error, Shared, lock, oom};
 use crate::record::{DeviceGauge, EventKind, clock};
+use std::collections::HashMap;
 use std::sync::MutexGuard;
 use std::time::Instant;
 
@@ -235,16 +236,21 @@ impl Device {
     /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
     /// driver refused.
     pub(super) fn synchronize(&self, shared: &Shared) -> bool {
+        self.synchronize_epochs(shared).is_some()
+    }
+
+    /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
+    pub(super) fn synchronize_epochs(&self, shared: &Shared) -> Option<HashMap<u32, u64>> {
         let driver = &*shared.driver;
-        let Some(_asking) = self.ask() else { return false };
+        let _asking = self.ask()?;
         // Captures that nobody announced must not be broken either.
         if self.streams.any_capturing(driver) {
-            return false;
+            return None;
         }
         let epochs = self.streams.open_epochs();
         let over = lock(&self.central).captures.over();
         if !self.host_wait(shared, || driver.device_synchronize(self.id).is_ok()) {
-            return false;
+            return None;
         }
         self.streams.passed(&epochs);
         self.streams.poll(driver);
@@ -259,7 +265,8 @@ impl Device {
             let completed = |stream| self.streams.completed(stream);
             central.shrink_completed(driver, shared.record, &completed);
         }
-        true
+        drop(central);
+        Some(epochs)
     }
 
     fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {

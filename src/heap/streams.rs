@@ -22,12 +22,15 @@ use crate::driver::{CaptureStatus, DeviceId, Driver, ErrorKind, EventHandle, Str
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Streams a device that are told apart; dead ones are kept until nothing can name them.
+/// Streams a device that are told apart at a time; the numbers of dead ones are used again once nothing refers to them.
 pub const MAX_STREAMS: usize = 4096;
 /// The number of the legacy default stream.
 pub const DEFAULT_STREAM: u32 = 0;
+/// The number of every stream that has got no number of its own and uses another's block: only a synchronisation of the device
+/// completes its epochs.
+pub const STRANGER: u32 = MAX_STREAMS as u32;
 
 /// Entries of the handle cache; a power of two.
 const CACHE: usize = 256;
@@ -37,9 +40,11 @@ const PER_THREAD: StreamHandle = StreamHandle(2);
 
 /// One stream.
 pub struct Stream {
-    handle: StreamHandle,
+    handle: AtomicUsize,
     /// The driver's id, 0 where it tells none; for the per-thread handle, the thread's token.
-    identity: u64,
+    identity: AtomicU64,
+    /// The system's id of the thread of a per-thread handle; 0: not known.
+    thread: AtomicU32,
     epoch: AtomicU64,
     completed: AtomicU64,
     dirty: AtomicBool,
@@ -49,13 +54,37 @@ pub struct Stream {
 impl Stream {
     fn new(handle: StreamHandle, identity: u64) -> Self {
         Self {
-            handle,
-            identity,
+            handle: AtomicUsize::new(handle.0),
+            identity: AtomicU64::new(identity),
+            thread: AtomicU32::new(if handle == PER_THREAD { system_thread_id() } else { 0 }),
             epoch: AtomicU64::new(1),
             completed: AtomicU64::new(0),
             dirty: AtomicBool::new(false),
             dead: AtomicBool::new(false),
         }
+    }
+
+    #[inline]
+    fn handle(&self) -> StreamHandle {
+        StreamHandle(self.handle.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn identity(&self) -> u64 {
+        self.identity.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// The number is another stream's from now on.
+    fn becomes(&self, handle: StreamHandle, identity: u64) {
+        self.handle.store(handle.0, Ordering::Release);
+        self.identity.store(identity, Ordering::Release);
+        self.thread.store(if handle == PER_THREAD { system_thread_id() } else { 0 }, Ordering::Release);
+        self.dead.store(false, Ordering::Release);
     }
 }
 
@@ -65,6 +94,14 @@ struct Fences {
     /// By stream: (epoch, event), oldest first.
     pending: HashMap<u32, VecDeque<(u64, EventHandle)>>,
     spare: Vec<EventHandle>,
+}
+
+/// Which stream has which number.
+#[derive(Default)]
+struct Numbers {
+    by_handle: HashMap<(usize, u64), u32>,
+    /// Below the count, and nobody's.
+    unused: Vec<u32>,
 }
 
 /// What the book-keeping of events did, for the gauges.
@@ -84,8 +121,10 @@ pub struct Streams {
     count: AtomicU32,
     /// handle -> number + 1, direct mapped. A pair is published number first; a reader checks the stream's handle.
     cache: Box<[(AtomicUsize, AtomicU32)]>,
-    by_handle: Mutex<HashMap<(usize, u64), u32>>,
+    /// Before `fences`, where both are held.
+    numbers: Mutex<Numbers>,
     fences: Mutex<Fences>,
+    recycling: Mutex<()>,
     recorded: AtomicU64,
     queried: AtomicU64,
 }
@@ -104,19 +143,35 @@ fn thread_token() -> u64 {
     })
 }
 
+/// The system's id of the calling thread, as its folder in /proc is called; 0 where there is no /proc.
+fn system_thread_id() -> u32 {
+    let link = std::fs::read_link("/proc/thread-self").ok();
+    let name = link.as_deref().and_then(|path| path.file_name()?.to_str()?.parse().ok());
+    name.unwrap_or(0)
+}
+
+/// Whether the thread of that id is no more; false where that is not known.
+fn thread_has_ended(thread: u32) -> bool {
+    thread != 0 && matches!(std::fs::exists(format!("/proc/self/task/{thread}")), Ok(false))
+}
+
 impl Streams {
     /// The streams of `device`; `ids`: the driver tells stream ids.
     pub fn new(device: DeviceId, ids: bool) -> Self {
-        let streams: Box<[OnceLock<Stream>]> = (0..MAX_STREAMS).map(|_| OnceLock::new()).collect();
-        let _ = streams[0].set(Stream::new(StreamHandle(0), 0));
+        let streams: Box<[OnceLock<Stream>]> = (0..=MAX_STREAMS).map(|_| OnceLock::new()).collect();
+        let _ = streams[DEFAULT_STREAM as usize].set(Stream::new(StreamHandle(0), 0));
+        let stranger = Stream::new(StreamHandle(0), 0);
+        stranger.dead.store(true, Ordering::Release);
+        let _ = streams[STRANGER as usize].set(stranger);
         Self {
             device,
             ids,
             streams,
             count: AtomicU32::new(1),
             cache: (0..CACHE).map(|_| (AtomicUsize::new(0), AtomicU32::new(0))).collect(),
-            by_handle: Mutex::default(),
+            numbers: Mutex::default(),
             fences: Mutex::default(),
+            recycling: Mutex::default(),
             recorded: AtomicU64::new(0),
             queried: AtomicU64::new(0),
         }
@@ -134,10 +189,10 @@ impl Streams {
 
     /// The handle of a stream.
     pub fn handle(&self, stream: u32) -> Option<StreamHandle> {
-        self.get(stream).map(|stream| stream.handle)
+        self.get(stream).map(Stream::handle)
     }
 
-    /// The number of the stream that `handle` names now. `None`: more than [`MAX_STREAMS`] were seen.
+    /// The number of the stream that `handle` names now. `None`: it has none, and all are taken.
     ///
     /// The program is about to use the stream, so the handle is valid. Where the driver tells ids, a handle that was recycled is
     /// found out here, by one driver call; the old stream is dead from then on.
@@ -161,42 +216,92 @@ impl Streams {
         if cached_handle.load(Ordering::Acquire) == handle.0 {
             let number = number.load(Ordering::Acquire).wrapping_sub(1);
             if let Some(stream) = self.get(number)
-                && (stream.handle, stream.identity) == (handle, identity)
-                && !stream.dead.load(Ordering::Acquire)
+                && (stream.handle(), stream.identity()) == (handle, identity)
+                && !stream.is_dead()
             {
                 return Some(number);
             }
         }
-        let mut by_handle = lock(&self.by_handle);
-        let known = by_handle.get(&(handle.0, identity)).copied();
+        let mut guard = lock(&self.numbers);
+        let numbers = &mut *guard;
+        let known = numbers.by_handle.get(&(handle.0, identity)).copied();
         let found = match known.filter(|&known| !self.is_dead(known)) {
             Some(found) => found,
-            None => {
-                let new = self.count.load(Ordering::Relaxed);
-                if new as usize == MAX_STREAMS {
-                    return None;
-                }
-                if handle != PER_THREAD {
-                    for (&(other, _), &old) in by_handle.iter() {
-                        if other == handle.0
-                            && let Some(old) = self.get(old)
-                        {
-                            old.dead.store(true, Ordering::Release);
-                        }
-                    }
-                    by_handle.retain(|&(other, _), _| other != handle.0);
-                }
-                let _ = self.streams[new as usize].set(Stream::new(handle, identity));
-                self.count.store(new + 1, Ordering::Release);
-                by_handle.insert((handle.0, identity), new);
-                new
-            }
+            None => self.assign(numbers, handle, identity)?,
         };
         if handle != PER_THREAD {
             number.store(found + 1, Ordering::Release);
             cached_handle.store(handle.0, Ordering::Release);
         }
         Some(found)
+    }
+
+    /// A number for a stream that has none.
+    fn assign(&self, numbers: &mut Numbers, handle: StreamHandle, identity: u64) -> Option<u32> {
+        let count = self.count.load(Ordering::Relaxed);
+        let new = match numbers.unused.pop() {
+            Some(unused) => {
+                // Whoever is about to record an event on the stream that had the number is done with that, or will find it changed.
+                let _fences = lock(&self.fences);
+                self.get(unused)?.becomes(handle, identity);
+                unused
+            }
+            None if count as usize == MAX_STREAMS => return None,
+            None => {
+                let _ = self.streams[count as usize].set(Stream::new(handle, identity));
+                self.count.store(count + 1, Ordering::Release);
+                count
+            }
+        };
+        if handle != PER_THREAD {
+            for (_, &old) in numbers.by_handle.iter().filter(|((other, _), _)| *other == handle.0) {
+                if let Some(old) = self.get(old) {
+                    old.dead.store(true, Ordering::Release);
+                }
+            }
+            numbers.by_handle.retain(|&(other, _), _| other != handle.0);
+        }
+        numbers.by_handle.insert((handle.0, identity), new);
+        Some(new)
+    }
+
+    /// Held by whoever looks for numbers to be used again.
+    pub fn recycling(&self) -> MutexGuard<'_, ()> {
+        lock(&self.recycling)
+    }
+
+    /// The streams that are gone for certain, by number, and dead from now on: the driver says that the handle is another's or
+    /// nobody's, or the thread has ended. Asks the driver about each stream; call it under [`Streams::recycling`].
+    pub fn gone(&self, driver: &dyn Driver) -> Vec<u32> {
+        let unused = lock(&self.numbers).unused.clone();
+        let is_gone = |stream: &Stream| match stream.handle() {
+            handle if handle.0 < PER_THREAD.0 => false,
+            PER_THREAD => thread_has_ended(stream.thread.load(Ordering::Acquire)),
+            _ if !self.ids => false,
+            handle => match driver.stream_id(self.device, handle) {
+                Ok(identity) => identity != stream.identity(),
+                Err(error) => error.kind == ErrorKind::InvalidValue,
+            },
+        };
+        (0..self.count())
+            .filter(|number| !unused.contains(number))
+            .filter(|&number| {
+                self.get(number).is_some_and(|stream| {
+                    let gone = is_gone(stream);
+                    if gone {
+                        stream.dead.store(true, Ordering::Release);
+                    }
+                    gone
+                })
+            })
+            .collect()
+    }
+
+    /// Lets `numbers`, of streams that are gone and that nothing refers to, be used again; call it under [`Streams::recycling`].
+    pub fn release(&self, released: &[u32]) {
+        let mut numbers = lock(&self.numbers);
+        numbers.by_handle.retain(|_, number| !released.contains(number));
+        numbers.unused.extend_from_slice(released);
     }
 
     /// The open epoch of `stream`, to which a free of this moment belongs.
@@ -218,7 +323,7 @@ impl Streams {
 
     /// Whether the stream is known to be gone.
     pub fn is_dead(&self, stream: u32) -> bool {
-        self.get(stream).is_none_or(|stream| stream.dead.load(Ordering::Acquire))
+        self.get(stream).is_none_or(Stream::is_dead)
     }
 
     /// Asks every recorded event whether it is done. True if a stream got further.
@@ -232,13 +337,21 @@ impl Streams {
             let Some(stream) = self.get(number) else { continue };
             while let Some(&(epoch, event)) = queue.front() {
                 self.queried.fetch_add(1, Ordering::Relaxed);
-                if !matches!(driver.event_query(self.device, event), Ok(true)) {
-                    break;
+                match driver.event_query(self.device, event) {
+                    Ok(true) => {
+                        stream.completed.fetch_max(epoch, Ordering::AcqRel);
+                        further = true;
+                    }
+                    Ok(false) => break,
+                    Err(error) if matches!(error.kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized) => {
+                        break;
+                    }
+                    // An event that cannot be asked proves nothing, and those behind it must not wait for it: the next one
+                    // stands for its frees.
+                    Err(_) => stream.dirty.store(true, Ordering::Release),
                 }
                 queue.pop_front();
                 spare.push(event);
-                stream.completed.fetch_max(epoch, Ordering::AcqRel);
-                further = true;
             }
         }
         pending.retain(|_, queue| !queue.is_empty());
@@ -257,48 +370,49 @@ impl Streams {
 
     fn seal_one(&self, driver: &dyn Driver, number: u32) -> bool {
         let Some(stream) = self.get(number) else { return false };
-        if !stream.dirty.load(Ordering::Acquire) || stream.dead.load(Ordering::Acquire) {
+        if !stream.dirty.load(Ordering::Acquire) || stream.is_dead() {
             return false;
         }
-        let handle = stream.handle;
-        if handle == PER_THREAD && stream.identity != thread_token() {
+        // Under this lock the number becomes no other stream's.
+        let mut fences = lock(&self.fences);
+        let handle = stream.handle();
+        if handle == PER_THREAD && stream.identity() != thread_token() {
             return false;
         }
         // The stream was last named by the program when it used it; it may be gone since, and its handle another's.
-        if handle.0 > 2 && self.ids && driver.stream_id(self.device, handle) != Ok(stream.identity) {
+        let still_there =
+            || handle.0 <= 2 || !self.ids || driver.stream_id(self.device, handle) == Ok(stream.identity());
+        if !still_there() {
             stream.dead.store(true, Ordering::Release);
             return false;
         }
         if driver.capture_status(self.device, handle) != Ok(CaptureStatus::None) {
             return false;
         }
-        let mut fences = lock(&self.fences);
         let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
             return false;
         };
         stream.dirty.store(false, Ordering::SeqCst);
         let epoch = stream.epoch.fetch_add(1, Ordering::SeqCst);
-        match driver.event_record(self.device, event, handle) {
-            Ok(()) => {
-                self.recorded.fetch_add(1, Ordering::Relaxed);
-                fences.pending.entry(number).or_default().push_back((epoch, event));
-                true
-            }
-            Err(error) => {
-                // The epoch stays without an event of its own; the next one covers it.
-                stream.dirty.store(true, Ordering::Release);
-                if error.kind == ErrorKind::InvalidValue {
-                    stream.dead.store(true, Ordering::Release);
-                }
-                fences.spare.push(event);
-                false
-            }
+        let recorded = driver.event_record(self.device, event, handle);
+        // Ids are never reused: if the handle has the same one before and after, the event is behind this stream's work.
+        if recorded.is_ok() && still_there() {
+            self.recorded.fetch_add(1, Ordering::Relaxed);
+            fences.pending.entry(number).or_default().push_back((epoch, event));
+            return true;
         }
+        // The epoch stays without an event of its own; the next one covers it.
+        stream.dirty.store(true, Ordering::Release);
+        if recorded.is_ok() || recorded.is_err_and(|error| error.kind == ErrorKind::InvalidValue) {
+            stream.dead.store(true, Ordering::Release);
+        }
+        fences.spare.push(event);
+        false
     }
 
     /// Whether a stream is capturing, announced or not: then nothing may be waited for. Asks the driver about each stream.
     pub fn any_capturing(&self, driver: &dyn Driver) -> bool {
-        self.statuses(driver).any(|status| match status {
+        self.statuses(driver).into_iter().any(|status| match status {
             Ok(status) => status != CaptureStatus::None,
             // What the legacy stream answers while another stream captures.
             Err(error) => error.kind == ErrorKind::Capturing,
@@ -311,21 +425,22 @@ impl Streams {
             Ok(CaptureStatus::Active(id)) => Some(id),
             _ => None,
         };
-        self.statuses(driver).filter_map(active).collect()
+        self.statuses(driver).into_iter().filter_map(active).collect()
     }
 
     /// What the streams that can be asked do about capture.
-    fn statuses(&self, driver: &dyn Driver) -> impl Iterator<Item = crate::driver::Result<CaptureStatus>> {
+    fn statuses(&self, driver: &dyn Driver) -> Vec<crate::driver::Result<CaptureStatus>> {
+        // Under this lock no number becomes another stream's.
+        let _fences = lock(&self.fences);
         let streams = (0..self.count()).filter_map(|number| self.get(number));
-        let is_there = |stream: &&Stream| {
-            let gone = stream.dead.load(Ordering::Acquire)
-                || stream.handle == PER_THREAD && stream.identity != thread_token()
-                || stream.handle.0 > 2
-                    && self.ids
-                    && driver.stream_id(self.device, stream.handle) != Ok(stream.identity);
-            !gone
+        let status = |stream: &Stream| {
+            let (handle, identity) = (stream.handle(), stream.identity());
+            let gone = stream.is_dead()
+                || handle == PER_THREAD && identity != thread_token()
+                || handle.0 > 2 && self.ids && driver.stream_id(self.device, handle) != Ok(identity);
+            (!gone).then(|| driver.capture_status(self.device, handle))
         };
-        streams.filter(is_there).map(|stream| driver.capture_status(self.device, stream.handle))
+        streams.filter_map(status).collect()
     }
 
     /// Waits on the host for the oldest event of the stream that has waited longest. False: there is none, or the wait failed.
@@ -342,23 +457,20 @@ impl Streams {
         event.is_some_and(|event| driver.event_synchronize(self.device, event).is_ok() && self.poll(driver))
     }
 
-    /// The epochs that are open now: take them before a device-wide synchronisation, and hand them to
+    /// The epochs that are open now, by stream: take them before a device-wide synchronisation, and hand them to
     /// [`Streams::passed`] after it.
-    pub fn open_epochs(&self) -> Vec<u64> {
-        (0..self.count())
-            .map(|number| {
-                self.get(number).map_or(0, |stream| {
-                    // Close the epoch, so that frees during the synchronisation belong to a later one.
-                    stream.epoch.fetch_add(1, Ordering::SeqCst)
-                })
-            })
+    pub fn open_epochs(&self) -> HashMap<u32, u64> {
+        let numbers = (0..self.count()).chain([STRANGER]);
+        // Closes each epoch, so that frees during the synchronisation belong to a later one.
+        numbers
+            .filter_map(|number| Some((number, self.get(number)?.epoch.fetch_add(1, Ordering::SeqCst))))
             .collect()
     }
 
     /// The device was synchronised after `epochs` were taken: every stream is past its own.
-    pub fn passed(&self, epochs: &[u64]) {
-        for (number, &epoch) in epochs.iter().enumerate() {
-            if let Some(stream) = self.get(number as u32) {
+    pub fn passed(&self, epochs: &HashMap<u32, u64>) {
+        for (&number, &epoch) in epochs {
+            if let Some(stream) = self.get(number) {
                 stream.completed.fetch_max(epoch, Ordering::AcqRel);
             }
         }

@@ -259,6 +259,11 @@ impl Arenas {
             .map(|(id, run)| (id as RunId, run))
     }
 
+    /// The streams that runs belong to; some more than once.
+    pub fn streams(&self) -> impl Iterator<Item = u32> {
+        self.runs.iter().filter(|run| run.state != RunState::Unused).map(|run| run.stream)
+    }
+
     /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and everybody's.
     #[inline]
     pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {

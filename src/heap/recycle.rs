@@ -1,0 +1,52 @@
+//! The numbers of streams that are gone, for streams to come.
+//!
+//! Programs that make a stream for each request see more streams than there are numbers. When all are taken, the device is
+//! synchronised, and the numbers of streams that are gone for certain and that nothing refers to any more are free again. What refers to
+//! a stream: slabs and runs that are its own, blocks that it uses and blocks that wait for it.
+//!
+//! References to a stream that is gone only become fewer, or move from a lane to the central part, whose run of a slab names the
+//! stream all the while. So looking at one lane after the other, then at the central part, misses none.
+#![deny(unsafe_code)]
+
+use super::device::Device;
+use super::{Shared, lock};
+use crate::driver::StreamHandle;
+use std::collections::HashSet;
+
+impl Device {
+    /// The number of the stream that `handle` names, for which there was none left; `None`: there is none still, since as many
+    /// streams are alive or have blocks that are, or a capture keeps the device from being synchronised.
+    #[cold]
+    pub(super) fn resolve_by_recycling(&self, shared: &Shared, handle: StreamHandle) -> Option<u32> {
+        let driver = &*shared.driver;
+        let _recycling = self.streams.recycling();
+        // Another thread may have made room meanwhile.
+        let found = self.streams.resolve(driver, handle);
+        if found.is_some() {
+            return found;
+        }
+        self.recycle(shared);
+        self.streams.resolve(driver, handle)
+    }
+
+    fn recycle(&self, shared: &Shared) {
+        let gone: HashSet<u32> = self.streams.gone(&*shared.driver).into_iter().collect();
+        if gone.is_empty() {
+            return;
+        }
+        let Some(epochs) = self.synchronize_epochs(shared) else { return };
+        let mut referred = HashSet::new();
+        for cell in &self.lanes {
+            lock(cell).lane.streams_referred(&mut referred);
+        }
+        let mut central = lock(&self.central);
+        // With `share:off` too: all that the program had enqueued anywhere before those frees is done.
+        central.promote_to(&|stream| {
+            if gone.contains(&stream) { epochs.get(&stream).copied().unwrap_or(0) } else { 0 }
+        });
+        central.streams_referred(&mut referred);
+        drop(central);
+        let released: Vec<u32> = gone.difference(&referred).copied().collect();
+        self.streams.release(&released);
+    }
+}

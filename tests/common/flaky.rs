@@ -1,0 +1,120 @@
+//! A driver whose calls fail: at random by a seed, or exactly the n-th, once or from then on.
+#![allow(dead_code)]
+
+use gruyere::driver::{
+    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, ErrorKind, EventHandle,
+    MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
+};
+use gruyere_phantom_driver::PhantomDriver;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// When calls fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Never.
+    Sound,
+    /// One call in so many, with out-of-memory or an invalid value.
+    OneIn(u64),
+    /// The n-th call from now on (1: the next), with this error.
+    Nth(u64, ErrorKind),
+    /// The n-th and all after it.
+    From(u64, ErrorKind),
+}
+
+/// [`PhantomDriver`] with faults. A call that fails has not been made.
+pub struct FlakyDriver {
+    inner: PhantomDriver,
+    calls: AtomicU64,
+    /// The plan: (kind of plan, number, error); written only while no other thread is in the driver.
+    plan: std::sync::RwLock<Plan>,
+    seed: u64,
+}
+
+impl FlakyDriver {
+    /// A sound driver, until told otherwise.
+    pub fn new(inner: PhantomDriver, seed: u64) -> Self {
+        Self { inner, calls: AtomicU64::new(0), plan: std::sync::RwLock::new(Plan::Sound), seed }
+    }
+
+    /// Counts calls from 1 again, and fails them by `plan`.
+    pub fn set(&self, plan: Plan) {
+        *self.plan.write().unwrap() = plan;
+        self.calls.store(0, Ordering::SeqCst);
+    }
+
+    /// Calls since the last [`FlakyDriver::set`].
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    fn fault(&self, call: &'static str) -> Result<()> {
+        let number = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
+        let kind = match *self.plan.read().unwrap() {
+            Plan::Sound => return Ok(()),
+            Plan::OneIn(odds) => {
+                // splitmix64 (Steele, Lea, Flood 2014) of the call's number.
+                let mut z = (self.seed ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+                z ^= z >> 31;
+                if z % odds != 0 {
+                    return Ok(());
+                }
+                if z >> 62 & 1 == 0 { ErrorKind::OutOfMemory } else { ErrorKind::InvalidValue }
+            }
+            Plan::Nth(nth, kind) if nth == number => kind,
+            Plan::From(nth, kind) if nth <= number => kind,
+            _ => return Ok(()),
+        };
+        Err(DriverError::new(call, kind, 999))
+    }
+}
+
+/// Delegates to the stand-in GPU, unless the call is to fail.
+macro_rules! delegate {
+    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
+        impl Driver for FlakyDriver {
+            $(fn $name(&self $(, $argument: $type)*) -> $result {
+                self.fault(stringify!($name))?;
+                self.inner.$name($($argument),*)
+            })*
+        }
+    };
+}
+
+delegate! {
+    fn device_count(&self) -> Result<u32>;
+    fn capabilities(&self, device: DeviceId) -> Result<Capabilities>;
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
+    fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
+    fn pool_create(&self, device: DeviceId, max_size: u64) -> Result<PoolHandle>;
+    fn pool_destroy(&self, device: DeviceId, pool: PoolHandle) -> Result<()>;
+    fn pool_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64>;
+    fn pool_set_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute, value: u64) -> Result<()>;
+    fn pool_trim(&self, device: DeviceId, pool: PoolHandle, keep: u64) -> Result<()>;
+    fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
+    fn pool_alloc(&self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
+    fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()>;
+    fn address_reserve(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
+    fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
+    fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle>;
+    fn physical_release(&self, device: DeviceId, handle: PhysicalHandle) -> Result<()>;
+    fn map(&self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Result<()>;
+    fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()>;
+    fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
+    fn alloc(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
+    fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
+    fn memset(&self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> Result<()>;
+    fn event_create(&self, device: DeviceId) -> Result<EventHandle>;
+    fn event_destroy(&self, device: DeviceId, event: EventHandle) -> Result<()>;
+    fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()>;
+    fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
+    fn event_synchronize(&self, device: DeviceId, event: EventHandle) -> Result<()>;
+    fn stream_wait_event(&self, device: DeviceId, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    fn stream_create(&self, device: DeviceId) -> Result<StreamHandle>;
+    fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
+    fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
+    fn stream_id(&self, device: DeviceId, stream: StreamHandle) -> Result<u64>;
+    fn capture_status(&self, device: DeviceId, stream: StreamHandle) -> Result<CaptureStatus>;
+    fn device_synchronize(&self, device: DeviceId) -> Result<()>;
+}

@@ -1,0 +1,145 @@
+//! Every position of failure: a fixed program, run once for every driver call that the allocator makes in it, with exactly that
+//! call failing.
+
+mod common;
+#[path = "common/flaky.rs"]
+mod flaky;
+
+use common::{DEFAULT, MIB};
+use flaky::{FlakyDriver, Plan};
+use gruyere::config::Config;
+use gruyere::driver::{ErrorKind, StreamHandle};
+use gruyere::heap::{Error, Heap};
+use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
+use gruyere_phantom_driver::PhantomDriver;
+use std::sync::Arc;
+
+struct Rig {
+    gpu: Arc<Gpu>,
+    driver: Arc<FlakyDriver>,
+    heap: Heap,
+    streams: [StreamHandle; 3],
+    blocks: Vec<u64>,
+    next: u64,
+    random: u64,
+}
+
+impl Rig {
+    fn new(conf: &str) -> Self {
+        // Small enough that the ladder is climbed.
+        let gpu = Arc::new(Gpu::new(GpuConfig::new(160 * MIB)));
+        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
+        let mut config = Config::parse(conf).unwrap();
+        config.record = false;
+        let heap = Heap::new(driver.clone(), config).unwrap();
+        heap.announce_hooks(3);
+        let stream = || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let streams = [DEFAULT, stream(), stream()];
+        Self { gpu, driver, heap, streams, blocks: Vec::new(), next: 1, random: 7 }
+    }
+
+    fn pick(&mut self, below: u64) -> u64 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % below
+    }
+
+    fn malloc(&mut self, size: u64, stream: StreamHandle) {
+        match self.heap.malloc(size, 0, stream) {
+            Ok(address) => {
+                self.gpu.block_malloc(self.next, address, size, 0, stream.0);
+                self.next += 1;
+                self.blocks.push(address);
+            }
+            Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn free(&mut self, at: usize) {
+        let address = self.blocks.swap_remove(at);
+        self.gpu.block_free(address);
+        assert!(self.heap.free(address));
+    }
+
+    /// Some hundred operations; the invariants are checked after each.
+    fn program(&mut self, validated: bool) {
+        for _ in 0..240 {
+            let stream = self.streams[self.pick(3) as usize];
+            match self.pick(16) {
+                0..6 => {
+                    let size = match self.pick(6) {
+                        0..3 => 1 + self.pick(MIB),
+                        3..5 => MIB + self.pick(20 * MIB),
+                        _ => 30 * MIB + self.pick(40 * MIB),
+                    };
+                    self.malloc(size, stream);
+                }
+                6..11 if !self.blocks.is_empty() => {
+                    let at = self.pick(self.blocks.len() as u64) as usize;
+                    self.free(at);
+                }
+                11 if !self.blocks.is_empty() => {
+                    let at = self.pick(self.blocks.len() as u64) as usize;
+                    self.gpu.block_record_stream(self.blocks[at], 0, stream.0);
+                    assert!(self.heap.record_stream(self.blocks[at], stream));
+                }
+                12 => as_program(|| self.gpu.launch(0, stream.0, 1, 20_000)).unwrap(),
+                13 => self.gpu.host_spend(30_000),
+                14 => self.heap.mark_step(),
+                15 if self.pick(4) == 0 => {
+                    self.heap.trim();
+                }
+                _ => {}
+            }
+            if validated {
+                self.heap.validate().unwrap();
+            }
+        }
+    }
+
+    fn finish(&mut self, transient: bool) {
+        while !self.blocks.is_empty() {
+            self.free(0);
+        }
+        self.heap.trim();
+        self.heap.trim();
+        self.heap.validate().unwrap();
+        // A device whose first question was not answered was never made.
+        assert_eq!(self.heap.stats(0).map_or(0, |stats| stats.live), 0);
+        assert_eq!(self.gpu.faults(), []);
+        assert_eq!(self.gpu.misuses(), []);
+        if transient {
+            assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_lost_whichever_driver_call_fails() {
+    for backing in
+        ["backing:pool,headroom:0", "backing:fixed,headroom:0", "backing:pool,share:off,headroom:0"]
+    {
+        let mut rig = Rig::new(backing);
+        rig.driver.set(Plan::Sound);
+        rig.program(true);
+        let calls = rig.driver.calls();
+        rig.finish(true);
+        assert!(rig.heap.stats(0).unwrap().retries > 0, "the ladder is a part of the program");
+        for nth in 1..=calls {
+            for kind in [ErrorKind::OutOfMemory, ErrorKind::InvalidValue, ErrorKind::DeviceLost] {
+                let lost = kind == ErrorKind::DeviceLost;
+                let mut rig = Rig::new(backing);
+                rig.driver.set(if lost { Plan::From(nth, kind) } else { Plan::Nth(nth, kind) });
+                let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    rig.program(nth % 4 == 0);
+                    if !lost {
+                        rig.driver.set(Plan::Sound);
+                    }
+                    rig.finish(!lost);
+                }));
+                assert!(ran.is_ok(), "{backing}: call {nth} of {calls} failing with {kind:?}");
+            }
+        }
+    }
+}
