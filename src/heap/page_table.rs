@@ -6,7 +6,7 @@
 //! ```text
 //!   word            bits 0-1   2-7      8-35              36-63
 //!   NONE            0          0        0                 0            nobody's
-//!   slab            1          device   lane (8 bits)     slab         a page of that slab
+//!   slab            1          device   lane              slab         a page of that slab
 //!   large           2          device   block + 1 or 0    block + 1    large blocks that start in the page
 //! ```
 //!

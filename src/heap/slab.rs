@@ -54,7 +54,7 @@ pub struct Slab {
     pub lifetime: u8,
     /// Its stream.
     pub stream: u32,
-    /// The run of the slab arena that it lies in.
+    /// The run of its arena that it is.
     pub run: u32,
     /// The stream's epoch of the last free in it.
     pub epoch: u64,
