@@ -9,13 +9,16 @@ use gruyere_replay::stage::{Charge, PhantomStage, Setup, Stage};
 use gruyere_replay::trace::Trace;
 use std::path::Path;
 
-const MIB: u64 = 1 << 20;
+/// Peak reserved of the real allocators with room to spare, bytes, as the PyTorch tests keep it.
+fn real_peak(trace: &str, which: usize) -> u64 {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pytorch/expected_peaks.json");
+    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    json["peak_bytes"][trace][["native", "expandable"][which]].as_u64().unwrap()
+}
 
 /// What the real allocators did; native first, then expandable segments.
 struct Real {
     trace: &'static str,
-    /// Peak reserved with room to spare, MiB, exact.
-    peak: [u64; 2],
     /// Smallest device / peak live, three digits.
     fit: [f64; 2],
     /// Reserved / live, both summed over the operations, two digits.
@@ -23,13 +26,13 @@ struct Real {
 }
 
 const REAL: [Real; 7] = [
-    Real { trace: "fsdp", peak: [19306, 15444], fit: [1.001, 1.002], area: [2.52, 2.11] },
-    Real { trace: "generate", peak: [21816, 20744], fit: [1.064, 1.006], area: [1.34, 1.28] },
-    Real { trace: "gpt2xl_accum", peak: [23298, 22782], fit: [1.029, 1.006], area: [1.45, 1.41] },
-    Real { trace: "llama7b_full", peak: [78346, 66348], fit: [1.052, 1.026], area: [1.65, 1.46] },
-    Real { trace: "llama7b_lora", peak: [41672, 33194], fit: [1.111, 1.005], area: [2.42, 1.94] },
-    Real { trace: "moe", peak: [16832, 14608], fit: [1.089, 1.009], area: [1.66, 1.44] },
-    Real { trace: "offload", peak: [20506, 12892], fit: [1.021, 1.009], area: [2.01, 1.58] },
+    Real { trace: "fsdp", fit: [1.001, 1.002], area: [2.52, 2.11] },
+    Real { trace: "generate", fit: [1.064, 1.006], area: [1.34, 1.28] },
+    Real { trace: "gpt2xl_accum", fit: [1.029, 1.006], area: [1.45, 1.41] },
+    Real { trace: "llama7b_full", fit: [1.052, 1.026], area: [1.65, 1.46] },
+    Real { trace: "llama7b_lora", fit: [1.111, 1.005], area: [2.42, 1.94] },
+    Real { trace: "moe", fit: [1.089, 1.009], area: [1.66, 1.44] },
+    Real { trace: "offload", fit: [1.021, 1.009], area: [2.01, 1.58] },
 ];
 
 fn trace(name: &str) -> Trace {
@@ -65,7 +68,7 @@ fn peak_and_area_are_those_of_the_real_allocators() {
             let mut area = Area::default();
             assert_eq!(replay(&trace, &mut stage, &mut torch, &mut area), Ok(End::Completed));
             torch.validate().unwrap();
-            assert_eq!(stage.held_peak(), real.peak[which] * MIB, "{} {which}", real.trace);
+            assert_eq!(stage.held_peak(), real_peak(real.trace, which), "{} {which}", real.trace);
             assert_eq!(stage.held(), torch.reserved(0));
             let ratio = area.held as f64 / area.live as f64;
             assert!((ratio - real.area[which]).abs() < 0.01, "{} {which}: {ratio}", real.trace);
@@ -75,7 +78,8 @@ fn peak_and_area_are_those_of_the_real_allocators() {
 
 /// Traces for which completion is not monotonic around the answer, so that it hangs on which addresses cudaMalloc gives
 /// (blocks of equal size are taken in order of address) and on the steps of the search: the model may complete earlier or,
-/// by at most this much of the peak, later.
+/// by at most this much of the peak, later. (On this project's stand-in GPU the real libc10_cuda completes and fails at the very
+/// capacities where the model does: moe at 85 to 89/1024 above its peak and not at 90, llama7b_lora at 5/1024 and not at 6.)
 const NOT_MONOTONIC: [(&str, usize, f64); 2] = [("moe", 0, 0.0), ("llama7b_lora", 1, 0.002)];
 
 fn completes(trace: &Trace, which: usize, capacity: u64) -> Result<bool, ReplayError> {

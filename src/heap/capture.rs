@@ -3,6 +3,11 @@
 //! Blocks of a capture come from the private space of their pool id, and go back there: reuse inside is same-stream only, and
 //! nobody else ever gets them before the pool is released, its blocks are freed, and the device has been synchronised after
 //! both (replays run on streams that nobody tells us of). One pool id may serve several captures; they are counted.
+//!
+//! The hooks name a pool, the driver names a capture, and nobody says which belongs to which. Each capture begins inside a
+//! bracket of its own, so with one bracket that has no capture yet the answer is certain. With several, the capture gets a
+//! fresh pool that is tied to all that it could belong to: a wrong guess would share memory between graphs that are replayed
+//! side by side.
 #![deny(unsafe_code)]
 
 use super::arena::SpaceId;
@@ -11,18 +16,34 @@ use super::lane::Lane;
 /// torch's `MempoolId_t`.
 pub type PoolId = (u64, u64);
 
-/// The private memory of one pool id.
+/// What a stream that does not simply run its work is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capturing {
+    /// The capture of this id of the driver's.
+    Id(u64),
+    /// A capture that has failed and waits to be ended; the driver does not say which.
+    Invalidated,
+    /// The driver cannot tell whether it captures.
+    Unclear,
+}
+
+/// Set in the key of a stream whose capture has failed; the ids of captures are counted up from 1.
+const INVALIDATED: u64 = 1 << 63;
+
+/// The private memory of one pool id, or of captures that no pool id is known of.
 pub struct CapturePool {
-    /// torch's id; `None`: a capture that no hook announced.
+    /// torch's id.
     pub id: Option<PoolId>,
-    /// The driver's ids of the captures that allocate from it.
+    /// Without an id: the pools that its captures may belong to. It is not over before they are.
+    pub ties: Vec<PoolId>,
+    /// The driver's ids of the captures under way that allocate from it.
     pub captures: Vec<u64>,
     /// Begun and not ended.
     pub open: u32,
     /// Begun and not released.
     pub uses: u32,
-    /// Times it was begun.
-    pub begun: u64,
+    /// Raised with each bracket and each block: what was over and is unchanged has been over all the time.
+    pub version: u64,
     /// Nothing in it is ever reused: without the hooks, nobody tells when the graph is gone.
     pub frozen: bool,
     /// Blocks that the program has not freed.
@@ -34,26 +55,37 @@ pub struct CapturePool {
 }
 
 impl CapturePool {
-    /// A pool in a private space.
+    /// The pool of `id` in a private space.
     pub fn new(id: Option<PoolId>, space: SpaceId) -> Self {
-        let frozen = id.is_none();
         Self {
             id,
+            ties: Vec::new(),
             captures: Vec::new(),
             open: 0,
             uses: 0,
-            begun: 0,
-            frozen,
+            version: 0,
+            frozen: false,
             live: 0,
             lane: Lane::new(1),
             space,
         }
     }
 
-    /// Whether its memory may go to others once the device has been synchronised.
-    pub fn is_over(&self) -> bool {
-        !self.frozen && self.uses == 0 && self.open == 0 && self.live == 0
+    /// No graph uses it, and none is being made.
+    fn is_released(&self) -> bool {
+        !self.frozen && self.uses == 0 && self.open == 0
     }
+}
+
+/// Where a capture's blocks come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// This pool.
+    Pool(u32),
+    /// A new one, tied to these.
+    Tied(Vec<PoolId>),
+    /// A new one that is never reused.
+    Frozen,
 }
 
 /// The capture pools of a device, and the brackets that are open.
@@ -66,12 +98,13 @@ pub struct Captures {
 }
 
 impl Captures {
+    fn position(&self, is_it: impl Fn(&CapturePool) -> bool) -> Option<u32> {
+        self.pools.iter().position(|pool| pool.as_ref().is_some_and(&is_it)).map(|at| at as u32)
+    }
+
     /// The number of pool `id`.
     pub fn find(&self, id: PoolId) -> Option<u32> {
-        self.pools
-            .iter()
-            .position(|pool| pool.as_ref().is_some_and(|pool| pool.id == Some(id)))
-            .map(|at| at as u32)
+        self.position(|pool| pool.id == Some(id))
     }
 
     /// Adds a pool; its number.
@@ -99,16 +132,29 @@ impl Captures {
         if let Some(pool) = self.get_mut(number) {
             pool.open += 1;
             pool.uses += 1;
-            pool.begun += 1;
+            pool.version += 1;
         }
     }
 
-    /// Closes the latest bracket of a pool. False: none is open.
+    /// Closes a bracket of a pool. False: none is open.
+    ///
+    /// Of two, one with a capture goes first: a bracket too many without one makes captures uncertain, one too few makes them wrong.
     pub fn close(&mut self, number: u32) -> bool {
-        let Some(at) = self.brackets.iter().rposition(|bracket| bracket.0 == number) else { return false };
+        let mut own = (0..self.brackets.len()).rev().filter(|&at| self.brackets[at].0 == number).peekable();
+        let latest = own.peek().copied();
+        let Some(at) = own.find(|&at| self.brackets[at].1.is_some()).or(latest) else { return false };
         self.brackets.remove(at);
-        if let Some(pool) = self.get_mut(number) {
-            pool.open = pool.open.saturating_sub(1);
+        let Some(pool) = self.get_mut(number) else { return true };
+        pool.open = pool.open.saturating_sub(1);
+        if pool.open == 0 {
+            pool.captures.clear();
+        }
+        // What was uncertain must be asked again: there are fewer answers now.
+        let id = pool.id;
+        for pool in self.pools.iter_mut().flatten() {
+            if id.is_some_and(|id| pool.ties.contains(&id)) {
+                pool.captures.clear();
+            }
         }
         true
     }
@@ -118,32 +164,100 @@ impl Captures {
         self.brackets.len()
     }
 
-    /// The pool from which `capture` allocates: the bracket that was matched to it before, else the latest one without a match.
-    /// `None`: no hook announced it.
-    pub fn matched(&mut self, capture: u64) -> Option<u32> {
-        let known = self.brackets.iter().rposition(|bracket| bracket.1 == Some(capture));
-        if let Some(at) = known.or_else(|| self.brackets.iter().rposition(|bracket| bracket.1.is_none())) {
-            let number = self.brackets[at].0;
-            self.brackets[at].1 = Some(capture);
-            if let Some(pool) = self.get_mut(number)
-                && !pool.captures.contains(&capture)
-            {
-                pool.captures.push(capture);
-            }
-            return Some(number);
-        }
-        let unannounced = |pool: &CapturePool| pool.id.is_none() && pool.captures.contains(&capture);
-        self.pools.iter().position(|pool| pool.as_ref().is_some_and(unannounced)).map(|at| at as u32)
+    /// The pools of the open brackets, those without a capture or all of them, each once.
+    fn candidates(&self, unmatched: bool) -> Vec<u32> {
+        let mut pools: Vec<u32> =
+            self.brackets.iter().filter(|bracket| !unmatched || bracket.1.is_none()).map(|b| b.0).collect();
+        pools.sort_unstable();
+        pools.dedup();
+        pools
     }
 
-    /// The pools that are over, and how often each was begun: one that is over before a synchronisation and after it, and was
-    /// not begun between, has no replay in flight.
+    /// Where the blocks of `stream`, which does what `capturing` says, come from. A pool that is made as the answer says goes
+    /// to [`Captures::adopt`].
+    pub fn matched(&mut self, capturing: Capturing, stream: u32) -> Found {
+        let key = match capturing {
+            Capturing::Id(id) => id,
+            Capturing::Invalidated => INVALIDATED | u64::from(stream),
+            Capturing::Unclear => return self.frozen(),
+        };
+        if let Some(number) = self.position(|pool| !pool.frozen && pool.captures.contains(&key)) {
+            return Found::Pool(number);
+        }
+        let unmatched = self.candidates(true);
+        if let (Capturing::Id(id), &[number]) = (capturing, unmatched.as_slice()) {
+            self.assign(number, id);
+            return Found::Pool(number);
+        }
+        // A failed capture may have been matched while its id was known; so may the other of two brackets of one pool.
+        let is_new = matches!(capturing, Capturing::Id(_)) && !unmatched.is_empty();
+        let candidates = if is_new { unmatched } else { self.candidates(false) };
+        match candidates.as_slice() {
+            [] => self.frozen(),
+            &[number] => Found::Pool(number),
+            many => Found::Tied(many.iter().filter_map(|&at| self.pools[at as usize].as_ref()?.id).collect()),
+        }
+    }
+
+    /// Notes that the blocks of `stream` come from pool `number`, made as [`Captures::matched`] said.
+    pub fn adopt(&mut self, number: u32, capturing: Capturing, stream: u32) {
+        let key = match capturing {
+            Capturing::Id(id) => id,
+            Capturing::Invalidated => INVALIDATED | u64::from(stream),
+            Capturing::Unclear => return,
+        };
+        if let Some(pool) = self.get_mut(number).filter(|pool| !pool.frozen) {
+            pool.captures.push(key);
+        }
+    }
+
+    /// One pool is enough for all that is never reused.
+    fn frozen(&self) -> Found {
+        self.position(|pool| pool.frozen).map_or(Found::Frozen, Found::Pool)
+    }
+
+    fn assign(&mut self, number: u32, capture: u64) {
+        if let Some(bracket) = self.brackets.iter_mut().rev().find(|b| b.0 == number && b.1.is_none()) {
+            bracket.1 = Some(capture);
+        }
+        if let Some(pool) = self.get_mut(number) {
+            pool.captures.push(capture);
+        }
+    }
+
+    /// Whether a bracket is open that has no capture yet.
+    pub fn has_unmatched(&self) -> bool {
+        self.brackets.iter().any(|bracket| bracket.1.is_none())
+    }
+
+    /// A bracket is about to open, and `running` are captures: where only one answer is left, they are matched now, while it is.
+    pub fn match_running(&mut self, running: &[u64]) {
+        let known = |id: &u64| self.position(|pool| pool.captures.contains(id)).is_some();
+        let mut unknown: Vec<u64> = running.iter().copied().filter(|id| !known(id)).collect();
+        unknown.sort_unstable();
+        unknown.dedup();
+        if let (&[capture], &[number]) = (unknown.as_slice(), self.candidates(true).as_slice()) {
+            self.assign(number, capture);
+        }
+    }
+
+    /// Whether the memory of a pool may go to others once the device has been synchronised.
+    pub fn is_over(&self, number: u32) -> bool {
+        let Some(pool) = self.pools.get(number as usize).and_then(Option::as_ref) else { return false };
+        let is_released = |id: &PoolId| {
+            let pool = self.find(*id).and_then(|at| self.pools[at as usize].as_ref());
+            pool.is_none_or(CapturePool::is_released)
+        };
+        pool.live == 0 && pool.is_released() && pool.ties.iter().all(is_released)
+    }
+
+    /// The pools that are over, with their versions: one that is over before a synchronisation and after it, and is of the same
+    /// version, has no replay in flight.
     pub fn over(&self) -> Vec<(u32, u64)> {
         let numbered = self.pools.iter().enumerate();
         numbered
-            .filter_map(|(at, pool)| {
-                pool.as_ref().filter(|pool| pool.is_over()).map(|pool| (at as u32, pool.begun))
-            })
+            .filter_map(|(at, pool)| pool.as_ref().map(|pool| (at as u32, pool.version)))
+            .filter(|&(at, _)| self.is_over(at))
             .collect()
     }
 }
@@ -160,15 +274,58 @@ mod tests {
         captures
     }
 
+    fn found(captures: &mut Captures, id: u64) -> Found {
+        captures.matched(Capturing::Id(id), 5)
+    }
+
     #[test]
     fn a_capture_keeps_the_pool_of_its_first_allocation() {
         let mut captures = captures();
         captures.open(0);
-        assert_eq!(captures.matched(77), Some(0));
+        assert_eq!(found(&mut captures, 77), Found::Pool(0));
         captures.open(1);
-        assert_eq!(captures.matched(88), Some(1));
-        assert_eq!(captures.matched(77), Some(0));
+        assert_eq!(found(&mut captures, 88), Found::Pool(1));
+        assert_eq!(found(&mut captures, 77), Found::Pool(0));
         assert!(captures.close(0) && captures.close(1) && !captures.close(1));
+        assert_eq!(found(&mut captures, 77), Found::Frozen);
+    }
+
+    #[test]
+    fn a_capture_that_may_belong_to_two_pools_is_tied_to_both() {
+        let mut captures = captures();
+        captures.open(0);
+        captures.open(1);
+        let Found::Tied(ties) = found(&mut captures, 77) else { panic!("a guess") };
+        assert_eq!(ties, [(0, 1), (0, 2)]);
+        let number = captures.add(CapturePool { ties, ..CapturePool::new(None, 0) });
+        captures.adopt(number, Capturing::Id(77), 5);
+        assert_eq!(found(&mut captures, 77), Found::Pool(number));
+        assert!(captures.close(0) && captures.close(1));
+        for released in [1, 0] {
+            assert!(!captures.is_over(number));
+            captures.get_mut(released).unwrap().uses -= 1;
+        }
+        assert!(captures.is_over(number));
+    }
+
+    #[test]
+    fn what_runs_when_a_bracket_opens_belongs_to_an_earlier_one() {
+        let mut captures = captures();
+        captures.open(0);
+        captures.match_running(&[77, 77]);
+        captures.open(1);
+        assert_eq!(found(&mut captures, 88), Found::Pool(1));
+        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+    }
+
+    #[test]
+    fn a_failed_capture_stays_with_the_only_bracket() {
+        let mut captures = captures();
+        captures.open(0);
+        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+        assert_eq!(captures.matched(Capturing::Invalidated, 5), Found::Pool(0));
+        captures.open(1);
+        assert!(matches!(captures.matched(Capturing::Invalidated, 5), Found::Tied(_)));
     }
 
     #[test]
@@ -178,14 +335,14 @@ mod tests {
             captures.open(0);
             assert!(captures.close(0));
         }
-        let pool = captures.get_mut(0).unwrap();
-        pool.live = 1;
-        pool.uses -= 1;
-        assert!(!pool.is_over());
-        pool.uses -= 1;
-        assert!(!pool.is_over());
-        pool.live = 0;
-        assert!(pool.is_over());
+        captures.get_mut(0).unwrap().live = 1;
+        for _ in 0..2 {
+            assert!(!captures.is_over(0));
+            captures.get_mut(0).unwrap().uses -= 1;
+        }
+        assert!(!captures.is_over(0));
+        captures.get_mut(0).unwrap().live = 0;
+        assert!(captures.is_over(0));
         assert_eq!(captures.over(), [(0, 2), (1, 0)]);
     }
 }

@@ -375,17 +375,20 @@ impl Central {
         Some(size)
     }
 
-    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused, the memory is tried again at
-    /// the next trim.
-    pub fn settle_direct(&mut self, address: u64, size: u64, result: Result<()>) {
-        self.backing.calls += 1;
+    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused, or could not be asked (`None`),
+    /// the memory is tried again at the next trim.
+    pub fn settle_direct(&mut self, address: u64, size: u64, result: Option<Result<()>>) {
+        self.backing.calls += u64::from(result.is_some());
         self.backing.held -= size;
-        if let Err(error) = result
-            && error.kind != ErrorKind::Deinitialized
-        {
-            log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");
-            self.backing.errors += 1;
-            self.backing.keep_orphan(address, size);
+        match result {
+            Some(Ok(())) => {}
+            Some(Err(error)) if error.kind == ErrorKind::Deinitialized => {}
+            Some(Err(error)) => {
+                log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");
+                self.backing.errors += 1;
+                self.backing.keep_orphan(address, size);
+            }
+            None => self.backing.keep_orphan(address, size),
         }
         self.backing.reserved = self.backing.held;
         self.publish_reserved();

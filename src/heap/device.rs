@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
-use super::central::{Central, Growth};
+use super::central::Central;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
@@ -10,9 +10,9 @@ use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::{Freed, Slab};
 use super::streams::Streams;
 use super::{Error, Shared, central, lock};
-use crate::driver::{Capabilities, CaptureStatus, DeviceId, ErrorKind, StreamHandle};
+use crate::driver::{Capabilities, DeviceId, ErrorKind};
 use crate::record::{BlockEntry, EventKind, LaneWriter, clock};
-use crossbeam_utils::CachePadded;
+use crossbeam_utils::{Backoff, CachePadded};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -38,12 +38,24 @@ pub struct Device {
     pub central: Mutex<Central>,
     /// begin/end brackets of captures that are open; above 0 nothing is asked of events, recorded or waited for.
     ///
-    /// States: 0 <-> n, by the holder of the central lock; read without it as a hint on the hot path.
+    /// ```text
+    ///   brackets   n -> n + 1   the begin hook, BEFORE it looks at `askers`;  n -> n - 1   the end hook, under the central lock
+    ///   askers     n <-> n + 1  whoever asks events, records or waits, for as long as that takes; raised BEFORE it looks at `brackets`
+    /// ```
+    /// Both are SeqCst: of a begin hook and an asker at the same time, one sees the other. The hook waits then, the asker never does.
     pub brackets: AtomicU32,
-    /// Held while the device is synchronised, and by whoever opens a bracket: before any other lock.
-    pub quiet: Mutex<()>,
-    /// How many pools of captures there are or were: 0 means that no free can be a captured block's.
+    askers: AtomicU32,
+    /// Where its memory comes from.
     pub kind: Kind,
+}
+
+/// The right to ask the streams of a device, until it is dropped.
+pub struct Asking<'a>(&'a Device);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.askers.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// One request, as the door has understood it.
@@ -60,7 +72,7 @@ pub struct Request {
 }
 
 impl Request {
-    fn entry(&self, device: DeviceId, step: u32, capture: u8) -> BlockEntry {
+    pub(super) fn entry(&self, device: DeviceId, step: u32, capture: u8) -> BlockEntry {
         BlockEntry {
             address: 0,
             size: round(self.size),
@@ -75,14 +87,14 @@ impl Request {
 
     /// Tells the record that the request was served.
     #[inline]
-    fn note(&self, writer: &mut LaneWriter, address: u64) {
+    pub(super) fn note(&self, writer: &mut LaneWriter, address: u64) {
         writer.event(EventKind::Malloc, self.lifetime as u8, self.stream, address, self.size, self.start);
     }
 }
 
 /// Tells the record that a block was freed.
 #[inline]
-fn note_free(writer: &mut LaneWriter, address: u64, freed: &Freed, start: u64) {
+pub(super) fn note_free(writer: &mut LaneWriter, address: u64, freed: &Freed, start: u64) {
     writer.event(EventKind::Free, 0, 0, address, round(freed.requested), start);
 }
 
@@ -109,7 +121,7 @@ impl Device {
             lanes: lanes.collect(),
             central: Mutex::new(central),
             brackets: AtomicU32::new(0),
-            quiet: Mutex::new(()),
+            askers: AtomicU32::new(0),
             kind,
             capabilities,
         })
@@ -123,7 +135,34 @@ impl Device {
 
     /// Whether the streams may be asked about events: not while anything captures.
     pub fn may_ask(&self) -> bool {
-        self.brackets.load(Ordering::Acquire) == 0
+        self.brackets.load(Ordering::SeqCst) == 0
+    }
+
+    /// As [`Device::may_ask`]; no bracket opens while the answer is held.
+    pub fn ask(&self) -> Option<Asking<'_>> {
+        self.askers.fetch_add(1, Ordering::SeqCst);
+        let asking = Asking(self);
+        self.may_ask().then_some(asking)
+    }
+
+    /// Notes that a bracket opens, and waits until nobody asks any more. To be called without any lock.
+    pub fn stop_asking(&self) {
+        self.brackets.fetch_add(1, Ordering::SeqCst);
+        let backoff = Backoff::new();
+        while self.askers.load(Ordering::SeqCst) != 0 {
+            backoff.snooze();
+        }
+    }
+
+    /// Whether spans may be given back to the driver, and what to hold meanwhile. cuMemFree waits for the device: not while
+    /// anything captures. The pools' calls go to our own stream.
+    pub fn giving(&self, shared: &Shared) -> Option<Option<Asking<'_>>> {
+        if self.kind == Kind::Pool {
+            return Some(None);
+        }
+        let asking = self.ask()?;
+        let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
+        quiet.then_some(Some(asking))
     }
 
     /// An address for `request`.
@@ -156,9 +195,11 @@ impl Device {
         entry: BlockEntry,
     ) -> Result<u64, Error> {
         let size_class = &SIZE_CLASSES[class as usize];
-        if self.lane(request.stream).lane.has_pending() && self.may_ask() {
-            self.streams.seal(&*shared.driver);
-            self.streams.poll(&*shared.driver);
+        if self.lane(request.stream).lane.has_pending() {
+            if let Some(_asking) = self.ask() {
+                self.streams.seal(&*shared.driver);
+                self.streams.poll(&*shared.driver);
+            }
             self.settle_lane(shared, request.stream);
         }
         loop {
@@ -201,113 +242,6 @@ impl Device {
         Ok(address)
     }
 
-    /// As [`Device::malloc`] for a stream that captures: from the private memory of the capture's pool.
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub fn malloc_captured(&self, shared: &Shared, request: Request, capture: u64) -> Result<u64, Error> {
-        if central::is_absurd(request.size) {
-            return Err(self.out_of_memory(shared, request.size, request.stream));
-        }
-        let mut guard = lock(&self.central);
-        let central = &mut *guard;
-        let number = match central.captures.matched(capture) {
-            Some(number) => number,
-            None => self.add_capture_pool(central, None, Some(capture)),
-        };
-        let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
-        let entry = request.entry(self.id, shared.step(), tag);
-        let Some(pool) = central.captures.get_mut(number) else {
-            return Err(Error::Internal("a capture pool vanished"));
-        };
-        let space = pool.space;
-        if request.size > SMALL_MAX {
-            let run = self.captured_run(shared, central, space, (entry.size, ALIGNMENT), &request, tag);
-            let Ok(run) = run else {
-                drop(guard);
-                return Err(self.out_of_memory(shared, request.size, request.stream));
-            };
-            if let Some(pool) = central.captures.get_mut(number) {
-                pool.live += 1;
-            }
-            let address = central.publish(&shared.table, run, entry);
-            request.note(&mut central.writer, address);
-            return Ok(address);
-        }
-        let class = class_of(request.size) as u8;
-        let size_class = &SIZE_CLASSES[class as usize];
-        loop {
-            let Some(pool) = central.captures.get_mut(number) else {
-                return Err(Error::Internal("a capture pool vanished"));
-            };
-            if let Some(address) = pool.lane.allocate(&mut central.writer, class, entry) {
-                pool.live += 1;
-                request.note(&mut central.writer, address);
-                return Ok(address);
-            }
-            let run =
-                self.captured_run(shared, central, space, (size_class.slab_bytes(), PAGE), &request, tag);
-            let Ok(run) = run else {
-                drop(guard);
-                return Err(self.out_of_memory(shared, request.size, request.stream));
-            };
-            let Some(facts) = central.arenas.run_mut(run) else {
-                return Err(Error::Internal("a run vanished"));
-            };
-            facts.is_slab = true;
-            let base = facts.address;
-            let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
-            let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
-            let segment =
-                central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, tag);
-            slab.segment = shared.record.segment_insert(&segment);
-            let Some(pool) = central.captures.get_mut(number) else {
-                return Err(Error::Internal("a capture pool vanished"));
-            };
-            let id = pool.lane.add_slab(slab);
-            let owner = Owner::Slab { device: self.id, lane: LANES as u32 + number, slab: id };
-            shared.table.set_range(base, bytes, owner);
-        }
-    }
-
-    /// Nothing but growth serves a capture: no event may be asked about, and nobody else's memory may be taken.
-    fn captured_run(
-        &self,
-        shared: &Shared,
-        central: &mut Central,
-        space: u32,
-        (bytes, align): (u64, u64),
-        request: &Request,
-        capture: u8,
-    ) -> Result<u32, Error> {
-        if let Some(run) = central.arenas.allocate(space, bytes, align, request.stream) {
-            return Ok(run);
-        }
-        let growth = Growth { capture, ..shared.growth(request.lifetime) };
-        if central.grow(&growth, space, bytes, true).is_err() {
-            // What nobody uses can be given back during a capture too: the driver pools' calls go to our own stream.
-            central.shrink_all(&*shared.driver, shared.record);
-            central.backing.trim(&*shared.driver);
-            central.grow(&growth, space, bytes, false)?;
-        }
-        central
-            .arenas
-            .allocate(space, bytes, align, request.stream)
-            .ok_or(Error::Internal("a new region does not fit"))
-    }
-
-    /// Adds a capture pool; its number.
-    pub fn add_capture_pool(
-        &self,
-        central: &mut Central,
-        id: Option<(u64, u64)>,
-        capture: Option<u64>,
-    ) -> u32 {
-        let mut pool = super::capture::CapturePool::new(id, central.arenas.add_space(true));
-        pool.captures.extend(capture);
-        central.captures.add(pool)
-    }
-
     /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.
     #[inline]
     pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64, start: u64) -> Option<()> {
@@ -333,26 +267,8 @@ impl Device {
         }
     }
 
-    fn free_captured(&self, number: u32, slab: u32, address: u64, start: u64) -> Option<()> {
-        let central = &mut *lock(&self.central);
-        let pool = central.captures.get_mut(number)?;
-        let outcome = if pool.frozen {
-            pool.lane.freeze(&mut central.writer, slab, address)
-        } else {
-            pool.lane.free(&mut central.writer, slab, address, &self.streams)
-        };
-        match outcome {
-            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) | FreeOutcome::Surplus(freed, _) => {
-                pool.live -= 1;
-                note_free(&mut central.writer, address, &freed, start);
-                Some(())
-            }
-            FreeOutcome::Unknown => None,
-        }
-    }
-
     /// The pages of a slab that has left its lane are nobody's; called under the lane's lock, so that no free meets a stale owner.
-    fn unpublish(&self, shared: &Shared, slab: Option<&Slab>) {
+    pub(super) fn unpublish(&self, shared: &Shared, slab: Option<&Slab>) {
         if let Some(slab) = slab {
             shared.table.set_range(slab.base, slab.size_class().slab_bytes(), Owner::None);
             shared.record.segment_remove(slab.segment);
@@ -471,29 +387,12 @@ impl Device {
     /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
     pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
         let size = lock(&self.central).remove_direct(address)?;
-        // Without the lock: cuMemFree waits for the device.
-        let result = shared.driver.free(self.id, address);
+        // Without the central lock: cuMemFree waits for the device. What is freed during a capture goes to the driver after it.
+        let result = self.giving(shared).map(|_asking| shared.driver.free(self.id, address));
         let mut central = lock(&self.central);
         central.settle_direct(address, size, result);
         central.writer.event(EventKind::Free, 0, 0, address, size, start);
         Some(())
-    }
-
-    /// What `handle` captures, if anything.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn capture_of(&self, shared: &Shared, handle: StreamHandle) -> Result<Option<u64>, Error> {
-        match shared.driver.capture_status(self.id, handle) {
-            Ok(CaptureStatus::Active(id)) => Ok(Some(id)),
-            // An invalidated capture can only be ended: its blocks never run, but they must not be taken for ordinary ones.
-            Ok(CaptureStatus::Invalidated) => Ok(Some(0)),
-            Ok(CaptureStatus::None) => Ok(None),
-            // The legacy stream cannot be asked while another captures: it does not capture itself.
-            Err(error) if error.kind == ErrorKind::Capturing => Ok(None),
-            Err(error) if error.kind == ErrorKind::NotSupported => Ok(None),
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Notes an event of the device in the ring.

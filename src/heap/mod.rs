@@ -3,15 +3,16 @@
 //! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use. Requests up to 1 MiB are
 //! served from slabs ([`slab`], [`lane`]) under the lock of their stream's lane; larger ones from runs ([`arena`]) under the device's central
 //! lock. [`streams`] knows what stream order allows, [`backing`] takes memory from the driver, [`reclaim`] finds some when there is
-//! none, [`capture`] keeps the memory of CUDA graphs apart.
+//! none, [`capture`] and [`captured`] keep the memory of CUDA graphs apart.
 //!
-//! Locks, and the order in which they nest: a device's `recycling`, then `quiet`; a lane's lock or the central lock, never both;
+//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both;
 //! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
 pub mod arena;
 pub mod backing;
 pub mod capture;
+pub mod captured;
 pub mod central;
 pub mod device;
 pub mod lane;
@@ -27,10 +28,10 @@ pub mod streams;
 mod validate;
 
 use crate::config::Config;
-use crate::driver::{DeviceId, Driver, DriverError, StreamHandle};
+use crate::driver::{CaptureStatus, DeviceId, Driver, DriverError, StreamHandle};
 use crate::record::{DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
 use backing::Kind;
-use capture::PoolId;
+use capture::{CapturePool, PoolId};
 use central::Growth;
 use device::{Device, Request};
 use lifetime::Lifetime;
@@ -116,6 +117,11 @@ impl Shared {
     /// Whether memory may pass from stream to stream: only where record_stream reaches us.
     pub fn shares(&self) -> bool {
         self.config.share && self.hooks.load(Ordering::Relaxed) & HOOK_RECORD_STREAM != 0
+    }
+
+    /// Whether the loader tells of every capture.
+    pub fn hears_of_captures(&self) -> bool {
+        self.hooks.load(Ordering::Relaxed) & HOOK_CAPTURES != 0
     }
 
     fn growth(&self, lifetime: Lifetime) -> Growth<'_> {
@@ -287,13 +293,18 @@ impl Heap {
         if self.hooks() != HOOK_RECORD_STREAM | HOOK_CAPTURES {
             self.warn_of_missing_hooks();
         }
-        let capture = if special & WATCH_CAPTURES != 0 { device.capture_of(shared, stream)? } else { None };
+        let capture = if special & WATCH_CAPTURES != 0 {
+            device.capture_of(shared, stream, request.stream)?
+        } else {
+            None
+        };
         if shared.config.debug.sync && capture.is_none() {
             device.synchronize(shared);
         }
         let address = match capture {
-            _ if device.kind == Kind::Passthrough => device.malloc_direct(shared, request)?,
+            // Whatever the backing: memory that a graph uses must stay when its block is freed.
             Some(capture) => device.malloc_captured(shared, request, capture)?,
+            None if device.kind == Kind::Passthrough => device.malloc_direct(shared, request)?,
             None => device.malloc(shared, request)?,
         };
         if shared.config.debug.poison && capture.is_none() {
@@ -390,10 +401,11 @@ impl Heap {
             device.synchronize(shared);
         }
         if shared.config.debug.poison
-            && device.may_ask()
+            && let Some(_asking) = device.ask()
             && let Some((stream, bytes)) = device.block_at(address, owner)
             && !device.streams.is_dead(stream)
             && let Some(handle) = device.streams.handle(stream)
+            && shared.driver.capture_status(device.id, handle) == Ok(CaptureStatus::None)
             && let Err(error) = shared.driver.memset(device.id, address, POISON_FREED, bytes, handle)
         {
             log::warn!("debug:poison could not fill the freed block at {address:#x}: {error}");
@@ -459,20 +471,26 @@ impl Heap {
     pub fn begin_allocate_to_pool(&self, device: i64, id: PoolId) -> Result<(), Error> {
         let device = self.device(device)?;
         let shared = &self.shared;
-        // A thread that is synchronising the device, or recording an event, comes to its end first.
-        let _quiet = lock(&device.quiet);
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
-        if device.may_ask() {
+        if let Some(_asking) = device.ask() {
             device.streams.seal(&*shared.driver);
         }
-        device.streams.pause();
+        device.stop_asking();
+        let running = if lock(&device.central).captures.has_unmatched() {
+            device.streams.running_captures(&*shared.driver)
+        } else {
+            Vec::new()
+        };
         let mut central = lock(&device.central);
+        central.captures.match_running(&running);
         let number = match central.captures.find(id) {
             Some(number) => number,
-            None => device.add_capture_pool(&mut central, Some(id), None),
+            None => {
+                let space = central.arenas.add_space(true);
+                central.captures.add(CapturePool::new(Some(id), space))
+            }
         };
         central.captures.open(number);
-        device.brackets.fetch_add(1, Ordering::AcqRel);
         {
             let mut brackets = lock(&self.brackets);
             *brackets += 1;
@@ -498,13 +516,19 @@ impl Heap {
             return Ok(());
         }
         device.brackets.fetch_sub(1, Ordering::AcqRel);
-        device.streams.resume();
         {
             let mut brackets = lock(&self.brackets);
             *brackets = brackets.saturating_sub(1);
             if *brackets == 0 && self.hooks() & HOOK_CAPTURES != 0 {
                 self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
             }
+        }
+        if central.backing.orphaned() > 0
+            && let Some(_giving) = device.giving(&self.shared)
+        {
+            // What could not be given back during the capture.
+            central.backing.trim(&*self.shared.driver);
+            central.publish_reserved();
         }
         drop(central);
         device.event(&self.shared, EventKind::CaptureEnd, id.0, id.1);
@@ -569,7 +593,7 @@ impl Heap {
     pub fn mark_step(&self) {
         let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
         for device in self.devices() {
-            if device.may_ask() {
+            if let Some(_asking) = device.ask() {
                 let driver = &*self.shared.driver;
                 device.streams.poll(driver);
                 // With one stream there is nobody else to be served.

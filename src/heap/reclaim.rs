@@ -9,7 +9,7 @@
 //! 5. grow into the headroom.
 //!
 //! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is synchronised: then rungs 1, 2
-//! and 5 are all there is.
+//! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
 #![deny(unsafe_code)]
 
 use super::arena::{RunId, SpaceId};
@@ -96,7 +96,9 @@ impl Device {
         let (all, everybody) = central.arenas.free_bytes(want.space);
         let own = central.arenas.own_free_bytes(want.space, want.stream);
         let others = all - everybody > own;
-        if self.may_ask() && (others && shared.shares() || central.has_pending()) {
+        if (others && shared.shares() || central.has_pending())
+            && let Some(_asking) = self.ask()
+        {
             for step in 0..2 {
                 // First what is recorded already; then what has no event yet.
                 if step == 1 && !self.streams.seal(driver) {
@@ -118,8 +120,8 @@ impl Device {
         central.arenas.join(want.space, want.bytes, want.align, want.stream)
     }
 
-    /// Makes use of what the streams are past by now.
-    fn take_in(&self, shared: &Shared, central: &mut Central) {
+    /// Makes use of what the streams are known to be past by now; asks nobody.
+    pub(super) fn take_in(&self, shared: &Shared, central: &mut Central) {
         central.settle(&self.streams);
         if shared.shares() {
             central.promote(&self.streams);
@@ -142,6 +144,7 @@ impl Device {
             }
             // A new peak is the moment to give back what lies empty: in the steady state there are none.
             if central.backing.reserved + want.bytes > central.peak_reserved
+                && let Some(_giving) = self.giving(shared)
                 && central.shrink_all(growth.driver, growth.record) > 0
             {
                 central.backing.trim(growth.driver);
@@ -187,6 +190,7 @@ impl Device {
         };
         let release = || {
             let mut central = lock(&self.central);
+            let Some(_giving) = self.giving(shared) else { return 0 };
             let bytes = central.shrink_all(driver, shared.record);
             central.backing.trim(driver);
             central.publish_reserved();
@@ -197,17 +201,24 @@ impl Device {
         if let Some(found) = retry(Room::Budget, 1, slabs) {
             return Some(found);
         }
-        if self.may_ask() {
-            // What the slabs gave back may still be one stream's: let everybody have it where it is done.
+        // What the slabs gave back may still be one stream's: let everybody have it where it is done.
+        if let Some(_asking) = self.ask() {
             self.streams.poll(driver);
-            self.take_in(shared, &mut lock(&self.central));
         }
+        self.take_in(shared, &mut lock(&self.central));
         if let Some(found) = retry(Room::Budget, 2, release()) {
             return Some(found);
         }
-        if self.may_ask() && !self.streams.any_capturing(driver) {
-            self.streams.seal(driver);
-            while self.host_wait(shared, || self.streams.wait_for_oldest(driver)) {
+        let waits = self.ask().is_some_and(|_asking| {
+            let quiet = !self.streams.any_capturing(driver);
+            if quiet {
+                self.streams.seal(driver);
+            }
+            quiet
+        });
+        if waits {
+            while self.ask().is_some_and(|_| self.host_wait(shared, || self.streams.wait_for_oldest(driver)))
+            {
                 self.take_in(shared, &mut lock(&self.central));
                 self.return_empty_slabs(shared);
                 if let Some(found) = retry(Room::Budget, 3, release()) {
@@ -231,10 +242,9 @@ impl Device {
     /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
     pub(super) fn synchronize_epochs(&self, shared: &Shared) -> Option<HashMap<u32, u64>> {
         let driver = &*shared.driver;
-        // No capture begins before this is over.
-        let quiet = lock(&self.quiet);
+        let _asking = self.ask()?;
         // Captures that nobody announced must not be broken either.
-        if !self.may_ask() || self.streams.any_capturing(driver) {
+        if self.streams.any_capturing(driver) {
             return None;
         }
         let epochs = self.streams.open_epochs();
@@ -242,14 +252,13 @@ impl Device {
         if !self.host_wait(shared, || driver.device_synchronize(self.id).is_ok()) {
             return None;
         }
-        drop(quiet);
         self.streams.passed(&epochs);
         self.streams.poll(driver);
         self.return_empty_slabs(shared);
         let mut central = lock(&self.central);
         self.take_in(shared, &mut central);
-        for (pool, begun) in over {
-            self.retire_captures(shared, &mut central, pool, begun);
+        for (pool, version) in over {
+            self.retire_pool(shared, &mut central, pool, version);
         }
         if !shared.shares() {
             // Streams keep to themselves what they used, but an empty region is the device's again.
@@ -258,35 +267,6 @@ impl Device {
         }
         drop(central);
         Some(epochs)
-    }
-
-    /// Gives the memory of a capture pool back that was over before the device was synchronised, if nobody has begun it again.
-    fn retire_captures(&self, shared: &Shared, central: &mut Central, number: u32, begun: u64) {
-        let driver = &*shared.driver;
-        let Some(pool) = central.captures.get_mut(number) else { return };
-        if !pool.is_over() || pool.begun != begun {
-            return;
-        }
-        pool.lane.settle(&mut central.writer, &self.streams);
-        let space = pool.space;
-        for id in pool.lane.empty_slabs() {
-            let Some(slab) = pool.lane.remove_slab(id) else { continue };
-            shared.table.set_range(slab.base, slab.size_class().slab_bytes(), super::page_table::Owner::None);
-            shared.record.segment_remove(slab.segment);
-            if let Some(run) = central.arenas.run_mut(slab.run) {
-                run.is_slab = false;
-            }
-            central.arenas.release(slab.run, slab.stream, slab.epoch);
-        }
-        central.arenas.give_to_everybody(space, &|_| u64::MAX);
-        for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
-            central.shrink(driver, shared.record, region);
-        }
-        // A block that waits for another stream, or a span that the driver would not take: next time.
-        if central.arenas.is_empty(space) {
-            central.captures.pools[number as usize] = None;
-            central.arenas.remove_space(space);
-        }
     }
 
     fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {
@@ -310,9 +290,11 @@ impl Device {
             self.return_empty_slabs(shared);
         }
         let mut central = lock(&self.central);
-        central.shrink_all(&*shared.driver, shared.record);
-        central.backing.trim(&*shared.driver);
-        central.publish_reserved();
+        if let Some(_giving) = self.giving(shared) {
+            central.shrink_all(&*shared.driver, shared.record);
+            central.backing.trim(&*shared.driver);
+            central.publish_reserved();
+        }
         central.gauges.add(DeviceGauge::Trims, 1);
         let bytes = before.saturating_sub(central.backing.reserved);
         drop(central);

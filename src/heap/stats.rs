@@ -103,7 +103,7 @@ impl Device {
         ]);
     }
 
-    /// The stream and the live bytes of the block that starts at `address`.
+    /// The stream and the live bytes of the block that starts at `address`, unless other streams or a graph use it too.
     pub(super) fn block_at(&self, address: u64, owner: Owner) -> Option<(u32, u64)> {
         match owner {
             Owner::Slab { lane, slab, .. } => {
@@ -116,7 +116,9 @@ impl Device {
                 let central = lock(&self.central);
                 let mut runs = blocks.into_iter().flatten().filter_map(|id| central.arenas.run(id));
                 let run = runs.find(|run| run.address == address)?;
-                (!run.shared).then_some((run.stream, run.bytes))
+                let space = central.arenas.region(run.region).space;
+                let is_ordinary = central.ordinary_spaces().any(|ordinary| ordinary == space);
+                (!run.shared && is_ordinary).then_some((run.stream, run.bytes))
             }
             Owner::None => None,
         }

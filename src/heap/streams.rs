@@ -94,8 +94,6 @@ struct Fences {
     /// By stream: (epoch, event), oldest first.
     pending: HashMap<u32, VecDeque<(u64, EventHandle)>>,
     spare: Vec<EventHandle>,
-    /// Captures announced and not ended: above 0 nothing is recorded or asked.
-    paused: u32,
 }
 
 /// Which stream has which number.
@@ -306,17 +304,6 @@ impl Streams {
         numbers.unused.extend_from_slice(released);
     }
 
-    /// A capture is announced: nothing is recorded or asked any more, and nobody is in the middle of that when this returns.
-    pub fn pause(&self) {
-        lock(&self.fences).paused += 1;
-    }
-
-    /// A capture that was announced has ended.
-    pub fn resume(&self) {
-        let mut fences = lock(&self.fences);
-        fences.paused = fences.paused.saturating_sub(1);
-    }
-
     /// The open epoch of `stream`, to which a free of this moment belongs.
     #[inline]
     pub fn note_free(&self, stream: u32) -> u64 {
@@ -344,10 +331,7 @@ impl Streams {
     /// Never call it while anything captures on the device.
     pub fn poll(&self, driver: &dyn Driver) -> bool {
         let mut fences = lock(&self.fences);
-        let Fences { pending, spare, paused } = &mut *fences;
-        if *paused > 0 {
-            return false;
-        }
+        let Fences { pending, spare } = &mut *fences;
         let mut further = false;
         for (&number, queue) in pending.iter_mut() {
             let Some(stream) = self.get(number) else { continue };
@@ -389,10 +373,10 @@ impl Streams {
         if !stream.dirty.load(Ordering::Acquire) || stream.is_dead() {
             return false;
         }
-        // Under this lock no capture is announced, and the number becomes no other stream's.
+        // Under this lock the number becomes no other stream's.
         let mut fences = lock(&self.fences);
         let handle = stream.handle();
-        if fences.paused > 0 || handle == PER_THREAD && stream.identity() != thread_token() {
+        if handle == PER_THREAD && stream.identity() != thread_token() {
             return false;
         }
         // The stream was last named by the program when it used it; it may be gone since, and its handle another's.
@@ -428,20 +412,35 @@ impl Streams {
 
     /// Whether a stream is capturing, announced or not: then nothing may be waited for. Asks the driver about each stream.
     pub fn any_capturing(&self, driver: &dyn Driver) -> bool {
+        self.statuses(driver).into_iter().any(|status| match status {
+            Ok(status) => status != CaptureStatus::None,
+            // What the legacy stream answers while another stream captures.
+            Err(error) => error.kind == ErrorKind::Capturing,
+        })
+    }
+
+    /// The captures that known streams are in. Asks the driver about each stream.
+    pub fn running_captures(&self, driver: &dyn Driver) -> Vec<u64> {
+        let active = |status| match status {
+            Ok(CaptureStatus::Active(id)) => Some(id),
+            _ => None,
+        };
+        self.statuses(driver).into_iter().filter_map(active).collect()
+    }
+
+    /// What the streams that can be asked do about capture.
+    fn statuses(&self, driver: &dyn Driver) -> Vec<crate::driver::Result<CaptureStatus>> {
         // Under this lock no number becomes another stream's.
         let _fences = lock(&self.fences);
-        (0..self.count()).filter_map(|number| self.get(number)).any(|stream| {
+        let streams = (0..self.count()).filter_map(|number| self.get(number));
+        let status = |stream: &Stream| {
             let (handle, identity) = (stream.handle(), stream.identity());
             let gone = stream.is_dead()
                 || handle == PER_THREAD && identity != thread_token()
                 || handle.0 > 2 && self.ids && driver.stream_id(self.device, handle) != Ok(identity);
-            !gone
-                && match driver.capture_status(self.device, handle) {
-                    Ok(status) => status != CaptureStatus::None,
-                    // What the legacy stream answers while another stream captures.
-                    Err(error) => error.kind == ErrorKind::Capturing,
-                }
-        })
+            (!gone).then(|| driver.capture_status(self.device, handle))
+        };
+        streams.filter_map(status).collect()
     }
 
     /// Waits on the host for the oldest event of the stream that has waited longest. False: there is none, or the wait failed.

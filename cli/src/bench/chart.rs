@@ -33,13 +33,19 @@ text{font-family:ui-sans-serif,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',
 .f0{fill:#9aa4b2}.f1{fill:#79b4ff}.f2{fill:#ffc04d}.f3{fill:#e07fc1}.f4{fill:#56d39b}.f5{fill:#a78bfa}\
 .b0{fill:#7d8796}.b1{fill:#58a0f5}.b2{fill:#ffb52e}.b3{fill:#e07fc1}.b4{fill:#56d39b}.b5{fill:#a78bfa}}";
 
+/// Ratios that fit under a trace's name.
+const RATIOS: usize = 4;
+/// Height of an allocator's line in the legend.
+const LINE: usize = 46;
+
 /// Classes of colour that there are.
 const COLOURS: usize = 6;
 
 /// The SVG text of `report`.
 pub fn draw(report: &Report) -> String {
-    let rows = (report.traces.len() + 1).div_ceil(COLUMNS);
-    let height = HEAD + rows * PANEL_HEIGHT;
+    let (_, legend_top) = place(report.traces.len());
+    let legend_height = report.traces.first().map_or(0, |trace| legend_row(trace.runs.len()) + LINE / 2);
+    let height = legend_top + PANEL_HEIGHT.max(legend_height);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
          role=\"img\" aria-label=\"{}\">\n<style>{STYLE}</style>\n",
@@ -83,7 +89,7 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
     let _ = writeln!(svg, "<g transform=\"translate({x} {y})\">");
     let _ = writeln!(svg, "<text class=\"t\" x=\"0\" y=\"16\">{}</text>", escape(&trace.trace));
     let mut at = 0;
-    for (index, run) in trace.runs.iter().enumerate() {
+    for (index, run) in trace.runs.iter().enumerate().take(RATIOS) {
         let colour = colour(index, trace);
         let ratio = if run.completed { format!("{:.3}", run.hold_ratio) } else { "out of memory".to_owned() };
         let _ = writeln!(svg, "<text class=\"n f{colour}\" x=\"{at}\" y=\"36\">{ratio}</text>");
@@ -97,8 +103,10 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
         let _ = writeln!(svg, "<path class=\"g\" d=\"M0 {line}H{PANEL_WIDTH}\"/>");
     }
     let _ = writeln!(svg, "<path class=\"l\" d=\"{}V{PLOT}H0Z\"/>", steps(&trace.live_curve, top));
-    // Gruyère last, on top.
-    for (index, run) in trace.runs.iter().enumerate() {
+    // Gruyère as it comes last, on top.
+    let mut runs: Vec<_> = trace.runs.iter().enumerate().collect();
+    runs.sort_by_key(|(_, run)| run.conf.as_deref() == Some(""));
+    for (index, run) in runs {
         let colour = colour(index, trace);
         let _ = writeln!(svg, "<path class=\"k c{colour}\" d=\"{}\"/>", steps(&run.curve, top));
     }
@@ -143,7 +151,7 @@ fn legend(svg: &mut String, x: usize, y: usize, report: &Report) {
     let _ = writeln!(svg, "<text class=\"s\" x=\"0\" y=\"36\">at the peak, mean of the traces</text>");
     for (index, run) in first.runs.iter().enumerate() {
         let colour = colour(index, first);
-        let row = TITLE + 22 + index * 46;
+        let row = legend_row(index);
         let width = (excess[index].max(0.0) / most * (PANEL_WIDTH as f64 - 70.0)).max(2.0);
         let _ = writeln!(svg, "<text x=\"0\" y=\"{row}\">{}</text>", escape(&label(run)));
         let _ = writeln!(
@@ -159,10 +167,14 @@ fn legend(svg: &mut String, x: usize, y: usize, report: &Report) {
             excess[index] * 100.0
         );
     }
-    let row = TITLE + 22 + first.runs.len() * 46;
+    let row = legend_row(first.runs.len());
     let _ =
         writeln!(svg, "<rect class=\"l\" x=\"0\" y=\"{}\" width=\"22\" height=\"12\" rx=\"3\"/>", row - 10);
     let _ = writeln!(svg, "<text x=\"30\" y=\"{row}\">live</text></g>");
+}
+
+fn legend_row(index: usize) -> usize {
+    TITLE + 22 + index * LINE
 }
 
 fn mean_excess(report: &Report, index: usize) -> f64 {

@@ -14,6 +14,7 @@ pub mod code {
     pub const INVALID_VALUE: u32 = 1;
     pub const NOT_INITIALIZED: u32 = 3;
     pub const DEINITIALIZED: u32 = 4;
+    pub const NO_DEVICE: u32 = 100;
     pub const INVALID_DEVICE: u32 = 101;
     pub const INVALID_CONTEXT: u32 = 201;
     pub const NOT_FOUND: u32 = 500;

@@ -255,7 +255,8 @@ runtime! {
     }
 
     fn cudaGetDeviceCount(out: Out<i32>) {
-        out.put(gpu().device_count() as i32)
+        out.put(gpu().device_count() as i32)?;
+        if gpu().device_count() == 0 { Err(code::NO_DEVICE) } else { Ok(()) }
     }
 
     fn cudaDeviceSynchronize() {

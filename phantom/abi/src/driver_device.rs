@@ -13,7 +13,7 @@ pub const VERSION: i32 = 13_000;
 driver_early! {
     fn cuInit(_flags: u32) {
         process::initialize();
-        if gpu().device_count() == 0 { Err(100) } else { Ok(()) }
+        if gpu().device_count() == 0 { Err(code::NO_DEVICE) } else { Ok(()) }
     }
 
     fn cuDriverGetVersion(out: Out<i32>) {

@@ -75,7 +75,7 @@ fn setting<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Resu
     }
 }
 
-/// Real host addresses: one inaccessible-until-touched mapping, cut up as plain numbers are.
+/// Real host addresses: one mapping, of which only touched pages exist, cut up as plain numbers are.
 struct HostAddresses {
     numbers: CountingAddresses,
     /// What to add to a number to get an address.
@@ -368,4 +368,39 @@ pub fn pool_attribute(number: i32) -> Result<(PoolAttribute, bool), u32> {
         8 => (PoolAttribute::UsedHigh, false),
         _ => return Err(code::NOT_SUPPORTED),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_units_only() {
+        assert_eq!(parse_bytes("80GiB"), Some(80 << 30));
+        assert_eq!(parse_bytes(" 1.5 MiB"), Some(3 << 19));
+        assert_eq!(parse_bytes("4096"), Some(4096));
+        for wrong in ["", "GiB", "80GB", "1e9", "-1", "1.2.3KiB"] {
+            assert_eq!(parse_bytes(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn device_memory_lies_in_the_window_and_may_be_written() {
+        let (mut addresses, window) = HostAddresses::new().expect("address space");
+        let first = addresses.reserve(4 << 20, 2 << 20).expect("room");
+        assert!(window.0 < first && first + (4 << 20) <= window.1 && first.is_multiple_of(2 << 20));
+        // SAFETY: the provider has just given these bytes to nobody else.
+        unsafe { (first as *mut u64).write(7) };
+        addresses.release(first, 4 << 20);
+        // SAFETY: the window stays mapped for the life of the process.
+        assert_eq!(unsafe { (first as *const u64).read() }, 0, "given back, it reads as fresh memory");
+        assert_eq!(addresses.reserve(4 << 20, 2 << 20), Some(first), "address space is used again");
+    }
+
+    #[test]
+    fn address_space_ends_with_the_window() {
+        let (mut addresses, window) = HostAddresses::new().expect("address space");
+        assert_eq!(addresses.reserve(window.1 - window.0, 2 << 20), None);
+        assert!(addresses.reserve(1 << 30, 2 << 20).is_some(), "a refusal takes nothing");
+    }
 }

@@ -87,7 +87,7 @@ pub extern "C" fn cuptiGetResultString(_result: u32, out: Out<*const c_char>) ->
     out.put(c"not supported by the phantom".as_ptr()).err().unwrap_or(0)
 }
 
-/// `NVSHMEM_STATUS_NOT_INITIALIZED`.
+/// 0: NVSHMEM is not initialised.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvshmemid_init_status() -> u32 {
     0

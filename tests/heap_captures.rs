@@ -1,0 +1,1186 @@
+//! CUDA graphs: where the blocks of a capture come from, what may be done while one runs, and when the memory of a graph goes to
+//! others. Every test runs under the oracle, one test a promise.
+
+mod common;
+
+use common::{DEFAULT, GIB, MIB, Rig};
+use gruyere::driver::StreamHandle;
+use gruyere::heap::Error;
+use gruyere_phantom::{CallKind, Caller, CaptureMode, Config as GpuConfig, Injection, as_program};
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const BACKINGS: [&str; 3] = ["backing:pool,headroom:0", "backing:fixed,headroom:0", "backing:passthrough"];
+
+/// What must not be called while a bracket is open on the device.
+const FORBIDDEN: [CallKind; 8] = [
+    CallKind::EventCreate,
+    CallKind::EventRecord,
+    CallKind::EventQuery,
+    CallKind::EventSynchronize,
+    CallKind::StreamWaitEvent,
+    CallKind::DeviceSynchronize,
+    CallKind::Free,
+    CallKind::Memset,
+];
+
+/// A program with graphs; the oracle hears of all that it does. Pool ids are small numbers, also the oracle's groups.
+struct World {
+    rig: Rig,
+    blocks: Cell<u64>,
+}
+
+impl World {
+    fn new(memory: u64, conf: &str) -> Self {
+        let world = Self::over(GpuConfig::new(memory), conf);
+        world.rig.heap.announce_hooks(3);
+        world
+    }
+
+    /// Without the hooks, and with the warnings counted.
+    fn bare(memory: u64, conf: &str) -> Self {
+        Warnings::watch();
+        Self::over(GpuConfig::new(memory), conf)
+    }
+
+    fn over(config: GpuConfig, conf: &str) -> Self {
+        Self { rig: Rig::over(config, conf), blocks: Cell::new(0) }
+    }
+
+    fn try_malloc(&self, size: u64, device: u32, stream: StreamHandle) -> Result<u64, Error> {
+        let address = self.rig.heap.malloc(size, i64::from(device), stream)?;
+        self.blocks.set(self.blocks.get() + 1);
+        self.rig.gpu.block_malloc(self.blocks.get(), address, size, device, stream.0);
+        Ok(address)
+    }
+
+    fn malloc(&self, size: u64, stream: StreamHandle) -> u64 {
+        self.try_malloc(size, 0, stream).unwrap()
+    }
+
+    fn free(&self, address: u64) {
+        self.rig.gpu.block_free(address);
+        assert!(self.rig.heap.free(address), "{address:#x} is not known");
+    }
+
+    fn record_stream(&self, address: u64, stream: StreamHandle) {
+        self.rig.gpu.block_record_stream(address, 0, stream.0);
+        assert!(self.rig.heap.record_stream(address, stream));
+    }
+
+    fn launch(&self, stream: StreamHandle, kernels: u64) {
+        as_program(|| self.rig.gpu.launch(0, stream.0, kernels, 20_000)).unwrap();
+    }
+
+    fn open(&self, pool: u64) {
+        self.rig.heap.begin_allocate_to_pool(0, (0, pool)).unwrap();
+    }
+
+    fn close(&self, pool: u64) {
+        self.rig.heap.end_allocate_to_pool(0, (0, pool)).unwrap();
+    }
+
+    fn release(&self, pool: u64) {
+        self.rig.heap.release_pool(0, (0, pool)).unwrap();
+    }
+
+    fn capture(&self, pool: u64, stream: StreamHandle) {
+        as_program(|| self.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(pool))).unwrap();
+    }
+
+    fn end_capture(&self, stream: StreamHandle) -> u64 {
+        as_program(|| self.rig.gpu.end_capture(0, stream.0)).unwrap()
+    }
+
+    /// As torch.cuda.graph: the hook, then the capture.
+    fn begin(&self, pool: u64, stream: StreamHandle) {
+        self.open(pool);
+        self.capture(pool, stream);
+    }
+
+    fn end(&self, pool: u64, stream: StreamHandle) -> u64 {
+        let graph = self.end_capture(stream);
+        self.close(pool);
+        graph
+    }
+
+    fn replay(&self, graph: u64, stream: StreamHandle) {
+        as_program(|| self.rig.gpu.replay(0, graph, stream.0)).unwrap();
+    }
+
+    fn destroy(&self, graph: u64) {
+        as_program(|| self.rig.gpu.graph_destroy(0, graph)).unwrap();
+    }
+
+    /// Another stream joins the capture of the first.
+    fn fork(&self, from: StreamHandle, to: StreamHandle) {
+        as_program(|| {
+            let event = self.rig.gpu.event_create(0).unwrap();
+            self.rig.gpu.event_record(0, event, from.0).unwrap();
+            self.rig.gpu.stream_wait_event(0, to.0, event).unwrap();
+        });
+    }
+
+    fn captured(&self) -> u64 {
+        self.rig.heap.stats(0).unwrap().captured
+    }
+
+    fn forbidden_calls(&self) -> Vec<u64> {
+        let counts = self.rig.gpu.counts(Caller::Allocator);
+        FORBIDDEN.iter().map(|&kind| counts.of(kind)).collect()
+    }
+
+    fn count(&self, kind: CallKind) -> u64 {
+        self.rig.gpu.counts(Caller::Allocator).of(kind)
+    }
+
+    fn check(&self) {
+        self.rig.check();
+        let faults = self.rig.gpu.faults();
+        assert!(faults.is_empty(), "{} faults, the first: {}", faults.len(), faults[0]);
+    }
+
+    /// Nothing is live, no graph is left: all memory can be had back.
+    fn check_all_comes_back(&self) {
+        self.rig.heap.trim();
+        self.rig.heap.trim();
+        self.check();
+        assert_eq!(self.captured(), 0);
+        assert_eq!(self.rig.gpu.books(0).physical, 0, "memory is lost");
+    }
+}
+
+fn pages(address: u64, bytes: u64) -> std::ops::RangeInclusive<u64> {
+    address / (2 * MIB)..=(address + bytes - 1) / (2 * MIB)
+}
+
+#[test]
+fn nobody_else_gets_the_memory_of_a_graph_while_it_lives() {
+    for backing in BACKINGS {
+        let world = World::new(2 * GIB, backing);
+        let (capturing, other) = (world.rig.stream(), world.rig.stream());
+        let sizes = [512, 5000, 300_000, 3 * MIB, 40 * MIB];
+        let before: Vec<u64> = sizes.iter().map(|&size| world.malloc(size, capturing)).collect();
+        before.into_iter().for_each(|address| world.free(address));
+
+        world.begin(1, capturing);
+        let mut private = HashSet::new();
+        let mut kept = Vec::new();
+        for round in 0..3 {
+            for size in sizes {
+                let address = world.malloc(size, capturing);
+                world.launch(capturing, 1);
+                private.extend(pages(address, size));
+                if round == 1 { kept.push(address) } else { world.free(address) }
+            }
+        }
+        let graph = world.end(1, capturing);
+        kept.into_iter().for_each(|address| world.free(address));
+
+        for round in 0..3 {
+            for stream in [capturing, other, DEFAULT] {
+                world.replay(graph, other);
+                for size in sizes {
+                    let address = world.malloc(size, stream);
+                    assert!(
+                        pages(address, size).all(|page| !private.contains(&page)),
+                        "{backing}: {size} B in round {round} lie in the graph's memory"
+                    );
+                    world.free(address);
+                }
+            }
+            world.rig.heap.trim();
+        }
+        // Not even when there is nothing else.
+        let huge = (0..).map_while(|_| world.try_malloc(100 * MIB, 0, other).ok()).collect::<Vec<_>>();
+        assert!(world.captured() > 0);
+        huge.into_iter().for_each(|address| world.free(address));
+        world.check();
+        world.destroy(graph);
+        world.release(1);
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
+fn reuse_inside_a_capture_is_for_the_same_stream_only() {
+    let world = World::new(GIB, "headroom:0");
+    let (first, second) = (world.rig.stream(), world.rig.stream());
+    world.begin(1, first);
+    world.fork(first, second);
+    for size in [600, 70_000, 5 * MIB] {
+        let address = world.malloc(size, first);
+        world.launch(first, 1);
+        world.free(address);
+        let others = world.malloc(size, second);
+        assert_ne!(others, address, "{size}");
+        assert_eq!(world.malloc(size, first), address, "{size}");
+        world.free(others);
+        world.free(address);
+    }
+    let graph = world.end(1, first);
+    world.check();
+    world.destroy(graph);
+    world.release(1);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn frees_of_ordinary_blocks_during_a_capture_wait_for_its_end() {
+    for backing in ["backing:pool,headroom:0", "backing:fixed,headroom:0"] {
+        let world = World::new(256 * MIB, backing);
+        let (capturing, one, other) = (world.rig.stream(), world.rig.stream(), world.rig.stream());
+        let (large, small) = (world.malloc(140 * MIB, one), world.malloc(9000, one));
+        world.launch(one, 1);
+        world.begin(1, capturing);
+        world.free(large);
+        world.free(small);
+        let calls = world.forbidden_calls();
+        assert!(matches!(world.try_malloc(140 * MIB, 0, other), Err(Error::OutOfMemory(_))), "{backing}");
+        // Its own stream may have it at once.
+        assert_eq!(world.malloc(140 * MIB, one), large);
+        world.free(large);
+        assert_eq!(world.forbidden_calls(), calls, "{backing}");
+        let graph = world.end(1, capturing);
+        let again = world.malloc(140 * MIB, other);
+        assert_ne!(world.forbidden_calls(), calls);
+        world.free(again);
+        world.destroy(graph);
+        world.release(1);
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
+fn the_begin_hook_turns_what_is_freed_into_events_before_the_stream_captures() {
+    let world = World::new(256 * MIB, "headroom:0");
+    let (capturing, one) = (world.rig.stream(), world.rig.stream());
+    let blocks = [capturing, one].map(|stream| {
+        let address = world.malloc(50 * MIB, stream);
+        world.launch(stream, 1);
+        address
+    });
+    blocks.into_iter().for_each(|address| world.free(address));
+    let before = world.count(CallKind::EventRecord);
+    world.open(1);
+    assert_eq!(world.count(CallKind::EventRecord), before + 2);
+    world.capture(1, capturing);
+    world.end_capture(capturing);
+    world.close(1);
+    // One query is enough then.
+    world.rig.gpu.host_spend(1_000_000);
+    let block = world.malloc(100 * MIB, DEFAULT);
+    assert_eq!(world.count(CallKind::EventRecord), before + 2);
+    world.free(block);
+    world.check();
+}
+
+#[test]
+fn nothing_is_asked_recorded_or_waited_for_while_a_bracket_is_open() {
+    for backing in BACKINGS {
+        for captures in [true, false] {
+            let world = World::new(512 * MIB, backing);
+            let (capturing, one, other) = (world.rig.stream(), world.rig.stream(), world.rig.stream());
+            let mut shared: Vec<u64> = [800, 30_000, 20 * MIB].map(|size| world.malloc(size, one)).into();
+            for &address in &shared {
+                world.record_stream(address, other);
+            }
+            let held = world.malloc(200 * MIB, one);
+            world.launch(one, 3);
+            world.launch(other, 3);
+            world.open(1);
+            if captures {
+                world.capture(1, capturing);
+            }
+            let (calls, waited) = (world.forbidden_calls(), world.rig.gpu.host_time().blocked_by_allocator);
+            world.free(shared.pop().unwrap());
+            world.free(held);
+            shared.into_iter().for_each(|address| world.free(address));
+            for stream in [capturing, one, other] {
+                let some = [800, 30_000, 20 * MIB].map(|size| world.try_malloc(size, 0, stream));
+                some.into_iter().flatten().for_each(|address| world.free(address));
+                let huge = (0..).map_while(|_| world.try_malloc(40 * MIB, 0, stream).ok());
+                huge.collect::<Vec<_>>().into_iter().for_each(|address| world.free(address));
+            }
+            world.rig.heap.trim();
+            world.rig.heap.mark_step();
+            world.rig.heap.stats(0).unwrap();
+            world.rig.heap.dump();
+            // A second bracket on another stream: its frees are not sealed, the first stream captures.
+            world.open(2);
+            world.close(2);
+            world.release(2);
+            assert_eq!(world.forbidden_calls(), calls, "{backing}");
+            assert_eq!(world.rig.gpu.host_time().blocked_by_allocator, waited, "{backing}");
+            world.check();
+            if captures {
+                let graph = world.end_capture(capturing);
+                world.destroy(graph);
+            }
+            world.close(1);
+            world.release(1);
+            world.check_all_comes_back();
+        }
+    }
+}
+
+#[test]
+fn a_pool_id_that_serves_several_captures_is_held_until_the_last_is_released() {
+    let world = World::new(GIB, "headroom:0");
+    let stream = world.rig.stream();
+    let graphs = [(); 3].map(|()| {
+        world.begin(1, stream);
+        let address = world.malloc(10 * MIB, stream);
+        world.launch(stream, 1);
+        world.free(address);
+        world.end(1, stream)
+    });
+    for graph in graphs {
+        world.rig.heap.trim();
+        assert!(world.captured() > 0);
+        world.replay(graph, DEFAULT);
+        world.destroy(graph);
+        world.release(1);
+    }
+    world.check_all_comes_back();
+}
+
+#[test]
+fn captures_of_one_pool_id_share_its_memory() {
+    let world = World::new(GIB, "headroom:0");
+    let stream = world.rig.stream();
+    let mut addresses = HashSet::new();
+    let graphs: Vec<u64> = (0..5)
+        .map(|_| {
+            world.begin(1, stream);
+            for size in [700, 10 * MIB] {
+                let address = world.malloc(size, stream);
+                addresses.insert(address);
+                world.free(address);
+            }
+            world.end(1, stream)
+        })
+        .collect();
+    assert_eq!(addresses.len(), 2);
+    for graph in graphs {
+        world.destroy(graph);
+        world.release(1);
+    }
+    world.check_all_comes_back();
+}
+
+#[test]
+fn the_slabs_of_a_pool_serve_other_sizes_of_the_same_stream_when_they_are_empty() {
+    let world = World::new(4 * GIB, "headroom:0");
+    let stream = world.rig.stream();
+    world.begin(1, stream);
+    let mut held = 0;
+    for size in [512, 3000, 40_000, 900_000, 700_000, 2 * MIB, 3 * MIB] {
+        let count = 24 * MIB / size;
+        let blocks: Vec<u64> = (0..count).map(|_| world.malloc(size, stream)).collect();
+        blocks.into_iter().for_each(|address| world.free(address));
+        held = held.max(world.captured());
+    }
+    assert!(held <= 64 * MIB, "{held} B are held for 24 MiB at a time");
+    let graph = world.end(1, stream);
+    world.destroy(graph);
+    world.release(1);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn with_two_brackets_open_a_capture_is_matched_to_its_pool_at_its_first_allocation() {
+    let world = World::new(GIB, "headroom:0");
+    let streams = [world.rig.stream(), world.rig.stream()];
+    world.begin(1, streams[0]);
+    let first = world.malloc(3 * MIB, streams[0]);
+    world.begin(2, streams[1]);
+    let second = world.malloc(3 * MIB, streams[1]);
+    let more = world.malloc(3 * MIB, streams[0]);
+    for address in [first, second, more] {
+        world.free(address);
+    }
+    let graphs = [world.end(1, streams[0]), world.end(2, streams[1])];
+    // Pool 1 goes alone; what is captured into pool 2 stays.
+    world.destroy(graphs[0]);
+    world.release(1);
+    let before = world.captured();
+    world.rig.heap.trim();
+    assert!(world.captured() < before && world.captured() > 0);
+    world.begin(2, streams[1]);
+    assert_eq!(world.malloc(3 * MIB, streams[1]), second, "it is pool 2 that is left");
+    world.free(second);
+    let third = world.end(2, streams[1]);
+    world.check();
+    for graph in [graphs[1], third] {
+        world.destroy(graph);
+        world.release(2);
+    }
+    world.check_all_comes_back();
+}
+
+#[test]
+fn a_capture_that_two_pools_may_own_shares_no_memory_with_either() {
+    for size in [5000, 3 * MIB] {
+        let world = World::new(GIB, "headroom:0");
+        let streams = [world.rig.stream(), world.rig.stream()];
+        // Each pool has a graph, and memory that its next capture would reuse.
+        let old = [0, 1].map(|at| {
+            world.begin(at + 1, streams[0]);
+            let address = world.malloc(size, streams[0]);
+            world.free(address);
+            (address, world.end(at + 1, streams[0]))
+        });
+        // Both brackets open before either capture is seen.
+        world.open(1);
+        world.open(2);
+        world.capture(1, streams[0]);
+        world.capture(2, streams[1]);
+        let new = streams.map(|stream| world.malloc(size, stream));
+        assert!(old.iter().all(|(address, _)| !new.contains(address)));
+        new.into_iter().for_each(|address| world.free(address));
+        let graphs = [world.end(1, streams[0]), world.end(2, streams[1])];
+        world.check();
+        // The memory goes when both pools have gone.
+        for at in [0, 1] {
+            world.rig.heap.trim();
+            assert!(world.captured() > 0);
+            for graph in [old[at].1, graphs[at]] {
+                world.replay(graph, DEFAULT);
+                world.destroy(graph);
+                world.release(at as u64 + 1);
+            }
+        }
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
+fn release_may_come_before_the_frees() {
+    for backing in BACKINGS {
+        let world = World::new(512 * MIB, backing);
+        let (stream, other) = (world.rig.stream(), world.rig.stream());
+        world.begin(1, stream);
+        let blocks = [900, 30 * MIB].map(|size| world.malloc(size, stream));
+        world.launch(stream, 1);
+        let graph = world.end(1, stream);
+        world.replay(graph, other);
+        world.destroy(graph);
+        world.release(1);
+        world.rig.heap.trim();
+        assert!(world.captured() > 0, "{backing}: its blocks are live");
+        world.check();
+        world.free(blocks[0]);
+        world.rig.heap.trim();
+        assert!(world.captured() > 0, "{backing}: one is still live");
+        world.free(blocks[1]);
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
+fn memory_of_a_graph_goes_to_others_after_a_device_wide_point_later_than_release_and_last_free() {
+    for release_first in [true, false] {
+        let world = World::new(256 * MIB, "headroom:0");
+        let (stream, other) = (world.rig.stream(), world.rig.stream());
+        world.begin(1, stream);
+        let block = world.malloc(150 * MIB, stream);
+        world.launch(stream, 100);
+        let graph = world.end(1, stream);
+        let finish = |release: bool| {
+            if release {
+                world.destroy(graph);
+                world.release(1);
+            } else {
+                world.free(block);
+            }
+        };
+        finish(release_first);
+        world.rig.heap.trim();
+        assert!(world.captured() > 0, "one of the two is missing");
+        if !release_first {
+            world.replay(graph, other);
+        }
+        finish(!release_first);
+        assert!(world.captured() > 0, "no device-wide point has come since");
+        let synchronisations = world.count(CallKind::DeviceSynchronize);
+        let taken = world.malloc(200 * MIB, DEFAULT);
+        assert_eq!(world.count(CallKind::DeviceSynchronize), synchronisations + 1);
+        world.check();
+        world.free(taken);
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
+fn a_pool_that_is_begun_again_keeps_its_memory() {
+    let world = World::new(256 * MIB, "headroom:0");
+    let stream = world.rig.stream();
+    world.begin(1, stream);
+    let block = world.malloc(100 * MIB, stream);
+    world.free(block);
+    let first = world.end(1, stream);
+    world.destroy(first);
+    world.release(1);
+    world.begin(1, stream);
+    assert_eq!(world.malloc(100 * MIB, stream), block);
+    world.free(block);
+    let second = world.end(1, stream);
+    world.rig.heap.trim();
+    assert!(world.captured() > 0);
+    assert!(world.try_malloc(200 * MIB, 0, DEFAULT).is_err());
+    world.replay(second, DEFAULT);
+    world.destroy(second);
+    world.release(1);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn a_capture_on_one_device_does_not_stop_another() {
+    let world = World::over(GpuConfig::devices(2, 256 * MIB), "headroom:0");
+    world.rig.heap.announce_hooks(3);
+    let capturing = world.rig.stream();
+    world.begin(1, capturing);
+    // The other device is full of one stream's freed memory: only a wait makes it another's.
+    let block = world.try_malloc(200 * MIB, 1, DEFAULT).unwrap();
+    as_program(|| world.rig.gpu.launch(1, 0, 1, 20_000)).unwrap();
+    world.free(block);
+    let other = as_program(|| world.rig.gpu.stream_create(1, gruyere_phantom::StreamKind::NonBlocking));
+    let other = StreamHandle(other.unwrap());
+    let block = world.try_malloc(200 * MIB, 1, other).unwrap();
+    world.free(block);
+    let synchronisations = world.count(CallKind::DeviceSynchronize);
+    world.rig.heap.trim();
+    assert_eq!(world.count(CallKind::DeviceSynchronize), synchronisations + 1);
+    assert_eq!(world.rig.gpu.books(1).physical, 0);
+    let graph = world.end(1, capturing);
+    world.destroy(graph);
+    world.release(1);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn a_captured_block_waits_for_the_streams_that_are_recorded_on_it() {
+    for size in [5000, 60 * MIB] {
+        let world = World::new(256 * MIB, "headroom:0");
+        let (stream, reader) = (world.rig.stream(), world.rig.stream());
+        world.begin(1, stream);
+        let output = world.malloc(size, stream);
+        world.launch(stream, 1);
+        let graph = world.end(1, stream);
+        world.replay(graph, stream);
+        world.fork(stream, reader);
+        world.record_stream(output, reader);
+        world.launch(reader, 50);
+        world.free(output);
+        // The same pool, the same stream: not while the reader runs.
+        world.begin(1, stream);
+        let next = world.malloc(size, stream);
+        assert_ne!(next, output);
+        world.free(next);
+        let again = world.end(1, stream);
+        for graph in [graph, again] {
+            world.destroy(graph);
+            world.release(1);
+        }
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
+fn a_pool_of_the_users_without_a_capture_gets_ordinary_memory() {
+    for backing in BACKINGS {
+        let world = World::new(512 * MIB, backing);
+        let (stream, other) = (world.rig.stream(), world.rig.stream());
+        world.open(7);
+        let mut blocks = Vec::new();
+        for size in [600, 50_000, 3 * MIB, 60 * MIB] {
+            let address = world.malloc(size, stream);
+            world.launch(stream, 1);
+            world.free(address);
+            let others = world.malloc(size, other);
+            assert_ne!(others, address, "{backing} {size}");
+            blocks.extend([others, world.malloc(size, stream)]);
+        }
+        assert_eq!(world.captured(), 0, "{backing}");
+        world.close(7);
+        world.release(7);
+        blocks.into_iter().for_each(|address| world.free(address));
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
+fn a_capture_that_fails_leaves_nothing_behind() {
+    for backing in BACKINGS {
+        let world = World::new(512 * MIB, backing);
+        let (stream, other) = (world.rig.stream(), world.rig.stream());
+        world.begin(1, stream);
+        let mut blocks = vec![world.malloc(5000, stream), world.malloc(5 * MIB, stream)];
+        // The program waits for its own capturing stream, which breaks the capture.
+        assert!(as_program(|| world.rig.gpu.stream_synchronize(0, stream.0)).is_err());
+        blocks.extend([world.malloc(5000, stream), world.malloc(5 * MIB, stream)]);
+        world.begin(2, other);
+        blocks.extend([world.malloc(5000, stream), world.malloc(5 * MIB, stream)]);
+        blocks.push(world.malloc(5000, other));
+        assert!(as_program(|| world.rig.gpu.end_capture(0, stream.0)).is_err());
+        world.close(1);
+        let graph = world.end(2, other);
+        world.release(1);
+        world.check();
+        blocks.into_iter().for_each(|address| world.free(address));
+        world.destroy(graph);
+        world.release(2);
+        world.check_all_comes_back();
+    }
+}
+
+/// Counts the warnings of missing hooks in this process.
+struct Warnings;
+
+static WARNINGS: AtomicU32 = AtomicU32::new(0);
+
+impl Warnings {
+    fn watch() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            log::set_logger(&Warnings).unwrap();
+            log::set_max_level(log::LevelFilter::Warn);
+        });
+    }
+}
+
+impl log::Log for Warnings {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.args().to_string().starts_with("not wired:") {
+            WARNINGS.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn without_the_hooks_captured_memory_is_never_reused() {
+    for backing in BACKINGS {
+        let world = World::bare(2 * GIB, backing);
+        let (stream, other) = (world.rig.stream(), world.rig.stream());
+        let mut captured = HashSet::new();
+        for _ in 0..3 {
+            as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, None)).unwrap();
+            for size in [700, 700, 90_000, 4 * MIB] {
+                let address = world.malloc(size, stream);
+                world.launch(stream, 1);
+                assert!(captured.insert(address), "{backing}: {address:#x} is handed out twice");
+                world.free(address);
+            }
+            let graph = world.end_capture(stream);
+            world.rig.heap.trim();
+            world.replay(graph, other);
+            for (size, stream) in [(700, stream), (90_000, other), (4 * MIB, stream), (200 * MIB, DEFAULT)] {
+                let address = world.malloc(size, stream);
+                assert!(!captured.contains(&address), "{backing}");
+                world.free(address);
+            }
+        }
+        world.check();
+        assert!(world.captured() < 200 * MIB, "{backing}: {} B for 15 MiB", world.captured());
+    }
+}
+
+#[test]
+fn without_the_hooks_every_malloc_asks_whether_its_stream_captures_and_one_warning_says_what_is_missing() {
+    let world = World::bare(GIB, "");
+    for size in [600, 700, 5 * MIB] {
+        let before = world.count(CallKind::CaptureStatus);
+        let address = world.malloc(size, DEFAULT);
+        assert!(world.count(CallKind::CaptureStatus) > before);
+        world.free(address);
+    }
+    assert_eq!(WARNINGS.load(Ordering::Relaxed), 1);
+    world.rig.heap.announce_hooks(3);
+    let before = world.count(CallKind::CaptureStatus);
+    world.malloc(600, DEFAULT);
+    assert_eq!(world.count(CallKind::CaptureStatus), before);
+}
+
+#[test]
+fn without_the_hooks_streams_share_nothing() {
+    let world = World::bare(GIB, "");
+    let (one, other) = (world.rig.stream(), world.rig.stream());
+    let mut seen = [HashSet::new(), HashSet::new()];
+    for _ in 0..4 {
+        for (at, stream) in [one, other].into_iter().enumerate() {
+            for size in [600, 90_000, 3 * MIB, 30 * MIB] {
+                let address = world.malloc(size, stream);
+                world.launch(stream, 1);
+                seen[at].extend((0..size.div_ceil(512)).map(|piece| address + piece * 512));
+                world.free(address);
+            }
+        }
+        world.rig.gpu.host_spend(10_000_000);
+        world.rig.heap.mark_step();
+    }
+    assert!(seen[0].is_disjoint(&seen[1]));
+    world.check();
+}
+
+#[test]
+fn without_the_hooks_running_out_of_memory_during_a_capture_does_not_synchronise() {
+    for backing in BACKINGS {
+        let world = World::bare(256 * MIB, backing);
+        let (stream, other) = (world.rig.stream(), world.rig.stream());
+        let block = world.malloc(150 * MIB, other);
+        world.launch(other, 5);
+        as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, None)).unwrap();
+        let small = world.malloc(512, stream);
+        let calls = world.forbidden_calls();
+        world.free(block);
+        assert!(world.try_malloc(200 * MIB, 0, stream).is_err());
+        assert!(world.try_malloc(250 * MIB, 0, other).is_err());
+        world.rig.heap.trim();
+        assert_eq!(world.forbidden_calls(), calls, "{backing}");
+        let graph = world.end_capture(stream);
+        world.free(small);
+        world.replay(graph, other);
+        world.check();
+    }
+}
+
+#[test]
+fn the_legacy_stream_that_cannot_be_asked_during_a_capture_gets_ordinary_memory() {
+    let world = World::new(GIB, "headroom:0");
+    let stream = world.rig.stream();
+    world.begin(1, stream);
+    let code = |code| Injection { kind: Some(CallKind::CaptureStatus), nth: 1, code, from_then_on: true };
+    world.rig.gpu.inject(code(906));
+    let address = world.malloc(5 * MIB, DEFAULT);
+    world.rig.gpu.clear_injections();
+    assert_eq!(world.captured(), 0);
+    world.free(address);
+    let graph = world.end(1, stream);
+    world.destroy(graph);
+    world.release(1);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn a_capturing_stream_that_cannot_be_asked_gets_memory_that_is_never_reused() {
+    let world = World::new(GIB, "headroom:0");
+    let stream = world.rig.stream();
+    world.begin(1, stream);
+    world.rig.gpu.inject(Injection {
+        kind: Some(CallKind::CaptureStatus),
+        nth: 1,
+        code: 906,
+        from_then_on: true,
+    });
+    let blocks = [5000, 5 * MIB].map(|size| world.malloc(size, stream));
+    blocks.into_iter().for_each(|address| world.free(address));
+    assert!(!blocks.contains(&world.malloc(5000, stream)));
+    assert!(!blocks.contains(&world.malloc(5 * MIB, stream)));
+    world.rig.gpu.clear_injections();
+    let graph = world.end(1, stream);
+    world.replay(graph, DEFAULT);
+    assert!(!blocks.contains(&world.malloc(5000, stream)));
+    assert!(!blocks.contains(&world.malloc(5 * MIB, stream)));
+    world.check();
+}
+
+#[test]
+fn a_status_that_fails_for_another_reason_is_an_error_not_a_guess() {
+    let world = World::new(GIB, "headroom:0");
+    let stream = world.rig.stream();
+    world.begin(1, stream);
+    world.rig.gpu.inject(Injection {
+        kind: Some(CallKind::CaptureStatus),
+        nth: 1,
+        code: 999,
+        from_then_on: false,
+    });
+    assert!(matches!(world.try_malloc(5000, 0, stream), Err(Error::Driver(_))));
+    let address = world.malloc(5000, stream);
+    world.free(address);
+    let graph = world.end(1, stream);
+    world.destroy(graph);
+    world.release(1);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn hooks_out_of_order_are_harmless() {
+    let world = World::new(512 * MIB, "headroom:0");
+    let (stream, other) = (world.rig.stream(), world.rig.stream());
+    // Nothing of it was begun.
+    world.close(1);
+    world.release(1);
+    world.release(1);
+    for device in [-1, 9] {
+        assert!(world.rig.heap.begin_allocate_to_pool(device, (0, 1)).is_err());
+        assert!(world.rig.heap.end_allocate_to_pool(device, (0, 1)).is_err());
+        assert!(world.rig.heap.release_pool(device, (0, 1)).is_err());
+    }
+    // Ended twice; released before the end, and once more than begun.
+    world.begin(1, stream);
+    let block = world.malloc(5 * MIB, stream);
+    world.release(1);
+    world.free(block);
+    world.rig.heap.trim();
+    assert!(world.captured() > 0);
+    let graph = world.end(1, stream);
+    world.close(1);
+    world.destroy(graph);
+    world.release(1);
+    world.check_all_comes_back();
+    // The heap asks and waits as ever.
+    let block = world.malloc(400 * MIB, other);
+    world.launch(other, 1);
+    world.free(block);
+    let block = world.malloc(400 * MIB, stream);
+    world.free(block);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn a_block_freed_twice_after_its_pool_has_gone_is_counted_and_harmless() {
+    let world = World::new(512 * MIB, "headroom:0");
+    let stream = world.rig.stream();
+    for pool in 1..4 {
+        world.begin(pool, stream);
+        let blocks = [5000, 5 * MIB].map(|size| world.malloc(size, stream));
+        blocks.into_iter().for_each(|address| world.free(address));
+        let graph = world.end(pool, stream);
+        world.destroy(graph);
+        world.release(pool);
+        assert!(blocks.into_iter().all(|address| !world.rig.heap.free(address)));
+        world.rig.heap.trim();
+        assert!(blocks.into_iter().all(|address| !world.rig.heap.free(address)));
+    }
+    assert_eq!(world.rig.heap.stats(0).unwrap().bad_frees, 12);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn poison_leaves_the_memory_of_graphs_alone() {
+    let world = World::new(512 * MIB, "debug:poison");
+    let stream = world.rig.stream();
+    world.begin(1, stream);
+    let blocks = [5000, 5 * MIB].map(|size| world.malloc(size, stream));
+    let graph = world.end(1, stream);
+    let fills = world.count(CallKind::Memset);
+    world.replay(graph, DEFAULT);
+    blocks.into_iter().for_each(|address| world.free(address));
+    assert_eq!(world.count(CallKind::Memset), fills);
+    world.destroy(graph);
+    world.release(1);
+    world.check_all_comes_back();
+}
+
+#[test]
+fn captures_survive_threads_that_run_out_of_memory_beside_them() {
+    let rig = Rig::over(GpuConfig::new(256 * MIB), "headroom:0");
+    rig.heap.announce_hooks(3);
+    let streams: Vec<StreamHandle> = (0..3).map(|_| rig.stream()).collect();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for &stream in &streams[1..] {
+            let (rig, done) = (&rig, &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    if let Ok(address) = rig.heap.malloc(150 * MIB, 0, stream) {
+                        assert!(rig.heap.free(address));
+                    }
+                    rig.heap.trim();
+                }
+            });
+        }
+        for pool in 0..300 {
+            rig.heap.begin_allocate_to_pool(0, (0, pool)).unwrap();
+            as_program(|| rig.gpu.begin_capture(0, streams[0].0, CaptureMode::Global, None)).unwrap();
+            let addresses = [600, 2 * MIB].map(|size| rig.heap.malloc(size, 0, streams[0]));
+            // A device-wide synchronisation meanwhile would have broken it.
+            let graph = as_program(|| rig.gpu.end_capture(0, streams[0].0));
+            rig.heap.end_allocate_to_pool(0, (0, pool)).unwrap();
+            addresses.into_iter().flatten().for_each(|address| assert!(rig.heap.free(address)));
+            rig.heap.release_pool(0, (0, pool)).unwrap();
+            assert!(graph.is_ok(), "capture {pool}: {graph:?}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    rig.heap.trim();
+    rig.check();
+    assert_eq!(rig.gpu.books(0).physical, 0);
+}
+
+/// One thing that a program with graphs does. Numbers are reduced to what there is.
+#[derive(Clone, Debug)]
+enum Action {
+    Malloc {
+        size: u64,
+        stream: usize,
+    },
+    Free {
+        block: usize,
+    },
+    RecordStream {
+        block: usize,
+        stream: usize,
+    },
+    Launch {
+        stream: usize,
+        kernels: u64,
+    },
+    HostSpend {
+        microseconds: u64,
+    },
+    /// The host waits for a stream: on one that captures, that breaks the capture.
+    HostWait {
+        stream: usize,
+    },
+    /// A stream waits for another: out of a capture, it joins it.
+    Join {
+        waiting: usize,
+        other: usize,
+    },
+    OpenBracket {
+        pool: u64,
+    },
+    /// On the latest bracket that has no capture, if there is one.
+    BeginCapture {
+        stream: usize,
+        relaxed: bool,
+    },
+    /// Ends the capture of a bracket, if it has one, and the bracket.
+    Close {
+        bracket: usize,
+    },
+    Replay {
+        graph: usize,
+        stream: usize,
+    },
+    /// The graph goes, and its pool is released.
+    Reset {
+        graph: usize,
+        destroy_first: bool,
+    },
+    Trim,
+    Step,
+}
+
+fn size() -> impl Strategy<Value = u64> {
+    prop_oneof![6 => 1..8192u64, 3 => 8192..MIB, 4 => MIB..24 * MIB, 1 => 24 * MIB..100 * MIB]
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let n = 0..64usize;
+    prop_oneof![
+        14 => (size(), n.clone()).prop_map(|(size, stream)| Action::Malloc { size, stream }),
+        11 => (0..4096usize).prop_map(|block| Action::Free { block }),
+        2 => (0..4096usize, n.clone()).prop_map(|(block, stream)| Action::RecordStream { block, stream }),
+        5 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
+        1 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
+        1 => n.clone().prop_map(|stream| Action::HostWait { stream }),
+        2 => (n.clone(), n.clone()).prop_map(|(waiting, other)| Action::Join { waiting, other }),
+        3 => (1..5u64).prop_map(|pool| Action::OpenBracket { pool }),
+        4 => (n.clone(), any::<bool>()).prop_map(|(stream, relaxed)| Action::BeginCapture { stream, relaxed }),
+        3 => n.clone().prop_map(|bracket| Action::Close { bracket }),
+        3 => (n.clone(), n.clone()).prop_map(|(graph, stream)| Action::Replay { graph, stream }),
+        2 => (n, any::<bool>()).prop_map(|(graph, destroy_first)| Action::Reset { graph, destroy_first }),
+        1 => Just(Action::Trim),
+        1 => Just(Action::Step),
+    ]
+}
+
+/// A random program in a world.
+struct Program {
+    world: World,
+    streams: Vec<StreamHandle>,
+    live: Vec<u64>,
+    /// Pools of the open brackets, and the stream on which the capture of each was begun.
+    brackets: Vec<(u64, Option<StreamHandle>)>,
+    /// What is to be released: the pool, and the graph if the capture was good.
+    graphs: Vec<(u64, Option<u64>)>,
+}
+
+impl Program {
+    fn new(memory: u64, conf: &str) -> Self {
+        let world = World::new(memory, conf);
+        let mut streams = vec![DEFAULT];
+        streams.extend((0..4).map(|_| world.rig.stream()));
+        Self { world, streams, live: Vec::new(), brackets: Vec::new(), graphs: Vec::new() }
+    }
+
+    fn stream(&self, number: usize) -> StreamHandle {
+        self.streams[number % self.streams.len()]
+    }
+
+    /// What a program does may be refused by the driver (a wait in a capture, a launch in one that has failed): then it has not been
+    /// done.
+    fn run(&mut self, action: &Action) {
+        let gpu = self.world.rig.gpu.clone();
+        match *action {
+            Action::Malloc { size, stream } => match self.world.try_malloc(size, 0, self.stream(stream)) {
+                Ok(address) => self.live.push(address),
+                Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
+                Err(other) => panic!("{other}"),
+            },
+            Action::Free { block } => {
+                if !self.live.is_empty() {
+                    let address = self.live.swap_remove(block % self.live.len());
+                    self.world.free(address);
+                }
+            }
+            Action::RecordStream { block, stream } => {
+                if !self.live.is_empty() {
+                    self.world.record_stream(self.live[block % self.live.len()], self.stream(stream));
+                }
+            }
+            Action::Launch { stream, kernels } => {
+                let _ = as_program(|| gpu.launch(0, self.stream(stream).0, kernels, 20_000));
+            }
+            Action::HostSpend { microseconds } => gpu.host_spend(microseconds * 1000),
+            Action::HostWait { stream } => {
+                let _ = as_program(|| gpu.stream_synchronize(0, self.stream(stream).0));
+            }
+            Action::Join { waiting, other } => as_program(|| {
+                let event = gpu.event_create(0).unwrap();
+                if gpu.event_record(0, event, self.stream(other).0).is_ok() {
+                    // The legacy stream cannot join a capture.
+                    let waiting = self.streams[1 + waiting % (self.streams.len() - 1)];
+                    let _ = gpu.stream_wait_event(0, waiting.0, event);
+                }
+                gpu.event_destroy(0, event).unwrap();
+            }),
+            Action::OpenBracket { pool } => {
+                if self.brackets.len() < 3 {
+                    self.world.open(pool);
+                    self.brackets.push((pool, None));
+                }
+            }
+            Action::BeginCapture { stream, relaxed } => {
+                let stream = self.stream(stream);
+                if let Some(bracket) = self.brackets.iter_mut().rev().find(|bracket| bracket.1.is_none()) {
+                    let mode = if relaxed { CaptureMode::Relaxed } else { CaptureMode::Global };
+                    if as_program(|| gpu.begin_capture(0, stream.0, mode, Some(bracket.0))).is_ok() {
+                        bracket.1 = Some(stream);
+                    }
+                }
+            }
+            Action::Close { bracket } => {
+                if !self.brackets.is_empty() {
+                    let (pool, stream) = self.brackets.remove(bracket % self.brackets.len());
+                    let graph = stream.and_then(|stream| as_program(|| gpu.end_capture(0, stream.0)).ok());
+                    self.world.close(pool);
+                    self.graphs.push((pool, graph));
+                }
+            }
+            Action::Replay { graph, stream } => {
+                if !self.graphs.is_empty()
+                    && let (_, Some(graph)) = self.graphs[graph % self.graphs.len()]
+                {
+                    let _ = as_program(|| gpu.replay(0, graph, self.stream(stream).0));
+                }
+            }
+            Action::Reset { graph, destroy_first } => {
+                if !self.graphs.is_empty() {
+                    let (pool, graph) = self.graphs.swap_remove(graph % self.graphs.len());
+                    let destroy = |now: bool| {
+                        if let Some(graph) = graph.filter(|_| now) {
+                            self.world.destroy(graph);
+                        }
+                    };
+                    destroy(destroy_first);
+                    self.world.release(pool);
+                    destroy(!destroy_first);
+                }
+            }
+            Action::Trim => {
+                self.world.rig.heap.trim();
+            }
+            Action::Step => self.world.rig.heap.mark_step(),
+        }
+    }
+
+    /// Runs the actions, looks at everything after each, and ends with an empty device.
+    fn run_all(mut self, actions: &[Action]) {
+        for action in actions {
+            let asks = self.brackets.is_empty();
+            let before = self.world.forbidden_calls();
+            self.run(action);
+            if !asks && !self.brackets.is_empty() {
+                assert_eq!(self.world.forbidden_calls(), before, "{action:?} inside a bracket");
+            }
+            self.world.check();
+        }
+        self.world.rig.gpu.clear_injections();
+        while !self.brackets.is_empty() {
+            self.run(&Action::Close { bracket: 0 });
+        }
+        while !self.live.is_empty() || !self.graphs.is_empty() {
+            self.run(&Action::Free { block: self.graphs.len() });
+            self.run(&Action::Reset { graph: self.live.len(), destroy_first: true });
+        }
+        self.world.check_all_comes_back();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, max_shrink_iters: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_program_with_graphs_gets_memory_that_other_work_may_still_use(
+        actions in prop::collection::vec(action(), 1..300),
+        backing in 0..BACKINGS.len(),
+        share in any::<bool>(),
+        // From plenty down to far too little.
+        pages in prop_oneof![Just(8192u64), 40..300u64],
+    ) {
+        let share = if share { "" } else { ",share:off" };
+        Program::new(pages * 2 * MIB, &format!("{}{share}", BACKINGS[backing])).run_all(&actions);
+    }
+
+    #[test]
+    fn nothing_of_a_graph_is_lost_when_any_driver_call_fails(
+        actions in prop::collection::vec(action(), 1..200),
+        backing in 0..BACKINGS.len(),
+        nth in 1..40u64,
+        code in prop_oneof![Just(2u32), Just(1), Just(999)],
+        from_then_on in any::<bool>(),
+        pages in prop_oneof![Just(8192u64), 40..300u64],
+    ) {
+        let program = Program::new(pages * 2 * MIB, BACKINGS[backing]);
+        // The program's own calls must not fail, or it would not be this program: only what the allocator calls.
+        for kind in ALLOCATOR_CALLS {
+            program.world.rig.gpu.inject(Injection { kind: Some(kind), nth, code, from_then_on });
+        }
+        let own_calls = |action: &&Action| !matches!(action, Action::Join { .. } | Action::HostWait { .. });
+        let actions: Vec<Action> = actions.iter().filter(own_calls).cloned().collect();
+        program.run_all(&actions);
+    }
+}
+
+/// What only the allocator calls in [`Program`], once the actions that record and wait are left out.
+const ALLOCATOR_CALLS: [CallKind; 15] = [
+    CallKind::MemoryInfo,
+    CallKind::PoolCreate,
+    CallKind::PoolSetAttribute,
+    CallKind::PoolGetAttribute,
+    CallKind::PoolTrim,
+    CallKind::PoolAlloc,
+    CallKind::PoolFree,
+    CallKind::Alloc,
+    CallKind::Free,
+    CallKind::EventCreate,
+    CallKind::EventRecord,
+    CallKind::EventQuery,
+    CallKind::StreamSynchronize,
+    CallKind::DeviceSynchronize,
+    CallKind::CaptureStatus,
+];
