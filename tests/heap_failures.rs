@@ -162,3 +162,19 @@ fn the_books_stay_true_whenever_the_device_is_lost() {
         fail_every_call(conf, &[ErrorKind::DeviceLost]);
     }
 }
+
+#[test]
+fn a_device_that_is_lost_is_not_called_out_of_memory() {
+    for conf in ["backing:pool", "backing:fixed"] {
+        let rig = Rig::new(conf);
+        assert!(rig.heap.free(rig.heap.malloc(1, 0, DEFAULT).unwrap()));
+        rig.driver.set(Plan::From(1, ErrorKind::DeviceLost));
+        for _ in 0..2 {
+            let result = rig.heap.malloc(100 * MIB, 0, DEFAULT);
+            assert!(
+                matches!(&result, Err(Error::Driver(error)) if error.kind == ErrorKind::DeviceLost),
+                "{conf}: {result:?}"
+            );
+        }
+    }
+}

@@ -61,6 +61,8 @@ pub struct Central {
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
+    /// The error after which no call of the driver will succeed, once growth has met it.
+    pub lost: Option<DriverError>,
 }
 
 impl Central {
@@ -89,6 +91,7 @@ impl Central {
             limit,
             retries: 0,
             out_of_memories: 0,
+            lost: None,
         }
     }
 

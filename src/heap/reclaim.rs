@@ -16,6 +16,7 @@ use super::arena::{RunId, SpaceId};
 use super::central::Central;
 use super::device::{Device, Request};
 use super::{Error, Shared, lock, oom};
+use crate::driver::ErrorKind;
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
 use std::sync::MutexGuard;
@@ -84,10 +85,15 @@ impl Device {
         let retries = central.retries;
         central.gauges.set(&[(DeviceGauge::Retries, retries)]);
         drop(central);
-        match self.climb(shared, &request, want) {
-            Some(found) => Ok(found),
-            None => Err(self.out_of_memory(shared, request.size, request.stream)),
+        if let Some(found) = self.climb(shared, &request, want) {
+            return Ok(found);
         }
+        let lost = lock(&self.central).lost;
+        // Programs that halve their batch when memory runs out must not do so for ever on a device that is gone.
+        Err(match lost {
+            Some(error) => error.into(),
+            None => self.out_of_memory(shared, request.size, request.stream),
+        })
     }
 
     /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records an event.
@@ -156,6 +162,9 @@ impl Device {
                 Err(error) => {
                     log::error!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
                     self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
+                    if matches!(error.kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized) {
+                        central.lost = Some(error);
+                    }
                     return None;
                 }
             }
