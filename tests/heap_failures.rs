@@ -64,7 +64,7 @@ impl Rig {
 
     /// Some hundred operations; the invariants are checked after each.
     fn program(&mut self, validated: bool) {
-        for _ in 0..240 {
+        for _ in 0..160 {
             let stream = self.streams[self.pick(3) as usize];
             match self.pick(16) {
                 0..6 => {
@@ -115,35 +115,76 @@ impl Rig {
     }
 }
 
+/// Runs the program once for each of the allocator's driver calls in it, that one failing.
+fn fail_every_call(conf: &str, kinds: &[ErrorKind]) {
+    let mut rig = Rig::new(conf);
+    rig.program(true);
+    let calls = rig.driver.calls();
+    assert!(rig.heap.stats(0).unwrap().retries > 0, "the ladder is a part of the program");
+    rig.finish(true);
+    for nth in 1..=calls {
+        for &kind in kinds {
+            let lost = kind == ErrorKind::DeviceLost;
+            let mut rig = Rig::new(conf);
+            rig.driver.set(if lost { Plan::From(nth, kind) } else { Plan::Nth(nth, kind) });
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                rig.program(nth % 4 == 0);
+                if !lost {
+                    rig.driver.set(Plan::Sound);
+                }
+                rig.finish(!lost);
+            }));
+            assert!(ran.is_ok(), "{conf}: call {nth} of {calls} failing with {kind:?}");
+        }
+    }
+}
+
+const TRANSIENT: [ErrorKind; 2] = [ErrorKind::OutOfMemory, ErrorKind::InvalidValue];
+
 #[test]
-fn nothing_is_lost_whichever_driver_call_fails() {
-    for backing in [
-        "backing:stitch,headroom:0",
-        "backing:stitch,share:off,headroom:0",
-        "backing:pool,headroom:0",
-        "backing:fixed,headroom:0",
-        "backing:pool,share:off,headroom:0",
-    ] {
-        let mut rig = Rig::new(backing);
-        rig.driver.set(Plan::Sound);
-        rig.program(true);
-        let calls = rig.driver.calls();
-        rig.finish(true);
-        assert!(rig.heap.stats(0).unwrap().retries > 0, "the ladder is a part of the program");
-        for nth in 1..=calls {
-            for kind in [ErrorKind::OutOfMemory, ErrorKind::InvalidValue, ErrorKind::DeviceLost] {
-                let lost = kind == ErrorKind::DeviceLost;
-                let mut rig = Rig::new(backing);
-                rig.driver.set(if lost { Plan::From(nth, kind) } else { Plan::Nth(nth, kind) });
-                let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    rig.program(nth % 4 == 0);
-                    if !lost {
-                        rig.driver.set(Plan::Sound);
-                    }
-                    rig.finish(!lost);
-                }));
-                assert!(ran.is_ok(), "{backing}: call {nth} of {calls} failing with {kind:?}");
-            }
+fn nothing_is_lost_whichever_call_to_a_pool_fails() {
+    fail_every_call("backing:pool,headroom:0", &TRANSIENT);
+}
+
+#[test]
+fn nothing_is_lost_whichever_step_of_a_move_fails() {
+    fail_every_call("backing:stitch,headroom:0", &TRANSIENT);
+}
+
+#[test]
+fn nothing_is_lost_whichever_step_of_a_move_fails_where_streams_share_nothing() {
+    fail_every_call("backing:stitch,share:off,headroom:0", &TRANSIENT);
+}
+
+#[test]
+fn nothing_is_lost_whichever_plain_allocation_fails() {
+    fail_every_call("backing:fixed,headroom:0", &TRANSIENT);
+}
+
+#[test]
+fn nothing_is_lost_whichever_call_fails_where_streams_share_nothing() {
+    fail_every_call("backing:pool,share:off,headroom:0", &TRANSIENT);
+}
+
+#[test]
+fn the_books_stay_true_whenever_the_device_is_lost() {
+    for conf in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"] {
+        fail_every_call(conf, &[ErrorKind::DeviceLost]);
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_is_not_called_out_of_memory() {
+    for conf in ["backing:stitch", "backing:pool", "backing:fixed"] {
+        let rig = Rig::new(conf);
+        assert!(rig.heap.free(rig.heap.malloc(1, 0, DEFAULT).unwrap()));
+        rig.driver.set(Plan::From(1, ErrorKind::DeviceLost));
+        for _ in 0..2 {
+            let result = rig.heap.malloc(100 * MIB, 0, DEFAULT);
+            assert!(
+                matches!(&result, Err(Error::Driver(error)) if error.kind == ErrorKind::DeviceLost),
+                "{conf}: {result:?}"
+            );
         }
     }
 }

@@ -75,8 +75,7 @@ impl Report {
             report.largest = report.largest.max(central.arenas.largest_free(space));
         }
         for pool in central.captures.pools.iter().flatten() {
-            let regions = central.arenas.regions().filter(|(_, region)| region.space == pool.space);
-            report.captured += regions.map(|(_, region)| region.bytes).sum::<u64>();
+            report.captured += central.arenas.held_bytes(pool.space);
         }
         report
     }

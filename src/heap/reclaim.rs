@@ -308,7 +308,8 @@ impl Device {
         bytes
     }
 
-    /// The answer to a request that could not be served: out of memory, unless the driver failed otherwise.
+    /// The answer to a request that could not be served: out of memory, unless the driver failed otherwise. Programs that halve
+    /// their batch when memory runs out must not do so for ever on a device that is gone.
     #[cold]
     pub(super) fn refusal(&self, shared: &Shared, request: &Request) -> Error {
         let failure = lock(&self.central).failure.take();

@@ -79,8 +79,7 @@ impl Device {
             stats.largest_free = stats.largest_free.max(central.arenas.largest_free(space));
         }
         for pool in central.captures.pools.iter().flatten() {
-            let regions = central.arenas.regions().filter(|(_, region)| region.space == pool.space);
-            stats.captured += regions.map(|(_, region)| region.bytes).sum::<u64>();
+            stats.captured += central.arenas.held_bytes(pool.space);
         }
         stats
     }
@@ -174,8 +173,9 @@ impl Heap {
                     let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
                 }
             }
-            for (_, region) in central.arenas.regions() {
-                let _ = writeln!(text, "  span {:#x} {:>14} B", region.address, region.bytes);
+            for (id, region) in central.arenas.regions() {
+                let kind = if central.arenas.is_stitched(id) { "address space" } else { "span" };
+                let _ = writeln!(text, "  {kind} {:#x} {:>14} B", region.address, region.bytes);
             }
         }
         text

@@ -6,6 +6,7 @@ use gruyere::driver::{
     MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 use gruyere_phantom_driver::PhantomDriver;
+use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// When calls fail.
@@ -25,15 +26,14 @@ pub enum Plan {
 pub struct FlakyDriver {
     inner: PhantomDriver,
     calls: AtomicU64,
-    /// The plan: (kind of plan, number, error); written only while no other thread is in the driver.
-    plan: std::sync::RwLock<Plan>,
+    plan: RwLock<Plan>,
     seed: u64,
 }
 
 impl FlakyDriver {
     /// A sound driver, until told otherwise.
     pub fn new(inner: PhantomDriver, seed: u64) -> Self {
-        Self { inner, calls: AtomicU64::new(0), plan: std::sync::RwLock::new(Plan::Sound), seed }
+        Self { inner, calls: AtomicU64::new(0), plan: RwLock::new(Plan::Sound), seed }
     }
 
     /// Counts calls from 1 again, and fails them by `plan`.
@@ -57,7 +57,7 @@ impl FlakyDriver {
                 z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
                 z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
                 z ^= z >> 31;
-                if z % odds != 0 {
+                if !z.is_multiple_of(odds) {
                     return Ok(());
                 }
                 if z >> 62 & 1 == 0 { ErrorKind::OutOfMemory } else { ErrorKind::InvalidValue }

@@ -240,6 +240,13 @@ impl Arenas {
         self.spaces[space as usize].voids.insert(&mut self.runs, id);
     }
 
+    /// Memory of a space: its regions, less what is void in them.
+    pub fn held_bytes(&self, space: SpaceId) -> u64 {
+        let space = &self.spaces[space as usize];
+        let regions: u64 = space.regions.iter().map(|&id| self.regions[id as usize].bytes).sum();
+        regions - space.voids.bytes
+    }
+
     /// Bytes of the stitched regions that are mapped, by the arena's books.
     pub fn mapped_bytes(&self) -> u64 {
         let voids: u64 = self.spaces.iter().map(|space| space.voids.bytes).sum();

@@ -1,0 +1,241 @@
+//! Threads in one heap: random programs on several streams, blocks freed by others than their makers, trims, steps, statistics and
+//! captures in between. Live blocks never overlap, stream order holds, and nothing is lost.
+
+mod common;
+#[path = "common/flaky.rs"]
+mod flaky;
+
+use common::MIB;
+use flaky::{FlakyDriver, Plan};
+use gruyere::config::Config;
+use gruyere::driver::StreamHandle;
+use gruyere::heap::lifetime::{self, Lifetime};
+use gruyere::heap::{Error, Heap};
+use gruyere_phantom::{CaptureMode, Config as GpuConfig, Gpu, StreamKind, as_program};
+use gruyere_phantom_driver::PhantomDriver;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A live block: its bytes, and who made it.
+type Live = BTreeMap<u64, (u64, u64)>;
+
+struct Arena {
+    gpu: Arc<Gpu>,
+    driver: Arc<FlakyDriver>,
+    heap: Heap,
+    streams: Vec<StreamHandle>,
+    live: Mutex<Live>,
+    /// Blocks that anybody may free.
+    handed: Mutex<Vec<(u64, u64)>>,
+    next: AtomicU64,
+    done: AtomicBool,
+    oracle: bool,
+}
+
+impl Arena {
+    fn new(conf: &str, oracle: bool, memory: u64) -> Self {
+        let gpu = Arc::new(Gpu::new(GpuConfig { oracle, ..GpuConfig::new(memory) }));
+        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 42));
+        let heap = Heap::new(driver.clone(), Config::parse(conf).unwrap()).unwrap();
+        heap.announce_hooks(3);
+        let stream = || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let streams = (0..3).map(|_| stream()).collect();
+        Self {
+            gpu,
+            driver,
+            heap,
+            streams,
+            live: Mutex::default(),
+            handed: Mutex::default(),
+            next: AtomicU64::new(1),
+            done: AtomicBool::new(false),
+            oracle,
+        }
+    }
+
+    fn malloc(&self, size: u64, stream: StreamHandle) -> Option<(u64, u64)> {
+        let address = match self.heap.malloc(size, 0, stream) {
+            Ok(address) => address,
+            Err(Error::OutOfMemory(_) | Error::Driver(_)) => return None,
+            Err(other) => panic!("{other}"),
+        };
+        let stamp = self.next.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut live = self.live.lock().unwrap();
+            let before = live.range(..address + size).next_back();
+            if let Some((&other, &(bytes, _))) = before {
+                assert!(
+                    other + bytes <= address,
+                    "{address:#x} of {size} B overlaps {other:#x} of {bytes} B"
+                );
+            }
+            live.insert(address, (size, stamp));
+        }
+        if self.oracle {
+            self.gpu.block_malloc(stamp, address, size, 0, stream.0);
+        }
+        Some((address, stamp))
+    }
+
+    fn free(&self, (address, stamp): (u64, u64)) {
+        let (_, found) = self.live.lock().unwrap().remove(&address).unwrap();
+        assert_eq!(found, stamp, "{address:#x} was handed out twice");
+        if self.oracle {
+            self.gpu.block_free(address);
+        }
+        assert!(self.heap.free(address));
+    }
+
+    fn record_stream(&self, address: u64, stream: StreamHandle) {
+        if self.oracle {
+            self.gpu.block_record_stream(address, 0, stream.0);
+        }
+        assert!(self.heap.record_stream(address, stream));
+    }
+
+    fn run(&self, seed: u64) {
+        let mut random = Random(seed);
+        let mut own = Vec::new();
+        while !self.done.load(Ordering::Relaxed) {
+            let stream = self.streams[random.below(self.streams.len() as u64) as usize];
+            match random.below(72) {
+                0..28 => {
+                    let size = match random.below(12) {
+                        0..6 => 1 + random.below(8192),
+                        6..10 => 8192 + random.below(MIB),
+                        10 => MIB + random.below(8 * MIB),
+                        _ => 1 + random.below(64 * MIB),
+                    };
+                    assert!(lifetime::push(Lifetime::ALL[random.below(4) as usize]));
+                    own.extend(self.malloc(size, stream));
+                    assert!(lifetime::pop());
+                }
+                28..46 if !own.is_empty() => {
+                    self.free(own.swap_remove(random.below(own.len() as u64) as usize));
+                }
+                46..52 if !own.is_empty() => {
+                    let block = own.swap_remove(random.below(own.len() as u64) as usize);
+                    self.handed.lock().unwrap().push(block);
+                }
+                52..58 => {
+                    let block = self.handed.lock().unwrap().pop();
+                    if let Some(block) = block {
+                        self.free(block);
+                    }
+                }
+                58..60 if !own.is_empty() => {
+                    self.record_stream(own[random.below(own.len() as u64) as usize].0, stream);
+                }
+                60 if random.below(8) == 0 => {
+                    self.heap.trim();
+                }
+                61 => self.heap.mark_step(),
+                62 if random.below(8) == 0 => {
+                    self.heap.stats(0).unwrap();
+                }
+                63.. if self.oracle => as_program(|| self.gpu.launch(0, stream.0, 1, 20_000)).unwrap(),
+                _ => {}
+            }
+            while own.len() > 200 {
+                self.free(own.swap_remove(random.below(own.len() as u64) as usize));
+            }
+        }
+        own.into_iter().for_each(|block| self.free(block));
+    }
+
+    /// Captures one graph after another, on a stream that nobody else uses, while the others go on.
+    fn capture(&self) {
+        let stream = StreamHandle(as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let mut random = Random(99);
+        for graph in 1.. {
+            if self.done.load(Ordering::Relaxed) {
+                break;
+            }
+            self.heap.begin_allocate_to_pool(0, (0, graph)).unwrap();
+            as_program(|| self.gpu.begin_capture(0, stream.0, CaptureMode::Relaxed, None)).unwrap();
+            let blocks: Vec<_> =
+                (0..10).filter_map(|_| self.malloc(1 + random.below(2 * MIB), stream)).collect();
+            as_program(|| self.gpu.launch(0, stream.0, 1, 1000)).unwrap();
+            blocks.into_iter().for_each(|block| self.free(block));
+            let graph_handle = as_program(|| self.gpu.end_capture(0, stream.0)).unwrap();
+            self.heap.end_allocate_to_pool(0, (0, graph)).unwrap();
+            as_program(|| self.gpu.graph_destroy(0, graph_handle)).unwrap();
+            self.heap.release_pool(0, (0, graph)).unwrap();
+        }
+    }
+
+    /// `threads` of them for `time`, then everything is freed and nothing is held.
+    fn play(&self, threads: u64, captures: bool, time: Duration) {
+        let until = Instant::now() + time;
+        std::thread::scope(|scope| {
+            let mut workers: Vec<_> =
+                (0..threads).map(|seed| scope.spawn(move || self.run(seed + 1))).collect();
+            if captures {
+                workers.push(scope.spawn(|| self.capture()));
+            }
+            // One that fails ends the others too.
+            while Instant::now() < until && workers.iter().all(|worker| !worker.is_finished()) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            self.done.store(true, Ordering::Relaxed);
+        });
+        self.driver.set(Plan::Sound);
+        let handed = std::mem::take(&mut *self.handed.lock().unwrap());
+        handed.into_iter().for_each(|block| self.free(block));
+        self.heap.validate().unwrap();
+        assert_eq!(self.heap.stats(0).unwrap().live, 0);
+        self.heap.trim();
+        self.heap.trim();
+        self.heap.validate().unwrap();
+        assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
+        assert_eq!(self.gpu.misuses(), []);
+        assert_eq!(self.gpu.faults(), []);
+        assert!(self.next.load(Ordering::Relaxed) > 1000, "hardly anything was allocated");
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
+const TIME: Duration = Duration::from_millis(1500);
+
+#[test]
+fn live_blocks_of_threads_never_overlap() {
+    for conf in ["backing:pool,record:on", "backing:fixed,record:on", "backing:passthrough,record:on"] {
+        Arena::new(conf, false, 16 << 30).play(6, false, TIME);
+    }
+}
+
+#[test]
+fn threads_keep_to_stream_order_with_little_memory_too() {
+    for memory in [16 << 30, 700 * MIB] {
+        Arena::new("backing:pool,headroom:0,record:on", true, memory).play(4, false, TIME);
+    }
+}
+
+#[test]
+fn a_thread_that_captures_is_not_disturbed_by_the_others() {
+    for memory in [16 << 30, 1500 * MIB] {
+        Arena::new("backing:pool,headroom:0,record:on", true, memory).play(4, true, TIME);
+    }
+}
+
+#[test]
+fn nothing_is_lost_when_driver_calls_of_threads_fail_at_random() {
+    for conf in ["backing:pool,headroom:0,record:on", "backing:fixed,headroom:0,record:on"] {
+        for memory in [16 << 30, 700 * MIB] {
+            let arena = Arena::new(conf, true, memory);
+            arena.heap.free(arena.heap.malloc(1, 0, StreamHandle(0)).unwrap());
+            arena.driver.set(Plan::OneIn(20));
+            arena.play(4, false, TIME);
+        }
+    }
+}
