@@ -49,9 +49,9 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "backing",
         default: "auto",
-        meaning: "Where device memory comes from: the driver's stream-ordered pools, `cuMemAlloc` (the memory can be shared \
-                  by CUDA IPC), or every call straight to the driver (to answer \"is it you?\"). `auto` is `pool` where the \
-                  device has pools, else `fixed`.",
+        meaning: "Where device memory comes from: 2 MiB pages that are mapped where they are needed (`stitch`), the driver's \
+                  stream-ordered pools (`pool`), `cuMemAlloc` (`fixed`; for CUDA IPC), or every call straight to the driver \
+                  (`passthrough`; to answer \"is it you?\"). `auto` is the first of them that the device can do.",
         kind: Kind::Choice(
             &[
                 ("auto", Backing::Auto),

@@ -20,6 +20,8 @@ use std::collections::{HashMap, HashSet};
 pub const SPAN: u64 = 32 << 20;
 /// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one part in this of it.
 const SLACK: u64 = 100;
+/// Pages are moved in steps of this, where there are so many (bytes).
+const STEAL_STEP: u64 = 8 << 20;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const YOUNG_SPAN: u64 = 256 << 20;
 
@@ -55,6 +57,9 @@ pub struct Central {
     users: HashMap<RunId, Vec<u32>>,
     pending: Vec<PendingRun>,
     direct: HashMap<u64, Direct>,
+    /// The arenas' count of changes, and of what was learnt of the streams, when no idle page was left: until one grows,
+    /// there is none.
+    barren: Option<(u64, u64)>,
     /// Pages that are stuck where they are, by address.
     quarantine: HashMap<u64, RunId>,
     /// Physical memory of the device.
@@ -93,6 +98,7 @@ impl Central {
             users: HashMap::new(),
             pending: Vec::new(),
             direct: HashMap::new(),
+            barren: None,
             quarantine: HashMap::new(),
             total_memory,
             peak_reserved: 0,
@@ -157,27 +163,23 @@ impl Central {
     /// that lie idle elsewhere are moved first.
     fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
         let out_of_memory = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
-        let (live, peak) = ctx.record.live(self.device);
-        let wanted = peak.max(live + want.bytes);
-        let soft = (wanted + wanted / SLACK).max(SPAN);
+        let soft = self.soft_ceiling(ctx.record, want.bytes);
         let (mut lean, mut allowance, mut failure) = (false, ctx.fresh, out_of_memory);
-        // Each turn finds more pages or ends; a move may open a better place, so the row is planned anew.
+        let mut plan = self.plan_row(ctx, want)?;
+        // A growing heap takes a span at a time, for fewer calls, from what may be held too much anyway.
+        let held = self.backing.pages.held() + plan.bytes.saturating_sub(self.backing.pages.spare());
+        let idle = soft.min(self.limit).saturating_sub(held).min(allowance / 2);
+        let step = SPAN.saturating_sub(plan.bytes).min(idle / 4 / PAGE * PAGE);
+        plan.bytes += step.min(self.arenas.room_behind(&plan));
+        // Each turn finds more pages or ends.
         loop {
-            let plan = match self.arenas.plan(want.space, want.bytes, want.align, want.stream) {
-                Some(plan) => plan,
-                None => {
-                    self.reserve_addresses(ctx, want.space)?;
-                    self.arenas.plan(want.space, want.bytes, want.align, want.stream).ok_or(out_of_memory)?
-                }
-            };
             let spare = self.backing.pages.spare();
             if spare >= plan.bytes {
-                return self.map_row(ctx, want.space, &plan);
+                return self.map_row(ctx, want, &plan);
             }
             let missing = plan.bytes - spare;
-            let held = self.backing.pages.held();
             let ceiling = if lean { self.limit } else { self.limit.min(soft) };
-            let fresh = ceiling.saturating_sub(held).min(allowance) / PAGE * PAGE;
+            let fresh = ceiling.saturating_sub(self.backing.pages.held()).min(allowance) / PAGE * PAGE;
             if missing <= fresh {
                 match self.create_pages(ctx, missing) {
                     Ok(()) => {
@@ -188,14 +190,42 @@ impl Central {
                     Err(error) => failure = error,
                 }
             }
-            if ctx.steal && self.steal(ctx, missing, &plan.needs) > 0 {
-                continue;
-            }
-            if lean {
+            // A few pages more than it takes: the next requests find them.
+            if ctx.steal && self.steal(ctx, missing + STEAL_STEP, &plan.needs) > 0 {
+                // The move may have opened a better place.
+                plan = self.plan_row(ctx, want)?;
+                let left_over = self.backing.pages.spare().saturating_sub(plan.bytes);
+                plan.bytes += left_over.min(self.arenas.room_behind(&plan));
+            } else if lean {
                 return Err(failure);
+            } else {
+                lean = true;
+                if step > 0 {
+                    plan = self.plan_row(ctx, want)?;
+                }
             }
-            lean = true;
         }
+    }
+
+    /// Up to here fresh pages are taken before idle ones are moved: the peak of live bytes, with `bytes` more, and some slack.
+    fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
+        let (live, peak) = record.live(self.device);
+        let wanted = peak.max(live + bytes);
+        (wanted + wanted / SLACK).max(SPAN)
+    }
+
+    /// Whether growth by `bytes` would move pages, if there are idle ones.
+    pub fn is_beyond_slack(&self, record: &Record, bytes: u64) -> bool {
+        self.backing.pages.held() + bytes > self.soft_ceiling(record, bytes)
+    }
+
+    fn plan_row(&mut self, ctx: &Growth<'_>, want: Want) -> Result<Plan> {
+        let plan = |arenas: &Arenas| arenas.plan(want.space, want.bytes, want.align, want.stream);
+        if let Some(plan) = plan(&self.arenas) {
+            return Ok(plan);
+        }
+        self.reserve_addresses(ctx, want.space)?;
+        plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
     }
 
     fn create_pages(&mut self, ctx: &Growth<'_>, bytes: u64) -> Result<()> {
@@ -207,13 +237,16 @@ impl Central {
 
     /// Unmaps whole pages that lie idle, the shortest rows first, until `bytes` are spare more. The bytes found.
     fn steal(&mut self, ctx: &Growth<'_>, bytes: u64, needed: &[Option<RunId>]) -> u64 {
+        let now = (self.arenas.changes(), ctx.learnt);
+        if self.barren == Some(now) {
+            return 0;
+        }
         let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
         let mut found = 0;
-        for loose in self.arenas.loose_pages(&spaces, needed, ctx.completed) {
+        for loose in self.arenas.loose_runs(&spaces, needed, ctx.completed) {
             if found >= bytes {
                 break;
             }
-            // Of a long row, the end that lies next to what is in use stays.
             let take = loose.bytes.min(bytes - found);
             let address = loose.address + loose.bytes - take;
             if self.backing.pages.unmap(ctx.driver, address, take).is_ok() {
@@ -221,15 +254,19 @@ impl Central {
                 found += take;
             }
         }
+        if found == 0 {
+            self.barren = Some(now);
+        }
         found
     }
 
-    /// Maps spare pages at the planned row and makes it free memory.
-    fn map_row(&mut self, ctx: &Growth<'_>, space: SpaceId, plan: &Plan) -> Result<()> {
+    /// Maps spare pages at the planned row and makes it free memory of the stream's.
+    fn map_row(&mut self, ctx: &Growth<'_>, want: Want, plan: &Plan) -> Result<()> {
+        ctx.table.cover(plan.address, plan.bytes);
         let result = self.backing.pages.map(ctx.driver, plan.address, plan.bytes);
         match result {
             Ok(()) => {
-                self.arenas.commit(plan);
+                self.arenas.commit(plan, want.stream);
                 self.gauges.add(DeviceGauge::Grows, 1);
                 let device = self.device as u8;
                 ctx.record.event(
@@ -246,7 +283,7 @@ impl Central {
                 let row = plan.address..plan.address + plan.bytes;
                 let stuck: Vec<u64> = self.backing.pages.stuck().filter(|page| row.contains(page)).collect();
                 for page in stuck {
-                    if let Some(run) = self.arenas.quarantine(space, page) {
+                    if let Some(run) = self.arenas.quarantine(want.space, page) {
                         self.quarantine.insert(page, run);
                     }
                 }
@@ -265,7 +302,7 @@ impl Central {
         let bytes = (2 * self.total_memory).next_multiple_of(SPAN).max(2 * SPAN);
         self.backing.calls += 1;
         let address = ctx.driver.address_reserve(self.device, bytes)?;
-        if !address.is_multiple_of(PAGE) || !ctx.table.cover(address, bytes) {
+        if !address.is_multiple_of(PAGE) || !PageTable::reaches(address, bytes) {
             let _ = ctx.driver.address_free(self.device, address, bytes);
             log::error!("the driver reserved {address:#x}, which cannot be managed");
             return Err(DriverError::new("address range", ErrorKind::Other, 0));
@@ -632,6 +669,8 @@ pub struct Growth<'a> {
     pub fresh: u64,
     /// Whether pages may be moved: not while anything captures.
     pub steal: bool,
+    /// Times that a stream was seen to be further.
+    pub learnt: u64,
     /// The last epoch that a stream is past, for free memory that is still its own.
     pub completed: &'a dyn Fn(u32) -> u64,
 }

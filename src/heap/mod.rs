@@ -134,6 +134,7 @@ impl Shared {
             capture: 0,
             fresh: u64::MAX,
             steal: false,
+            learnt: 0,
             completed: &|_| 0,
         }
     }

@@ -112,12 +112,17 @@ impl PageTable {
         leaf.get((page & ((1 << LEAF_BITS) - 1)) as usize)
     }
 
+    /// Whether the tree has room for a range.
+    pub fn reaches(address: u64, bytes: u64) -> bool {
+        address.checked_add(bytes.saturating_sub(1)).is_some_and(|last| last >> ADDRESS_BITS == 0)
+    }
+
     /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond the tree's addresses.
     pub fn cover(&self, address: u64, bytes: u64) -> bool {
-        let Some(last) = address.checked_add(bytes.saturating_sub(1)) else { return false };
-        if last >> ADDRESS_BITS != 0 {
+        if !Self::reaches(address, bytes) {
             return false;
         }
+        let last = address + bytes.saturating_sub(1);
         for leaf in (address >> (PAGE_BITS + LEAF_BITS))..=(last >> (PAGE_BITS + LEAF_BITS)) {
             self.root[leaf as usize]
                 .get_or_init(|| (0..1usize << LEAF_BITS).map(|_| AtomicU64::new(0)).collect());

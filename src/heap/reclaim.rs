@@ -129,14 +129,20 @@ impl Device {
         room: Room,
     ) -> Option<RunId> {
         let stitched = self.kind == Kind::Stitch;
-        let completed = |stream| if shared.shares() { 0 } else { self.streams.completed(stream) };
+        // Only where record_stream reaches us does the event of a stream stand for all uses of what was freed on it.
+        let completed = |stream| if shared.shares() { self.streams.completed(stream) } else { 0 };
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
         // Moving pages takes unmapping, which may wait for the device.
         let giving = if stitched { self.giving(shared) } else { None };
+        if giving.is_some() && shared.shares() && central.is_beyond_slack(shared.record, want.bytes) {
+            self.streams.seal(&*shared.driver);
+            self.streams.poll(&*shared.driver);
+        }
         let growth = Growth {
             completed: &completed,
             fresh,
             steal: giving.is_some(),
+            learnt: self.streams.learnt(),
             ..shared.growth(request.lifetime)
         };
         if !stitched && fresh < want.bytes {

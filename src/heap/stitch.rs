@@ -15,7 +15,7 @@
 
 use super::size_class::PAGE;
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// The pages of a device.
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub struct Pages {
     /// Handles mapped nowhere.
     spare: Vec<PhysicalHandle>,
     /// By address: the page that is mapped there and belongs to the arena.
-    mapped: HashMap<u64, PhysicalHandle>,
+    mapped: BTreeMap<u64, PhysicalHandle>,
     /// Mapped pages without an owner: they could not be unmapped when a move was undone.
     stuck: Vec<(u64, PhysicalHandle)>,
     /// Driver calls made.
@@ -168,8 +168,7 @@ impl Pages {
             return;
         }
         self.peers.push(peer);
-        let mut pages: Vec<u64> = self.mapped.keys().copied().collect();
-        pages.sort_unstable();
+        let pages: Vec<u64> = self.mapped.keys().copied().collect();
         // One call for each contiguous range.
         for range in pages.chunk_by(|a, b| a + PAGE == *b) {
             let bytes = range.len() as u64 * PAGE;

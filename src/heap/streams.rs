@@ -126,6 +126,8 @@ pub struct Streams {
     fences: Mutex<Fences>,
     recycling: Mutex<()>,
     recorded: AtomicU64,
+    /// Raised whenever a stream was seen to be further; read as a hint.
+    learnt: AtomicU64,
     queried: AtomicU64,
 }
 
@@ -173,8 +175,14 @@ impl Streams {
             fences: Mutex::default(),
             recycling: Mutex::default(),
             recorded: AtomicU64::new(0),
+            learnt: AtomicU64::new(0),
             queried: AtomicU64::new(0),
         }
+    }
+
+    /// How often a stream was seen to be further.
+    pub fn learnt(&self) -> u64 {
+        self.learnt.load(Ordering::Acquire)
     }
 
     /// Streams known, dead ones included.
@@ -340,6 +348,7 @@ impl Streams {
                 match driver.event_query(self.device, event) {
                     Ok(true) => {
                         stream.completed.fetch_max(epoch, Ordering::AcqRel);
+                        self.learnt.fetch_add(1, Ordering::AcqRel);
                         further = true;
                     }
                     Ok(false) => break,
@@ -472,6 +481,7 @@ impl Streams {
         for (&number, &epoch) in epochs {
             if let Some(stream) = self.get(number) {
                 stream.completed.fetch_max(epoch, Ordering::AcqRel);
+                self.learnt.fetch_add(1, Ordering::AcqRel);
             }
         }
     }

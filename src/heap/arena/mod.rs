@@ -140,6 +140,7 @@ pub struct Arenas {
     spaces: Vec<Space>,
     unused_spaces: Vec<SpaceId>,
     scratch: Vec<RunId>,
+    changes: u64,
 }
 
 impl Arenas {
@@ -406,6 +407,7 @@ impl Arenas {
             id = previous;
         }
         self.runs[id as usize].epoch = epoch;
+        self.changes += 1;
         self.list(id, owner);
     }
 
@@ -454,6 +456,11 @@ impl Arenas {
     /// Free bytes of a space that belong to `stream`.
     pub fn own_free_bytes(&self, space: SpaceId, stream: u32) -> u64 {
         self.spaces[space as usize].owner(stream).map_or(0, |index| index.bytes)
+    }
+
+    /// Grows whenever memory becomes free, or free for more streams.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Whether a region is a reservation, mapped page by page.

@@ -150,14 +150,27 @@ impl SizeIndex {
 
     /// Appends every run to `into`.
     pub(super) fn collect(&self, runs: &[Run], into: &mut Vec<RunId>) {
-        if self.count == 0 {
-            return;
-        }
-        for &head in &self.heads {
-            let mut id = head;
-            while id != NO_RUN {
-                into.push(id);
-                id = runs[id as usize].bin_next;
+        self.collect_from(runs, ALIGNMENT, into);
+    }
+
+    /// Appends every run of at least `bytes` to `into`, and some of up to a sixteenth less.
+    pub(super) fn collect_from(&self, runs: &[Run], bytes: u64, into: &mut Vec<RunId>) {
+        let (first, first_step) = bin_of(bytes);
+        let mut doublings = self.doublings >> first << first;
+        while doublings != 0 {
+            let doubling = doublings.trailing_zeros() as usize;
+            doublings &= doublings - 1;
+            let mut steps = self.steps[doubling];
+            if doubling == first {
+                steps = steps >> first_step << first_step;
+            }
+            while steps != 0 {
+                let mut id = self.heads[doubling * STEPS + steps.trailing_zeros() as usize];
+                steps &= steps - 1;
+                while id != NO_RUN {
+                    into.push(id);
+                    id = runs[id as usize].bin_next;
+                }
             }
         }
     }

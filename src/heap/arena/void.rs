@@ -107,8 +107,15 @@ impl Arenas {
         best
     }
 
-    /// The planned row is mapped: it is free memory of everybody's.
-    pub fn commit(&mut self, plan: &Plan) {
+    /// Bytes of the plan's void behind its row.
+    pub fn room_behind(&self, plan: &Plan) -> u64 {
+        let void = &self.runs[plan.void as usize];
+        void.address + void.bytes - plan.address - plan.bytes
+    }
+
+    /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies beside it; nobody has used it, so
+    /// it is everybody's at the next [`Arenas::promote`].
+    pub fn commit(&mut self, plan: &Plan, stream: u32) {
         let mut row = plan.void;
         self.unlist(row);
         let before = plan.address - self.runs[row as usize].address;
@@ -121,7 +128,30 @@ impl Arenas {
             let rest = self.cut(row, plan.bytes);
             self.list_void(rest);
         }
-        self.set_free(row, EVERYBODY, 0);
+        self.set_free(row, stream, 0);
+    }
+
+    /// Whole pages of single free runs of `spaces`, as [`Arenas::loose_pages`] finds them in rows: less, but without a walk
+    /// over all runs.
+    pub fn loose_runs(
+        &self,
+        spaces: &[SpaceId],
+        needed: &[Option<RunId>],
+        completed: &dyn Fn(u32) -> u64,
+    ) -> Vec<LoosePages> {
+        let mut ids = Vec::new();
+        for index in spaces.iter().flat_map(|&space| self.spaces[space as usize].owners.iter()).flatten() {
+            index.collect_from(&self.runs, PAGE, &mut ids);
+        }
+        let pages = |id: RunId| {
+            let run = &self.runs[id as usize];
+            let passed = run.stream == EVERYBODY || run.epoch <= completed(run.stream);
+            let loose = passed && !needed.contains(&Some(id)) && self.regions[run.region as usize].stitched;
+            loose.then(|| whole_pages((id, run.address, run.address + run.bytes))).flatten()
+        };
+        let mut found: Vec<LoosePages> = ids.into_iter().filter_map(pages).collect();
+        found.sort_unstable_by_key(|pages| (pages.bytes, std::cmp::Reverse(pages.address)));
+        found
     }
 
     /// All whole pages of free runs of stitched regions of `spaces` that are everybody's, or of streams that are past them
