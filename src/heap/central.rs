@@ -169,7 +169,7 @@ impl Central {
         // A growing heap takes a span at a time, for fewer calls, from what may be held too much anyway.
         let held = self.backing.pages.held() + plan.bytes.saturating_sub(self.backing.pages.spare());
         let idle = soft.min(self.limit).saturating_sub(held).min(allowance / 2);
-        let step = SPAN.saturating_sub(plan.bytes).min(idle / 4 / PAGE * PAGE);
+        let step = SPAN.saturating_sub(plan.bytes).min(idle / 2 / PAGE * PAGE);
         plan.bytes += step.min(self.arenas.room_behind(&plan));
         // Each turn finds more pages or ends.
         loop {
@@ -200,7 +200,13 @@ impl Central {
                 return Err(failure);
             } else {
                 lean = true;
-                if step > 0 {
+                // Nothing lies idle: the heap grows, and in steps, since what is left over serves the next request.
+                if step == 0 {
+                    let room =
+                        self.limit.saturating_sub(self.backing.pages.held() + missing).min(allowance / 2);
+                    let step = STEAL_STEP.min(room / PAGE * PAGE).min(self.arenas.room_behind(&plan));
+                    plan.bytes += step;
+                } else {
                     plan = self.plan_row(ctx, want)?;
                 }
             }
@@ -211,7 +217,8 @@ impl Central {
     fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
         let (live, peak) = record.live(self.device);
         let wanted = peak.max(live + bytes);
-        (wanted + wanted / SLACK).max(SPAN)
+        // A small heap may hold a little more, so that it grows in steps too.
+        (wanted + (wanted / SLACK).max((wanted / 8).min(2 * SPAN))).max(SPAN)
     }
 
     /// Whether growth by `bytes` would move pages, if there are idle ones.
