@@ -17,6 +17,7 @@ pub mod central;
 pub mod device;
 pub mod lane;
 pub mod lifetime;
+mod moves;
 pub mod oom;
 pub mod page_table;
 pub mod reclaim;
