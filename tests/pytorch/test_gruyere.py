@@ -37,7 +37,7 @@ def test_tensors_on_several_streams_without_sharing(phantom):
     phantom.run("several_streams", allocator="hooked", GRUYERE_CONF="share:off").check()
 
 
-@pytest.mark.parametrize("conf", ["backing:fixed", "backing:passthrough", "debug:poison+sync", "record:off"])
+@pytest.mark.parametrize("conf", ["backing:pool", "backing:fixed", "backing:passthrough", "debug:poison+sync", "record:off"])
 def test_every_switch_keeps_the_books(phantom, conf):
     phantom.run("several_streams", allocator="hooked", GRUYERE_CONF=conf).check()
 
@@ -58,7 +58,8 @@ def test_llama_holds_little_more_than_is_live(phantom):
     print(f"LLaMA-7B, peak held over peak live: {ours['peak'] / ours['live_peak']:.4f}; torch's own allocator:"
           f" {torchs['peak'] / ours['live_peak']:.4f}")
     assert ours["parameters"] == torchs["parameters"] == 6_738_415_616
-    assert ours["peak"] <= 1.10 * ours["live_peak"]
+    assert ours["peak"] <= 1.02 * ours["live_peak"]
+    assert ours["peak"] <= torchs["peak"]
 
 
 def test_llama_through_the_bare_constructor(phantom):
@@ -122,16 +123,23 @@ def test_a_normal_exit_leaves_no_record_behind(phantom):
     assert [name for name in os.listdir("/dev/shm") if "gruyere" in name and str(ran.pid) in name] == []
 
 
-@pytest.mark.parametrize("call", ["cuMemAllocFromPoolAsync", "cuMemPoolCreate", "cuStreamCreate", "cuEventCreate"])
+@pytest.mark.parametrize(
+    ("conf", "call"),
+    [("backing:pool", call) for call in ("cuMemAllocFromPoolAsync", "cuMemPoolCreate", "cuStreamCreate")]
+    + [("backing:stitch", call) for call in ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess")],
+)
 @pytest.mark.parametrize("nth", [1, 3])
-def test_a_driver_call_that_fails_once_leaves_the_heap_sound(phantom, call, nth):
-    ran = phantom.run("failing_driver", call, nth, 2, 0, allocator="hooked").check()
+def test_a_driver_call_that_fails_once_leaves_the_heap_sound(phantom, conf, call, nth):
+    ran = phantom.run("failing_driver", call, nth, 2, 0, allocator="hooked", GRUYERE_CONF=conf).check()
     assert ran.report["survived"]
     assert len(ran.report["errors"]) <= 1
 
 
-def test_a_lost_device_raises_and_does_not_crash(phantom):
-    ran = phantom.run("failing_driver", "cuMemAllocFromPoolAsync", 2, 719, 1, allocator="hooked")
+@pytest.mark.parametrize(
+    ("call", "conf"), [("cuMemCreate", "backing:stitch"), ("cuMemAllocFromPoolAsync", "backing:pool")]
+)
+def test_a_lost_device_raises_and_does_not_crash(phantom, call, conf):
+    ran = phantom.run("failing_driver", call, 2, 719, 1, allocator="hooked", GRUYERE_CONF=conf)
     assert ran.code == 0, ran.err
     assert ran.report["errors"] and not ran.report["survived"]
     assert not any("OutOfMemoryError" in error for error in ran.report["errors"])
