@@ -437,11 +437,6 @@ impl Central {
         }
         self.arenas.release(run, stream, epoch);
     }
-
-    /// The runs that wait for other streams, for checks.
-    pub fn pending_runs(&self) -> usize {
-        self.pending.len()
-    }
 }
 
 /// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.

@@ -15,6 +15,7 @@ use crate::record::{DeviceGauge, EventKind, Record, clock};
 const SLACK: u64 = 100;
 /// Pages are moved in steps of this, where there are so many (bytes).
 const STEAL_STEP: u64 = 8 << 20;
+
 impl Central {
     /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are fresh; past that, whole pages
     /// that lie idle elsewhere are moved first.
@@ -176,20 +177,17 @@ impl Central {
     }
 
     /// Unmaps the whole pages of `spaces` that lie idle, so that they can be given back.
-    pub fn loosen(&mut self, driver: &dyn Driver, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) -> u64 {
+    pub fn loosen(&mut self, driver: &dyn Driver, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) {
         for page in self.backing.pages.unstick(driver) {
             if let Some(run) = self.quarantine.remove(&page) {
                 self.arenas.clear_quarantine(run);
             }
         }
-        let mut bytes = 0;
-        for loose in self.arenas.loose_pages(spaces, &[], completed) {
+        for loose in self.arenas.loose_pages(spaces, completed) {
             if self.backing.pages.unmap(driver, loose.address, loose.bytes).is_ok() {
                 self.arenas.take_out(loose.run, loose.address, loose.bytes);
-                bytes += loose.bytes;
             }
         }
-        bytes
     }
 
     /// Gives the address space of a space back in which nothing is mapped.

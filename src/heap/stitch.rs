@@ -181,9 +181,4 @@ impl Pages {
             }
         }
     }
-
-    /// Whether exactly the pages of a range belong to the arena there.
-    pub fn is_mapped(&self, page: u64) -> bool {
-        self.mapped.contains_key(&page)
-    }
 }

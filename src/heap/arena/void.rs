@@ -131,8 +131,8 @@ impl Arenas {
         self.set_free(row, stream, 0);
     }
 
-    /// Whole pages of single free runs of `spaces`, as [`Arenas::loose_pages`] finds them in rows: less, but without a walk
-    /// over all runs.
+    /// Whole pages of single free runs of `spaces` but the `needed` ones, the shortest first: less than [`Arenas::loose_pages`] finds in
+    /// rows, but without a walk over all runs.
     pub fn loose_runs(
         &self,
         spaces: &[SpaceId],
@@ -155,13 +155,8 @@ impl Arenas {
     }
 
     /// All whole pages of free runs of stitched regions of `spaces` that are everybody's, or of streams that are past them
-    /// (`completed`), the shortest rows first; not those of `needed` runs.
-    pub fn loose_pages(
-        &self,
-        spaces: &[SpaceId],
-        needed: &[Option<RunId>],
-        completed: &dyn Fn(u32) -> u64,
-    ) -> Vec<LoosePages> {
+    /// (`completed`), in rows over neighbouring runs.
+    pub fn loose_pages(&self, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) -> Vec<LoosePages> {
         let mut found = Vec::new();
         let regions = spaces.iter().flat_map(|&space| self.spaces[space as usize].regions.iter());
         for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched) {
@@ -171,8 +166,7 @@ impl Arenas {
             while id != NO_RUN {
                 let run = &self.runs[id as usize];
                 let loose = run.state == RunState::Free
-                    && (run.stream == EVERYBODY || run.epoch <= completed(run.stream))
-                    && !needed.contains(&Some(id));
+                    && (run.stream == EVERYBODY || run.epoch <= completed(run.stream));
                 if loose {
                     let (first, start) = row.map_or((id, run.address), |(first, start, _)| (first, start));
                     row = Some((first, start, run.address + run.bytes));
@@ -183,7 +177,6 @@ impl Arenas {
             }
             found.extend(row.and_then(whole_pages));
         }
-        found.sort_unstable_by_key(|pages| (pages.bytes, std::cmp::Reverse(pages.address)));
         found
     }
 
