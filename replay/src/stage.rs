@@ -213,6 +213,11 @@ impl PhantomStage {
         }
     }
 
+    /// The stand-in itself: its books and counts.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
     /// The driver that an allocator on this stage uses.
     pub fn driver(&self) -> Arc<dyn Driver> {
         Arc::new(PhantomDriver::new(self.gpu.clone()))

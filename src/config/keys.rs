@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
-use super::{Backing, Config};
+use super::{Backing, Config, Waits};
 
 /// A key of `GRUYERE_CONF`.
 pub struct Key {
@@ -23,6 +23,7 @@ type SwitchField = fn(&mut Config) -> &mut bool;
 /// What a key takes, and where the value goes.
 enum Kind {
     Choice(&'static [(&'static str, Backing)], fn(&mut Config) -> &mut Backing),
+    Waits(&'static [(&'static str, Waits)], fn(&mut Config) -> &mut Waits),
     Switch(SwitchField),
     /// Any of the names, joined by `+`, or `off`.
     Flags(&'static [(&'static str, SwitchField)]),
@@ -94,6 +95,25 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Size { least: 0, field: |config| &mut config.headroom },
     },
     Key {
+        name: "slack",
+        default: "none",
+        meaning: "With pages that move (`stitch`): how much more may be held than the peak of live bytes, as a share of that peak or in \
+                  bytes. Past it, idle memory is moved, and fresh memory is taken only where none lies idle. `none`: 1%, and up to \
+                  64 MiB in a small heap. Less slack is less memory and more driver calls.",
+        kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.slack },
+    },
+    Key {
+        name: "waits",
+        default: "oom",
+        meaning: "When one stream may be made to wait on the device for another, to have memory that the other has freed: never (`off`), \
+                  where the alternative is out of memory (`oom`), or also to hold the slack (`budget`). In rare programs of several \
+                  ranks such a wait can close a cycle; `off` is for those.",
+        kind: Kind::Waits(
+            &[("off", Waits::Off), ("oom", Waits::OutOfMemory), ("budget", Waits::Budget)],
+            |config| &mut config.waits,
+        ),
+    },
+    Key {
         name: "record",
         default: "on",
         meaning: "Keep the live record of this process in /dev/shm, which `gruyere ps` and `gruyere stat` read.",
@@ -145,17 +165,13 @@ pub static KEYS: &[Key] = &[
     },
 ];
 
-/// Keys and values of the design that are not built yet; asking for one must not look like a typing error.
-const PLANNED_KEYS: &[&str] = &["slack", "waits"];
-
 /// Looks a key up by name; the error lists them all.
 pub(super) fn find(name: &str) -> Result<&'static Key, String> {
     if let Some(key) = KEYS.iter().find(|key| key.name == name) {
         return Ok(key);
     }
     let names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
-    let what = if PLANNED_KEYS.contains(&name) { "this key is not built yet" } else { "unknown key" };
-    Err(format!("{what}; the keys are {}", names.join(", ")))
+    Err(format!("unknown key; the keys are {}", names.join(", ")))
 }
 
 impl Key {
@@ -163,6 +179,7 @@ impl Key {
     fn values(&self) -> String {
         match &self.kind {
             Kind::Choice(choices, _) => names(choices),
+            Kind::Waits(choices, _) => names(choices),
             Kind::Switch(_) => "on|off".into(),
             Kind::Flags(flags) => format!("off|{}", names(flags)),
             Kind::Size { .. } => "SIZE".into(),
@@ -175,7 +192,7 @@ impl Key {
     /// What the key takes, for messages.
     pub(super) fn expects(&self) -> String {
         match &self.kind {
-            Kind::Choice(..) | Kind::Switch(_) => format!("expected {}", self.values()),
+            Kind::Choice(..) | Kind::Waits(..) | Kind::Switch(_) => format!("expected {}", self.values()),
             Kind::Flags(_) => format!("expected {}, joined by +", self.values()),
             Kind::Size { least, .. } => format!("expected {FORMS}, at least {}", Size::Bytes(*least)),
             Kind::Bound { least, unbounded, .. } => {
@@ -191,6 +208,7 @@ impl Key {
         let refuse = || self.expects();
         match &self.kind {
             Kind::Choice(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
+            Kind::Waits(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
             Kind::Switch(field) => {
                 *field(config) = pick(&[("on", true), ("off", false)], value).ok_or_else(refuse)?
             }

@@ -33,6 +33,18 @@ pub enum Backing {
     Passthrough,
 }
 
+/// When streams may be made to wait for each other, though the program did not ask for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waits {
+    /// Never.
+    Off,
+    /// Where the alternative is out of memory.
+    #[default]
+    OutOfMemory,
+    /// To hold the slack too.
+    Budget,
+}
+
 /// The switches that answer "is it you?".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Debug {
@@ -55,6 +67,11 @@ pub struct Config {
     pub limit: Option<Size>,
     /// Left free on each device for those who cannot call the allocator back.
     pub headroom: Size,
+    /// How much more may be held than the peak of live bytes before idle memory is moved, a share of that peak or bytes; `None`: 1%,
+    /// and more in a small heap.
+    pub slack: Option<Size>,
+    /// Waits that the program did not ask for.
+    pub waits: Waits,
     /// Whether the record in /dev/shm is written.
     pub record: bool,
     /// Live blocks that the record's block map has room for.
@@ -81,6 +98,8 @@ impl Default for Config {
             debug: Debug::default(),
             limit: None,
             headroom: Size::Bytes(512 << 20),
+            slack: None,
+            waits: Waits::OutOfMemory,
             record: true,
             record_blocks: 1 << 22,
             ring_events: 1 << 16,
@@ -176,7 +195,7 @@ mod tests {
 
     #[test]
     fn every_key_changes_what_it_names() {
-        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,record:off,record_blocks:4096,\
+        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off";
         let expected = Config {
@@ -185,6 +204,8 @@ mod tests {
             debug: Debug { poison: true, sync: true },
             limit: Some(Size::Percent(90.0)),
             headroom: Size::Bytes(3 << 29),
+            slack: Some(Size::Percent(0.5)),
+            waits: Waits::Budget,
             record: false,
             record_blocks: 4096,
             ring_events: 2048,
@@ -247,10 +268,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_designed_but_not_built_says_so() {
-        for text in ["slack:0.5%", "waits:oom"] {
-            let message = error(text);
-            assert!(message.contains(text) && message.contains("not built yet"), "{message}");
-        }
+    fn a_wait_that_there_is_not_names_those_that_there_are() {
+        let message = error("waits:always");
+        assert!(message.contains("waits:always") && message.contains("off|oom|budget"), "{message}");
+        assert_eq!(Config::parse("slack:64MiB").expect("valid").slack, Some(Size::Bytes(64 << 20)));
+        assert_eq!(Config::parse("slack:0.5%,slack:none").expect("valid").slack, None);
     }
 }

@@ -142,10 +142,10 @@ impl Device {
             return Some(run);
         }
         let capture = u8::try_from(number + 1).unwrap_or(u8::MAX);
-        let growth = Growth { capture, ..shared.growth(request.lifetime) };
+        let growth = Growth { capture, ..shared.growth(&self.streams, request.lifetime) };
         if central.extend(&growth, want, true).is_err() {
             if let Some(_giving) = self.giving(shared) {
-                central.shrink_all(&*shared.driver, shared.record);
+                central.shrink_all(&*shared.driver, shared.record, &self.streams);
                 central.backing.trim(&*shared.driver);
                 central.publish_reserved();
             }
@@ -202,7 +202,7 @@ impl Device {
         for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
             central.shrink(&*shared.driver, shared.record, region);
         }
-        central.loosen(&*shared.driver, &[space], &|_| u64::MAX);
+        central.loosen(&*shared.driver, &self.streams, &[space], &|_| u64::MAX);
         central.free_addresses(&*shared.driver, space);
         central.backing.refresh_pages();
         // A block that waits for another stream, or a span that the driver would not take: next time.

@@ -9,6 +9,8 @@ use super::lifetime::{LIFETIMES, Lifetime};
 use super::page_table::PageTable;
 use super::size_class::{ALIGNMENT, PAGE, round_up};
 use super::streams::Streams;
+use super::waits::Order;
+use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::record::{
     BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry,
@@ -53,11 +55,6 @@ pub struct Central {
     users: HashMap<RunId, Vec<u32>>,
     pending: Vec<PendingRun>,
     direct: HashMap<u64, Direct>,
-    /// The arenas' count of changes, and of what was learnt of the streams, when no idle page was left: until one grows,
-    /// there is none.
-    pub(super) barren: Option<(u64, u64)>,
-    /// Pages that are stuck where they are, by address.
-    pub(super) quarantine: HashMap<u64, RunId>,
     /// Physical memory of the device.
     pub(super) total_memory: u64,
     /// The most that was ever reserved.
@@ -66,6 +63,14 @@ pub struct Central {
     pub limit: u64,
     /// Why the driver failed in the latest growth, where it was not out of memory.
     pub failure: Option<DriverError>,
+    /// What may be held beyond the peak of live bytes before idle pages are moved.
+    pub slack: Option<Size>,
+    /// What streams have been made to wait for.
+    pub order: Order,
+    /// Waits of one stream for another that we inserted.
+    pub stream_waits: u64,
+    /// Bytes of large blocks freed so far.
+    pub freed: u64,
     /// Times that a malloc had to climb the reclaim ladder.
     pub retries: u64,
     /// Out-of-memory answers.
@@ -94,12 +99,14 @@ impl Central {
             users: HashMap::new(),
             pending: Vec::new(),
             direct: HashMap::new(),
-            barren: None,
-            quarantine: HashMap::new(),
             total_memory,
             peak_reserved: 0,
             limit,
             failure: None,
+            slack: None,
+            order: Order::default(),
+            stream_waits: 0,
+            freed: 0,
             retries: 0,
             out_of_memories: 0,
         }
@@ -221,8 +228,8 @@ impl Central {
     }
 
     /// Gives the empty regions of the ordinary spaces back. Their bytes.
-    pub fn shrink_all(&mut self, driver: &dyn Driver, record: &Record) -> u64 {
-        self.shrink_completed(driver, record, &|_| 0)
+    pub fn shrink_all(&mut self, driver: &dyn Driver, record: &Record, streams: &Streams) -> u64 {
+        self.shrink_completed(driver, record, streams, &|_| 0)
     }
 
     /// As [`Central::shrink_all`], those too that belong to one stream which is past all that was freed in them (`completed`
@@ -231,12 +238,13 @@ impl Central {
         &mut self,
         driver: &dyn Driver,
         record: &Record,
+        streams: &Streams,
         completed: &dyn Fn(u32) -> u64,
     ) -> u64 {
         if self.backing.kind == Kind::Stitch {
             let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
-            self.loosen(driver, &spaces, completed);
-            let bytes = self.backing.pages.release(driver, 0);
+            self.loosen(driver, streams, &spaces, completed);
+            let bytes = self.backing.pages.release(driver);
             self.backing.refresh_pages();
             self.publish_reserved();
             return bytes;
@@ -284,6 +292,7 @@ impl Central {
         let (id, run) = self.find(address, blocks)?;
         let Run { stream, requested, lifetime, slot, shared, region, .. } = *run;
         let size = round(requested);
+        self.freed += size;
         table.remove_block(self.device, address, id);
         let epoch = streams.note_free(stream);
         let frozen = self.note_captured_free(region);
@@ -360,6 +369,46 @@ impl Central {
             self.writer.block_remove(slot, round(requested), requested, lifetime, true);
             self.arenas.release(id, stream, epoch);
         }
+    }
+
+    /// Frees the large blocks that wait only for what is ordered before the work to come of `waiter`, to that stream.
+    pub fn settle_ordered(&mut self, streams: &Streams, waiter: u32) {
+        let mut at = 0;
+        while at < self.pending.len() {
+            let PendingRun { run: id, epoch, ref waits } = self.pending[at];
+            let is_ordered = |stream: u32, epoch: u64| {
+                streams.completed(stream) >= epoch || self.order.of(waiter, stream) >= epoch
+            };
+            let Some(run) = self.arenas.run(id) else { break };
+            let Run { stream, requested, lifetime, slot, .. } = *run;
+            if !is_ordered(stream, epoch) || !waits.iter().all(|&(user, epoch)| is_ordered(user, epoch)) {
+                at += 1;
+                continue;
+            }
+            self.pending.swap_remove(at);
+            self.writer.block_remove(slot, round(requested), requested, lifetime, true);
+            self.arenas.release(id, waiter, streams.note_free(waiter));
+        }
+    }
+
+    /// Whether anything that is free or waits would be ordered by a wait for `epoch` of `stream`.
+    pub fn would_gain(&self, stream: u32, epoch: u64) -> bool {
+        let waits = |block: &PendingRun| block.waits.iter().any(|wait| wait.0 == stream && wait.1 <= epoch);
+        self.pending.iter().any(waits)
+            || self.ordinary_spaces().any(|space| self.arenas.has_freed(space, stream, epoch))
+    }
+
+    /// A run for `want` from one free run whose last work is ordered before the work to come of its stream.
+    pub fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
+        let run = want.fit_or_join(self);
+        if run.is_some() {
+            return run;
+        }
+        let order = &self.order;
+        let is_ordered = |stream: u32, epoch: u64| order.of(want.stream, stream) >= epoch;
+        let id = self.arenas.best_fit_ordered(want.space, want.bytes, want.align, &is_ordered)?;
+        self.arenas.hand_over(id, want.stream, streams.note_free(want.stream));
+        want.fit(self)
     }
 
     /// Gives to everybody what its streams are past, in all ordinary spaces.
@@ -480,8 +529,10 @@ pub struct Growth<'a> {
     pub fresh: u64,
     /// Whether pages may be moved: not while anything captures.
     pub steal: bool,
-    /// Times that a stream was seen to be further.
-    pub learnt: u64,
+    /// Whether more may be held than the slack allows, where too little lies idle.
+    pub lean: bool,
+    /// The device's streams.
+    pub streams: &'a Streams,
     /// The last epoch that a stream is past, for free memory that is still its own.
     pub completed: &'a dyn Fn(u32) -> u64,
 }

@@ -114,8 +114,9 @@ impl Device {
             let writer = record.lane(id, lane as u32);
             CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32), writer }))
         });
-        let central =
+        let mut central =
             Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
+        central.slack = shared.config.slack;
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids),

@@ -27,6 +27,7 @@ pub mod slab;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
+mod waits;
 mod validate;
 
 use crate::config::Config;
@@ -38,6 +39,7 @@ use central::Growth;
 use device::{Device, Request};
 use lifetime::Lifetime;
 use page_table::{Owner, PageTable};
+use streams::Streams;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -126,7 +128,7 @@ impl Shared {
         self.hooks.load(Ordering::Relaxed) & HOOK_CAPTURES != 0
     }
 
-    fn growth(&self, lifetime: Lifetime) -> Growth<'_> {
+    fn growth<'a>(&'a self, streams: &'a Streams, lifetime: Lifetime) -> Growth<'a> {
         Growth {
             driver: &*self.driver,
             table: &self.table,
@@ -135,7 +137,8 @@ impl Shared {
             capture: 0,
             fresh: u64::MAX,
             steal: false,
-            learnt: 0,
+            lean: true,
+            streams,
             completed: &|_| 0,
         }
     }

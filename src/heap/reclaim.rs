@@ -17,7 +17,8 @@ use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
 use super::{Error, Shared, lock, oom};
-use crate::driver::ErrorKind;
+use crate::config::Waits;
+use crate::driver::{DriverError, ErrorKind};
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
 use std::sync::MutexGuard;
@@ -134,16 +135,22 @@ impl Device {
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
         // Moving pages takes unmapping, which may wait for the device.
         let giving = if stitched { self.giving(shared) } else { None };
-        if giving.is_some() && shared.shares() && central.is_beyond_slack(shared.record, want.bytes) {
+        let batch = central.backing.pages.retired() >= super::moves::RETIRED_BATCH;
+        if giving.is_some()
+            && shared.shares()
+            && (batch || central.is_beyond_slack(shared.record, want.bytes))
+        {
             self.streams.seal(&*shared.driver);
             self.streams.poll(&*shared.driver);
+            if batch {
+                central.unmap_retired(&*shared.driver, &completed);
+            }
         }
         let growth = Growth {
             completed: &completed,
             fresh,
-            steal: giving.is_some(),
-            learnt: self.streams.learnt(),
-            ..shared.growth(request.lifetime)
+            steal: giving.is_some() && shared.shares(),
+            ..shared.growth(&self.streams, request.lifetime)
         };
         if !stitched && fresh < want.bytes {
             return None;
@@ -153,12 +160,21 @@ impl Device {
             if !stitched
                 && central.backing.reserved + want.bytes > central.peak_reserved
                 && let Some(_giving) = self.giving(shared)
-                && central.shrink_all(growth.driver, growth.record) > 0
+                && central.shrink_all(growth.driver, growth.record, &self.streams) > 0
             {
                 central.backing.trim(growth.driver);
                 central.publish_reserved();
             }
-            match central.extend(&growth, want, whole_span) {
+            let budget = stitched && shared.config.waits == Waits::Budget && room == Room::Budget;
+            let first = Growth { lean: !budget, ..growth };
+            let mut result = central.extend(&first, want, whole_span);
+            if budget && result.as_ref().is_err_and(DriverError::is_out_of_memory) {
+                if let Some(run) = self.wait_for_others(shared, central, &first, want) {
+                    return Some(run);
+                }
+                result = central.extend(&growth, want, whole_span);
+            }
+            match result {
                 Ok(()) => return want.fit_or_join(central),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => {
@@ -203,7 +219,7 @@ impl Device {
         let release = || {
             let mut central = lock(&self.central);
             let Some(_giving) = self.giving(shared) else { return 0 };
-            let bytes = central.shrink_all(driver, shared.record);
+            let bytes = central.shrink_all(driver, shared.record, &self.streams);
             central.backing.trim(driver);
             central.publish_reserved();
             central.gauges.add(DeviceGauge::Trims, 1);
@@ -275,7 +291,7 @@ impl Device {
         if !shared.shares() {
             // Streams keep to themselves what they used, but an empty region is the device's again.
             let completed = |stream| self.streams.completed(stream);
-            central.shrink_completed(driver, shared.record, &completed);
+            central.shrink_completed(driver, shared.record, &self.streams, &completed);
         }
         drop(central);
         Some(epochs)
@@ -303,7 +319,7 @@ impl Device {
         }
         let mut central = lock(&self.central);
         if let Some(_giving) = self.giving(shared) {
-            central.shrink_all(&*shared.driver, shared.record);
+            central.shrink_all(&*shared.driver, shared.record, &self.streams);
             central.backing.trim(&*shared.driver);
             central.publish_reserved();
         }

@@ -47,6 +47,7 @@ impl Device {
         central.streams_referred(&mut referred);
         drop(central);
         let released: Vec<u32> = gone.difference(&referred).copied().collect();
+        self.forget_order(&released);
         self.streams.release(&released);
     }
 }

@@ -72,11 +72,13 @@ impl Device {
         if live != recorded {
             return Err(format!("{live} B are live, the record says {recorded}"));
         }
-        if central.arenas.mapped_bytes() != central.backing.pages.mapped() + central.quarantined() {
+        central.backing.pages.validate()?;
+        let (books, pages) = (central.arenas.mapped_bytes(), &central.backing.pages);
+        if books != (pages.owned(), pages.shadowed()) {
+            let (owned, shadowed) = (pages.owned(), pages.shadowed());
             return Err(format!(
-                "{} B are mapped by the arena's books, {} by the pages'",
-                central.arenas.mapped_bytes(),
-                central.backing.pages.mapped()
+                "the arena has {} B of pages and {} B of shadow, the pages' books {owned} and {shadowed}",
+                books.0, books.1
             ));
         }
         let pages = central.backing.pages.held();

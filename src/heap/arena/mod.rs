@@ -17,7 +17,8 @@ mod void;
 use super::page_table::{BLOCK_LIMIT, BlockId};
 use crate::record::{BlockSlot, SegmentSlot};
 use size_index::SizeIndex;
-pub use void::{LoosePages, Plan};
+use std::collections::BTreeMap;
+pub use void::{LoosePages, Movable, Plan};
 
 /// A run's number; a live run's is its block's.
 pub type RunId = BlockId;
@@ -43,6 +44,8 @@ pub enum RunState {
     Pending,
     /// Address space of a stitched region in which nothing is mapped.
     Void,
+    /// Address space of a stitched region in which pages are mapped that belong elsewhere, or to nobody.
+    Shadow,
 }
 
 /// One run.
@@ -110,6 +113,8 @@ struct Space {
     regions: Vec<RegionId>,
     /// Where nothing is mapped.
     voids: SizeIndex,
+    /// Bytes of shadows.
+    shadow_bytes: u64,
     /// Runs stay with their stream whatever is done (captures).
     private: bool,
 }
@@ -140,6 +145,8 @@ pub struct Arenas {
     spaces: Vec<Space>,
     unused_spaces: Vec<SpaceId>,
     scratch: Vec<RunId>,
+    /// By first byte.
+    shadows: BTreeMap<u64, RunId>,
     changes: u64,
 }
 
@@ -444,6 +451,37 @@ impl Arenas {
             self.spaces[space as usize].owner_mut(at as u32 - 1).oldest = oldest;
         }
         self.scratch = found;
+    }
+
+    /// Whether `stream` owns free memory of the space that it freed in `epoch` or before.
+    pub fn has_freed(&self, space: SpaceId, stream: u32, epoch: u64) -> bool {
+        self.spaces[space as usize].owner(stream).is_some_and(|index| index.count > 0 && index.oldest <= epoch)
+    }
+
+    /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of which `is_usable` says so (of owner
+    /// and epoch). Walks all free runs that are long enough.
+    pub fn best_fit_ordered(
+        &self,
+        space: SpaceId,
+        bytes: u64,
+        align: u64,
+        is_usable: &dyn Fn(u32, u64) -> bool,
+    ) -> Option<RunId> {
+        let mut ids = Vec::new();
+        for index in self.spaces[space as usize].owners.iter().flatten() {
+            index.collect_from(&self.runs, bytes, &mut ids);
+        }
+        let fits = |&id: &RunId| {
+            let run = &self.runs[id as usize];
+            run.bytes >= bytes + run.askew(align) && is_usable(run.stream, run.epoch)
+        };
+        ids.into_iter().filter(fits).min_by_key(|&id| (self.runs[id as usize].bytes, self.runs[id as usize].address))
+    }
+
+    /// Makes free run `id` the stream's, as of `epoch`.
+    pub fn hand_over(&mut self, id: RunId, stream: u32, epoch: u64) {
+        self.unlist(id);
+        self.set_free(id, stream, epoch);
     }
 
     /// Free bytes of a space: all, and those of everybody's.
