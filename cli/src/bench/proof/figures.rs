@@ -88,7 +88,8 @@ impl Case {
 
     /// `end` over that of a perfect allocator, minus 1.
     pub fn over_perfect(&self, end: u64) -> Option<f64> {
-        self.ends.map(|ends| end as f64 / ends.perfect_ns.max(1) as f64 - 1.0)
+        let perfect = self.ends?.perfect_ns.max(1) as f64;
+        Some((end as f64 - perfect) / perfect)
     }
 }
 

@@ -316,10 +316,11 @@ impl<'a> Plan<'a> {
         let counted = self.wants(Part::Instructions) && self.args.judges_what_is_bundled();
         if counted {
             let path = bundled()?.into_iter().find(|path| path.ends_with(COUNTED));
-            works.push(Work::Instructions(path.ok_or_else(|| format!("{COUNTED} is not bundled"))?));
+            // First, for it takes longest.
+            works.insert(0, Work::Instructions(path.ok_or_else(|| format!("{COUNTED} is not bundled"))?));
         }
         let mut results = workers::all(&works, self.args.jobs)?;
-        let instructions = if counted { results.pop().and_then(workers::Done::instructions) } else { None };
+        let instructions = if counted { results.remove(0).instructions() } else { None };
         let answers: HashMap<Place, Answer> = places
             .into_iter()
             .zip(results)
