@@ -259,71 +259,8 @@ impl<'a> Judge<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::Setting;
+    use super::super::figures::fixture::{ours, run};
     use super::*;
-    use gruyere_replay::floor::Ends;
-    use std::collections::BTreeMap;
-
-    const PERFECT: u64 = 1_000_000_000;
-
-    fn run(hold_ratio: f64, lateness: f64) -> Observed {
-        Observed {
-            out_of_memory_at: None,
-            peak_reserved: 0,
-            hold_ratio,
-            area_ratio: hold_ratio,
-            peak_address: 1 << 30,
-            device_end_ns: (PERFECT as f64 * (1.0 + lateness)) as u64,
-            host_blocked_ns: 0,
-            host_charged_ns: 0,
-            calls: BTreeMap::new(),
-            faults: Vec::new(),
-            fault_count: 0,
-        }
-    }
-
-    /// A proof of one trace: the runs of torch, expandable, default, tight and one more configuration, alike in all figures.
-    fn proof(trace: &str, runs: [(f64, f64); 5]) -> Proof {
-        let roles = [Role::Torch, Role::Expandable, Role::Default, Role::Tight, Role::Other];
-        let setting =
-            |role| Setting { role, name: format!("{role:?}"), conf: Some(String::new()), refused: None };
-        let runs = runs.map(|(hold, late)| Runs {
-            still: Some(run(hold, 0.0)),
-            calls_free: Some(run(hold, 0.0)),
-            calls_charged: Some(run(hold, late)),
-            small: Some(run(hold, late)),
-            fit_ratio: Some(hold),
-            no_fit: false,
-        });
-        let ends = Ends {
-            perfect_ns: PERFECT,
-            program_ns: PERFECT,
-            floor_ns: PERFECT,
-            at_once_ns: PERFECT,
-            taking_ns: 0,
-        };
-        let case = Case {
-            trace: trace.to_owned(),
-            operations: 2,
-            peak_live: 2 << 30,
-            ends: Some(ends),
-            runs: runs.to_vec(),
-        };
-        Proof {
-            schema: "gruyere.proof",
-            version: 1,
-            settings: roles.map(setting).to_vec(),
-            cases: vec![case],
-            public: Vec::new(),
-            long: None,
-            instructions: None,
-        }
-    }
-
-    /// Torch at 1.5, expandable at 1.1; then ours.
-    fn ours(trace: &str, default: (f64, f64), tight: (f64, f64), other: (f64, f64)) -> Proof {
-        proof(trace, [(1.5, 0.01), (1.1, 0.01), default, tight, other])
-    }
 
     fn unmet(proof: &Proof) -> Vec<(Figure, Option<usize>)> {
         judge(proof).into_iter().filter(|bar| !bar.met).map(|bar| (bar.figure, bar.setting)).collect()

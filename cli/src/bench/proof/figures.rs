@@ -63,15 +63,9 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Every run with the words for it.
-    pub fn all(&self) -> impl Iterator<Item = (&'static str, &Observed)> {
-        let runs = [
-            ("without time", &self.still),
-            ("on the timeline, calls free", &self.calls_free),
-            ("on the timeline", &self.calls_charged),
-            ("on the small device", &self.small),
-        ];
-        runs.into_iter().filter_map(|(what, run)| Some((what, run.as_ref()?)))
+    /// Those on a device with room to spare.
+    pub fn with_room(&self) -> impl Iterator<Item = &Observed> {
+        [&self.still, &self.calls_free, &self.calls_charged].into_iter().flatten()
     }
 }
 
@@ -117,8 +111,79 @@ impl Proof {
         self.settings.iter().position(|setting| setting.role == role)
     }
 
-    /// Every case, those of public traces and of the long run included.
-    pub fn all_cases(&self) -> impl Iterator<Item = &Case> {
-        self.cases.iter().chain(&self.public).chain(&self.long)
+    /// The runs of every setting on every trace, public ones and the long run included.
+    pub fn rows(&self) -> impl Iterator<Item = (&Case, &Setting, &Runs)> {
+        let cases = self.cases.iter().chain(&self.public).chain(&self.long);
+        cases.flat_map(|case| {
+            case.runs.iter().zip(&self.settings).map(move |(runs, setting)| (case, setting, runs))
+        })
+    }
+}
+
+/// Made-up proofs for tests of what is said of them.
+#[cfg(test)]
+pub mod fixture {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    pub const PERFECT: u64 = 1_000_000_000;
+
+    pub fn run(hold_ratio: f64, lateness: f64) -> Observed {
+        Observed {
+            out_of_memory_at: None,
+            peak_reserved: 0,
+            hold_ratio,
+            area_ratio: hold_ratio,
+            peak_address: 1 << 30,
+            device_end_ns: (PERFECT as f64 * (1.0 + lateness)) as u64,
+            host_blocked_ns: 0,
+            host_charged_ns: 0,
+            calls: BTreeMap::new(),
+            faults: Vec::new(),
+            fault_count: 0,
+        }
+    }
+
+    /// A proof of one trace: the runs of torch, expandable, default, tight and one more configuration, alike in all figures.
+    fn proof(trace: &str, runs: [(f64, f64); 5]) -> Proof {
+        let roles = [Role::Torch, Role::Expandable, Role::Default, Role::Tight, Role::Other];
+        let setting =
+            |role| Setting { role, name: format!("{role:?}"), conf: Some(String::new()), refused: None };
+        let runs = runs.map(|(hold, late)| Runs {
+            still: Some(run(hold, 0.0)),
+            calls_free: Some(run(hold, 0.0)),
+            calls_charged: Some(run(hold, late)),
+            small: Some(run(hold, late)),
+            fit_ratio: Some(hold),
+            no_fit: false,
+        });
+        let ends = Ends {
+            perfect_ns: PERFECT,
+            program_ns: PERFECT,
+            floor_ns: PERFECT,
+            at_once_ns: PERFECT,
+            taking_ns: 0,
+        };
+        let case = Case {
+            trace: trace.to_owned(),
+            operations: 2,
+            peak_live: 2 << 30,
+            ends: Some(ends),
+            runs: runs.to_vec(),
+        };
+        Proof {
+            schema: "gruyere.proof",
+            version: 1,
+            settings: roles.map(setting).to_vec(),
+            cases: vec![case],
+            public: Vec::new(),
+            long: None,
+            instructions: None,
+        }
+    }
+
+    /// Torch at 1.5, expandable at 1.1; then ours.
+    pub fn ours(trace: &str, default: (f64, f64), tight: (f64, f64), other: (f64, f64)) -> Proof {
+        proof(trace, [(1.5, 0.01), (1.1, 0.01), default, tight, other])
     }
 }

@@ -160,30 +160,32 @@ fn verdict(proof: &Proof, bars: &[bars::Bar]) -> u8 {
     if proof.settings.iter().any(|setting| setting.refused.is_some()) {
         status = NOT_MET;
     }
-    let runs = || {
-        proof.all_cases().flat_map(|case| {
-            let runs = case.runs.iter().zip(&proof.settings);
-            runs.flat_map(move |(runs, setting)| {
-                runs.all().map(move |(what, run)| (case, setting, what, run))
-            })
-        })
+    let say = |case: &Case, setting: &Setting, what: &str| {
+        eprintln!("gruyere bench proof: {} on {}: {what}", setting.name, case.trace);
     };
-    for (case, setting, what, run) in runs() {
-        if !run.completed() && what != "on the small device" {
-            eprintln!(
-                "gruyere bench proof: {} did not complete {} {what}: out of memory",
-                setting.name, case.trace
+    for (case, setting, runs) in proof.rows() {
+        for run in runs.with_room().filter(|run| !run.completed()) {
+            say(
+                case,
+                setting,
+                &format!("out of memory with {} bytes held and room to spare", run.peak_reserved),
             );
             status = OUT_OF_MEMORY;
         }
     }
-    for (case, setting, what, run) in runs().filter(|run| run.3.fault_count > 0) {
-        eprintln!(
-            "gruyere bench proof: {} on {} {what}: {} faults",
-            setting.name, case.trace, run.fault_count
-        );
-        run.faults.iter().for_each(|fault| eprintln!("  {fault}"));
-        status = FAULTS;
+    for (case, setting, runs) in proof.rows() {
+        for run in runs.with_room().chain(&runs.small).filter(|run| run.fault_count > 0) {
+            say(case, setting, &format!("{} faults", run.fault_count));
+            run.faults.iter().for_each(|fault| eprintln!("  {fault}"));
+            status = FAULTS;
+        }
+        // Nobody is done before the floor: if somebody is, the floor is wrong.
+        let floor = case.ends.map_or(0, |ends| ends.floor_ns);
+        let charged = runs.calls_charged.iter().chain(&runs.small);
+        for run in charged.filter(|run| run.completed() && run.device_end_ns < floor) {
+            say(case, setting, &format!("done at {} ns, before the floor of {floor} ns", run.device_end_ns));
+            status = FAULTS;
+        }
     }
     status
 }
@@ -375,5 +377,47 @@ impl<'a> Plan<'a> {
             },
             runs: (0..self.settings.len()).map(runs).collect(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::figures::fixture::{PERFECT, ours};
+    use super::*;
+
+    fn status(change: impl FnOnce(&mut Case)) -> u8 {
+        let mut proof = ours("moe", (1.004, 0.004), (1.004, 0.004), (1.0, 0.0));
+        change(&mut proof.cases[0]);
+        verdict(&proof, &bars::judge(&proof))
+    }
+
+    fn runs(case: &mut Case) -> &mut Runs {
+        &mut case.runs[2]
+    }
+
+    #[test]
+    fn status_tells_what_is_not_met_from_what_is_broken() {
+        assert_eq!(status(|_| {}), 0);
+        assert_eq!(status(|case| runs(case).fit_ratio = Some(1.2)), NOT_MET);
+        let out = |run: &mut Option<Observed>| run.as_mut().unwrap().out_of_memory_at = Some(3);
+        assert_eq!(status(|case| out(&mut runs(case).small)), NOT_MET);
+        assert_eq!(status(|case| out(&mut runs(case).calls_free)), OUT_OF_MEMORY);
+        let fault = |run: &mut Option<Observed>| run.as_mut().unwrap().fault_count = 1;
+        assert_eq!(status(|case| fault(&mut runs(case).small)), FAULTS);
+        assert_eq!(status(|case| fault(&mut runs(case).still)), FAULTS);
+    }
+
+    #[test]
+    fn an_end_before_the_floor_is_a_fault_of_the_bench() {
+        let floor = |over: u64| move |case: &mut Case| case.ends.as_mut().unwrap().floor_ns = PERFECT + over;
+        assert_eq!(status(floor(0)), 0);
+        assert_eq!(status(floor(4_000_001)), FAULTS);
+    }
+
+    #[test]
+    fn a_setting_that_was_refused_is_no_success() {
+        let mut proof = ours("moe", (1.004, 0.004), (1.004, 0.004), (1.0, 0.0));
+        proof.settings[3].refused = Some("unknown key".to_owned());
+        assert_eq!(verdict(&proof, &[]), NOT_MET);
     }
 }
