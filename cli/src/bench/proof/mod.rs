@@ -41,7 +41,7 @@ books or an invariant found a fault; 4 a trace did not complete with room to spa
 /// Judge Gruyère by every figure that it promises, beside torch's allocators.
 ///
 /// Two settings have bars: Gruyère as it comes, and one told to hold little (`--tight`). Every run is on the stand-in GPU with the
-/// oracle of stream order on (the search for the smallest device excepted). Figures are deterministic; they hang on no clock.
+/// oracle of stream order on (the search for the smallest device excepted). No figure hangs on a clock.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
