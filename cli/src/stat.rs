@@ -259,6 +259,7 @@ fn gauge_text(gauge: DeviceGauge, value: u64) -> String {
     match gauge.name() {
         name if name.ends_with("_bytes") => bytes(value),
         name if name.ends_with("_nanoseconds") => format!("{:.3} ms", value as f64 / 1e6),
+        name if name.ends_with("_microseconds") => format!("{:.3} ms", value as f64 / 1e3),
         _ => value.to_string(),
     }
 }

@@ -37,7 +37,11 @@ fn record(directory: &Path) -> &'static Record {
             _ => {}
         }
     }
-    record.device(1).set(&[(DeviceGauge::Reserved, 56 << 20), (DeviceGauge::ReservedPeak, 60 << 20)]);
+    record.device(1).set(&[
+        (DeviceGauge::Reserved, 56 << 20),
+        (DeviceGauge::ReservedPeak, 60 << 20),
+        (DeviceGauge::Rung4Microseconds, 1500),
+    ]);
     let (kind, address, bytes) = (SegmentKind::Span, 0, 56 << 20);
     let span = SegmentEntry { kind, address, bytes, slot: 0, stream: 0, device: 1, lifetime: 0, capture: 0 };
     record.segment_insert(&span);
@@ -118,6 +122,7 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     assert_eq!(device["small_pool"]["mallocs"], 1);
     assert_eq!(device["gauges"]["reserved_peak_bytes"], 60 << 20);
     assert_eq!(device["gauges"]["total_memory_bytes"], 80u64 << 30);
+    assert_eq!(device["gauges"]["rung4_microseconds"], 1500);
     assert_eq!(all["blocks"]["live"], 3);
     assert_eq!(all["blocks"]["pending"], 1);
     assert_eq!(all["segments"]["span_bytes"], 56 << 20);
@@ -128,9 +133,16 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     let output = gruyere(&["stat", path], folder.path());
     let page = text(&output.stdout);
     assert!(output.status.success(), "{output:?}");
-    for part in
-        ["(live)", "device 1 Phantom 1", "reserved_bytes", "56.00 MiB", "persistent", "p99.9", "lost 0"]
-    {
+    for part in [
+        "(live)",
+        "device 1 Phantom 1",
+        "reserved_bytes",
+        "56.00 MiB",
+        "persistent",
+        "p99.9",
+        "lost 0",
+        "1.500 ms",
+    ] {
         assert!(page.contains(part), "no {part:?} in\n{page}");
     }
     record.close();

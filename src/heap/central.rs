@@ -4,6 +4,7 @@
 use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
+use super::ladder::Ladder;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::page_table::PageTable;
@@ -70,6 +71,8 @@ pub struct Central {
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
+    /// What the rungs of the reclaim ladder did.
+    pub ladder: Ladder,
 }
 
 impl Central {
@@ -102,6 +105,7 @@ impl Central {
             failure: None,
             retries: 0,
             out_of_memories: 0,
+            ladder: Ladder::default(),
         }
     }
 

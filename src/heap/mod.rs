@@ -15,6 +15,7 @@ pub mod capture;
 pub mod captured;
 pub mod central;
 pub mod device;
+pub mod ladder;
 pub mod lane;
 pub mod lifetime;
 mod moves;

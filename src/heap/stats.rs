@@ -167,6 +167,9 @@ impl Heap {
             ] {
                 let _ = writeln!(text, "  {name:<28} {bytes:>16} B");
             }
+            for (name, rung) in central.ladder.climbed() {
+                let _ = writeln!(text, "  reclaim: {name:<19} {rung}");
+            }
             for lifetime in Lifetime::ALL {
                 let free = central.arenas.free_bytes(central.space(lifetime)).0;
                 if free > 0 {

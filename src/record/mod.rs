@@ -241,26 +241,38 @@ gauges! {
     Rung0Calls "rung0_calls",
     /// Bytes it gained.
     Rung0Bytes "rung0_bytes",
+    /// Host time in it.
+    Rung0Microseconds "rung0_microseconds",
     /// Calls of the second rung.
     Rung1Calls "rung1_calls",
     /// Bytes it gained.
     Rung1Bytes "rung1_bytes",
+    /// Host time in it.
+    Rung1Microseconds "rung1_microseconds",
     /// Calls of the third rung.
     Rung2Calls "rung2_calls",
     /// Bytes it gained.
     Rung2Bytes "rung2_bytes",
+    /// Host time in it.
+    Rung2Microseconds "rung2_microseconds",
     /// Calls of the fourth rung.
     Rung3Calls "rung3_calls",
     /// Bytes it gained.
     Rung3Bytes "rung3_bytes",
+    /// Host time in it.
+    Rung3Microseconds "rung3_microseconds",
     /// Calls of the fifth rung.
     Rung4Calls "rung4_calls",
     /// Bytes it gained.
     Rung4Bytes "rung4_bytes",
+    /// Host time in it.
+    Rung4Microseconds "rung4_microseconds",
     /// Calls of the sixth rung.
     Rung5Calls "rung5_calls",
     /// Bytes it gained.
     Rung5Bytes "rung5_bytes",
+    /// Host time in it.
+    Rung5Microseconds "rung5_microseconds",
 }
 
 /// Facts of a device, written once.
