@@ -102,6 +102,12 @@ int gruyere_lifetime_pop(void);
 // A training step, or a request of a server, is over.
 void gruyere_mark_step(void);
 
+// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the beginning of 1 and 2, memory that they have not
+// needed before goes back to the device; 0 ends them. Cheap while nothing lies idle, and never waits for the device.
+//
+// 0; -1: the library has not allocated anything here; -2: no such phase.
+int gruyere_mark_phase(uint8_t phase);
+
 // Gives back to the device what nobody uses (as `empty_cache`); the bytes that it got.
 uint64_t gruyere_trim(void);
 

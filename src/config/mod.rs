@@ -55,6 +55,8 @@ pub struct Config {
     pub limit: Option<Size>,
     /// Left free on each device for those who cannot call the allocator back.
     pub headroom: Size,
+    /// Whether idle memory goes back to the device in low-memory phases.
+    pub auto_trim: bool,
     /// Whether the record in /dev/shm is written.
     pub record: bool,
     /// Live blocks that the record's block map has room for.
@@ -81,6 +83,7 @@ impl Default for Config {
             debug: Debug::default(),
             limit: None,
             headroom: Size::Bytes(512 << 20),
+            auto_trim: true,
             record: true,
             record_blocks: 1 << 22,
             ring_events: 1 << 16,
@@ -176,7 +179,7 @@ mod tests {
 
     #[test]
     fn every_key_changes_what_it_names() {
-        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,record:off,record_blocks:4096,\
+        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,auto_trim:off,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off";
         let expected = Config {
@@ -185,6 +188,7 @@ mod tests {
             debug: Debug { poison: true, sync: true },
             limit: Some(Size::Percent(90.0)),
             headroom: Size::Bytes(3 << 29),
+            auto_trim: false,
             record: false,
             record_blocks: 4096,
             ring_events: 2048,

@@ -4,6 +4,7 @@
 
 use super::{current, fork, guarded, heap};
 use crate::heap::lifetime::{self, Lifetime};
+use crate::heap::phase::Phase;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
@@ -58,6 +59,25 @@ pub extern "C" fn gruyere_mark_step() {
             }
         });
     }
+}
+
+/// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the beginning of 1 and 2, memory that they have not
+/// needed before goes back to the device; 0 ends them. Cheap while nothing lies idle, and never waits for the device.
+///
+/// 0; -1: the library has not allocated anything here; -2: no such phase.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_mark_phase(phase: u8) -> c_int {
+    let Some(phase) = Phase::from_u8(phase) else { return GRUYERE_INVALID };
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || match current() {
+        Some(heap) => {
+            heap.mark_phase(phase);
+            GRUYERE_OK
+        }
+        None => GRUYERE_UNAVAILABLE,
+    })
 }
 
 /// Gives back to the device what nobody uses (as `empty_cache`); the bytes that it got.

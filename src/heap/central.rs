@@ -8,6 +8,7 @@ use super::ladder::Ladder;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::page_table::PageTable;
+use super::phase::Watch;
 use super::size_class::{ALIGNMENT, PAGE, round_up};
 use super::streams::Streams;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
@@ -71,6 +72,8 @@ pub struct Central {
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
+    /// Low-memory phases.
+    pub watch: Watch,
     /// What the rungs of the reclaim ladder did.
     pub ladder: Ladder,
 }
@@ -105,6 +108,7 @@ impl Central {
             failure: None,
             retries: 0,
             out_of_memories: 0,
+            watch: Watch::new(false),
             ladder: Ladder::default(),
         }
     }

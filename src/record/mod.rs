@@ -273,6 +273,10 @@ gauges! {
     Rung5Bytes "rung5_bytes",
     /// Host time in it.
     Rung5Microseconds "rung5_microseconds",
+    /// Times that a low-memory phase gave memory back.
+    LowPhaseTrims "low_phase_trims",
+    /// The memory that went back so.
+    LowPhaseBytes "low_phase_given_bytes",
 }
 
 /// Facts of a device, written once.
