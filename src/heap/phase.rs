@@ -7,8 +7,8 @@
 //! **The rule.** Time is counted in frees of runs (blocks above 1 MiB, and slabs), so that a program repeated does the same again. *Use*
 //! is the bytes of blocks and slabs; its highest between two looks is exact. A *lull* is the time since use was last at half of its high
 //! or above. The longest lull that ended (use came back) is the program's own rhythm: a lull twice as long is a low-memory phase, and so
-//! is one longer than two steps where steps are marked. Then what is held beyond the highest use in the lull, and a sixteenth more, is
-//! given back, in portions, a look apart; and the highest use in the lull is the new high. When use comes back, the whole lull counts as
+//! is one longer than two steps where steps are marked. Then what is held beyond the highest use in the lull (in its later half, a whole turn of the program), and a
+//! sixteenth more, is given back, in portions, a look apart; and that highest use is the new high. When use comes back, the whole lull counts as
 //! rhythm: the next one must be twice as long, up to [`MOST`]. So a loop triggers nothing once it has been seen around, and no alternation
 //! triggers more than a handful of times: that is the rate limit.
 //!
@@ -119,8 +119,9 @@ pub struct Watch {
     high: u64,
     /// When use was last at half of `high` or above.
     busy_at: u64,
-    /// The most in use since then.
+    /// The most in use in this lull: once it has lasted half as long as it must, in what came since.
     lull_peak: u64,
+    is_settled: bool,
     /// The longest lull that ended.
     longest: u64,
     step_at: Option<u64>,
@@ -197,7 +198,7 @@ impl Watch {
         self.draining = None;
         if phase == Phase::Training {
             self.announced = None;
-            (self.busy_at, self.lull_peak) = (seen.now, 0);
+            self.begin_lull(seen.now);
             return;
         }
         self.announced = Some(phase);
@@ -207,6 +208,10 @@ impl Watch {
             let keep = with_slack(seen.busy.max(self.needs[phase as usize]));
             self.draining = Some(Draining { drain: Drain { keep, most: u64::MAX }, tries: TRIES });
         }
+    }
+
+    fn begin_lull(&mut self, now: u64) {
+        (self.busy_at, self.lull_peak, self.is_settled) = (now, 0, false);
     }
 
     fn follow(&mut self, seen: Seen) {
@@ -219,17 +224,22 @@ impl Watch {
         self.high = self.high.max(peak);
         if peak >= self.high / 2 {
             self.longest = self.longest.max(now - self.busy_at);
-            (self.busy_at, self.lull_peak) = (now, 0);
+            self.begin_lull(now);
             return;
+        }
+        let (lull, patience) = (now - self.busy_at, self.patience());
+        if !self.is_settled && lull >= patience / 2 {
+            // The way down from the peak is not what the phase needs. Half of the patience is a whole turn of the program.
+            (self.is_settled, self.lull_peak) = (true, 0);
         }
         self.lull_peak = self.lull_peak.max(peak);
         let keep = with_slack(self.lull_peak);
-        if now - self.busy_at < self.patience() || held <= keep {
+        if lull < patience || held <= keep {
             return;
         }
         self.found.get_or_insert(Found { high: self.high, since: self.busy_at });
         self.high = self.lull_peak;
-        (self.busy_at, self.lull_peak) = (now, 0);
+        self.begin_lull(now);
         let most = ((held - keep) / 8).max(PORTION);
         self.draining = Some(Draining { drain: Drain { keep, most }, tries: TRIES });
     }
