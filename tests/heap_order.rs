@@ -159,11 +159,8 @@ impl Program {
             Action::Step => {
                 self.rig.heap.mark_step();
                 self.steps += 1;
-                self.rig.heap.mark_phase(if self.steps % 2 == 0 {
-                    Phase::Training
-                } else {
-                    Phase::Validation
-                });
+                let training = self.steps.is_multiple_of(2);
+                self.rig.heap.mark_phase(if training { Phase::Training } else { Phase::Validation });
             }
         }
     }

@@ -402,6 +402,11 @@ impl Central {
         self.publish_reserved();
     }
 
+    /// What blocks of `backing:passthrough` were asked for, in sum.
+    pub fn direct_requested(&self) -> u64 {
+        self.direct.values().map(|block| block.requested).sum()
+    }
+
     /// Whether `address` is a block of `backing:passthrough`.
     pub fn is_direct(&self, address: u64) -> bool {
         self.direct.contains_key(&address)

@@ -72,11 +72,11 @@ impl Report {
         report.reserved = central.backing.reserved;
         report.pending += central.pending_bytes();
         report.orphaned = central.backing.orphaned();
+        report.largest = central.largest_request(shared.shares());
         report.ladder = central.ladder.clone();
         for lifetime in Lifetime::ALL {
             let space = central.space(lifetime);
             report.arena_free[lifetime as usize] = central.arenas.free_bytes(space).0;
-            report.largest = report.largest.max(central.arenas.largest_free(space));
         }
         for pool in central.captures.pools.iter().flatten() {
             report.captured += central.arenas.held_bytes(pool.space);

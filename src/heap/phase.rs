@@ -36,6 +36,8 @@ const LEAST_MARKED: u64 = 1 << 10;
 pub const MOST: u64 = 1 << 20;
 /// Times that a phase tries to give memory back.
 const TRIES: u32 = 16;
+/// Looks between two writings of the gauges.
+const PUBLISHING: u32 = 16;
 /// Frees between two marks that give memory back.
 const MARK_INTERVAL: u64 = 1 << 10;
 /// The least that is given back at a time, bytes.
@@ -133,6 +135,10 @@ pub struct Watch {
     announced_at: Option<u64>,
     /// The most in use in announced phases, by kind.
     needs: [u64; 3],
+    /// Times that memory was given back, and how much.
+    given: (u64, u64),
+    /// Looks until the gauges are written again.
+    until_publishing: u32,
 }
 
 /// What stays held where `bytes` were in use.
@@ -150,6 +156,18 @@ impl Watch {
     #[inline]
     pub fn is_due(&self, now: u64) -> bool {
         now >= self.next
+    }
+
+    /// Whether this look writes the gauges that no step's mark may ever write.
+    fn is_time_to_publish(&mut self) -> bool {
+        let now = self.until_publishing == 0;
+        self.until_publishing = if now { PUBLISHING } else { self.until_publishing - 1 };
+        now
+    }
+
+    /// Times that memory was given back, and how much.
+    pub fn given(&self) -> (u64, u64) {
+        self.given
     }
 
     /// How long a lull must last, in frees.
@@ -249,16 +267,20 @@ impl Device {
     /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be called without any lock.
     #[cold]
     pub(super) fn watch(&self, shared: &Shared, occasion: Occasion) {
-        let drain = {
+        let (drain, publish) = {
             let central = &mut *lock(&self.central);
+            let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
             let seen = Seen {
                 now: central.arenas.changes(),
                 busy: central.arenas.busy(),
                 peak: central.arenas.take_busy_peak(),
                 held: central.backing.held,
             };
-            central.watch.look(occasion, seen)
+            (central.watch.look(occasion, seen), publish)
         };
+        if publish {
+            self.publish_gauges(shared);
+        }
         // Where record_stream does not reach us, an event does not tell that memory is idle.
         if let Some(drain) = drain
             && shared.shares()
@@ -281,8 +303,9 @@ impl Device {
         let completed = |stream| self.streams.completed(stream);
         let bytes = central.give_idle(driver, shared.record, &completed, drain);
         if bytes > 0 {
-            central.gauges.add(DeviceGauge::LowPhaseTrims, 1);
-            central.gauges.add(DeviceGauge::LowPhaseBytes, bytes);
+            let (trims, given) = (central.watch.given.0 + 1, central.watch.given.1 + bytes);
+            central.watch.given = (trims, given);
+            central.gauges.set(&[(DeviceGauge::LowPhaseTrims, trims), (DeviceGauge::LowPhaseBytes, given)]);
             drop(central);
             self.event(shared, EventKind::Trim, 0, bytes);
         }

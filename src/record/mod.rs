@@ -197,7 +197,7 @@ gauges! {
     ReservedPeak "reserved_peak_bytes",
     /// Free bytes of arenas (whole spans included).
     ArenaFree "arena_free_bytes",
-    /// The largest request that the arenas' free bytes can satisfy.
+    /// The largest free run of the arenas.
     LargestFree "largest_free_bytes",
     /// Bytes pinned by captures.
     CapturePinned "capture_pinned_bytes",
@@ -277,6 +277,15 @@ gauges! {
     LowPhaseTrims "low_phase_trims",
     /// The memory that went back so.
     LowPhaseBytes "low_phase_given_bytes",
+    /// The largest request that what is held could satisfy (docs/architecture.md, "Gauges").
+    LargestRequest "largest_request_bytes",
+    /// The largest request that could be satisfied if the ceiling is reached for it.
+    LargestGrowing "largest_request_growing_bytes",
+}
+
+/// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one of these.
+pub fn missing_share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { 1.0 - part.min(whole) as f64 / whole as f64 }
 }
 
 /// Facts of a device, written once.
