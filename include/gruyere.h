@@ -28,7 +28,7 @@
 #define GRUYERE_BROKEN -4
 
 // The version of [`GruyereStats`] that this header describes.
-#define GRUYERE_STATS_VERSION 1
+#define GRUYERE_STATS_VERSION 2
 
 // Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end only.
 typedef struct GruyereStats {
@@ -70,6 +70,25 @@ typedef struct GruyereStats {
   uint64_t events_recorded;
   // Events asked about.
   uint64_t events_queried;
+  // Live blocks as they were asked for. Here begins what version 2 has added.
+  uint64_t requested;
+  // The largest request that what is held could satisfy, once the work on what was freed is done. Whole free pages count wherever they
+  // lie, where they can move.
+  uint64_t largest_request;
+  // The largest request that could be satisfied if the ceiling is reached for it (others on the device may have taken some of that).
+  uint64_t largest_request_growing;
+  // The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off.
+  uint64_t request_p99;
+  // Times that a low-memory phase gave memory back.
+  uint64_t low_phase_trims;
+  // The memory that went back so.
+  uint64_t low_phase_bytes;
+  // 1 - live / reserved.
+  double fragmentation;
+  // 1 - largest_request / (reserved - live - pending).
+  double external_fragmentation;
+  // 1 - requested / live.
+  double internal_fragmentation;
 } GruyereStats;
 
 // `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
@@ -101,6 +120,12 @@ int gruyere_lifetime_pop(void);
 
 // A training step, or a request of a server, is over.
 void gruyere_mark_step(void);
+
+// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the beginning of 1 and 2, memory that they have not
+// needed before goes back to the device; 0 ends them. Cheap while nothing lies idle, and never waits for the device.
+//
+// 0; -1: the library has not allocated anything here; -2: no such phase.
+int gruyere_mark_phase(uint8_t phase);
 
 // Gives back to the device what nobody uses (as `empty_cache`); the bytes that it got.
 uint64_t gruyere_trim(void);

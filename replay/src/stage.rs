@@ -214,11 +214,6 @@ impl PhantomStage {
         }
     }
 
-    /// The stand-in itself: its books and counts.
-    pub fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
-
     /// The driver that an allocator on this stage uses.
     pub fn driver(&self) -> Arc<dyn Driver> {
         Arc::new(PhantomDriver::new(self.gpu.clone()))
@@ -245,7 +240,7 @@ impl PhantomStage {
         self.gpu.address_books().peak
     }
 
-    pub(crate) fn gpu(&self) -> Arc<Gpu> {
+    pub fn gpu(&self) -> Arc<Gpu> {
         self.gpu.clone()
     }
 

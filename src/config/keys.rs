@@ -114,6 +114,14 @@ pub static KEYS: &[Key] = &[
         ),
     },
     Key {
+        name: "auto_trim",
+        default: "on",
+        meaning: "Give idle memory back to the device in low-memory phases: when the program has used less than half of its peak \
+                  for much longer than a step, or says that it validates or writes a checkpoint. `off`: only `empty_cache` and \
+                  memory pressure do.",
+        kind: Kind::Switch(|config| &mut config.auto_trim),
+    },
+    Key {
         name: "record",
         default: "on",
         meaning: "Keep the live record of this process in /dev/shm, which `gruyere ps` and `gruyere stat` read.",

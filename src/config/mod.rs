@@ -72,6 +72,8 @@ pub struct Config {
     pub slack: Option<Size>,
     /// Waits that the program did not ask for.
     pub waits: Waits,
+    /// Whether idle memory goes back to the device in low-memory phases.
+    pub auto_trim: bool,
     /// Whether the record in /dev/shm is written.
     pub record: bool,
     /// Live blocks that the record's block map has room for.
@@ -100,6 +102,7 @@ impl Default for Config {
             headroom: Size::Bytes(512 << 20),
             slack: None,
             waits: Waits::OutOfMemory,
+            auto_trim: true,
             record: true,
             record_blocks: 1 << 22,
             ring_events: 1 << 16,
@@ -195,7 +198,7 @@ mod tests {
 
     #[test]
     fn every_key_changes_what_it_names() {
-        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,record:off,record_blocks:4096,\
+        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,auto_trim:off,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off";
         let expected = Config {
@@ -206,6 +209,7 @@ mod tests {
             headroom: Size::Bytes(3 << 29),
             slack: Some(Size::Percent(0.5)),
             waits: Waits::Budget,
+            auto_trim: false,
             record: false,
             record_blocks: 4096,
             ring_events: 2048,

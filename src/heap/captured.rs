@@ -202,7 +202,7 @@ impl Device {
         for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
             central.shrink(&*shared.driver, shared.record, region);
         }
-        central.loosen(&*shared.driver, &self.streams, &[space], &|_| u64::MAX);
+        central.loosen(&*shared.driver, &self.streams, &[space], &|_| u64::MAX, u64::MAX);
         central.free_addresses(&*shared.driver, space);
         central.backing.refresh_pages();
         // A block that waits for another stream, or a span that the driver would not take: next time.

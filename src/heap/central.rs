@@ -4,9 +4,11 @@
 use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
+use super::ladder::Ladder;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::page_table::PageTable;
+use super::phase::Watch;
 use super::size_class::{ALIGNMENT, PAGE, round_up};
 use super::streams::Streams;
 use super::waits::Order;
@@ -75,6 +77,10 @@ pub struct Central {
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
+    /// Low-memory phases.
+    pub watch: Watch,
+    /// What the rungs of the reclaim ladder did.
+    pub ladder: Ladder,
 }
 
 impl Central {
@@ -109,6 +115,8 @@ impl Central {
             freed: 0,
             retries: 0,
             out_of_memories: 0,
+            watch: Watch::new(false),
+            ladder: Ladder::default(),
         }
     }
 
@@ -243,8 +251,8 @@ impl Central {
     ) -> u64 {
         if self.backing.kind == Kind::Stitch {
             let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
-            self.loosen(driver, streams, &spaces, completed);
-            let bytes = self.backing.pages.release(driver);
+            self.loosen(driver, streams, &spaces, completed, u64::MAX);
+            let bytes = self.backing.pages.release(driver, u64::MAX);
             self.backing.refresh_pages();
             self.publish_reserved();
             return bytes;
@@ -441,6 +449,11 @@ impl Central {
         self.backing.reserved = self.backing.held;
         self.direct.insert(address, Direct { size, requested, lifetime, slot });
         self.publish_reserved();
+    }
+
+    /// What blocks of `backing:passthrough` were asked for, in sum.
+    pub fn direct_requested(&self) -> u64 {
+        self.direct.values().map(|block| block.requested).sum()
     }
 
     /// Whether `address` is a block of `backing:passthrough`.

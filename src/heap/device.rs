@@ -6,6 +6,7 @@ use super::central::Central;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
+use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::{Freed, Slab};
 use super::streams::Streams;
@@ -117,6 +118,8 @@ impl Device {
         let mut central =
             Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
         central.slack = shared.config.slack;
+        // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
+        central.watch = Watch::new(shared.config.auto_trim && matches!(kind, Kind::Stitch | Kind::Pool));
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids),
@@ -241,6 +244,11 @@ impl Device {
         let (mut central, run) = self.obtain(shared, request, entry.size, ALIGNMENT)?;
         let address = central.publish(&shared.table, run, entry);
         request.note(&mut central.writer, address);
+        let due = central.watch.is_due(central.arenas.changes());
+        drop(central);
+        if due {
+            self.watch(shared, Occasion::Due);
+        }
         Ok(address)
     }
 

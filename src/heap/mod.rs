@@ -15,11 +15,13 @@ pub mod capture;
 pub mod captured;
 pub mod central;
 pub mod device;
+pub mod ladder;
 pub mod lane;
 pub mod lifetime;
 mod moves;
 pub mod oom;
 pub mod page_table;
+pub mod phase;
 pub mod reclaim;
 mod recycle;
 pub mod size_class;
@@ -39,6 +41,7 @@ use central::Growth;
 use device::{Device, Request};
 use lifetime::Lifetime;
 use page_table::{Owner, PageTable};
+use phase::{Occasion, Phase};
 use streams::Streams;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -619,6 +622,14 @@ impl Heap {
             lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);
             device.publish_gauges(&self.shared);
             device.event(&self.shared, EventKind::Step, 0, u64::from(step));
+            device.watch(&self.shared, Occasion::Step);
+        }
+    }
+
+    /// The program says what it does from now on; memory that it does not need for that goes back to the devices (`phase`).
+    pub fn mark_phase(&self, phase: Phase) {
+        for device in self.devices() {
+            device.watch(&self.shared, Occasion::Mark(phase));
         }
     }
 

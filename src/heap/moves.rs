@@ -9,12 +9,12 @@ use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, SpaceId};
 use super::central::{Central, Growth, SPAN, Want};
 use super::page_table::PageTable;
 use super::size_class::PAGE;
-use super::stitch::{LONGEST_CHUNK, Part, Piece};
+use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
 use super::streams::Streams;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
 use crate::record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one part in this of it.
 const SLACK: u64 = 100;
@@ -362,20 +362,27 @@ impl Central {
         Ok(())
     }
 
-    /// Takes the chunks all of whose pages lie idle in `spaces` out of the arena, so that they can be given back.
+    /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them, so that they can be given back.
     pub fn loosen(
         &mut self,
         driver: &dyn Driver,
         streams: &Streams,
         spaces: &[SpaceId],
         completed: &dyn Fn(u32) -> u64,
+        most: u64,
     ) {
         let loose = self.arenas.loose_pages(spaces, completed);
-        let mut idle: HashMap<u32, u32> = HashMap::new();
+        let mut idle: BTreeMap<ChunkId, u32> = BTreeMap::new();
         for part in loose.iter().flat_map(|loose| self.backing.pages.parts(&loose.pages)) {
             *idle.entry(part.chunk).or_default() += part.count();
         }
-        idle.retain(|&chunk, pages| *pages == self.backing.pages.owned_of(chunk));
+        let mut left = most;
+        idle.retain(|&chunk, pages| {
+            let bytes = self.backing.pages.bytes_of(chunk);
+            let chosen = u64::from(*pages) * PAGE == bytes && bytes <= left;
+            left -= if chosen { bytes } else { 0 };
+            chosen
+        });
         for LoosePages { run, pages, .. } in loose {
             let parts: Vec<Part> = self.backing.pages.parts(&pages).collect();
             // From the end: what lies before a part stays as it is.

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::device::Device;
+use super::ladder::Ladder;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::{Shared, lock};
 use std::fmt;
@@ -41,6 +42,8 @@ pub struct Report {
     pub orphaned: u64,
     /// Whether captures kept the allocator from asking and waiting.
     pub capturing: bool,
+    /// What the reclaim ladder has done on this device so far.
+    pub ladder: Ladder,
 }
 
 impl Report {
@@ -69,10 +72,11 @@ impl Report {
         report.reserved = central.backing.reserved;
         report.pending += central.pending_bytes();
         report.orphaned = central.backing.orphaned();
+        report.largest = central.largest_request(shared.shares());
+        report.ladder = central.ladder.clone();
         for lifetime in Lifetime::ALL {
             let space = central.space(lifetime);
             report.arena_free[lifetime as usize] = central.arenas.free_bytes(space).0;
-            report.largest = report.largest.max(central.arenas.largest_free(space));
         }
         for pool in central.captures.pools.iter().flatten() {
             report.captured += central.arenas.held_bytes(pool.space);
@@ -168,6 +172,11 @@ impl fmt::Display for Report {
         write!(f, ". The largest request that this could satisfy is {}.", Bytes(self.largest))?;
         if let Some(others) = self.others().filter(|&others| others > 0) {
             write!(f, " Others hold {}.", Bytes(others))?;
+        }
+        let climbed: Vec<String> =
+            self.ladder.climbed().map(|(name, rung)| format!("{name} {rung}")).collect();
+        if !climbed.is_empty() {
+            write!(f, " Tried so far: {}.", climbed.join("; "))?;
         }
         write!(f, " What helps: {}.", self.advice().join("; "))
     }

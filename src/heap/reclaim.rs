@@ -1,6 +1,6 @@
 //! What is done when nothing fits: look again, grow, and climb the reclaim ladder.
 //!
-//! The rungs, cheapest first; each is counted with the bytes it gave:
+//! The rungs, cheapest first; each is counted with the bytes it gave and the time it took the host (`ladder`):
 //! 0. ask the events that are recorded, record new ones behind frees that have none, join neighbours;
 //! 1. return the empty slabs of all lanes to the arenas;
 //! 2. give empty regions back and trim the driver's pools;
@@ -16,6 +16,7 @@ use super::arena::RunId;
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
+use super::ladder::Stopwatch;
 use super::{Error, Shared, lock, oom};
 use crate::config::Waits;
 use crate::driver::{DriverError, ErrorKind};
@@ -23,18 +24,6 @@ use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
 use std::sync::MutexGuard;
 use std::time::Instant;
-
-/// Rungs of the ladder.
-pub const RUNGS: usize = 6;
-
-const COUNTERS: [(DeviceGauge, DeviceGauge); RUNGS] = [
-    (DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes),
-    (DeviceGauge::Rung1Calls, DeviceGauge::Rung1Bytes),
-    (DeviceGauge::Rung2Calls, DeviceGauge::Rung2Bytes),
-    (DeviceGauge::Rung3Calls, DeviceGauge::Rung3Bytes),
-    (DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes),
-    (DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes),
-];
 
 /// How far growth may go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,7 +52,10 @@ impl Device {
             return Ok((central, run));
         }
         central.failure = None;
-        if let Some(run) = self.look_again(shared, &mut central, want) {
+        let looking = Instant::now();
+        let run = self.look_again(shared, &mut central, want);
+        central.count_rung(0, if run.is_some() { bytes } else { 0 }, looking.elapsed());
+        if let Some(run) = run {
             return Ok((central, run));
         }
         if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
@@ -206,14 +198,14 @@ impl Device {
         want: Want,
     ) -> Option<(MutexGuard<'a, Central>, RunId)> {
         let driver = &*shared.driver;
-        let retry = |room: Room, rung: usize, bytes: u64| {
+        let mut stopwatch = Stopwatch::start();
+        let mut retry = |room: Room, rung: usize, bytes: u64| {
             let mut central = lock(&self.central);
-            central.gauges.add(COUNTERS[rung].0, 1);
-            central.gauges.add(COUNTERS[rung].1, bytes);
             let run = want
                 .fit(&mut central)
                 .or_else(|| self.look_again(shared, &mut central, want))
                 .or_else(|| self.grow(shared, &mut central, request, want, room));
+            central.count_rung(rung, bytes, stopwatch.lap());
             run.map(|run| (central, run))
         };
         let release = || {

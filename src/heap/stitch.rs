@@ -355,9 +355,9 @@ impl Pages {
         }
     }
 
-    /// How many pages of a chunk belong to the arena.
-    pub fn owned_of(&self, id: ChunkId) -> u32 {
-        self.chunk(id).map_or(0, |chunk| chunk.owned)
+    /// The length of a chunk; 0: there is none.
+    pub fn bytes_of(&self, id: ChunkId) -> u64 {
+        self.chunk(id).map_or(0, Chunk::bytes)
     }
 
     /// Unmaps the retired views whose work is done (`completed` tells the last epoch that a stream is past), neighbours in one call. The
@@ -390,13 +390,13 @@ impl Pages {
         clear
     }
 
-    /// Gives the spare chunks without views back to the driver. The bytes given.
-    pub fn release(&mut self, driver: &dyn Driver) -> u64 {
+    /// Gives spare chunks without views back to the driver, `most` bytes of them. The bytes given.
+    pub fn release(&mut self, driver: &dyn Driver, most: u64) -> u64 {
         let mut given = 0;
         for id in std::mem::take(&mut self.spare) {
             let Some(chunk) = self.chunk(id) else { continue };
             let (bytes, handle) = (chunk.bytes(), chunk.handle);
-            let released = chunk.views.is_empty() && {
+            let released = chunk.views.is_empty() && given + bytes <= most && {
                 let result = driver.physical_release(self.device, handle);
                 self.counted(result).is_ok()
             };

@@ -64,6 +64,10 @@ impl Device {
             }
             live += lane::round(run.requested);
         }
+        let busy: u64 = central.arenas.blocks().map(|(_, run)| run.bytes).sum();
+        if busy != central.arenas.busy() {
+            return Err(format!("runs of {busy} B are in use, the arenas count {} B", central.arenas.busy()));
+        }
         if let Some((_, base)) = slab_runs.into_iter().next() {
             return Err(format!("slab {base:#x} lies in no run of its own"));
         }

@@ -197,7 +197,7 @@ gauges! {
     ReservedPeak "reserved_peak_bytes",
     /// Free bytes of arenas (whole spans included).
     ArenaFree "arena_free_bytes",
-    /// The largest request that the arenas' free bytes can satisfy.
+    /// The largest free run of the arenas.
     LargestFree "largest_free_bytes",
     /// Bytes pinned by captures.
     CapturePinned "capture_pinned_bytes",
@@ -241,26 +241,51 @@ gauges! {
     Rung0Calls "rung0_calls",
     /// Bytes it gained.
     Rung0Bytes "rung0_bytes",
+    /// Host time in it.
+    Rung0Microseconds "rung0_microseconds",
     /// Calls of the second rung.
     Rung1Calls "rung1_calls",
     /// Bytes it gained.
     Rung1Bytes "rung1_bytes",
+    /// Host time in it.
+    Rung1Microseconds "rung1_microseconds",
     /// Calls of the third rung.
     Rung2Calls "rung2_calls",
     /// Bytes it gained.
     Rung2Bytes "rung2_bytes",
+    /// Host time in it.
+    Rung2Microseconds "rung2_microseconds",
     /// Calls of the fourth rung.
     Rung3Calls "rung3_calls",
     /// Bytes it gained.
     Rung3Bytes "rung3_bytes",
+    /// Host time in it.
+    Rung3Microseconds "rung3_microseconds",
     /// Calls of the fifth rung.
     Rung4Calls "rung4_calls",
     /// Bytes it gained.
     Rung4Bytes "rung4_bytes",
+    /// Host time in it.
+    Rung4Microseconds "rung4_microseconds",
     /// Calls of the sixth rung.
     Rung5Calls "rung5_calls",
     /// Bytes it gained.
     Rung5Bytes "rung5_bytes",
+    /// Host time in it.
+    Rung5Microseconds "rung5_microseconds",
+    /// Times that a low-memory phase gave memory back.
+    LowPhaseTrims "low_phase_trims",
+    /// The memory that went back so.
+    LowPhaseBytes "low_phase_given_bytes",
+    /// The largest request that what is held could satisfy (docs/architecture.md, "Gauges").
+    LargestRequest "largest_request_bytes",
+    /// The largest request that could be satisfied if the ceiling is reached for it.
+    LargestGrowing "largest_request_growing_bytes",
+}
+
+/// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one of these.
+pub fn missing_share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { 1.0 - part.min(whole) as f64 / whole as f64 }
 }
 
 /// Facts of a device, written once.

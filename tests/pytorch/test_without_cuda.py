@@ -27,6 +27,7 @@ calls = {
     "gruyere_announce_hooks": lambda f: f(3),
     "gruyere_lifetime_push": lambda f: f(1),
     "gruyere_lifetime_pop": lambda f: f(),
+    "gruyere_mark_phase": lambda f: f(1),
     "gruyere_mark_step": lambda f: f(),
     "gruyere_trim": lambda f: f(),
     "gruyere_stats": lambda f: f(0, buffer),

@@ -148,6 +148,9 @@ pub struct Arenas {
     /// By first byte.
     shadows: BTreeMap<u64, RunId>,
     changes: u64,
+    /// Bytes of live and pending runs, and the highest that was since [`Arenas::take_busy_peak`].
+    busy: u64,
+    busy_peak: u64,
 }
 
 impl Arenas {
@@ -372,6 +375,8 @@ impl Arenas {
         run.stream = stream;
         run.shared = false;
         run.is_slab = false;
+        self.busy += bytes;
+        self.busy_peak = self.busy_peak.max(self.busy);
         Some(id)
     }
 
@@ -396,6 +401,7 @@ impl Arenas {
     /// Frees a live or pending run to `stream` as of `epoch` (or to everybody), and merges it with neighbours of the same owner.
     #[inline]
     pub fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
+        self.busy -= self.runs[id as usize].bytes;
         self.set_free(id, stream, epoch);
     }
 
@@ -499,6 +505,16 @@ impl Arenas {
     /// Grows whenever memory becomes free, or free for more streams.
     pub fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// Bytes of blocks and slabs, those included that wait for streams.
+    pub fn busy(&self) -> u64 {
+        self.busy
+    }
+
+    /// The highest that [`Arenas::busy`] was since this was asked last.
+    pub fn take_busy_peak(&mut self) -> u64 {
+        std::mem::replace(&mut self.busy_peak, self.busy)
     }
 
     /// Whether a region is a reservation, mapped page by page.
