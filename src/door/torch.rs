@@ -47,6 +47,18 @@ pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: Cuda
     if fork::is_forked_child() || size == 0 {
         return std::ptr::null_mut();
     }
+    let stream_handle = handle(stream);
+    let served = guarded(0, || current().map_or(0, |heap| heap.serve(size as u64, device, stream_handle)));
+    if served != 0 {
+        return served as *mut c_void;
+    }
+    malloc_slowly(size, device, stream)
+}
+
+/// Whatever the hot path leaves: the first call, a negative size, growth, captures, trouble.
+#[cold]
+#[inline(never)]
+extern "C-unwind" fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
     let panicked = Err(Refusal::Other(String::new()));
     match guarded(panicked, || allocate(size, device, stream)) {
         Ok(address) => address as *mut c_void,
@@ -57,7 +69,6 @@ pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: Cuda
     }
 }
 
-#[inline]
 fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refusal> {
     let heap = heap().map_err(Refusal::Unavailable)?;
     let Ok(size) = u64::try_from(size) else {

@@ -4,18 +4,21 @@
 use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
+use super::device::Request;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
-use super::page_table::PageTable;
+use super::page_table::{Owner, Page, PageTable};
 use super::size_class::{ALIGNMENT, PAGE, round_up};
 use super::streams::Streams;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::record::{
-    BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry,
-    SegmentKind, clock,
+    Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
+    SegmentEntry, SegmentKind, clock,
 };
 use std::collections::{HashMap, HashSet};
 
+/// The record's pool of large blocks.
+const LARGE: usize = 1;
 /// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
 pub const SPAN: u64 = 32 << 20;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
@@ -116,16 +119,50 @@ impl Central {
         self.spaces.into_iter()
     }
 
-    /// Describes a run that has just been taken as the block of `entry` (its address is filled in).
-    #[inline]
-    pub fn publish(&mut self, table: &PageTable, id: RunId, mut entry: BlockEntry) -> u64 {
+    /// Describes a run that has just been taken as an ordinary block, in the page table and the record; its address. `when`: the step and the
+    /// clock's time.
+    #[inline(always)]
+    pub fn publish(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        requested: u64,
+        lifetime: Lifetime,
+        when: (u32, u64),
+    ) -> u64 {
+        self.publish_tagged(table, id, requested, (lifetime as u8, 0), when)
+    }
+
+    /// As [`Central::publish`], for a block of a capture.
+    pub fn publish_captured(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        request: &Request,
+        step: u32,
+        capture: u8,
+    ) -> u64 {
+        self.publish_tagged(table, id, request.size, (request.lifetime as u8, capture), (step, request.start))
+    }
+
+    #[inline(always)]
+    fn publish_tagged(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        requested: u64,
+        (lifetime, capture): (u8, u8),
+        (step, time): (u32, u64),
+    ) -> u64 {
         let Some(run) = self.arenas.run_mut(id) else { return 0 };
-        entry.address = run.address;
-        run.requested = entry.requested;
-        run.lifetime = entry.lifetime;
-        run.slot = self.writer.block_insert(&entry);
-        table.add_block(self.device, entry.address, id);
-        entry.address
+        let (address, size) = (run.address, round(requested));
+        let tag = BlockTag::new(self.device as u8, lifetime, capture, run.stream);
+        let slot = self.writer.malloc(LARGE, Block { tag, address, size, requested }, step, time);
+        (run.requested, run.lifetime, run.slot) = (requested, lifetime, slot);
+        if let Some(page) = table.page(address) {
+            page.add_block(self.device, id);
+        }
+        address
     }
 
     /// The length of a new span for `pages` bytes.
@@ -264,39 +301,38 @@ impl Central {
     }
 
     /// The large block that starts at `address`, among those that the page table named.
-    #[inline]
+    #[inline(always)]
     fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
-        blocks.into_iter().flatten().find_map(|id| {
+        let starts = |id: RunId| {
             let run = self.arenas.run(id)?;
             (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
-        })
+        };
+        blocks[0].and_then(starts).or_else(|| blocks[1].and_then(starts))
     }
 
-    /// Frees the large block that starts at `address`; its live bytes. `None`: no large block starts there.
-    #[inline]
-    pub fn free_large(
-        &mut self,
-        table: &PageTable,
-        streams: &Streams,
-        address: u64,
-        blocks: [Option<RunId>; 2],
-    ) -> Option<u64> {
+    /// Frees the large block that starts at `address` in `page`, and tells the record. `None`: no large block starts there.
+    #[inline(always)]
+    pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
+        let Owner::Large { blocks, .. } = page.owner() else { return None };
         let (id, run) = self.find(address, blocks)?;
         let Run { stream, requested, lifetime, slot, shared, region, .. } = *run;
         let size = round(requested);
-        table.remove_block(self.device, address, id);
+        page.remove_block(id);
         let epoch = streams.note_free(stream);
-        let frozen = self.note_captured_free(region);
+        let frozen = !self.captures.pools.is_empty() && self.note_captured_free(region);
         if shared || frozen {
             self.free_shared(streams, id, epoch, frozen);
             self.writer.block_pending(slot, size, requested, lifetime);
-            return Some(size);
+            self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
+            return Some(());
         }
-        self.writer.block_remove(slot, size, requested, lifetime, false);
+        let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
+        self.writer.free(LARGE, slot, Block { tag, address, size, requested }, time);
         self.arenas.release(id, stream, epoch);
-        Some(size)
+        Some(())
     }
 
+    #[cold]
     fn free_shared(&mut self, streams: &Streams, id: RunId, epoch: u64, frozen: bool) {
         if let Some(run) = self.arenas.run_mut(id) {
             run.state = RunState::Pending;
@@ -309,10 +345,8 @@ impl Central {
     }
 
     /// Counts the free of a captured block. True: its memory must never be reused.
+    #[cold]
     fn note_captured_free(&mut self, region: RegionId) -> bool {
-        if self.captures.pools.is_empty() {
-            return false;
-        }
         let space = self.arenas.region(region).space;
         for pool in self.captures.pools.iter_mut().flatten() {
             if pool.space == space {
@@ -454,6 +488,7 @@ pub struct Want {
 
 impl Want {
     /// Takes it from what is free.
+    #[inline(always)]
     pub fn fit(&self, central: &mut Central) -> Option<RunId> {
         central.arenas.allocate(self.space, self.bytes, self.align, self.stream)
     }

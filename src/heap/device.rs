@@ -2,16 +2,16 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
-use super::central::Central;
+use super::central::{Central, Want};
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
-use super::page_table::Owner;
+use super::page_table::{Owner, Page};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
-use super::slab::{Freed, Slab};
+use super::slab::Slab;
 use super::streams::Streams;
 use super::{Error, Shared, central, lock};
 use crate::driver::{Capabilities, DeviceId, ErrorKind};
-use crate::record::{BlockEntry, EventKind, LaneWriter, clock};
+use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
 use crossbeam_utils::{Backoff, CachePadded};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -92,12 +92,6 @@ impl Request {
     }
 }
 
-/// Tells the record that a block was freed.
-#[inline]
-pub(super) fn note_free(writer: &mut LaneWriter, address: u64, freed: &Freed, start: u64) {
-    writer.event(EventKind::Free, 0, 0, address, round(freed.requested), start);
-}
-
 impl Device {
     /// Makes the heap of `id`; nothing is taken from the driver yet.
     ///
@@ -170,31 +164,51 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory, with all that is known of its cause.
-    #[inline]
     pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        match self.serve(shared, request) {
+            0 if request.size > SMALL_MAX => self.malloc_large(shared, request),
+            0 => self.malloc_small(shared, request),
+            address => Ok(address),
+        }
+    }
+
+    /// The hot path of a malloc: a slot of the first slab of its bin, or the best fit among the free runs. 0 where there is neither: then
+    /// [`Device::malloc`] finds memory.
+    #[inline(always)]
+    pub(super) fn serve(&self, shared: &Shared, request: Request) -> u64 {
         if request.size > SMALL_MAX {
-            return self.malloc_large(shared, request);
+            let Request { size, stream, lifetime, start } = request;
+            return self.serve_large(shared, size, stream, lifetime, start);
         }
-        let class = class_of(request.size) as u8;
-        let entry = request.entry(self.id, shared.step(), 0);
-        {
-            let cell = &mut *self.lane(request.stream);
-            if let Some(address) = cell.lane.allocate(&mut cell.writer, class, entry) {
-                request.note(&mut cell.writer, address);
-                return Ok(address);
-            }
+        let cell = &mut *self.lane(request.stream);
+        cell.lane.allocate(&mut cell.writer, request, shared.step())
+    }
+
+    /// As [`Device::serve`]; in words, which go through registers.
+    #[inline(never)]
+    fn serve_large(
+        &self,
+        shared: &Shared,
+        requested: u64,
+        stream: u32,
+        lifetime: Lifetime,
+        start: u64,
+    ) -> u64 {
+        if central::is_absurd(requested) {
+            return 0;
         }
-        self.malloc_small_slow(shared, request, class, entry)
+        let mut guard = lock(&self.central);
+        let central = &mut *guard;
+        let want = Want { space: central.space(lifetime), bytes: round(requested), align: ALIGNMENT, stream };
+        match want.fit(central) {
+            Some(run) => central.publish(&shared.table, run, requested, lifetime, (shared.step(), start)),
+            None => 0,
+        }
     }
 
     #[cold]
-    fn malloc_small_slow(
-        &self,
-        shared: &Shared,
-        request: Request,
-        class: u8,
-        entry: BlockEntry,
-    ) -> Result<u64, Error> {
+    fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        let class = class_of(request.size) as u8;
         let size_class = &SIZE_CLASSES[class as usize];
         if self.lane(request.stream).lane.has_pending() {
             if let Some(_asking) = self.ask() {
@@ -204,12 +218,9 @@ impl Device {
             self.settle_lane(shared, request.stream);
         }
         loop {
-            {
-                let cell = &mut *self.lane(request.stream);
-                if let Some(address) = cell.lane.allocate(&mut cell.writer, class, entry) {
-                    request.note(&mut cell.writer, address);
-                    return Ok(address);
-                }
+            let address = self.serve(shared, request);
+            if address != 0 {
+                return Ok(address);
             }
             let (run, base, epoch) = {
                 let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
@@ -219,7 +230,8 @@ impl Device {
                 facts.is_slab = true;
                 (run, facts.address, facts.epoch)
             };
-            let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
+            let tag = BlockTag::new(self.id as u8, request.lifetime as u8, 0, request.stream);
+            let mut slab = Slab::new(base, class, tag, run);
             // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.
             slab.epoch = epoch;
             let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
@@ -232,40 +244,41 @@ impl Device {
         }
     }
 
+    #[cold]
     fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if central::is_absurd(request.size) {
-            return Err(self.out_of_memory(shared, request.size, request.stream));
+        let Request { size, lifetime, start, .. } = request;
+        if central::is_absurd(size) {
+            return Err(self.out_of_memory(shared, size, request.stream));
         }
-        let entry = request.entry(self.id, shared.step(), 0);
-        let (mut central, run) = self.obtain(shared, request, entry.size, ALIGNMENT)?;
-        let address = central.publish(&shared.table, run, entry);
-        request.note(&mut central.writer, address);
-        Ok(address)
+        let (mut central, run) = self.obtain(shared, request, round(size), ALIGNMENT)?;
+        Ok(central.publish(&shared.table, run, size, lifetime, (shared.step(), start)))
     }
 
     /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.
-    #[inline]
+    #[inline(always)]
     pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64, start: u64) -> Option<()> {
-        if lane as usize >= LANES {
+        let Some(mutex) = self.lanes.get(lane as usize) else {
             return self.free_captured(lane - LANES as u32, slab, address, start);
-        }
-        let mut guard = lock(&self.lanes[lane as usize]);
+        };
+        let mut guard = lock(mutex);
         let cell = &mut *guard;
-        match cell.lane.free(&mut cell.writer, slab, address, &self.streams) {
-            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) => {
-                note_free(&mut cell.writer, address, &freed, start);
-                Some(())
-            }
-            FreeOutcome::Surplus(freed, id) => {
-                note_free(&mut cell.writer, address, &freed, start);
-                let slab = cell.lane.remove_slab(id);
-                self.unpublish(shared, slab.as_ref());
-                drop(guard);
-                self.return_slab(slab);
+        match cell.lane.free(&mut cell.writer, slab, address, start, &self.streams) {
+            FreeOutcome::Freed | FreeOutcome::Waits => Some(()),
+            FreeOutcome::Surplus(id) => {
+                self.drop_surplus(shared, guard, id);
                 Some(())
             }
             FreeOutcome::Unknown => None,
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
+        let slab = cell.lane.remove_slab(id);
+        self.unpublish(shared, slab.as_ref());
+        drop(cell);
+        self.return_slab(slab);
     }
 
     /// The pages of a slab that has left its lane are nobody's; called under the lane's lock, so that no free meets a stale owner.
@@ -320,19 +333,10 @@ impl Device {
         bytes
     }
 
-    /// Frees the large block at `address`. Its live bytes, or `None`: no block starts there.
-    #[inline]
-    pub fn free_large(
-        &self,
-        shared: &Shared,
-        address: u64,
-        blocks: [Option<u32>; 2],
-        start: u64,
-    ) -> Option<()> {
-        let mut central = lock(&self.central);
-        let size = central.free_large(&shared.table, &self.streams, address, blocks)?;
-        central.writer.event(EventKind::Free, 0, 0, address, size, start);
-        Some(())
+    /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
+    #[inline(never)]
+    pub fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
+        lock(&self.central).free_large(page, &self.streams, address, start)
     }
 
     /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.

@@ -272,11 +272,27 @@ impl Heap {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
+    /// The hot path of [`Heap::malloc`], for sizes above 0: 0 wherever something is out of the ordinary.
+    #[inline(always)]
+    pub fn serve(&self, size: u64, device: i32, stream: StreamHandle) -> u64 {
+        if self.special.load(Ordering::Acquire) != 0 {
+            return 0;
+        }
+        let Some(device) = self.devices.get(device as usize).and_then(OnceLock::get) else { return 0 };
+        let start = clock::now();
+        let Some(number) = device.streams.resolve(&*self.shared.driver, stream) else { return 0 };
+        let request = Request { size, stream: number, lifetime: lifetime::current(), start };
+        let address = device.serve(&self.shared, request);
+        if address != 0 {
+            sample_latency(self.shared.record, true, start);
+        }
+        address
+    }
+
     /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 answers 0.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] after everything was tried; the driver's errors; a device that there is not.
-    #[inline]
     pub fn malloc(&self, size: u64, device: i64, stream: StreamHandle) -> Result<u64, Error> {
         if size == 0 {
             return Ok(0);
@@ -351,32 +367,40 @@ impl Heap {
     }
 
     /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
-    #[inline]
+    #[inline(always)]
     pub fn free(&self, address: u64) -> bool {
-        if address == 0 {
-            return true;
-        }
         let start = clock::now();
         if self.special.load(Ordering::Relaxed) & DEBUG != 0 {
             self.before_free(address);
         }
         let shared = &self.shared;
-        let done = match shared.table.get(address) {
-            Owner::Slab { device, lane, slab } => self
-                .device(i64::from(device))
-                .ok()
-                .and_then(|d| d.free_small(shared, lane, slab, address, start)),
-            Owner::Large { device, blocks } => {
-                self.device(i64::from(device)).ok().and_then(|d| d.free_large(shared, address, blocks, start))
+        let page = shared.table.page(address);
+        let device = |number: u32| self.devices.get(number as usize).and_then(OnceLock::get);
+        let done = match page.map(|page| (page, page.owner())) {
+            Some((_, Owner::Slab { device: number, lane, slab })) => {
+                device(number).and_then(|device| device.free_small(shared, lane, slab, address, start))
             }
-            Owner::None => self.free_direct(address, start),
+            Some((page, Owner::Large { device: number, .. })) => {
+                device(number).and_then(|device| device.free_large(page, address, start))
+            }
+            _ => None,
         };
         if done.is_none() {
-            self.bad_pointer("free", address);
-            return false;
+            return self.free_other(address, start);
         }
         sample_latency(shared.record, false, start);
         true
+    }
+
+    /// What is in no page: address 0, a block of the driver's, or a mistake.
+    #[cold]
+    #[inline(never)]
+    fn free_other(&self, address: u64, start: u64) -> bool {
+        let done = address == 0 || self.free_direct(address, start).is_some();
+        if !done {
+            self.bad_pointer("free", address);
+        }
+        done
     }
 
     fn free_direct(&self, address: u64, start: u64) -> Option<()> {

@@ -7,14 +7,27 @@
 //! one lane in use.
 
 use super::block_map::BlockCell;
-use super::gauges::Lane;
+use super::gauges::{Lane, pool_of};
 use super::slots::{BATCH, LANE_SLOTS};
 use super::trail::TrailCell;
 use super::writer::Record;
-use super::{BlockEntry, BlockSlot, EventKind};
+use super::{BlockEntry, BlockSlot, BlockTag, EventKind};
 
 /// How many blocks go unrecorded before a lane asks again for slots that could not be had.
 const PATIENCE: u32 = 4096;
+
+/// A block, as the hot path has it at hand.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Whose it is.
+    pub tag: BlockTag,
+    /// Where it begins on the device.
+    pub address: u64,
+    /// Bytes taken, rounded.
+    pub size: u64,
+    /// Bytes asked for.
+    pub requested: u64,
+}
 
 /// One lane: block map entries, gauges. Not Sync: its user holds the lane's heap lock.
 ///
@@ -89,17 +102,22 @@ impl LaneWriter {
 
     /// A block became live: map entry, lane gauges (live, requested and counts by lifetime; small/large), device live and
     /// peak, size histogram.
-    #[inline(always)]
+    #[inline]
     pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
+        let BlockEntry { address, size, requested, step, lifetime, .. } = *entry;
         let lane = self.lane();
-        if lane.totals.add(entry.size) {
+        if lane.totals.add(size) {
             self.settle();
         }
         if !self.detail {
             return BlockSlot::NONE;
         }
-        lane.malloc(entry.size, entry.requested, entry.lifetime);
-        lane.sizes[0].count(entry.size);
+        lane.malloc(pool_of(size), size, requested, lifetime);
+        self.fill_slot(entry.tag(), address, size, requested, step)
+    }
+
+    #[inline(always)]
+    fn fill_slot(&mut self, tag: BlockTag, address: u64, size: u64, requested: u64, step: u32) -> BlockSlot {
         if self.top == self.bottom && !self.refill() {
             return BlockSlot::NONE;
         }
@@ -107,9 +125,67 @@ impl LaneWriter {
         unsafe {
             self.top = self.top.sub(1);
             let slot = *self.top;
-            (*self.blocks.add(slot as usize)).insert(entry);
+            (*self.blocks.add(slot as usize)).fill(tag, address, size, requested, step);
             BlockSlot(slot)
         }
+    }
+
+    /// The hot path of a malloc: [`LaneWriter::block_insert`] and its event in one. `pool` is that of `size` ([`pool_of`]), which the
+    /// caller knows beforehand; `time` is [`super::clock::now`]'s.
+    #[inline(always)]
+    pub fn malloc(&mut self, pool: usize, block: Block, step: u32, time: u64) -> BlockSlot {
+        // Only with detail there is a trail.
+        if self.trail.is_null() {
+            return self.malloc_slowly(block, step, time);
+        }
+        let Block { tag, address, size, requested } = block;
+        let lane = self.lane();
+        if lane.totals.add(size) {
+            self.settle();
+        }
+        lane.malloc(pool, size, requested, tag.lifetime());
+        let slot = self.fill_slot(tag, address, size, requested, step);
+        // SAFETY: not null, so `open_trail` put `trail_mask + 1` cells there, for ever; this is the lane's only writer.
+        unsafe {
+            lane.trail.push(self.trail, self.trail_mask, EventKind::Malloc, tag, address, requested, time)
+        };
+        slot
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn malloc_slowly(&mut self, block: Block, step: u32, time: u64) -> BlockSlot {
+        let Block { tag, address, size, requested } = block;
+        let (device, lifetime, capture, stream) = (tag.device(), tag.lifetime(), tag.capture(), tag.stream());
+        let entry = BlockEntry { address, size, requested, stream, step, device, lifetime, capture };
+        let slot = self.block_insert(&entry);
+        self.event(EventKind::Malloc, lifetime, stream, address, requested, time);
+        slot
+    }
+
+    /// The hot path of a free: [`LaneWriter::block_remove`] and its event in one; as [`LaneWriter::malloc`].
+    #[inline(always)]
+    pub fn free(&mut self, pool: usize, slot: BlockSlot, block: Block, time: u64) {
+        if self.trail.is_null() {
+            return self.free_slowly(slot, block, time);
+        }
+        let Block { tag, address, size, requested } = block;
+        let lane = self.lane();
+        if lane.totals.sub(size) {
+            self.overdrawn();
+        }
+        lane.free(pool, size, requested, tag.lifetime());
+        self.empty_slot(slot, false);
+        // SAFETY: as in `malloc`.
+        unsafe { lane.trail.push(self.trail, self.trail_mask, EventKind::Free, tag, address, size, time) };
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_slowly(&mut self, slot: BlockSlot, block: Block, time: u64) {
+        let Block { tag, address, size, requested } = block;
+        self.block_remove(slot, size, requested, tag.lifetime(), false);
+        self.event(EventKind::Free, tag.lifetime(), tag.stream(), address, size, time);
     }
 
     /// The program freed it and it waits for streams: not live any more, but not reusable.
@@ -122,9 +198,8 @@ impl LaneWriter {
         if !self.detail {
             return;
         }
-        lane.free(size, requested, lifetime);
+        lane.free(pool_of(size), size, requested, lifetime);
         lane.pending(size, lifetime);
-        lane.sizes[1].count(size);
         if slot != BlockSlot::NONE {
             // SAFETY: `block_insert` gave it, so it is inside the map.
             unsafe { &*self.blocks.add(slot.0 as usize) }.pending();
@@ -132,7 +207,7 @@ impl LaneWriter {
     }
 
     /// The program freed it (`was_pending` false), or its wait is over (true): the entry is free.
-    #[inline(always)]
+    #[inline]
     pub fn block_remove(
         &mut self,
         slot: BlockSlot,
@@ -151,9 +226,13 @@ impl LaneWriter {
         if was_pending {
             lane.pending_over(size, lifetime);
         } else {
-            lane.free(size, requested, lifetime);
-            lane.sizes[1].count(size);
+            lane.free(pool_of(size), size, requested, lifetime);
         }
+        self.empty_slot(slot, was_pending);
+    }
+
+    #[inline(always)]
+    fn empty_slot(&mut self, slot: BlockSlot, was_pending: bool) {
         if slot != BlockSlot::NONE {
             // SAFETY: `block_insert` gave it, so it is inside the map.
             unsafe { &*self.blocks.add(slot.0 as usize) }.remove(was_pending);
@@ -170,15 +249,15 @@ impl LaneWriter {
 
     /// One event in this lane's own ring: what [`Record::event`] does, at less than half the cost, and without a word that
     /// other lanes write. For the hot kinds. `time` is [`super::clock::now`]'s.
-    #[inline(always)]
+    #[inline]
     pub fn event(&mut self, kind: EventKind, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {
         if self.trail.is_null() && !self.open_trail() {
             return self.trailless_event(kind, lifetime, stream, address, size, time);
         }
         // SAFETY: `open_trail` put `trail_mask + 1` cells there, allocated, for ever; this is the lane's only writer.
         unsafe {
-            let head = &self.lane().trail;
-            head.push(self.trail, self.trail_mask, kind, self.device, lifetime, stream, address, size, time);
+            let tag = BlockTag::new(self.device, lifetime, 0, stream);
+            self.lane().trail.push(self.trail, self.trail_mask, kind, tag, address, size, time);
         }
     }
 

@@ -15,6 +15,7 @@ mod validate;
 mod void;
 
 use super::page_table::{BLOCK_LIMIT, BlockId};
+use super::size_class::ALIGNMENT;
 use crate::record::{BlockSlot, SegmentSlot};
 use size_index::SizeIndex;
 pub use void::{LoosePages, Plan};
@@ -77,6 +78,28 @@ pub struct Run {
 }
 
 impl Run {
+    /// A free run of nobody's in particular, without neighbours.
+    #[inline(always)]
+    fn new(address: u64, bytes: u64, region: RegionId) -> Self {
+        Self {
+            address,
+            bytes,
+            requested: 0,
+            epoch: 0,
+            state: RunState::Free,
+            stream: EVERYBODY,
+            region,
+            slot: BlockSlot::NONE,
+            lifetime: 0,
+            shared: false,
+            is_slab: false,
+            previous: NO_RUN,
+            next: NO_RUN,
+            bin_previous: NO_RUN,
+            bin_next: NO_RUN,
+        }
+    }
+
     /// Bytes before the first multiple of `align` in it.
     #[inline]
     fn askew(&self, align: u64) -> u64 {
@@ -292,9 +315,13 @@ impl Arenas {
     /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and everybody's.
     #[inline]
     pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
-        let space = &self.spaces[space as usize];
-        let own = space.owner(stream).and_then(|index| index.best_fit(&self.runs, bytes, align));
-        let shared = space.owner(EVERYBODY).and_then(|index| index.best_fit(&self.runs, bytes, align));
+        let owners = &self.spaces.get(space as usize)?.owners;
+        let fit = |index: &Option<Box<SizeIndex>>| {
+            let index = index.as_deref().filter(|index| index.count != 0)?;
+            index.best_fit(&self.runs, bytes, align)
+        };
+        let own = owners.get(stream.wrapping_add(1) as usize).and_then(fit);
+        let shared = owners.first().and_then(fit);
         let id = match (own, shared) {
             // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
             (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => {
@@ -302,7 +329,53 @@ impl Arenas {
             }
             (own, shared) => own.or(shared)?,
         };
-        self.take(id, bytes, align, stream)
+        if align > ALIGNMENT && self.runs[id as usize].askew(align) != 0 {
+            return self.take(id, bytes, align, stream);
+        }
+        self.take_front(space, id, bytes, stream)
+    }
+
+    /// Makes the first `bytes` of listed free run `id` of `space` live. A longer run keeps its number and its place and only shrinks; the
+    /// block gets a new one: one list is touched, if any.
+    #[inline(always)]
+    fn take_front(&mut self, space: SpaceId, id: RunId, bytes: u64, stream: u32) -> Option<RunId> {
+        let Run { address, bytes: whole, epoch, region, previous, stream: owner, .. } =
+            self.runs[id as usize];
+        let index =
+            self.spaces[space as usize].owners.get_mut(owner.wrapping_add(1) as usize)?.as_deref_mut()?;
+        if whole == bytes {
+            index.remove(&mut self.runs, id);
+            let run = &mut self.runs[id as usize];
+            (run.state, run.stream, run.shared, run.is_slab) = (RunState::Live, stream, false, false);
+            return Some(id);
+        }
+        let front = Run {
+            epoch,
+            state: RunState::Live,
+            stream,
+            previous,
+            next: id,
+            ..Run::new(address, bytes, region)
+        };
+        let new = match self.unused_runs.pop() {
+            Some(new) => {
+                self.runs[new as usize] = front;
+                new
+            }
+            None if self.runs.len() >= BLOCK_LIMIT as usize => return None,
+            None => {
+                self.runs.push(front);
+                self.runs.len() as RunId - 1
+            }
+        };
+        index.resize(&mut self.runs, id, whole - bytes);
+        let run = &mut self.runs[id as usize];
+        (run.address, run.previous) = (address + bytes, new);
+        match previous {
+            NO_RUN => self.regions[region as usize].first = new,
+            previous => self.runs[previous as usize].next = new,
+        }
+        Some(new)
     }
 
     /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use, joined; the shortest such row.
@@ -392,23 +465,51 @@ impl Arenas {
         self.set_free(id, stream, epoch);
     }
 
-    fn set_free(&mut self, mut id: RunId, owner: u32, mut epoch: u64) {
-        let Run { previous, next, .. } = self.runs[id as usize];
-        let mergeable = |run: &Run| run.state == RunState::Free && run.stream == owner;
-        if next != NO_RUN && mergeable(&self.runs[next as usize]) {
-            epoch = epoch.max(self.runs[next as usize].epoch);
-            self.unlist(next);
-            self.absorb_next(id);
-        }
-        if previous != NO_RUN && mergeable(&self.runs[previous as usize]) {
-            epoch = epoch.max(self.runs[previous as usize].epoch);
-            self.unlist(previous);
-            self.absorb_next(previous);
-            id = previous;
-        }
-        self.runs[id as usize].epoch = epoch;
+    /// Makes an unlisted run free. A neighbour of the same owner takes it in and keeps its number and its place: mostly no list is touched.
+    #[inline(always)]
+    fn set_free(&mut self, id: RunId, owner: u32, epoch: u64) {
         self.changes += 1;
-        self.list(id, owner);
+        let Run { address, mut bytes, previous, mut next, region, .. } = self.runs[id as usize];
+        let Region { space, ref mut first, .. } = self.regions[region as usize];
+        let index = self.spaces[space as usize].owner_mut(owner);
+        let runs = &mut self.runs[..];
+        let mergeable = |run: &Run| run.state == RunState::Free && run.stream == owner;
+        let behind = next != NO_RUN && mergeable(&runs[next as usize]);
+        if previous != NO_RUN && mergeable(&runs[previous as usize]) {
+            let mut epoch = epoch;
+            if behind {
+                index.remove(runs, next);
+                let Run { bytes: more, epoch: other, next: after, .. } = runs[next as usize];
+                epoch = epoch.max(other);
+                bytes += more;
+                retire(runs, &mut self.unused_runs, next);
+                next = after;
+            }
+            let before = &mut runs[previous as usize];
+            before.epoch = before.epoch.max(epoch);
+            before.next = next;
+            let bytes = before.bytes + bytes;
+            index.resize(runs, previous, bytes);
+            if next != NO_RUN {
+                runs[next as usize].previous = previous;
+            }
+            retire(runs, &mut self.unused_runs, id);
+        } else if behind {
+            let after = &mut runs[next as usize];
+            after.epoch = after.epoch.max(epoch);
+            (after.address, after.previous) = (address, previous);
+            let bytes = after.bytes + bytes;
+            index.resize(runs, next, bytes);
+            match previous {
+                NO_RUN => *first = next,
+                previous => runs[previous as usize].next = next,
+            }
+            retire(runs, &mut self.unused_runs, id);
+        } else {
+            let run = &mut runs[id as usize];
+            (run.state, run.stream, run.epoch) = (RunState::Free, owner, epoch);
+            index.insert(runs, id);
+        }
     }
 
     /// Gives to everybody the free runs whose streams are past them; `completed` tells the last epoch that a stream is past.
@@ -512,28 +613,11 @@ impl Arenas {
     }
 
     fn retire(&mut self, id: RunId) {
-        self.runs[id as usize].state = RunState::Unused;
-        self.unused_runs.push(id);
+        retire(&mut self.runs, &mut self.unused_runs, id);
     }
 
     fn new_run(&mut self, address: u64, bytes: u64, region: RegionId) -> RunId {
-        let run = Run {
-            address,
-            bytes,
-            requested: 0,
-            epoch: 0,
-            state: RunState::Free,
-            stream: EVERYBODY,
-            region,
-            slot: BlockSlot::NONE,
-            lifetime: 0,
-            shared: false,
-            is_slab: false,
-            previous: NO_RUN,
-            next: NO_RUN,
-            bin_previous: NO_RUN,
-            bin_next: NO_RUN,
-        };
+        let run = Run::new(address, bytes, region);
         match self.unused_runs.pop() {
             Some(id) => {
                 self.runs[id as usize] = run;
@@ -545,4 +629,9 @@ impl Arenas {
             }
         }
     }
+}
+
+fn retire(runs: &mut [Run], unused: &mut Vec<RunId>, id: RunId) {
+    runs[id as usize].state = RunState::Unused;
+    unused.push(id);
 }
