@@ -7,8 +7,8 @@ use super::capture::Captures;
 use super::device::Request;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
-use super::page_table::{Owner, Page, PageTable};
-use super::size_class::{ALIGNMENT, PAGE, round_up};
+use super::page_table::{Page, PageTable};
+use super::size_class::{PAGE, round_up};
 use super::streams::Streams;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::record::{
@@ -301,23 +301,17 @@ impl Central {
     }
 
     /// The large block that starts at `address`, among those that the page table named.
-    #[inline(always)]
     fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
-        let starts = |id: RunId| {
-            let run = self.arenas.run(id)?;
-            (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
-        };
-        blocks[0].and_then(starts).or_else(|| blocks[1].and_then(starts))
+        blocks.into_iter().flatten().find_map(|id| block_at(&self.arenas, id, address))
     }
 
     /// Frees the large block that starts at `address` in `page`, and tells the record. `None`: no large block starts there.
     #[inline(always)]
     pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
-        let Owner::Large { blocks, .. } = page.owner() else { return None };
-        let (id, run) = self.find(address, blocks)?;
+        let arenas = &self.arenas;
+        let (id, run) = page.remove_block(|id| block_at(arenas, id, address))?;
         let Run { stream, requested, lifetime, slot, shared, region, .. } = *run;
         let size = round(requested);
-        page.remove_block(id);
         let epoch = streams.note_free(stream);
         let frozen = !self.captures.pools.is_empty() && self.note_captured_free(region);
         if shared || frozen {
@@ -521,9 +515,17 @@ pub struct Growth<'a> {
     pub completed: &'a dyn Fn(u32) -> u64,
 }
 
-/// Whether a request is so large that no rounding of it is a number.
+/// The large block of that number, if it starts at `address`.
+#[inline(always)]
+fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
+    let run = arenas.run(id)?;
+    (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
+}
+
+/// Whether a request is so large that its pages go beyond the page table's addresses.
+#[inline]
 pub fn is_absurd(size: u64) -> bool {
-    round_up(size, ALIGNMENT).and_then(|size| round_up(size, PAGE)).is_none_or(|size| size >> 48 != 0)
+    size > (1 << 48) - PAGE
 }
 
 /// A place in the record for a slab.

@@ -7,7 +7,7 @@
 
 use super::device::Request;
 use super::lifetime::LIFETIMES;
-use super::size_class::{CLASSES, class_of};
+use super::size_class::{ALIGNMENT, CLASSES, class_of};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::Streams;
 use crate::record::{Block, EventKind, LaneWriter};
@@ -405,7 +405,7 @@ impl Lane {
 }
 
 /// Live bytes of a request: rounded up to the alignment.
-#[inline]
+#[inline(always)]
 pub fn round(requested: u64) -> u64 {
-    super::size_class::round_up(requested, super::size_class::ALIGNMENT).unwrap_or(u64::MAX)
+    requested.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
 }

@@ -134,22 +134,21 @@ impl Page<'_> {
         self.0.store(word, Ordering::Release);
     }
 
-    /// Takes large block `id` out again (under the central lock).
+    /// The large block that starts in the page and that `is_it` knows, taken out (under the central lock).
     #[inline(always)]
-    pub fn remove_block(self, id: BlockId) {
+    pub fn remove_block<T>(self, is_it: impl Fn(BlockId) -> Option<T>) -> Option<T> {
         let word = self.0.load(Ordering::Relaxed);
         if word & 3 != LARGE {
-            return;
+            return None;
         }
-        let field = u64::from(id) + 1;
-        let others = if word >> LOW & FIELD == field {
-            word & !(FIELD << LOW)
-        } else if word >> HIGH == field {
-            word & !(FIELD << HIGH)
-        } else {
-            return;
+        // No block's number is that of an empty field less one.
+        let number = |field: u32| ((word >> field & FIELD) as BlockId).wrapping_sub(1);
+        let (found, others) = match is_it(number(LOW)) {
+            Some(found) => (found, word & !(FIELD << LOW)),
+            None => (is_it(number(HIGH))?, word & !(FIELD << HIGH)),
         };
         self.0.store(if others >> LOW == 0 { 0 } else { others }, Ordering::Release);
+        Some(found)
     }
 }
 
@@ -235,13 +234,12 @@ mod tests {
         page.add_block(3, 7);
         page.add_block(3, BLOCK_LIMIT - 1);
         assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(7), Some(BLOCK_LIMIT - 1)] });
-        page.remove_block(9);
-        page.remove_block(7);
+        let remove = |id| page.remove_block(|other| (other == id).then_some(id));
+        assert_eq!((remove(9), remove(7)), (None, Some(7)));
         assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, Some(BLOCK_LIMIT - 1)] });
         page.add_block(3, 0);
         assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(0), Some(BLOCK_LIMIT - 1)] });
-        page.remove_block(0);
-        page.remove_block(BLOCK_LIMIT - 1);
+        assert_eq!((remove(0), remove(0), remove(BLOCK_LIMIT - 1)), (Some(0), None, Some(BLOCK_LIMIT - 1)));
         assert_eq!(table.get(PAGE), Owner::None);
     }
 }

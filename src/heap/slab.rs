@@ -142,7 +142,7 @@ impl Slab {
     }
 
     /// Takes the free slot of the lowest address.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self) -> Option<u32> {
         if self.summary == 0 {
             return None;

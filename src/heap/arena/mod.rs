@@ -143,13 +143,25 @@ impl Space {
         self.owners.get(stream.wrapping_add(1) as usize)?.as_deref()
     }
 
-    #[inline]
+    #[inline(always)]
     fn owner_mut(&mut self, stream: u32) -> &mut SizeIndex {
         let at = stream.wrapping_add(1) as usize;
+        if !matches!(self.owners.get(at), Some(Some(_))) {
+            self.make_owner(at);
+        }
+        match &mut self.owners[at] {
+            Some(index) => index,
+            None => unreachable!("made above"),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_owner(&mut self, at: usize) {
         if at >= self.owners.len() {
             self.owners.resize_with(at + 1, || None);
         }
-        self.owners[at].get_or_insert_default()
+        self.owners[at].get_or_insert_default();
     }
 }
 
@@ -316,23 +328,22 @@ impl Arenas {
     #[inline]
     pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
         let owners = &self.spaces.get(space as usize)?.owners;
-        let fit = |index: &Option<Box<SizeIndex>>| {
-            let index = index.as_deref().filter(|index| index.count != 0)?;
-            index.best_fit(&self.runs, bytes, align)
-        };
-        let own = owners.get(stream.wrapping_add(1) as usize).and_then(fit);
-        let shared = owners.first().and_then(fit);
-        let id = match (own, shared) {
-            // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
-            (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => {
-                shared
+        let (mut best, mut best_bytes) = (NO_RUN, u64::MAX);
+        // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
+        for owner in [stream, EVERYBODY] {
+            if let Some(Some(index)) = owners.get(owner.wrapping_add(1) as usize)
+                && index.count != 0
+                && let Some((id, length)) = index.best_fit(&self.runs, bytes, align)
+                && length < best_bytes
+            {
+                (best, best_bytes) = (id, length);
             }
-            (own, shared) => own.or(shared)?,
-        };
-        if align > ALIGNMENT && self.runs[id as usize].askew(align) != 0 {
-            return self.take(id, bytes, align, stream);
         }
-        self.take_front(space, id, bytes, stream)
+        let askew = if align > ALIGNMENT { self.runs.get(best as usize)?.askew(align) } else { 0 };
+        if askew != 0 {
+            return self.take(best, bytes, align, stream);
+        }
+        self.take_front(space, best, bytes, stream)
     }
 
     /// Makes the first `bytes` of listed free run `id` of `space` live. A longer run keeps its number and its place and only shrinks; the
@@ -340,7 +351,7 @@ impl Arenas {
     #[inline(always)]
     fn take_front(&mut self, space: SpaceId, id: RunId, bytes: u64, stream: u32) -> Option<RunId> {
         let Run { address, bytes: whole, epoch, region, previous, stream: owner, .. } =
-            self.runs[id as usize];
+            *self.runs.get(id as usize)?;
         let index =
             self.spaces[space as usize].owners.get_mut(owner.wrapping_add(1) as usize)?.as_deref_mut()?;
         if whole == bytes {
@@ -362,20 +373,26 @@ impl Arenas {
                 self.runs[new as usize] = front;
                 new
             }
-            None if self.runs.len() >= BLOCK_LIMIT as usize => return None,
-            None => {
-                self.runs.push(front);
-                self.runs.len() as RunId - 1
-            }
+            None => Self::push_run(&mut self.runs, front)?,
         };
-        index.resize(&mut self.runs, id, whole - bytes);
-        let run = &mut self.runs[id as usize];
+        let runs = &mut self.runs[..];
+        index.resize(runs, id, whole - bytes);
+        let run = &mut runs[id as usize];
         (run.address, run.previous) = (address + bytes, new);
-        match previous {
-            NO_RUN => self.regions[region as usize].first = new,
-            previous => self.runs[previous as usize].next = new,
+        match runs.get_mut(previous as usize) {
+            Some(previous) => previous.next = new,
+            None => self.regions[region as usize].first = new,
         }
         Some(new)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_run(runs: &mut Vec<Run>, run: Run) -> Option<RunId> {
+        (runs.len() < BLOCK_LIMIT as usize).then(|| {
+            runs.push(run);
+            runs.len() as RunId - 1
+        })
     }
 
     /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use, joined; the shortest such row.
@@ -474,24 +491,24 @@ impl Arenas {
         let index = self.spaces[space as usize].owner_mut(owner);
         let runs = &mut self.runs[..];
         let mergeable = |run: &Run| run.state == RunState::Free && run.stream == owner;
-        let behind = next != NO_RUN && mergeable(&runs[next as usize]);
-        if previous != NO_RUN && mergeable(&runs[previous as usize]) {
-            let mut epoch = epoch;
+        let behind = runs.get(next as usize).is_some_and(mergeable);
+        if let Some(before) = runs.get_mut(previous as usize).filter(|run| mergeable(run)) {
+            before.epoch = before.epoch.max(epoch);
             if behind {
                 index.remove(runs, next);
                 let Run { bytes: more, epoch: other, next: after, .. } = runs[next as usize];
-                epoch = epoch.max(other);
+                let before = &mut runs[previous as usize];
+                before.epoch = before.epoch.max(other);
                 bytes += more;
                 retire(runs, &mut self.unused_runs, next);
                 next = after;
             }
             let before = &mut runs[previous as usize];
-            before.epoch = before.epoch.max(epoch);
             before.next = next;
             let bytes = before.bytes + bytes;
             index.resize(runs, previous, bytes);
-            if next != NO_RUN {
-                runs[next as usize].previous = previous;
+            if let Some(after) = runs.get_mut(next as usize) {
+                after.previous = previous;
             }
             retire(runs, &mut self.unused_runs, id);
         } else if behind {
@@ -500,9 +517,9 @@ impl Arenas {
             (after.address, after.previous) = (address, previous);
             let bytes = after.bytes + bytes;
             index.resize(runs, next, bytes);
-            match previous {
-                NO_RUN => *first = next,
-                previous => runs[previous as usize].next = next,
+            match runs.get_mut(previous as usize) {
+                Some(before) => before.next = next,
+                None => *first = next,
             }
             retire(runs, &mut self.unused_runs, id);
         } else {
@@ -631,6 +648,7 @@ impl Arenas {
     }
 }
 
+#[inline(always)]
 fn retire(runs: &mut [Run], unused: &mut Vec<RunId>, id: RunId) {
     runs[id as usize].state = RunState::Unused;
     unused.push(id);
