@@ -5,7 +5,9 @@
 
 use super::{current, fork, guarded, heap, oom, raise};
 use crate::driver::StreamHandle;
-use crate::heap::Error;
+use crate::heap::device::{Device, is_large};
+use crate::heap::page_table::Page;
+use crate::heap::{Error, Heap, Owned};
 use std::ffi::{c_int, c_void};
 
 /// `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
@@ -47,18 +49,33 @@ pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: Cuda
     if fork::is_forked_child() || size == 0 {
         return std::ptr::null_mut();
     }
-    let stream_handle = handle(stream);
-    let served = guarded(0, || current().map_or(0, |heap| heap.serve(size as u64, device, stream_handle)));
-    if served != 0 {
-        return served as *mut c_void;
+    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save.
+    match current() {
+        Some(heap) if heap.is_plain() && is_large(size as u64) => {
+            malloc_hot::<true>(heap, size, device, stream)
+        }
+        Some(heap) if heap.is_plain() => malloc_hot::<false>(heap, size, device, stream),
+        _ => malloc_slowly(size, device, stream),
     }
-    malloc_slowly(size, device, stream)
+}
+
+#[inline(never)]
+fn malloc_hot<const LARGE: bool>(
+    heap: &'static Heap,
+    size: isize,
+    device: c_int,
+    stream: CudaStream,
+) -> *mut c_void {
+    match guarded(0, || heap.serve::<LARGE>(size as u64, device, handle(stream))) {
+        0 => malloc_slowly(size, device, stream),
+        address => address as *mut c_void,
+    }
 }
 
 /// Whatever the hot path leaves: the first call, a negative size, growth, captures, trouble.
 #[cold]
 #[inline(never)]
-extern "C-unwind" fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
+fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
     let panicked = Err(Refusal::Other(String::new()));
     match guarded(panicked, || allocate(size, device, stream)) {
         Ok(address) => address as *mut c_void,
@@ -78,7 +95,7 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
 }
 
 #[cold]
-fn refusal(heap: &crate::heap::Heap, error: Error) -> Refusal {
+fn refusal(heap: &Heap, error: Error) -> Refusal {
     match error {
         Error::OutOfMemory(report) => {
             oom::dump(heap, &report);
@@ -112,11 +129,41 @@ pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_in
     if fork::is_forked_child() || pointer.is_null() {
         return;
     }
-    guarded((), || match current() {
-        Some(heap) => {
-            heap.free(pointer as u64);
-        }
-        None => log::error!("gruyere_free({pointer:p}): nothing has been allocated in this process; ignored"),
+    let Some(heap) = current() else { return free_of_nothing(pointer) };
+    match heap.owner(pointer as u64) {
+        Some(Owned::Small(device, lane, slab)) => free_small(heap, device, lane, slab, pointer as u64),
+        Some(Owned::Large(device, page)) => free_large(heap, device, page, pointer as u64),
+        None => free_slowly(heap, pointer as u64),
+    }
+}
+
+#[inline(never)]
+fn free_small(heap: &Heap, device: &Device, lane: u32, slab: u32, address: u64) {
+    guarded((), || {
+        heap.free_small(device, lane, slab, address);
+    });
+}
+
+#[inline(never)]
+fn free_large(heap: &Heap, device: &Device, page: Page<'_>, address: u64) {
+    guarded((), || {
+        heap.free_large(device, page, address);
+    });
+}
+
+#[cold]
+#[inline(never)]
+fn free_slowly(heap: &Heap, address: u64) {
+    guarded((), || {
+        heap.free(address);
+    });
+}
+
+#[cold]
+#[inline(never)]
+fn free_of_nothing(pointer: *mut c_void) {
+    guarded((), || {
+        log::error!("gruyere_free({pointer:p}): nothing has been allocated in this process; ignored")
     });
 }
 
@@ -217,7 +264,7 @@ pub extern "C" fn gruyere_release_pool(device: c_int, id: MempoolId) {
     pool_hook("gruyere_release_pool", device, |heap| heap.release_pool(i64::from(device), id.pair()));
 }
 
-fn pool_hook(name: &str, device: c_int, hook: impl FnOnce(&crate::heap::Heap) -> Result<(), Error>) {
+fn pool_hook(name: &str, device: c_int, hook: impl FnOnce(&Heap) -> Result<(), Error>) {
     if fork::is_forked_child() {
         return;
     }

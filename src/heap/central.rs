@@ -5,7 +5,6 @@ use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
 use super::device::Request;
-use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::page_table::{Page, PageTable};
 use super::size_class::{PAGE, round_up};
@@ -155,13 +154,14 @@ impl Central {
         (step, time): (u32, u64),
     ) -> u64 {
         let Some(run) = self.arenas.run_mut(id) else { return 0 };
-        let (address, size) = (run.address, round(requested));
+        let (address, size) = (run.address, run.bytes);
         let tag = BlockTag::new(self.device as u8, lifetime, capture, run.stream);
-        let slot = self.writer.malloc(LARGE, Block { tag, address, size, requested }, step, time);
-        (run.requested, run.lifetime, run.slot) = (requested, lifetime, slot);
+        let slot = self.writer.place();
+        (run.slack, run.lifetime, run.slot) = ((size - requested) as u32, lifetime, slot);
         if let Some(page) = table.page(address) {
             page.add_block(self.device, id);
         }
+        self.writer.malloc(LARGE, slot, Block { tag, address, size, requested }, step, time);
         address
     }
 
@@ -310,8 +310,8 @@ impl Central {
     pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
         let arenas = &self.arenas;
         let (id, run) = page.remove_block(|id| block_at(arenas, id, address))?;
-        let Run { stream, requested, lifetime, slot, shared, region, .. } = *run;
-        let size = round(requested);
+        let (size, requested) = (run.bytes, run.requested());
+        let Run { stream, lifetime, slot, shared, region, .. } = *run;
         let epoch = streams.note_free(stream);
         let frozen = !self.captures.pools.is_empty() && self.note_captured_free(region);
         if shared || frozen {
@@ -321,8 +321,8 @@ impl Central {
             return Some(());
         }
         let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
-        self.writer.free(LARGE, slot, Block { tag, address, size, requested }, time);
         self.arenas.release(id, stream, epoch);
+        self.writer.free(LARGE, slot, Block { tag, address, size, requested }, time);
         Some(())
     }
 
@@ -384,8 +384,8 @@ impl Central {
             }
             let PendingRun { run: id, epoch, .. } = self.pending.swap_remove(at);
             let Some(run) = self.arenas.run(id) else { continue };
-            let Run { stream, requested, lifetime, slot, .. } = *run;
-            self.writer.block_remove(slot, round(requested), requested, lifetime, true);
+            let Run { stream, bytes, lifetime, slot, .. } = *run;
+            self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
             self.arenas.release(id, stream, epoch);
         }
     }

@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
-use super::central::{Central, Want};
+use super::central::Central;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::page_table::{Owner, Page};
@@ -92,6 +92,12 @@ impl Request {
     }
 }
 
+/// Whether a request is served from the arena rather than from slabs.
+#[inline(always)]
+pub const fn is_large(size: u64) -> bool {
+    size > SMALL_MAX
+}
+
 impl Device {
     /// Makes the heap of `id`; nothing is taken from the driver yet.
     ///
@@ -165,42 +171,36 @@ impl Device {
     /// # Errors
     /// Out of memory, with all that is known of its cause.
     pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        match self.serve(shared, request) {
-            0 if request.size > SMALL_MAX => self.malloc_large(shared, request),
-            0 => self.malloc_small(shared, request),
-            address => Ok(address),
+        if is_large(request.size) {
+            match self.serve_large(shared, request) {
+                0 => self.malloc_large(shared, request),
+                address => Ok(address),
+            }
+        } else {
+            match self.serve_small(shared, request) {
+                0 => self.malloc_small(shared, request),
+                address => Ok(address),
+            }
         }
     }
 
-    /// The hot path of a malloc: a slot of the first slab of its bin, or the best fit among the free runs. 0 where there is neither: then
-    /// [`Device::malloc`] finds memory.
+    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and [`Device::malloc`] finds memory.
     #[inline(always)]
-    pub(super) fn serve(&self, shared: &Shared, request: Request) -> u64 {
-        if request.size > SMALL_MAX {
-            let Request { size, stream, lifetime, start } = request;
-            return self.serve_large(shared, size, stream, lifetime, start);
-        }
+    pub(super) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
         let cell = &mut *self.lane(request.stream);
         cell.lane.allocate(&mut cell.writer, request, shared.step())
     }
 
-    /// As [`Device::serve`]; in words, which go through registers.
-    #[inline(never)]
-    fn serve_large(
-        &self,
-        shared: &Shared,
-        requested: u64,
-        stream: u32,
-        lifetime: Lifetime,
-        start: u64,
-    ) -> u64 {
+    /// The hot path of a large malloc: the best fit among the free runs; as [`Device::serve_small`].
+    #[inline(always)]
+    pub(super) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
+        let Request { size: requested, stream, lifetime, start } = request;
         if central::is_absurd(requested) {
             return 0;
         }
-        let mut guard = lock(&self.central);
-        let central = &mut *guard;
-        let want = Want { space: central.space(lifetime), bytes: round(requested), align: ALIGNMENT, stream };
-        match want.fit(central) {
+        let central = &mut *lock(&self.central);
+        let space = central.space(lifetime);
+        match central.arenas.allocate_block(space, round(requested), stream) {
             Some(run) => central.publish(&shared.table, run, requested, lifetime, (shared.step(), start)),
             None => 0,
         }
@@ -218,7 +218,7 @@ impl Device {
             self.settle_lane(shared, request.stream);
         }
         loop {
-            let address = self.serve(shared, request);
+            let address = self.serve_small(shared, request);
             if address != 0 {
                 return Ok(address);
             }
@@ -334,7 +334,7 @@ impl Device {
     }
 
     /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
-    #[inline(never)]
+    #[inline(always)]
     pub fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
         lock(&self.central).free_large(page, &self.streams, address, start)
     }

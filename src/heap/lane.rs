@@ -110,10 +110,12 @@ impl Lane {
         let Some(slot) = slab.take() else { return 0 };
         let address = slab.address(slot);
         let block = Block { tag: slab.tag, address, size, requested };
-        slab.describe(slot, requested, writer.malloc(SMALL, block, step, start));
+        let place = writer.place();
+        slab.describe(slot, requested, place);
         if slab.used() == 1 || slab.is_full() {
             self.took(first, stream, lifetime as u8, class);
         }
+        writer.malloc(SMALL, place, block, step, start);
         address
     }
 
@@ -199,12 +201,15 @@ impl Lane {
             return self.free_other(writer, id, address, time, streams);
         };
         let size = round(requested);
-        writer.free(SMALL, block, Block { tag: slab.tag, address, size, requested }, time);
+        let freed = Block { tag: slab.tag, address, size, requested };
         let was_full = slab.release(slot);
-        if was_full || slab.is_idle() {
-            return self.freed_last(id, was_full, streams);
-        }
-        FreeOutcome::Freed
+        let outcome = if was_full || slab.is_idle() {
+            self.freed_last(id, was_full, streams)
+        } else {
+            FreeOutcome::Freed
+        };
+        writer.free(SMALL, block, freed, time);
+        outcome
     }
 
     /// The rare part of freeing a slot: the slab was full before, or nothing in it is live now.

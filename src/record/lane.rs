@@ -113,54 +113,67 @@ impl LaneWriter {
             return BlockSlot::NONE;
         }
         lane.malloc(pool_of(size), size, requested, lifetime);
-        self.fill_slot(entry.tag(), address, size, requested, step)
+        let slot = self.place();
+        if let Some(cell) = self.cell(slot) {
+            cell.fill(entry.tag(), address, size, requested, step);
+        }
+        slot
     }
 
+    /// A place in the block map for a block that [`LaneWriter::malloc`] will describe. `NONE` where there is none, or no map.
     #[inline(always)]
-    fn fill_slot(&mut self, tag: BlockTag, address: u64, size: u64, requested: u64, step: u32) -> BlockSlot {
+    pub fn place(&mut self) -> BlockSlot {
         if self.top == self.bottom && !self.refill() {
             return BlockSlot::NONE;
         }
-        // SAFETY: above `bottom`, so a word of the stack; the slots on it are below the map's reach, so allocated.
+        // SAFETY: above `bottom`, so a word of the stack.
         unsafe {
             self.top = self.top.sub(1);
-            let slot = *self.top;
-            (*self.blocks.add(slot as usize)).fill(tag, address, size, requested, step);
-            BlockSlot(slot)
+            BlockSlot(*self.top)
         }
     }
 
-    /// The hot path of a malloc: [`LaneWriter::block_insert`] and its event in one. `pool` is that of `size` ([`pool_of`]), which the
-    /// caller knows beforehand; `time` is [`super::clock::now`]'s.
     #[inline(always)]
-    pub fn malloc(&mut self, pool: usize, block: Block, step: u32, time: u64) -> BlockSlot {
-        // Only with detail there is a trail.
-        if self.trail.is_null() {
-            return self.malloc_slowly(block, step, time);
-        }
+    fn cell(&self, slot: BlockSlot) -> Option<&'static BlockCell> {
+        // SAFETY: `place` gave it, so it is below the map's reach: allocated, for ever.
+        (slot != BlockSlot::NONE).then(|| unsafe { &*self.blocks.add(slot.0 as usize) })
+    }
+
+    /// The hot path of a malloc: [`LaneWriter::block_insert`] and its event in one, for a block whose place was taken before. `pool` is that
+    /// of `size` ([`pool_of`]), which the caller knows beforehand; `time` is [`super::clock::now`]'s.
+    #[inline(always)]
+    pub fn malloc(&mut self, pool: usize, slot: BlockSlot, block: Block, step: u32, time: u64) {
         let Block { tag, address, size, requested } = block;
         let lane = self.lane();
         if lane.totals.add(size) {
             self.settle();
         }
+        // Only with detail there is a trail.
+        if self.trail.is_null() {
+            return self.malloc_slowly(slot, block, step, time);
+        }
         lane.malloc(pool, size, requested, tag.lifetime());
-        let slot = self.fill_slot(tag, address, size, requested, step);
+        if let Some(cell) = self.cell(slot) {
+            cell.fill(tag, address, size, requested, step);
+        }
         // SAFETY: not null, so `open_trail` put `trail_mask + 1` cells there, for ever; this is the lane's only writer.
         unsafe {
             lane.trail.push(self.trail, self.trail_mask, EventKind::Malloc, tag, address, requested, time)
         };
-        slot
     }
 
     #[cold]
     #[inline(never)]
-    fn malloc_slowly(&mut self, block: Block, step: u32, time: u64) -> BlockSlot {
+    fn malloc_slowly(&mut self, slot: BlockSlot, block: Block, step: u32, time: u64) {
+        if !self.detail {
+            return;
+        }
         let Block { tag, address, size, requested } = block;
-        let (device, lifetime, capture, stream) = (tag.device(), tag.lifetime(), tag.capture(), tag.stream());
-        let entry = BlockEntry { address, size, requested, stream, step, device, lifetime, capture };
-        let slot = self.block_insert(&entry);
-        self.event(EventKind::Malloc, lifetime, stream, address, requested, time);
-        slot
+        self.lane().malloc(pool_of(size), size, requested, tag.lifetime());
+        if let Some(cell) = self.cell(slot) {
+            cell.fill(tag, address, size, requested, step);
+        }
+        self.event(EventKind::Malloc, tag.lifetime(), tag.stream(), address, requested, time);
     }
 
     /// The hot path of a free: [`LaneWriter::block_remove`] and its event in one; as [`LaneWriter::malloc`].
@@ -200,9 +213,8 @@ impl LaneWriter {
         }
         lane.free(pool_of(size), size, requested, lifetime);
         lane.pending(size, lifetime);
-        if slot != BlockSlot::NONE {
-            // SAFETY: `block_insert` gave it, so it is inside the map.
-            unsafe { &*self.blocks.add(slot.0 as usize) }.pending();
+        if let Some(cell) = self.cell(slot) {
+            cell.pending();
         }
     }
 
@@ -233,17 +245,15 @@ impl LaneWriter {
 
     #[inline(always)]
     fn empty_slot(&mut self, slot: BlockSlot, was_pending: bool) {
-        if slot != BlockSlot::NONE {
-            // SAFETY: `block_insert` gave it, so it is inside the map.
-            unsafe { &*self.blocks.add(slot.0 as usize) }.remove(was_pending);
-            if self.top == self.limit {
-                self.spill();
-            }
-            // SAFETY: below `limit`, so a word of the stack.
-            unsafe {
-                *self.top = slot.0;
-                self.top = self.top.add(1);
-            }
+        let Some(cell) = self.cell(slot) else { return };
+        cell.remove(was_pending);
+        if self.top == self.limit {
+            self.spill();
+        }
+        // SAFETY: below `limit`, so a word of the stack.
+        unsafe {
+            *self.top = slot.0;
+            self.top = self.top.add(1);
         }
     }
 
@@ -316,6 +326,9 @@ impl LaneWriter {
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> bool {
+        if !self.detail {
+            return false;
+        }
         if self.patience > 0 {
             self.patience -= 1;
             self.record.unrecorded();

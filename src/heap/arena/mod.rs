@@ -53,8 +53,6 @@ pub struct Run {
     pub address: u64,
     /// Length, a multiple of 512.
     pub bytes: u64,
-    /// Bytes that the caller asked for.
-    pub requested: u64,
     /// Free: no work on `stream` later than this epoch's touches it.
     pub epoch: u64,
     /// What it is.
@@ -65,6 +63,10 @@ pub struct Run {
     pub region: RegionId,
     /// Its place in the block map while live or pending.
     pub slot: BlockSlot,
+    /// Of a block: bytes of it that the caller did not ask for.
+    pub slack: u32,
+    /// Its bin of the size index while free or void.
+    bin: u16,
     /// The tag of its block, as the record counts it.
     pub lifetime: u8,
     /// Other streams use the block (`Central::users`).
@@ -79,17 +81,17 @@ pub struct Run {
 
 impl Run {
     /// A free run of nobody's in particular, without neighbours.
-    #[inline(always)]
     fn new(address: u64, bytes: u64, region: RegionId) -> Self {
         Self {
             address,
             bytes,
-            requested: 0,
             epoch: 0,
             state: RunState::Free,
             stream: EVERYBODY,
             region,
             slot: BlockSlot::NONE,
+            slack: 0,
+            bin: 0,
             lifetime: 0,
             shared: false,
             is_slab: false,
@@ -100,12 +102,21 @@ impl Run {
         }
     }
 
+    /// Of a block: bytes that the caller asked for.
+    #[inline]
+    pub fn requested(&self) -> u64 {
+        self.bytes - u64::from(self.slack)
+    }
+
     /// Bytes before the first multiple of `align` in it.
     #[inline]
     fn askew(&self, align: u64) -> u64 {
         self.address.wrapping_neg() & (align - 1)
     }
 }
+
+/// A run is a cache line: found by a shift, and fetched at once.
+const _: () = assert!(size_of::<Run>() == 64);
 
 /// One piece of memory from the driver.
 #[derive(Clone, Debug)]
@@ -325,10 +336,25 @@ impl Arenas {
     }
 
     /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and everybody's.
-    #[inline]
     pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
-        let owners = &self.spaces.get(space as usize)?.owners;
-        let (mut best, mut best_bytes) = (NO_RUN, u64::MAX);
+        if align <= ALIGNMENT {
+            return self.allocate_block(space, bytes, stream);
+        }
+        let id = self.best_fit(space, bytes, align, stream)?;
+        self.take(id, bytes, align, stream)
+    }
+
+    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`].
+    #[inline(always)]
+    pub fn allocate_block(&mut self, space: SpaceId, bytes: u64, stream: u32) -> Option<RunId> {
+        let id = self.best_fit(space, bytes, ALIGNMENT, stream)?;
+        self.take_front(space, id, bytes, stream)
+    }
+
+    #[inline(always)]
+    fn best_fit(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
+        let owners = &self.spaces.get(space as usize)?.owners[..];
+        let (mut best, mut best_bytes) = (None, u64::MAX);
         // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
         for owner in [stream, EVERYBODY] {
             if let Some(Some(index)) = owners.get(owner.wrapping_add(1) as usize)
@@ -336,49 +362,37 @@ impl Arenas {
                 && let Some((id, length)) = index.best_fit(&self.runs, bytes, align)
                 && length < best_bytes
             {
-                (best, best_bytes) = (id, length);
+                (best, best_bytes) = (Some(id), length);
             }
         }
-        let askew = if align > ALIGNMENT { self.runs.get(best as usize)?.askew(align) } else { 0 };
-        if askew != 0 {
-            return self.take(best, bytes, align, stream);
-        }
-        self.take_front(space, best, bytes, stream)
+        best
     }
 
     /// Makes the first `bytes` of listed free run `id` of `space` live. A longer run keeps its number and its place and only shrinks; the
     /// block gets a new one: one list is touched, if any.
     #[inline(always)]
     fn take_front(&mut self, space: SpaceId, id: RunId, bytes: u64, stream: u32) -> Option<RunId> {
-        let Run { address, bytes: whole, epoch, region, previous, stream: owner, .. } =
-            *self.runs.get(id as usize)?;
-        let index =
-            self.spaces[space as usize].owners.get_mut(owner.wrapping_add(1) as usize)?.as_deref_mut()?;
-        if whole == bytes {
-            index.remove(&mut self.runs, id);
-            let run = &mut self.runs[id as usize];
+        if self.unused_runs.is_empty() {
+            self.more_runs()?;
+        }
+        let runs = &mut self.runs[..];
+        let run = runs.get_mut(id as usize)?;
+        let owner = run.stream.wrapping_add(1) as usize;
+        let index = self.spaces.get_mut(space as usize)?.owners.get_mut(owner)?.as_deref_mut()?;
+        let left = run.bytes.wrapping_sub(bytes);
+        if left == 0 {
             (run.state, run.stream, run.shared, run.is_slab) = (RunState::Live, stream, false, false);
+            index.remove(runs, id);
             return Some(id);
         }
-        let front = Run {
-            epoch,
-            state: RunState::Live,
-            stream,
-            previous,
-            next: id,
-            ..Run::new(address, bytes, region)
-        };
-        let new = match self.unused_runs.pop() {
-            Some(new) => {
-                self.runs[new as usize] = front;
-                new
-            }
-            None => Self::push_run(&mut self.runs, front)?,
-        };
-        let runs = &mut self.runs[..];
-        index.resize(runs, id, whole - bytes);
-        let run = &mut runs[id as usize];
+        let new = self.unused_runs.pop()?;
+        let Run { address, epoch, region, previous, .. } = *run;
         (run.address, run.previous) = (address + bytes, new);
+        index.resize(runs, id, left);
+        let front = runs.get_mut(new as usize)?;
+        (front.address, front.bytes, front.epoch, front.region) = (address, bytes, epoch, region);
+        (front.state, front.stream, front.shared, front.is_slab) = (RunState::Live, stream, false, false);
+        (front.previous, front.next) = (previous, id);
         match runs.get_mut(previous as usize) {
             Some(previous) => previous.next = new,
             None => self.regions[region as usize].first = new,
@@ -386,12 +400,14 @@ impl Arenas {
         Some(new)
     }
 
+    /// Adds an unused record; `None` where there are as many as there can be.
     #[cold]
     #[inline(never)]
-    fn push_run(runs: &mut Vec<Run>, run: Run) -> Option<RunId> {
-        (runs.len() < BLOCK_LIMIT as usize).then(|| {
-            runs.push(run);
-            runs.len() as RunId - 1
+    fn more_runs(&mut self) -> Option<()> {
+        let id = self.runs.len();
+        (id < BLOCK_LIMIT as usize).then(|| {
+            self.runs.push(Run { state: RunState::Unused, ..Run::new(0, 0, 0) });
+            self.unused_runs.push(id as RunId);
         })
     }
 

@@ -57,10 +57,9 @@ impl SizeIndex {
 
     #[inline(always)]
     pub(super) fn remove(&mut self, runs: &mut [Run], id: RunId) {
-        let bytes = runs[id as usize].bytes;
-        self.unlink(runs, id, bin_of(bytes));
         self.count -= 1;
-        self.bytes -= bytes;
+        self.bytes -= runs[id as usize].bytes;
+        self.unlink(runs, id);
         if self.count == 0 {
             self.oldest = u64::MAX;
         }
@@ -71,10 +70,10 @@ impl SizeIndex {
     pub(super) fn resize(&mut self, runs: &mut [Run], id: RunId, bytes: u64) {
         let before = std::mem::replace(&mut runs[id as usize].bytes, bytes);
         self.bytes = self.bytes.wrapping_add(bytes.wrapping_sub(before));
-        let (old, new) = (bin_of(before), bin_of(bytes));
-        if old != new {
-            self.unlink(runs, id, old);
-            self.link(runs, id, new);
+        let bin = bin_of(bytes);
+        if bin != usize::from(runs[id as usize].bin) {
+            self.unlink(runs, id);
+            self.link(runs, id, bin);
         }
     }
 
@@ -84,6 +83,7 @@ impl SizeIndex {
         let next = std::mem::replace(&mut self.heads[bin], id);
         self.filled[bin / WORD] |= 1 << (bin % WORD);
         let run = &mut runs[id as usize];
+        run.bin = bin as u16;
         run.bin_next = next;
         run.bin_previous = NO_RUN;
         if let Some(next) = runs.get_mut(next as usize) {
@@ -92,8 +92,8 @@ impl SizeIndex {
     }
 
     #[inline(always)]
-    fn unlink(&mut self, runs: &mut [Run], id: RunId, bin: usize) {
-        let Run { bin_next, bin_previous, .. } = runs[id as usize];
+    fn unlink(&mut self, runs: &mut [Run], id: RunId) {
+        let Run { bin, bin_next, bin_previous, .. } = runs[id as usize];
         if let Some(next) = runs.get_mut(bin_next as usize) {
             next.bin_previous = bin_previous;
         }
@@ -101,7 +101,7 @@ impl SizeIndex {
             previous.bin_next = bin_next;
             return;
         }
-        let bin = bin & (BINS - 1);
+        let bin = bin as usize & (BINS - 1);
         self.heads[bin] = bin_next;
         if bin_next == NO_RUN {
             self.filled[bin / WORD] &= !(1 << (bin % WORD));
