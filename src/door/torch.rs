@@ -5,8 +5,9 @@
 
 use super::{current, fork, guarded, heap, oom, raise};
 use crate::driver::StreamHandle;
-use crate::heap::device::{Device, is_large};
+use crate::heap::device::Device;
 use crate::heap::page_table::Page;
+use crate::heap::size_class::SMALL_MAX;
 use crate::heap::{Error, Heap, Owned};
 use std::ffi::{c_int, c_void};
 
@@ -46,15 +47,12 @@ enum Refusal {
 /// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process without torch, logs and answers NULL.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
-    if fork::is_forked_child() || size == 0 {
-        return std::ptr::null_mut();
-    }
-    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save.
+    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save. A forked child has no heap. Sizes of 0 and
+    // below count as the largest, and are left to the slow path.
+    let small = (size as u64).wrapping_sub(1) < SMALL_MAX;
     match current() {
-        Some(heap) if heap.is_plain() && is_large(size as u64) => {
-            malloc_hot::<true>(heap, size, device, stream)
-        }
-        Some(heap) if heap.is_plain() => malloc_hot::<false>(heap, size, device, stream),
+        Some(heap) if heap.is_plain() && small => malloc_hot::<false>(heap, size, device, stream),
+        Some(heap) if heap.is_plain() => malloc_hot::<true>(heap, size, device, stream),
         _ => malloc_slowly(size, device, stream),
     }
 }
@@ -76,6 +74,9 @@ fn malloc_hot<const LARGE: bool>(
 #[cold]
 #[inline(never)]
 fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
+    if fork::is_forked_child() || size == 0 {
+        return std::ptr::null_mut();
+    }
     let panicked = Err(Refusal::Other(String::new()));
     match guarded(panicked, || allocate(size, device, stream)) {
         Ok(address) => address as *mut c_void,
@@ -126,9 +127,7 @@ fn refuse(refusal: Refusal) {
 /// left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_int, _stream: CudaStream) {
-    if fork::is_forked_child() || pointer.is_null() {
-        return;
-    }
+    // As in gruyere_malloc. NULL is in no page.
     let Some(heap) = current() else { return free_of_nothing(pointer) };
     match heap.owner(pointer as u64) {
         Some(Owned::Small(device, lane, slab)) => free_small(heap, device, lane, slab, pointer as u64),
@@ -138,14 +137,14 @@ pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_in
 }
 
 #[inline(never)]
-fn free_small(heap: &Heap, device: &Device, lane: u32, slab: u32, address: u64) {
+extern "C" fn free_small(heap: &Heap, device: &Device, lane: u32, slab: u32, address: u64) {
     guarded((), || {
         heap.free_small(device, lane, slab, address);
     });
 }
 
 #[inline(never)]
-fn free_large(heap: &Heap, device: &Device, page: Page<'_>, address: u64) {
+extern "C" fn free_large(heap: &Heap, device: &Device, page: Page<'_>, address: u64) {
     guarded((), || {
         heap.free_large(device, page, address);
     });
@@ -153,7 +152,7 @@ fn free_large(heap: &Heap, device: &Device, page: Page<'_>, address: u64) {
 
 #[cold]
 #[inline(never)]
-fn free_slowly(heap: &Heap, address: u64) {
+extern "C" fn free_slowly(heap: &Heap, address: u64) {
     guarded((), || {
         heap.free(address);
     });
@@ -161,7 +160,10 @@ fn free_slowly(heap: &Heap, address: u64) {
 
 #[cold]
 #[inline(never)]
-fn free_of_nothing(pointer: *mut c_void) {
+extern "C" fn free_of_nothing(pointer: *mut c_void) {
+    if fork::is_forked_child() || pointer.is_null() {
+        return;
+    }
     guarded((), || {
         log::error!("gruyere_free({pointer:p}): nothing has been allocated in this process; ignored")
     });

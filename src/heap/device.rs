@@ -9,12 +9,11 @@ use super::page_table::{Owner, Page};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::Slab;
 use super::streams::Streams;
-use super::{Error, Shared, central, lock};
+use super::{Error, Mutex, MutexGuard, Shared, central, lock};
 use crate::driver::{Capabilities, DeviceId, ErrorKind};
 use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
 use crossbeam_utils::{Backoff, CachePadded};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
 
 /// A lane and its part of the record, behind one lock.
 pub struct LaneCell {
@@ -33,7 +32,7 @@ pub struct Device {
     /// Its streams.
     pub streams: Streams,
     /// Small blocks, by stream.
-    pub lanes: Box<[CachePadded<Mutex<LaneCell>>]>,
+    pub lanes: Box<[CachePadded<Mutex<LaneCell>>; LANES]>,
     /// Everything else.
     pub central: Mutex<Central>,
     /// begin/end brackets of captures that are open; above 0 nothing is asked of events, recorded or waited for.
@@ -119,7 +118,10 @@ impl Device {
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids),
-            lanes: lanes.collect(),
+            lanes: lanes
+                .collect::<Box<[_]>>()
+                .try_into()
+                .map_err(|_| Error::Internal("lanes were miscounted"))?,
             central: Mutex::new(central),
             brackets: AtomicU32::new(0),
             askers: AtomicU32::new(0),
@@ -195,7 +197,7 @@ impl Device {
     #[inline(always)]
     pub(super) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
         let Request { size: requested, stream, lifetime, start } = request;
-        if central::is_absurd(requested) {
+        if requested == 0 || central::is_absurd(requested) {
             return 0;
         }
         let central = &mut *lock(&self.central);

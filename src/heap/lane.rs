@@ -7,7 +7,7 @@
 
 use super::device::Request;
 use super::lifetime::LIFETIMES;
-use super::size_class::{ALIGNMENT, CLASSES, class_of};
+use super::size_class::{ALIGNMENT, CLASSES, SMALL_MAX, class_of};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::Streams;
 use crate::record::{Block, EventKind, LaneWriter};
@@ -102,20 +102,23 @@ impl Lane {
     #[inline(always)]
     pub fn allocate(&mut self, writer: &mut LaneWriter, request: Request, step: u32) -> u64 {
         let Request { size: requested, stream, lifetime, start } = request;
-        let size = round(requested);
-        let class = class_of(size) as u8;
+        if requested > SMALL_MAX {
+            return 0;
+        }
+        let (size, class) = (round(requested), class_of(requested) as u8);
         let Some(Some(bins)) = self.bins.get((stream >> self.shift) as usize) else { return 0 };
         let first = bins.0[Bins::at(lifetime as u8, class)].first;
         let Some(Some(slab)) = self.slabs.get_mut(first as usize) else { return 0 };
-        let Some(slot) = slab.take() else { return 0 };
-        let address = slab.address(slot);
-        let block = Block { tag: slab.tag, address, size, requested };
         let place = writer.place();
-        slab.describe(slot, requested, place);
+        let Some(slot) = slab.take(requested, place) else {
+            writer.put_back(place);
+            return 0;
+        };
+        let (tag, address) = (slab.tag, slab.address(slot));
         if slab.used() == 1 || slab.is_full() {
             self.took(first, stream, lifetime as u8, class);
         }
-        writer.malloc(SMALL, place, block, step, start);
+        writer.malloc(SMALL, place, Block { tag, address, size, requested }, step, start);
         address
     }
 
@@ -197,18 +200,16 @@ impl Lane {
         streams: &Streams,
     ) -> FreeOutcome {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
-        let Some((slot, Freed { requested, block })) = slab.plain_block_at(address) else {
+        let Some((Freed { requested, block }, was_full)) = slab.free_plain(address) else {
             return self.free_other(writer, id, address, time, streams);
         };
-        let size = round(requested);
-        let freed = Block { tag: slab.tag, address, size, requested };
-        let was_full = slab.release(slot);
+        let tag = slab.tag;
         let outcome = if was_full || slab.is_idle() {
             self.freed_last(id, was_full, streams)
         } else {
             FreeOutcome::Freed
         };
-        writer.free(SMALL, block, freed, time);
+        writer.free(SMALL, block, Block { tag, address, size: round(requested), requested }, time);
         outcome
     }
 

@@ -38,9 +38,10 @@ use central::Growth;
 use device::{Device, Request};
 use lifetime::Lifetime;
 use page_table::{Owner, Page, PageTable};
+pub(crate) use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Devices that a process may use.
 pub const MAX_DEVICES: u32 = 64;
@@ -49,9 +50,10 @@ pub const HOOK_RECORD_STREAM: u32 = 1;
 /// The loader has wired the capture hooks (begin, end, release).
 pub const HOOK_CAPTURES: u32 = 2;
 
-/// Locks; a panic of another holder is no reason to stop serving.
+/// Locks; a panic of another holder is no reason to stop serving, so these locks know none.
+#[inline(always)]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Why a request was not served.
@@ -403,11 +405,12 @@ impl Heap {
     #[inline(always)]
     fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
         let page = self.shared.table.page(address)?;
-        let device = |number: u32| self.devices.get(number as usize).and_then(OnceLock::get);
-        match page.owner() {
-            Owner::Slab { device: number, lane, slab } => Some(Owned::Small(device(number)?, lane, slab)),
-            Owner::Large { device: number, .. } => Some(Owned::Large(device(number)?, page)),
-            Owner::None => None,
+        let owner = page.owner();
+        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return None };
+        let device = self.devices.get(device as usize).and_then(OnceLock::get)?;
+        match owner {
+            Owner::Slab { lane, slab, .. } => Some(Owned::Small(device, lane, slab)),
+            _ => Some(Owned::Large(device, page)),
         }
     }
 

@@ -111,6 +111,7 @@ impl Default for PageTable {
 
 /// The word of a page, found once for all that is done with it.
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 pub struct Page<'a>(&'a AtomicU64);
 
 impl Page<'_> {

@@ -4,14 +4,12 @@
 use super::size_class::{SIZE_CLASSES, SizeClass};
 use crate::record::{BlockSlot, BlockTag, SegmentSlot};
 
-/// Words of the bitmap: at most 4096 slots.
-const WORDS: usize = 64;
-
-/// Facts of one used slot.
+/// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Bytes asked for, with the flags below in the highest bits.
-    requested: u32,
+    /// Of a taken slot: bytes asked for, with the flags below in the highest bits. Of a free one: the next free slot, or [`NO_SLOT`].
+    word: u32,
+    /// Of a taken slot: its block's place in the record.
     block: BlockSlot,
 }
 
@@ -22,6 +20,8 @@ const PENDING: u32 = 1 << 30;
 /// The slot is taken.
 const TAKEN: u32 = 1 << 29;
 const REQUESTED: u32 = TAKEN - 1;
+/// No slot: the end of the list of free ones.
+const NO_SLOT: u32 = REQUESTED;
 
 /// What a slot's block was, when it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +73,8 @@ pub struct Slab {
     used: u32,
     /// Pending ones.
     waiting: u32,
-    /// A bit for every word that has a free slot.
-    summary: u64,
-    /// A bit for every free slot.
-    free: [u64; WORDS],
+    /// The free slot that is taken next, the first of a list: the one freed last, which the caches still know.
+    free: u32,
     slots: Box<[Slot]>,
 }
 
@@ -85,13 +83,7 @@ impl Slab {
     pub fn new(base: u64, class: u8, tag: BlockTag, run: u32) -> Self {
         let shape = &SIZE_CLASSES[class as usize];
         let count = shape.slots;
-        let mut free = [0u64; WORDS];
-        let mut summary = 0;
-        for (i, word) in free.iter_mut().enumerate() {
-            let left = count.saturating_sub(i as u32 * 64);
-            *word = if left >= 64 { u64::MAX } else { (1u64 << left) - 1 };
-            summary |= u64::from(*word != 0) << i;
-        }
+        let next = |slot| if slot + 1 < count { slot + 1 } else { NO_SLOT };
         Self {
             base,
             shape,
@@ -106,9 +98,8 @@ impl Slab {
             next: u32::MAX,
             used: 0,
             waiting: 0,
-            summary,
-            free,
-            slots: vec![Slot { requested: 0, block: BlockSlot::NONE }; count as usize].into(),
+            free: 0,
+            slots: (0..count).map(|slot| Slot { word: next(slot), block: BlockSlot::NONE }).collect(),
         }
     }
 
@@ -138,32 +129,18 @@ impl Slab {
     /// Whether no slot is free.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.summary == 0
+        self.free == NO_SLOT
     }
 
-    /// Takes the free slot of the lowest address.
+    /// Takes a free slot for a block of `requested` bytes with its place in the record.
     #[inline(always)]
-    pub fn take(&mut self) -> Option<u32> {
-        if self.summary == 0 {
-            return None;
-        }
-        let word = self.summary.trailing_zeros();
-        let bits = &mut self.free[word as usize & (WORDS - 1)];
-        let slot = word * 64 + bits.trailing_zeros();
-        *bits &= *bits - 1;
-        if *bits == 0 {
-            self.summary &= self.summary - 1;
-        }
+    pub fn take(&mut self, requested: u64, block: BlockSlot) -> Option<u32> {
+        let slot = self.free;
+        let facts = self.slots.get_mut(slot as usize)?;
+        self.free = facts.word;
+        *facts = Slot { word: requested as u32 | TAKEN, block };
         self.used += 1;
         Some(slot)
-    }
-
-    /// Notes what the caller asked for, and the block's place in the record.
-    #[inline]
-    pub fn describe(&mut self, slot: u32, requested: u64, block: BlockSlot) {
-        if let Some(facts) = self.slots.get_mut(slot as usize) {
-            *facts = Slot { requested: requested as u32 | TAKEN, block };
-        }
     }
 
     /// The address of a slot.
@@ -181,19 +158,25 @@ impl Slab {
         (u64::from(slot) * u64::from(self.shape.slot) == offset && slot < self.shape.slots).then_some(slot)
     }
 
-    /// The live block, used by no other stream, that starts at `address` (which may be anything): its slot and facts.
+    /// Frees the live block, used by no other stream, that starts at `address` (which may be anything); its facts, and whether the slab was
+    /// full before.
     #[inline(always)]
-    pub fn plain_block_at(&self, address: u64) -> Option<(u32, Freed)> {
+    pub fn free_plain(&mut self, address: u64) -> Option<(Freed, bool)> {
         let slot = self.slot_at(address)?;
-        let facts = self.slots.get(slot as usize)?;
-        let plain = facts.requested & (TAKEN | PENDING | SHARED) == TAKEN;
-        plain.then(|| (slot, Freed { requested: u64::from(facts.requested & REQUESTED), block: facts.block }))
+        let facts = self.slots.get_mut(slot as usize)?;
+        let Slot { word, block } = *facts;
+        if word & (TAKEN | PENDING | SHARED) != TAKEN {
+            return None;
+        }
+        facts.word = std::mem::replace(&mut self.free, slot);
+        self.used -= 1;
+        Some((Freed { requested: u64::from(word & REQUESTED), block }, facts.word == NO_SLOT))
     }
 
     /// What a slot is.
     #[inline]
     pub fn state(&self, slot: u32) -> SlotState {
-        let flags = self.slots.get(slot as usize).map_or(0, |facts| facts.requested);
+        let flags = self.slots.get(slot as usize).map_or(0, |facts| facts.word);
         if flags & TAKEN == 0 {
             SlotState::Free
         } else if flags & PENDING != 0 {
@@ -207,64 +190,53 @@ impl Slab {
     #[inline]
     pub fn facts(&self, slot: u32) -> Freed {
         let facts =
-            self.slots.get(slot as usize).copied().unwrap_or(Slot { requested: 0, block: BlockSlot::NONE });
-        Freed { requested: u64::from(facts.requested & REQUESTED), block: facts.block }
+            self.slots.get(slot as usize).copied().unwrap_or(Slot { word: 0, block: BlockSlot::NONE });
+        Freed { requested: u64::from(facts.word & REQUESTED), block: facts.block }
     }
 
     /// Notes that other streams use a live slot.
     pub fn set_shared(&mut self, slot: u32) {
-        self.slots[slot as usize].requested |= SHARED;
+        self.slots[slot as usize].word |= SHARED;
     }
 
     /// Makes a live slot wait.
     pub fn set_pending(&mut self, slot: u32) {
-        self.slots[slot as usize].requested |= PENDING;
+        self.slots[slot as usize].word |= PENDING;
         self.waiting += 1;
     }
 
     /// Frees a pending slot. True if the slab was full before.
     pub fn settle(&mut self, slot: u32) -> bool {
         self.waiting -= 1;
-        self.release(slot)
-    }
-
-    /// Frees a live slot. True if the slab was full before.
-    #[inline]
-    pub fn release(&mut self, slot: u32) -> bool {
-        let was_full = self.summary == 0;
-        if let Some(facts) = self.slots.get_mut(slot as usize) {
-            facts.requested = 0;
-        }
-        let word = slot as usize / 64 % WORDS;
-        self.free[word] |= 1 << (slot % 64);
-        self.summary |= 1 << word;
         self.used -= 1;
-        was_full
+        let next = std::mem::replace(&mut self.free, slot);
+        self.slots[slot as usize].word = next;
+        next == NO_SLOT
     }
 
-    /// Checks the counts against the bitmap.
+    /// Checks the counts against the slots.
     ///
     /// # Errors
     /// What is wrong.
     pub fn validate(&self) -> Result<(), String> {
         let slots = self.size_class().slots;
-        let free: u32 = self.free.iter().map(|word| word.count_ones()).sum();
-        if free + self.used != slots {
+        let of = |wanted: fn(SlotState) -> bool| (0..slots).filter(|&slot| wanted(self.state(slot))).count();
+        let (free, waiting) = (of(|state| state == SlotState::Free), of(|state| state == SlotState::Pending));
+        if free as u32 + self.used != slots || waiting as u32 != self.waiting {
             return Err(format!(
-                "slab {:#x}: {free} free and {} used of {slots} slots",
-                self.base, self.used
+                "slab {:#x}: {free} free and {} used of {slots} slots, {waiting} pending and {} counted",
+                self.base, self.used, self.waiting
             ));
         }
-        for slot in 0..slots {
-            let free = self.free[slot as usize / 64] >> (slot % 64) & 1 != 0;
-            if free != (self.state(slot) == SlotState::Free) {
-                return Err(format!("slab {:#x}: the bitmap and the facts of slot {slot} differ", self.base));
+        let (mut listed, mut slot) = (0, self.free);
+        while slot != NO_SLOT {
+            if slot >= slots || self.state(slot) != SlotState::Free || listed == free {
+                return Err(format!("slab {:#x}: the list of free slots is broken at {slot}", self.base));
             }
+            (listed, slot) = (listed + 1, self.slots[slot as usize].word);
         }
-        for (i, word) in self.free.iter().enumerate() {
-            if (*word != 0) != (self.summary >> i & 1 != 0) {
-                return Err(format!("slab {:#x}: the summary of word {i} is wrong", self.base));
-            }
+        if listed != free {
+            return Err(format!("slab {:#x}: {listed} of {free} free slots are listed", self.base));
         }
         Ok(())
     }
@@ -281,21 +253,23 @@ mod tests {
             let mut slab = Slab::new(1 << 30, class as u8, BlockTag::default(), 0);
             let count = slab.size_class().slots;
             for expected in 0..count {
-                let slot = slab.take();
+                let slot = slab.take(500, BlockSlot(expected));
                 assert_eq!(slot, Some(expected));
-                slab.describe(expected, 500, BlockSlot(expected));
                 assert_eq!(slab.slot_at(slab.address(expected)), Some(expected));
-                let facts = Freed { requested: 500, block: BlockSlot(expected) };
-                assert_eq!(slab.plain_block_at(slab.address(expected)), Some((expected, facts)));
                 assert_eq!(slab.state(expected), SlotState::Live { shared: false });
             }
-            assert!(slab.is_full() && slab.take().is_none());
-            assert!(slab.release(count / 2));
-            assert_eq!(slab.state(count / 2), SlotState::Free);
-            assert_eq!(slab.plain_block_at(slab.address(count / 2)), None);
+            assert!(slab.is_full() && slab.take(500, BlockSlot::NONE).is_none());
+            let address = slab.address(count / 2);
+            let facts = Freed { requested: 500, block: BlockSlot(count / 2) };
+            assert_eq!(slab.free_plain(address), Some((facts, true)));
+            assert_eq!((slab.free_plain(address), slab.state(count / 2)), (None, SlotState::Free));
             slab.validate().unwrap();
-            assert_eq!(slab.take(), Some(count / 2));
-            slab.describe(count / 2, 1, BlockSlot::NONE);
+            assert_eq!(slab.take(1, BlockSlot::NONE), Some(count / 2));
+            slab.set_pending(count / 2);
+            assert_eq!((slab.free_plain(address), slab.is_idle()), (None, count == 1));
+            slab.validate().unwrap();
+            assert!(slab.settle(count / 2));
+            assert_eq!(slab.free_plain(slab.address(0)).map(|freed| freed.1), Some(false));
             slab.validate().unwrap();
         }
     }

@@ -133,6 +133,26 @@ impl LaneWriter {
         }
     }
 
+    /// A place that was not needed.
+    #[cold]
+    pub fn put_back(&mut self, slot: BlockSlot) {
+        if slot != BlockSlot::NONE {
+            self.push(slot);
+        }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, slot: BlockSlot) {
+        if self.top == self.limit {
+            self.spill();
+        }
+        // SAFETY: below `limit`, so a word of the stack.
+        unsafe {
+            *self.top = slot.0;
+            self.top = self.top.add(1);
+        }
+    }
+
     #[inline(always)]
     fn cell(&self, slot: BlockSlot) -> Option<&'static BlockCell> {
         // SAFETY: `place` gave it, so it is below the map's reach: allocated, for ever.
@@ -150,7 +170,7 @@ impl LaneWriter {
         }
         // Only with detail there is a trail.
         if self.trail.is_null() {
-            return self.malloc_slowly(slot, block, step, time);
+            return self.malloc_slowly(slot, tag, address, size, requested, step, time);
         }
         lane.malloc(pool, size, requested, tag.lifetime());
         if let Some(cell) = self.cell(slot) {
@@ -164,11 +184,20 @@ impl LaneWriter {
 
     #[cold]
     #[inline(never)]
-    fn malloc_slowly(&mut self, slot: BlockSlot, block: Block, step: u32, time: u64) {
+    #[allow(clippy::too_many_arguments)] // In words, which go through registers and cost the hot path nothing.
+    fn malloc_slowly(
+        &mut self,
+        slot: BlockSlot,
+        tag: BlockTag,
+        address: u64,
+        size: u64,
+        requested: u64,
+        step: u32,
+        time: u64,
+    ) {
         if !self.detail {
             return;
         }
-        let Block { tag, address, size, requested } = block;
         self.lane().malloc(pool_of(size), size, requested, tag.lifetime());
         if let Some(cell) = self.cell(slot) {
             cell.fill(tag, address, size, requested, step);
@@ -179,10 +208,10 @@ impl LaneWriter {
     /// The hot path of a free: [`LaneWriter::block_remove`] and its event in one; as [`LaneWriter::malloc`].
     #[inline(always)]
     pub fn free(&mut self, pool: usize, slot: BlockSlot, block: Block, time: u64) {
-        if self.trail.is_null() {
-            return self.free_slowly(slot, block, time);
-        }
         let Block { tag, address, size, requested } = block;
+        if self.trail.is_null() {
+            return self.free_slowly(slot, tag, address, size, requested, time);
+        }
         let lane = self.lane();
         if lane.totals.sub(size) {
             self.overdrawn();
@@ -195,8 +224,15 @@ impl LaneWriter {
 
     #[cold]
     #[inline(never)]
-    fn free_slowly(&mut self, slot: BlockSlot, block: Block, time: u64) {
-        let Block { tag, address, size, requested } = block;
+    fn free_slowly(
+        &mut self,
+        slot: BlockSlot,
+        tag: BlockTag,
+        address: u64,
+        size: u64,
+        requested: u64,
+        time: u64,
+    ) {
         self.block_remove(slot, size, requested, tag.lifetime(), false);
         self.event(EventKind::Free, tag.lifetime(), tag.stream(), address, size, time);
     }
@@ -247,14 +283,7 @@ impl LaneWriter {
     fn empty_slot(&mut self, slot: BlockSlot, was_pending: bool) {
         let Some(cell) = self.cell(slot) else { return };
         cell.remove(was_pending);
-        if self.top == self.limit {
-            self.spill();
-        }
-        // SAFETY: below `limit`, so a word of the stack.
-        unsafe {
-            *self.top = slot.0;
-            self.top = self.top.add(1);
-        }
+        self.push(slot);
     }
 
     /// One event in this lane's own ring: what [`Record::event`] does, at less than half the cost, and without a word that

@@ -154,25 +154,12 @@ impl Space {
         self.owners.get(stream.wrapping_add(1) as usize)?.as_deref()
     }
 
-    #[inline(always)]
     fn owner_mut(&mut self, stream: u32) -> &mut SizeIndex {
         let at = stream.wrapping_add(1) as usize;
-        if !matches!(self.owners.get(at), Some(Some(_))) {
-            self.make_owner(at);
-        }
-        match &mut self.owners[at] {
-            Some(index) => index,
-            None => unreachable!("made above"),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn make_owner(&mut self, at: usize) {
         if at >= self.owners.len() {
             self.owners.resize_with(at + 1, || None);
         }
-        self.owners[at].get_or_insert_default();
+        self.owners[at].get_or_insert_default()
     }
 }
 
@@ -495,16 +482,31 @@ impl Arenas {
     /// Frees a live or pending run to `stream` as of `epoch` (or to everybody), and merges it with neighbours of the same owner.
     #[inline]
     pub fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
-        self.set_free(id, stream, epoch);
+        self.set_free_inline(id, stream, epoch);
     }
 
     /// Makes an unlisted run free. A neighbour of the same owner takes it in and keeps its number and its place: mostly no list is touched.
-    #[inline(always)]
     fn set_free(&mut self, id: RunId, owner: u32, epoch: u64) {
-        self.changes += 1;
+        self.set_free_inline(id, owner, epoch);
+    }
+
+    /// The first free run of an owner in its space.
+    #[cold]
+    #[inline(never)]
+    fn set_free_first(&mut self, space: SpaceId, id: RunId, owner: u32, epoch: u64) {
+        self.spaces[space as usize].owner_mut(owner);
+        self.set_free(id, owner, epoch);
+    }
+
+    #[inline(always)]
+    fn set_free_inline(&mut self, id: RunId, owner: u32, epoch: u64) {
         let Run { address, mut bytes, previous, mut next, region, .. } = self.runs[id as usize];
         let Region { space, ref mut first, .. } = self.regions[region as usize];
-        let index = self.spaces[space as usize].owner_mut(owner);
+        let Some(Some(index)) = self.spaces[space as usize].owners.get_mut(owner.wrapping_add(1) as usize)
+        else {
+            return self.set_free_first(space, id, owner, epoch);
+        };
+        self.changes += 1;
         let runs = &mut self.runs[..];
         let mergeable = |run: &Run| run.state == RunState::Free && run.stream == owner;
         let behind = runs.get(next as usize).is_some_and(mergeable);
