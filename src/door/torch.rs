@@ -47,11 +47,12 @@ enum Refusal {
 /// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process without torch, logs and answers NULL.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
-    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save. A forked child has no heap. Sizes of 0 and
-    // below count as the largest, and are left to the slow path.
+    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save. A forked child has no heap. Negative sizes
+    // count as the largest, and are left to the slow path.
     let small = (size as u64).wrapping_sub(1) < SMALL_MAX;
     match current() {
         Some(heap) if heap.is_plain() && small => malloc_hot::<false>(heap, size, device, stream),
+        _ if size == 0 => std::ptr::null_mut(),
         Some(heap) if heap.is_plain() => malloc_hot::<true>(heap, size, device, stream),
         _ => malloc_slowly(size, device, stream),
     }
@@ -74,7 +75,7 @@ fn malloc_hot<const LARGE: bool>(
 #[cold]
 #[inline(never)]
 fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
-    if fork::is_forked_child() || size == 0 {
+    if fork::is_forked_child() {
         return std::ptr::null_mut();
     }
     let panicked = Err(Refusal::Other(String::new()));
@@ -132,6 +133,7 @@ pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_in
     match heap.owner(pointer as u64) {
         Some(Owned::Small(device, lane, slab)) => free_small(heap, device, lane, slab, pointer as u64),
         Some(Owned::Large(device, page)) => free_large(heap, device, page, pointer as u64),
+        None if pointer.is_null() => {}
         None => free_slowly(heap, pointer as u64),
     }
 }

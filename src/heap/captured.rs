@@ -80,7 +80,7 @@ impl Device {
         let address = if request.size > SMALL_MAX {
             let bytes = round(request.size);
             let run = self.captured_run(shared, central, number, (bytes, ALIGNMENT), request)?;
-            central.publish_captured(&shared.table, run, request, step, tag)
+            central.publish(&shared.table, run, request, step, tag)
         } else {
             let first = central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, step);
             match first {

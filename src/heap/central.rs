@@ -1,10 +1,11 @@
 //! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
+use super::arena::{Arenas, EVERYBODY, Label, RegionId, Run, RunId, RunState, SpaceId};
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
 use super::device::Request;
+use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::page_table::{Page, PageTable};
 use super::size_class::{PAGE, round_up};
@@ -118,22 +119,32 @@ impl Central {
         self.spaces.into_iter()
     }
 
-    /// Describes a run that has just been taken as an ordinary block, in the page table and the record; its address. `when`: the step and the
-    /// clock's time.
+    /// The hot path of a large malloc: the best fit among the free runs, described in the page table and the record. Its address, or 0 where
+    /// nothing fits. `when`: the step and the clock's time.
     #[inline(always)]
-    pub fn publish(
+    pub fn serve(
         &mut self,
         table: &PageTable,
-        id: RunId,
         requested: u64,
+        stream: u32,
         lifetime: Lifetime,
         when: (u32, u64),
     ) -> u64 {
-        self.publish_tagged(table, id, requested, (lifetime as u8, 0), when)
+        let (space, size) = (self.space(lifetime), round(requested));
+        let slot = self.writer.place();
+        let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
+        let Some((id, address)) = self.arenas.allocate_block(space, size, stream, label) else {
+            self.writer.put_back(slot);
+            return 0;
+        };
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
+        self.note(table, id, Block { tag, address, size, requested }, slot, when);
+        address
     }
 
-    /// As [`Central::publish`], for a block of a capture.
-    pub fn publish_captured(
+    /// Describes a run that has just been taken as the block of `request`, in the page table and the record; its address. `capture` as the record
+    /// counts it.
+    pub fn publish(
         &mut self,
         table: &PageTable,
         id: RunId,
@@ -141,28 +152,29 @@ impl Central {
         step: u32,
         capture: u8,
     ) -> u64 {
-        self.publish_tagged(table, id, request.size, (request.lifetime as u8, capture), (step, request.start))
+        let Request { size: requested, lifetime, start, .. } = *request;
+        let Some(run) = self.arenas.run_mut(id) else { return 0 };
+        let (address, size) = (run.address, run.bytes);
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, capture, run.stream);
+        let slot = self.writer.place();
+        run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
+        self.note(table, id, Block { tag, address, size, requested }, slot, (step, start));
+        address
     }
 
     #[inline(always)]
-    fn publish_tagged(
+    fn note(
         &mut self,
         table: &PageTable,
         id: RunId,
-        requested: u64,
-        (lifetime, capture): (u8, u8),
+        block: Block,
+        slot: BlockSlot,
         (step, time): (u32, u64),
-    ) -> u64 {
-        let Some(run) = self.arenas.run_mut(id) else { return 0 };
-        let (address, size) = (run.address, run.bytes);
-        let tag = BlockTag::new(self.device as u8, lifetime, capture, run.stream);
-        let slot = self.writer.place();
-        (run.slack, run.lifetime, run.slot) = ((size - requested) as u32, lifetime, slot);
-        if let Some(page) = table.page(address) {
+    ) {
+        if let Some(page) = table.page(block.address) {
             page.add_block(self.device, id);
         }
-        self.writer.malloc(LARGE, slot, Block { tag, address, size, requested }, step, time);
-        address
+        self.writer.malloc(LARGE, slot, block, step, time);
     }
 
     /// The length of a new span for `pages` bytes.

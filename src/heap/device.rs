@@ -197,15 +197,10 @@ impl Device {
     #[inline(always)]
     pub(super) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
         let Request { size: requested, stream, lifetime, start } = request;
-        if requested == 0 || central::is_absurd(requested) {
+        if central::is_absurd(requested) {
             return 0;
         }
-        let central = &mut *lock(&self.central);
-        let space = central.space(lifetime);
-        match central.arenas.allocate_block(space, round(requested), stream) {
-            Some(run) => central.publish(&shared.table, run, requested, lifetime, (shared.step(), start)),
-            None => 0,
-        }
+        lock(&self.central).serve(&shared.table, requested, stream, lifetime, (shared.step(), start))
     }
 
     #[cold]
@@ -248,12 +243,11 @@ impl Device {
 
     #[cold]
     fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        let Request { size, lifetime, start, .. } = request;
-        if central::is_absurd(size) {
-            return Err(self.out_of_memory(shared, size, request.stream));
+        if central::is_absurd(request.size) {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
         }
-        let (mut central, run) = self.obtain(shared, request, round(size), ALIGNMENT)?;
-        Ok(central.publish(&shared.table, run, size, lifetime, (shared.step(), start)))
+        let (mut central, run) = self.obtain(shared, request, round(request.size), ALIGNMENT)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 
     /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.

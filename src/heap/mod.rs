@@ -405,12 +405,11 @@ impl Heap {
     #[inline(always)]
     fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
         let page = self.shared.table.page(address)?;
-        let owner = page.owner();
-        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return None };
-        let device = self.devices.get(device as usize).and_then(OnceLock::get)?;
-        match owner {
-            Owner::Slab { lane, slab, .. } => Some(Owned::Small(device, lane, slab)),
-            _ => Some(Owned::Large(device, page)),
+        let word = page.word();
+        let device = self.devices.get(word.device() as usize).and_then(OnceLock::get)?;
+        match word.slab() {
+            Some((lane, slab)) => Some(Owned::Small(device, lane, slab)),
+            None => word.is_large().then_some(Owned::Large(device, page)),
         }
     }
 

@@ -114,12 +114,41 @@ impl Default for PageTable {
 #[repr(transparent)]
 pub struct Page<'a>(&'a AtomicU64);
 
-impl Page<'_> {
-    /// The owner of the page.
+/// A page's word, not decoded further than is needed.
+#[derive(Clone, Copy)]
+pub struct Word(u64);
+
+impl Word {
+    /// The device, where there is an owner.
     #[inline(always)]
-    pub fn owner(self) -> Owner {
+    pub fn device(self) -> u32 {
+        (self.0 >> DEVICE & 0x3f) as u32
+    }
+
+    /// The lane and the number of the slab, if it is a slab's.
+    #[inline(always)]
+    pub fn slab(self) -> Option<(u32, u32)> {
+        (self.0 & 3 == SLAB).then_some(((self.0 >> LOW & FIELD) as u32, (self.0 >> HIGH) as u32))
+    }
+
+    /// Whether large blocks start there.
+    #[inline(always)]
+    pub fn is_large(self) -> bool {
+        self.0 & 3 == LARGE
+    }
+}
+
+impl Page<'_> {
+    /// The owner of the page, still encoded.
+    #[inline(always)]
+    pub fn word(self) -> Word {
         // Acquire: pairs with the release of the publisher, so that what the word names is there to be locked.
-        Owner::decode(self.0.load(Ordering::Acquire))
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// The owner of the page.
+    pub fn owner(self) -> Owner {
+        Owner::decode(self.word().0)
     }
 
     /// Notes that large block `id` starts in the page (under the central lock).

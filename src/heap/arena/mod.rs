@@ -102,6 +102,12 @@ impl Run {
         }
     }
 
+    /// Notes what block it is.
+    #[inline(always)]
+    pub fn label(&mut self, Label { slack, lifetime, slot }: Label) {
+        (self.slack, self.lifetime, self.slot) = (slack, lifetime, slot);
+    }
+
     /// Of a block: bytes that the caller asked for.
     #[inline]
     pub fn requested(&self) -> u64 {
@@ -112,6 +118,23 @@ impl Run {
     #[inline]
     fn askew(&self, align: u64) -> u64 {
         self.address.wrapping_neg() & (align - 1)
+    }
+}
+
+/// What is noted of a block in its run.
+#[derive(Clone, Copy, Debug)]
+pub struct Label {
+    /// [`Run::slack`].
+    pub slack: u32,
+    /// [`Run::lifetime`].
+    pub lifetime: u8,
+    /// [`Run::slot`].
+    pub slot: BlockSlot,
+}
+
+impl Default for Label {
+    fn default() -> Self {
+        Self { slack: 0, lifetime: 0, slot: BlockSlot::NONE }
     }
 }
 
@@ -325,17 +348,23 @@ impl Arenas {
     /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and everybody's.
     pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
         if align <= ALIGNMENT {
-            return self.allocate_block(space, bytes, stream);
+            return self.allocate_block(space, bytes, stream, Label::default()).map(|(id, _)| id);
         }
         let id = self.best_fit(space, bytes, align, stream)?;
         self.take(id, bytes, align, stream)
     }
 
-    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`].
+    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`], for the block that `label` describes; its address too.
     #[inline(always)]
-    pub fn allocate_block(&mut self, space: SpaceId, bytes: u64, stream: u32) -> Option<RunId> {
+    pub fn allocate_block(
+        &mut self,
+        space: SpaceId,
+        bytes: u64,
+        stream: u32,
+        label: Label,
+    ) -> Option<(RunId, u64)> {
         let id = self.best_fit(space, bytes, ALIGNMENT, stream)?;
-        self.take_front(space, id, bytes, stream)
+        self.take_front(space, id, bytes, stream, label)
     }
 
     #[inline(always)]
@@ -358,7 +387,14 @@ impl Arenas {
     /// Makes the first `bytes` of listed free run `id` of `space` live. A longer run keeps its number and its place and only shrinks; the
     /// block gets a new one: one list is touched, if any.
     #[inline(always)]
-    fn take_front(&mut self, space: SpaceId, id: RunId, bytes: u64, stream: u32) -> Option<RunId> {
+    fn take_front(
+        &mut self,
+        space: SpaceId,
+        id: RunId,
+        bytes: u64,
+        stream: u32,
+        label: Label,
+    ) -> Option<(RunId, u64)> {
         if self.unused_runs.is_empty() {
             self.more_runs()?;
         }
@@ -369,8 +405,10 @@ impl Arenas {
         let left = run.bytes.wrapping_sub(bytes);
         if left == 0 {
             (run.state, run.stream, run.shared, run.is_slab) = (RunState::Live, stream, false, false);
+            run.label(label);
+            let address = run.address;
             index.remove(runs, id);
-            return Some(id);
+            return Some((id, address));
         }
         let new = self.unused_runs.pop()?;
         let Run { address, epoch, region, previous, .. } = *run;
@@ -380,11 +418,12 @@ impl Arenas {
         (front.address, front.bytes, front.epoch, front.region) = (address, bytes, epoch, region);
         (front.state, front.stream, front.shared, front.is_slab) = (RunState::Live, stream, false, false);
         (front.previous, front.next) = (previous, id);
+        front.label(label);
         match runs.get_mut(previous as usize) {
             Some(previous) => previous.next = new,
             None => self.regions[region as usize].first = new,
         }
-        Some(new)
+        Some((new, address))
     }
 
     /// Adds an unused record; `None` where there are as many as there can be.
