@@ -1,10 +1,8 @@
 //! The hot path: a block comes, a block goes. No locked instruction, and no word that another lane writes.
 //!
-//! Instructions by callgrind (`benches/record_cost.rs`, x86-64, inlined into a function that gets the block by reference):
-//! 96 for `block_insert` + the clock + `event`, 82 for `block_remove` + the clock + `event`. Of these, 15 are that
-//! function's own saving and restoring of registers, 3 the clock, 20 the event, 8 the size histogram, 13 the gauges under
-//! their seqlock, 5 live bytes and peak; the rest is the block map and reading the block. A new peak costs 180 more with
-//! one lane in use.
+//! In the heap's hot paths (callgrind on `moe`, x86-64) a malloc spends about 58 instructions here and a free 49: the block map 15 and 8, the event
+//! 11, the gauges under their seqlock 7, the size histogram 8, live bytes and peak 7 and 5; the clock's read is 4 more. A new peak costs 180
+//! more with one lane in use.
 
 use super::block_map::BlockCell;
 use super::gauges::{Lane, pool_of};
