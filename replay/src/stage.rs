@@ -240,6 +240,7 @@ impl PhantomStage {
         self.gpu.address_books().peak
     }
 
+    /// The stand-in itself: its books and counts.
     pub fn gpu(&self) -> Arc<Gpu> {
         self.gpu.clone()
     }

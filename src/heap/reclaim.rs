@@ -17,12 +17,11 @@ use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
 use super::ladder::Stopwatch;
-use super::{Error, Shared, lock, oom};
+use super::{Error, MutexGuard, Shared, lock, oom};
 use crate::config::Waits;
 use crate::driver::{DriverError, ErrorKind};
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
-use std::sync::MutexGuard;
 use std::time::Instant;
 
 /// How far growth may go.

@@ -95,7 +95,7 @@ impl Device {
             events_queried: counts.queried,
             ..Stats::default()
         };
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             let cell = lock(lane);
             stats.pending += cell.lane.pending_bytes();
             for (_, slab) in cell.lane.slabs() {
@@ -154,7 +154,7 @@ impl Device {
         let central = lock(&self.central);
         requested += central.captures.pools.iter().flatten().map(|pool| of_lane(&pool.lane)).sum::<u64>();
         let live = central.arenas.blocks().filter(|(_, run)| run.state == RunState::Live && !run.is_slab);
-        requested += live.map(|(_, run)| run.requested).sum::<u64>();
+        requested += live.map(|(_, run)| run.requested()).sum::<u64>();
         requested + central.direct_requested()
     }
 

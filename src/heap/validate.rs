@@ -59,10 +59,10 @@ impl Device {
             if device != self.id || !blocks.contains(&Some(id)) {
                 return Err(format!("block {:#x} is not the one that its address names", run.address));
             }
-            if lane::round(run.requested) > run.bytes {
-                return Err(format!("block {:#x} is shorter than what was asked for", run.address));
+            if lane::round(run.requested()) != run.bytes {
+                return Err(format!("block {:#x} is not as long as what was asked for", run.address));
             }
-            live += lane::round(run.requested);
+            live += run.bytes;
         }
         let busy: u64 = central.arenas.blocks().map(|(_, run)| run.bytes).sum();
         if busy != central.arenas.busy() {
