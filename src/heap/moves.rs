@@ -24,14 +24,15 @@ const SMALL_SLACK: u64 = 64 << 20;
 const STEP_SHARE: u64 = 88;
 /// A heap that has to grow though memory lies idle takes this much more than it needs, where that is left (bytes).
 const LEAN_STEP: u64 = 8 << 20;
-/// Once much has been freed, chunks are at most this part of what is held, and between these bounds (bytes): a torn chunk's pages can
+/// Once much has been freed, chunks are at most one part in this of what is held, and between these bounds (bytes): a torn chunk's pages can
 /// only be used at the ends of a row, so many long chunks waste memory, and many short ones take time to create.
-const CHUNK_SHARE: u64 = 2048;
-const CHUNK_BOUNDS: (u64, u64) = (4 << 20, 16 << 20);
+const CHUNKS: (u64, (u64, u64)) = (2048, (8 << 20, 16 << 20));
+/// The same where `slack:` asks for less memory.
+const TIGHT_CHUNKS: (u64, (u64, u64)) = (8192, (PAGE, 8 << 20));
 /// While less than this part of what is held has been freed since the start, a program loads what it will keep: in long chunks.
 const LOADING_SHARE: u64 = 2;
 /// Retired views are unmapped once there are so many.
-pub const RETIRED_BATCH: usize = 32;
+pub const RETIRED_BATCH: usize = 256;
 
 /// Pages that are to move.
 struct Source {
@@ -302,7 +303,8 @@ impl Central {
         if self.freed < held / LOADING_SHARE {
             return LONGEST_CHUNK;
         }
-        (held / CHUNK_SHARE).clamp(CHUNK_BOUNDS.0, CHUNK_BOUNDS.1) / PAGE * PAGE
+        let (share, (shortest, longest)) = if self.slack.is_some() { TIGHT_CHUNKS } else { CHUNKS };
+        (held / share).clamp(shortest, longest) / PAGE * PAGE
     }
 
     /// Maps a row and makes it free memory of the stream's.
