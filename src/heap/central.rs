@@ -6,6 +6,7 @@ use super::backing::{Backing, Kind};
 use super::capture::Captures;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
+use super::named::NamedPools;
 use super::page_table::PageTable;
 use super::size_class::{ALIGNMENT, PAGE, round_up};
 use super::streams::Streams;
@@ -15,6 +16,7 @@ use crate::record::{
     SegmentKind, clock,
 };
 use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 /// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
 pub const SPAN: u64 = 32 << 20;
@@ -45,6 +47,12 @@ pub struct Central {
     pub backing: Backing,
     /// CUDA graphs.
     pub captures: Captures,
+    /// Named pools.
+    pub named: NamedPools,
+    /// When a checkpoint trimmed the device last.
+    pub(super) checkpoint: Option<Instant>,
+    /// What the spaces of lifetimes keep whatever lies idle (`reserve`).
+    pub(super) reserves: [u64; LIFETIMES],
     /// The record's lane of large, captured and direct blocks.
     pub writer: LaneWriter,
     /// The record's gauges of the device.
@@ -88,6 +96,9 @@ impl Central {
             arenas,
             backing,
             captures: Captures::default(),
+            named: NamedPools::default(),
+            checkpoint: None,
+            reserves: [0; LIFETIMES],
             writer,
             gauges,
             spaces,
@@ -234,7 +245,7 @@ impl Central {
         completed: &dyn Fn(u32) -> u64,
     ) -> u64 {
         if self.backing.kind == Kind::Stitch {
-            let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
+            let spaces = self.open_spaces();
             self.loosen(driver, &spaces, completed);
             let bytes = self.backing.pages.release(driver, 0);
             self.backing.refresh_pages();
@@ -242,10 +253,11 @@ impl Central {
             return bytes;
         }
         let mut bytes = 0;
-        for space in self.ordinary_spaces() {
+        for space in self.open_spaces() {
             for id in self.arenas.empty_regions(space, completed) {
                 let size = self.arenas.region(id).bytes;
-                bytes += if self.shrink(driver, record, id) { size } else { 0 };
+                let kept = self.spare_of(space) < size;
+                bytes += if !kept && self.shrink(driver, record, id) { size } else { 0 };
             }
         }
         bytes
@@ -265,7 +277,7 @@ impl Central {
 
     /// The large block that starts at `address`, among those that the page table named.
     #[inline]
-    fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
+    pub(super) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
         blocks.into_iter().flatten().find_map(|id| {
             let run = self.arenas.run(id)?;
             (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
@@ -286,7 +298,7 @@ impl Central {
         let size = round(requested);
         table.remove_block(self.device, address, id);
         let epoch = streams.note_free(stream);
-        let frozen = self.note_captured_free(region);
+        let frozen = self.note_free_apart(region, size);
         if shared || frozen {
             self.free_shared(streams, id, epoch, frozen);
             self.writer.block_pending(slot, size, requested, lifetime);
@@ -308,12 +320,13 @@ impl Central {
         }
     }
 
-    /// Counts the free of a captured block. True: its memory must never be reused.
-    fn note_captured_free(&mut self, region: RegionId) -> bool {
-        if self.captures.pools.is_empty() {
+    /// Counts the free of a block of `bytes` of a capture or a named pool. True: its memory must never be reused.
+    fn note_free_apart(&mut self, region: RegionId, bytes: u64) -> bool {
+        if self.captures.pools.is_empty() && self.named.is_empty() {
             return false;
         }
         let space = self.arenas.region(region).space;
+        self.named.note_free(space, bytes);
         for pool in self.captures.pools.iter_mut().flatten() {
             if pool.space == space {
                 pool.live -= 1;
@@ -372,6 +385,9 @@ impl Central {
         for space in self.ordinary_spaces() {
             self.arenas.promote(space, completed);
         }
+        for (_, pool) in self.named.iter() {
+            self.arenas.promote(pool.space, completed);
+        }
     }
 
     /// Adds every stream that owns a run, uses a block or is waited for.
@@ -380,6 +396,9 @@ impl Central {
         referred.extend(self.users.values().flatten());
         referred.extend(self.pending.iter().flat_map(|block| &block.waits).map(|wait| wait.0));
         for pool in self.captures.pools.iter().flatten() {
+            pool.lane.streams_referred(referred);
+        }
+        for (_, pool) in self.named.iter() {
             pool.lane.streams_referred(referred);
         }
     }

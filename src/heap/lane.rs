@@ -30,6 +30,7 @@ struct Bins([Bin; LIFETIMES * CLASSES]);
 struct PendingBlock {
     slab: u32,
     slot: u32,
+    lifetime: u8,
     waits: Vec<(u32, u64)>,
 }
 
@@ -55,6 +56,8 @@ pub struct Lane {
     /// By stream number / stride.
     bins: Vec<Option<Box<Bins>>>,
     users: HashMap<u64, Vec<u32>>,
+    /// Lifetimes of live blocks that differ from their slabs', by address ([`Lane::tag`]).
+    tagged: HashMap<u64, u8>,
     pending: VecDeque<PendingBlock>,
 }
 
@@ -67,6 +70,7 @@ impl Lane {
             unused: Vec::new(),
             bins: Vec::new(),
             users: HashMap::new(),
+            tagged: HashMap::new(),
             pending: VecDeque::new(),
         }
     }
@@ -216,13 +220,20 @@ impl Lane {
         streams: &Streams,
     ) -> FreeOutcome {
         let users = self.users.remove(&address).unwrap_or_default();
+        let tag = self.tagged.remove(&address);
         let Some(slab) = self.slabs[id as usize].as_deref_mut() else { return FreeOutcome::Unknown };
         let facts = slab.facts(slot);
-        slab.set_pending(slot);
+        let lifetime = tag.unwrap_or(slab.lifetime);
         slab.epoch = streams.note_free(slab.stream);
+        if users.is_empty() {
+            // Only tagged.
+            writer.block_remove(facts.block, round(facts.requested), facts.requested, lifetime, false);
+            return self.release_slot(id, slot, facts);
+        }
+        slab.set_pending(slot);
         let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
-        writer.block_pending(facts.block, round(facts.requested), facts.requested, slab.lifetime);
-        self.pending.push_back(PendingBlock { slab: id, slot, waits });
+        writer.block_pending(facts.block, round(facts.requested), facts.requested, lifetime);
+        self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
         FreeOutcome::Waits(facts)
     }
 
@@ -235,8 +246,25 @@ impl Lane {
         let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
         let facts = slab.facts(slot);
         slab.set_pending(slot);
-        writer.block_pending(facts.block, round(facts.requested), facts.requested, slab.lifetime);
+        let lifetime = self.tagged.remove(&address).unwrap_or(slab.lifetime);
+        writer.block_pending(facts.block, round(facts.requested), facts.requested, lifetime);
         FreeOutcome::Waits(facts)
+    }
+
+    /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no live block starts there.
+    pub fn tag(&mut self, writer: &mut LaneWriter, id: u32, address: u64, lifetime: u8) -> Option<()> {
+        let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
+        let slot = slab.slot_at(address)?;
+        let SlotState::Live { .. } = slab.state(slot) else { return None };
+        let from = self.tagged.get(&address).copied().unwrap_or(slab.lifetime);
+        if from != lifetime {
+            let facts = slab.facts(slot);
+            writer.block_retag(facts.block, round(facts.requested), facts.requested, from, lifetime);
+            // Its free leaves the straight path, and finds the tag there.
+            slab.set_shared(slot);
+            self.tagged.insert(address, lifetime);
+        }
+        Some(())
     }
 
     /// Notes that `user` uses the block at `address` too. `None`: no live block starts there.
@@ -269,7 +297,7 @@ impl Lane {
                 continue;
             }
             let Some(slab) = self.slabs[block.slab as usize].as_deref() else { continue };
-            let (facts, lifetime) = (slab.facts(block.slot), slab.lifetime);
+            let (facts, lifetime) = (slab.facts(block.slot), block.lifetime);
             writer.block_remove(facts.block, round(facts.requested), facts.requested, lifetime, true);
             if let FreeOutcome::Surplus(_, id) = self.release_slot(block.slab, block.slot, facts) {
                 surplus.push(id);

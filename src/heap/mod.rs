@@ -9,24 +9,32 @@
 //! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
+pub mod alerts;
 pub mod arena;
 pub mod backing;
 pub mod capture;
 pub mod captured;
 pub mod central;
+mod checkpoint;
 pub mod device;
 pub mod lane;
 pub mod lifetime;
 mod moves;
+pub mod named;
 pub mod oom;
 pub mod page_table;
+mod pooled;
+mod pools;
 pub mod reclaim;
 mod recycle;
+mod reserve;
+pub mod route;
 pub mod size_class;
 pub mod slab;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
+mod tag;
 mod validate;
 
 use crate::config::Config;
@@ -65,6 +73,8 @@ pub enum Error {
     NoSuchDevice(i64),
     /// [`streams::MAX_STREAMS`] streams of a device are alive, or have blocks that are.
     TooManyStreams,
+    /// What `reserve:` asks for could not be had.
+    Reserve(Box<reserve::Refused>),
     /// An invariant of the heap is broken; what was asked for was not done.
     Internal(&'static str),
 }
@@ -87,6 +97,7 @@ impl fmt::Display for Error {
                  keeps the allocator from looking which are gone; create streams once and keep them",
                 streams::MAX_STREAMS
             ),
+            Self::Reserve(refused) => refused.fmt(f),
             Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
         }
     }
@@ -252,6 +263,7 @@ impl Heap {
                 let (limit, total) = (central.limit, device.capabilities.total_memory);
                 central.gauges.set(&[(DeviceGauge::Limit, limit), (DeviceGauge::TotalMemory, total)]);
             }
+            device.map_reserves(&self.shared)?;
             // Peers get access to each other's memory when the process begins to use both.
             for (other, cell) in self.devices.iter().enumerate() {
                 let Some(peer) = cell.get() else { continue };
@@ -288,8 +300,9 @@ impl Heap {
             Some(number) => number,
             None => device.resolve_by_recycling(shared, stream).ok_or(Error::TooManyStreams)?,
         };
-        let request = Request { size, stream: number, lifetime: lifetime::current(), start };
-        let address = if self.special.load(Ordering::Acquire) == 0 {
+        let tags = lifetime::tags();
+        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
+        let address = if self.special.load(Ordering::Acquire) == 0 && !tags.is_routed() {
             device.malloc(shared, request)?
         } else {
             self.malloc_special(device, request, stream)?
@@ -317,7 +330,10 @@ impl Heap {
             // Whatever the backing: memory that a graph uses must stay when its block is freed.
             Some(capture) => device.malloc_captured(shared, request, capture)?,
             None if device.kind == Kind::Passthrough => device.malloc_direct(shared, request)?,
-            None => device.malloc(shared, request)?,
+            None => match route::pool_on(device.id) {
+                Some(pool) => device.malloc_pooled(shared, request, pool)?,
+                None => device.malloc(shared, request)?,
+            },
         };
         if shared.config.debug.poison && capture.is_none() {
             let result =

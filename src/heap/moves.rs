@@ -106,7 +106,7 @@ impl Central {
         if self.barren == Some(now) {
             return 0;
         }
-        let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
+        let spaces = self.movable_spaces();
         let mut found = 0;
         for loose in self.arenas.loose_runs(&spaces, needed, ctx.completed) {
             if found >= bytes {
@@ -183,9 +183,16 @@ impl Central {
                 self.arenas.clear_quarantine(run);
             }
         }
-        for loose in self.arenas.loose_pages(spaces, completed) {
-            if self.backing.pages.unmap(driver, loose.address, loose.bytes).is_ok() {
-                self.arenas.take_out(loose.run, loose.address, loose.bytes);
+        for &space in spaces {
+            let mut spare = self.spare_of(space) / PAGE * PAGE;
+            for loose in self.arenas.loose_pages(&[space], completed) {
+                // What is reserved stays; of a row, its lowest pages.
+                let take = loose.bytes.min(spare);
+                let address = loose.address + loose.bytes - take;
+                if take > 0 && self.backing.pages.unmap(driver, address, take).is_ok() {
+                    self.arenas.take_out(loose.run, address, take);
+                    spare -= take;
+                }
             }
         }
     }

@@ -81,6 +81,14 @@ impl Device {
         for pool in central.captures.pools.iter().flatten() {
             stats.captured += central.arenas.held_bytes(pool.space);
         }
+        for (_, pool) in central.named.iter() {
+            stats.pending += pool.lane.pending_bytes();
+            stats.arena_free += central.arenas.free_bytes(pool.space).0;
+            for (_, slab) in pool.lane.slabs() {
+                stats.slab_bytes += slab.size_class().slab_bytes();
+                stats.slab_free += slab.free_bytes();
+            }
+        }
         stats
     }
 
@@ -172,6 +180,14 @@ impl Heap {
                 if free > 0 {
                     let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
                 }
+            }
+            for (_, pool) in central.named.iter() {
+                let held = central.arenas.held_bytes(pool.space);
+                let _ = writeln!(
+                    text,
+                    "  pool {:?}: {held} B held, {} B in {} live blocks",
+                    pool.name, pool.live_bytes, pool.live
+                );
             }
             for (id, region) in central.arenas.regions() {
                 let kind = if central.arenas.is_stitched(id) { "address space" } else { "span" };

@@ -20,7 +20,8 @@ pub struct BlockCell {
     /// 1 live             remove                      0 free, next life (+3)
     /// 2 pending          remove                      0 free, next life (+2)
     /// ```
-    /// The words below are written only while the state is free. The count repeats after 2^30 lives of one slot, which a
+    /// The words below are written only while the state is free; but for `lifetime`, which [`BlockCell::retag`] may change in state 1:
+    /// a reader gets the old or the new one. The count repeats after 2^30 lives of one slot, which a
     /// reader would have to sleep through exactly, inside one entry.
     state: AtomicU32,
     device: AtomicU8,
@@ -73,6 +74,16 @@ impl BlockCell {
         self.lifetime.store(entry.lifetime, Ordering::Relaxed);
         self.capture.store(entry.capture, Ordering::Relaxed);
         self.advance(1);
+    }
+
+    /// The step in which the block was inserted.
+    pub fn step(&self) -> u32 {
+        self.step.load(Ordering::Relaxed)
+    }
+
+    /// A live block gets another lifetime.
+    pub fn retag(&self, lifetime: u8) {
+        self.lifetime.store(lifetime, Ordering::Relaxed);
     }
 
     /// A live block waits for streams.

@@ -170,6 +170,20 @@ impl Lane {
         });
     }
 
+    /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one lifetime's counters may go back.
+    pub fn retag(&self, size: u64, requested: u64, from: u8, to: u8) {
+        let count = |lifetime: u8, sign: fn(u64) -> u64| {
+            let gauges = &self.blocks[cell(size, lifetime)];
+            gauges.sequence.write(|| {
+                bump(&gauges.mallocs, sign(1));
+                bump(&gauges.malloc_bytes, sign(size));
+                bump(&gauges.malloc_requested, sign(requested));
+            });
+        };
+        count(from, u64::wrapping_neg);
+        count(to, std::convert::identity);
+    }
+
     /// The program freed a block.
     #[inline(always)]
     pub fn free(&self, size: u64, requested: u64, lifetime: u8) {
