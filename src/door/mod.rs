@@ -1,8 +1,10 @@
 //! How callers come in: torch's hooks ([`torch`]), the control API ([`control`]), and the one heap of the process behind both.
 
+pub mod alert;
 pub mod control;
 pub mod fork;
 mod oom;
+pub mod pool;
 pub mod raise;
 pub mod torch;
 

@@ -27,7 +27,7 @@ mod pooled;
 mod pools;
 pub mod reclaim;
 mod recycle;
-mod reserve;
+pub mod reserve;
 pub mod route;
 pub mod size_class;
 pub mod slab;
