@@ -323,7 +323,8 @@ fn nobody_takes_the_reserve_of_a_pool_and_what_lies_idle_above_it_is_given_up() 
     for conf in BACKINGS {
         let world = World::new(GIB, conf);
         let pool = world.pool("kv", 400 * MIB);
-        let blocks = world.inside(pool, || [world.malloc(390 * MIB, DEFAULT), world.malloc(200 * MIB, DEFAULT)]);
+        let blocks =
+            world.inside(pool, || [world.malloc(390 * MIB, DEFAULT), world.malloc(200 * MIB, DEFAULT)]);
         blocks.into_iter().for_each(|address| world.free(address));
         assert!(world.held(pool) >= 590 * MIB, "{conf}");
         let outside = world.malloc(550 * MIB, DEFAULT);
@@ -399,7 +400,10 @@ fn wrong_calls_are_refused_with_what_is_wrong() {
         heap.pool_create("", 0, 0, None).unwrap_err(),
         heap.pool_create(&"x".repeat(200), 0, 0, None).unwrap_err(),
     ] {
-        assert!(matches!(error, PoolError::Name(_)) && error.to_string().contains("1 to 128 bytes"), "{error}");
+        assert!(
+            matches!(error, PoolError::Name(_)) && error.to_string().contains("1 to 128 bytes"),
+            "{error}"
+        );
     }
     let error = heap.pool_create("a", 5, 0, None).unwrap_err();
     assert!(error.to_string().contains("no device 5"), "{error}");

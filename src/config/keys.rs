@@ -232,8 +232,7 @@ impl Key {
             }
             Kind::Folder(field) => *field(config) = (value != "none").then(|| value.into()),
             Kind::Reserves(field) => {
-                *field(config) =
-                    if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
+                *field(config) = if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
             }
         }
         Ok(())

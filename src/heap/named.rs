@@ -242,7 +242,8 @@ impl fmt::Display for PoolError {
                 "backing:passthrough hands every call to the driver and keeps no pools: use backing:auto"
             ),
             Self::Reserve { bytes, free, headroom, error } => {
-                let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
+                let free =
+                    free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
                 write!(
                     f,
                     "{} could not be reserved ({error}): the device has {free} free, of which {} of headroom stay; reserve \
@@ -274,7 +275,11 @@ impl fmt::Display for PoolError {
                 write!(f, "the driver did not take {} of it back; try again later", Bytes(*bytes))
             }
             Self::TooDeep => {
-                write!(f, "a thread may be in {} pools at a time; leave some first", super::route::ROUTE_DEPTH)
+                write!(
+                    f,
+                    "a thread may be in {} pools at a time; leave some first",
+                    super::route::ROUTE_DEPTH
+                )
             }
             Self::NotInnermost(key) => {
                 write!(f, "pool {:#x} is not the one that this thread has entered last", key.0)
@@ -339,9 +344,7 @@ impl Central {
     pub(super) fn pool_blocks(&self, number: u32, most: usize) -> Vec<LiveBlock> {
         let Some(pool) = self.named.get(number) else { return Vec::new() };
         let runs = self.arenas.blocks().map(|(_, run)| run).filter(|run| {
-            run.state == RunState::Live
-                && !run.is_slab
-                && self.arenas.region(run.region).space == pool.space
+            run.state == RunState::Live && !run.is_slab && self.arenas.region(run.region).space == pool.space
         });
         let large = runs.map(|run| LiveBlock {
             address: run.address,

@@ -24,12 +24,7 @@ impl Device {
     /// # Errors
     /// Out of memory; the pool's limit is one cause of it.
     #[cold]
-    pub(super) fn malloc_pooled(
-        &self,
-        shared: &Shared,
-        request: Request,
-        number: u32,
-    ) -> Result<u64, Error> {
+    pub(super) fn malloc_pooled(&self, shared: &Shared, request: Request, number: u32) -> Result<u64, Error> {
         let entry = request.entry(self.id, shared.step(), 0);
         let mut guard = lock(&self.central);
         let central = &mut *guard;

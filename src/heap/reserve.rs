@@ -36,6 +36,9 @@ impl Device {
             let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
             central.reserves = [0; LIFETIMES];
             central.shrink_all(&*shared.driver, shared.record);
+            for space in central.open_spaces() {
+                central.free_addresses(&*shared.driver, space);
+            }
             central.backing.destroy(&*shared.driver);
             drop(central);
             return Err(Error::Reserve(Box::new(Refused {
