@@ -8,7 +8,9 @@ the bracket that is never closed: torch thinks that a capture is going on.
 - Cached segments of a pool that is in use are never given back, not by `empty_cache` and not when memory runs out. So a new pool takes the
   old one's place (a *turn*), whose cached segments torch then gives back.
 
-In either, another thread's tensor may come from torch's own memory for a moment, which is sound.
+In either, another thread's tensor may come from torch's own memory for a moment, which is sound. Neither happens while a bracket of the
+program's is open (a capture, `use_mem_pool`): torch ends the process where a pool dies meanwhile. For the same reason the program's own
+pools die at the next breath.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ def install(torch: Any) -> Any:
     _when_step_ends(router.breathe)
     _when_recorded(torch, router)
     _when_emptied(torch, router)
+    _when_bracketed(torch, router)
+    _when_pools_die(torch, router)
     observe = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     # Just before the error is raised: what the program does next finds the cached segments given back.
     torch.cuda._lazy_call(lambda: observe and observe(lambda *_: router.turn()))
@@ -74,8 +78,18 @@ class _Router:
         self.allocator = torch._C._cuda_customAllocator(
             _library.address("gruyere_segment_malloc"), _library.address("gruyere_free")
         )
+        # torch's own functions: the program's calls are counted (below), ours are not.
+        self._begin = torch._C._cuda_beginAllocateToPool
+        self._end = torch._C._cuda_endAllocateToPool
+        self._release = torch._C._cuda_releasePool
+        # Its like, but for those that die at once (see _when_pools_die).
+        self.pool = type("RoutedPool", (torch.cuda.MemPool,), {"__del__": lambda pool: None})
         self.pools: dict[int, Any] = {}
         self.recorded = 0
+        # Brackets of the program's that are open now.
+        self.brackets = 0
+        # Pools of the program's that nobody holds any more.
+        self.dead: list[Any] = []
         self.lock = threading.RLock()
         self.process: Optional[int] = None
 
@@ -99,28 +113,38 @@ class _Router:
     def breathe(self) -> None:
         """Lets torch look at the blocks that wait for events."""
         with self.lock:
-            if self.process != os.getpid():
+            if not self._may_close():
                 return
             self.recorded = 0
-            for device in self._used():
+            used = self._used()
+            for device in self.pools:
                 self._close(device)
+            self.dead.clear()
+            for device in used:
                 self._poke(device)
+            for device in self.pools:
                 self._open(device)
 
     def turn(self) -> None:
         """Lets torch give its cached segments back: `empty_cache` of what is routed here."""
         with self.lock:
-            if self.process != os.getpid():
+            if not self._may_close():
                 return
             self.recorded = 0
+            used = self._used()
             for device in self.pools:
                 self._close(device)
-            for device in self._used():
+            self.dead.clear()
+            for device in used:
                 self._poke(device)
                 self.pools[device] = self._pool(device)
             self.torch._C._cuda_emptyCache()
             for device in self.pools:
                 self._open(device)
+
+    def _may_close(self) -> bool:
+        """Not in a forked child, which has no CUDA, and not while a bracket of the program's is open."""
+        return self.process == os.getpid() and not self.brackets
 
     def _used(self) -> list[int]:
         """The devices on which something has been allocated; asking would wake the others."""
@@ -132,7 +156,7 @@ class _Router:
         exchange = getattr(self.torch._C, "_cuda_maybeExchangeDevice", self.torch._C._cuda_exchangeDevice)
         before = exchange(device)
         try:
-            return self.torch.cuda.MemPool(self.allocator)
+            return self.pool(self.allocator)
         finally:
             exchange(before)
 
@@ -142,11 +166,11 @@ class _Router:
         self.torch.cuda.caching_allocator_delete(block)
 
     def _open(self, device: int) -> None:
-        self.torch._C._cuda_beginAllocateToPool(device, self.pools[device].id)
+        self._begin(device, self.pools[device].id)
 
     def _close(self, device: int) -> None:
-        self.torch._C._cuda_endAllocateToPool(device, self.pools[device].id)
-        self.torch._C._cuda_releasePool(device, self.pools[device].id)
+        self._end(device, self.pools[device].id)
+        self._release(device, self.pools[device].id)
 
 
 def _when_step_ends(action: Any) -> None:
@@ -178,3 +202,42 @@ def _when_emptied(torch: Any, router: _Router) -> None:
             router.turn()
 
     torch.cuda.empty_cache = torch.cuda.memory.empty_cache = empty_cache
+
+
+def _when_bracketed(torch: Any, router: _Router) -> None:
+    """Counts the program's brackets: captures, and what it routes to pools of its own."""
+
+    def counted(owners: list[Any], name: str, change: int) -> None:
+        original = getattr(owners[0], name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def wrapper(*arguments: Any, **keywords: Any) -> Any:
+            with router.lock:
+                # One that fails to begin has not begun; one that fails to end is over all the same.
+                if change < 0:
+                    router.brackets -= 1
+                answer = original(*arguments, **keywords)
+                if change > 0:
+                    router.brackets += 1
+                return answer
+
+        for owner in owners:
+            if getattr(owner, name, None) is original:
+                setattr(owner, name, wrapper)
+
+    counted([torch.cuda.CUDAGraph], "capture_begin", +1)
+    counted([torch.cuda.CUDAGraph], "capture_end", -1)
+    for name in ("_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentStreamToPool", "_cuda_beginAllocateCurrentThreadToPool"):
+        counted([torch._C, torch.cuda.memory], name, +1)
+    counted([torch._C, torch.cuda.memory], "_cuda_endAllocateToPool", -1)
+
+
+def _when_pools_die(torch: Any, router: _Router) -> None:
+    """Keeps a pool of the program's until no bracket is open. `__del__` may keep its object: it is called once only."""
+
+    def keep(self: Any) -> None:
+        router.dead.append(self)
+
+    torch.cuda.MemPool.__del__ = keep
