@@ -28,6 +28,8 @@ _lock = threading.Lock()
 _installed = False
 # The program marks its steps itself.
 _explicit = False
+# The latest mark was an optimiser's.
+_automatic = False
 
 # Optimisers are looked through after these many of their steps whatever they have; then only when they have more.
 _FIRST_STEPS = 3
@@ -36,9 +38,11 @@ _FIRST_STEPS = 3
 def step() -> None:
     """Marks the end of a step: of training, or a request of a server. Steps of optimisers are marked without it; once a program calls this, only
     by it."""
-    global _explicit
-    _explicit = True
-    _mark()
+    global _explicit, _automatic
+    # The first time, an optimiser may just have marked the same step.
+    again, _explicit, _automatic = _automatic, True, False
+    if not again:
+        _mark()
 
 
 def _mark() -> None:
@@ -132,7 +136,9 @@ def _before_step(optimizer: torch.optim.Optimizer) -> None:
 def _after_step(optimizer: torch.optim.Optimizer) -> None:
     if _serves_tensors():
         _tag_states(optimizer)
+    global _automatic
     if _leader.stepped(optimizer) and not _explicit:
+        _automatic = True
         _mark()
 
 

@@ -139,7 +139,8 @@ def main(kind):
     train(model, chosen, scaler, explicit=kind == "explicit")
     torch.cuda.synchronize()
     parameters = storages(list(model.parameters()) + list(model.buffers()))
-    states = storages([dict(optimiser.state) for optimiser in chosen])
+    inner = [optimiser.inner for optimiser in chosen if hasattr(optimiser, "inner")]
+    states = storages([dict(optimiser.state) for optimiser in chosen + inner])
     gpu.report(
         parameters=sum(map(gpu.rounded, parameters.values())),
         states=sum(map(gpu.rounded, states.values())),
