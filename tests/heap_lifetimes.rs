@@ -78,6 +78,19 @@ fn others_take_what_is_reserved_only_where_the_alternative_is_out_of_memory() {
 }
 
 #[test]
+fn pages_are_moved_out_of_a_lifetime_down_to_its_reserve_only() {
+    let rig = rig(GIB, "backing:stitch,headroom:0,reserve:persistent=300MiB");
+    let weights = tagged(&rig, Lifetime::Persistent, 500 * MIB);
+    assert!(rig.heap.free(weights));
+    let batch = rig.malloc(600 * MIB, DEFAULT);
+    let before = rig.gpu.counts(Caller::Allocator);
+    let weights = tagged(&rig, Lifetime::Persistent, 290 * MIB);
+    assert_eq!(rig.gpu.counts(Caller::Allocator), before);
+    assert!(rig.heap.free(weights) && rig.heap.free(batch));
+    rig.check();
+}
+
+#[test]
 fn a_reserve_that_cannot_be_had_fails_the_first_request_with_what_to_do() {
     for conf in BACKINGS {
         let rig = rig(GIB, &format!("{conf},reserve:persistent=10GiB"));

@@ -112,9 +112,9 @@ impl Central {
             if found >= bytes {
                 break;
             }
-            let take = loose.bytes.min(bytes - found);
+            let take = loose.bytes.min(bytes - found).min(self.spare_around(loose.run) / PAGE * PAGE);
             let address = loose.address + loose.bytes - take;
-            if self.backing.pages.unmap(ctx.driver, address, take).is_ok() {
+            if take > 0 && self.backing.pages.unmap(ctx.driver, address, take).is_ok() {
                 self.arenas.take_out(loose.run, address, take);
                 found += take;
             }

@@ -7,7 +7,7 @@
 #![deny(unsafe_code)]
 
 use super::Error;
-use super::arena::{RunState, SpaceId};
+use super::arena::{RunId, RunState, SpaceId};
 use super::central::Central;
 use super::lane::{Lane, round};
 use super::oom::Bytes;
@@ -306,6 +306,11 @@ impl Central {
     /// What a space holds above its reserve: as much may be taken from it, where it lies idle.
     pub(super) fn spare_of(&self, space: SpaceId) -> u64 {
         self.arenas.held_bytes(space).saturating_sub(self.reserve_of(space))
+    }
+
+    /// As [`Central::spare_of`] the space of a run.
+    pub(super) fn spare_around(&self, run: RunId) -> u64 {
+        self.arenas.run(run).map_or(0, |run| self.spare_of(self.arenas.region(run.region).space))
     }
 
     /// The ordinary spaces that hold more than is reserved for their lifetimes.
