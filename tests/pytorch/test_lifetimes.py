@@ -18,6 +18,7 @@ KINDS = {
     "construct": "all",
     "loaded": "all",
     "explicit": "all",
+    "compiled": "all",
     "nested": "some",
     "several": "some",
     "each": "some",
@@ -37,7 +38,12 @@ def run(phantom, program, *arguments, **settings):
 def test_parameters_and_states_end_up_persistent_and_nothing_else_and_a_step_is_a_step(phantom, kind):
     report = run(phantom, "lifetimes", kind).check().report
     assert report["parameters"] > 10 << 20 and (report["states"] > 10 << 20 or kind == "plain")
-    assert report["live"]["persistent"] == report["parameters"] + report["states"]
+    expected = report["parameters"] + report["states"]
+    if kind == "lbfgs":
+        # Much of its state is made anew at every step, and so is no longer lived than one.
+        assert report["parameters"] < report["live"]["persistent"] <= expected
+    else:
+        assert report["live"]["persistent"] == expected
     if kind != "construct":
         assert report["moved"]["persistent"] == report["parameters"], "what a module moves to the device is placed"
     placed = report["first"]["persistent"] - report["moved"]["persistent"]

@@ -72,6 +72,7 @@ def optimisers(kind, model):
         "wrapped": lambda: [Wrapping(adamw(parameters))],
         "nested": lambda: [Lookahead(adamw(parameters))],
         "construct": lambda: [adamw(parameters)],
+        "compiled": lambda: [adamw(parameters)],
         "loaded": lambda: [adamw(parameters)],
         "explicit": lambda: [adamw(parameters)],
     }[kind]()
@@ -88,7 +89,12 @@ def storages(things):
     return found
 
 
-def train(model, chosen, scaler=None, explicit=False):
+def train(model, chosen, scaler=None, explicit=False, compiled=False):
+    def take(optimiser):
+        optimiser.step()
+
+    if compiled:
+        take = torch.compile(take, backend="eager")
     for step in range(STEPS):
         tokens = torch.zeros(4, 64, dtype=torch.long, device="cuda")
 
@@ -104,7 +110,7 @@ def train(model, chosen, scaler=None, explicit=False):
         else:
             closure()
             for optimiser in chosen:
-                optimiser.step() if scaler is None else scaler.step(optimiser)
+                take(optimiser) if scaler is None else scaler.step(optimiser)
         if scaler is not None:
             scaler.update()
         if explicit:
@@ -136,7 +142,7 @@ def main(kind):
         chosen[0].load_state_dict(state)
         del state
     scaler = torch.amp.GradScaler("cuda", init_scale=1.0) if kind == "scaler" else None
-    train(model, chosen, scaler, explicit=kind == "explicit")
+    train(model, chosen, scaler, explicit=kind == "explicit", compiled=kind == "compiled")
     torch.cuda.synchronize()
     parameters = storages(list(model.parameters()) + list(model.buffers()))
     inner = [optimiser.inner for optimiser in chosen if hasattr(optimiser, "inner")]
