@@ -152,13 +152,14 @@ class _Router:
         return [device for device in self.pools if used(device)]
 
     def _pool(self, device: int) -> Any:
-        """A pool belongs to the device that is current when it is made. Exchanged lazily: a device that is not used stays asleep."""
+        """A pool belongs to the device that is current when it is made. The change is one that torch only notes where the device has not
+        been used, and setting back the device that CUDA has all the while is no call: so no device wakes."""
         exchange = getattr(self.torch._C, "_cuda_maybeExchangeDevice", self.torch._C._cuda_exchangeDevice)
         before = exchange(device)
         try:
             return self.pool(self.allocator)
         finally:
-            exchange(before)
+            self.torch._C._cuda_setDevice(before)
 
     def _poke(self, device: int) -> None:
         """One allocation outside of any bracket: that is when torch asks its events."""
