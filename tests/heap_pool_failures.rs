@@ -133,6 +133,61 @@ fn nothing_is_lost_whichever_plain_allocation_of_a_pool_fails() {
 }
 
 #[test]
+fn nothing_is_lost_when_calls_fail_at_random_while_threads_use_and_release_pools() {
+    for conf in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"] {
+        let rig = Rig::new(conf);
+        rig.driver.set(Plan::OneIn(12));
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                let rig = &rig;
+                scope.spawn(move || {
+                    let stream = StreamHandle(
+                        as_program(|| rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
+                    );
+                    let mut random = thread + 1;
+                    for round in 0..120u64 {
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let name = ["a", "b"][(random >> 60) as usize % 2];
+                        let Ok(key) = rig.heap.pool_create(name, 0, (random >> 50) % 3 * 4 * MIB, None)
+                        else {
+                            continue;
+                        };
+                        // Another thread may destroy it first.
+                        if rig.heap.pool_enter(key).is_err() {
+                            continue;
+                        }
+                        let sizes = [900, 60_000 * (1 + round % 16), (1 + (random >> 40) % 12) * MIB];
+                        let blocks: Vec<u64> = sizes
+                            .into_iter()
+                            .enumerate()
+                            .filter_map(|(at, size)| {
+                                let address = rig.heap.malloc(size, 0, stream).ok()?;
+                                let id = (thread << 32) + round * 8 + at as u64 + 1;
+                                rig.gpu.block_malloc(id, address, size, 0, stream.0);
+                                Some(address)
+                            })
+                            .collect();
+                        as_program(|| rig.gpu.launch(0, stream.0, 1, 20_000)).unwrap();
+                        rig.heap.pool_leave(key).unwrap();
+                        for address in blocks {
+                            rig.gpu.block_free(address);
+                            assert!(rig.heap.free(address));
+                        }
+                        match round % 4 {
+                            0 => drop(rig.heap.pool_release(key)),
+                            1 => drop(rig.heap.pool_destroy(key)),
+                            _ => {}
+                        }
+                    }
+                });
+            }
+        });
+        rig.driver.set(Plan::Sound);
+        rig.finish();
+    }
+}
+
+#[test]
 fn a_reserve_of_the_configuration_that_meets_a_failure_leaves_nothing_and_is_had_at_the_next_request() {
     for backing in ["stitch", "pool", "fixed"] {
         let conf = format!("backing:{backing},headroom:0,reserve:persistent=40MiB+step=10MiB");
