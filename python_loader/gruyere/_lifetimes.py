@@ -88,10 +88,8 @@ def _tensors(things: Any) -> Iterator[torch.Tensor]:
 
 def _address(tensor: torch.Tensor) -> int:
     """Where the memory under a CUDA tensor starts; 0 for others, and for those that have none."""
-    if not tensor.is_cuda:
-        return 0
     try:
-        return int(tensor.untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):
-        # Fake and functional tensors, and other subclasses without a storage.
+        return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
+    except (RuntimeError, NotImplementedError, ValueError):
+        # Fake and functional tensors, parameters that are not initialised yet, and other subclasses without memory.
         return 0

@@ -186,7 +186,9 @@ def _is_compiling() -> bool:
 
 def _registered(owner: torch.nn.Module, name: str, value: Any) -> None:
     """A module gets a parameter or a buffer."""
-    if value is not None and value.is_cuda:
+    import torch
+
+    if isinstance(value, torch.Tensor):
         tag(value)
 
 

@@ -19,6 +19,7 @@ KINDS = {
     "loaded": "all",
     "explicit": "all",
     "compiled": "all",
+    "sharded": "all",
     "nested": "some",
     "several": "some",
     "each": "some",
@@ -37,14 +38,14 @@ def run(phantom, program, *arguments, **settings):
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_and_states_end_up_persistent_and_nothing_else_and_a_step_is_a_step(phantom, kind):
     report = run(phantom, "lifetimes", kind).check().report
-    assert report["parameters"] > 10 << 20 and (report["states"] > 10 << 20 or kind == "plain")
+    assert report["parameters"] > 1 << 20 and (report["states"] > 1 << 20 or kind == "plain")
     expected = report["parameters"] + report["states"]
     if kind == "lbfgs":
         # Much of its state is made anew at every step, and so is no longer lived than one.
         assert report["parameters"] < report["live"]["persistent"] <= expected
     else:
         assert report["live"]["persistent"] == expected
-    if kind != "construct":
+    if kind not in ("construct", "sharded"):
         assert report["moved"]["persistent"] == report["parameters"], "what a module moves to the device is placed"
     placed = report["first"]["persistent"] - report["moved"]["persistent"]
     if KINDS[kind] == "some":

@@ -73,6 +73,7 @@ def optimisers(kind, model):
         "nested": lambda: [Lookahead(adamw(parameters))],
         "construct": lambda: [adamw(parameters)],
         "compiled": lambda: [adamw(parameters)],
+        "sharded": lambda: [adamw(parameters)],
         "loaded": lambda: [adamw(parameters)],
         "explicit": lambda: [adamw(parameters)],
     }[kind]()
@@ -80,6 +81,8 @@ def optimisers(kind, model):
 
 def storages(things):
     """Address to bytes of the CUDA storages of tensors in `things`."""
+    if hasattr(things, "to_local"):
+        things = things.to_local()
     if isinstance(things, torch.Tensor):
         storage = things.untyped_storage()
         return {storage.data_ptr(): storage.nbytes()} if things.is_cuda and storage.nbytes() else {}
@@ -87,6 +90,19 @@ def storages(things):
     for thing in things.values() if isinstance(things, dict) else things if isinstance(things, (list, tuple)) else ():
         found |= storages(thing)
     return found
+
+
+def shard(model):
+    """FSDP2 over eight ranks of which this is the only one: parameters and states are DTensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    mesh = init_device_mesh("cuda", (8,))
+    for layer in model[1].layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def train(model, chosen, scaler=None, explicit=False, compiled=False):
@@ -126,6 +142,8 @@ def main(kind):
             model = transformer()
     else:
         model = transformer().cuda()
+    if kind == "sharded":
+        shard(model)
     moved = live()
     first = {}
 

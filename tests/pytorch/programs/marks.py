@@ -56,6 +56,12 @@ def lifetimes():
     except KeyError:
         kept.append(tensor(1))
     assert live()["step"] == 5 and live()["auto"] == 74
+    # What a module gets when it is made on the device, if there is memory under it.
+    with torch.device("cuda"):
+        layer = torch.nn.Linear(1024, 1024)
+        lazy = torch.nn.LazyLinear(1024, bias=False)
+    lazy(torch.zeros(1, 1024, device="cuda"))
+    assert live()["persistent"] == 18 + 4, (live(), layer, lazy)
     gpu.check_books()
 
 
