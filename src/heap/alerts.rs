@@ -6,15 +6,20 @@
 //! interpreter.
 #![deny(unsafe_code)]
 
+use super::Shared;
 use super::device::Device;
-use super::{Shared, lock};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Alerts that wait to be taken; of more, the oldest are lost and counted.
 pub const MAX_WAITING: usize = 256;
+
+/// Locks; a panic of another holder is no reason to stop serving. Not the heap's locks: here threads wait.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,14 +4,15 @@
 use super::arena::RunId;
 use super::capture::{CapturePool, Capturing, Found};
 use super::central::{Central, Growth, Want};
-use super::device::{Device, Request, note_free};
-use super::lane::{FreeOutcome, LANES};
+use super::device::{Device, Request};
+use super::lane::{FreeOutcome, LANES, round};
 use super::page_table::Owner;
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::Slab;
 use super::streams::DEFAULT_STREAM;
 use super::{Error, Shared, central, lock};
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
+use crate::record::BlockTag;
 
 impl Device {
     /// What the stream of `handle`, whose number is `stream`, captures, if anything.
@@ -75,25 +76,27 @@ impl Device {
         request: &Request,
     ) -> Option<u64> {
         let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
-        let entry = request.entry(self.id, shared.step(), tag);
+        let step = shared.step();
         let address = if request.size > SMALL_MAX {
-            let run = self.captured_run(shared, central, number, (entry.size, ALIGNMENT), request)?;
-            central.publish(&shared.table, run, entry)
+            let bytes = round(request.size);
+            let run = self.captured_run(shared, central, number, (bytes, ALIGNMENT), request)?;
+            central.publish(&shared.table, run, request, step, tag)
         } else {
-            let class = class_of(request.size) as u8;
-            let first = central.captures.get_mut(number)?.lane.allocate(&mut central.writer, class, entry);
+            let first = central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, step);
             match first {
-                Some(address) => address,
-                None => {
-                    self.captured_slab(shared, central, number, class, request)?;
-                    central.captures.get_mut(number)?.lane.allocate(&mut central.writer, class, entry)?
+                0 => {
+                    self.captured_slab(shared, central, number, request)?;
+                    central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, step)
                 }
+                address => address,
             }
         };
+        if address == 0 {
+            return None;
+        }
         let pool = central.captures.get_mut(number)?;
         pool.live += 1;
         pool.version += 1;
-        request.note(&mut central.writer, address);
         Some(address)
     }
 
@@ -102,17 +105,18 @@ impl Device {
         shared: &Shared,
         central: &mut Central,
         number: u32,
-        class: u8,
         request: &Request,
     ) -> Option<()> {
+        let class = class_of(request.size) as u8;
         let size_class = &SIZE_CLASSES[class as usize];
         let bytes = size_class.slab_bytes();
         let run = self.captured_run(shared, central, number, (bytes, PAGE), request)?;
         let facts = central.arenas.run_mut(run)?;
         facts.is_slab = true;
         let base = facts.address;
-        let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
         let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
+        let whose = BlockTag::new(self.id as u8, request.lifetime as u8, tag, request.stream);
+        let mut slab = Slab::new(base, class, whose, run);
         let slot = u64::from(size_class.slot);
         let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, tag);
         slab.segment = shared.record.segment_insert(&segment);
@@ -175,14 +179,13 @@ impl Device {
         let central = &mut *lock(&self.central);
         let pool = central.captures.get_mut(number)?;
         let outcome = if pool.frozen {
-            pool.lane.freeze(&mut central.writer, slab, address)
+            pool.lane.freeze(&mut central.writer, slab, address, start)
         } else {
-            pool.lane.free(&mut central.writer, slab, address, &self.streams)
+            pool.lane.free(&mut central.writer, slab, address, start, &self.streams)
         };
         match outcome {
-            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) | FreeOutcome::Surplus(freed, _) => {
+            FreeOutcome::Freed | FreeOutcome::Waits | FreeOutcome::Surplus(_) => {
                 pool.live -= 1;
-                note_free(&mut central.writer, address, &freed, start);
                 Some(())
             }
             FreeOutcome::Unknown => None,

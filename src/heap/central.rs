@@ -1,23 +1,26 @@
 //! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
+use super::arena::{Arenas, EVERYBODY, Label, RegionId, Run, RunId, RunState, SpaceId};
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
+use super::device::Request;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::named::NamedPools;
-use super::page_table::PageTable;
-use super::size_class::{ALIGNMENT, PAGE, round_up};
+use super::page_table::{Page, PageTable};
+use super::size_class::{PAGE, round_up};
 use super::streams::Streams;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::record::{
-    BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry,
-    SegmentKind, clock,
+    Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
+    SegmentEntry, SegmentKind, clock,
 };
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
+/// The record's pool of large blocks.
+const LARGE: usize = 1;
 /// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
 pub const SPAN: u64 = 32 << 20;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
@@ -127,16 +130,62 @@ impl Central {
         self.spaces.into_iter()
     }
 
-    /// Describes a run that has just been taken as the block of `entry` (its address is filled in).
-    #[inline]
-    pub fn publish(&mut self, table: &PageTable, id: RunId, mut entry: BlockEntry) -> u64 {
+    /// The hot path of a large malloc: the best fit among the free runs, described in the page table and the record. Its address, or 0 where
+    /// nothing fits. `when`: the step and the clock's time.
+    #[inline(always)]
+    pub fn serve(
+        &mut self,
+        table: &PageTable,
+        requested: u64,
+        stream: u32,
+        lifetime: Lifetime,
+        when: (u32, u64),
+    ) -> u64 {
+        let (space, size) = (self.space(lifetime), round(requested));
+        let slot = self.writer.place();
+        let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
+        let Some((id, address)) = self.arenas.allocate_block(space, size, stream, label) else {
+            self.writer.put_back(slot);
+            return 0;
+        };
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
+        self.note(table, id, Block { tag, address, size, requested }, slot, when);
+        address
+    }
+
+    /// Describes a run that has just been taken as the block of `request`, in the page table and the record; its address. `capture` as the record
+    /// counts it.
+    pub fn publish(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        request: &Request,
+        step: u32,
+        capture: u8,
+    ) -> u64 {
+        let Request { size: requested, lifetime, start, .. } = *request;
         let Some(run) = self.arenas.run_mut(id) else { return 0 };
-        entry.address = run.address;
-        run.requested = entry.requested;
-        run.lifetime = entry.lifetime;
-        run.slot = self.writer.block_insert(&entry);
-        table.add_block(self.device, entry.address, id);
-        entry.address
+        let (address, size) = (run.address, run.bytes);
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, capture, run.stream);
+        let slot = self.writer.place();
+        run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
+        self.note(table, id, Block { tag, address, size, requested }, slot, (step, start));
+        address
+    }
+
+    #[inline(always)]
+    fn note(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        block: Block,
+        slot: BlockSlot,
+        (step, time): (u32, u64),
+    ) {
+        if let Some(page) = table.page(block.address) {
+            page.add_block(self.device, id);
+        }
+        self.writer.malloc(LARGE, slot, block, step, time);
     }
 
     /// The length of a new span for `pages` bytes.
@@ -276,39 +325,33 @@ impl Central {
     }
 
     /// The large block that starts at `address`, among those that the page table named.
-    #[inline]
     pub(super) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
-        blocks.into_iter().flatten().find_map(|id| {
-            let run = self.arenas.run(id)?;
-            (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
-        })
+        blocks.into_iter().flatten().find_map(|id| block_at(&self.arenas, id, address))
     }
 
-    /// Frees the large block that starts at `address`; its live bytes. `None`: no large block starts there.
-    #[inline]
-    pub fn free_large(
-        &mut self,
-        table: &PageTable,
-        streams: &Streams,
-        address: u64,
-        blocks: [Option<RunId>; 2],
-    ) -> Option<u64> {
-        let (id, run) = self.find(address, blocks)?;
-        let Run { stream, requested, lifetime, slot, shared, region, .. } = *run;
-        let size = round(requested);
-        table.remove_block(self.device, address, id);
+    /// Frees the large block that starts at `address` in `page`, and tells the record. `None`: no large block starts there.
+    #[inline(always)]
+    pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
+        let arenas = &self.arenas;
+        let (id, run) = page.remove_block(|id| block_at(arenas, id, address))?;
+        let (size, requested) = (run.bytes, run.requested());
+        let Run { stream, lifetime, slot, shared, region, .. } = *run;
         let epoch = streams.note_free(stream);
-        let frozen = self.note_free_apart(region, size);
+        let apart = !self.captures.pools.is_empty() || !self.named.is_empty();
+        let frozen = apart && self.note_free_apart(region, size);
         if shared || frozen {
             self.free_shared(streams, id, epoch, frozen);
             self.writer.block_pending(slot, size, requested, lifetime);
-            return Some(size);
+            self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
+            return Some(());
         }
-        self.writer.block_remove(slot, size, requested, lifetime, false);
+        let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
         self.arenas.release(id, stream, epoch);
-        Some(size)
+        self.writer.free(LARGE, slot, Block { tag, address, size, requested }, time);
+        Some(())
     }
 
+    #[cold]
     fn free_shared(&mut self, streams: &Streams, id: RunId, epoch: u64, frozen: bool) {
         if let Some(run) = self.arenas.run_mut(id) {
             run.state = RunState::Pending;
@@ -321,10 +364,8 @@ impl Central {
     }
 
     /// Counts the free of a block of `bytes` of a capture or a named pool. True: its memory must never be reused.
+    #[cold]
     fn note_free_apart(&mut self, region: RegionId, bytes: u64) -> bool {
-        if self.captures.pools.is_empty() && self.named.is_empty() {
-            return false;
-        }
         let space = self.arenas.region(region).space;
         self.named.note_free(space, bytes);
         for pool in self.captures.pools.iter_mut().flatten() {
@@ -369,8 +410,8 @@ impl Central {
             }
             let PendingRun { run: id, epoch, .. } = self.pending.swap_remove(at);
             let Some(run) = self.arenas.run(id) else { continue };
-            let Run { stream, requested, lifetime, slot, .. } = *run;
-            self.writer.block_remove(slot, round(requested), requested, lifetime, true);
+            let Run { stream, bytes, lifetime, slot, .. } = *run;
+            self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
             self.arenas.release(id, stream, epoch);
         }
     }
@@ -473,6 +514,7 @@ pub struct Want {
 
 impl Want {
     /// Takes it from what is free.
+    #[inline(always)]
     pub fn fit(&self, central: &mut Central) -> Option<RunId> {
         central.arenas.allocate(self.space, self.bytes, self.align, self.stream)
     }
@@ -505,9 +547,17 @@ pub struct Growth<'a> {
     pub completed: &'a dyn Fn(u32) -> u64,
 }
 
-/// Whether a request is so large that no rounding of it is a number.
+/// The large block of that number, if it starts at `address`.
+#[inline(always)]
+fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
+    let run = arenas.run(id)?;
+    (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
+}
+
+/// Whether a request is so large that its pages go beyond the page table's addresses.
+#[inline]
 pub fn is_absurd(size: u64) -> bool {
-    round_up(size, ALIGNMENT).and_then(|size| round_up(size, PAGE)).is_none_or(|size| size >> 48 != 0)
+    size > (1 << 48) - PAGE
 }
 
 /// A place in the record for a slab.

@@ -45,10 +45,11 @@ use capture::{CapturePool, PoolId};
 use central::Growth;
 use device::{Device, Request};
 use lifetime::Lifetime;
-use page_table::{Owner, PageTable};
+use page_table::{Owner, Page, PageTable};
+pub(crate) use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Devices that a process may use.
 pub const MAX_DEVICES: u32 = 64;
@@ -57,9 +58,10 @@ pub const HOOK_RECORD_STREAM: u32 = 1;
 /// The loader has wired the capture hooks (begin, end, release).
 pub const HOOK_CAPTURES: u32 = 2;
 
-/// Locks; a panic of another holder is no reason to stop serving.
+/// Locks; a panic of another holder is no reason to stop serving, so these locks know none.
+#[inline(always)]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Why a request was not served.
@@ -163,6 +165,14 @@ const DEBUG: u32 = 4;
 pub const POISON_FRESH: u8 = 0xCD;
 /// The byte that `debug:poison` fills freed blocks with.
 pub const POISON_FREED: u8 = 0xDD;
+
+/// Who owns an address.
+pub enum Owned<'a> {
+    /// A slab: the device, the lane and the slab's number there.
+    Small(&'a Device, u32, u32),
+    /// Large blocks: the device and the page.
+    Large(&'a Device, Page<'a>),
+}
 
 /// The allocator of a process.
 pub struct Heap {
@@ -284,11 +294,39 @@ impl Heap {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
+    /// Whether nothing takes requests off the hot path: no debugging, no capture, all hooks wired.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        self.special.load(Ordering::Acquire) == 0
+    }
+
+    /// The hot path of [`Heap::malloc`] while [`Heap::is_plain`], for sizes above 0 that are `LARGE` ([`device::is_large`]) or not: 0 wherever
+    /// something is out of the ordinary.
+    #[inline(always)]
+    pub fn serve<const LARGE: bool>(&self, size: u64, device: i32, stream: StreamHandle) -> u64 {
+        let Some(device) = self.devices.get(device as usize).and_then(OnceLock::get) else { return 0 };
+        let start = clock::now();
+        let Some(number) = device.streams.resolve(&*self.shared.driver, stream) else { return 0 };
+        let tags = lifetime::tags();
+        if tags.is_routed() {
+            return 0;
+        }
+        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
+        let address = if LARGE {
+            device.serve_large(&self.shared, request)
+        } else {
+            device.serve_small(&self.shared, request)
+        };
+        if address != 0 {
+            sample_latency(self.shared.record, true, start);
+        }
+        address
+    }
+
     /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 answers 0.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] after everything was tried; the driver's errors; a device that there is not.
-    #[inline]
     pub fn malloc(&self, size: u64, device: i64, stream: StreamHandle) -> Result<u64, Error> {
         if size == 0 {
             return Ok(0);
@@ -367,32 +405,70 @@ impl Heap {
     }
 
     /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
-    #[inline]
     pub fn free(&self, address: u64) -> bool {
-        if address == 0 {
-            return true;
-        }
-        let start = clock::now();
         if self.special.load(Ordering::Relaxed) & DEBUG != 0 {
             self.before_free(address);
         }
-        let shared = &self.shared;
-        let done = match shared.table.get(address) {
-            Owner::Slab { device, lane, slab } => self
-                .device(i64::from(device))
-                .ok()
-                .and_then(|d| d.free_small(shared, lane, slab, address, start)),
-            Owner::Large { device, blocks } => {
-                self.device(i64::from(device)).ok().and_then(|d| d.free_large(shared, address, blocks, start))
-            }
-            Owner::None => self.free_direct(address, start),
-        };
+        match self.find_owner(address) {
+            Some(Owned::Small(device, lane, slab)) => self.free_small(device, lane, slab, address),
+            Some(Owned::Large(device, page)) => self.free_large(device, page, address),
+            None => self.free_other(address),
+        }
+    }
+
+    /// Who owns `address`, for the free that follows at once; `None` wherever something is out of the ordinary: then [`Heap::free`] knows.
+    #[inline(always)]
+    pub fn owner(&self, address: u64) -> Option<Owned<'_>> {
+        if self.special.load(Ordering::Relaxed) & DEBUG != 0 { None } else { self.find_owner(address) }
+    }
+
+    #[inline(always)]
+    fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
+        let page = self.shared.table.page(address)?;
+        let word = page.word();
+        let device = self.devices.get(word.device() as usize).and_then(OnceLock::get)?;
+        match word.slab() {
+            Some((lane, slab)) => Some(Owned::Small(device, lane, slab)),
+            None => word.is_large().then_some(Owned::Large(device, page)),
+        }
+    }
+
+    /// As [`Heap::free`], for what [`Heap::owner`] has found.
+    #[inline(always)]
+    pub fn free_small(&self, device: &Device, lane: u32, slab: u32, address: u64) -> bool {
+        let start = clock::now();
+        let done = device.free_small(&self.shared, lane, slab, address, start);
+        self.freed(done, address, start)
+    }
+
+    /// As [`Heap::free`], for what [`Heap::owner`] has found.
+    #[inline(always)]
+    pub fn free_large(&self, device: &Device, page: Page<'_>, address: u64) -> bool {
+        let start = clock::now();
+        let done = device.free_large(page, address, start);
+        self.freed(done, address, start)
+    }
+
+    #[inline(always)]
+    fn freed(&self, done: Option<()>, address: u64, start: u64) -> bool {
         if done.is_none() {
             self.bad_pointer("free", address);
             return false;
         }
-        sample_latency(shared.record, false, start);
+        sample_latency(self.shared.record, false, start);
         true
+    }
+
+    /// As [`Heap::free`], for what is in no page: address 0, a block of `backing:passthrough`, or a mistake.
+    #[cold]
+    #[inline(never)]
+    fn free_other(&self, address: u64) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let start = clock::now();
+        let done = self.free_direct(address, start);
+        self.freed(done, address, start)
     }
 
     fn free_direct(&self, address: u64, start: u64) -> Option<()> {
@@ -403,6 +479,7 @@ impl Heap {
     }
 
     #[cold]
+    #[inline(never)]
     fn bad_pointer(&self, call: &str, address: u64) {
         let count = self.bad_frees.fetch_add(1, Ordering::Relaxed) + 1;
         self.shared.record.event(EventKind::BadFree, 0, 0, 0, address, 0, clock::now());
@@ -654,6 +731,12 @@ impl Heap {
 #[inline]
 fn sample_latency(record: &Record, malloc: bool, start: u64) {
     if start >> 6 & 63 == 0 {
-        record.latency(malloc, clock::now().wrapping_sub(start));
+        note_latency(record, malloc, start);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn note_latency(record: &Record, malloc: bool, start: u64) {
+    record.latency(malloc, clock::now().wrapping_sub(start));
 }

@@ -330,7 +330,7 @@ impl Central {
         let large: u64 = runs
             .filter(|run| {
                 run.state == RunState::Pending
-                    && run.requested > 0
+                    && !self.quarantine.contains_key(&run.address)
                     && self.arenas.region(run.region).space == pool.space
             })
             .map(|run| run.bytes)
@@ -353,7 +353,7 @@ impl Central {
         });
         let large = runs.map(|run| LiveBlock {
             address: run.address,
-            requested: run.requested,
+            requested: run.requested(),
             step: self.writer.step_of(run.slot),
             stream: run.stream,
         });

@@ -92,7 +92,7 @@ impl Report {
             capturing: !device.may_ask(),
             ..Self::default()
         };
-        for lane in &device.lanes {
+        for lane in device.lanes.iter() {
             let cell = lock(lane);
             report.pending += cell.lane.pending_bytes();
             report.slab_free += cell.lane.slabs().map(|(_, slab)| slab.free_bytes()).sum::<u64>();

@@ -1,19 +1,19 @@
 //! A device's blocks in named pools: allocation, free, and giving a pool back whole.
 #![deny(unsafe_code)]
 
+use super::MutexGuard;
 use super::arena::RunId;
 use super::backing::Kind;
 use super::central::{self, Central, Want};
-use super::device::{Device, Request, note_free};
-use super::lane::{FreeOutcome, LANES};
+use super::device::{Device, Request};
+use super::lane::{FreeOutcome, LANES, round};
 use super::named::{NAMED_LANES, PoolError, PoolKey};
 use super::oom::PoolNote;
 use super::page_table::Owner;
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::Slab;
 use super::{Error, Shared, lock};
-use crate::record::BlockEntry;
-use std::sync::MutexGuard;
+use crate::record::BlockTag;
 
 /// How often a release starts again because another thread used the pool meanwhile.
 const RELEASE_TRIES: u32 = 4;
@@ -25,7 +25,6 @@ impl Device {
     /// Out of memory; the pool's limit is one cause of it.
     #[cold]
     pub(super) fn malloc_pooled(&self, shared: &Shared, request: Request, number: u32) -> Result<u64, Error> {
-        let entry = request.entry(self.id, shared.step(), 0);
         let mut guard = lock(&self.central);
         let central = &mut *guard;
         if central.named.get(number).is_none() {
@@ -38,12 +37,11 @@ impl Device {
             return Err(self.with_pool_note(error, number));
         }
         let (bytes, align) = if request.size > SMALL_MAX {
-            (entry.size, ALIGNMENT)
+            (round(request.size), ALIGNMENT)
         } else {
             (SIZE_CLASSES[class_of(request.size)].slab_bytes(), PAGE)
         };
-        if let Some(address) = pool_block(shared, central, number, entry) {
-            request.note(&mut central.writer, address);
+        if let Some(address) = pool_block(shared, central, number, &request) {
             return Ok(address);
         }
         let Some(pool) = central.named.get_mut(number) else {
@@ -60,7 +58,7 @@ impl Device {
         self.return_pool_slabs(shared, number);
         let obtained = self.obtain_in(shared, request, Some(space), bytes, align);
         let served = obtained.map(|(mut guard, run)| {
-            let address = self.publish_pooled(shared, &mut guard, number, run, &request, entry);
+            let address = self.publish_pooled(shared, &mut guard, number, run, &request);
             (guard, address)
         });
         let (mut guard, address) = match served {
@@ -77,9 +75,7 @@ impl Device {
         if let Some(pool) = guard.named.get_mut(number) {
             pool.busy -= 1;
         }
-        let address = address.ok_or(Error::Internal("a pool's run vanished"))?;
-        request.note(&mut guard.writer, address);
-        Ok(address)
+        address.ok_or(Error::Internal("a pool's run vanished"))
     }
 
     /// Makes a run of the pool's the block that was asked for, or the slab that it comes from.
@@ -90,28 +86,28 @@ impl Device {
         number: u32,
         run: RunId,
         request: &Request,
-        entry: BlockEntry,
     ) -> Option<u64> {
         let central = &mut **guard;
         if request.size > SMALL_MAX {
-            let address = central.publish(&shared.table, run, entry);
-            count_block(central, number, entry.size);
+            let address = central.publish(&shared.table, run, request, shared.step(), 0);
+            count_block(central, number, request.size);
             return Some(address);
         }
         let class = class_of(request.size) as u8;
         let facts = central.arenas.run_mut(run)?;
         facts.is_slab = true;
         let (base, epoch) = (facts.address, facts.epoch);
-        let mut slab = Slab::new(base, class, entry.lifetime, entry.stream, run);
+        let whose = BlockTag::new(self.id as u8, request.lifetime as u8, 0, request.stream);
+        let mut slab = Slab::new(base, class, whose, run);
         slab.epoch = epoch;
         let bytes = slab.size_class().slab_bytes();
         let slot = u64::from(slab.size_class().slot);
-        let segment = central::slab_segment(self.id, base, bytes, slot, entry.stream, entry.lifetime, 0);
+        let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, 0);
         slab.segment = shared.record.segment_insert(&segment);
         let id = central.named.get_mut(number)?.lane.add_slab(slab);
         let owner = Owner::Slab { device: self.id, lane: NAMED_LANES + number, slab: id };
         shared.table.set_range(base, bytes, owner);
-        pool_block(shared, central, number, entry)
+        pool_block(shared, central, number, request)
     }
 
     /// Adds what is known of the pool to an out-of-memory.
@@ -142,14 +138,14 @@ impl Device {
         };
         let central = &mut *lock(&self.central);
         let pool = central.named.get_mut(number)?;
-        let (freed, surplus) = match pool.lane.free(&mut central.writer, slab, address, &self.streams) {
-            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) => (freed, None),
-            FreeOutcome::Surplus(freed, id) => (freed, pool.lane.remove_slab(id)),
+        let requested = pool.lane.requested(slab, address)?;
+        let surplus = match pool.lane.free(&mut central.writer, slab, address, start, &self.streams) {
+            FreeOutcome::Freed | FreeOutcome::Waits => None,
+            FreeOutcome::Surplus(id) => pool.lane.remove_slab(id),
             FreeOutcome::Unknown => return None,
         };
         pool.live -= 1;
-        pool.live_bytes -= super::lane::round(freed.requested);
-        note_free(&mut central.writer, address, &freed, start);
+        pool.live_bytes -= round(requested);
         if let Some(slab) = surplus {
             self.unpublish(shared, Some(&slab));
             central.release_slab(slab.run, slab.stream, slab.epoch);
@@ -288,24 +284,28 @@ impl Device {
     }
 }
 
-/// The block that `entry` describes, from what the pool has free.
-fn pool_block(shared: &Shared, central: &mut Central, number: u32, entry: BlockEntry) -> Option<u64> {
+/// The block that `request` asks for, from what the pool has free.
+fn pool_block(shared: &Shared, central: &mut Central, number: u32, request: &Request) -> Option<u64> {
     let pool = central.named.get_mut(number)?;
-    let address = if entry.requested > SMALL_MAX {
-        let space = pool.space;
-        let want = Want { space, bytes: entry.size, align: ALIGNMENT, stream: entry.stream };
+    let address = if request.size > SMALL_MAX {
+        let (space, bytes) = (pool.space, round(request.size));
+        let want = Want { space, bytes, align: ALIGNMENT, stream: request.stream };
         let run = want.fit(central)?;
-        central.publish(&shared.table, run, entry)
+        central.publish(&shared.table, run, request, shared.step(), 0)
     } else {
-        pool.lane.allocate(&mut central.writer, class_of(entry.requested) as u8, entry)?
+        pool.lane.allocate(&mut central.writer, *request, shared.step())
     };
-    count_block(central, number, entry.size);
+    if address == 0 {
+        return None;
+    }
+    count_block(central, number, request.size);
     Some(address)
 }
 
-fn count_block(central: &mut Central, number: u32, bytes: u64) {
+/// Counts a block of `requested` bytes.
+fn count_block(central: &mut Central, number: u32, requested: u64) {
     if let Some(pool) = central.named.get_mut(number) {
         pool.live += 1;
-        pool.live_bytes += bytes;
+        pool.live_bytes += round(requested);
     }
 }

@@ -17,11 +17,10 @@ use super::arena::{RunId, SpaceId};
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
-use super::{Error, Shared, lock, oom};
+use super::{Error, MutexGuard, Shared, lock, oom};
 use crate::driver::ErrorKind;
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
-use std::sync::MutexGuard;
 use std::time::Instant;
 
 /// Rungs of the ladder.

@@ -59,7 +59,7 @@ impl Device {
             events_queried: counts.queried,
             ..Stats::default()
         };
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             let cell = lock(lane);
             stats.pending += cell.lane.pending_bytes();
             for (_, slab) in cell.lane.slabs() {

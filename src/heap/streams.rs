@@ -17,12 +17,12 @@
 //! ```
 #![deny(unsafe_code)]
 
-use super::lock;
+use super::{Mutex, MutexGuard, lock};
 use crate::driver::{CaptureStatus, DeviceId, Driver, ErrorKind, EventHandle, StreamHandle};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Streams a device that are told apart at a time; the numbers of dead ones are used again once nothing refers to them.
 pub const MAX_STREAMS: usize = 4096;

@@ -40,7 +40,7 @@ impl Device {
             Owner::Large { blocks, .. } => {
                 let central = &mut *lock(&self.central);
                 let (id, run) = central.find(address, blocks)?;
-                let (slot, requested, from) = (run.slot, run.requested, run.lifetime);
+                let (slot, requested, from) = (run.slot, run.requested(), run.lifetime);
                 if from != lifetime {
                     central.writer.block_retag(slot, round(requested), requested, from, lifetime);
                     central.arenas.run_mut(id)?.lifetime = lifetime;

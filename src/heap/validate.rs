@@ -55,7 +55,7 @@ impl Device {
             let large = runs
                 .filter(|run| run.state == RunState::Live && !run.is_slab)
                 .filter(|run| central.arenas.region(run.region).space == pool.space);
-            let bytes = small + large.map(|run| lane::round(run.requested)).sum::<u64>();
+            let bytes = small + large.map(|run| run.bytes).sum::<u64>();
             if bytes != pool.live_bytes {
                 let (name, counted) = (&pool.name, pool.live_bytes);
                 return Err(format!("pool {name:?} has {bytes} B live and counts {counted}"));
@@ -79,10 +79,10 @@ impl Device {
             if device != self.id || !blocks.contains(&Some(id)) {
                 return Err(format!("block {:#x} is not the one that its address names", run.address));
             }
-            if lane::round(run.requested) > run.bytes {
-                return Err(format!("block {:#x} is shorter than what was asked for", run.address));
+            if lane::round(run.requested()) != run.bytes {
+                return Err(format!("block {:#x} is not as long as what was asked for", run.address));
             }
-            live += lane::round(run.requested);
+            live += run.bytes;
         }
         if let Some((_, base)) = slab_runs.into_iter().next() {
             return Err(format!("slab {base:#x} lies in no run of its own"));

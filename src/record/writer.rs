@@ -29,11 +29,13 @@ pub struct Record {
     devices: u32,
     slots: Slots,
     /// For each device its lanes ever used, a bit each; the mutex guards its ceilings and its peak.
-    used_lanes: Vec<Mutex<u32>>,
+    used_lanes: Vec<Mutex<u64>>,
     /// Free places of the segment table; fresh ones are counted in the header.
     free_segments: Mutex<Vec<u32>>,
     closed: AtomicBool,
 }
+
+const _: () = assert!(LANES <= 64, "a bit each in `used_lanes`");
 
 /// What a lane or device out of range writes to: nobody reads it.
 struct Nowhere;
@@ -329,7 +331,7 @@ impl Record {
     }
 
     /// The lanes of `device` whose bits are set in `used`.
-    fn members(&self, device: u32, used: u32) -> impl Iterator<Item = &LaneTotals> + Clone {
+    fn members(&self, device: u32, used: u64) -> impl Iterator<Item = &LaneTotals> + Clone {
         let (lanes, mut left) = (self.lanes(device), used);
         std::iter::from_fn(move || {
             let number = left.trailing_zeros();
@@ -348,10 +350,10 @@ impl Record {
     }
 
     /// Lane `lane` of `device` counts from now on; all that do, and the device's mutex. `None` for a lane that nobody knows.
-    pub(super) fn join(&self, device: u8, lane: u8) -> Option<MutexGuard<'_, u32>> {
+    pub(super) fn join(&self, device: u8, lane: u8) -> Option<MutexGuard<'_, u64>> {
         let mut used =
             self.used_lanes.get(usize::from(device))?.lock().unwrap_or_else(PoisonError::into_inner);
-        *used |= 1u32.checked_shl(u32::from(lane))?;
+        *used |= 1u64.checked_shl(u32::from(lane))?;
         Some(used)
     }
 
