@@ -43,7 +43,12 @@ enum Kind {
         field: fn(&mut Config) -> &mut u32,
     },
     Folder(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
+    /// Sizes for lifetimes, `NAME=SIZE+NAME=SIZE`, or `none`.
+    Reserves(fn(&mut Config) -> &mut [Size; 4]),
 }
+
+/// The lifetimes, by number.
+const LIFETIMES: [(&str, usize); 4] = [("auto", 0), ("transient", 1), ("step", 2), ("persistent", 3)];
 
 /// Every key, in the order of the README's table.
 pub static KEYS: &[Key] = &[
@@ -122,6 +127,14 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Switch(|config| &mut config.auto_trim),
     },
     Key {
+        name: "reserve",
+        default: "none",
+        meaning: "Memory that is mapped for lifetimes when a device is first used: `persistent=10GiB+step=2GiB`, in bytes or as a \
+                  share of the device. It stays mapped, and for that lifetime, until the alternative is out of memory. Where it \
+                  cannot be had, the first request fails and says so.",
+        kind: Kind::Reserves(|config| &mut config.reserve),
+    },
+    Key {
         name: "record",
         default: "on",
         meaning: "Keep the live record of this process in /dev/shm, which `gruyere ps` and `gruyere stat` read.",
@@ -194,6 +207,7 @@ impl Key {
             Kind::Bound { unbounded, .. } => format!("SIZE|{unbounded}"),
             Kind::Count { least, most, .. } => format!("{least} to {most}"),
             Kind::Folder(_) => "PATH|none".into(),
+            Kind::Reserves(_) => "LIFETIME=SIZE+...|none".into(),
         }
     }
 
@@ -208,6 +222,10 @@ impl Key {
             }
             Kind::Count { least, most, .. } => format!("expected a whole number from {least} to {most}"),
             Kind::Folder(_) => "expected a folder's path, or none".into(),
+            Kind::Reserves(_) => format!(
+                "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",
+                names(&LIFETIMES)
+            ),
         }
     }
 
@@ -239,8 +257,27 @@ impl Key {
                 *field(config) = count.ok_or_else(refuse)?;
             }
             Kind::Folder(field) => *field(config) = (value != "none").then(|| value.into()),
+            Kind::Reserves(field) => {
+                *field(config) = if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
+            }
         }
         Ok(())
+    }
+}
+
+impl Key {
+    /// Sizes by lifetime.
+    fn reserves(&self, value: &str) -> Result<[Size; 4], String> {
+        let mut sizes = [None; 4];
+        for entry in value.split('+') {
+            let (name, size) = entry.split_once('=').ok_or_else(|| self.expects())?;
+            let lifetime = pick(&LIFETIMES, name.trim()).ok_or_else(|| self.expects())?;
+            let size = size.trim().parse().map_err(|reason| format!("\"{}\": {reason}", entry.trim()))?;
+            if sizes[lifetime].replace(size).is_some() {
+                return Err(format!("{} is given twice; {}", name.trim(), self.expects()));
+            }
+        }
+        Ok(sizes.map(|size| size.unwrap_or(Size::Bytes(0))))
     }
 }
 

@@ -74,6 +74,8 @@ pub struct Config {
     pub waits: Waits,
     /// Whether idle memory goes back to the device in low-memory phases.
     pub auto_trim: bool,
+    /// Mapped on each device at its start, by the number of the lifetime (auto, transient, step, persistent).
+    pub reserve: [Size; 4],
     /// Whether the record in /dev/shm is written.
     pub record: bool,
     /// Live blocks that the record's block map has room for.
@@ -103,6 +105,7 @@ impl Default for Config {
             slack: None,
             waits: Waits::OutOfMemory,
             auto_trim: true,
+            reserve: [Size::Bytes(0); 4],
             record: true,
             record_blocks: 1 << 22,
             ring_events: 1 << 16,
@@ -198,7 +201,8 @@ mod tests {
 
     #[test]
     fn every_key_changes_what_it_names() {
-        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,auto_trim:off,record:off,record_blocks:4096,\
+        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
+                    auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off";
         let expected = Config {
@@ -210,6 +214,7 @@ mod tests {
             slack: Some(Size::Percent(0.5)),
             waits: Waits::Budget,
             auto_trim: false,
+            reserve: [Size::Bytes(0), Size::Bytes(0), Size::Bytes(2 << 30), Size::Percent(40.0)],
             record: false,
             record_blocks: 4096,
             ring_events: 2048,
@@ -263,6 +268,21 @@ mod tests {
         );
         let message = error("limit:1KiB");
         assert!(message.contains("limit:1KiB") && message.contains("2MiB"), "{message}");
+    }
+
+    #[test]
+    fn a_bad_reserve_names_what_is_wrong_with_it() {
+        for (value, named) in [
+            ("10GiB", "persistent=10GiB+step=2GiB"),
+            ("weights=10GiB", "auto|transient|step|persistent"),
+            ("persistent=lots", "persistent=lots"),
+            ("step=1GiB+step=2GiB", "step is given twice"),
+            ("persistent=1GiB+", "persistent=10GiB+step=2GiB"),
+        ] {
+            let message = error(&format!("reserve:{value}"));
+            assert!(message.contains(&format!("reserve:{value}")) && message.contains(named), "{message}");
+        }
+        assert_eq!(Config::parse("reserve:step=1GiB,reserve:none"), Ok(Config::default()));
     }
 
     #[test]

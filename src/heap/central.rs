@@ -8,6 +8,7 @@ use super::device::Request;
 use super::ladder::Ladder;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
+use super::named::NamedPools;
 use super::page_table::{Page, PageTable};
 use super::phase::Watch;
 use super::size_class::{PAGE, round_up};
@@ -20,6 +21,7 @@ use crate::record::{
     SegmentEntry, SegmentKind, clock,
 };
 use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 /// The record's pool of large blocks.
 const LARGE: usize = 1;
@@ -52,6 +54,12 @@ pub struct Central {
     pub backing: Backing,
     /// CUDA graphs.
     pub captures: Captures,
+    /// Named pools.
+    pub named: NamedPools,
+    /// When a checkpoint trimmed the device last.
+    pub(super) checkpoint: Option<Instant>,
+    /// What the spaces of lifetimes keep whatever lies idle (`reserve`).
+    pub(super) reserves: [u64; LIFETIMES],
     /// The record's lane of large, captured and direct blocks.
     pub writer: LaneWriter,
     /// The record's gauges of the device.
@@ -102,6 +110,9 @@ impl Central {
             arenas,
             backing,
             captures: Captures::default(),
+            named: NamedPools::default(),
+            checkpoint: None,
+            reserves: [0; LIFETIMES],
             writer,
             gauges,
             spaces,
@@ -299,7 +310,7 @@ impl Central {
         completed: &dyn Fn(u32) -> u64,
     ) -> u64 {
         if self.backing.kind == Kind::Stitch {
-            let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
+            let spaces = self.open_spaces();
             self.loosen(driver, streams, &spaces, completed, u64::MAX);
             let bytes = self.backing.pages.release(driver, u64::MAX);
             self.backing.refresh_pages();
@@ -307,10 +318,11 @@ impl Central {
             return bytes;
         }
         let mut bytes = 0;
-        for space in self.ordinary_spaces() {
+        for space in self.open_spaces() {
             for id in self.arenas.empty_regions(space, completed) {
                 let size = self.arenas.region(id).bytes;
-                bytes += if self.shrink(driver, record, id) { size } else { 0 };
+                let kept = self.spare_of(space) < size;
+                bytes += if !kept && self.shrink(driver, record, id) { size } else { 0 };
             }
         }
         bytes
@@ -329,7 +341,7 @@ impl Central {
     }
 
     /// The large block that starts at `address`, among those that the page table named.
-    fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
+    pub(super) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
         blocks.into_iter().flatten().find_map(|id| block_at(&self.arenas, id, address))
     }
 
@@ -342,7 +354,8 @@ impl Central {
         let Run { stream, lifetime, slot, shared, region, .. } = *run;
         self.freed += size;
         let epoch = streams.note_free(stream);
-        let frozen = !self.captures.pools.is_empty() && self.note_captured_free(region);
+        let apart = !self.captures.pools.is_empty() || !self.named.is_empty();
+        let frozen = apart && self.note_free_apart(region, size);
         if shared || frozen {
             self.free_shared(streams, id, epoch, frozen);
             self.writer.block_pending(slot, size, requested, lifetime);
@@ -367,10 +380,11 @@ impl Central {
         }
     }
 
-    /// Counts the free of a captured block. True: its memory must never be reused.
+    /// Counts the free of a block of `bytes` of a capture or a named pool. True: its memory must never be reused.
     #[cold]
-    fn note_captured_free(&mut self, region: RegionId) -> bool {
+    fn note_free_apart(&mut self, region: RegionId, bytes: u64) -> bool {
         let space = self.arenas.region(region).space;
+        self.named.note_free(space, bytes);
         for pool in self.captures.pools.iter_mut().flatten() {
             if pool.space == space {
                 pool.live -= 1;
@@ -469,6 +483,9 @@ impl Central {
         for space in self.ordinary_spaces() {
             self.arenas.promote(space, completed);
         }
+        for (_, pool) in self.named.iter() {
+            self.arenas.promote(pool.space, completed);
+        }
     }
 
     /// Adds every stream that owns a run, uses a block or is waited for.
@@ -477,6 +494,9 @@ impl Central {
         referred.extend(self.users.values().flatten());
         referred.extend(self.pending.iter().flat_map(|block| &block.waits).map(|wait| wait.0));
         for pool in self.captures.pools.iter().flatten() {
+            pool.lane.streams_referred(referred);
+        }
+        for (_, pool) in self.named.iter() {
             pool.lane.streams_referred(referred);
         }
     }

@@ -264,7 +264,7 @@ impl Device {
     #[inline(always)]
     pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64, start: u64) -> Option<()> {
         let Some(mutex) = self.lanes.get(lane as usize) else {
-            return self.free_captured(lane - LANES as u32, slab, address, start);
+            return self.free_apart(shared, lane, slab, address, start);
         };
         let mut guard = lock(mutex);
         let cell = &mut *guard;
@@ -336,7 +336,7 @@ impl Device {
                 self.return_slab(Some(slab));
             }
         }
-        bytes
+        bytes + self.return_empty_pool_slabs(shared)
     }
 
     /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
@@ -351,10 +351,7 @@ impl Device {
             Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
                 lock(&self.lanes[lane as usize]).lane.record_stream(slab, address, user)
             }
-            Owner::Slab { lane, slab, .. } => {
-                let central = &mut *lock(&self.central);
-                central.captures.get_mut(lane - LANES as u32)?.lane.record_stream(slab, address, user)
-            }
+            Owner::Slab { lane, slab, .. } => self.record_stream_apart(lane, slab, address, user),
             Owner::Large { blocks, .. } => lock(&self.central).record_stream(address, blocks, user),
             Owner::None => lock(&self.central).is_direct(address).then_some(()),
         }

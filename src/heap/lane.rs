@@ -48,6 +48,7 @@ impl Bins {
 struct PendingBlock {
     slab: u32,
     slot: u32,
+    lifetime: u8,
     waits: Vec<(u32, u64)>,
 }
 
@@ -73,6 +74,8 @@ pub struct Lane {
     /// By stream number >> shift.
     bins: Vec<Option<Box<Bins>>>,
     users: HashMap<u64, Vec<u32>>,
+    /// Lifetimes of live blocks that differ from their slabs', by address ([`Lane::tag`]).
+    tagged: HashMap<u64, u8>,
     pending: VecDeque<PendingBlock>,
 }
 
@@ -85,6 +88,7 @@ impl Lane {
             unused: Vec::new(),
             bins: Vec::new(),
             users: HashMap::new(),
+            tagged: HashMap::new(),
             pending: VecDeque::new(),
         }
     }
@@ -258,17 +262,29 @@ impl Lane {
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
         let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
         let users = self.users.remove(&address).unwrap_or_default();
+        let lifetime = self.tagged.remove(&address).unwrap_or(slab.lifetime);
+        let has_users = !users.is_empty();
         let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
-        Self::set_pending(slab, writer, slot, time);
         slab.epoch = streams.note_free(slab.stream);
-        self.pending.push_back(PendingBlock { slab: id, slot, waits });
+        if !has_users {
+            // Only tagged: it goes at once, by way of the slot's waiting.
+            let Freed { requested, block } = slab.facts(slot);
+            let size = round(requested);
+            slab.set_pending(slot);
+            let was_full = slab.settle(slot);
+            writer.block_remove(block, size, requested, lifetime, false);
+            writer.event(EventKind::Free, lifetime, slab.stream, address, size, time);
+            return self.released(id, was_full);
+        }
+        Self::set_pending(slab, writer, slot, lifetime, time);
+        self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
         FreeOutcome::Waits
     }
 
     /// The program is done with a live block that cannot be reused yet.
-    fn set_pending(slab: &mut Slab, writer: &mut LaneWriter, slot: u32, time: u64) {
+    fn set_pending(slab: &mut Slab, writer: &mut LaneWriter, slot: u32, lifetime: u8, time: u64) {
         let Freed { requested, block } = slab.facts(slot);
-        let (size, lifetime) = (round(requested), slab.lifetime);
+        let size = round(requested);
         slab.set_pending(slot);
         writer.block_pending(block, size, requested, lifetime);
         writer.event(EventKind::Free, lifetime, slab.stream, slab.address(slot), size, time);
@@ -279,8 +295,32 @@ impl Lane {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
         let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
-        Self::set_pending(slab, writer, slot, time);
+        let lifetime = self.tagged.remove(&address).unwrap_or(slab.lifetime);
+        Self::set_pending(slab, writer, slot, lifetime, time);
         FreeOutcome::Waits
+    }
+
+    /// Bytes asked for of the live block at `address`, and `None` where no live block starts there.
+    pub fn requested(&self, id: u32, address: u64) -> Option<u64> {
+        let slab = self.slabs.get(id as usize)?.as_deref()?;
+        let slot = slab.slot_at(address)?;
+        matches!(slab.state(slot), SlotState::Live { .. }).then(|| slab.facts(slot).requested)
+    }
+
+    /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no live block starts there.
+    pub fn tag(&mut self, writer: &mut LaneWriter, id: u32, address: u64, lifetime: u8) -> Option<()> {
+        let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
+        let slot = slab.slot_at(address)?;
+        let SlotState::Live { .. } = slab.state(slot) else { return None };
+        let from = self.tagged.get(&address).copied().unwrap_or(slab.lifetime);
+        if from != lifetime {
+            let facts = slab.facts(slot);
+            writer.block_retag(facts.block, round(facts.requested), facts.requested, from, lifetime);
+            // Its free leaves the straight path, and finds the tag there.
+            slab.set_shared(slot);
+            self.tagged.insert(address, lifetime);
+        }
+        Some(())
     }
 
     /// Notes that `user` uses the block at `address` too. `None`: no live block starts there.
@@ -313,7 +353,7 @@ impl Lane {
                 continue;
             }
             let Some(Some(slab)) = self.slabs.get_mut(block.slab as usize) else { continue };
-            let (facts, lifetime) = (slab.facts(block.slot), slab.lifetime);
+            let (facts, lifetime) = (slab.facts(block.slot), block.lifetime);
             writer.block_remove(facts.block, round(facts.requested), facts.requested, lifetime, true);
             let was_full = slab.settle(block.slot);
             if let FreeOutcome::Surplus(id) = self.released(block.slab, was_full) {

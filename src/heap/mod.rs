@@ -9,26 +9,34 @@
 //! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
+pub mod alerts;
 pub mod arena;
 pub mod backing;
 pub mod capture;
 pub mod captured;
 pub mod central;
+mod checkpoint;
 pub mod device;
 pub mod ladder;
 pub mod lane;
 pub mod lifetime;
 mod moves;
+pub mod named;
 pub mod oom;
 pub mod page_table;
 pub mod phase;
+mod pooled;
+mod pools;
 pub mod reclaim;
 mod recycle;
+pub mod reserve;
+pub mod route;
 pub mod size_class;
 pub mod slab;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
+mod tag;
 mod waits;
 mod validate;
 
@@ -72,6 +80,8 @@ pub enum Error {
     NoSuchDevice(i64),
     /// [`streams::MAX_STREAMS`] streams of a device are alive, or have blocks that are.
     TooManyStreams,
+    /// What `reserve:` asks for could not be had.
+    Reserve(Box<reserve::Refused>),
     /// An invariant of the heap is broken; what was asked for was not done.
     Internal(&'static str),
 }
@@ -94,6 +104,7 @@ impl fmt::Display for Error {
                  keeps the allocator from looking which are gone; create streams once and keep them",
                 streams::MAX_STREAMS
             ),
+            Self::Reserve(refused) => refused.fmt(f),
             Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
         }
     }
@@ -268,6 +279,7 @@ impl Heap {
                 let (limit, total) = (central.limit, device.capabilities.total_memory);
                 central.gauges.set(&[(DeviceGauge::Limit, limit), (DeviceGauge::TotalMemory, total)]);
             }
+            device.map_reserves(&self.shared)?;
             // Peers get access to each other's memory when the process begins to use both.
             for (other, cell) in self.devices.iter().enumerate() {
                 let Some(peer) = cell.get() else { continue };
@@ -301,7 +313,11 @@ impl Heap {
         let Some(device) = self.devices.get(device as usize).and_then(OnceLock::get) else { return 0 };
         let start = clock::now();
         let Some(number) = device.streams.resolve(&*self.shared.driver, stream) else { return 0 };
-        let request = Request { size, stream: number, lifetime: lifetime::current(), start };
+        let tags = lifetime::tags();
+        if tags.is_routed() {
+            return 0;
+        }
+        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
         let address = if LARGE {
             device.serve_large(&self.shared, request)
         } else {
@@ -328,8 +344,9 @@ impl Heap {
             Some(number) => number,
             None => device.resolve_by_recycling(shared, stream).ok_or(Error::TooManyStreams)?,
         };
-        let request = Request { size, stream: number, lifetime: lifetime::current(), start };
-        let address = if self.special.load(Ordering::Acquire) == 0 {
+        let tags = lifetime::tags();
+        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
+        let address = if self.special.load(Ordering::Acquire) == 0 && !tags.is_routed() {
             device.malloc(shared, request)?
         } else {
             self.malloc_special(device, request, stream)?
@@ -357,7 +374,10 @@ impl Heap {
             // Whatever the backing: memory that a graph uses must stay when its block is freed.
             Some(capture) => device.malloc_captured(shared, request, capture)?,
             None if device.kind == Kind::Passthrough => device.malloc_direct(shared, request)?,
-            None => device.malloc(shared, request)?,
+            None => match route::pool_on(device.id) {
+                Some(pool) => device.malloc_pooled(shared, request, pool)?,
+                None => device.malloc(shared, request)?,
+            },
         };
         if shared.config.debug.poison && capture.is_none() {
             let result =

@@ -5,7 +5,7 @@
 //! that other streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, SpaceId};
+use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
 use super::central::{Central, Growth, SPAN, Want};
 use super::page_table::PageTable;
 use super::size_class::PAGE;
@@ -85,7 +85,7 @@ impl Central {
             plan = self.plan_row(ctx, want)?;
         }
         let mut gathered = Gathered::default();
-        if ctx.steal {
+        if ctx.steal && self.ordinary_spaces().any(|space| space == want.space) {
             let bytes = want.bytes.next_multiple_of(PAGE);
             let alone = self.arenas.plan_alone(want.space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
             let beside = Some(plan).filter(|plan| plan.needs != [None, None] || alone.is_none());
@@ -143,10 +143,11 @@ impl Central {
         plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
     }
 
-    /// What may move for `want`.
+    /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the ordinary ones take fresh memory only, so
+    /// that all of theirs can go back at once.
     fn loose(&self, ctx: &Growth<'_>, want: Want, plan: &Plan) -> Vec<LoosePages> {
-        let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
-        self.arenas.loose_runs(&spaces, &plan.needs, &|stream, epoch| {
+        let spaces = self.movable_spaces();
+        let movable = |stream, epoch| {
             if epoch <= (ctx.completed)(stream) {
                 Movable::Idle
             } else if self.order.of(want.stream, stream) >= epoch {
@@ -154,7 +155,22 @@ impl Central {
             } else {
                 Movable::No
             }
-        })
+        };
+        let mut loose = self.arenas.loose_runs(&spaces, &plan.needs, &movable);
+        for space in spaces.into_iter().filter(|&space| space != want.space && self.reserve_of(space) > 0) {
+            let mut spare = self.spare_of(space) / PAGE * PAGE;
+            for loose in loose.iter_mut().filter(|loose| self.space_of(loose.run) == Some(space)) {
+                let take = loose.bytes().min(spare);
+                loose.pages.start = loose.pages.end - take;
+                spare -= take;
+            }
+        }
+        loose.retain(|loose| loose.bytes() > 0);
+        loose
+    }
+
+    fn space_of(&self, run: RunId) -> Option<SpaceId> {
+        self.arenas.run(run).map(|run| self.arenas.region(run.region).space)
     }
 
     /// Chooses pages for the planned row, from the shortest runs where that can be: one part that is long enough, else the tail of a chunk, whole chunks
@@ -373,17 +389,34 @@ impl Central {
         completed: &dyn Fn(u32) -> u64,
         most: u64,
     ) {
-        let loose = self.arenas.loose_pages(spaces, completed);
-        let mut idle: BTreeMap<ChunkId, u32> = BTreeMap::new();
-        for part in loose.iter().flat_map(|loose| self.backing.pages.parts(&loose.pages)) {
-            *idle.entry(part.chunk).or_default() += part.count();
+        let mut loose = Vec::new();
+        // By chunk: its idle pages, and those of each space.
+        let mut idle: BTreeMap<ChunkId, (u32, Vec<(SpaceId, u64)>)> = BTreeMap::new();
+        for &space in spaces {
+            for row in self.arenas.loose_pages(&[space], completed) {
+                for part in self.backing.pages.parts(&row.pages) {
+                    let (count, shares) = idle.entry(part.chunk).or_default();
+                    *count += part.count();
+                    shares.push((space, u64::from(part.count()) * PAGE));
+                }
+                loose.push(row);
+            }
         }
         let mut left = most;
-        idle.retain(|&chunk, pages| {
+        let mut spare: BTreeMap<SpaceId, u64> =
+            spaces.iter().map(|&space| (space, self.spare_of(space))).collect();
+        idle.retain(|&chunk, (pages, shares)| {
             let bytes = self.backing.pages.bytes_of(chunk);
-            let chosen = u64::from(*pages) * PAGE == bytes && bytes <= left;
-            left -= if chosen { bytes } else { 0 };
-            chosen
+            // What is reserved stays.
+            let is_spare = |(space, bytes): &(SpaceId, u64)| spare[space] >= *bytes;
+            if u64::from(*pages) * PAGE != bytes || bytes > left || !shares.iter().all(is_spare) {
+                return false;
+            }
+            left -= bytes;
+            for (space, bytes) in shares {
+                spare.entry(*space).and_modify(|spare| *spare = spare.saturating_sub(*bytes));
+            }
+            true
         });
         for LoosePages { run, pages, .. } in loose {
             let parts: Vec<Part> = self.backing.pages.parts(&pages).collect();

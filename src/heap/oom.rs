@@ -44,6 +44,39 @@ pub struct Report {
     pub capturing: bool,
     /// What the reclaim ladder has done on this device so far.
     pub ladder: Ladder,
+    /// Held by named pools.
+    pub pooled: u64,
+    /// The named pool that the request was for.
+    pub pool: Option<PoolNote>,
+}
+
+/// What an out-of-memory says of the named pool that the request was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolNote {
+    /// Its name.
+    pub name: String,
+    /// What it holds.
+    pub held: u64,
+    /// Its live blocks, each rounded up to 512 B.
+    pub live: u64,
+    /// The ceiling on those.
+    pub limit: Option<u64>,
+}
+
+impl fmt::Display for PoolNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "The request was for pool {:?}, which holds {}, {} of it live",
+            self.name,
+            Bytes(self.held),
+            Bytes(self.live)
+        )?;
+        match self.limit {
+            Some(limit) => write!(f, ", with a limit of {}.", Bytes(limit)),
+            None => write!(f, "."),
+        }
+    }
 }
 
 impl Report {
@@ -81,6 +114,7 @@ impl Report {
         for pool in central.captures.pools.iter().flatten() {
             report.captured += central.arenas.held_bytes(pool.space);
         }
+        report.pooled = central.named.iter().map(|(_, pool)| central.arenas.held_bytes(pool.space)).sum();
         report
     }
 
@@ -104,6 +138,11 @@ impl Report {
     /// What to do about it; only what applies.
     fn advice(&self) -> Vec<String> {
         let mut advice = Vec::new();
+        if let Some(PoolNote { name, live, limit: Some(limit), .. }) = &self.pool
+            && live.saturating_add(self.asked) > *limit
+        {
+            return vec![format!("pool {name:?} is full: raise its limit, or free blocks of it")];
+        }
         let free = self.free.unwrap_or(0);
         if self.asked > self.total {
             return vec!["the request alone is larger than the device: look at its shape".to_owned()];
@@ -156,6 +195,7 @@ impl fmt::Display for Report {
         for (bytes, what) in [
             (self.pending, "freed and waiting for other streams"),
             (self.captured, "held by CUDA graphs"),
+            (self.pooled, "held by named pools"),
             (self.slab_free, "free slots of slabs"),
             (self.orphaned, "refused by the driver when given back"),
         ] {
@@ -177,6 +217,9 @@ impl fmt::Display for Report {
             self.ladder.climbed().map(|(name, rung)| format!("{name} {rung}")).collect();
         if !climbed.is_empty() {
             write!(f, " Tried so far: {}.", climbed.join("; "))?;
+        }
+        if let Some(pool) = &self.pool {
+            write!(f, " {pool}")?;
         }
         write!(f, " What helps: {}.", self.advice().join("; "))
     }

@@ -12,7 +12,8 @@
 //! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
 #![deny(unsafe_code)]
 
-use super::arena::RunId;
+use super::alerts::AlertKind;
+use super::arena::{RunId, SpaceId};
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
@@ -45,8 +46,24 @@ impl Device {
         bytes: u64,
         align: u64,
     ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
+        self.obtain_in(shared, request, None, bytes, align)
+    }
+
+    /// As [`Device::obtain`], in a space other than the one of the request's lifetime.
+    ///
+    /// # Errors
+    /// As [`Device::obtain`].
+    pub(super) fn obtain_in<'a>(
+        &'a self,
+        shared: &Shared,
+        request: Request,
+        space: Option<SpaceId>,
+        bytes: u64,
+        align: u64,
+    ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
         let mut central = lock(&self.central);
-        let want = Want { space: central.space(request.lifetime), bytes, align, stream: request.stream };
+        let space = space.unwrap_or_else(|| central.space(request.lifetime));
+        let want = Want { space, bytes, align, stream: request.stream };
         if let Some(run) = want.fit(&mut central) {
             return Ok((central, run));
         }
@@ -66,7 +83,9 @@ impl Device {
         central.retries += 1;
         let retries = central.retries;
         central.gauges.set(&[(DeviceGauge::Retries, retries)]);
+        let reserved = central.backing.reserved;
         drop(central);
+        self.alert(shared, AlertKind::Reclaim, request.size, reserved, retries);
         match self.climb(shared, &request, want) {
             Some(found) => Ok(found),
             None => Err(self.refusal(shared, &request)),
@@ -183,7 +202,7 @@ impl Device {
     }
 
     /// Fresh memory that leaves the device its headroom.
-    fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
+    pub(super) fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
         let headroom = shared.config.headroom.resolve(self.capabilities.total_memory);
         central.backing.calls += 1;
         // Where the driver cannot say, growth itself will.
@@ -249,7 +268,7 @@ impl Device {
                 return Some(found);
             }
         }
-        retry(Room::Ceiling, 5, 0)
+        retry(Room::Ceiling, 5, self.give_up_reserves(shared))
     }
 
     /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
@@ -335,13 +354,14 @@ impl Device {
     /// The out-of-memory answer to a request of `asked` bytes, with the cause.
     #[cold]
     pub(super) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
-        let count = {
+        let (count, reserved) = {
             let mut central = lock(&self.central);
             central.out_of_memories += 1;
             let count = central.out_of_memories;
             central.gauges.set(&[(DeviceGauge::OutOfMemories, count)]);
-            count
+            (count, central.backing.reserved)
         };
+        self.alert(shared, AlertKind::OutOfMemory, asked, reserved, count);
         shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
         Error::OutOfMemory(Box::new(oom::Report::gather(self, shared, asked, stream, count)))
     }

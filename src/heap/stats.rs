@@ -120,6 +120,14 @@ impl Device {
         stats.largest_request = central.largest_request(shared.shares());
         stats.largest_growing = central.largest_growing(stats.largest_request);
         (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
+        for (_, pool) in central.named.iter() {
+            stats.pending += pool.lane.pending_bytes();
+            stats.arena_free += central.arenas.free_bytes(pool.space).0;
+            for (_, slab) in pool.lane.slabs() {
+                stats.slab_bytes += slab.size_class().slab_bytes();
+                stats.slab_free += slab.free_bytes();
+            }
+        }
         stats
     }
 
@@ -280,6 +288,14 @@ impl Heap {
                 if free > 0 {
                     let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
                 }
+            }
+            for (_, pool) in central.named.iter() {
+                let held = central.arenas.held_bytes(pool.space);
+                let _ = writeln!(
+                    text,
+                    "  pool {:?}: {held} B held, {} B in {} live blocks",
+                    pool.name, pool.live_bytes, pool.live
+                );
             }
             for (id, region) in central.arenas.regions() {
                 let kind = if central.arenas.is_stitched(id) { "address space" } else { "span" };

@@ -20,7 +20,8 @@ pub struct BlockCell {
     /// 1 live             remove                      0 free, next life (+3)
     /// 2 pending          remove                      0 free, next life (+2)
     /// ```
-    /// The words below are written only while the state is free. The count repeats after 2^30 lives of one slot, which a
+    /// The words below are written only while the state is free; but for the lifetime in `tag`, which [`BlockCell::retag`] may change in state 1:
+    /// a reader gets the old or the new one. The count repeats after 2^30 lives of one slot, which a
     /// reader would have to sleep through exactly, inside one entry.
     state: AtomicU32,
     step: AtomicU32,
@@ -72,6 +73,18 @@ impl BlockCell {
         self.size.store(size, Ordering::Relaxed);
         self.requested.store(requested, Ordering::Relaxed);
         self.advance(1);
+    }
+
+    /// The step in which the block was inserted.
+    pub fn step(&self) -> u32 {
+        self.step.load(Ordering::Relaxed)
+    }
+
+    /// A live block gets another lifetime.
+    pub fn retag(&self, lifetime: u8) {
+        let tag = BlockTag(self.tag.load(Ordering::Relaxed));
+        let tag = BlockTag::new(tag.device(), lifetime, tag.capture(), tag.stream());
+        self.tag.store(tag.0, Ordering::Relaxed);
     }
 
     /// A live block waits for streams.

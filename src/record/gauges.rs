@@ -42,7 +42,9 @@ impl Flow {
 pub struct BlockGauges {
     came: Flow,
     went: Flow,
-    _room: [AtomicU64; 2],
+    /// What the sequence of `came` counts too much or too little of them, wrapping: blocks that came under one lifetime and belong under another.
+    moved: AtomicU64,
+    _room: AtomicU64,
 }
 
 /// Blocks that the program freed and that wait for streams; as [`BlockGauges`].
@@ -190,6 +192,19 @@ impl Lane {
         self.sizes[0].count(size);
     }
 
+    /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one lifetime's counters may go back.
+    pub fn retag(&self, size: u64, requested: u64, from: u8, to: u8) {
+        let pool = pool_of(size);
+        let BlockGauges { came, moved, .. } = &self.blocks[cell(pool, from)];
+        came.sequence.write(|| {
+            bump(&came.bytes, size.wrapping_neg());
+            bump(&came.requested, requested.wrapping_neg());
+            // The sequence counts this as one that came.
+            bump(moved, 2u64.wrapping_neg());
+        });
+        self.blocks[cell(pool, to)].came.count(size, requested);
+    }
+
     /// The program freed a block.
     #[inline(always)]
     pub fn free(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
@@ -222,7 +237,8 @@ impl Lane {
         let (blocks, pending) = (&self.blocks[cell], &self.pending[cell]);
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let count = || {
-            let (mallocs, malloc_bytes, malloc_requested) = blocks.came.read();
+            let (came, malloc_bytes, malloc_requested) = blocks.came.read();
+            let mallocs = came.wrapping_add(get(&blocks.moved));
             let (frees, free_bytes, free_requested) = blocks.went.read();
             BlockCounts {
                 mallocs,

@@ -284,6 +284,29 @@ impl LaneWriter {
         self.push(slot);
     }
 
+    /// The step in which a live block was inserted; `None`: it is not in the map.
+    pub fn step_of(&self, slot: BlockSlot) -> Option<u32> {
+        if !self.detail || slot == BlockSlot::NONE {
+            return None;
+        }
+        // SAFETY: `block_insert` gave it, so it is inside the map.
+        Some(unsafe { &*self.blocks.add(slot.0 as usize) }.step())
+    }
+
+    /// The program has said that a live block's lifetime is `to`, not `from`: what is counted under the one is counted under the
+    /// other from now on, as if it had always been so.
+    #[cold]
+    pub fn block_retag(&mut self, slot: BlockSlot, size: u64, requested: u64, from: u8, to: u8) {
+        if !self.detail {
+            return;
+        }
+        self.lane().retag(size, requested, from, to);
+        if slot != BlockSlot::NONE {
+            // SAFETY: as above.
+            unsafe { &*self.blocks.add(slot.0 as usize) }.retag(to);
+        }
+    }
+
     /// One event in this lane's own ring: what [`Record::event`] does, at less than half the cost, and without a word that
     /// other lanes write. For the hot kinds. `time` is [`super::clock::now`]'s.
     #[inline]
