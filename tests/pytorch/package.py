@@ -15,6 +15,10 @@ PACKAGE = ROOT / "python_loader"
 WHEELS = TARGET / "wheels"
 VENV = TARGET / "package-venv"
 
+# Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for other libraries.
+LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
+PRELOAD = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
+
 
 def build_wheel():
     """`pip wheel ./python_loader`, from nothing: the one wheel that it makes."""
@@ -82,8 +86,8 @@ class Installed:
 
     def command(self, name, *arguments, timeout=300, **settings):
         environment = clean_environment() | {
-            "LD_PRELOAD": str(PHANTOM),
-            "LD_LIBRARY_PATH": str(TARGET / "phantom-libs"),
+            "LD_PRELOAD": PRELOAD,
+            "LD_LIBRARY_PATH": str(LIBRARIES),
             "GRUYERE_TEST_PHANTOM": str(PHANTOM),
             "PATH": os.pathsep.join([str(self.binaries), os.environ["PATH"]]),
             # The launchers' threads would make the two cores of a small machine slower, not faster.

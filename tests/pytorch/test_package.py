@@ -6,6 +6,8 @@ from email.parser import Parser
 
 import pytest
 
+from package import LIBRARIES
+
 # What a program finds of itself: everything that python sets before it runs it.
 SELF = """
 import json, sys
@@ -338,13 +340,12 @@ print(json.dumps(dict(said=said, enabled=gruyere.is_enabled(), reason=gruyere.di
 def test_without_a_driver_the_variable_lets_a_program_be_and_the_launcher_does_not(installed, tmp_path):
     bare = tmp_path / "libraries"
     bare.mkdir()
-    from conftest import TARGET
-
-    for link in (TARGET / "phantom-libs").iterdir():
+    for link in LIBRARIES.iterdir():
         if link.name != "libcuda.so.1":
             (bare / link.name).symlink_to(link.resolve())
     installed.write("program.py", "import torch\nprint(torch.ones(3).sum().item())\n" + SAYS)
-    without = {"LD_PRELOAD": None, "LD_LIBRARY_PATH": bare}
+    # The phantom is the CUDA runtime too, so it stays; but nobody finds a libcuda.so.1.
+    without = {"LD_LIBRARY_PATH": bare}
     ran = installed.python("program.py", GRUYERE_ENABLE=1, **without)
     assert not ran.report["enabled"] and "driver" in ran.report["reason"]
     assert ran.err == ""
