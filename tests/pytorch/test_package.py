@@ -285,8 +285,10 @@ def test_asking_where_torch_is_does_not_spoil_the_launch_line(installed):
 
 
 def test_a_program_without_torch_is_not_touched(installed):
-    code = "import sys, os\nprint('torch' in sys.modules, 'libgruyere' in open('/proc/self/maps').read())"
-    assert installed.code(code, GRUYERE_ENABLE=1).check().out.strip() == "False False"
+    code = "import sys\nprint('torch' in sys.modules, 'libgruyere' in open('/proc/self/maps').read())\n" + SAYS
+    ran = installed.code(code, GRUYERE_ENABLE=1).check()
+    assert ran.out.splitlines()[0] == "False False"
+    assert "torch has not been imported yet" in ran.report["reason"]
 
 
 # What stands in the way: the program, the environment, and words that must be in the error.
