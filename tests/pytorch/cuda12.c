@@ -1,4 +1,4 @@
-/* What torch wheels for CUDA 12 link and the phantom, whose runtime is CUDA 13's, does not have. Preloaded behind it, by matrix only. */
+/* What torch wheels for CUDA 12 call and the phantom, whose runtime is CUDA 13's, has otherwise. Preloaded behind it, by matrix only. */
 
 #include <stddef.h>
 #include <string.h>
@@ -57,24 +57,3 @@ int nvtxRangePushA(const char *message) { return message != NULL; }
 int nvtxRangePop(void) { return 0; }
 unsigned long nvtxRangeStartA(const char *message) { return message != NULL; }
 void nvtxRangeEnd(unsigned long id) { (void)id; }
-
-/* Profiling and a sort switch of cuSOLVER: named when torch is loaded, called by none of the tests. 999 is "unknown" to both. */
-#define NOT_HERE(name) \
-    int name(void) { return 999; }
-NOT_HERE(cuptiEventGetAttribute)
-NOT_HERE(cuptiEventGetIdFromName)
-NOT_HERE(cuptiEventGroupGetAttribute)
-NOT_HERE(cuptiEventGroupReadEvent)
-NOT_HERE(cuptiEventGroupSetAttribute)
-NOT_HERE(cuptiEventGroupSetDisable)
-NOT_HERE(cuptiEventGroupSetEnable)
-NOT_HERE(cuptiEventGroupSetsCreate)
-NOT_HERE(cuptiEventGroupSetsDestroy)
-NOT_HERE(cuptiGetDeviceId)
-NOT_HERE(cuptiMetricEnumEvents)
-NOT_HERE(cuptiMetricGetAttribute)
-NOT_HERE(cuptiMetricGetIdFromName)
-NOT_HERE(cuptiMetricGetNumEvents)
-NOT_HERE(cuptiMetricGetValue)
-NOT_HERE(cuptiSetEventCollectionMode)
-NOT_HERE(cusolverDnXsyevjSetSortEig)
