@@ -151,7 +151,7 @@ try:
 except gruyere.GruyereError as error:
     said = str(error)
 """ + report(said="said", enabled="gruyere.is_enabled()")
-    ran = installed.code(code, PYTORCH_ALLOC_CONF=conf)
+    ran = installed.code(code, PYTORCH_CUDA_ALLOC_CONF=conf)
     assert not ran.report["enabled"]
     for word in words:
         assert word in ran.report["said"]
