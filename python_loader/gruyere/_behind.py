@@ -8,9 +8,11 @@ the bracket that is never closed: torch thinks that a capture is going on.
 - Cached segments of a pool that is in use are never given back, not by `empty_cache` and not when memory runs out. So a new pool takes the
   old one's place (a *turn*), whose cached segments torch then gives back.
 
-In either, another thread's tensor may come from torch's own memory for a moment, which is sound. Neither happens while a bracket of the
-program's is open (a capture, `use_mem_pool`): torch ends the process where a pool dies meanwhile. For the same reason the program's own
-pools die at the next breath.
+In either, another thread's tensor may come from torch's own memory for a moment, which is sound.
+
+While a bracket of the program's is open (a capture, `use_mem_pool`), ours is closed: some versions of torch ask the oldest bracket first, and the
+memory of a graph must be in the graph's pool. A pool that dies while a bracket is open ends the process, so the program's own pools die
+at the next breath, and there are no breaths and turns meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import functools
 import importlib
 import os
 import threading
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from . import _library
 from ._errors import GruyereError
@@ -86,6 +88,7 @@ class _Router:
         self.pool = type("RoutedPool", (torch.cuda.MemPool,), {"__del__": lambda pool: None})
         self.pools: dict[int, Any] = {}
         self.recorded = 0
+        self.is_open = False
         # Brackets of the program's that are open now.
         self.brackets = 0
         # Pools of the program's that nobody holds any more.
@@ -100,14 +103,14 @@ class _Router:
             _library.library().gruyere_announce_hooks(_ALL_HOOKS)
             for device in range(self.torch.cuda.device_count()):
                 self.pools[device] = self._pool(device)
-                self._open(device)
+            self._open_all()
 
     def end(self) -> None:
         """A bracket that is still open when the process ends would abort it. In a forked child there is nothing to end."""
         with self.lock:
             if self.process == os.getpid():
-                for device in self.pools:
-                    self._close(device)
+                if self.is_open:
+                    self._close_all()
                 self.pools.clear()
 
     def breathe(self) -> None:
@@ -117,13 +120,11 @@ class _Router:
                 return
             self.recorded = 0
             used = self._used()
-            for device in self.pools:
-                self._close(device)
+            self._close_all()
             self.dead.clear()
             for device in used:
                 self._poke(device)
-            for device in self.pools:
-                self._open(device)
+            self._open_all()
 
     def turn(self) -> None:
         """Lets torch give its cached segments back: `empty_cache` of what is routed here."""
@@ -132,15 +133,27 @@ class _Router:
                 return
             self.recorded = 0
             used = self._used()
-            for device in self.pools:
-                self._close(device)
+            self._close_all()
             self.dead.clear()
             for device in used:
                 self._poke(device)
                 self.pools[device] = self._pool(device)
             self.torch._C._cuda_emptyCache()
-            for device in self.pools:
-                self._open(device)
+            self._open_all()
+
+    def step_aside(self) -> None:
+        """The program opens a bracket."""
+        if self.brackets == 0 and self.process == os.getpid():
+            self._close_all()
+        self.brackets += 1
+
+    def step_back(self) -> None:
+        """It has closed one, or meant to."""
+        if self.brackets == 0:
+            return
+        self.brackets -= 1
+        if self.brackets == 0 and self.process == os.getpid():
+            self._open_all()
 
     def _may_close(self) -> bool:
         """Not in a forked child, which has no CUDA, and not while a bracket of the program's is open."""
@@ -166,12 +179,16 @@ class _Router:
         block = self.torch.cuda.caching_allocator_alloc(1, device)
         self.torch.cuda.caching_allocator_delete(block)
 
-    def _open(self, device: int) -> None:
-        self._begin(device, self.pools[device].id)
+    def _open_all(self) -> None:
+        for device, pool in self.pools.items():
+            self._begin(device, pool.id)
+        self.is_open = True
 
-    def _close(self, device: int) -> None:
-        self._end(device, self.pools[device].id)
-        self._release(device, self.pools[device].id)
+    def _close_all(self) -> None:
+        self.is_open = False
+        for device, pool in self.pools.items():
+            self._end(device, pool.id)
+            self._release(device, pool.id)
 
 
 def _when_step_ends(action: Any) -> None:
@@ -206,33 +223,44 @@ def _when_emptied(torch: Any, router: _Router) -> None:
 
 
 def _when_bracketed(torch: Any, router: _Router) -> None:
-    """Counts the program's brackets: captures, and what it routes to pools of its own."""
+    """Steps aside for the program's brackets: captures, and what it routes to pools of its own."""
 
-    def counted(owners: list[Any], name: str, change: int) -> None:
+    def replace(owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owners[0], name, None)
-        if original is None:
-            return
+        if original is not None:
+            wrapper = functools.wraps(original)(make(original))
+            for owner in owners:
+                if getattr(owner, name, None) is original:
+                    setattr(owner, name, wrapper)
 
-        @functools.wraps(original)
-        def wrapper(*arguments: Any, **keywords: Any) -> Any:
+    def beginning(original: Any) -> Any:
+        def begin(*arguments: Any, **keywords: Any) -> Any:
             with router.lock:
-                # One that fails to begin has not begun; one that fails to end is over all the same.
-                if change < 0:
-                    router.brackets -= 1
-                answer = original(*arguments, **keywords)
-                if change > 0:
-                    router.brackets += 1
-                return answer
+                router.step_aside()
+                try:
+                    return original(*arguments, **keywords)
+                except BaseException:
+                    router.step_back()
+                    raise
 
-        for owner in owners:
-            if getattr(owner, name, None) is original:
-                setattr(owner, name, wrapper)
+        return begin
 
-    counted([torch.cuda.CUDAGraph], "capture_begin", +1)
-    counted([torch.cuda.CUDAGraph], "capture_end", -1)
+    def ending(original: Any) -> Any:
+        def end(*arguments: Any, **keywords: Any) -> Any:
+            with router.lock:
+                try:
+                    return original(*arguments, **keywords)
+                finally:
+                    # One that fails to end is over all the same.
+                    router.step_back()
+
+        return end
+
+    replace([torch.cuda.CUDAGraph], "capture_begin", beginning)
+    replace([torch.cuda.CUDAGraph], "capture_end", ending)
     for name in ("_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentStreamToPool", "_cuda_beginAllocateCurrentThreadToPool"):
-        counted([torch._C, torch.cuda.memory], name, +1)
-    counted([torch._C, torch.cuda.memory], "_cuda_endAllocateToPool", -1)
+        replace([torch._C, torch.cuda.memory], name, beginning)
+    replace([torch._C, torch.cuda.memory], "_cuda_endAllocateToPool", ending)
 
 
 def _when_pools_die(torch: Any, router: _Router) -> None:

@@ -15,6 +15,26 @@ PACKAGE = ROOT / "python_loader"
 WHEELS = TARGET / "wheels"
 VENV = TARGET / "package-venv"
 
+# Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for other libraries.
+LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
+PRELOAD = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
+
+# How a program of the tests of the modes begins.
+PRELUDE = """
+import gc, json, os
+import torch, gruyere
+torch.backends.cudnn.enabled = False
+MIB = 1 << 20
+def tensor(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+"""
+
+
+def report(**expressions):
+    """How it ends: with the values of these expressions, for Ended.report."""
+    inside = ", ".join(f"{name}={expression}" for name, expression in expressions.items())
+    return f"\nprint(json.dumps(dict({inside})))\n"
+
 
 def build_wheel():
     """`pip wheel ./python_loader`, from nothing: the one wheel that it makes."""
@@ -36,7 +56,9 @@ def install(wheel):
 
 def pip(*arguments, python=sys.executable):
     command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
-    environment = {**clean_environment(), "CARGO_TARGET_DIR": str(TARGET)}
+    # pip up to 25.2 applies the first to build environments, later ones the second.
+    pinned = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(ROOT / "tests/pytorch/constraints-wheel.txt"))
+    environment = {**clean_environment(), **pinned, "CARGO_TARGET_DIR": str(TARGET)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -82,8 +104,8 @@ class Installed:
 
     def command(self, name, *arguments, timeout=300, **settings):
         environment = clean_environment() | {
-            "LD_PRELOAD": str(PHANTOM),
-            "LD_LIBRARY_PATH": str(TARGET / "phantom-libs"),
+            "LD_PRELOAD": PRELOAD,
+            "LD_LIBRARY_PATH": str(LIBRARIES),
             "GRUYERE_TEST_PHANTOM": str(PHANTOM),
             "PATH": os.pathsep.join([str(self.binaries), os.environ["PATH"]]),
             # The launchers' threads would make the two cores of a small machine slower, not faster.

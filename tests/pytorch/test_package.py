@@ -6,6 +6,8 @@ from email.parser import Parser
 
 import pytest
 
+from package import LIBRARIES
+
 # What a program finds of itself: everything that python sets before it runs it.
 SELF = """
 import json, sys
@@ -56,9 +58,9 @@ def test_one_wheel_for_every_python_holds_library_command_and_types(wheel_instal
 
 
 def test_the_command_is_installed(installed):
-    listed = installed.command("gruyere", "ps", LD_PRELOAD=None, LD_LIBRARY_PATH=None)
-    assert listed.code == 0, listed.err
-    assert "bench" in installed.command("gruyere", "--help").check().out
+    without = {"LD_PRELOAD": None, "LD_LIBRARY_PATH": None}
+    installed.command("gruyere", "ps", "--directory", installed.folder, **without).check()
+    assert "bench" in installed.command("gruyere", "--help", **without).check().out
 
 
 def test_importing_it_imports_neither_torch_nor_the_library(installed):
@@ -283,8 +285,10 @@ def test_asking_where_torch_is_does_not_spoil_the_launch_line(installed):
 
 
 def test_a_program_without_torch_is_not_touched(installed):
-    code = "import sys, os\nprint('torch' in sys.modules, 'libgruyere' in open('/proc/self/maps').read())"
-    assert installed.code(code, GRUYERE_ENABLE=1).check().out.strip() == "False False"
+    code = "import sys\nprint('torch' in sys.modules, 'libgruyere' in open('/proc/self/maps').read())\n" + SAYS
+    ran = installed.code(code, GRUYERE_ENABLE=1).check()
+    assert ran.out.splitlines()[0] == "False False"
+    assert "torch has not been imported yet" in ran.report["reason"]
 
 
 # What stands in the way: the program, the environment, and words that must be in the error.
@@ -338,13 +342,12 @@ print(json.dumps(dict(said=said, enabled=gruyere.is_enabled(), reason=gruyere.di
 def test_without_a_driver_the_variable_lets_a_program_be_and_the_launcher_does_not(installed, tmp_path):
     bare = tmp_path / "libraries"
     bare.mkdir()
-    from conftest import TARGET
-
-    for link in (TARGET / "phantom-libs").iterdir():
+    for link in LIBRARIES.iterdir():
         if link.name != "libcuda.so.1":
             (bare / link.name).symlink_to(link.resolve())
     installed.write("program.py", "import torch\nprint(torch.ones(3).sum().item())\n" + SAYS)
-    without = {"LD_PRELOAD": None, "LD_LIBRARY_PATH": bare}
+    # The phantom is the CUDA runtime too, so it stays; but nobody finds a libcuda.so.1.
+    without = {"LD_LIBRARY_PATH": bare}
     ran = installed.python("program.py", GRUYERE_ENABLE=1, **without)
     assert not ran.report["enabled"] and "driver" in ran.report["reason"]
     assert ran.err == ""
