@@ -37,8 +37,8 @@ pub mod stats;
 pub mod stitch;
 pub mod streams;
 mod tag;
-mod waits;
 mod validate;
+mod waits;
 
 use crate::config::Config;
 use crate::driver::{CaptureStatus, DeviceId, Driver, DriverError, StreamHandle};
@@ -51,10 +51,10 @@ use lifetime::Lifetime;
 use page_table::{Owner, Page, PageTable};
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 use phase::{Occasion, Phase};
-use streams::Streams;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use streams::Streams;
 
 /// Devices that a process may use.
 pub const MAX_DEVICES: u32 = 64;
