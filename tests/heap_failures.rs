@@ -151,6 +151,7 @@ fn nothing_is_lost_whichever_call_to_a_pool_fails() {
 #[test]
 fn nothing_is_lost_whichever_step_of_a_move_fails() {
     fail_every_call("backing:stitch,headroom:0", &TRANSIENT);
+    fail_every_call("backing:stitch,headroom:0,slack:0B,waits:budget", &TRANSIENT);
 }
 
 #[test]

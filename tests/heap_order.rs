@@ -185,8 +185,9 @@ impl Program {
     }
 }
 
-const CONFS: [&str; 6] = [
+const CONFS: [&str; 7] = [
     "backing:stitch,headroom:0",
+    "backing:stitch,headroom:0,slack:0B,waits:budget",
     "backing:stitch,share:off,headroom:0",
     "backing:pool,headroom:0",
     "backing:pool,share:off,headroom:0",

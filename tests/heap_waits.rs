@@ -118,3 +118,52 @@ fn no_wait_is_injected_while_the_other_rank_is_steps_behind() {
     }
     assert_eq!((waits(&gpu), gpu.deadlock(), gpu.open_streams().len()), (before, None, 0));
 }
+
+#[test]
+fn a_heap_that_may_wait_to_hold_its_slack_closes_the_cycle_by_itself() {
+    // Why `waits:budget` is for programs that know: the same job as above, and no wait but the heap's own.
+    let (gpu, ranks) = job(1 << 30, "slack:0.5%,waits:budget");
+    for rank in &ranks {
+        step(&gpu, rank, 64 * MIB, false);
+    }
+    assert!(waits(&gpu)[0] > 0);
+    let deadlock = gpu.deadlock().expect("the ranks wait for each other");
+    assert!(deadlock.to_string().starts_with("no stream can make progress"), "{deadlock}");
+}
+
+#[test]
+fn with_waits_off_no_stream_waits_even_where_memory_runs_out() {
+    let (gpu, ranks) = job(128 * MIB, "headroom:0,waits:off");
+    let rank = &ranks[0];
+    let [(_, first), (_, second)] = rank.order;
+    let address = rank.heap.malloc(100 * MIB, 0, first).unwrap();
+    as_program(|| gpu.launch(0, first.0, 1, KERNEL)).unwrap();
+    assert!(rank.heap.free(address));
+    // The host waits for the event instead.
+    rank.heap.malloc(100 * MIB, 0, second).unwrap();
+    assert_eq!(waits(&gpu)[0], 0);
+    assert!(waits(&gpu)[3] > 0);
+}
+
+#[test]
+fn where_memory_runs_out_a_stream_waits_on_the_device_and_the_host_does_not() {
+    for conf in ["headroom:0", "headroom:0,backing:pool", "headroom:0,backing:fixed"] {
+        let (gpu, ranks) = job(128 * MIB, conf);
+        let rank = &ranks[0];
+        let [(_, first), (_, second)] = rank.order;
+        let address = rank.heap.malloc(96 * MIB, 0, first).unwrap();
+        gpu.block_malloc(1, address, 96 * MIB, 0, first.0);
+        as_program(|| gpu.launch(0, first.0, 1, KERNEL)).unwrap();
+        gpu.block_free(address);
+        assert!(rank.heap.free(address));
+        let again = rank.heap.malloc(96 * MIB, 0, second).unwrap();
+        gpu.block_malloc(2, again, 96 * MIB, 0, second.0);
+        as_program(|| gpu.launch(0, second.0, 1, KERNEL)).unwrap();
+        assert_eq!(waits(&gpu)[0], 1, "{conf}");
+        assert_eq!(waits(&gpu)[1..], [0, 0, 0], "{conf}");
+        gpu.block_free(again);
+        assert!(rank.heap.free(again));
+        rank.heap.validate().unwrap();
+        assert!(gpu.faults().is_empty() && gpu.misuses().is_empty(), "{conf}: {:?}", gpu.faults());
+    }
+}

@@ -4,7 +4,7 @@
 //! 0. ask the events that are recorded, record new ones behind frees that have none, join neighbours;
 //! 1. return the empty slabs of all lanes to the arenas;
 //! 2. give empty regions back and trim the driver's pools;
-//! 3. wait for the oldest unfinished event, again and again;
+//! 3. make the asking stream wait for others' events (`waits:`); else wait on the host for the oldest unfinished event, again and again;
 //! 4. synchronise the device once, and do all of it again;
 //! 5. grow into the headroom.
 //!
@@ -255,6 +255,11 @@ impl Device {
             quiet
         });
         if waits {
+            let mut waiting = Stopwatch::start();
+            if let Some((mut central, run)) = self.wait_in_need(shared, request, want) {
+                central.count_rung(3, want.bytes, waiting.lap());
+                return Some((central, run));
+            }
             while self.ask().is_some_and(|_| self.host_wait(shared, || self.streams.wait_for_oldest(driver)))
             {
                 self.take_in(shared, &mut lock(&self.central));

@@ -10,8 +10,9 @@
 use super::arena::RunId;
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
-use super::device::Device;
-use super::{Shared, lock};
+use super::device::{Device, Request};
+use super::{MutexGuard, Shared, lock};
+use crate::config::Waits;
 use crate::record::{EventKind, clock};
 use std::collections::HashMap;
 
@@ -76,6 +77,29 @@ impl Device {
             }
         }
         None
+    }
+
+    /// As [`Device::wait_for_others`], where the alternative is out of memory; and the central lock under which the run was found.
+    pub(super) fn wait_in_need<'a>(
+        &'a self,
+        shared: &Shared,
+        request: &Request,
+        want: Want,
+    ) -> Option<(MutexGuard<'a, Central>, RunId)> {
+        if shared.config.waits == Waits::Off {
+            return None;
+        }
+        let mut central = lock(&self.central);
+        let completed = |stream| self.streams.completed(stream);
+        let growth = Growth {
+            completed: &completed,
+            fresh: 0,
+            steal: shared.shares(),
+            lean: false,
+            ..shared.growth(&self.streams, request.lifetime)
+        };
+        let run = self.wait_for_others(shared, &mut central, &growth, want)?;
+        Some((central, run))
     }
 
     /// Forgets what was known of streams whose numbers will be others'.
