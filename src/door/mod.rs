@@ -5,6 +5,7 @@ pub mod fork;
 mod oom;
 pub mod raise;
 pub mod torch;
+pub mod torch_stats;
 
 use crate::config::{Config, logging};
 use crate::driver::Driver;

@@ -24,9 +24,11 @@ pub mod reclaim;
 mod recycle;
 pub mod size_class;
 pub mod slab;
+pub mod snapshot;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
+pub mod tally;
 mod validate;
 
 use crate::config::Config;
