@@ -1,0 +1,53 @@
+"""Gruyère: a CUDA memory allocator for PyTorch with almost no holes.
+
+    import gruyere
+
+    gruyere.enable()  # before the program touches CUDA
+
+or, with the program as it is: `python -m gruyere train.py`, or `GRUYERE_ENABLE=1 python train.py`.
+
+Importing this imports neither torch nor the library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# The type checkers' view of what __getattr__ below does.
+if TYPE_CHECKING:
+    from ._enable import disable_reason as disable_reason
+    from ._enable import enable as enable
+    from ._enable import is_enabled as is_enabled
+    from ._errors import GruyereError as GruyereError
+    from ._errors import GruyereWarning as GruyereWarning
+
+# Where each public name lives.
+_HOMES = {
+    "enable": "_enable",
+    "is_enabled": "_enable",
+    "disable_reason": "_enable",
+    "GruyereError": "_errors",
+    "GruyereWarning": "_errors",
+    "lifetime": "_lifetimes",
+    "step": "_steps",
+    "checkpoint": "_steps",
+    "trim": "_control",
+    "stats": "_control",
+    "on_alert": "_control",
+    "pool": "_pools",
+    "reserve": "_pools",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOMES))

@@ -1,0 +1,31 @@
+"""What this package raises and warns of."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+
+class GruyereError(RuntimeError):
+    """Gruyère cannot do what was asked; the text says why, and what to do."""
+
+
+class GruyereWarning(UserWarning):
+    """Something will not do what the program may expect of it; the text says what to use instead."""
+
+
+_said: set[str] = set()
+
+# Whose frames are passed over in search of the program's line.
+_INSIDE = ("gruyere", "torch", "importlib", "runpy")
+
+
+def warn_once(text: str) -> None:
+    """Warns of `text`, once in the life of the process, at the line of the program that led to it."""
+    if text in _said:
+        return
+    _said.add(text)
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame = frame.f_back
+    warnings.warn_explicit(text, GruyereWarning, frame.f_code.co_filename, frame.f_lineno)

@@ -1,0 +1,105 @@
+"""Builds what is not Python: the library (package data) and the `gruyere` command (a script of the wheel), both with cargo.
+
+Environment:
+
+- `CARGO_TARGET_DIR`, `RUSTFLAGS` and the like mean what they mean to cargo.
+- `GRUYERE_WHEEL_TARGET=aarch64-unknown-linux-gnu.2.28` builds for another machine, or for an older glibc than this one's, with
+  cargo-zigbuild (which is then a build requirement). Without it the wheel is for this machine, and its tag says the glibc that it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Optional
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+WORKSPACE = Path(__file__).resolve().parent.parent
+TARGET = "GRUYERE_WHEEL_TARGET"
+
+
+def cargo() -> str:
+    """The cargo command; it need not be on the PATH of whoever calls pip."""
+    found = shutil.which("cargo") or shutil.which("cargo", path=str(Path.home() / ".cargo" / "bin"))
+    if not found:
+        raise RuntimeError("gruyere is built from Rust and cargo was not found: install Rust 1.90 or newer (rustup), then try again")
+    return found
+
+
+def workspace() -> dict[str, Any]:
+    """What cargo says of the workspace."""
+    if not (WORKSPACE / "Cargo.toml").exists():
+        raise RuntimeError(f"{WORKSPACE} has no Cargo.toml: build from the repository (pip install ./python_loader)")
+    command = [cargo(), "metadata", "--format-version=1", "--no-deps", "--locked"]
+    answer: dict[str, Any] = json.loads(subprocess.run(command, cwd=WORKSPACE, check=True, stdout=subprocess.PIPE).stdout)
+    return answer
+
+
+class Version(MetadataHookInterface):
+    """The version is Cargo.toml's."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        packages = {package["name"]: package["version"] for package in workspace()["packages"]}
+        metadata["version"] = packages["gruyere"]
+
+
+class Rust(BuildHookInterface[Any]):
+    """Library and command, and the wheel's tag."""
+
+    def dependencies(self) -> list[str]:
+        return ["cargo-zigbuild>=0.20", "ziglang"] if os.environ.get(TARGET) else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        target = os.environ.get(TARGET)
+        release = Path(workspace()["target_directory"])
+        command = [cargo(), "zigbuild" if target else "build", "--release", "--locked", "-p", "gruyere", "-p", "gruyere-cli"]
+        if target:
+            command += ["--target", target]
+            # A target may end in the glibc that is wanted; cargo's folder has the name without it.
+            release /= target.split(".")[0]
+        subprocess.run(command, cwd=WORKSPACE, check=True)
+        release /= "release"
+        library, executable = release / "libgruyere.so", release / "gruyere"
+        build_data["force_include"][str(library)] = "gruyere/libgruyere.so"
+        build_data["shared_scripts"][str(executable)] = "gruyere"
+        # At the root, where the interpreter looks for it when it starts.
+        build_data["force_include"][str(Path(self.root, "gruyere_startup.pth"))] = "gruyere_startup.pth"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform(library, executable)}"
+
+
+def platform(*files: Path) -> str:
+    """PEP 600's tag: the newest glibc symbol that the files need, and their machine."""
+    newest, machine = (0, 0), ""
+    for path in files:
+        with path.open("rb") as file:
+            elf = ELFFile(file)
+            machine = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}[elf["e_machine"]]
+            newest = max([newest, *(needed for section in elf.iter_sections() for needed in glibcs(section))])
+    if newest == (0, 0):
+        raise RuntimeError(f"{files[0]} needs no versioned symbol of glibc: is this not Linux with glibc?")
+    return f"manylinux_{newest[0]}_{newest[1]}_{machine}"
+
+
+def glibcs(section: Any) -> list[tuple[int, int]]:
+    """The versions of glibc that a section of needed versions names."""
+    if not isinstance(section, GNUVerNeedSection):
+        return []
+    names = [auxiliary.name for _, versions in section.iter_versions() for auxiliary in versions]
+    return [found for name in names if (found := glibc(name))]
+
+
+def glibc(name: str) -> Optional[tuple[int, int]]:
+    """`GLIBC_2.34` or `GLIBC_2.2.5` as numbers; None for any other name."""
+    prefix, _, numbers = name.partition("_")
+    parts = numbers.split(".")
+    if prefix != "GLIBC" or not all(part.isdigit() for part in parts[:2]):
+        return None
+    return int(parts[0]), int(parts[1])
