@@ -30,6 +30,9 @@
 // The version of [`GruyereStats`] that this header describes.
 #define GRUYERE_STATS_VERSION 1
 
+// The version of [`GruyereHistory`] that this header describes.
+#define GRUYERE_HISTORY_VERSION 1
+
 // The version of [`GruyereTorchStats`] that this header describes.
 #define GRUYERE_TORCH_STATS_VERSION 1
 
@@ -77,6 +80,74 @@ typedef struct GruyereStats {
   // Events asked about.
   uint64_t events_queried;
 } GruyereStats;
+
+// Something that happened.
+typedef struct GruyereHistoryEntry {
+  // 0: alloc; 1: free requested; 2: free completed; 3: memory from the driver; 4: memory to the driver; 5: out of memory.
+  uint32_t action;
+  // The device.
+  uint32_t device;
+  // Where; of an out-of-memory, the bytes that the driver said are free.
+  uint64_t address;
+  // How much, rounded up to 512.
+  uint64_t bytes;
+  // The stream's handle.
+  uint64_t stream;
+  // Microseconds since 1970.
+  uint64_t time;
+  // See [`gruyere_history_context`].
+  uint64_t context;
+} GruyereHistoryEntry;
+
+// Where a live block came from.
+typedef struct GruyereOrigin {
+  // Its first byte.
+  uint64_t address;
+  // See [`gruyere_history_context`].
+  uint64_t context;
+  // The device.
+  uint32_t device;
+  // Always 0.
+  uint32_t room;
+} GruyereOrigin;
+
+// What was noted. Later versions add fields at the end of each struct only: step through the arrays by the sizes given here.
+typedef struct GruyereHistory {
+  // Bytes of this struct.
+  uint32_t size;
+  // Its version.
+  uint32_t version;
+  // Bytes of an entry.
+  uint32_t entry_size;
+  // Bytes of an origin.
+  uint32_t origin_size;
+  // By time.
+  const struct GruyereHistoryEntry *entries;
+  // How many.
+  uint64_t entry_count;
+  // Of the blocks that are live and were allocated since the start, in no order.
+  const struct GruyereOrigin *origins;
+  // How many.
+  uint64_t origin_count;
+  // Entries that made room for later ones.
+  uint64_t lost;
+} GruyereHistory;
+
+// The latest out-of-memory of the process.
+typedef struct GruyereOutOfMemory {
+  // The device.
+  uint32_t device;
+  // How many there were on it, this one included.
+  uint32_t count;
+  // Bytes asked for.
+  uint64_t asked;
+  // Bytes held then.
+  uint64_t reserved;
+  // The ceiling on that, in bytes.
+  uint64_t limit;
+  // Bytes of the device that the driver said were free; all bits set: it could not say.
+  uint64_t free;
+} GruyereOutOfMemory;
 
 // `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
 typedef void *GruyereStream;
@@ -188,6 +259,8 @@ typedef struct GruyerePool {
   uint64_t second;
   // Bytes.
   uint64_t bytes;
+  // Of these, in slabs: for blocks of up to 1 MiB.
+  uint64_t small;
 } GruyerePool;
 
 // What lies where on a device. Later versions add fields at the end of each struct only: step through the arrays by the sizes given here.
@@ -264,6 +337,37 @@ int gruyere_validate(void);
 // The library's version, a static string.
 const char *gruyere_version(void);
 
+// Begins to note mallocs and frees: the latest `entries` of them, and where each live block came from (0 entries: only that). `clear` other
+// than 0 forgets what was noted before.
+//
+// 0; -1: the library cannot work here.
+int gruyere_history_start(uint64_t entries, int clear);
+
+// Ends it, and forgets all of it.
+void gruyere_history_stop(void);
+
+// The calling thread's requests are noted with this number from now on; 0: with none. The number that it was before.
+uint64_t gruyere_history_context(uint64_t context);
+
+// What was noted until now, to be given to [`gruyere_history_free`] once; the history goes on.
+//
+// NULL: there is no history.
+struct GruyereHistory *gruyere_history(void);
+
+// Frees what [`gruyere_history`] gave. NULL is fine.
+//
+// # Safety
+// `history` is NULL, or from [`gruyere_history`] and not freed yet.
+void gruyere_history_free(struct GruyereHistory *history);
+
+// Writes the latest out-of-memory to `*out`, of which `size` bytes may be written; as much as fits.
+//
+// The bytes written; 0: there was none.
+//
+// # Safety
+// `out` may be written, `size` bytes.
+size_t gruyere_latest_out_of_memory(struct GruyereOutOfMemory *out, size_t size);
+
 // Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a NUL-terminated text, cut to `room` bytes. Does
 // not touch CUDA, and changes nothing.
 //
@@ -336,7 +440,7 @@ int gruyere_reset_accumulated(int device);
 // What lies where on `device` now, to be given to [`gruyere_snapshot_free`] once. Lanes are looked at one after the other, so beside
 // threads that allocate meanwhile its parts are some microseconds apart.
 //
-// NULL: the library cannot work here, or there is no such device.
+// NULL: nothing has been allocated in this process, or there is no such device.
 struct GruyereSnapshot *gruyere_snapshot(int device);
 
 // Frees a snapshot and all that it points to. NULL is fine.

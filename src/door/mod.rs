@@ -2,6 +2,7 @@
 
 pub mod control;
 pub mod fork;
+pub mod history;
 pub mod loader;
 mod oom;
 pub mod raise;

@@ -3,7 +3,7 @@
 //! Every function may be called from any thread; none is called by torch, so each answers its failure value in a forked child. The Python
 //! package wires them (`gruyere._truth`).
 
-use super::{fork, guarded, heap};
+use super::{current, fork, guarded, heap};
 use crate::heap::snapshot::Snapshot;
 use crate::heap::{Error, Heap};
 use crate::record::peaks::Stat;
@@ -165,6 +165,8 @@ pub struct GruyerePool {
     pub second: u64,
     /// Bytes.
     pub bytes: u64,
+    /// Of these, in slabs: for blocks of up to 1 MiB.
+    pub small: u64,
 }
 
 /// The version of [`GruyereSnapshot`] that this header describes.
@@ -247,7 +249,9 @@ struct Held {
     pools: Vec<GruyerePool>,
 }
 
-fn hold(snapshot: &Snapshot, pools: Vec<GruyerePool>) -> Box<Held> {
+fn hold(snapshot: &Snapshot) -> Box<Held> {
+    let pool = |&((first, second), bytes, small)| GruyerePool { first, second, bytes, small };
+    let pools: Vec<GruyerePool> = snapshot.pools.iter().map(pool).collect();
     let (mut segments, mut blocks) = (Vec::new(), Vec::new());
     for segment in &snapshot.segments {
         segments.push(GruyereSegment {
@@ -289,19 +293,15 @@ fn hold(snapshot: &Snapshot, pools: Vec<GruyerePool>) -> Box<Held> {
 /// What lies where on `device` now, to be given to [`gruyere_snapshot_free`] once. Lanes are looked at one after the other, so beside
 /// threads that allocate meanwhile its parts are some microseconds apart.
 ///
-/// NULL: the library cannot work here, or there is no such device.
+/// NULL: nothing has been allocated in this process, or there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_snapshot(device: c_int) -> *mut GruyereSnapshot {
     if fork::is_forked_child() {
         return std::ptr::null_mut();
     }
     guarded(std::ptr::null_mut(), || {
-        let Ok(heap) = heap() else { return std::ptr::null_mut() };
-        let found = heap.snapshot(i64::from(device)).and_then(|snapshot| {
-            let pools = heap.capture_pools(i64::from(device))?;
-            let pool = |((first, second), bytes)| GruyerePool { first, second, bytes };
-            Ok(hold(&snapshot, pools.into_iter().map(pool).collect()))
-        });
+        let Some(heap) = current() else { return std::ptr::null_mut() };
+        let found = heap.snapshot(i64::from(device)).map(|snapshot| hold(&snapshot));
         found.map_or(std::ptr::null_mut(), |held| Box::into_raw(held).cast())
     })
 }

@@ -6,7 +6,7 @@
 #![deny(unsafe_code)]
 
 use super::arena::{Run, RunState};
-use super::capture::PoolId;
+use super::capture::{CapturePool, PoolId};
 use super::central::Central;
 use super::device::Device;
 use super::lane::round;
@@ -86,6 +86,8 @@ pub struct Snapshot {
     pub segments: Vec<Segment>,
     /// Bytes held that are mapped nowhere.
     pub unmapped: u64,
+    /// What each capture pool of torch's holds, and how much of it in slabs (bytes).
+    pub pools: Vec<(PoolId, u64, u64)>,
 }
 
 fn handle(streams: &Streams, stream: u32) -> u64 {
@@ -140,7 +142,12 @@ impl Device {
             whole(address, bytes, Block { address, bytes, requested, stream: 0, state })
         }));
         segments.sort_by_key(|segment| segment.address);
-        Snapshot { segments, unmapped: central.backing.pages.spare() }
+        let facts = |pool: &CapturePool| {
+            let small = pool.lane.slabs().map(|(_, slab)| slab.size_class().slab_bytes()).sum();
+            Some((pool.id?, central.arenas.held_bytes(pool.space), small))
+        };
+        let pools = central.captures.pools.iter().flatten().filter_map(facts).collect();
+        Snapshot { segments, unmapped: central.backing.pages.spare(), pools }
     }
 
     fn segments_of_regions(&self, central: &Central, slabs: &Slabs) -> Vec<Segment> {
@@ -194,11 +201,13 @@ impl Device {
 }
 
 impl Heap {
-    /// Every segment of a device, and the blocks that tile it.
+    /// Every segment of a device, and the blocks that tile it. Nothing where the device has not been used.
     ///
     /// # Errors
     /// A device that there is not.
     pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
-        Ok(self.device(device)?.snapshot())
+        let cell = usize::try_from(device).ok().and_then(|id| self.devices.get(id));
+        let device = cell.ok_or(Error::NoSuchDevice(device))?.get();
+        Ok(device.map_or_else(Snapshot::default, Device::snapshot))
     }
 }

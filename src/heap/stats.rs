@@ -2,7 +2,6 @@
 #![deny(unsafe_code)]
 
 use super::arena::{Arenas, RegionId, Run, RunState};
-use super::capture::PoolId;
 use super::device::Device;
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
@@ -248,16 +247,6 @@ impl Heap {
     pub fn reset_accumulated(&self, device: i64) -> Result<(), Error> {
         self.device(device)?.reset_accumulated(&self.shared);
         Ok(())
-    }
-
-    /// The capture pools of a device: torch's id, and the bytes that each holds.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn capture_pools(&self, device: i64) -> Result<Vec<(PoolId, u64)>, Error> {
-        let central = lock(&self.device(device)?.central);
-        let pools = central.captures.pools.iter().flatten();
-        Ok(pools.filter_map(|pool| Some((pool.id?, central.arenas.held_bytes(pool.space)))).collect())
     }
 
     /// A dump for people: every device in use, by cause.
