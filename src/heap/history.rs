@@ -18,7 +18,7 @@ use crate::driver::StreamHandle;
 use crate::record::reader::Cursor;
 use crate::record::{EventKind, Reader};
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -92,6 +92,9 @@ pub struct Collected {
     pub origins: Vec<Origin>,
 }
 
+/// Mallocs between two looks at what waits, at least.
+const LOOK_EVERY: usize = 256;
+
 /// What is kept.
 #[derive(Default)]
 pub struct History(Mutex<Books>);
@@ -132,7 +135,8 @@ impl Books {
 
     /// Notes the end of the waits that are over.
     fn end_waits(&mut self, heap: &Heap) {
-        let over = |&address: &u64| !heap.is_pending(address);
+        let large = if self.waiting.is_empty() { HashSet::new() } else { heap.large_pending() };
+        let over = |&address: &u64| !large.contains(&address) && !heap.is_small_pending(address);
         let done: Vec<u64> = self.waiting.keys().copied().filter(over).collect();
         done.into_iter().for_each(|address| self.end_wait(address));
         self.since = 0;
@@ -245,7 +249,8 @@ impl Heap {
     /// between places are no segments.
     fn segment_entries(&self, cursor: &Cursor) -> Vec<Entry> {
         let Some(reader) = Reader::own(self.record()) else { return Vec::new() };
-        let Some(scale) = reader.scale() else { return Vec::new() };
+        // A record that is some milliseconds old cannot tell yet how long a tick is; then now is near enough.
+        let scale = reader.scale();
         let stitched = |id: u8| {
             let device = self.devices.get(id as usize).and_then(|cell| cell.get());
             device.is_some_and(|device| device.kind == super::backing::Kind::Stitch)
@@ -263,7 +268,7 @@ impl Heap {
                 address: event.address,
                 bytes: event.size,
                 stream: 0,
-                time: scale.realtime(event.time) / 1000,
+                time: scale.map_or_else(now, |scale| scale.realtime(event.time) / 1000),
                 context: 0,
             })
         };
@@ -277,7 +282,7 @@ impl Heap {
         // A block that lies there now shows that the wait of the one before is over; the others are asked in turns.
         books.end_wait(address);
         books.since += 1;
-        if books.since > 2 * books.waiting.len() {
+        if books.since > LOOK_EVERY.max(2 * books.waiting.len()) {
             books.end_waits(self);
         }
         let stream = stream.0 as u64;
@@ -318,9 +323,20 @@ impl Heap {
         }
     }
 
-    fn is_pending(&self, address: u64) -> bool {
+    /// The large blocks that wait for streams. The page table does not know them any more.
+    fn large_pending(&self) -> HashSet<u64> {
+        let mut found = HashSet::new();
+        for device in self.devices() {
+            let central = lock(&device.central);
+            let pending = central.arenas.blocks().filter(|(_, run)| run.state == RunState::Pending);
+            found.extend(pending.map(|(_, run)| run.address));
+        }
+        found
+    }
+
+    fn is_small_pending(&self, address: u64) -> bool {
         let owner = self.shared.table.get(address);
-        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return false };
+        let Owner::Slab { device, .. } = owner else { return false };
         let device = self.devices.get(device as usize).and_then(|cell| cell.get());
         device.and_then(|device| device.facts_at(address, owner)).is_some_and(|facts| facts.is_pending)
     }
