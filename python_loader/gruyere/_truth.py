@@ -114,7 +114,8 @@ def memory_snapshot(argument: Any = None) -> dict[str, Any]:
 
     pool = tuple(argument[:2]) if argument is not None else (0, 0)
     traces = argument is None or len(argument) < 3 or bool(argument[2])
-    devices = torch.cuda.device_count()
+    # Asking torch for devices before CUDA is in use would keep children from being forked.
+    devices = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     history = _history.collect(devices)
     return {
         "segments": [

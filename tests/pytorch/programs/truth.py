@@ -60,4 +60,4 @@ if gpu.library is not None:
 summary = torch.cuda.memory_summary(), torch.cuda.memory_summary(abbreviated=True)
 allocated = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
 reserved = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
-gpu.report(told=told, summary=summary, allocated=allocated, reserved=reserved, **facts)
+gpu.report(told=told, summary=summary, allocated_peak=allocated, reserved_peak=reserved, **facts)
