@@ -178,6 +178,11 @@ impl Books {
         if quantity == BYTES && live[ALL] > highest.load(Ordering::Relaxed) as i64 {
             highest.store(live[ALL] as u64, Ordering::Relaxed);
         }
+        if gaps[ALL] == 0 {
+            // A new peak, as at every malloc of a program that grows.
+            lanes.for_each(|(_, lane)| lane.set_ceiling(quantity, lane.live(quantity)));
+            return;
+        }
         // The others keep what they have, up to half of what there is: then the lane will not be here again soon.
         let half = gaps[ALL] / 2;
         let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
