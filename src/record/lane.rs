@@ -22,8 +22,8 @@ const PATIENCE: u32 = 4096;
 /// they were inserted through; sums over lanes stay right then.
 pub struct LaneWriter {
     detail: bool,
-    /// The record is kept, and the lane holds small blocks only: nothing but the straight path.
-    plain: bool,
+    /// Blocks above this go the straight path: all of them, in the last lane the large ones, and none where the record is off.
+    straight_above: u64,
     device: u8,
     number: u8,
     lane: *const Lane,
@@ -67,7 +67,11 @@ impl LaneWriter {
         let (bottom, limit) = (stack.start, stack.end);
         LaneWriter {
             detail,
-            plain: detail && usize::from(number) != LANES - 1,
+            straight_above: match detail {
+                false => u64::MAX,
+                true if usize::from(number) == LANES - 1 => SMALL_LIMIT,
+                true => 0,
+            },
             device,
             number,
             lane,
@@ -94,7 +98,7 @@ impl LaneWriter {
     /// peak, size histogram.
     #[inline(always)]
     pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
-        if !self.plain {
+        if entry.size <= self.straight_above {
             return self.insert_other(entry);
         }
         let lane = self.lane();
@@ -105,7 +109,7 @@ impl LaneWriter {
         self.map(entry)
     }
 
-    /// As [`LaneWriter::block_insert`], where the record is off, or the lane is that of the large blocks.
+    /// As [`LaneWriter::block_insert`], where the record is off, or a small block comes to the lane of the large ones.
     #[inline(never)]
     fn insert_other(&mut self, entry: &BlockEntry) -> BlockSlot {
         let lane = self.lane();
@@ -187,11 +191,13 @@ impl LaneWriter {
             }
             lane.free(size, requested, lifetime);
         }
-        if !self.plain && !was_pending && self.is_stranger(size) {
-            self.remove_stranger(size, requested);
-        }
-        if !self.detail {
-            return;
+        if size <= self.straight_above {
+            if !was_pending && self.is_stranger(size) {
+                self.remove_stranger(size, requested);
+            }
+            if !self.detail {
+                return;
+            }
         }
         if !was_pending {
             lane.sizes[1].count(size);
