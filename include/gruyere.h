@@ -12,6 +12,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+// The kind of an alert: a request was answered with out of memory.
+#define GRUYERE_ALERT_OUT_OF_MEMORY 1
+
+// The kind of an alert: a request fitted nowhere, and memory is being reclaimed for it.
+#define GRUYERE_ALERT_RECLAIM 2
+
 // All is well.
 #define GRUYERE_OK 0
 
@@ -28,16 +34,48 @@
 #define GRUYERE_BROKEN -4
 
 // The version of [`GruyereStats`] that this header describes.
-#define GRUYERE_STATS_VERSION 1
+#define GRUYERE_STATS_VERSION 2
 
 // The version of [`GruyereHistory`] that this header describes.
 #define GRUYERE_HISTORY_VERSION 1
+
+// Blocks are live in the pool, or a thread is allocating from it.
+#define GRUYERE_BUSY -5
+
+// The memory could not be had, or the driver did not take it back.
+#define GRUYERE_MEMORY -6
+
+// Not now: a CUDA graph is being captured, or the device could not be synchronised.
+#define GRUYERE_LATER -7
 
 // The version of [`GruyereTorchStats`] that this header describes.
 #define GRUYERE_TORCH_STATS_VERSION 1
 
 // The version of [`GruyereSnapshot`] that this header describes.
 #define GRUYERE_SNAPSHOT_VERSION 1
+
+// Something that a program may want to hear of. Bytes where not said otherwise.
+typedef struct GruyereAlert {
+  // What happened.
+  uint32_t kind;
+  // The device.
+  uint32_t device;
+  // What was asked for.
+  uint64_t asked;
+  // Held then.
+  uint64_t reserved;
+  // Live then.
+  uint64_t live;
+  // The most that was ever live.
+  uint64_t live_peak;
+  // How many of this kind there were on the device, this one included.
+  uint64_t count;
+  // Alerts that nobody took in time, since the last one that was taken (`gruyere_next_alert`).
+  uint64_t lost;
+} GruyereAlert;
+
+// Who is called with an alert, and with what was given for it.
+typedef void (*GruyereAlertCallback)(const struct GruyereAlert *alert, void *context);
 
 // Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end only.
 typedef struct GruyereStats {
@@ -79,6 +117,25 @@ typedef struct GruyereStats {
   uint64_t events_recorded;
   // Events asked about.
   uint64_t events_queried;
+  // Live blocks as they were asked for. Here begins what version 2 has added.
+  uint64_t requested;
+  // The largest request that what is held could satisfy, once the work on what was freed is done. Whole free pages count wherever they
+  // lie, where they can move.
+  uint64_t largest_request;
+  // The largest request that could be satisfied if the ceiling is reached for it (others on the device may have taken some of that).
+  uint64_t largest_request_growing;
+  // The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off.
+  uint64_t request_p99;
+  // Times that a low-memory phase gave memory back.
+  uint64_t low_phase_trims;
+  // The memory that went back so.
+  uint64_t low_phase_bytes;
+  // 1 - live / reserved.
+  double fragmentation;
+  // 1 - largest_request / (reserved - live - pending).
+  double external_fragmentation;
+  // 1 - requested / live.
+  double internal_fragmentation;
 } GruyereStats;
 
 // Something that happened.
@@ -151,6 +208,36 @@ typedef struct GruyereOutOfMemory {
 
 // `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
 typedef void *GruyereStream;
+
+// Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end only.
+typedef struct GruyerePoolStats {
+  // In: the bytes that the caller has room for. Out: the bytes that were written.
+  uint32_t size;
+  // Out: 1.
+  uint32_t version;
+  // What it keeps whatever lies idle.
+  uint64_t reserve;
+  // Ceiling on its live bytes; 0: none of its own.
+  uint64_t limit;
+  // Memory that it holds.
+  uint64_t held;
+  // Live blocks, each rounded up to 512 B.
+  uint64_t live;
+  // How many.
+  uint64_t live_blocks;
+  // Freed by the program, waiting for streams.
+  uint64_t pending;
+} GruyerePoolStats;
+
+// A live block of a pool.
+typedef struct GruyerePoolBlock {
+  // Where it starts.
+  uint64_t address;
+  // Bytes asked for.
+  uint64_t requested;
+  // The step in which it was allocated; -1: not known (`record:off`).
+  int64_t step;
+} GruyerePoolBlock;
 
 // torch's `c10::MempoolId_t`, a pair by value.
 typedef struct GruyereMempoolId {
@@ -293,6 +380,35 @@ typedef struct GruyereSnapshot {
 extern "C" {
 #endif // __cplusplus
 
+// Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one before, which may still be running on other
+// threads when this returns.
+//
+// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that throws or goes on; so from any thread of the
+// program that allocates, several at a time. No lock of the allocator is held, and it may allocate and free; but the thread may hold locks
+// of torch's or of Python's interpreter, or be waited for by one that does: it must not wait for any of these (for Python, take alerts with
+// `gruyere_next_alert`). It must not throw.
+//
+// 0; -1: this is a forked child.
+int gruyere_on_alert(GruyereAlertCallback callback, void *context);
+
+// Waits up to `milliseconds` for an alert, and writes the oldest that nobody has taken to `*alert`. Alerts are kept from the first call on, the
+// latest 256.
+//
+// 1: there was one; 0: there was none; -1: this is a forked child; -2: `alert` is NULL.
+//
+// # Safety
+// `alert` is NULL or may be written.
+int gruyere_next_alert(struct GruyereAlert *alert, uint32_t milliseconds);
+
+// Counts the live block that starts at `pointer` under another lifetime: 0 auto, 1 transient, 2 step, 3 persistent. The block stays where it is.
+//
+// 0; -1: nothing has been allocated here; -2: no such lifetime, or no live block of ours starts there.
+int gruyere_tag(void *pointer, uint8_t lifetime);
+
+// The program says that memory is low: a checkpoint, the end of an epoch. Gives idle memory back on devices where less than three quarters of
+// the peak is live and that this call has not trimmed within 30 seconds; the bytes given. Synchronises those devices.
+uint64_t gruyere_checkpoint(void);
+
 // Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin, end, release), 3 both. Until then memory
 // never passes from stream to stream, and every request asks whether its stream captures.
 //
@@ -309,6 +425,12 @@ int gruyere_lifetime_pop(void);
 
 // A training step, or a request of a server, is over.
 void gruyere_mark_step(void);
+
+// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the beginning of 1 and 2, memory that they have not
+// needed before goes back to the device; 0 ends them. Cheap while nothing lies idle, and never waits for the device.
+//
+// 0; -1: the library has not allocated anything here; -2: no such phase.
+int gruyere_mark_phase(uint8_t phase);
 
 // Gives back to the device what nobody uses (as `empty_cache`); the bytes that it got.
 uint64_t gruyere_trim(void);
@@ -380,6 +502,66 @@ int gruyere_check_configuration(const char *settings, char *message, size_t room
 // As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front: it asks for whole segments, and NULL is the
 // answer that makes it give back what it caches, ask again, and raise its own out-of-memory in the end. Never throws.
 void *gruyere_segment_malloc(ptrdiff_t size, int device, GruyereStream stream);
+
+// Copies what was wrong with this thread's latest failed call about pools to `message`, as a NUL-terminated text cut to `room` bytes. The
+// bytes that the whole text has.
+//
+// # Safety
+// `message` is NULL, or `room` bytes there may be written.
+size_t gruyere_last_error(char *message, size_t room);
+
+// Makes the pool called `name` (UTF-8, 1 to 128 bytes) on `device`, or finds the one that there is, and writes its key to `*pool`. `reserve`
+// bytes are mapped for it at once and stay; of a pool that there is, the reserve is raised to that. `limit` is a ceiling on the bytes
+// that may be live in it, 0 for none of its own (or no change).
+//
+// 0; -1: the library cannot work here; -2: an argument is wrong; -6: the memory cannot be had. `gruyere_last_error` says why.
+//
+// # Safety
+// `name` is NULL or a NUL-terminated string; `pool` is NULL or may be written.
+int gruyere_pool_create(const char *name, int device, uint64_t reserve, uint64_t limit, uint64_t *pool);
+
+// Sends the calling thread's next requests on the pool's device to the pool. Pools nest, up to 16 on a thread; the innermost of a device
+// counts. What a captured CUDA graph allocates goes to the graph's own memory all the same.
+//
+// 0; -1; -2: no such pool, or too many.
+int gruyere_pool_enter(uint64_t pool);
+
+// Ends the calling thread's latest `gruyere_pool_enter`, which must have been of this pool; it may be destroyed since.
+//
+// 0; -1; -2: the thread has entered another last, or none.
+int gruyere_pool_leave(uint64_t pool);
+
+// Gives all memory of the pool back to the device at once, and writes the bytes to `*given` (where it is not NULL). The device is synchronised
+// first, so that no work uses it. The pool can be used again; its reserve is gone.
+//
+// 0; -1; -2: no such pool; -5: blocks are live in it (`gruyere_pool_blocks` tells which), and nothing has been done; -6: the driver did not
+// take everything back, and gets it at the next trim; -7: not during a capture.
+//
+// # Safety
+// `given` is NULL or may be written.
+int gruyere_pool_release(uint64_t pool, uint64_t *given);
+
+// As `gruyere_pool_release`, and forgets the pool: its key is good for nothing but `gruyere_pool_leave` from then on.
+//
+// # Safety
+// `given` is NULL or may be written.
+int gruyere_pool_destroy(uint64_t pool, uint64_t *given);
+
+// Writes the numbers of a pool to `*stats`, whose `size` the caller has set; as much as fits.
+//
+// 0; -1; -2: no such pool, or `size` is less than 8.
+//
+// # Safety
+// `stats` is NULL, or `stats->size` bytes there may be written.
+int gruyere_pool_stats(uint64_t pool, struct GruyerePoolStats *stats);
+
+// Writes the largest live blocks of a pool to `blocks`, at most `room` of them, and their number to `*count`.
+//
+// 0; -1; -2: no such pool, or a NULL.
+//
+// # Safety
+// `blocks` is NULL, or has room for `room` of them; `count` is NULL or may be written.
+int gruyere_pool_blocks(uint64_t pool, struct GruyerePoolBlock *blocks, uint32_t room, uint32_t *count);
 
 // Allocates `size` bytes on `device`, for use in the order of `stream`. Size 0 answers NULL.
 //

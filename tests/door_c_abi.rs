@@ -195,6 +195,7 @@ fn a_forked_child_may_call_everything_and_touches_nothing() {
         free(block);
         gruyere_reset();
         gruyere_mark_step();
+        assert!(gruyere_mark_phase(1) == GRUYERE_UNAVAILABLE);
         let refused = gruyere_validate() == GRUYERE_UNAVAILABLE && gruyere_trim() == 0;
         // SAFETY: ends the child without the harness's exit handlers.
         unsafe { libc::_exit(i32::from(!(nothing && refused))) };
@@ -213,6 +214,23 @@ fn a_forked_child_may_call_everything_and_touches_nothing() {
         "the child unlinked the record"
     );
     free(block);
+}
+
+#[test]
+fn a_phase_that_is_announced_gives_idle_memory_back() {
+    let (_turn, gpu) = fresh("");
+    gruyere_announce_hooks(3);
+    let kept = malloc(20 << 20);
+    free(malloc(400 << 20));
+    let held = stats().reserved;
+    assert_eq!(gruyere_mark_phase(3), GRUYERE_INVALID);
+    assert_eq!(gruyere_mark_phase(1), GRUYERE_OK);
+    let after = stats();
+    assert!(after.reserved < held / 2 && gpu.books(0).physical == after.reserved, "{} B", after.reserved);
+    assert_eq!((after.low_phase_trims, after.low_phase_bytes), (1, held - after.reserved));
+    assert_eq!(gruyere_mark_phase(0), GRUYERE_OK);
+    assert_eq!(gruyere_validate(), GRUYERE_OK);
+    free(kept);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use common::{DEFAULT, MIB};
 use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
+use gruyere::heap::phase::Phase;
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
@@ -90,6 +91,7 @@ impl Rig {
                 15 if self.pick(4) == 0 => {
                     self.heap.trim();
                 }
+                15 => self.heap.mark_phase(Phase::Validation),
                 _ => {}
             }
             if validated {

@@ -8,6 +8,7 @@ use common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::lifetime::{self, Lifetime};
+use gruyere::heap::phase::Phase;
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program};
 use proptest::prelude::*;
 
@@ -82,6 +83,7 @@ struct Program {
     /// Blocks by the stream that they were allocated or recorded on: those of a destroyed stream may still be freed.
     next: u64,
     failed: u64,
+    steps: u32,
 }
 
 impl Program {
@@ -90,7 +92,7 @@ impl Program {
         rig.heap.announce_hooks(3);
         let mut streams = vec![DEFAULT];
         streams.extend((0..3).map(|_| rig.stream()));
-        Self { rig, streams, blocks: Vec::new(), next: 1, failed: 0 }
+        Self { rig, streams, blocks: Vec::new(), next: 1, failed: 0, steps: 0 }
     }
 
     fn stream(&self, number: usize) -> StreamHandle {
@@ -154,7 +156,12 @@ impl Program {
             Action::Trim => {
                 self.rig.heap.trim();
             }
-            Action::Step => self.rig.heap.mark_step(),
+            Action::Step => {
+                self.rig.heap.mark_step();
+                self.steps += 1;
+                let training = self.steps.is_multiple_of(2);
+                self.rig.heap.mark_phase(if training { Phase::Training } else { Phase::Validation });
+            }
         }
     }
 

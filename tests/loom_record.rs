@@ -14,7 +14,7 @@ use gruyere::record::ring::{Ring, RingCell, RingHead};
 use gruyere::record::seqlock::Sequence;
 use gruyere::record::sync::{AtomicU64, Ordering};
 use gruyere::record::trail::{TrailCell, TrailHead};
-use gruyere::record::{BlockEntry, BlockState, EventKind};
+use gruyere::record::{BlockEntry, BlockState, BlockTag, EventKind};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -155,10 +155,9 @@ fn a_trail_reader_accepts_only_whole_events() {
         ));
         fn push(trail: &(TrailHead, Vec<TrailCell>), seed: u64) {
             let (kind, cells) = (EventKind::Free, trail.1.as_ptr());
+            let tag = BlockTag::new(seed as u8, 1, 0, seed as u32);
             // SAFETY: two cells, kept by the Arc; one thread writes at a time.
-            unsafe {
-                trail.0.push(cells, 1, kind, seed as u8, 1, seed as u32, seed * 0x1000, seed * 512, seed * 7)
-            };
+            unsafe { trail.0.push(cells, 1, kind, tag, seed * 0x1000, seed * 512, seed * 7) };
         }
         // The first before the race, so that two preemptions suffice to come between a reader's two looks at the head.
         push(&trail, 1);

@@ -24,6 +24,8 @@ Examples:
   gruyere stat 4242 --json | jq '.devices[0].lifetimes'
 
 Bytes live are rounded as they were handed out; `requested` is what the program asked for.
+The largest requests are of when the gauges were written last: at a step's mark, or every few thousand frees.
+`p99_fits` is how many times the 99th-percentile request the largest one is, growth included.
 Latencies are of sampled calls.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage;
@@ -131,15 +133,8 @@ fn counts(counts: &BlockCounts) -> Value {
     })
 }
 
-/// 1 - part / whole; 0 where there is nothing.
-fn less(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { 1.0 - part.min(whole) as f64 / whole as f64 }
-}
-
 fn device(snapshot: &DeviceSnapshot) -> Value {
     let total = snapshot.total();
-    let held_free =
-        snapshot.gauge(DeviceGauge::Reserved).saturating_sub(snapshot.live + total.pending_bytes());
     let gauges: Map<String, Value> = DeviceGauge::ALL
         .iter()
         .map(|&gauge| (gauge.name().to_owned(), json!(snapshot.gauge(gauge))))
@@ -156,8 +151,11 @@ fn device(snapshot: &DeviceSnapshot) -> Value {
         "live_bytes": snapshot.live,
         "live_peak_bytes": snapshot.live_peak,
         "fragmentation": snapshot.fragmentation(),
-        "external_fragmentation": less(snapshot.gauge(DeviceGauge::LargestFree), held_free),
-        "internal_fragmentation": less(total.live_requested(), total.live_bytes()),
+        "external_fragmentation": snapshot.external_fragmentation(),
+        "internal_fragmentation": snapshot.internal_fragmentation(),
+        "free_held_bytes": snapshot.free_held(),
+        "request_p99_bytes": snapshot.request_p99(),
+        "p99_fits": snapshot.p99_fits(),
         "gauges": gauges,
         "total": counts(&total),
         "small_pool": counts(&snapshot.sum(|pool, _| pool == 0)),
@@ -259,6 +257,7 @@ fn gauge_text(gauge: DeviceGauge, value: u64) -> String {
     match gauge.name() {
         name if name.ends_with("_bytes") => bytes(value),
         name if name.ends_with("_nanoseconds") => format!("{:.3} ms", value as f64 / 1e6),
+        name if name.ends_with("_microseconds") => format!("{:.3} ms", value as f64 / 1e3),
         _ => value.to_string(),
     }
 }
@@ -285,14 +284,17 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
         let torn =
             if snapshot.torn_gauges || snapshot.torn_lanes > 0 { "  (torn: not of one moment)" } else { "" };
         line(format_args!("\ndevice {} {}{torn}", snapshot.device, snapshot.facts.name));
-        line(format_args!("  {:<22} {:>14}", "live_bytes", bytes(snapshot.live)));
-        line(format_args!("  {:<22} {:>14}", "live_peak_bytes", bytes(snapshot.live_peak)));
+        line(format_args!("  {:<30} {:>14}", "live_bytes", bytes(snapshot.live)));
+        line(format_args!("  {:<30} {:>14}", "live_peak_bytes", bytes(snapshot.live_peak)));
         for name in ["fragmentation", "external_fragmentation", "internal_fragmentation"] {
             let share = value["devices"][snapshot.device as usize][name].as_f64().unwrap_or(0.0);
-            line(format_args!("  {name:<22} {:>13.2}%", share * 100.0));
+            line(format_args!("  {name:<30} {:>13.2}%", share * 100.0));
         }
+        let fits = snapshot.p99_fits().map_or("-".to_owned(), |times| format!("{times:.1} times"));
+        line(format_args!("  {:<30} {:>14}", "request_p99_bytes", bytes(snapshot.request_p99())));
+        line(format_args!("  {:<30} {fits:>14}", "p99_fits"));
         for &gauge in DeviceGauge::ALL {
-            line(format_args!("  {:<22} {:>14}", gauge.name(), gauge_text(gauge, snapshot.gauge(gauge))));
+            line(format_args!("  {:<30} {:>14}", gauge.name(), gauge_text(gauge, snapshot.gauge(gauge))));
         }
         let head = ["BLOCKS", "LIVE", "REQUESTED", "PENDING", "MALLOCS", "FREES"];
         let [blocks, live, requested, pending, mallocs, frees] = head;

@@ -37,7 +37,13 @@ fn record(directory: &Path) -> &'static Record {
             _ => {}
         }
     }
-    record.device(1).set(&[(DeviceGauge::Reserved, 56 << 20), (DeviceGauge::ReservedPeak, 60 << 20)]);
+    record.device(1).set(&[
+        (DeviceGauge::Reserved, 56 << 20),
+        (DeviceGauge::ReservedPeak, 60 << 20),
+        (DeviceGauge::Rung4Microseconds, 1500),
+        (DeviceGauge::LargestRequest, 13 << 20),
+        (DeviceGauge::LargestGrowing, 320 << 20),
+    ]);
     let (kind, address, bytes) = (SegmentKind::Span, 0, 56 << 20);
     let span = SegmentEntry { kind, address, bytes, slot: 0, stream: 0, device: 1, lifetime: 0, capture: 0 };
     record.segment_insert(&span);
@@ -118,6 +124,15 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     assert_eq!(device["small_pool"]["mallocs"], 1);
     assert_eq!(device["gauges"]["reserved_peak_bytes"], 60 << 20);
     assert_eq!(device["gauges"]["total_memory_bytes"], 80u64 << 30);
+    assert_eq!(device["gauges"]["rung4_microseconds"], 1500);
+    // 56 MiB held, 28 live, 2 waiting: 26 free.
+    assert_eq!((&device["fragmentation"], &device["external_fragmentation"]), (&0.5.into(), &0.5.into()));
+    let internal = device["internal_fragmentation"].as_f64().unwrap();
+    assert!((internal - 300.0 / (28 << 20) as f64).abs() < 1e-12, "{internal}");
+    let p99 = device["request_p99_bytes"].as_u64().unwrap();
+    assert!(p99.abs_diff(16 << 20) <= 16 << 16, "{p99}");
+    let fits = device["p99_fits"].as_f64().unwrap();
+    assert!((fits - (320 << 20) as f64 / p99 as f64).abs() < 1e-9, "{fits}");
     assert_eq!(all["blocks"]["live"], 3);
     assert_eq!(all["blocks"]["pending"], 1);
     assert_eq!(all["segments"]["span_bytes"], 56 << 20);
@@ -128,9 +143,18 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     let output = gruyere(&["stat", path], folder.path());
     let page = text(&output.stdout);
     assert!(output.status.success(), "{output:?}");
-    for part in
-        ["(live)", "device 1 Phantom 1", "reserved_bytes", "56.00 MiB", "persistent", "p99.9", "lost 0"]
-    {
+    for part in [
+        "(live)",
+        "device 1 Phantom 1",
+        "reserved_bytes",
+        "56.00 MiB",
+        "persistent",
+        "p99.9",
+        "lost 0",
+        "1.500 ms",
+        "request_p99_bytes",
+        " times",
+    ] {
         assert!(page.contains(part), "no {part:?} in\n{page}");
     }
     record.close();

@@ -38,6 +38,8 @@ pub mod code {
     pub const NOT_READY: u32 = 600;
     /// `CUDA_ERROR_ILLEGAL_ADDRESS`: sticky.
     pub const ILLEGAL_ADDRESS: u32 = 700;
+    /// `CUDA_ERROR_LAUNCH_TIMEOUT`: a wait for a collective that not all ranks have reached.
+    pub const LAUNCH_TIMEOUT: u32 = 702;
     /// `CUDA_ERROR_LAUNCH_FAILED`: sticky; the device is lost to this process.
     pub const LAUNCH_FAILED: u32 = 719;
     /// `CUDA_ERROR_NOT_SUPPORTED`.

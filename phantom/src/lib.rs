@@ -39,6 +39,7 @@ mod inject;
 pub mod oracle;
 mod pool;
 mod ranges;
+mod rendezvous;
 mod streams;
 mod timeline;
 mod vmm;
@@ -54,6 +55,7 @@ pub use error::{SimError, SimResult};
 pub use gpu::{Gpu, Held, HostTime, Misuse, PoolBooks};
 pub use inject::Injection;
 pub use pool::{POOL_ALIGNMENT, POOL_CHUNK, PoolAttribute};
+pub use rendezvous::Deadlock;
 pub use streams::StreamKind;
 
 /// The granule of virtual memory management, bytes.

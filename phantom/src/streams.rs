@@ -4,6 +4,8 @@ use std::thread::ThreadId;
 
 use rustc_hash::FxHashMap;
 
+use crate::rendezvous::WorkId;
+
 /// A stream, unique for the life of the simulator, unlike its handle.
 pub(crate) type StreamKey = u32;
 
@@ -25,6 +27,8 @@ pub(crate) struct Stream {
     pub(crate) kind: StreamKind,
     /// When everything enqueued so far is done, virtual nanoseconds.
     pub(crate) tail: u64,
+    /// The last work on it, where its end is not known yet.
+    pub(crate) open: Option<WorkId>,
     /// The capture it takes part in.
     pub(crate) capture: Option<u64>,
     pub(crate) destroyed: bool,
@@ -49,7 +53,7 @@ pub(crate) struct Streams {
 impl Streams {
     fn add(&mut self, handle: usize, device: u32, kind: StreamKind) -> StreamKey {
         let key = self.all.len() as StreamKey;
-        self.all.push(Stream { handle, device, kind, tail: 0, capture: None, destroyed: false });
+        self.all.push(Stream { handle, device, kind, tail: 0, open: None, capture: None, destroyed: false });
         if kind == StreamKind::Blocking {
             self.blocking.entry(device).or_default().push(key);
         }

@@ -16,11 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 # The type checkers' view of what __getattr__ below does.
 if TYPE_CHECKING:
+    from ._control import Alert as Alert
+    from ._control import Stats as Stats
+    from ._control import on_alert as on_alert
+    from ._control import stats as stats
+    from ._control import trim as trim
     from ._enable import disable_reason as disable_reason
     from ._enable import enable as enable
     from ._enable import is_enabled as is_enabled
     from ._errors import GruyereError as GruyereError
     from ._errors import GruyereWarning as GruyereWarning
+    from ._lifetimes import lifetime as lifetime
+    from ._pools import Pool as Pool
+    from ._pools import PoolBlock as PoolBlock
+    from ._pools import PoolInUse as PoolInUse
+    from ._pools import PoolStats as PoolStats
+    from ._pools import pool as pool
+    from ._steps import checkpoint as checkpoint
+    from ._steps import step as step
 
 # Where each public name lives.
 _HOMES = {
@@ -35,8 +48,13 @@ _HOMES = {
     "trim": "_control",
     "stats": "_control",
     "on_alert": "_control",
+    "Alert": "_control",
+    "Stats": "_control",
     "pool": "_pools",
-    "reserve": "_pools",
+    "Pool": "_pools",
+    "PoolBlock": "_pools",
+    "PoolInUse": "_pools",
+    "PoolStats": "_pools",
 }
 
 

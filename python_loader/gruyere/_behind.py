@@ -9,6 +9,10 @@ the bracket that is never closed: torch thinks that a capture is going on.
   old one's place (a *turn*), whose cached segments torch then gives back.
 
 In either, another thread's tensor may come from torch's own memory for a moment, which is sound.
+
+While a bracket of the program's is open (a capture, `use_mem_pool`), ours is closed: some versions of torch ask the oldest bracket first, and the
+memory of a graph must be in the graph's pool. A pool that dies while a bracket is open ends the process, so the program's own pools die
+at the next breath, and there are no breaths and turns meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import functools
 import importlib
 import os
 import threading
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from . import _library
 from ._errors import GruyereError
@@ -60,6 +64,8 @@ def install(torch: Any) -> Any:
     _when_step_ends(router.breathe)
     _when_recorded(torch, router)
     _when_emptied(torch, router)
+    _when_bracketed(torch, router)
+    _when_pools_die(torch, router)
     observe = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     # Just before the error is raised: what the program does next finds the cached segments given back.
     torch.cuda._lazy_call(lambda: observe and observe(lambda *_: router.turn()))
@@ -74,8 +80,19 @@ class _Router:
         self.allocator = torch._C._cuda_customAllocator(
             _library.address("gruyere_segment_malloc"), _library.address("gruyere_free")
         )
+        # torch's own functions: the program's calls are counted (below), ours are not.
+        self._begin = torch._C._cuda_beginAllocateToPool
+        self._end = torch._C._cuda_endAllocateToPool
+        self._release = torch._C._cuda_releasePool
+        # Its like, but for those that die at once (see _when_pools_die).
+        self.pool = type("RoutedPool", (torch.cuda.MemPool,), {"__del__": lambda pool: None})
         self.pools: dict[int, Any] = {}
         self.recorded = 0
+        self.is_open = False
+        # Brackets of the program's that are open now.
+        self.brackets = 0
+        # Pools of the program's that nobody holds any more.
+        self.dead: list[Any] = []
         self.lock = threading.RLock()
         self.process: Optional[int] = None
 
@@ -86,41 +103,61 @@ class _Router:
             _library.library().gruyere_announce_hooks(_ALL_HOOKS)
             for device in range(self.torch.cuda.device_count()):
                 self.pools[device] = self._pool(device)
-                self._open(device)
+            self._open_all()
 
     def end(self) -> None:
         """A bracket that is still open when the process ends would abort it. In a forked child there is nothing to end."""
         with self.lock:
             if self.process == os.getpid():
-                for device in self.pools:
-                    self._close(device)
+                if self.is_open:
+                    self._close_all()
                 self.pools.clear()
 
     def breathe(self) -> None:
         """Lets torch look at the blocks that wait for events."""
         with self.lock:
-            if self.process != os.getpid():
+            if not self._may_close():
                 return
             self.recorded = 0
-            for device in self._used():
-                self._close(device)
+            used = self._used()
+            self._close_all()
+            self.dead.clear()
+            for device in used:
                 self._poke(device)
-                self._open(device)
+            self._open_all()
 
     def turn(self) -> None:
         """Lets torch give its cached segments back: `empty_cache` of what is routed here."""
         with self.lock:
-            if self.process != os.getpid():
+            if not self._may_close():
                 return
             self.recorded = 0
-            for device in self.pools:
-                self._close(device)
-            for device in self._used():
+            used = self._used()
+            self._close_all()
+            self.dead.clear()
+            for device in used:
                 self._poke(device)
                 self.pools[device] = self._pool(device)
             self.torch._C._cuda_emptyCache()
-            for device in self.pools:
-                self._open(device)
+            self._open_all()
+
+    def step_aside(self) -> None:
+        """The program opens a bracket."""
+        if self.brackets == 0 and self.process == os.getpid():
+            self._close_all()
+        self.brackets += 1
+
+    def step_back(self) -> None:
+        """It has closed one, or meant to."""
+        if self.brackets == 0:
+            return
+        self.brackets -= 1
+        if self.brackets == 0 and self.process == os.getpid():
+            self._open_all()
+
+    def _may_close(self) -> bool:
+        """Not in a forked child, which has no CUDA, and not while a bracket of the program's is open."""
+        return self.process == os.getpid() and not self.brackets
 
     def _used(self) -> list[int]:
         """The devices on which something has been allocated; asking would wake the others."""
@@ -128,25 +165,30 @@ class _Router:
         return [device for device in self.pools if used(device)]
 
     def _pool(self, device: int) -> Any:
-        """A pool belongs to the device that is current when it is made. Exchanged lazily: a device that is not used stays asleep."""
+        """A pool belongs to the device that is current when it is made. The change is one that torch only notes where the device has not
+        been used, and setting back the device that CUDA has all the while is no call: so no device wakes."""
         exchange = getattr(self.torch._C, "_cuda_maybeExchangeDevice", self.torch._C._cuda_exchangeDevice)
         before = exchange(device)
         try:
-            return self.torch.cuda.MemPool(self.allocator)
+            return self.pool(self.allocator)
         finally:
-            exchange(before)
+            self.torch._C._cuda_setDevice(before)
 
     def _poke(self, device: int) -> None:
         """One allocation outside of any bracket: that is when torch asks its events."""
         block = self.torch.cuda.caching_allocator_alloc(1, device)
         self.torch.cuda.caching_allocator_delete(block)
 
-    def _open(self, device: int) -> None:
-        self.torch._C._cuda_beginAllocateToPool(device, self.pools[device].id)
+    def _open_all(self) -> None:
+        for device, pool in self.pools.items():
+            self._begin(device, pool.id)
+        self.is_open = True
 
-    def _close(self, device: int) -> None:
-        self.torch._C._cuda_endAllocateToPool(device, self.pools[device].id)
-        self.torch._C._cuda_releasePool(device, self.pools[device].id)
+    def _close_all(self) -> None:
+        self.is_open = False
+        for device, pool in self.pools.items():
+            self._end(device, pool.id)
+            self._release(device, pool.id)
 
 
 def _when_step_ends(action: Any) -> None:
@@ -178,3 +220,53 @@ def _when_emptied(torch: Any, router: _Router) -> None:
             router.turn()
 
     torch.cuda.empty_cache = torch.cuda.memory.empty_cache = empty_cache
+
+
+def _when_bracketed(torch: Any, router: _Router) -> None:
+    """Steps aside for the program's brackets: captures, and what it routes to pools of its own."""
+
+    def replace(owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owners[0], name, None)
+        if original is not None:
+            wrapper = functools.wraps(original)(make(original))
+            for owner in owners:
+                if getattr(owner, name, None) is original:
+                    setattr(owner, name, wrapper)
+
+    def beginning(original: Any) -> Any:
+        def begin(*arguments: Any, **keywords: Any) -> Any:
+            with router.lock:
+                router.step_aside()
+                try:
+                    return original(*arguments, **keywords)
+                except BaseException:
+                    router.step_back()
+                    raise
+
+        return begin
+
+    def ending(original: Any) -> Any:
+        def end(*arguments: Any, **keywords: Any) -> Any:
+            with router.lock:
+                try:
+                    return original(*arguments, **keywords)
+                finally:
+                    # One that fails to end is over all the same.
+                    router.step_back()
+
+        return end
+
+    replace([torch.cuda.CUDAGraph], "capture_begin", beginning)
+    replace([torch.cuda.CUDAGraph], "capture_end", ending)
+    for name in ("_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentStreamToPool", "_cuda_beginAllocateCurrentThreadToPool"):
+        replace([torch._C, torch.cuda.memory], name, beginning)
+    replace([torch._C, torch.cuda.memory], "_cuda_endAllocateToPool", ending)
+
+
+def _when_pools_die(torch: Any, router: _Router) -> None:
+    """Keeps a pool of the program's until no bracket is open. `__del__` may keep its object: it is called once only."""
+
+    def keep(self: Any) -> None:
+        router.dead.append(self)
+
+    torch.cuda.MemPool.__del__ = keep

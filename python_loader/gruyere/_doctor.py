@@ -20,7 +20,7 @@ def examine() -> int:
     warnings.simplefilter("ignore")
     for what, finding in _findings():
         print(f"{what:<22}{finding}")
-    reason = _trial()
+    reason = _trial() if "torch" in sys.modules else "torch cannot be imported (above): install PyTorch 2.4 or newer, built for CUDA"
     print(f"{'gruyere':<22}{'works here' if reason is None else 'does not work here: ' + reason}")
     return 0 if reason is None else 1
 

@@ -103,9 +103,11 @@ def mode() -> Optional[str]:
 
 def disable_reason() -> Optional[str]:
     """Why Gruyère is not enabled, in words for the user; None where it is."""
-    if _enabled is None:
-        return _reason
     torch = sys.modules.get("torch")
+    if _enabled is None:
+        if torch is None and os.environ.get(VARIABLE) and "gruyere._startup" in sys.modules:
+            return "torch has not been imported yet; Gruyère is enabled when it is"
+        return _reason
     if torch is not None and _in_bad_fork(torch):
         return "this process was forked from one that uses CUDA, so it cannot use CUDA itself; start it with the spawn method"
     return None

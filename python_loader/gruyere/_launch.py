@@ -144,15 +144,15 @@ def _run_script(program: list[str]) -> None:
         own_folder = True
     else:
         own_folder = False
+    # As python makes it absolute: without resolving anything.
+    file = os.path.join(os.getcwd(), script)
     if _holds_main(script):
-        sys.path.insert(0, script)
+        sys.path.insert(0, file)
         _become_main()
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
     if own_folder:
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-    # As python makes it absolute: without resolving anything.
-    file = os.path.join(os.getcwd(), script[2:] if script.startswith("./") else script)
     try:
         with io.open_code(file) as opened:
             code = pkgutil.read_code(opened)

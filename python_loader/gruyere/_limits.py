@@ -41,9 +41,10 @@ def install(torch: Any) -> None:
     """Watches for what cannot work. In direct mode only."""
     _cudnn(torch)
     _inductor(torch)
-    _explained(torch.UntypedStorage, "_share_cuda_", IPC)
+    # torch 2.4 asks CUDA itself for the handle, which it refuses for memory that is mapped page by page.
+    _explained(torch.UntypedStorage, "_share_cuda_", IPC, ("does not yet support", "CUDA error"))
     if hasattr(torch.cuda, "MemPool"):
-        _explained(torch.cuda.MemPool, "__init__", MEM_POOL)
+        _explained(torch.cuda.MemPool, "__init__", MEM_POOL, ("does not yet support",))
     if os.environ.get(_NCCL_HOOK, "").strip().lower() in ("1", "true", "yes", "on", "y", "t"):
         warn_once(NCCL)
         os.environ[_NCCL_HOOK] = "0"
@@ -92,8 +93,8 @@ def _no_graph_trees(trees: Any) -> None:
     trees.CUDAGraphTreeManager.__init__ = refuse
 
 
-def _explained(owner: Any, name: str, remedy: str) -> None:
-    """Makes torch's "does not yet support" in `owner.name` an error that says what to use instead."""
+def _explained(owner: Any, name: str, remedy: str, refusals: tuple[str, ...]) -> None:
+    """Makes torch's refusal in `owner.name`, known by one of `refusals` in its text, an error that says what to use instead."""
     original: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(original)
@@ -101,7 +102,7 @@ def _explained(owner: Any, name: str, remedy: str) -> None:
         try:
             return original(*arguments, **keywords)
         except RuntimeError as error:
-            if "does not yet support" not in str(error):
+            if not any(refusal in str(error) for refusal in refusals):
                 raise
             raise GruyereError(remedy) from error
 

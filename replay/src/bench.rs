@@ -56,7 +56,7 @@ impl Contender {
         })
     }
 
-    fn set_up_quietly(&self, driver: &Arc<dyn Driver>) -> Result<Box<dyn Allocator>, BenchError> {
+    pub(crate) fn set_up_quietly(&self, driver: &Arc<dyn Driver>) -> Result<Box<dyn Allocator>, BenchError> {
         match self {
             Self::Gruyere(conf) => Ok(Box::new(Gruyere::install(driver.clone(), conf)?.quietly())),
             _ => self.set_up(driver),
@@ -193,8 +193,7 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
         faults.extend(more);
     }
     if wanted.fit {
-        run.smallest_device =
-            fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))?;
+        run.smallest_device = smallest_device(trace, contender)?;
         run.fit_ratio = run.smallest_device.map(|bytes| ratio(bytes, trace.peak_live));
     }
     run.fault_count = faults.len();
@@ -270,7 +269,7 @@ fn report(trace: &Trace, contender: &Contender, stage: &impl Stage, curve: &Curv
 }
 
 /// A device's memory that leaves every allocator room to spare, bytes.
-pub(crate) fn ample(trace: &Trace) -> u64 {
+pub fn ample(trace: &Trace) -> u64 {
     AMPLE * trace.peak_live.max(1 << 30)
 }
 
@@ -325,6 +324,15 @@ fn on_the_timeline(
         driver_calls,
     };
     Ok((timeline, faults))
+}
+
+/// The smallest device on which `contender` completes `trace`, nothing taking time and the oracle off, bytes; `None`: no device of up to
+/// 16 times the peak of live.
+///
+/// # Errors
+/// Where the allocator cannot be set up or a replay breaks off.
+pub fn smallest_device(trace: &Trace, contender: &Contender) -> Result<Option<u64>, BenchError> {
+    fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))
 }
 
 fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool, BenchError> {

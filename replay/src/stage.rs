@@ -7,6 +7,7 @@ use crate::trace::Trace;
 use gruyere::driver::{DeviceId, DevicePtr, Driver, DriverError, EventHandle, StreamHandle};
 use gruyere_phantom::{Caller, Config, Costs, Gpu, HostTime, SimError, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -226,6 +227,22 @@ impl PhantomStage {
     /// Driver calls of the allocator.
     pub fn allocator_calls(&self) -> u64 {
         self.gpu.counts(Caller::Allocator).total()
+    }
+
+    /// The same by kind, under the driver's own names.
+    pub fn allocator_calls_by_kind(&self) -> BTreeMap<String, u64> {
+        let counts = self.gpu.counts(Caller::Allocator);
+        counts.iter().map(|(kind, count)| (kind.name().to_owned(), count)).collect()
+    }
+
+    /// The most address space that was ever reserved, bytes.
+    pub fn peak_address(&self) -> u64 {
+        self.gpu.address_books().peak
+    }
+
+    /// The stand-in itself: its books and counts.
+    pub fn gpu(&self) -> Arc<Gpu> {
+        self.gpu.clone()
     }
 
     /// Misuses of the driver and violations of stream order so far, the oldest first.

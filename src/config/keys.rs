@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
-use super::{Backing, Config};
+use super::{Backing, Config, Waits};
 
 /// A key of `GRUYERE_CONF`.
 pub struct Key {
@@ -23,6 +23,7 @@ type SwitchField = fn(&mut Config) -> &mut bool;
 /// What a key takes, and where the value goes.
 enum Kind {
     Choice(&'static [(&'static str, Backing)], fn(&mut Config) -> &mut Backing),
+    Waits(&'static [(&'static str, Waits)], fn(&mut Config) -> &mut Waits),
     Switch(SwitchField),
     /// Any of the names, joined by `+`, or `off`.
     Flags(&'static [(&'static str, SwitchField)]),
@@ -42,7 +43,12 @@ enum Kind {
         field: fn(&mut Config) -> &mut u32,
     },
     Folder(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
+    /// Sizes for lifetimes, `NAME=SIZE+NAME=SIZE`, or `none`.
+    Reserves(fn(&mut Config) -> &mut [Size; 4]),
 }
+
+/// The lifetimes, by number.
+const LIFETIMES: [(&str, usize); 4] = [("auto", 0), ("transient", 1), ("step", 2), ("persistent", 3)];
 
 /// Every key, in the order of the README's table.
 pub static KEYS: &[Key] = &[
@@ -92,6 +98,41 @@ pub static KEYS: &[Key] = &[
         meaning: "Left free on each device for those who cannot call us back: NCCL's buffers, cuBLAS and cuDNN handles, \
                   lazily loaded kernels, other processes. Given up only where the alternative is out of memory.",
         kind: Kind::Size { least: 0, field: |config| &mut config.headroom },
+    },
+    Key {
+        name: "slack",
+        default: "none",
+        meaning: "With pages that move (`stitch`): how much more may be held than the peak of live bytes, as a share of that peak or in \
+                  bytes. Past it, idle memory is moved, and fresh memory is taken only where none lies idle. `none`: 1%, and up to \
+                  64 MiB in a small heap. Less slack is less memory and more driver calls.",
+        kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.slack },
+    },
+    Key {
+        name: "waits",
+        default: "oom",
+        meaning: "When one stream may be made to wait on the device for another, to have memory that the other has freed: never (`off`), \
+                  where the alternative is out of memory (`oom`), or also to hold the slack (`budget`). In rare programs of several \
+                  ranks such a wait can close a cycle; `off` is for those.",
+        kind: Kind::Waits(
+            &[("off", Waits::Off), ("oom", Waits::OutOfMemory), ("budget", Waits::Budget)],
+            |config| &mut config.waits,
+        ),
+    },
+    Key {
+        name: "auto_trim",
+        default: "on",
+        meaning: "Give idle memory back to the device in low-memory phases: when the program has used less than half of its peak \
+                  for much longer than a step, or says that it validates or writes a checkpoint. `off`: only `empty_cache` and \
+                  memory pressure do.",
+        kind: Kind::Switch(|config| &mut config.auto_trim),
+    },
+    Key {
+        name: "reserve",
+        default: "none",
+        meaning: "Memory that is mapped for lifetimes when a device is first used: `persistent=10GiB+step=2GiB`, in bytes or as a \
+                  share of the device. It stays mapped, and for that lifetime, until the alternative is out of memory. Where it \
+                  cannot be had, the first request fails and says so.",
+        kind: Kind::Reserves(|config| &mut config.reserve),
     },
     Key {
         name: "record",
@@ -145,17 +186,13 @@ pub static KEYS: &[Key] = &[
     },
 ];
 
-/// Keys and values of the design that are not built yet; asking for one must not look like a typing error.
-const PLANNED_KEYS: &[&str] = &["slack", "waits"];
-
 /// Looks a key up by name; the error lists them all.
 pub(super) fn find(name: &str) -> Result<&'static Key, String> {
     if let Some(key) = KEYS.iter().find(|key| key.name == name) {
         return Ok(key);
     }
     let names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
-    let what = if PLANNED_KEYS.contains(&name) { "this key is not built yet" } else { "unknown key" };
-    Err(format!("{what}; the keys are {}", names.join(", ")))
+    Err(format!("unknown key; the keys are {}", names.join(", ")))
 }
 
 impl Key {
@@ -163,19 +200,21 @@ impl Key {
     fn values(&self) -> String {
         match &self.kind {
             Kind::Choice(choices, _) => names(choices),
+            Kind::Waits(choices, _) => names(choices),
             Kind::Switch(_) => "on|off".into(),
             Kind::Flags(flags) => format!("off|{}", names(flags)),
             Kind::Size { .. } => "SIZE".into(),
             Kind::Bound { unbounded, .. } => format!("SIZE|{unbounded}"),
             Kind::Count { least, most, .. } => format!("{least} to {most}"),
             Kind::Folder(_) => "PATH|none".into(),
+            Kind::Reserves(_) => "LIFETIME=SIZE+...|none".into(),
         }
     }
 
     /// What the key takes, for messages.
     pub(super) fn expects(&self) -> String {
         match &self.kind {
-            Kind::Choice(..) | Kind::Switch(_) => format!("expected {}", self.values()),
+            Kind::Choice(..) | Kind::Waits(..) | Kind::Switch(_) => format!("expected {}", self.values()),
             Kind::Flags(_) => format!("expected {}, joined by +", self.values()),
             Kind::Size { least, .. } => format!("expected {FORMS}, at least {}", Size::Bytes(*least)),
             Kind::Bound { least, unbounded, .. } => {
@@ -183,6 +222,10 @@ impl Key {
             }
             Kind::Count { least, most, .. } => format!("expected a whole number from {least} to {most}"),
             Kind::Folder(_) => "expected a folder's path, or none".into(),
+            Kind::Reserves(_) => format!(
+                "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",
+                names(&LIFETIMES)
+            ),
         }
     }
 
@@ -191,6 +234,7 @@ impl Key {
         let refuse = || self.expects();
         match &self.kind {
             Kind::Choice(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
+            Kind::Waits(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
             Kind::Switch(field) => {
                 *field(config) = pick(&[("on", true), ("off", false)], value).ok_or_else(refuse)?
             }
@@ -213,8 +257,27 @@ impl Key {
                 *field(config) = count.ok_or_else(refuse)?;
             }
             Kind::Folder(field) => *field(config) = (value != "none").then(|| value.into()),
+            Kind::Reserves(field) => {
+                *field(config) = if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
+            }
         }
         Ok(())
+    }
+}
+
+impl Key {
+    /// Sizes by lifetime.
+    fn reserves(&self, value: &str) -> Result<[Size; 4], String> {
+        let mut sizes = [None; 4];
+        for entry in value.split('+') {
+            let (name, size) = entry.split_once('=').ok_or_else(|| self.expects())?;
+            let lifetime = pick(&LIFETIMES, name.trim()).ok_or_else(|| self.expects())?;
+            let size = size.trim().parse().map_err(|reason| format!("\"{}\": {reason}", entry.trim()))?;
+            if sizes[lifetime].replace(size).is_some() {
+                return Err(format!("{} is given twice; {}", name.trim(), self.expects()));
+            }
+        }
+        Ok(sizes.map(|size| size.unwrap_or(Size::Bytes(0))))
     }
 }
 

@@ -33,6 +33,18 @@ pub enum Backing {
     Passthrough,
 }
 
+/// When streams may be made to wait for each other, though the program did not ask for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waits {
+    /// Never.
+    Off,
+    /// Where the alternative is out of memory.
+    #[default]
+    OutOfMemory,
+    /// To hold the slack too.
+    Budget,
+}
+
 /// The switches that answer "is it you?".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Debug {
@@ -55,6 +67,15 @@ pub struct Config {
     pub limit: Option<Size>,
     /// Left free on each device for those who cannot call the allocator back.
     pub headroom: Size,
+    /// How much more may be held than the peak of live bytes before idle memory is moved, a share of that peak or bytes; `None`: 1%,
+    /// and more in a small heap.
+    pub slack: Option<Size>,
+    /// Waits that the program did not ask for.
+    pub waits: Waits,
+    /// Whether idle memory goes back to the device in low-memory phases.
+    pub auto_trim: bool,
+    /// Mapped on each device at its start, by the number of the lifetime (auto, transient, step, persistent).
+    pub reserve: [Size; 4],
     /// Whether the record in /dev/shm is written.
     pub record: bool,
     /// Live blocks that the record's block map has room for.
@@ -81,6 +102,10 @@ impl Default for Config {
             debug: Debug::default(),
             limit: None,
             headroom: Size::Bytes(512 << 20),
+            slack: None,
+            waits: Waits::OutOfMemory,
+            auto_trim: true,
+            reserve: [Size::Bytes(0); 4],
             record: true,
             record_blocks: 1 << 22,
             ring_events: 1 << 16,
@@ -176,7 +201,8 @@ mod tests {
 
     #[test]
     fn every_key_changes_what_it_names() {
-        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,record:off,record_blocks:4096,\
+        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
+                    auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off";
         let expected = Config {
@@ -185,6 +211,10 @@ mod tests {
             debug: Debug { poison: true, sync: true },
             limit: Some(Size::Percent(90.0)),
             headroom: Size::Bytes(3 << 29),
+            slack: Some(Size::Percent(0.5)),
+            waits: Waits::Budget,
+            auto_trim: false,
+            reserve: [Size::Bytes(0), Size::Bytes(0), Size::Bytes(2 << 30), Size::Percent(40.0)],
             record: false,
             record_blocks: 4096,
             ring_events: 2048,
@@ -241,16 +271,31 @@ mod tests {
     }
 
     #[test]
+    fn a_bad_reserve_names_what_is_wrong_with_it() {
+        for (value, named) in [
+            ("10GiB", "persistent=10GiB+step=2GiB"),
+            ("weights=10GiB", "auto|transient|step|persistent"),
+            ("persistent=lots", "persistent=lots"),
+            ("step=1GiB+step=2GiB", "step is given twice"),
+            ("persistent=1GiB+", "persistent=10GiB+step=2GiB"),
+        ] {
+            let message = error(&format!("reserve:{value}"));
+            assert!(message.contains(&format!("reserve:{value}")) && message.contains(named), "{message}");
+        }
+        assert_eq!(Config::parse("reserve:step=1GiB,reserve:none"), Ok(Config::default()));
+    }
+
+    #[test]
     fn a_missing_value_says_what_is_expected() {
         assert!(error("share").contains("on|off"));
         assert!(error("limit:").contains("512KiB"));
     }
 
     #[test]
-    fn what_is_designed_but_not_built_says_so() {
-        for text in ["slack:0.5%", "waits:oom"] {
-            let message = error(text);
-            assert!(message.contains(text) && message.contains("not built yet"), "{message}");
-        }
+    fn a_wait_that_there_is_not_names_those_that_there_are() {
+        let message = error("waits:always");
+        assert!(message.contains("waits:always") && message.contains("off|oom|budget"), "{message}");
+        assert_eq!(Config::parse("slack:64MiB").expect("valid").slack, Some(Size::Bytes(64 << 20)));
+        assert_eq!(Config::parse("slack:0.5%,slack:none").expect("valid").slack, None);
     }
 }

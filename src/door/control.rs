@@ -4,6 +4,7 @@
 
 use super::{announce, current, fork, guarded, heap};
 use crate::heap::lifetime::{self, Lifetime};
+use crate::heap::phase::Phase;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
@@ -58,6 +59,25 @@ pub extern "C" fn gruyere_mark_step() {
     }
 }
 
+/// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the beginning of 1 and 2, memory that they have not
+/// needed before goes back to the device; 0 ends them. Cheap while nothing lies idle, and never waits for the device.
+///
+/// 0; -1: the library has not allocated anything here; -2: no such phase.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_mark_phase(phase: u8) -> c_int {
+    let Some(phase) = Phase::from_u8(phase) else { return GRUYERE_INVALID };
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || match current() {
+        Some(heap) => {
+            heap.mark_phase(phase);
+            GRUYERE_OK
+        }
+        None => GRUYERE_UNAVAILABLE,
+    })
+}
+
 /// Gives back to the device what nobody uses (as `empty_cache`); the bytes that it got.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_trim() -> u64 {
@@ -68,11 +88,11 @@ pub extern "C" fn gruyere_trim() -> u64 {
 }
 
 /// The version of [`GruyereStats`] that this header describes.
-pub const GRUYERE_STATS_VERSION: u32 = 1;
+pub const GRUYERE_STATS_VERSION: u32 = 2;
 
 /// Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end only.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GruyereStats {
     /// In: the bytes that the caller has room for. Out: the bytes that were written.
     pub size: u32,
@@ -112,6 +132,25 @@ pub struct GruyereStats {
     pub events_recorded: u64,
     /// Events asked about.
     pub events_queried: u64,
+    /// Live blocks as they were asked for. Here begins what version 2 has added.
+    pub requested: u64,
+    /// The largest request that what is held could satisfy, once the work on what was freed is done. Whole free pages count wherever they
+    /// lie, where they can move.
+    pub largest_request: u64,
+    /// The largest request that could be satisfied if the ceiling is reached for it (others on the device may have taken some of that).
+    pub largest_request_growing: u64,
+    /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off.
+    pub request_p99: u64,
+    /// Times that a low-memory phase gave memory back.
+    pub low_phase_trims: u64,
+    /// The memory that went back so.
+    pub low_phase_bytes: u64,
+    /// 1 - live / reserved.
+    pub fragmentation: f64,
+    /// 1 - largest_request / (reserved - live - pending).
+    pub external_fragmentation: f64,
+    /// 1 - requested / live.
+    pub internal_fragmentation: f64,
 }
 
 /// Writes the numbers of `device` to `*stats`, whose `size` the caller has set; as much as fits.
@@ -157,6 +196,15 @@ pub unsafe extern "C" fn gruyere_stats(device: c_int, stats: *mut GruyereStats) 
             bad_frees: numbers.bad_frees,
             events_recorded: numbers.events_recorded,
             events_queried: numbers.events_queried,
+            requested: numbers.requested,
+            largest_request: numbers.largest_request,
+            largest_request_growing: numbers.largest_growing,
+            request_p99: numbers.request_p99,
+            low_phase_trims: numbers.low_phase_trims,
+            low_phase_bytes: numbers.low_phase_bytes,
+            fragmentation: numbers.fragmentation(),
+            external_fragmentation: numbers.external_fragmentation(),
+            internal_fragmentation: numbers.internal_fragmentation(),
         };
         // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the two do not overlap.
         unsafe {

@@ -41,9 +41,10 @@ pub fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Async-signal-safe, as what runs between a fork and an exec must be: one store.
+/// Async-signal-safe, as what runs between a fork and an exec must be: two stores.
 unsafe extern "C" fn mark_child() {
     FORKED.store(true, Ordering::Relaxed);
+    super::forget();
 }
 
 #[cfg(test)]

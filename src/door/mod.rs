@@ -1,10 +1,12 @@
 //! How callers come in: torch's hooks ([`torch`]), the control API ([`control`]), and the one heap of the process behind both.
 
+pub mod alert;
 pub mod control;
 pub mod fork;
 pub mod history;
 pub mod loader;
 mod oom;
+pub mod pool;
 pub mod raise;
 pub mod torch;
 pub mod torch_stats;
@@ -22,6 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// ```text
 ///   null   -> heap    the first entry that needs it (under INIT), or install()
 ///   heap   -> heap'   install() only: tests and the bench; the old heap is never freed, since a thread may still be in it
+///   heap   -> null    the atfork handler, in a child: the hot paths need not ask whether they are in one
 /// ```
 static HEAP: AtomicPtr<Heap> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -52,6 +55,11 @@ pub fn heap() -> Result<&'static Heap, String> {
 pub fn current() -> Option<&'static Heap> {
     // SAFETY: null, or from Box::leak: valid for ever. Acquire pairs with the release of publish().
     unsafe { HEAP.load(Ordering::Acquire).as_ref() }
+}
+
+/// In a forked child there is no heap. Async-signal-safe: one store.
+fn forget() {
+    HEAP.store(std::ptr::null_mut(), Ordering::Relaxed);
 }
 
 #[cold]

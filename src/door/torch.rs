@@ -5,7 +5,10 @@
 
 use super::{current, fork, guarded, heap, oom, raise};
 use crate::driver::StreamHandle;
-use crate::heap::Error;
+use crate::heap::device::Device;
+use crate::heap::page_table::Page;
+use crate::heap::size_class::SMALL_MAX;
+use crate::heap::{Error, Heap, Owned};
 use std::ffi::{c_int, c_void};
 
 /// `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
@@ -44,7 +47,35 @@ enum Refusal {
 /// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process without torch, logs and answers NULL.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
-    if fork::is_forked_child() || size == 0 {
+    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save. A forked child has no heap. Negative sizes
+    // count as the largest, and are left to the slow path.
+    let small = (size as u64).wrapping_sub(1) < SMALL_MAX;
+    match current() {
+        Some(heap) if heap.is_plain() && small => malloc_hot::<false>(heap, size, device, stream),
+        _ if size == 0 => std::ptr::null_mut(),
+        Some(heap) if heap.is_plain() => malloc_hot::<true>(heap, size, device, stream),
+        _ => malloc_slowly(size, device, stream),
+    }
+}
+
+#[inline(never)]
+fn malloc_hot<const LARGE: bool>(
+    heap: &'static Heap,
+    size: isize,
+    device: c_int,
+    stream: CudaStream,
+) -> *mut c_void {
+    match guarded(0, || heap.serve::<LARGE>(size as u64, device, handle(stream))) {
+        0 => malloc_slowly(size, device, stream),
+        address => address as *mut c_void,
+    }
+}
+
+/// Whatever the hot path leaves: the first call, a negative size, growth, captures, trouble.
+#[cold]
+#[inline(never)]
+fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
+    if fork::is_forked_child() {
         return std::ptr::null_mut();
     }
     let panicked = Err(Refusal::Other(String::new()));
@@ -57,7 +88,6 @@ pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: Cuda
     }
 }
 
-#[inline]
 fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refusal> {
     let heap = heap().map_err(Refusal::Unavailable)?;
     let Ok(size) = u64::try_from(size) else {
@@ -67,7 +97,7 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
 }
 
 #[cold]
-fn refusal(heap: &crate::heap::Heap, error: Error, stream: StreamHandle) -> Refusal {
+fn refusal(heap: &Heap, error: Error, stream: StreamHandle) -> Refusal {
     match error {
         Error::OutOfMemory(report) => {
             oom::dump(heap, &report);
@@ -99,14 +129,46 @@ fn refuse(refusal: Refusal) {
 /// left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_int, _stream: CudaStream) {
+    // As in gruyere_malloc. NULL is in no page.
+    let Some(heap) = current() else { return free_of_nothing(pointer) };
+    match heap.owner(pointer as u64) {
+        Some(Owned::Small(device, lane, slab)) => free_small(heap, device, lane, slab, pointer as u64),
+        Some(Owned::Large(device, page)) => free_large(heap, device, page, pointer as u64),
+        None if pointer.is_null() => {}
+        None => free_slowly(heap, pointer as u64),
+    }
+}
+
+#[inline(never)]
+extern "C" fn free_small(heap: &Heap, device: &Device, lane: u32, slab: u32, address: u64) {
+    guarded((), || {
+        heap.free_small(device, lane, slab, address);
+    });
+}
+
+#[inline(never)]
+extern "C" fn free_large(heap: &Heap, device: &Device, page: Page<'_>, address: u64) {
+    guarded((), || {
+        heap.free_large(device, page, address);
+    });
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn free_slowly(heap: &Heap, address: u64) {
+    guarded((), || {
+        heap.free(address);
+    });
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn free_of_nothing(pointer: *mut c_void) {
     if fork::is_forked_child() || pointer.is_null() {
         return;
     }
-    guarded((), || match current() {
-        Some(heap) => {
-            heap.free(pointer as u64);
-        }
-        None => log::error!("gruyere_free({pointer:p}): nothing has been allocated in this process; ignored"),
+    guarded((), || {
+        log::error!("gruyere_free({pointer:p}): nothing has been allocated in this process; ignored")
     });
 }
 
@@ -207,7 +269,7 @@ pub extern "C" fn gruyere_release_pool(device: c_int, id: MempoolId) {
     pool_hook("gruyere_release_pool", device, |heap| heap.release_pool(i64::from(device), id.pair()));
 }
 
-fn pool_hook(name: &str, device: c_int, hook: impl FnOnce(&crate::heap::Heap) -> Result<(), Error>) {
+fn pool_hook(name: &str, device: c_int, hook: impl FnOnce(&Heap) -> Result<(), Error>) {
     if fork::is_forked_child() {
         return;
     }

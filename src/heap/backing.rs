@@ -216,7 +216,7 @@ impl Backing {
     /// Makes the pools give their unused memory to the device.
     pub fn trim(&mut self, driver: &dyn Driver) {
         if self.kind == Kind::Stitch {
-            self.pages.release(driver, 0);
+            self.pages.release(driver, u64::MAX);
         }
         for (origin, taken) in std::mem::take(&mut self.orphans) {
             self.held -= taken;

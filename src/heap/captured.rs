@@ -4,14 +4,15 @@
 use super::arena::RunId;
 use super::capture::{CapturePool, Capturing, Found};
 use super::central::{Central, Growth, Want};
-use super::device::{Device, Request, note_free};
-use super::lane::{FreeOutcome, LANES};
+use super::device::{Device, Request};
+use super::lane::{FreeOutcome, LANES, round};
 use super::page_table::Owner;
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::Slab;
 use super::streams::DEFAULT_STREAM;
 use super::{Error, Shared, central, lock};
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
+use crate::record::BlockTag;
 
 impl Device {
     /// What the stream of `handle`, whose number is `stream`, captures, if anything.
@@ -75,25 +76,27 @@ impl Device {
         request: &Request,
     ) -> Option<u64> {
         let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
-        let entry = request.entry(self.id, shared.step(), tag);
+        let step = shared.step();
         let address = if request.size > SMALL_MAX {
-            let run = self.captured_run(shared, central, number, (entry.size, ALIGNMENT), request)?;
-            central.publish(&shared.table, run, entry)
+            let bytes = round(request.size);
+            let run = self.captured_run(shared, central, number, (bytes, ALIGNMENT), request)?;
+            central.publish(&shared.table, run, request, step, tag)
         } else {
-            let class = class_of(request.size) as u8;
-            let first = central.captures.get_mut(number)?.lane.allocate(&mut central.writer, class, entry);
+            let first = central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, step);
             match first {
-                Some(address) => address,
-                None => {
-                    self.captured_slab(shared, central, number, class, request)?;
-                    central.captures.get_mut(number)?.lane.allocate(&mut central.writer, class, entry)?
+                0 => {
+                    self.captured_slab(shared, central, number, request)?;
+                    central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, step)
                 }
+                address => address,
             }
         };
+        if address == 0 {
+            return None;
+        }
         let pool = central.captures.get_mut(number)?;
         pool.live += 1;
         pool.version += 1;
-        request.note(&mut central.writer, address);
         Some(address)
     }
 
@@ -102,9 +105,9 @@ impl Device {
         shared: &Shared,
         central: &mut Central,
         number: u32,
-        class: u8,
         request: &Request,
     ) -> Option<()> {
+        let class = class_of(request.size) as u8;
         let size_class = &SIZE_CLASSES[class as usize];
         let bytes = size_class.slab_bytes();
         let run = self.captured_run(shared, central, number, (bytes, PAGE), request)?;
@@ -112,8 +115,9 @@ impl Device {
         facts.is_slab = true;
         let base = facts.address;
         central.tally.slab_taken(bytes);
-        let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
         let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
+        let whose = BlockTag::new(self.id as u8, request.lifetime as u8, tag, request.stream);
+        let mut slab = Slab::new(base, class, whose, run);
         let slot = u64::from(size_class.slot);
         let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, tag);
         slab.segment = shared.record.segment_insert(&segment);
@@ -143,10 +147,10 @@ impl Device {
             return Some(run);
         }
         let capture = u8::try_from(number + 1).unwrap_or(u8::MAX);
-        let growth = Growth { capture, ..shared.growth(request.lifetime) };
+        let growth = Growth { capture, ..shared.growth(&self.streams, request.lifetime) };
         if central.extend(&growth, want, true).is_err() {
             if let Some(_giving) = self.giving(shared) {
-                central.shrink_all(&*shared.driver, shared.record);
+                central.shrink_all(&*shared.driver, shared.record, &self.streams);
                 central.backing.trim(&*shared.driver);
                 central.publish_reserved();
             }
@@ -176,14 +180,13 @@ impl Device {
         let central = &mut *lock(&self.central);
         let pool = central.captures.get_mut(number)?;
         let outcome = if pool.frozen {
-            pool.lane.freeze(&mut central.writer, slab, address)
+            pool.lane.freeze(&mut central.writer, slab, address, start)
         } else {
-            pool.lane.free(&mut central.writer, slab, address, &self.streams)
+            pool.lane.free(&mut central.writer, slab, address, start, &self.streams)
         };
         match outcome {
-            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) | FreeOutcome::Surplus(freed, _) => {
+            FreeOutcome::Freed | FreeOutcome::Waits | FreeOutcome::Surplus(_) => {
                 pool.live -= 1;
-                note_free(&mut central.writer, address, &freed, start);
                 Some(())
             }
             FreeOutcome::Unknown => None,
@@ -203,7 +206,7 @@ impl Device {
         for region in central.arenas.empty_regions(space, &|_| u64::MAX) {
             central.shrink(&*shared.driver, shared.record, region);
         }
-        central.loosen(&*shared.driver, &[space], &|_| u64::MAX);
+        central.loosen(&*shared.driver, &self.streams, &[space], &|_| u64::MAX, u64::MAX);
         central.free_addresses(&*shared.driver, space);
         central.backing.refresh_pages();
         // A block that waits for another stream, or a span that the driver would not take: next time.

@@ -1,22 +1,31 @@
 //! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, EVERYBODY, RegionId, Run, RunId, RunState, SpaceId};
+use super::arena::{Arenas, EVERYBODY, Label, RegionId, Run, RunId, RunState, SpaceId};
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
+use super::device::Request;
+use super::ladder::Ladder;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
-use super::page_table::PageTable;
-use super::size_class::{ALIGNMENT, PAGE, round_up};
+use super::named::NamedPools;
+use super::page_table::{Page, PageTable};
+use super::phase::Watch;
+use super::size_class::{PAGE, round_up};
 use super::streams::Streams;
 use super::tally::Tally;
+use super::waits::Order;
+use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::record::{
-    BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry,
-    SegmentKind, clock,
+    Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
+    SegmentEntry, SegmentKind, clock,
 };
 use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
+/// The record's pool of large blocks.
+const LARGE: usize = 1;
 /// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
 pub const SPAN: u64 = 32 << 20;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
@@ -46,6 +55,12 @@ pub struct Central {
     pub backing: Backing,
     /// CUDA graphs.
     pub captures: Captures,
+    /// Named pools.
+    pub named: NamedPools,
+    /// When a checkpoint trimmed the device last.
+    pub(super) checkpoint: Option<Instant>,
+    /// What the spaces of lifetimes keep whatever lies idle (`reserve`).
+    pub(super) reserves: [u64; LIFETIMES],
     /// The record's lane of large, captured and direct blocks.
     pub writer: LaneWriter,
     /// The record's gauges of the device.
@@ -54,11 +69,6 @@ pub struct Central {
     users: HashMap<RunId, Vec<u32>>,
     pending: Vec<PendingRun>,
     direct: HashMap<u64, Direct>,
-    /// The arenas' count of changes, and of what was learnt of the streams, when no idle page was left: until one grows,
-    /// there is none.
-    pub(super) barren: Option<(u64, u64)>,
-    /// Pages that are stuck where they are, by address.
-    pub(super) quarantine: HashMap<u64, RunId>,
     /// Physical memory of the device.
     pub(super) total_memory: u64,
     /// The most that was ever reserved.
@@ -67,12 +77,24 @@ pub struct Central {
     pub limit: u64,
     /// Why the driver failed in the latest growth, where it was not out of memory.
     pub failure: Option<DriverError>,
+    /// What may be held beyond the peak of live bytes before idle pages are moved.
+    pub slack: Option<Size>,
+    /// What streams have been made to wait for.
+    pub order: Order,
+    /// Waits of one stream for another that we inserted.
+    pub stream_waits: u64,
+    /// Bytes of large blocks freed so far.
+    pub freed: u64,
     /// Times that a malloc had to climb the reclaim ladder.
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
     /// What was held, over time.
     pub tally: Tally,
+    /// Low-memory phases.
+    pub watch: Watch,
+    /// What the rungs of the reclaim ladder did.
+    pub ladder: Ladder,
 }
 
 impl Central {
@@ -92,21 +114,28 @@ impl Central {
             arenas,
             backing,
             captures: Captures::default(),
+            named: NamedPools::default(),
+            checkpoint: None,
+            reserves: [0; LIFETIMES],
             writer,
             gauges,
             spaces,
             users: HashMap::new(),
             pending: Vec::new(),
             direct: HashMap::new(),
-            barren: None,
-            quarantine: HashMap::new(),
             total_memory,
             peak_reserved: 0,
             limit,
             failure: None,
+            slack: None,
+            order: Order::default(),
+            stream_waits: 0,
+            freed: 0,
             retries: 0,
             out_of_memories: 0,
             tally,
+            watch: Watch::new(false),
+            ladder: Ladder::default(),
         }
     }
 
@@ -121,16 +150,62 @@ impl Central {
         self.spaces.into_iter()
     }
 
-    /// Describes a run that has just been taken as the block of `entry` (its address is filled in).
-    #[inline]
-    pub fn publish(&mut self, table: &PageTable, id: RunId, mut entry: BlockEntry) -> u64 {
+    /// The hot path of a large malloc: the best fit among the free runs, described in the page table and the record. Its address, or 0 where
+    /// nothing fits. `when`: the step and the clock's time.
+    #[inline(always)]
+    pub fn serve(
+        &mut self,
+        table: &PageTable,
+        requested: u64,
+        stream: u32,
+        lifetime: Lifetime,
+        when: (u32, u64),
+    ) -> u64 {
+        let (space, size) = (self.space(lifetime), round(requested));
+        let slot = self.writer.place();
+        let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
+        let Some((id, address)) = self.arenas.allocate_block(space, size, stream, label) else {
+            self.writer.put_back(slot);
+            return 0;
+        };
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
+        self.note(table, id, Block { tag, address, size, requested }, slot, when);
+        address
+    }
+
+    /// Describes a run that has just been taken as the block of `request`, in the page table and the record; its address. `capture` as the record
+    /// counts it.
+    pub fn publish(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        request: &Request,
+        step: u32,
+        capture: u8,
+    ) -> u64 {
+        let Request { size: requested, lifetime, start, .. } = *request;
         let Some(run) = self.arenas.run_mut(id) else { return 0 };
-        entry.address = run.address;
-        run.requested = entry.requested;
-        run.lifetime = entry.lifetime;
-        run.slot = self.writer.block_insert(&entry);
-        table.add_block(self.device, entry.address, id);
-        entry.address
+        let (address, size) = (run.address, run.bytes);
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, capture, run.stream);
+        let slot = self.writer.place();
+        run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
+        self.note(table, id, Block { tag, address, size, requested }, slot, (step, start));
+        address
+    }
+
+    #[inline(always)]
+    fn note(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        block: Block,
+        slot: BlockSlot,
+        (step, time): (u32, u64),
+    ) {
+        if let Some(page) = table.page(block.address) {
+            page.add_block(self.device, id);
+        }
+        self.writer.malloc(LARGE, slot, block, step, time);
     }
 
     /// The length of a new span for `pages` bytes.
@@ -226,8 +301,8 @@ impl Central {
     }
 
     /// Gives the empty regions of the ordinary spaces back. Their bytes.
-    pub fn shrink_all(&mut self, driver: &dyn Driver, record: &Record) -> u64 {
-        self.shrink_completed(driver, record, &|_| 0)
+    pub fn shrink_all(&mut self, driver: &dyn Driver, record: &Record, streams: &Streams) -> u64 {
+        self.shrink_completed(driver, record, streams, &|_| 0)
     }
 
     /// As [`Central::shrink_all`], those too that belong to one stream which is past all that was freed in them (`completed`
@@ -236,21 +311,23 @@ impl Central {
         &mut self,
         driver: &dyn Driver,
         record: &Record,
+        streams: &Streams,
         completed: &dyn Fn(u32) -> u64,
     ) -> u64 {
         if self.backing.kind == Kind::Stitch {
-            let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
-            self.loosen(driver, &spaces, completed);
-            let bytes = self.backing.pages.release(driver, 0);
+            let spaces = self.open_spaces();
+            self.loosen(driver, streams, &spaces, completed, u64::MAX);
+            let bytes = self.backing.pages.release(driver, u64::MAX);
             self.backing.refresh_pages();
             self.publish_reserved();
             return bytes;
         }
         let mut bytes = 0;
-        for space in self.ordinary_spaces() {
+        for space in self.open_spaces() {
             for id in self.arenas.empty_regions(space, completed) {
                 let size = self.arenas.region(id).bytes;
-                bytes += if self.shrink(driver, record, id) { size } else { 0 };
+                let kept = self.spare_of(space) < size;
+                bytes += if !kept && self.shrink(driver, record, id) { size } else { 0 };
             }
         }
         bytes
@@ -270,39 +347,34 @@ impl Central {
     }
 
     /// The large block that starts at `address`, among those that the page table named.
-    #[inline]
-    fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
-        blocks.into_iter().flatten().find_map(|id| {
-            let run = self.arenas.run(id)?;
-            (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
-        })
+    pub(super) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
+        blocks.into_iter().flatten().find_map(|id| block_at(&self.arenas, id, address))
     }
 
-    /// Frees the large block that starts at `address`; its live bytes. `None`: no large block starts there.
-    #[inline]
-    pub fn free_large(
-        &mut self,
-        table: &PageTable,
-        streams: &Streams,
-        address: u64,
-        blocks: [Option<RunId>; 2],
-    ) -> Option<u64> {
-        let (id, run) = self.find(address, blocks)?;
-        let Run { stream, requested, lifetime, slot, shared, region, .. } = *run;
-        let size = round(requested);
-        table.remove_block(self.device, address, id);
+    /// Frees the large block that starts at `address` in `page`, and tells the record. `None`: no large block starts there.
+    #[inline(always)]
+    pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
+        let arenas = &self.arenas;
+        let (id, run) = page.remove_block(|id| block_at(arenas, id, address))?;
+        let (size, requested) = (run.bytes, run.requested());
+        let Run { stream, lifetime, slot, shared, region, .. } = *run;
+        self.freed += size;
         let epoch = streams.note_free(stream);
-        let frozen = self.note_captured_free(region);
+        let apart = !self.captures.pools.is_empty() || !self.named.is_empty();
+        let frozen = apart && self.note_free_apart(region, size);
         if shared || frozen {
             self.free_shared(streams, id, epoch, frozen);
             self.writer.block_pending(slot, size, requested, lifetime);
-            return Some(size);
+            self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
+            return Some(());
         }
-        self.writer.block_remove(slot, size, requested, lifetime, false);
+        let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
         self.arenas.release(id, stream, epoch);
-        Some(size)
+        self.writer.free(LARGE, slot, Block { tag, address, size, requested }, time);
+        Some(())
     }
 
+    #[cold]
     fn free_shared(&mut self, streams: &Streams, id: RunId, epoch: u64, frozen: bool) {
         if let Some(run) = self.arenas.run_mut(id) {
             run.state = RunState::Pending;
@@ -314,12 +386,11 @@ impl Central {
         }
     }
 
-    /// Counts the free of a captured block. True: its memory must never be reused.
-    fn note_captured_free(&mut self, region: RegionId) -> bool {
-        if self.captures.pools.is_empty() {
-            return false;
-        }
+    /// Counts the free of a block of `bytes` of a capture or a named pool. True: its memory must never be reused.
+    #[cold]
+    fn note_free_apart(&mut self, region: RegionId, bytes: u64) -> bool {
         let space = self.arenas.region(region).space;
+        self.named.note_free(space, bytes);
         for pool in self.captures.pools.iter_mut().flatten() {
             if pool.space == space {
                 pool.live -= 1;
@@ -362,10 +433,50 @@ impl Central {
             }
             let PendingRun { run: id, epoch, .. } = self.pending.swap_remove(at);
             let Some(run) = self.arenas.run(id) else { continue };
-            let Run { stream, requested, lifetime, slot, .. } = *run;
-            self.writer.block_remove(slot, round(requested), requested, lifetime, true);
+            let Run { stream, bytes, lifetime, slot, .. } = *run;
+            self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
             self.arenas.release(id, stream, epoch);
         }
+    }
+
+    /// Frees the large blocks that wait only for what is ordered before the work to come of `waiter`, to that stream.
+    pub fn settle_ordered(&mut self, streams: &Streams, waiter: u32) {
+        let mut at = 0;
+        while at < self.pending.len() {
+            let PendingRun { run: id, epoch, ref waits } = self.pending[at];
+            let is_ordered = |stream: u32, epoch: u64| {
+                streams.completed(stream) >= epoch || self.order.of(waiter, stream) >= epoch
+            };
+            let Some(run) = self.arenas.run(id) else { break };
+            let Run { stream, bytes, lifetime, slot, .. } = *run;
+            if !is_ordered(stream, epoch) || !waits.iter().all(|&(user, epoch)| is_ordered(user, epoch)) {
+                at += 1;
+                continue;
+            }
+            self.pending.swap_remove(at);
+            self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
+            self.arenas.release(id, waiter, streams.note_free(waiter));
+        }
+    }
+
+    /// Whether anything that is free or waits would be ordered by a wait for `epoch` of `stream`.
+    pub fn would_gain(&self, stream: u32, epoch: u64) -> bool {
+        let waits = |block: &PendingRun| block.waits.iter().any(|wait| wait.0 == stream && wait.1 <= epoch);
+        self.pending.iter().any(waits)
+            || self.ordinary_spaces().any(|space| self.arenas.has_freed(space, stream, epoch))
+    }
+
+    /// A run for `want` from one free run whose last work is ordered before the work to come of its stream.
+    pub fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
+        let run = want.fit_or_join(self);
+        if run.is_some() {
+            return run;
+        }
+        let order = &self.order;
+        let is_ordered = |stream: u32, epoch: u64| order.of(want.stream, stream) >= epoch;
+        let id = self.arenas.best_fit_ordered(want.space, want.bytes, want.align, &is_ordered)?;
+        self.arenas.hand_over(id, want.stream, streams.note_free(want.stream));
+        want.fit(self)
     }
 
     /// Gives to everybody what its streams are past, in all ordinary spaces.
@@ -378,6 +489,9 @@ impl Central {
         for space in self.ordinary_spaces() {
             self.arenas.promote(space, completed);
         }
+        for (_, pool) in self.named.iter() {
+            self.arenas.promote(pool.space, completed);
+        }
     }
 
     /// Adds every stream that owns a run, uses a block or is waited for.
@@ -386,6 +500,9 @@ impl Central {
         referred.extend(self.users.values().flatten());
         referred.extend(self.pending.iter().flat_map(|block| &block.waits).map(|wait| wait.0));
         for pool in self.captures.pools.iter().flatten() {
+            pool.lane.streams_referred(referred);
+        }
+        for (_, pool) in self.named.iter() {
             pool.lane.streams_referred(referred);
         }
     }
@@ -398,6 +515,11 @@ impl Central {
         self.backing.reserved = self.backing.held;
         self.direct.insert(address, Direct { size, requested, lifetime, slot });
         self.publish_reserved();
+    }
+
+    /// What blocks of `backing:passthrough` were asked for, in sum.
+    pub fn direct_requested(&self) -> u64 {
+        self.direct.values().map(|block| block.requested).sum()
     }
 
     /// Whether `address` is a block of `backing:passthrough`.
@@ -474,6 +596,7 @@ pub struct Want {
 
 impl Want {
     /// Takes it from what is free.
+    #[inline(always)]
     pub fn fit(&self, central: &mut Central) -> Option<RunId> {
         central.arenas.allocate(self.space, self.bytes, self.align, self.stream)
     }
@@ -500,15 +623,25 @@ pub struct Growth<'a> {
     pub fresh: u64,
     /// Whether pages may be moved: not while anything captures.
     pub steal: bool,
-    /// Times that a stream was seen to be further.
-    pub learnt: u64,
+    /// Whether more may be held than the slack allows, where too little lies idle.
+    pub lean: bool,
+    /// The device's streams.
+    pub streams: &'a Streams,
     /// The last epoch that a stream is past, for free memory that is still its own.
     pub completed: &'a dyn Fn(u32) -> u64,
 }
 
-/// Whether a request is so large that no rounding of it is a number.
+/// The large block of that number, if it starts at `address`.
+#[inline(always)]
+fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
+    let run = arenas.run(id)?;
+    (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
+}
+
+/// Whether a request is so large that its pages go beyond the page table's addresses.
+#[inline]
 pub fn is_absurd(size: u64) -> bool {
-    round_up(size, ALIGNMENT).and_then(|size| round_up(size, PAGE)).is_none_or(|size| size >> 48 != 0)
+    size > (1 << 48) - PAGE
 }
 
 /// A place in the record for a slab.

@@ -5,16 +5,16 @@ use super::backing::{Backing, Kind};
 use super::central::Central;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
-use super::page_table::Owner;
+use super::page_table::{Owner, Page};
+use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
-use super::slab::{Freed, Slab};
+use super::slab::Slab;
 use super::streams::Streams;
-use super::{Error, Shared, central, lock};
+use super::{Error, Mutex, MutexGuard, Shared, central, lock};
 use crate::driver::{Capabilities, DeviceId, ErrorKind};
-use crate::record::{BlockEntry, EventKind, LaneWriter, clock};
+use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
 use crossbeam_utils::{Backoff, CachePadded};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
 
 /// A lane and its part of the record, behind one lock.
 pub struct LaneCell {
@@ -33,7 +33,7 @@ pub struct Device {
     /// Its streams.
     pub streams: Streams,
     /// Small blocks, by stream.
-    pub lanes: Box<[CachePadded<Mutex<LaneCell>>]>,
+    pub lanes: Box<[CachePadded<Mutex<LaneCell>>; LANES]>,
     /// Everything else.
     pub central: Mutex<Central>,
     /// begin/end brackets of captures that are open; above 0 nothing is asked of events, recorded or waited for.
@@ -92,10 +92,10 @@ impl Request {
     }
 }
 
-/// Tells the record that a block was freed.
-#[inline]
-pub(super) fn note_free(writer: &mut LaneWriter, address: u64, freed: &Freed, start: u64) {
-    writer.event(EventKind::Free, 0, 0, address, round(freed.requested), start);
+/// Whether a request is served from the arena rather than from slabs.
+#[inline(always)]
+pub const fn is_large(size: u64) -> bool {
+    size > SMALL_MAX
 }
 
 impl Device {
@@ -114,12 +114,18 @@ impl Device {
             let writer = record.lane(id, lane as u32);
             CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32), writer }))
         });
-        let central =
+        let mut central =
             Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
+        central.slack = shared.config.slack;
+        // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
+        central.watch = Watch::new(shared.config.auto_trim && matches!(kind, Kind::Stitch | Kind::Pool));
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids),
-            lanes: lanes.collect(),
+            lanes: lanes
+                .collect::<Box<[_]>>()
+                .try_into()
+                .map_err(|_| Error::Internal("lanes were miscounted"))?,
             central: Mutex::new(central),
             brackets: AtomicU32::new(0),
             askers: AtomicU32::new(0),
@@ -170,31 +176,46 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory, with all that is known of its cause.
-    #[inline]
     pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if request.size > SMALL_MAX {
-            return self.malloc_large(shared, request);
-        }
-        let class = class_of(request.size) as u8;
-        let entry = request.entry(self.id, shared.step(), 0);
-        {
-            let cell = &mut *self.lane(request.stream);
-            if let Some(address) = cell.lane.allocate(&mut cell.writer, class, entry) {
-                request.note(&mut cell.writer, address);
-                return Ok(address);
+        if is_large(request.size) {
+            match self.serve_large(shared, request) {
+                0 => self.malloc_large(shared, request),
+                address => Ok(address),
+            }
+        } else {
+            match self.serve_small(shared, request) {
+                0 => self.malloc_small(shared, request),
+                address => Ok(address),
             }
         }
-        self.malloc_small_slow(shared, request, class, entry)
+    }
+
+    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and [`Device::malloc`] finds memory.
+    #[inline(always)]
+    pub(super) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
+        let cell = &mut *self.lane(request.stream);
+        cell.lane.allocate(&mut cell.writer, request, shared.step())
+    }
+
+    /// The hot path of a large malloc: the best fit among the free runs; as [`Device::serve_small`].
+    #[inline(always)]
+    pub(super) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
+        let Request { size: requested, stream, lifetime, start } = request;
+        if central::is_absurd(requested) {
+            return 0;
+        }
+        let mut central = lock(&self.central);
+        let address = central.serve(&shared.table, requested, stream, lifetime, (shared.step(), start));
+        if central.watch.is_due(central.arenas.changes()) {
+            drop(central);
+            self.watch(shared, Occasion::Due);
+        }
+        address
     }
 
     #[cold]
-    fn malloc_small_slow(
-        &self,
-        shared: &Shared,
-        request: Request,
-        class: u8,
-        entry: BlockEntry,
-    ) -> Result<u64, Error> {
+    fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        let class = class_of(request.size) as u8;
         let size_class = &SIZE_CLASSES[class as usize];
         if self.lane(request.stream).lane.has_pending() {
             if let Some(_asking) = self.ask() {
@@ -204,12 +225,9 @@ impl Device {
             self.settle_lane(shared, request.stream);
         }
         loop {
-            {
-                let cell = &mut *self.lane(request.stream);
-                if let Some(address) = cell.lane.allocate(&mut cell.writer, class, entry) {
-                    request.note(&mut cell.writer, address);
-                    return Ok(address);
-                }
+            let address = self.serve_small(shared, request);
+            if address != 0 {
+                return Ok(address);
             }
             let (run, base, epoch) = {
                 let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
@@ -221,7 +239,8 @@ impl Device {
                 central.tally.slab_taken(size_class.slab_bytes());
                 found
             };
-            let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
+            let tag = BlockTag::new(self.id as u8, request.lifetime as u8, 0, request.stream);
+            let mut slab = Slab::new(base, class, tag, run);
             // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.
             slab.epoch = epoch;
             let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
@@ -234,40 +253,40 @@ impl Device {
         }
     }
 
+    #[cold]
     fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if central::is_absurd(request.size) {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
-        let entry = request.entry(self.id, shared.step(), 0);
-        let (mut central, run) = self.obtain(shared, request, entry.size, ALIGNMENT)?;
-        let address = central.publish(&shared.table, run, entry);
-        request.note(&mut central.writer, address);
-        Ok(address)
+        let (mut central, run) = self.obtain(shared, request, round(request.size), ALIGNMENT)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 
     /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.
-    #[inline]
+    #[inline(always)]
     pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64, start: u64) -> Option<()> {
-        if lane as usize >= LANES {
-            return self.free_captured(lane - LANES as u32, slab, address, start);
-        }
-        let mut guard = lock(&self.lanes[lane as usize]);
+        let Some(mutex) = self.lanes.get(lane as usize) else {
+            return self.free_apart(shared, lane, slab, address, start);
+        };
+        let mut guard = lock(mutex);
         let cell = &mut *guard;
-        match cell.lane.free(&mut cell.writer, slab, address, &self.streams) {
-            FreeOutcome::Freed(freed) | FreeOutcome::Waits(freed) => {
-                note_free(&mut cell.writer, address, &freed, start);
-                Some(())
-            }
-            FreeOutcome::Surplus(freed, id) => {
-                note_free(&mut cell.writer, address, &freed, start);
-                let slab = cell.lane.remove_slab(id);
-                self.unpublish(shared, slab.as_ref());
-                drop(guard);
-                self.return_slab(slab);
+        match cell.lane.free(&mut cell.writer, slab, address, start, &self.streams) {
+            FreeOutcome::Freed | FreeOutcome::Waits => Some(()),
+            FreeOutcome::Surplus(id) => {
+                self.drop_surplus(shared, guard, id);
                 Some(())
             }
             FreeOutcome::Unknown => None,
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
+        let slab = cell.lane.remove_slab(id);
+        self.unpublish(shared, slab.as_ref());
+        drop(cell);
+        self.return_slab(slab);
     }
 
     /// The pages of a slab that has left its lane are nobody's; called under the lane's lock, so that no free meets a stale owner.
@@ -319,22 +338,13 @@ impl Device {
                 self.return_slab(Some(slab));
             }
         }
-        bytes
+        bytes + self.return_empty_pool_slabs(shared)
     }
 
-    /// Frees the large block at `address`. Its live bytes, or `None`: no block starts there.
-    #[inline]
-    pub fn free_large(
-        &self,
-        shared: &Shared,
-        address: u64,
-        blocks: [Option<u32>; 2],
-        start: u64,
-    ) -> Option<()> {
-        let mut central = lock(&self.central);
-        let size = central.free_large(&shared.table, &self.streams, address, blocks)?;
-        central.writer.event(EventKind::Free, 0, 0, address, size, start);
-        Some(())
+    /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
+    #[inline(always)]
+    pub fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
+        lock(&self.central).free_large(page, &self.streams, address, start)
     }
 
     /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.
@@ -343,10 +353,7 @@ impl Device {
             Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
                 lock(&self.lanes[lane as usize]).lane.record_stream(slab, address, user)
             }
-            Owner::Slab { lane, slab, .. } => {
-                let central = &mut *lock(&self.central);
-                central.captures.get_mut(lane - LANES as u32)?.lane.record_stream(slab, address, user)
-            }
+            Owner::Slab { lane, slab, .. } => self.record_stream_apart(lane, slab, address, user),
             Owner::Large { blocks, .. } => lock(&self.central).record_stream(address, blocks, user),
             Owner::None => lock(&self.central).is_direct(address).then_some(()),
         }

@@ -10,16 +10,16 @@
 use super::arena::RunState;
 use super::device::Device;
 use super::lane::{LANES, round};
+use super::named::NAMED_LANES;
 use super::oom::Report;
 use super::page_table::Owner;
 use super::slab::{Slab, SlotState};
-use super::{HISTORY, Heap, lock};
+use super::{HISTORY, Heap, Mutex, lock};
 use crate::driver::StreamHandle;
 use crate::record::reader::Cursor;
 use crate::record::{EventKind, Reader};
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -170,6 +170,11 @@ impl Device {
         match owner {
             Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
                 slab_facts(lock(&self.lanes[lane as usize]).lane.slab_mut(slab)?, address, false)
+            }
+            Owner::Slab { lane, slab, .. } if lane >= NAMED_LANES => {
+                let mut central = lock(&self.central);
+                let pool = central.named.get_mut(lane - NAMED_LANES)?;
+                slab_facts(pool.lane.slab_mut(slab)?, address, false)
             }
             Owner::Slab { lane, slab, .. } => {
                 let mut central = lock(&self.central);

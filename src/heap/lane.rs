@@ -5,15 +5,19 @@
 //! [`Lane::allocate`] answers that it needs a slab, and the caller comes back with one.
 #![deny(unsafe_code)]
 
+use super::device::Request;
 use super::lifetime::LIFETIMES;
-use super::size_class::CLASSES;
+use super::size_class::{ALIGNMENT, CLASSES, SMALL_MAX, class_of};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::Streams;
-use crate::record::{BlockEntry, LaneWriter};
+use crate::record::{Block, EventKind, LaneWriter};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Lanes a device for small blocks; one more of the record's lanes is the central part's.
 pub const LANES: usize = crate::record::LANES - 1;
+const _: () = assert!(LANES.is_power_of_two());
+/// The record's pool of small blocks.
+const SMALL: usize = 0;
 const NO_SLAB: u32 = u32::MAX;
 
 /// The slabs with free slots of one (lifetime, size class) of a stream.
@@ -24,12 +28,27 @@ struct Bin {
     empties: u32,
 }
 
-struct Bins([Bin; LIFETIMES * CLASSES]);
+/// The bins of a stream. A row of classes is rounded up so that masked numbers need no check.
+struct Bins([Bin; LIFETIMES * ROW]);
+
+const ROW: usize = CLASSES.next_power_of_two();
+
+impl Bins {
+    fn new() -> Self {
+        Self([Bin { first: NO_SLAB, empties: 0 }; LIFETIMES * ROW])
+    }
+
+    #[inline(always)]
+    fn at(lifetime: u8, class: u8) -> usize {
+        lifetime as usize % LIFETIMES * ROW + class as usize % ROW
+    }
+}
 
 /// A block that its program has freed, and the streams that may still use it, each with the epoch to wait for.
 struct PendingBlock {
     slab: u32,
     slot: u32,
+    lifetime: u8,
     waits: Vec<(u32, u64)>,
 }
 
@@ -37,66 +56,79 @@ struct PendingBlock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreeOutcome {
     /// Done.
-    Freed(Freed),
+    Freed,
     /// Done, and this slab is not needed here any more.
-    Surplus(Freed, u32),
+    Surplus(u32),
     /// The block waits for other streams.
-    Waits(Freed),
+    Waits,
     /// No block starts there, or it is freed already.
     Unknown,
 }
 
 /// The small blocks of some streams. Its user holds the lock, and the record's writer that goes with it.
 pub struct Lane {
-    /// Streams are numbered `stride` apart in one lane.
-    stride: u32,
+    /// Streams are numbered `1 << shift` apart in one lane.
+    shift: u32,
     slabs: Vec<Option<Box<Slab>>>,
     unused: Vec<u32>,
-    /// By stream number / stride.
+    /// By stream number >> shift.
     bins: Vec<Option<Box<Bins>>>,
     users: HashMap<u64, Vec<u32>>,
+    /// Lifetimes of live blocks that differ from their slabs', by address ([`Lane::tag`]).
+    tagged: HashMap<u64, u8>,
     pending: VecDeque<PendingBlock>,
 }
 
 impl Lane {
-    /// An empty lane, for streams whose numbers differ by multiples of `stride`.
+    /// An empty lane, for streams whose numbers differ by multiples of `stride`, a power of two.
     pub fn new(stride: u32) -> Self {
         Self {
-            stride,
+            shift: stride.ilog2(),
             slabs: Vec::new(),
             unused: Vec::new(),
             bins: Vec::new(),
             users: HashMap::new(),
+            tagged: HashMap::new(),
             pending: VecDeque::new(),
         }
     }
 
-    #[inline]
     fn bin_mut(&mut self, stream: u32, lifetime: u8, class: u8) -> &mut Bin {
-        let at = (stream / self.stride) as usize;
+        let at = (stream >> self.shift) as usize;
         if at >= self.bins.len() {
             self.bins.resize_with(at + 1, || None);
         }
-        let bins = self.bins[at]
-            .get_or_insert_with(|| Box::new(Bins([Bin { first: NO_SLAB, empties: 0 }; LIFETIMES * CLASSES])));
-        &mut bins.0[(lifetime as usize % LIFETIMES) * CLASSES + class as usize % CLASSES]
+        let bins = self.bins[at].get_or_insert_with(|| Box::new(Bins::new()));
+        &mut bins.0[Bins::at(lifetime, class)]
     }
 
-    /// A slot for the block that `entry` describes (its address is filled in), or `None`: the bin needs a slab.
-    #[inline]
-    pub fn allocate(&mut self, writer: &mut LaneWriter, class: u8, mut entry: BlockEntry) -> Option<u64> {
-        let first = self.bin_mut(entry.stream, entry.lifetime, class).first;
-        let slab = self.slabs.get_mut(first as usize)?.as_deref_mut()?;
-        let slot = slab.take()?;
-        entry.address = slab.address(slot);
-        slab.describe(slot, entry.requested, writer.block_insert(&entry));
-        if slab.used() == 1 || slab.is_full() {
-            self.took(first, entry.stream, entry.lifetime, class);
+    /// A slot for `request`, which the record is told of; 0: the bin needs a slab.
+    #[inline(always)]
+    pub fn allocate(&mut self, writer: &mut LaneWriter, request: Request, step: u32) -> u64 {
+        let Request { size: requested, stream, lifetime, start } = request;
+        if requested > SMALL_MAX {
+            return 0;
         }
-        Some(entry.address)
+        let (size, class) = (round(requested), class_of(requested) as u8);
+        let Some(Some(bins)) = self.bins.get((stream >> self.shift) as usize) else { return 0 };
+        let first = bins.0[Bins::at(lifetime as u8, class)].first;
+        let Some(Some(slab)) = self.slabs.get_mut(first as usize) else { return 0 };
+        let place = writer.place();
+        let Some(slot) = slab.take(requested, place) else {
+            writer.put_back(place);
+            return 0;
+        };
+        let (tag, address) = (slab.tag, slab.address(slot));
+        if slab.used() == 1 || slab.is_full() {
+            self.took(first, stream, lifetime as u8, class);
+        }
+        writer.malloc(SMALL, place, Block { tag, address, size, requested }, step, start);
+        address
     }
 
     /// The rare part of taking a slot: the slab was empty before, or is full now.
+    #[cold]
+    #[inline(never)]
     fn took(&mut self, id: u32, stream: u32, lifetime: u8, class: u8) {
         let Some(slab) = self.slabs[id as usize].as_deref() else { return };
         let (was_empty, full) = (slab.used() == 1, slab.is_full());
@@ -161,82 +193,134 @@ impl Lane {
         }
     }
 
-    /// Frees the block at `address` in slab `id`; both may be anything.
-    #[inline]
-    pub fn free(&mut self, writer: &mut LaneWriter, id: u32, address: u64, streams: &Streams) -> FreeOutcome {
-        let Some(slab) = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut) else {
-            return FreeOutcome::Unknown;
-        };
-        let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
-        match slab.state(slot) {
-            SlotState::Live { shared: false } => {}
-            SlotState::Live { shared: true } => return self.free_shared(writer, id, slot, address, streams),
-            _ => return FreeOutcome::Unknown,
-        }
-        let facts = slab.facts(slot);
-        slab.epoch = streams.note_free(slab.stream);
-        let lifetime = slab.lifetime;
-        writer.block_remove(facts.block, round(facts.requested), facts.requested, lifetime, false);
-        self.release_slot(id, slot, facts)
-    }
-
-    #[inline]
-    fn release_slot(&mut self, id: u32, slot: u32, facts: Freed) -> FreeOutcome {
-        let Some(slab) = self.slabs[id as usize].as_deref_mut() else { return FreeOutcome::Unknown };
-        let was_full = slab.release(slot);
-        if was_full || slab.used() == 0 {
-            return self.released(id, was_full, facts);
-        }
-        FreeOutcome::Freed(facts)
-    }
-
-    /// The rare part of freeing a slot: the slab was full before, or is empty now.
-    fn released(&mut self, id: u32, was_full: bool, facts: Freed) -> FreeOutcome {
-        if was_full {
-            self.link(id);
-        }
-        let Some(slab) = self.slabs[id as usize].as_deref() else { return FreeOutcome::Unknown };
-        let (used, stream, lifetime, class) = (slab.used(), slab.stream, slab.lifetime, slab.class);
-        if used == 0 {
-            let bin = self.bin_mut(stream, lifetime, class);
-            bin.empties += 1;
-            if bin.empties > 1 {
-                return FreeOutcome::Surplus(facts, id);
-            }
-        }
-        FreeOutcome::Freed(facts)
-    }
-
-    fn free_shared(
+    /// Frees the block at `address` in slab `id` (both may be anything) at `time`, and tells the record.
+    #[inline(always)]
+    pub fn free(
         &mut self,
         writer: &mut LaneWriter,
         id: u32,
-        slot: u32,
         address: u64,
+        time: u64,
         streams: &Streams,
     ) -> FreeOutcome {
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
+        let Some((Freed { requested, block }, was_full)) = slab.free_plain(address) else {
+            return self.free_other(writer, id, address, time, streams);
+        };
+        let tag = slab.tag;
+        let outcome = if was_full || slab.is_idle() {
+            self.freed_last(id, was_full, streams)
+        } else {
+            FreeOutcome::Freed
+        };
+        writer.free(SMALL, block, Block { tag, address, size: round(requested), requested }, time);
+        outcome
+    }
+
+    /// The rare part of freeing a slot: the slab was full before, or nothing in it is live now.
+    #[cold]
+    #[inline(never)]
+    fn freed_last(&mut self, id: u32, was_full: bool, streams: &Streams) -> FreeOutcome {
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
+        if slab.is_idle() {
+            // While blocks are live, its free slots are for its own stream only, and nobody asks for the epoch. The one that is open
+            // now stands for the earlier frees too.
+            slab.epoch = streams.note_free(slab.stream);
+        }
+        self.released(id, was_full)
+    }
+
+    /// A slot was freed of a slab that was full before, or may be empty now.
+    fn released(&mut self, id: u32, was_full: bool) -> FreeOutcome {
+        if was_full {
+            self.link(id);
+        }
+        let Some(Some(slab)) = self.slabs.get(id as usize) else { return FreeOutcome::Unknown };
+        let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
+        if slab.used() == 0 {
+            let bin = self.bin_mut(stream, lifetime, class);
+            bin.empties += 1;
+            if bin.empties > 1 {
+                return FreeOutcome::Surplus(id);
+            }
+        }
+        FreeOutcome::Freed
+    }
+
+    /// A block that other streams use, or none.
+    #[cold]
+    #[inline(never)]
+    fn free_other(
+        &mut self,
+        writer: &mut LaneWriter,
+        id: u32,
+        address: u64,
+        time: u64,
+        streams: &Streams,
+    ) -> FreeOutcome {
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
+        let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
+        let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
         let users = self.users.remove(&address).unwrap_or_default();
-        let Some(slab) = self.slabs[id as usize].as_deref_mut() else { return FreeOutcome::Unknown };
-        let facts = slab.facts(slot);
-        slab.set_pending(slot);
-        slab.epoch = streams.note_free(slab.stream);
+        let lifetime = self.tagged.remove(&address).unwrap_or(slab.lifetime);
+        let has_users = !users.is_empty();
         let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
-        writer.block_pending(facts.block, round(facts.requested), facts.requested, slab.lifetime);
-        self.pending.push_back(PendingBlock { slab: id, slot, waits });
-        FreeOutcome::Waits(facts)
+        slab.epoch = streams.note_free(slab.stream);
+        if !has_users {
+            // Only tagged: it goes at once, by way of the slot's waiting.
+            let Freed { requested, block } = slab.facts(slot);
+            let size = round(requested);
+            slab.set_pending(slot);
+            let was_full = slab.settle(slot);
+            writer.block_remove(block, size, requested, lifetime, false);
+            writer.event(EventKind::Free, lifetime, slab.stream, address, size, time);
+            return self.released(id, was_full);
+        }
+        Self::set_pending(slab, writer, slot, lifetime, time);
+        self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
+        FreeOutcome::Waits
+    }
+
+    /// The program is done with a live block that cannot be reused yet.
+    fn set_pending(slab: &mut Slab, writer: &mut LaneWriter, slot: u32, lifetime: u8, time: u64) {
+        let Freed { requested, block } = slab.facts(slot);
+        let size = round(requested);
+        slab.set_pending(slot);
+        writer.block_pending(block, size, requested, lifetime);
+        writer.event(EventKind::Free, lifetime, slab.stream, slab.address(slot), size, time);
     }
 
     /// Frees the block at `address` for its program only: nothing ever uses its slot again.
-    pub fn freeze(&mut self, writer: &mut LaneWriter, id: u32, address: u64) -> FreeOutcome {
-        let Some(slab) = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut) else {
-            return FreeOutcome::Unknown;
-        };
+    pub fn freeze(&mut self, writer: &mut LaneWriter, id: u32, address: u64, time: u64) -> FreeOutcome {
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
         let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
-        let facts = slab.facts(slot);
-        slab.set_pending(slot);
-        writer.block_pending(facts.block, round(facts.requested), facts.requested, slab.lifetime);
-        FreeOutcome::Waits(facts)
+        let lifetime = self.tagged.remove(&address).unwrap_or(slab.lifetime);
+        Self::set_pending(slab, writer, slot, lifetime, time);
+        FreeOutcome::Waits
+    }
+
+    /// Bytes asked for of the live block at `address`, and `None` where no live block starts there.
+    pub fn requested(&self, id: u32, address: u64) -> Option<u64> {
+        let slab = self.slabs.get(id as usize)?.as_deref()?;
+        let slot = slab.slot_at(address)?;
+        matches!(slab.state(slot), SlotState::Live { .. }).then(|| slab.facts(slot).requested)
+    }
+
+    /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no live block starts there.
+    pub fn tag(&mut self, writer: &mut LaneWriter, id: u32, address: u64, lifetime: u8) -> Option<()> {
+        let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
+        let slot = slab.slot_at(address)?;
+        let SlotState::Live { .. } = slab.state(slot) else { return None };
+        let from = self.tagged.get(&address).copied().unwrap_or(slab.lifetime);
+        if from != lifetime {
+            let facts = slab.facts(slot);
+            writer.block_retag(facts.block, round(facts.requested), facts.requested, from, lifetime);
+            // Its free leaves the straight path, and finds the tag there.
+            slab.set_shared(slot);
+            self.tagged.insert(address, lifetime);
+        }
+        Some(())
     }
 
     /// Notes that `user` uses the block at `address` too. `None`: no live block starts there.
@@ -268,10 +352,11 @@ impl Lane {
                 self.pending.push_back(block);
                 continue;
             }
-            let Some(slab) = self.slabs[block.slab as usize].as_deref() else { continue };
-            let (facts, lifetime) = (slab.facts(block.slot), slab.lifetime);
+            let Some(Some(slab)) = self.slabs.get_mut(block.slab as usize) else { continue };
+            let (facts, lifetime) = (slab.facts(block.slot), block.lifetime);
             writer.block_remove(facts.block, round(facts.requested), facts.requested, lifetime, true);
-            if let FreeOutcome::Surplus(_, id) = self.release_slot(block.slab, block.slot, facts) {
+            let was_full = slab.settle(block.slot);
+            if let FreeOutcome::Surplus(id) = self.released(block.slab, was_full) {
                 surplus.push(id);
             }
         }
@@ -338,9 +423,9 @@ impl Lane {
                     let Some(slab) = slab else {
                         return Err(format!("a bin lists slab {id}, which is not there"));
                     };
-                    let home = slab.lifetime as usize * CLASSES + slab.class as usize;
+                    let home = Bins::at(slab.lifetime, slab.class);
                     if home != at
-                        || (slab.stream / self.stride) as usize != group
+                        || (slab.stream >> self.shift) as usize != group
                         || slab.previous != previous
                         || slab.is_full()
                     {
@@ -366,7 +451,7 @@ impl Lane {
 }
 
 /// Live bytes of a request: rounded up to the alignment.
-#[inline]
+#[inline(always)]
 pub fn round(requested: u64) -> u64 {
-    super::size_class::round_up(requested, super::size_class::ALIGNMENT).unwrap_or(u64::MAX)
+    requested.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
 }

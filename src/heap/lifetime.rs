@@ -50,16 +50,50 @@ impl Lifetime {
 /// Tags that one thread may nest.
 pub const TAG_DEPTH: u32 = 31;
 
+/// What the calling thread has said of its next requests, in one word, so that the straight path reads one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tags(u64);
+
+/// The thread has entered a pool (`route`); above the 62 bits of [`TAG_DEPTH`] tags.
+const ROUTED: u64 = 1 << 63;
+
+impl Tags {
+    /// The innermost lifetime.
+    #[inline]
+    pub fn lifetime(self) -> Lifetime {
+        Lifetime::from_u8((self.0 & 3) as u8).unwrap_or_default()
+    }
+
+    /// Whether requests may belong to a pool: one test of the sign.
+    #[inline]
+    pub fn is_routed(self) -> bool {
+        self.0 & ROUTED != 0
+    }
+}
+
 thread_local! {
     // Two bits a tag, the innermost lowest; a plain cell without a destructor, so late frees on a dying thread are safe.
     static TAGS: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
 }
 
+/// All tags of the calling thread.
+#[inline]
+pub fn tags() -> Tags {
+    Tags(TAGS.with(Cell::get).0)
+}
+
 /// The innermost tag of the calling thread.
 #[inline]
 pub fn current() -> Lifetime {
-    let tags = TAGS.with(Cell::get).0;
-    Lifetime::from_u8((tags & 3) as u8).unwrap_or_default()
+    tags().lifetime()
+}
+
+/// Notes whether the calling thread has entered a pool.
+pub(super) fn set_routed(routed: bool) {
+    TAGS.with(|cell| {
+        let (tags, depth) = cell.get();
+        cell.set((tags & !ROUTED | if routed { ROUTED } else { 0 }, depth));
+    });
 }
 
 /// Tags the calling thread's next requests. False, and nothing done, where [`TAG_DEPTH`] tags are open already.
@@ -69,7 +103,7 @@ pub fn push(lifetime: Lifetime) -> bool {
         if depth == TAG_DEPTH {
             return false;
         }
-        cell.set((tags << 2 | lifetime as u64, depth + 1));
+        cell.set((tags & ROUTED | (tags << 2 | lifetime as u64) & !ROUTED, depth + 1));
         true
     })
 }
@@ -81,7 +115,7 @@ pub fn pop() -> bool {
         if depth == 0 {
             return false;
         }
-        cell.set((tags >> 2, depth - 1));
+        cell.set((tags & ROUTED | (tags & !ROUTED) >> 2, depth - 1));
         true
     })
 }
@@ -99,6 +133,20 @@ mod tests {
         assert_eq!(current(), Lifetime::Persistent);
         assert!(pop() && !pop());
         assert_eq!(current(), Lifetime::Auto);
+    }
+
+    #[test]
+    fn whether_a_pool_is_entered_is_kept_apart_from_the_tags() {
+        set_routed(true);
+        for lifetime in (0..TAG_DEPTH).map(|at| Lifetime::ALL[at as usize % LIFETIMES]) {
+            assert!(push(lifetime) && tags().is_routed() && current() == lifetime);
+        }
+        set_routed(false);
+        for at in (0..TAG_DEPTH).rev() {
+            assert_eq!(current(), Lifetime::ALL[at as usize % LIFETIMES]);
+            assert!(!tags().is_routed() && pop());
+        }
+        assert_eq!(tags(), Tags::default());
     }
 
     #[test]

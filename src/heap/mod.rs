@@ -9,28 +9,39 @@
 //! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
+pub mod alerts;
 pub mod arena;
 pub mod backing;
 pub mod capture;
 pub mod captured;
 pub mod central;
+mod checkpoint;
 pub mod device;
 pub mod history;
+pub mod ladder;
 pub mod lane;
 pub mod lifetime;
 mod moves;
+pub mod named;
 pub mod oom;
 pub mod page_table;
+pub mod phase;
+mod pooled;
+mod pools;
 pub mod reclaim;
 mod recycle;
+pub mod reserve;
+pub mod route;
 pub mod size_class;
 pub mod slab;
 pub mod snapshot;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
+mod tag;
 pub mod tally;
 mod validate;
+mod waits;
 
 use crate::config::Config;
 use crate::driver::{CaptureStatus, DeviceId, Driver, DriverError, StreamHandle};
@@ -40,10 +51,13 @@ use capture::{CapturePool, PoolId};
 use central::Growth;
 use device::{Device, Request};
 use lifetime::Lifetime;
-use page_table::{Owner, PageTable};
+use page_table::{Owner, Page, PageTable};
+pub(crate) use parking_lot::{Mutex, MutexGuard};
+use phase::{Occasion, Phase};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+use streams::Streams;
 
 /// Devices that a process may use.
 pub const MAX_DEVICES: u32 = 64;
@@ -52,9 +66,10 @@ pub const HOOK_RECORD_STREAM: u32 = 1;
 /// The loader has wired the capture hooks (begin, end, release).
 pub const HOOK_CAPTURES: u32 = 2;
 
-/// Locks; a panic of another holder is no reason to stop serving.
+/// Locks; a panic of another holder is no reason to stop serving, so these locks know none.
+#[inline(always)]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Why a request was not served.
@@ -68,6 +83,8 @@ pub enum Error {
     NoSuchDevice(i64),
     /// [`streams::MAX_STREAMS`] streams of a device are alive, or have blocks that are.
     TooManyStreams,
+    /// What `reserve:` asks for could not be had.
+    Reserve(Box<reserve::Refused>),
     /// An invariant of the heap is broken; what was asked for was not done.
     Internal(&'static str),
 }
@@ -90,6 +107,7 @@ impl fmt::Display for Error {
                  keeps the allocator from looking which are gone; create streams once and keep them",
                 streams::MAX_STREAMS
             ),
+            Self::Reserve(refused) => refused.fmt(f),
             Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
         }
     }
@@ -129,7 +147,7 @@ impl Shared {
         self.hooks.load(Ordering::Relaxed) & HOOK_CAPTURES != 0
     }
 
-    fn growth(&self, lifetime: Lifetime) -> Growth<'_> {
+    fn growth<'a>(&'a self, streams: &'a Streams, lifetime: Lifetime) -> Growth<'a> {
         Growth {
             driver: &*self.driver,
             table: &self.table,
@@ -138,7 +156,8 @@ impl Shared {
             capture: 0,
             fresh: u64::MAX,
             steal: false,
-            learnt: 0,
+            lean: true,
+            streams,
             completed: &|_| 0,
         }
     }
@@ -157,6 +176,14 @@ const HISTORY: u32 = 8;
 pub const POISON_FRESH: u8 = 0xCD;
 /// The byte that `debug:poison` fills freed blocks with.
 pub const POISON_FREED: u8 = 0xDD;
+
+/// Who owns an address.
+pub enum Owned<'a> {
+    /// A slab: the device, the lane and the slab's number there.
+    Small(&'a Device, u32, u32),
+    /// Large blocks: the device and the page.
+    Large(&'a Device, Page<'a>),
+}
 
 /// The allocator of a process.
 pub struct Heap {
@@ -259,6 +286,7 @@ impl Heap {
                 let (limit, total) = (central.limit, device.capabilities.total_memory);
                 central.gauges.set(&[(DeviceGauge::Limit, limit), (DeviceGauge::TotalMemory, total)]);
             }
+            device.map_reserves(&self.shared)?;
             // Peers get access to each other's memory when the process begins to use both.
             for (other, cell) in self.devices.iter().enumerate() {
                 let Some(peer) = cell.get() else { continue };
@@ -279,11 +307,39 @@ impl Heap {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
+    /// Whether nothing takes requests off the hot path: no debugging, no capture, all hooks wired.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        self.special.load(Ordering::Acquire) == 0
+    }
+
+    /// The hot path of [`Heap::malloc`] while [`Heap::is_plain`], for sizes above 0 that are `LARGE` ([`device::is_large`]) or not: 0 wherever
+    /// something is out of the ordinary.
+    #[inline(always)]
+    pub fn serve<const LARGE: bool>(&self, size: u64, device: i32, stream: StreamHandle) -> u64 {
+        let Some(device) = self.devices.get(device as usize).and_then(OnceLock::get) else { return 0 };
+        let start = clock::now();
+        let Some(number) = device.streams.resolve(&*self.shared.driver, stream) else { return 0 };
+        let tags = lifetime::tags();
+        if tags.is_routed() {
+            return 0;
+        }
+        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
+        let address = if LARGE {
+            device.serve_large(&self.shared, request)
+        } else {
+            device.serve_small(&self.shared, request)
+        };
+        if address != 0 {
+            sample_latency(self.shared.record, true, start);
+        }
+        address
+    }
+
     /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 answers 0.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] after everything was tried; the driver's errors; a device that there is not.
-    #[inline]
     pub fn malloc(&self, size: u64, device: i64, stream: StreamHandle) -> Result<u64, Error> {
         if size == 0 {
             return Ok(0);
@@ -295,8 +351,9 @@ impl Heap {
             Some(number) => number,
             None => device.resolve_by_recycling(shared, stream).ok_or(Error::TooManyStreams)?,
         };
-        let request = Request { size, stream: number, lifetime: lifetime::current(), start };
-        let address = if self.special.load(Ordering::Acquire) == 0 {
+        let tags = lifetime::tags();
+        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
+        let address = if self.special.load(Ordering::Acquire) == 0 && !tags.is_routed() {
             device.malloc(shared, request)?
         } else {
             self.malloc_special(device, request, stream)?
@@ -324,7 +381,10 @@ impl Heap {
             // Whatever the backing: memory that a graph uses must stay when its block is freed.
             Some(capture) => device.malloc_captured(shared, request, capture)?,
             None if device.kind == Kind::Passthrough => device.malloc_direct(shared, request)?,
-            None => device.malloc(shared, request)?,
+            None => match route::pool_on(device.id) {
+                Some(pool) => device.malloc_pooled(shared, request, pool)?,
+                None => device.malloc(shared, request)?,
+            },
         };
         if shared.config.debug.poison && capture.is_none() {
             let result =
@@ -361,32 +421,72 @@ impl Heap {
     }
 
     /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
-    #[inline]
     pub fn free(&self, address: u64) -> bool {
-        if address == 0 {
-            return true;
-        }
-        let start = clock::now();
-        if self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY) != 0 {
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY);
+        if special != 0 && address != 0 {
             self.before_free(address);
         }
-        let shared = &self.shared;
-        let done = match shared.table.get(address) {
-            Owner::Slab { device, lane, slab } => self
-                .device(i64::from(device))
-                .ok()
-                .and_then(|d| d.free_small(shared, lane, slab, address, start)),
-            Owner::Large { device, blocks } => {
-                self.device(i64::from(device)).ok().and_then(|d| d.free_large(shared, address, blocks, start))
-            }
-            Owner::None => self.free_direct(address, start),
-        };
+        match self.find_owner(address) {
+            Some(Owned::Small(device, lane, slab)) => self.free_small(device, lane, slab, address),
+            Some(Owned::Large(device, page)) => self.free_large(device, page, address),
+            None => self.free_other(address),
+        }
+    }
+
+    /// Who owns `address`, for the free that follows at once; `None` wherever something is out of the ordinary: then [`Heap::free`] knows.
+    #[inline(always)]
+    pub fn owner(&self, address: u64) -> Option<Owned<'_>> {
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY);
+        if special != 0 { None } else { self.find_owner(address) }
+    }
+
+    #[inline(always)]
+    fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
+        let page = self.shared.table.page(address)?;
+        let word = page.word();
+        let device = self.devices.get(word.device() as usize).and_then(OnceLock::get)?;
+        match word.slab() {
+            Some((lane, slab)) => Some(Owned::Small(device, lane, slab)),
+            None => word.is_large().then_some(Owned::Large(device, page)),
+        }
+    }
+
+    /// As [`Heap::free`], for what [`Heap::owner`] has found.
+    #[inline(always)]
+    pub fn free_small(&self, device: &Device, lane: u32, slab: u32, address: u64) -> bool {
+        let start = clock::now();
+        let done = device.free_small(&self.shared, lane, slab, address, start);
+        self.freed(done, address, start)
+    }
+
+    /// As [`Heap::free`], for what [`Heap::owner`] has found.
+    #[inline(always)]
+    pub fn free_large(&self, device: &Device, page: Page<'_>, address: u64) -> bool {
+        let start = clock::now();
+        let done = device.free_large(page, address, start);
+        self.freed(done, address, start)
+    }
+
+    #[inline(always)]
+    fn freed(&self, done: Option<()>, address: u64, start: u64) -> bool {
         if done.is_none() {
             self.bad_pointer("free", address);
             return false;
         }
-        sample_latency(shared.record, false, start);
+        sample_latency(self.shared.record, false, start);
         true
+    }
+
+    /// As [`Heap::free`], for what is in no page: address 0, a block of `backing:passthrough`, or a mistake.
+    #[cold]
+    #[inline(never)]
+    fn free_other(&self, address: u64) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let start = clock::now();
+        let done = self.free_direct(address, start);
+        self.freed(done, address, start)
     }
 
     fn free_direct(&self, address: u64, start: u64) -> Option<()> {
@@ -397,6 +497,7 @@ impl Heap {
     }
 
     #[cold]
+    #[inline(never)]
     fn bad_pointer(&self, call: &str, address: u64) {
         let count = self.bad_frees.fetch_add(1, Ordering::Relaxed) + 1;
         self.shared.record.event(EventKind::BadFree, 0, 0, 0, address, 0, clock::now());
@@ -629,6 +730,14 @@ impl Heap {
             lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);
             device.publish_gauges(&self.shared);
             device.event(&self.shared, EventKind::Step, 0, u64::from(step));
+            device.watch(&self.shared, Occasion::Step);
+        }
+    }
+
+    /// The program says what it does from now on; memory that it does not need for that goes back to the devices (`phase`).
+    pub fn mark_phase(&self, phase: Phase) {
+        for device in self.devices() {
+            device.watch(&self.shared, Occasion::Mark(phase));
         }
     }
 
@@ -651,6 +760,12 @@ impl Heap {
 #[inline]
 fn sample_latency(record: &Record, malloc: bool, start: u64) {
     if start >> 6 & 63 == 0 {
-        record.latency(malloc, clock::now().wrapping_sub(start));
+        note_latency(record, malloc, start);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn note_latency(record: &Record, malloc: bool, start: u64) {
+    record.latency(malloc, clock::now().wrapping_sub(start));
 }

@@ -1,82 +1,128 @@
 //! Moves: how `backing:stitch` makes a request fit, and gives memory back.
 //!
 //! The arena plans the row of fewest pages; pages are made while little is held, and moved from where they lie idle past that; the row is
-//! mapped, and becomes free memory. What fails half-way leaves every page in one known place (`stitch`).
+//! mapped, and becomes free memory. Pages move in stream order: those of the asking stream's own free runs, everybody's, and those
+//! that other streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, EVERYBODY, Plan, RunId, SpaceId};
+use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
 use super::central::{Central, Growth, SPAN, Want};
 use super::page_table::PageTable;
 use super::size_class::PAGE;
+use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
+use super::streams::Streams;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
 use crate::record::{DeviceGauge, EventKind, Record, clock};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 /// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one part in this of it.
 const SLACK: u64 = 100;
-/// Pages are moved in steps of this, where there are so many (bytes).
-const STEAL_STEP: u64 = 8 << 20;
+/// Without `slack:`, a small heap may hold this much more than that (bytes).
+const SMALL_SLACK: u64 = 64 << 20;
+/// While there is slack, a heap grows by at least this part of what it holds, so that it grows in few steps.
+const STEP_SHARE: u64 = 88;
+/// A heap that has to grow though memory lies idle takes this much more than it needs, where that is left (bytes).
+const LEAN_STEP: u64 = 8 << 20;
+/// Once much has been freed, chunks are at most one part in this of what is held, and between these bounds (bytes): a torn chunk's pages can
+/// only be used at the ends of a row, so many long chunks waste memory, and many short ones take time to create.
+const CHUNKS: (u64, (u64, u64)) = (2048, (8 << 20, 16 << 20));
+/// The same where `slack:` asks for less memory.
+const TIGHT_CHUNKS: (u64, (u64, u64)) = (8192, (PAGE, 8 << 20));
+/// While less than this part of what is held has been freed since the start, a program loads what it will keep: in long chunks.
+const LOADING_SHARE: u64 = 2;
+/// Retired views are unmapped once there are so many.
+pub const RETIRED_BATCH: usize = 256;
+
+/// Pages that are to move.
+struct Source {
+    loose: LoosePages,
+    part: Part,
+}
+
+/// What was found for a row.
+#[derive(Default)]
+struct Gathered {
+    /// In the order of addresses.
+    sources: Vec<Source>,
+    pages: u64,
+}
+
+impl Gathered {
+    fn push(&mut self, loose: &LoosePages, part: Part) {
+        self.pages += u64::from(part.count());
+        self.sources.push(Source { loose: loose.clone(), part });
+    }
+
+    /// Address space before and behind the row that the first chunk and the last take too, where they are the row's ends.
+    fn shadows(&self) -> (u64, u64) {
+        let first = self.sources.first().map_or(0, |source| source.part.first);
+        let last = self.sources.last().map_or(0, |source| source.part.behind);
+        (u64::from(first) * PAGE, u64::from(last) * PAGE)
+    }
+}
 
 impl Central {
     /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are fresh; past that, whole pages
     /// that lie idle elsewhere are moved first.
     pub(super) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
-        let out_of_memory = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
-        let soft = self.soft_ceiling(ctx.record, want.bytes);
-        let (mut lean, mut allowance, mut failure) = (false, ctx.fresh, out_of_memory);
+        let soft = self.soft_ceiling(ctx.record, want.bytes).min(self.limit);
         let mut plan = self.plan_row(ctx, want)?;
-        // A growing heap takes a span at a time, for fewer calls, from what may be held too much anyway.
-        let held = self.backing.pages.held() + plan.bytes.saturating_sub(self.backing.pages.spare());
-        let idle = soft.min(self.limit).saturating_sub(held).min(allowance / 2);
-        let step = SPAN.saturating_sub(plan.bytes).min(idle / 2 / PAGE * PAGE);
-        plan.bytes += step.min(self.arenas.room_behind(&plan));
-        // Each turn finds more pages or ends.
-        loop {
-            let spare = self.backing.pages.spare();
-            if spare >= plan.bytes {
-                return self.map_row(ctx, want, &plan);
+        let mut failure = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
+        let spare = self.backing.pages.spare();
+        let room = soft.saturating_sub(self.backing.pages.held()).min(ctx.fresh);
+        if plan.bytes <= room + spare {
+            // A growing heap takes a span at a time, for fewer calls, from what may be held too much anyway.
+            let span = SPAN.max(self.backing.pages.held() / STEP_SHARE / PAGE * PAGE);
+            let idle = (room + spare - plan.bytes).min(ctx.fresh / 2);
+            let step = span.saturating_sub(plan.bytes).min(idle / PAGE * PAGE);
+            match self.grow_by(ctx, want, plan, step, Gathered::default()) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_out_of_memory() => {}
+                Err(error) => failure = error,
             }
-            let missing = plan.bytes - spare;
-            let ceiling = if lean { self.limit } else { self.limit.min(soft) };
-            let fresh = ceiling.saturating_sub(self.backing.pages.held()).min(allowance) / PAGE * PAGE;
-            if missing <= fresh {
-                match self.create_pages(ctx, missing) {
-                    Ok(()) => {
-                        allowance -= missing;
-                        continue;
-                    }
-                    Err(error) if error.is_out_of_memory() => {}
-                    Err(error) => failure = error,
+            // What could not be undone lies in the way now.
+            plan = self.plan_row(ctx, want)?;
+        }
+        let mut gathered = Gathered::default();
+        if ctx.steal && self.ordinary_spaces().any(|space| space == want.space) {
+            let bytes = want.bytes.next_multiple_of(PAGE);
+            let alone = self.arenas.plan_alone(want.space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
+            let beside = Some(plan).filter(|plan| plan.needs != [None, None] || alone.is_none());
+            for other in [beside, alone].into_iter().flatten() {
+                let found = self.gather(&self.loose(ctx, want, &other), &other);
+                let missing = other.bytes - found.pages * PAGE;
+                if missing == 0 {
+                    return self.grow_by(ctx, want, other, 0, found);
                 }
-            }
-            // A few pages more than it takes: the next requests find them.
-            if ctx.steal && self.steal(ctx, missing + STEAL_STEP, &plan.needs) > 0 {
-                // The move may have opened a better place.
-                plan = self.plan_row(ctx, want)?;
-                let left_over = self.backing.pages.spare().saturating_sub(plan.bytes);
-                plan.bytes += left_over.min(self.arenas.room_behind(&plan));
-            } else if lean {
-                return Err(failure);
-            } else {
-                lean = true;
-                // Nothing lies idle: the heap grows, and in steps, since what is left over serves the next request.
-                if step == 0 {
-                    let room =
-                        self.limit.saturating_sub(self.backing.pages.held() + missing).min(allowance / 2);
-                    let step = STEAL_STEP.min(room / PAGE * PAGE).min(self.arenas.room_behind(&plan));
-                    plan.bytes += step;
-                } else {
-                    plan = self.plan_row(ctx, want)?;
+                if missing < plan.bytes - gathered.pages * PAGE {
+                    (plan, gathered) = (other, found);
                 }
             }
         }
+        if !ctx.lean {
+            return Err(failure);
+        }
+        // Not enough lies idle: the heap grows.
+        let room = (self.limit.saturating_sub(self.backing.pages.held())).min(ctx.fresh) + spare;
+        let missing = plan.bytes - gathered.pages * PAGE;
+        if missing > room {
+            return Err(failure);
+        }
+        let step = LEAN_STEP.min((room - missing) / 2 / PAGE * PAGE);
+        self.grow_by(ctx, want, plan, step, gathered)
     }
 
     /// Up to here fresh pages are taken before idle ones are moved: the peak of live bytes, with `bytes` more, and some slack.
     fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
         let (live, peak) = record.live(self.device);
         let wanted = peak.max(live + bytes);
-        // A small heap may hold a little more, so that it grows in steps too.
-        (wanted + (wanted / SLACK).max((wanted / 8).min(2 * SPAN))).max(SPAN)
+        let slack = match self.slack {
+            Some(slack) => slack.resolve(wanted),
+            // A small heap may hold a little more, so that it grows in steps too.
+            None => (wanted / SLACK).max((wanted / 8).min(SMALL_SLACK)).max(SPAN.saturating_sub(wanted)),
+        };
+        wanted + slack
     }
 
     /// Whether growth by `bytes` would move pages, if there are idle ones.
@@ -89,77 +135,235 @@ impl Central {
         if let Some(plan) = plan(&self.arenas) {
             return Ok(plan);
         }
+        self.unmap_retired(ctx.driver, ctx.completed);
+        if let Some(plan) = plan(&self.arenas) {
+            return Ok(plan);
+        }
         self.reserve_addresses(ctx, want.space)?;
         plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
     }
 
-    fn create_pages(&mut self, ctx: &Growth<'_>, bytes: u64) -> Result<()> {
-        for _ in 0..bytes / PAGE {
-            self.backing.pages.create(ctx.driver)?;
+    /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the ordinary ones take fresh memory only, so
+    /// that all of theirs can go back at once.
+    fn loose(&self, ctx: &Growth<'_>, want: Want, plan: &Plan) -> Vec<LoosePages> {
+        let spaces = self.movable_spaces();
+        let movable = |stream, epoch| {
+            if epoch <= (ctx.completed)(stream) {
+                Movable::Idle
+            } else if self.order.of(want.stream, stream) >= epoch {
+                Movable::Used
+            } else {
+                Movable::No
+            }
+        };
+        let mut loose = self.arenas.loose_runs(&spaces, &plan.needs, &movable);
+        for space in spaces.into_iter().filter(|&space| space != want.space && self.reserve_of(space) > 0) {
+            let mut spare = self.spare_of(space) / PAGE * PAGE;
+            for loose in loose.iter_mut().filter(|loose| self.space_of(loose.run) == Some(space)) {
+                let take = loose.bytes().min(spare);
+                loose.pages.start = loose.pages.end - take;
+                spare -= take;
+            }
         }
-        Ok(())
+        loose.retain(|loose| loose.bytes() > 0);
+        loose
     }
 
-    /// Unmaps whole pages that lie idle, the shortest rows first, until `bytes` are spare more. The bytes found.
-    fn steal(&mut self, ctx: &Growth<'_>, bytes: u64, needed: &[Option<RunId>]) -> u64 {
-        let now = (self.arenas.changes(), ctx.learnt);
-        if self.barren == Some(now) {
-            return 0;
-        }
-        let spaces: Vec<SpaceId> = self.ordinary_spaces().collect();
-        let mut found = 0;
-        for loose in self.arenas.loose_runs(&spaces, needed, ctx.completed) {
-            if found >= bytes {
-                break;
-            }
-            let take = loose.bytes.min(bytes - found);
-            let address = loose.address + loose.bytes - take;
-            if self.backing.pages.unmap(ctx.driver, address, take).is_ok() {
-                self.arenas.take_out(loose.run, address, take);
-                found += take;
-            }
-        }
-        if found == 0 {
-            self.barren = Some(now);
-        }
-        found
+    fn space_of(&self, run: RunId) -> Option<SpaceId> {
+        self.arenas.run(run).map(|run| self.arenas.region(run.region).space)
     }
 
-    /// Maps spare pages at the planned row and makes it free memory of the stream's.
-    fn map_row(&mut self, ctx: &Growth<'_>, want: Want, plan: &Plan) -> Result<()> {
-        ctx.table.cover(plan.address, plan.bytes);
-        let result = self.backing.pages.map(ctx.driver, plan.address, plan.bytes);
-        match result {
-            Ok(()) => {
-                self.arenas.commit(plan, want.stream);
-                self.gauges.add(DeviceGauge::Grows, 1);
-                let device = self.device as u8;
-                ctx.record.event(
-                    EventKind::Grow,
-                    device,
-                    ctx.lifetime as u8,
-                    EVERYBODY,
-                    plan.address,
-                    plan.bytes,
-                    clock::now(),
-                );
-            }
-            Err(_) => {
-                let row = plan.address..plan.address + plan.bytes;
-                let stuck: Vec<u64> = self.backing.pages.stuck().filter(|page| row.contains(page)).collect();
-                for page in stuck {
-                    if let Some(run) = self.arenas.quarantine(want.space, page) {
-                        self.quarantine.insert(page, run);
-                    }
+    /// Chooses pages for the planned row, from the shortest runs where that can be: one part that is long enough, else the tail of a chunk, whole chunks
+    /// and the head of a chunk. What a torn chunk takes beyond the row must be void.
+    fn gather(&self, loose: &[LoosePages], plan: &Plan) -> Gathered {
+        let need = (plan.bytes / PAGE) as u32;
+        let room = self.arenas.room_around(plan);
+        let reaches = |part: &Part| {
+            let (left, right) = (u64::from(part.first) * PAGE, u64::from(part.behind) * PAGE);
+            (left <= room.0, right <= room.1)
+        };
+        let parts: Vec<(&LoosePages, Part)> = loose
+            .iter()
+            .flat_map(|loose| self.backing.pages.parts(&loose.pages).map(move |part| (loose, part)))
+            .collect();
+        let mut gathered = Gathered::default();
+        // One part, from the shortest run that has one.
+        for (loose, part) in parts.iter().filter(|(_, part)| part.count() >= need) {
+            for cut in [part.back(need), part.front(need)] {
+                if reaches(&cut) == (true, true) {
+                    gathered.push(loose, cut);
+                    return gathered;
                 }
             }
         }
-        result
+        // Several: whole chunks in the middle, the longest torn one at each end.
+        let torn = |head: bool| {
+            let fits = |part: &Part| {
+                let (left, right) = reaches(part);
+                let is_torn = part.first != 0 || part.behind != 0;
+                is_torn
+                    && part.count() < need
+                    && if head { part.first == 0 && right } else { part.behind == 0 && left }
+            };
+            parts.iter().filter(|(_, part)| fits(part)).max_by_key(|(_, part)| part.count())
+        };
+        let (tail, head) = (torn(false), torn(true));
+        let mut left = need;
+        let mut take = |part: &Part| {
+            let count = part.count().min(left);
+            left -= count;
+            count
+        };
+        let tail =
+            tail.map(|(loose, part)| (loose, part.back(take(part)))).filter(|(_, part)| part.count() > 0);
+        let head =
+            head.map(|(loose, part)| (loose, part.front(take(part)))).filter(|(_, part)| part.count() > 0);
+        if let Some((loose, part)) = tail {
+            gathered.push(loose, part);
+        }
+        for (loose, part) in parts.iter().filter(|(_, part)| part.first == 0 && part.behind == 0) {
+            if left == 0 {
+                break;
+            }
+            if part.count() <= left {
+                left -= part.count();
+                gathered.push(loose, part.clone());
+            }
+        }
+        match head {
+            Some((loose, part)) => gathered.push(loose, part),
+            // A whole chunk that is too long has a head.
+            None if left > 0 => {
+                let is_used =
+                    |part: &Part| gathered.sources.iter().any(|source| source.part.chunk == part.chunk);
+                let is_longer = |part: &Part| part.first == 0 && part.behind == 0 && part.count() > left;
+                let longer = parts.iter().filter(|(_, part)| is_longer(part) && !is_used(part));
+                let cut =
+                    longer.map(|(loose, part)| (loose, part.front(left))).find(|(_, part)| reaches(part).1);
+                if let Some((loose, part)) = cut {
+                    gathered.push(loose, part);
+                }
+            }
+            None => {}
+        }
+        gathered
     }
 
-    /// Bytes of void that cannot be used, since pages are stuck there.
-    pub fn quarantined(&self) -> u64 {
-        self.quarantine.len() as u64 * PAGE
+    /// Maps the planned row: the gathered pages, and fresh ones for what is missing and for `step` bytes more.
+    fn grow_by(
+        &mut self,
+        ctx: &Growth<'_>,
+        want: Want,
+        mut plan: Plan,
+        step: u64,
+        found: Gathered,
+    ) -> Result<()> {
+        let shadows = found.shadows();
+        let (before, behind) = self.arenas.room_around(&plan);
+        if plan.needs == [None, None] {
+            // As low as can be.
+            plan.address -= before - shadows.0;
+        }
+        let missing = plan.bytes - found.pages * PAGE;
+        let to_pieces = |Source { loose, part }: &Source| Piece {
+            chunk: part.chunk,
+            first: part.first,
+            count: part.count(),
+            used: loose.used,
+        };
+        let mut pieces: Vec<Piece> = found.sources.iter().map(to_pieces).collect();
+        if missing > 0 {
+            // A torn chunk ends the row.
+            let room = if shadows.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
+            let (fresh, bytes) = self.fresh_pieces(ctx, missing, step.min(room), room)?;
+            plan.bytes += bytes - missing;
+            let at = pieces.len() - usize::from(shadows.1 > 0);
+            pieces.splice(at..at, fresh);
+        }
+        self.map_row(ctx, want, &plan, &pieces, found)
+    }
+
+    /// Chunks without owners for `missing` bytes and `step` more: spare ones, even if they are longer by up to `room`, then new ones. The pieces,
+    /// and their bytes.
+    fn fresh_pieces(
+        &mut self,
+        ctx: &Growth<'_>,
+        missing: u64,
+        step: u64,
+        room: u64,
+    ) -> Result<(Vec<Piece>, u64)> {
+        let mut spare: Vec<Piece> = self.backing.pages.spare_pieces().collect();
+        spare.sort_unstable_by_key(|piece| Reverse(piece.count));
+        let (mut pieces, mut bytes) = (Vec::new(), 0);
+        for piece in spare {
+            let length = u64::from(piece.count) * PAGE;
+            if bytes < missing && bytes + length <= missing + room {
+                bytes += length;
+                pieces.push(piece);
+            }
+        }
+        let rest = missing.saturating_sub(bytes);
+        if rest > 0 {
+            let longest = self.longest_chunk();
+            pieces.extend(self.backing.pages.create(ctx.driver, rest, longest)?);
+            // In chunks of its own: what is left over can move whole.
+            pieces.extend(self.backing.pages.create(ctx.driver, step, longest)?);
+            bytes += rest + step;
+        }
+        Ok((pieces, bytes))
+    }
+
+    /// How long the chunks of a growth are at most: as long as can be while the program only loads, shorter once it frees.
+    fn longest_chunk(&self) -> u64 {
+        let held = self.backing.pages.held();
+        if self.freed < held / LOADING_SHARE {
+            return LONGEST_CHUNK;
+        }
+        let (share, (shortest, longest)) = if self.slack.is_some() { TIGHT_CHUNKS } else { CHUNKS };
+        (held / share).clamp(shortest, longest) / PAGE * PAGE
+    }
+
+    /// Maps a row and makes it free memory of the stream's.
+    fn map_row(
+        &mut self,
+        ctx: &Growth<'_>,
+        want: Want,
+        plan: &Plan,
+        pieces: &[Piece],
+        mut gathered: Gathered,
+    ) -> Result<()> {
+        let shadows = gathered.shadows();
+        let row = plan.address - shadows.0..plan.address + plan.bytes + shadows.1;
+        ctx.table.cover(row.start, row.end - row.start);
+        if let Err(error) = self.backing.pages.map(ctx.driver, plan.address, pieces) {
+            for view in self.backing.pages.retired_in(&row) {
+                self.arenas.shade(want.space, &view);
+            }
+            return Err(error);
+        }
+        let mut epoch = 0;
+        // From the end of each run: what lies before a part stays as it is.
+        gathered.sources.sort_unstable_by_key(|source| Reverse(source.part.pages.start));
+        for Source { loose, part } in gathered.sources {
+            self.arenas.vacate(loose.run, part.pages);
+            // Behind another stream's work too, once this stream is past what it does next.
+            let used = |(stream, epoch)| {
+                if stream == want.stream { epoch } else { ctx.streams.note_free(want.stream) }
+            };
+            epoch = epoch.max(loose.used.map_or(0, used));
+        }
+        self.arenas.commit(plan, shadows, want.stream, epoch);
+        self.gauges.add(DeviceGauge::Grows, 1);
+        let (kind, device, lifetime) = (EventKind::Grow, self.device as u8, ctx.lifetime as u8);
+        ctx.record.event(kind, device, lifetime, EVERYBODY, plan.address, plan.bytes, clock::now());
+        Ok(())
+    }
+
+    /// Unmaps the retired views whose work is done.
+    pub fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) {
+        for range in self.backing.pages.unmap_retired(driver, completed) {
+            self.arenas.clear(&range);
+        }
     }
 
     fn reserve_addresses(&mut self, ctx: &Growth<'_>, space: SpaceId) -> Result<()> {
@@ -176,18 +380,53 @@ impl Central {
         Ok(())
     }
 
-    /// Unmaps the whole pages of `spaces` that lie idle, so that they can be given back.
-    pub fn loosen(&mut self, driver: &dyn Driver, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) {
-        for page in self.backing.pages.unstick(driver) {
-            if let Some(run) = self.quarantine.remove(&page) {
-                self.arenas.clear_quarantine(run);
+    /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them, so that they can be given back.
+    pub fn loosen(
+        &mut self,
+        driver: &dyn Driver,
+        streams: &Streams,
+        spaces: &[SpaceId],
+        completed: &dyn Fn(u32) -> u64,
+        most: u64,
+    ) {
+        let mut loose = Vec::new();
+        // By chunk: its idle pages, and those of each space.
+        let mut idle: BTreeMap<ChunkId, (u32, Vec<(SpaceId, u64)>)> = BTreeMap::new();
+        for &space in spaces {
+            for row in self.arenas.loose_pages(&[space], completed) {
+                for part in self.backing.pages.parts(&row.pages) {
+                    let (count, shares) = idle.entry(part.chunk).or_default();
+                    *count += part.count();
+                    shares.push((space, u64::from(part.count()) * PAGE));
+                }
+                loose.push(row);
             }
         }
-        for loose in self.arenas.loose_pages(spaces, completed) {
-            if self.backing.pages.unmap(driver, loose.address, loose.bytes).is_ok() {
-                self.arenas.take_out(loose.run, loose.address, loose.bytes);
+        let mut left = most;
+        let mut spare: BTreeMap<SpaceId, u64> =
+            spaces.iter().map(|&space| (space, self.spare_of(space))).collect();
+        idle.retain(|&chunk, (pages, shares)| {
+            let bytes = self.backing.pages.bytes_of(chunk);
+            // What is reserved stays.
+            let is_spare = |(space, bytes): &(SpaceId, u64)| spare[space] >= *bytes;
+            if u64::from(*pages) * PAGE != bytes || bytes > left || !shares.iter().all(is_spare) {
+                return false;
+            }
+            left -= bytes;
+            for (space, bytes) in shares {
+                spare.entry(*space).and_modify(|spare| *spare = spare.saturating_sub(*bytes));
+            }
+            true
+        });
+        for LoosePages { run, pages, .. } in loose {
+            let parts: Vec<Part> = self.backing.pages.parts(&pages).collect();
+            // From the end: what lies before a part stays as it is.
+            for part in parts.into_iter().rev().filter(|part| idle.contains_key(&part.chunk)) {
+                self.backing.pages.abandon(&part);
+                self.arenas.vacate(run, part.pages);
             }
         }
+        self.unmap_retired(driver, &|stream| streams.completed(stream));
     }
 
     /// Gives the address space of a space back in which nothing is mapped.

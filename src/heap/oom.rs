@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::device::Device;
+use super::ladder::Ladder;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::{Shared, lock};
 use std::fmt;
@@ -41,6 +42,41 @@ pub struct Report {
     pub orphaned: u64,
     /// Whether captures kept the allocator from asking and waiting.
     pub capturing: bool,
+    /// What the reclaim ladder has done on this device so far.
+    pub ladder: Ladder,
+    /// Held by named pools.
+    pub pooled: u64,
+    /// The named pool that the request was for.
+    pub pool: Option<PoolNote>,
+}
+
+/// What an out-of-memory says of the named pool that the request was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolNote {
+    /// Its name.
+    pub name: String,
+    /// What it holds.
+    pub held: u64,
+    /// Its live blocks, each rounded up to 512 B.
+    pub live: u64,
+    /// The ceiling on those.
+    pub limit: Option<u64>,
+}
+
+impl fmt::Display for PoolNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "The request was for pool {:?}, which holds {}, {} of it live",
+            self.name,
+            Bytes(self.held),
+            Bytes(self.live)
+        )?;
+        match self.limit {
+            Some(limit) => write!(f, ", with a limit of {}.", Bytes(limit)),
+            None => write!(f, "."),
+        }
+    }
 }
 
 impl Report {
@@ -59,7 +95,7 @@ impl Report {
             capturing: !device.may_ask(),
             ..Self::default()
         };
-        for lane in &device.lanes {
+        for lane in device.lanes.iter() {
             let cell = lock(lane);
             report.pending += cell.lane.pending_bytes();
             report.slab_free += cell.lane.slabs().map(|(_, slab)| slab.free_bytes()).sum::<u64>();
@@ -69,14 +105,16 @@ impl Report {
         report.reserved = central.backing.reserved;
         report.pending += central.pending_bytes();
         report.orphaned = central.backing.orphaned();
+        report.largest = central.largest_request(shared.shares());
+        report.ladder = central.ladder.clone();
         for lifetime in Lifetime::ALL {
             let space = central.space(lifetime);
             report.arena_free[lifetime as usize] = central.arenas.free_bytes(space).0;
-            report.largest = report.largest.max(central.arenas.largest_free(space));
         }
         for pool in central.captures.pools.iter().flatten() {
             report.captured += central.arenas.held_bytes(pool.space);
         }
+        report.pooled = central.named.iter().map(|(_, pool)| central.arenas.held_bytes(pool.space)).sum();
         report
     }
 
@@ -100,6 +138,11 @@ impl Report {
     /// What to do about it; only what applies.
     fn advice(&self) -> Vec<String> {
         let mut advice = Vec::new();
+        if let Some(PoolNote { name, live, limit: Some(limit), .. }) = &self.pool
+            && live.saturating_add(self.asked) > *limit
+        {
+            return vec![format!("pool {name:?} is full: raise its limit, or free blocks of it")];
+        }
         let free = self.free.unwrap_or(0);
         if self.asked > self.total {
             return vec!["the request alone is larger than the device: look at its shape".to_owned()];
@@ -152,6 +195,7 @@ impl fmt::Display for Report {
         for (bytes, what) in [
             (self.pending, "freed and waiting for other streams"),
             (self.captured, "held by CUDA graphs"),
+            (self.pooled, "held by named pools"),
             (self.slab_free, "free slots of slabs"),
             (self.orphaned, "refused by the driver when given back"),
         ] {
@@ -168,6 +212,14 @@ impl fmt::Display for Report {
         write!(f, ". The largest request that this could satisfy is {}.", Bytes(self.largest))?;
         if let Some(others) = self.others().filter(|&others| others > 0) {
             write!(f, " Others hold {}.", Bytes(others))?;
+        }
+        let climbed: Vec<String> =
+            self.ladder.climbed().map(|(name, rung)| format!("{name} {rung}")).collect();
+        if !climbed.is_empty() {
+            write!(f, " Tried so far: {}.", climbed.join("; "))?;
+        }
+        if let Some(pool) = &self.pool {
+            write!(f, " {pool}")?;
         }
         write!(f, " What helps: {}.", self.advice().join("; "))
     }

@@ -30,6 +30,13 @@ pub type BlockId = u32;
 /// Block numbers take 28 bits of a word.
 pub const BLOCK_LIMIT: u32 = (1 << 28) - 1;
 
+const SLAB: u64 = 1;
+const LARGE: u64 = 2;
+const DEVICE: u32 = 2;
+const LOW: u32 = 8;
+const HIGH: u32 = 36;
+const FIELD: u64 = (1 << 28) - 1;
+
 /// Whose page it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
@@ -56,12 +63,11 @@ pub enum Owner {
 impl Owner {
     #[inline]
     fn decode(word: u64) -> Self {
-        let device = (word >> 2 & 0x3f) as u32;
-        let low = (word >> 8 & 0x0fff_ffff) as u32;
-        let high = (word >> 36) as u32;
+        let device = (word >> DEVICE & 0x3f) as u32;
+        let (low, high) = ((word >> LOW & FIELD) as u32, (word >> HIGH) as u32);
         match word & 3 {
-            1 => Self::Slab { device, lane: low, slab: high },
-            2 => Self::Large { device, blocks: [low.checked_sub(1), high.checked_sub(1)] },
+            SLAB => Self::Slab { device, lane: low, slab: high },
+            LARGE => Self::Large { device, blocks: [low.checked_sub(1), high.checked_sub(1)] },
             _ => Self::None,
         }
     }
@@ -70,27 +76,109 @@ impl Owner {
         match self {
             Self::None => 0,
             Self::Slab { device, lane, slab } => {
-                1 | u64::from(device) << 2 | u64::from(lane) << 8 | u64::from(slab) << 36
+                SLAB | u64::from(device) << DEVICE | u64::from(lane) << LOW | u64::from(slab) << HIGH
             }
             Self::Large { blocks: [None, None], .. } => 0,
             Self::Large { device, blocks: [a, b] } => {
                 let field = |block: Option<BlockId>| block.map_or(0, |id| u64::from(id) + 1);
-                2 | u64::from(device) << 2 | field(a) << 8 | field(b) << 36
+                LARGE | u64::from(device) << DEVICE | field(a) << LOW | field(b) << HIGH
             }
         }
     }
 }
 
-type Leaf = Box<[AtomicU64]>;
+const LEAF: usize = 1 << LEAF_BITS;
+const ROOT: usize = 1 << ROOT_BITS;
+
+type Leaf = Box<[AtomicU64; LEAF]>;
 
 /// The tree. Leaves (64 KiB, 16 GiB of addresses each) are made when first written and kept.
 pub struct PageTable {
-    root: Box<[OnceLock<Leaf>]>,
+    root: Box<[OnceLock<Leaf>; ROOT]>,
+}
+
+/// `N` of them on the heap, without a stop on the stack.
+fn boxed<T: Default, const N: usize>() -> Box<[T; N]> {
+    let all: Box<[T]> = (0..N).map(|_| T::default()).collect();
+    all.try_into().unwrap_or_else(|_| unreachable!("as many as were asked for"))
 }
 
 impl Default for PageTable {
     fn default() -> Self {
-        Self { root: (0..1usize << ROOT_BITS).map(|_| OnceLock::new()).collect() }
+        Self { root: boxed() }
+    }
+}
+
+/// The word of a page, found once for all that is done with it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Page<'a>(&'a AtomicU64);
+
+/// A page's word, not decoded further than is needed.
+#[derive(Clone, Copy)]
+pub struct Word(u64);
+
+impl Word {
+    /// The device, where there is an owner.
+    #[inline(always)]
+    pub fn device(self) -> u32 {
+        (self.0 >> DEVICE & 0x3f) as u32
+    }
+
+    /// The lane and the number of the slab, if it is a slab's.
+    #[inline(always)]
+    pub fn slab(self) -> Option<(u32, u32)> {
+        (self.0 & 3 == SLAB).then_some(((self.0 >> LOW & FIELD) as u32, (self.0 >> HIGH) as u32))
+    }
+
+    /// Whether large blocks start there.
+    #[inline(always)]
+    pub fn is_large(self) -> bool {
+        self.0 & 3 == LARGE
+    }
+}
+
+impl Page<'_> {
+    /// The owner of the page, still encoded.
+    #[inline(always)]
+    pub fn word(self) -> Word {
+        // Acquire: pairs with the release of the publisher, so that what the word names is there to be locked.
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// The owner of the page.
+    pub fn owner(self) -> Owner {
+        Owner::decode(self.word().0)
+    }
+
+    /// Notes that large block `id` starts in the page (under the central lock).
+    #[inline(always)]
+    pub fn add_block(self, device: u32, id: BlockId) {
+        let word = self.0.load(Ordering::Relaxed);
+        let field = u64::from(id) + 1;
+        let word = match word & 3 {
+            LARGE if word >> LOW & FIELD == 0 => word | field << LOW,
+            LARGE => word & !(FIELD << HIGH) | field << HIGH,
+            _ => LARGE | u64::from(device) << DEVICE | field << LOW,
+        };
+        self.0.store(word, Ordering::Release);
+    }
+
+    /// The large block that starts in the page and that `is_it` knows, taken out (under the central lock).
+    #[inline(always)]
+    pub fn remove_block<T>(self, is_it: impl Fn(BlockId) -> Option<T>) -> Option<T> {
+        let word = self.0.load(Ordering::Relaxed);
+        if word & 3 != LARGE {
+            return None;
+        }
+        // No block's number is that of an empty field less one.
+        let number = |field: u32| ((word >> field & FIELD) as BlockId).wrapping_sub(1);
+        let (found, others) = match is_it(number(LOW)) {
+            Some(found) => (found, word & !(FIELD << LOW)),
+            None => (is_it(number(HIGH))?, word & !(FIELD << HIGH)),
+        };
+        self.0.store(if others >> LOW == 0 { 0 } else { others }, Ordering::Release);
+        Some(found)
     }
 }
 
@@ -98,18 +186,20 @@ impl PageTable {
     /// The owner of the page of `address`.
     #[inline]
     pub fn get(&self, address: u64) -> Owner {
-        match self.word(address) {
-            // Acquire: pairs with the release of the publisher, so that what the word names is there to be locked.
-            Some(word) => Owner::decode(word.load(Ordering::Acquire)),
-            None => Owner::None,
-        }
+        self.page(address).map_or(Owner::None, Page::owner)
     }
 
-    #[inline]
+    /// The page of `address`; `None` where no range was ever covered.
+    #[inline(always)]
+    pub fn page(&self, address: u64) -> Option<Page<'_>> {
+        self.word(address).map(Page)
+    }
+
+    #[inline(always)]
     fn word(&self, address: u64) -> Option<&AtomicU64> {
         let page = address >> PAGE_BITS;
         let leaf = self.root.get((page >> LEAF_BITS) as usize)?.get()?;
-        leaf.get((page & ((1 << LEAF_BITS) - 1)) as usize)
+        Some(&leaf[page as usize & (LEAF - 1)])
     }
 
     /// Whether the tree has room for a range.
@@ -124,8 +214,7 @@ impl PageTable {
         }
         let last = address + bytes.saturating_sub(1);
         for leaf in (address >> (PAGE_BITS + LEAF_BITS))..=(last >> (PAGE_BITS + LEAF_BITS)) {
-            self.root[leaf as usize]
-                .get_or_init(|| (0..1usize << LEAF_BITS).map(|_| AtomicU64::new(0)).collect());
+            self.root[leaf as usize].get_or_init(boxed);
         }
         true
     }
@@ -136,30 +225,6 @@ impl PageTable {
             if let Some(word) = self.word(address + page * PAGE) {
                 word.store(owner.encode(), Ordering::Release);
             }
-        }
-    }
-
-    /// Notes that large block `id` starts at `address` (under the central lock).
-    #[inline]
-    pub fn add_block(&self, device: u32, address: u64, id: BlockId) {
-        if let Some(word) = self.word(address) {
-            let blocks = match Owner::decode(word.load(Ordering::Relaxed)) {
-                Owner::Large { blocks: [Some(a), _], .. } => [Some(a), Some(id)],
-                Owner::Large { blocks: [None, b], .. } => [Some(id), b],
-                _ => [Some(id), None],
-            };
-            word.store(Owner::Large { device, blocks }.encode(), Ordering::Release);
-        }
-    }
-
-    /// Takes large block `id` out again (under the central lock).
-    #[inline]
-    pub fn remove_block(&self, device: u32, address: u64, id: BlockId) {
-        if let Some(word) = self.word(address)
-            && let Owner::Large { blocks, .. } = Owner::decode(word.load(Ordering::Relaxed))
-        {
-            let blocks = blocks.map(|block| block.filter(|&other| other != id));
-            word.store(Owner::Large { device, blocks }.encode(), Ordering::Release);
         }
     }
 }
@@ -195,14 +260,16 @@ mod tests {
     fn two_large_blocks_may_start_in_one_page() {
         let table = PageTable::default();
         assert!(table.cover(PAGE, PAGE));
-        table.add_block(3, PAGE, 7);
-        table.add_block(3, PAGE + 512, BLOCK_LIMIT - 1);
+        let page = table.page(PAGE).unwrap();
+        page.add_block(3, 7);
+        page.add_block(3, BLOCK_LIMIT - 1);
         assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(7), Some(BLOCK_LIMIT - 1)] });
-        table.remove_block(3, PAGE, 7);
-        table.add_block(3, PAGE, 0);
+        let remove = |id| page.remove_block(|other| (other == id).then_some(id));
+        assert_eq!((remove(9), remove(7)), (None, Some(7)));
+        assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, Some(BLOCK_LIMIT - 1)] });
+        page.add_block(3, 0);
         assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(0), Some(BLOCK_LIMIT - 1)] });
-        table.remove_block(3, PAGE, 0);
-        table.remove_block(3, PAGE, BLOCK_LIMIT - 1);
+        assert_eq!((remove(0), remove(0), remove(BLOCK_LIMIT - 1)), (Some(0), None, Some(BLOCK_LIMIT - 1)));
         assert_eq!(table.get(PAGE), Owner::None);
     }
 }

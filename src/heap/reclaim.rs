@@ -1,6 +1,6 @@
 //! What is done when nothing fits: look again, grow, and climb the reclaim ladder.
 //!
-//! The rungs, cheapest first; each is counted with the bytes it gave:
+//! The rungs, cheapest first; each is counted with the bytes it gave and the time it took the host (`ladder`):
 //! 0. ask the events that are recorded, record new ones behind frees that have none, join neighbours;
 //! 1. return the empty slabs of all lanes to the arenas;
 //! 2. give empty regions back and trim the driver's pools;
@@ -12,28 +12,18 @@
 //! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
 #![deny(unsafe_code)]
 
-use super::arena::RunId;
+use super::alerts::AlertKind;
+use super::arena::{RunId, SpaceId};
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
-use super::{Error, Shared, lock, oom};
-use crate::driver::ErrorKind;
+use super::ladder::Stopwatch;
+use super::{Error, MutexGuard, Shared, lock, oom};
+use crate::config::Waits;
+use crate::driver::{DriverError, ErrorKind};
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
-use std::sync::MutexGuard;
 use std::time::Instant;
-
-/// Rungs of the ladder.
-pub const RUNGS: usize = 6;
-
-const COUNTERS: [(DeviceGauge, DeviceGauge); RUNGS] = [
-    (DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes),
-    (DeviceGauge::Rung1Calls, DeviceGauge::Rung1Bytes),
-    (DeviceGauge::Rung2Calls, DeviceGauge::Rung2Bytes),
-    (DeviceGauge::Rung3Calls, DeviceGauge::Rung3Bytes),
-    (DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes),
-    (DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes),
-];
 
 /// How far growth may go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,13 +46,32 @@ impl Device {
         bytes: u64,
         align: u64,
     ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
+        self.obtain_in(shared, request, None, bytes, align)
+    }
+
+    /// As [`Device::obtain`], in a space other than the one of the request's lifetime.
+    ///
+    /// # Errors
+    /// As [`Device::obtain`].
+    pub(super) fn obtain_in<'a>(
+        &'a self,
+        shared: &Shared,
+        request: Request,
+        space: Option<SpaceId>,
+        bytes: u64,
+        align: u64,
+    ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
         let mut central = lock(&self.central);
-        let want = Want { space: central.space(request.lifetime), bytes, align, stream: request.stream };
+        let space = space.unwrap_or_else(|| central.space(request.lifetime));
+        let want = Want { space, bytes, align, stream: request.stream };
         if let Some(run) = want.fit(&mut central) {
             return Ok((central, run));
         }
         central.failure = None;
-        if let Some(run) = self.look_again(shared, &mut central, want) {
+        let looking = Instant::now();
+        let run = self.look_again(shared, &mut central, want);
+        central.count_rung(0, if run.is_some() { bytes } else { 0 }, looking.elapsed());
+        if let Some(run) = run {
             return Ok((central, run));
         }
         if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
@@ -74,7 +83,9 @@ impl Device {
         central.retries += 1;
         let retries = central.retries;
         central.gauges.set(&[(DeviceGauge::Retries, retries)]);
+        let reserved = central.backing.reserved;
         drop(central);
+        self.alert(shared, AlertKind::Reclaim, request.size, reserved, retries);
         match self.climb(shared, &request, want) {
             Some(found) => Ok(found),
             None => Err(self.refusal(shared, &request)),
@@ -134,16 +145,22 @@ impl Device {
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
         // Moving pages takes unmapping, which may wait for the device.
         let giving = if stitched { self.giving(shared) } else { None };
-        if giving.is_some() && shared.shares() && central.is_beyond_slack(shared.record, want.bytes) {
+        let batch = central.backing.pages.retired() >= super::moves::RETIRED_BATCH;
+        if giving.is_some()
+            && shared.shares()
+            && (batch || central.is_beyond_slack(shared.record, want.bytes))
+        {
             self.streams.seal(&*shared.driver);
             self.streams.poll(&*shared.driver);
+            if batch {
+                central.unmap_retired(&*shared.driver, &completed);
+            }
         }
         let growth = Growth {
             completed: &completed,
             fresh,
-            steal: giving.is_some(),
-            learnt: self.streams.learnt(),
-            ..shared.growth(request.lifetime)
+            steal: giving.is_some() && shared.shares(),
+            ..shared.growth(&self.streams, request.lifetime)
         };
         if !stitched && fresh < want.bytes {
             return None;
@@ -153,12 +170,21 @@ impl Device {
             if !stitched
                 && central.backing.reserved + want.bytes > central.peak_reserved
                 && let Some(_giving) = self.giving(shared)
-                && central.shrink_all(growth.driver, growth.record) > 0
+                && central.shrink_all(growth.driver, growth.record, &self.streams) > 0
             {
                 central.backing.trim(growth.driver);
                 central.publish_reserved();
             }
-            match central.extend(&growth, want, whole_span) {
+            let budget = stitched && shared.config.waits == Waits::Budget && room == Room::Budget;
+            let first = Growth { lean: !budget, ..growth };
+            let mut result = central.extend(&first, want, whole_span);
+            if budget && result.as_ref().is_err_and(DriverError::is_out_of_memory) {
+                if let Some(run) = self.wait_for_others(shared, central, &first, want) {
+                    return Some(run);
+                }
+                result = central.extend(&growth, want, whole_span);
+            }
+            match result {
                 Ok(()) => return want.fit_or_join(central),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => {
@@ -176,7 +202,7 @@ impl Device {
     }
 
     /// Fresh memory that leaves the device its headroom.
-    fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
+    pub(super) fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
         let headroom = shared.config.headroom.resolve(self.capabilities.total_memory);
         central.backing.calls += 1;
         // Where the driver cannot say, growth itself will.
@@ -190,20 +216,20 @@ impl Device {
         want: Want,
     ) -> Option<(MutexGuard<'a, Central>, RunId)> {
         let driver = &*shared.driver;
-        let retry = |room: Room, rung: usize, bytes: u64| {
+        let mut stopwatch = Stopwatch::start();
+        let mut retry = |room: Room, rung: usize, bytes: u64| {
             let mut central = lock(&self.central);
-            central.gauges.add(COUNTERS[rung].0, 1);
-            central.gauges.add(COUNTERS[rung].1, bytes);
             let run = want
                 .fit(&mut central)
                 .or_else(|| self.look_again(shared, &mut central, want))
                 .or_else(|| self.grow(shared, &mut central, request, want, room));
+            central.count_rung(rung, bytes, stopwatch.lap());
             run.map(|run| (central, run))
         };
         let release = || {
             let mut central = lock(&self.central);
             let Some(_giving) = self.giving(shared) else { return 0 };
-            let bytes = central.shrink_all(driver, shared.record);
+            let bytes = central.shrink_all(driver, shared.record, &self.streams);
             central.backing.trim(driver);
             central.publish_reserved();
             central.gauges.add(DeviceGauge::Trims, 1);
@@ -242,7 +268,7 @@ impl Device {
                 return Some(found);
             }
         }
-        retry(Room::Ceiling, 5, 0)
+        retry(Room::Ceiling, 5, self.give_up_reserves(shared))
     }
 
     /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
@@ -276,7 +302,7 @@ impl Device {
         if !shared.shares() {
             // Streams keep to themselves what they used, but an empty region is the device's again.
             let completed = |stream| self.streams.completed(stream);
-            central.shrink_completed(driver, shared.record, &completed);
+            central.shrink_completed(driver, shared.record, &self.streams, &completed);
         }
         drop(central);
         Some(epochs)
@@ -304,7 +330,7 @@ impl Device {
         }
         let mut central = lock(&self.central);
         if let Some(_giving) = self.giving(shared) {
-            central.shrink_all(&*shared.driver, shared.record);
+            central.shrink_all(&*shared.driver, shared.record, &self.streams);
             central.backing.trim(&*shared.driver);
             central.publish_reserved();
         }
@@ -329,13 +355,14 @@ impl Device {
     /// The out-of-memory answer to a request of `asked` bytes, with the cause.
     #[cold]
     pub(super) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
-        let count = {
+        let (count, reserved) = {
             let mut central = lock(&self.central);
             central.out_of_memories += 1;
             let count = central.out_of_memories;
             central.gauges.set(&[(DeviceGauge::OutOfMemories, count)]);
-            count
+            (count, central.backing.reserved)
         };
+        self.alert(shared, AlertKind::OutOfMemory, asked, reserved, count);
         shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
         Error::OutOfMemory(Box::new(oom::Report::gather(self, shared, asked, stream, count)))
     }

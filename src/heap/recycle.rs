@@ -36,7 +36,7 @@ impl Device {
         }
         let Some(epochs) = self.synchronize_epochs(shared) else { return };
         let mut referred = HashSet::new();
-        for cell in &self.lanes {
+        for cell in self.lanes.iter() {
             lock(cell).lane.streams_referred(&mut referred);
         }
         let mut central = lock(&self.central);
@@ -47,6 +47,7 @@ impl Device {
         central.streams_referred(&mut referred);
         drop(central);
         let released: Vec<u32> = gone.difference(&referred).copied().collect();
+        self.forget_order(&released);
         self.streams.release(&released);
     }
 }

@@ -34,10 +34,10 @@ impl SizeClass {
     }
 
     /// The slot that holds the byte at `offset` of its slab: a multiplication in place of a division. Exact, since the
-    /// offset is below 2^14 units and the slot at most 2^11.
+    /// offset is below 2^14 units and the slot at most 2^11. Any number for an offset beyond the slab.
     #[inline]
     pub const fn slot_of(&self, offset: u64) -> u32 {
-        (((offset / ALIGNMENT) * self.reciprocal) >> 32) as u32
+        ((offset / ALIGNMENT).wrapping_mul(self.reciprocal) >> 32) as u32
     }
 }
 

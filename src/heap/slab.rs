@@ -2,16 +2,14 @@
 #![deny(unsafe_code)]
 
 use super::size_class::{SIZE_CLASSES, SizeClass};
-use crate::record::{BlockSlot, SegmentSlot};
+use crate::record::{BlockSlot, BlockTag, SegmentSlot};
 
-/// Words of the bitmap: at most 4096 slots.
-const WORDS: usize = 64;
-
-/// Facts of one used slot.
+/// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Bytes asked for, with the flags below in the highest bits.
-    requested: u32,
+    /// Of a taken slot: bytes asked for, with the flags below in the highest bits. Of a free one: the next free slot, or [`NO_SLOT`].
+    word: u32,
+    /// Of a taken slot: its block's place in the record.
     block: BlockSlot,
 }
 
@@ -19,7 +17,11 @@ struct Slot {
 const SHARED: u32 = 1 << 31;
 /// The block is freed and waits for them.
 const PENDING: u32 = 1 << 30;
-const REQUESTED: u32 = PENDING - 1;
+/// The slot is taken.
+const TAKEN: u32 = 1 << 29;
+const REQUESTED: u32 = TAKEN - 1;
+/// No slot: the end of the list of free ones.
+const NO_SLOT: u32 = REQUESTED;
 
 /// What a slot's block was, when it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +50,9 @@ pub enum SlotState {
 pub struct Slab {
     /// First byte, a multiple of the page.
     pub base: u64,
+    shape: &'static SizeClass,
+    /// What the record says of its blocks.
+    pub tag: BlockTag,
     /// Its size class.
     pub class: u8,
     /// Its lifetime.
@@ -56,7 +61,7 @@ pub struct Slab {
     pub stream: u32,
     /// The run of its arena that it is.
     pub run: u32,
-    /// The stream's epoch of the last free in it.
+    /// Where no block in it is live ([`Slab::is_idle`]): its stream's epoch of the last free in it.
     pub epoch: u64,
     /// Its place in the record's table.
     pub segment: SegmentSlot,
@@ -66,51 +71,54 @@ pub struct Slab {
     pub next: u32,
     /// Slots in use, pending ones counted.
     used: u32,
-    /// A bit for every word that has a free slot.
-    summary: u64,
-    /// A bit for every free slot.
-    free: [u64; WORDS],
+    /// Pending ones.
+    waiting: u32,
+    /// The free slot that is taken next, the first of a list: the one freed last, which the caches still know.
+    free: u32,
     slots: Box<[Slot]>,
 }
 
 impl Slab {
-    /// A slab of free slots.
-    pub fn new(base: u64, class: u8, lifetime: u8, stream: u32, run: u32) -> Self {
-        let count = SIZE_CLASSES[class as usize].slots;
-        let mut free = [0u64; WORDS];
-        let mut summary = 0;
-        for (i, word) in free.iter_mut().enumerate() {
-            let left = count.saturating_sub(i as u32 * 64);
-            *word = if left >= 64 { u64::MAX } else { (1u64 << left) - 1 };
-            summary |= u64::from(*word != 0) << i;
-        }
+    /// A slab of free slots, whose blocks are as `tag` says.
+    pub fn new(base: u64, class: u8, tag: BlockTag, run: u32) -> Self {
+        let shape = &SIZE_CLASSES[class as usize];
+        let count = shape.slots;
+        let next = |slot| if slot + 1 < count { slot + 1 } else { NO_SLOT };
         Self {
             base,
+            shape,
+            tag,
             class,
-            lifetime,
-            stream,
+            lifetime: tag.lifetime(),
+            stream: tag.stream(),
             run,
             epoch: 0,
             segment: SegmentSlot::NONE,
             previous: u32::MAX,
             next: u32::MAX,
             used: 0,
-            summary,
-            free,
-            slots: vec![Slot { requested: 0, block: BlockSlot::NONE }; count as usize].into(),
+            waiting: 0,
+            free: 0,
+            slots: (0..count).map(|slot| Slot { word: next(slot), block: BlockSlot::NONE }).collect(),
         }
     }
 
     /// Its size class.
     #[inline]
     pub fn size_class(&self) -> &'static SizeClass {
-        &SIZE_CLASSES[self.class as usize]
+        self.shape
     }
 
     /// Slots in use, those that wait included.
     #[inline]
     pub fn used(&self) -> u32 {
         self.used
+    }
+
+    /// Whether no block in it is live: its slots are free, or pending.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.used == self.waiting
     }
 
     /// Bytes of the free slots.
@@ -121,32 +129,18 @@ impl Slab {
     /// Whether no slot is free.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.summary == 0
+        self.free == NO_SLOT
     }
 
-    /// Takes the free slot of the lowest address.
-    #[inline]
-    pub fn take(&mut self) -> Option<u32> {
-        if self.summary == 0 {
-            return None;
-        }
-        let word = self.summary.trailing_zeros();
-        let bits = &mut self.free[word as usize & (WORDS - 1)];
-        let slot = word * 64 + bits.trailing_zeros();
-        *bits &= *bits - 1;
-        if *bits == 0 {
-            self.summary &= self.summary - 1;
-        }
+    /// Takes a free slot for a block of `requested` bytes with its place in the record.
+    #[inline(always)]
+    pub fn take(&mut self, requested: u64, block: BlockSlot) -> Option<u32> {
+        let slot = self.free;
+        let facts = self.slots.get_mut(slot as usize)?;
+        self.free = facts.word;
+        *facts = Slot { word: requested as u32 | TAKEN, block };
         self.used += 1;
         Some(slot)
-    }
-
-    /// Notes what the caller asked for, and the block's place in the record.
-    #[inline]
-    pub fn describe(&mut self, slot: u32, requested: u64, block: BlockSlot) {
-        if let Some(facts) = self.slots.get_mut(slot as usize) {
-            *facts = Slot { requested: requested as u32, block };
-        }
     }
 
     /// The address of a slot.
@@ -158,23 +152,34 @@ impl Slab {
     /// The slot that starts at `address`, which may be anything.
     #[inline]
     pub fn slot_at(&self, address: u64) -> Option<u32> {
-        let class = self.size_class();
-        let offset = address.checked_sub(self.base)?;
-        if offset >= class.slab_bytes() {
+        // An address outside of the slab may come out at any slot, and does not start it.
+        let offset = address.wrapping_sub(self.base);
+        let slot = self.shape.slot_of(offset);
+        (u64::from(slot) * u64::from(self.shape.slot) == offset && slot < self.shape.slots).then_some(slot)
+    }
+
+    /// Frees the live block, used by no other stream, that starts at `address` (which may be anything); its facts, and whether the slab was
+    /// full before.
+    #[inline(always)]
+    pub fn free_plain(&mut self, address: u64) -> Option<(Freed, bool)> {
+        let slot = self.slot_at(address)?;
+        let facts = self.slots.get_mut(slot as usize)?;
+        let Slot { word, block } = *facts;
+        if word & (TAKEN | PENDING | SHARED) != TAKEN {
             return None;
         }
-        let slot = class.slot_of(offset);
-        (u64::from(slot) * u64::from(class.slot) == offset && slot < class.slots).then_some(slot)
+        facts.word = std::mem::replace(&mut self.free, slot);
+        self.used -= 1;
+        Some((Freed { requested: u64::from(word & REQUESTED), block }, facts.word == NO_SLOT))
     }
 
     /// What a slot is.
     #[inline]
     pub fn state(&self, slot: u32) -> SlotState {
-        if self.free[slot as usize / 64 % WORDS] >> (slot % 64) & 1 != 0 {
-            return SlotState::Free;
-        }
-        let flags = self.slots.get(slot as usize).map_or(0, |facts| facts.requested);
-        if flags & PENDING != 0 {
+        let flags = self.slots.get(slot as usize).map_or(0, |facts| facts.word);
+        if flags & TAKEN == 0 {
+            SlotState::Free
+        } else if flags & PENDING != 0 {
             SlotState::Pending
         } else {
             SlotState::Live { shared: flags & SHARED != 0 }
@@ -185,48 +190,53 @@ impl Slab {
     #[inline]
     pub fn facts(&self, slot: u32) -> Freed {
         let facts =
-            self.slots.get(slot as usize).copied().unwrap_or(Slot { requested: 0, block: BlockSlot::NONE });
-        Freed { requested: u64::from(facts.requested & REQUESTED), block: facts.block }
+            self.slots.get(slot as usize).copied().unwrap_or(Slot { word: 0, block: BlockSlot::NONE });
+        Freed { requested: u64::from(facts.word & REQUESTED), block: facts.block }
     }
 
     /// Notes that other streams use a live slot.
     pub fn set_shared(&mut self, slot: u32) {
-        self.slots[slot as usize].requested |= SHARED;
+        self.slots[slot as usize].word |= SHARED;
     }
 
     /// Makes a live slot wait.
     pub fn set_pending(&mut self, slot: u32) {
-        self.slots[slot as usize].requested |= PENDING;
+        self.slots[slot as usize].word |= PENDING;
+        self.waiting += 1;
     }
 
-    /// Frees a used slot. True if the slab was full before.
-    #[inline]
-    pub fn release(&mut self, slot: u32) -> bool {
-        let was_full = self.summary == 0;
-        let word = slot as usize / 64 % WORDS;
-        self.free[word] |= 1 << (slot % 64);
-        self.summary |= 1 << word;
+    /// Frees a pending slot. True if the slab was full before.
+    pub fn settle(&mut self, slot: u32) -> bool {
+        self.waiting -= 1;
         self.used -= 1;
-        was_full
+        let next = std::mem::replace(&mut self.free, slot);
+        self.slots[slot as usize].word = next;
+        next == NO_SLOT
     }
 
-    /// Checks the counts against the bitmap.
+    /// Checks the counts against the slots.
     ///
     /// # Errors
     /// What is wrong.
     pub fn validate(&self) -> Result<(), String> {
         let slots = self.size_class().slots;
-        let free: u32 = self.free.iter().map(|word| word.count_ones()).sum();
-        if free + self.used != slots {
+        let of = |wanted: fn(SlotState) -> bool| (0..slots).filter(|&slot| wanted(self.state(slot))).count();
+        let (free, waiting) = (of(|state| state == SlotState::Free), of(|state| state == SlotState::Pending));
+        if free as u32 + self.used != slots || waiting as u32 != self.waiting {
             return Err(format!(
-                "slab {:#x}: {free} free and {} used of {slots} slots",
-                self.base, self.used
+                "slab {:#x}: {free} free and {} used of {slots} slots, {waiting} pending and {} counted",
+                self.base, self.used, self.waiting
             ));
         }
-        for (i, word) in self.free.iter().enumerate() {
-            if (*word != 0) != (self.summary >> i & 1 != 0) {
-                return Err(format!("slab {:#x}: the summary of word {i} is wrong", self.base));
+        let (mut listed, mut slot) = (0, self.free);
+        while slot != NO_SLOT {
+            if slot >= slots || self.state(slot) != SlotState::Free || listed == free {
+                return Err(format!("slab {:#x}: the list of free slots is broken at {slot}", self.base));
             }
+            (listed, slot) = (listed + 1, self.slots[slot as usize].word);
+        }
+        if listed != free {
+            return Err(format!("slab {:#x}: {listed} of {free} free slots are listed", self.base));
         }
         Ok(())
     }
@@ -240,25 +250,33 @@ mod tests {
     #[test]
     fn every_slot_is_given_once_and_comes_back() {
         for class in 0..CLASSES {
-            let mut slab = Slab::new(1 << 30, class as u8, 0, 0, 0);
+            let mut slab = Slab::new(1 << 30, class as u8, BlockTag::default(), 0);
             let count = slab.size_class().slots;
             for expected in 0..count {
-                let slot = slab.take();
+                let slot = slab.take(500, BlockSlot(expected));
                 assert_eq!(slot, Some(expected));
                 assert_eq!(slab.slot_at(slab.address(expected)), Some(expected));
                 assert_eq!(slab.state(expected), SlotState::Live { shared: false });
             }
-            assert!(slab.is_full() && slab.take().is_none());
-            assert!(slab.release(count / 2));
-            assert_eq!(slab.state(count / 2), SlotState::Free);
-            assert_eq!(slab.take(), Some(count / 2));
+            assert!(slab.is_full() && slab.take(500, BlockSlot::NONE).is_none());
+            let address = slab.address(count / 2);
+            let facts = Freed { requested: 500, block: BlockSlot(count / 2) };
+            assert_eq!(slab.free_plain(address), Some((facts, true)));
+            assert_eq!((slab.free_plain(address), slab.state(count / 2)), (None, SlotState::Free));
+            slab.validate().unwrap();
+            assert_eq!(slab.take(1, BlockSlot::NONE), Some(count / 2));
+            slab.set_pending(count / 2);
+            assert_eq!((slab.free_plain(address), slab.is_idle()), (None, count == 1));
+            slab.validate().unwrap();
+            assert!(slab.settle(count / 2));
+            assert_eq!(slab.free_plain(slab.address(0)).map(|freed| freed.1), Some(false));
             slab.validate().unwrap();
         }
     }
 
     #[test]
     fn an_address_that_starts_no_slot_is_refused() {
-        let slab = Slab::new(1 << 30, 20, 0, 0, 0);
+        let slab = Slab::new(1 << 30, 20, BlockTag::default(), 0);
         let class = slab.size_class();
         for address in [
             0,

@@ -119,12 +119,15 @@ impl Device {
     /// Looks at everything; takes one lock after the other.
     pub fn snapshot(&self) -> Snapshot {
         let mut slabs = Slabs::new();
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             let cell = lock(lane);
             slabs.extend(cell.lane.slabs().map(|(_, slab)| (slab.base, used_slots(slab, &self.streams))));
         }
         let central = lock(&self.central);
         for pool in central.captures.pools.iter().flatten() {
+            slabs.extend(pool.lane.slabs().map(|(_, slab)| (slab.base, used_slots(slab, &self.streams))));
+        }
+        for (_, pool) in central.named.iter() {
             slabs.extend(pool.lane.slabs().map(|(_, slab)| (slab.base, used_slots(slab, &self.streams))));
         }
         let mut segments = self.segments_of_regions(&central, &slabs);
@@ -158,8 +161,9 @@ impl Device {
             let stitched = central.arenas.is_stitched(id);
             let fresh = |address| Segment::new(address, pool.unwrap_or_default(), stitched);
             let mut segment = fresh(region.address);
-            for (id, run) in central.arenas.runs_of(id) {
-                if run.state == RunState::Void || central.quarantine.values().any(|&page| page == id) {
+            for (_, run) in central.arenas.runs_of(id) {
+                // In a shadow nothing of this region's is mapped: its pages belong elsewhere.
+                if matches!(run.state, RunState::Void | RunState::Shadow) {
                     let next = fresh(run.address + run.bytes);
                     segments.push(std::mem::replace(&mut segment, next));
                     continue;
@@ -176,8 +180,8 @@ impl Device {
         let stream = handle(&self.streams, run.stream);
         if !run.is_slab || run.state == RunState::Free {
             let (state, requested) = match run.state {
-                RunState::Live => (BlockState::Allocated, run.requested),
-                RunState::Pending => (BlockState::PendingFree, run.requested),
+                RunState::Live => (BlockState::Allocated, run.requested()),
+                RunState::Pending => (BlockState::PendingFree, run.requested()),
                 _ => (BlockState::Inactive, 0),
             };
             segment.small = false;

@@ -1,7 +1,9 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, RegionId, Run, RunState};
+use super::arena::{Arenas, Movable, RegionId, Run, RunState};
+use super::backing::Kind;
+use super::central::Central;
 use super::device::Device;
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
@@ -9,8 +11,8 @@ use super::size_class::{PAGE, SMALL_MAX};
 use super::slab::Slab;
 use super::tally::HeldStats;
 use super::{Error, Heap, Shared, lane, lock};
-use crate::record::DeviceGauge;
 use crate::record::peaks::{BlockStats, SMALL};
+use crate::record::{DeviceGauge, Reader, missing_share};
 
 /// Numbers of one device. Bytes where not said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +51,36 @@ pub struct Stats {
     pub events_recorded: u64,
     /// Events asked about.
     pub events_queried: u64,
+    /// Live blocks as they were asked for.
+    pub requested: u64,
+    /// The largest request that what is held could satisfy, on any stream, once the work on what was freed is done.
+    pub largest_request: u64,
+    /// The largest request that could be satisfied if the ceiling is reached for it. By our books: what others on the device hold is
+    /// not known here.
+    pub largest_growing: u64,
+    /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off. From [`Heap::stats`] only.
+    pub request_p99: u64,
+    /// Times that a low-memory phase gave memory back.
+    pub low_phase_trims: u64,
+    /// The memory that went back so.
+    pub low_phase_bytes: u64,
+}
+
+impl Stats {
+    /// 1 - live / reserved.
+    pub fn fragmentation(&self) -> f64 {
+        missing_share(self.live, self.reserved)
+    }
+
+    /// 1 - largest satisfiable request / free bytes held.
+    pub fn external_fragmentation(&self) -> f64 {
+        missing_share(self.largest_request, self.reserved.saturating_sub(self.live + self.pending))
+    }
+
+    /// 1 - requested / live.
+    pub fn internal_fragmentation(&self) -> f64 {
+        missing_share(self.requested, self.live)
+    }
 }
 
 /// What torch's `memory_stats` tells of a device.
@@ -90,11 +122,12 @@ impl Device {
             total_memory: self.capabilities.total_memory,
             live,
             live_peak,
+            requested: shared.record.live_requested(self.id),
             events_recorded: counts.recorded,
             events_queried: counts.queried,
             ..Stats::default()
         };
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             let cell = lock(lane);
             stats.pending += cell.lane.pending_bytes();
             for (_, slab) in cell.lane.slabs() {
@@ -116,6 +149,17 @@ impl Device {
         for pool in central.captures.pools.iter().flatten() {
             stats.captured += central.arenas.held_bytes(pool.space);
         }
+        stats.largest_request = central.largest_request(shared.shares());
+        stats.largest_growing = central.largest_growing(stats.largest_request);
+        (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
+        for (_, pool) in central.named.iter() {
+            stats.pending += pool.lane.pending_bytes();
+            stats.arena_free += central.arenas.free_bytes(pool.space).0;
+            for (_, slab) in pool.lane.slabs() {
+                stats.slab_bytes += slab.size_class().slab_bytes();
+                stats.slab_free += slab.free_bytes();
+            }
+        }
         stats
     }
 
@@ -127,6 +171,8 @@ impl Device {
         central.gauges.set(&[
             (DeviceGauge::ArenaFree, stats.arena_free),
             (DeviceGauge::LargestFree, stats.largest_free),
+            (DeviceGauge::LargestRequest, stats.largest_request),
+            (DeviceGauge::LargestGrowing, stats.largest_growing),
             (DeviceGauge::CapturePinned, stats.captured),
             (DeviceGauge::Pending, stats.pending),
             (DeviceGauge::SlabBytes, stats.slab_bytes),
@@ -148,11 +194,14 @@ impl Device {
                 free_slots += u64::from(slab.size_class().slots - slab.used());
             }
         };
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             lock(lane).lane.slabs().for_each(|(_, slab)| see(slab));
         }
         let mut central = lock(&self.central);
         for pool in central.captures.pools.iter().flatten() {
+            pool.lane.slabs().for_each(|(_, slab)| see(slab));
+        }
+        for (_, pool) in central.named.iter() {
             pool.lane.slabs().for_each(|(_, slab)| see(slab));
         }
         // Direct blocks are small ones that lie in no slab; then there are no slabs, but of captures.
@@ -210,6 +259,50 @@ impl Device {
     }
 }
 
+impl Central {
+    /// The largest request that what is held could satisfy, on any stream, once the work on what was freed is done.
+    ///
+    /// Where pages can move (`shares`: they may pass from stream to stream), whole free chunks of the ordinary spaces count, wherever they
+    /// lie, and the longest free head and tail of the others: they can be mapped in one row. Or the largest free run of one owner, and the whole
+    /// chunks and the longest head elsewhere, mapped behind it. A row between two free runs may hold more: the answer is a lower bound.
+    pub(super) fn largest_request(&self, shares: bool) -> u64 {
+        let spaces: Vec<_> = self.ordinary_spaces().collect();
+        let run = spaces.iter().map(|&space| self.arenas.largest_free(space)).max().unwrap_or(0);
+        if self.backing.kind != Kind::Stitch || !shares {
+            return run;
+        }
+        let loose = self.arenas.loose_runs(&spaces, &[], &|_, _| Movable::Idle);
+        let (mut whole, mut tail, mut head) = (0, 0, 0);
+        let (mut beside, mut beside_head) = (0, 0);
+        let last = loose.len().saturating_sub(1);
+        for (at, loose) in loose.iter().enumerate() {
+            // The longest run comes last.
+            let is_longest = at == last;
+            for part in self.backing.pages.parts(&loose.pages) {
+                let bytes = u64::from(part.count()) * PAGE;
+                let (is_whole, is_head) = (part.first == 0 && part.behind == 0, part.first == 0);
+                whole += if is_whole { bytes } else { 0 };
+                tail = tail.max(if part.behind == 0 && !is_whole { bytes } else { 0 });
+                head = head.max(if is_head && !is_whole { bytes } else { 0 });
+                if !is_longest {
+                    beside += if is_whole { bytes } else { 0 };
+                    beside_head = beside_head.max(if is_head && !is_whole { bytes } else { 0 });
+                }
+            }
+        }
+        let spare = self.backing.pages.spare();
+        (run + beside + beside_head).max(whole + tail + head) + spare
+    }
+
+    /// The largest request that could be satisfied if as much is taken from the driver as the ceiling allows, where what is held
+    /// satisfies one of `largest`.
+    pub(super) fn largest_growing(&self, largest: u64) -> u64 {
+        let room = self.limit.saturating_sub(self.backing.reserved) / PAGE * PAGE;
+        // New pages are mapped beside those that move; a span is a piece by itself.
+        if self.backing.kind == Kind::Stitch { largest + room } else { largest.max(room) }
+    }
+}
+
 impl Heap {
     /// The numbers of a device.
     ///
@@ -219,6 +312,8 @@ impl Heap {
         let device = self.device(device)?;
         let mut stats = device.stats(&self.shared);
         stats.bad_frees = self.bad_frees.load(std::sync::atomic::Ordering::Relaxed);
+        let snapshot = Reader::own(self.shared.record).and_then(|reader| reader.device(device.id));
+        stats.request_p99 = snapshot.map_or(0, |snapshot| snapshot.request_p99());
         device.publish_gauges(&self.shared);
         Ok(stats)
     }
@@ -273,17 +368,30 @@ impl Heap {
                 ("freed, waiting for streams", stats.pending),
                 ("free runs", stats.arena_free),
                 ("largest free run", stats.largest_free),
+                ("largest request, as held", stats.largest_request),
+                ("largest request, growing", stats.largest_growing),
                 ("slabs", stats.slab_bytes),
                 ("slabs, free slots", stats.slab_free),
                 ("CUDA graphs", stats.captured),
             ] {
                 let _ = writeln!(text, "  {name:<28} {bytes:>16} B");
             }
+            for (name, rung) in central.ladder.climbed() {
+                let _ = writeln!(text, "  reclaim: {name:<19} {rung}");
+            }
             for lifetime in Lifetime::ALL {
                 let free = central.arenas.free_bytes(central.space(lifetime)).0;
                 if free > 0 {
                     let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
                 }
+            }
+            for (_, pool) in central.named.iter() {
+                let held = central.arenas.held_bytes(pool.space);
+                let _ = writeln!(
+                    text,
+                    "  pool {:?}: {held} B held, {} B in {} live blocks",
+                    pool.name, pool.live_bytes, pool.live
+                );
             }
             for (id, region) in central.arenas.regions() {
                 let kind = if central.arenas.is_stitched(id) { "address space" } else { "span" };

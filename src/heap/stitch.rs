@@ -1,33 +1,122 @@
-//! Stitched pages: physical memory in pages that can be mapped wherever a run of them is needed.
+//! Stitched pages: physical memory that can be mapped wherever a run of it is needed.
 //!
-//! The unit is one physical handle of a page (the driver unmaps whole mappings only). A page is mapped at one address at a time:
-//! it is unmapped only when the host knows that no work touches it any more, so no alias is ever needed. A move is planned by the
-//! arena, its pages are gathered here, mapped, and made accessible in one call; whatever fails half-way is undone in
-//! reverse, and a page is always in exactly one place:
+//! A *chunk* is a physical handle of one or more pages. The driver maps and unmaps whole chunks only, but a chunk may be mapped at
+//! several addresses at once; each mapping is a *view*. Every page of a chunk belongs to the arena at exactly one address, or to nobody: its
+//! *owner*. So a move maps a second view of the chunk where its pages are needed and makes them belong there, a few pages of a chunk if
+//! need be; work that still runs through the old view is ahead of them in stream order, and nobody waits. A view to which no page belongs any
+//! more is *retired*; it is unmapped later, in batches, once the last work through it is known to be done.
 //!
 //! ```text
-//!   spare    <-- create --  (the driver's)            spare  -- release --> (the driver's)
-//!   spare    -- map -->  mapped  -- set_access -->  (handed to the arena: a page of a free run)
-//!   mapped   -- unmap -->  spare                      undo, steal, trim
-//!   mapped   -- unmap fails in an undo -->  stuck     nobody's; unmapped again at the next trim
+//!   chunk    (the driver's) -- create -->  spare: no page has an owner;  spare without views -- release --> (the driver's)
+//!   page     nobody's  -- map -->  owned at one address  -- map elsewhere -->  owned there  -- disown -->  nobody's
+//!   view     -- map -->  has pages  -- its last page goes -->  retired  -- unmap -->  gone
+//!            -- map, then a later call of the same move fails -->  unmapped at once, or retired where that fails too
 //! ```
+//!
+//! A move changes the owners only when every driver call of it has succeeded, so undoing one is to unmap what it mapped.
 #![deny(unsafe_code)]
 
 use super::size_class::PAGE;
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-/// The pages of a device.
+/// The longest chunk (bytes). Creating one has a fixed cost, which few chunks pay; a page table entry of the view at the other
+/// end of a chunk takes address space only.
+pub const LONGEST_CHUNK: u64 = 256 << 20;
+
+/// A chunk's number.
+pub type ChunkId = u32;
+
+/// Stands for the owner of a page that belongs to nobody.
+const NOBODY: u64 = 0;
+
+/// A physical handle.
+struct Chunk {
+    handle: PhysicalHandle,
+    /// By page: the address at which it belongs to the arena.
+    owners: Box<[u64]>,
+    /// Pages with an owner.
+    owned: u32,
+    /// Views, by their first byte.
+    views: Vec<u64>,
+}
+
+impl Chunk {
+    fn bytes(&self) -> u64 {
+        self.owners.len() as u64 * PAGE
+    }
+}
+
+/// A mapping of a whole chunk.
+struct View {
+    chunk: ChunkId,
+    /// Pages that belong to the arena here.
+    owned: u32,
+    /// The last work through it on each stream, as far as pages have left it: (stream, epoch).
+    uses: Vec<(u32, u64)>,
+}
+
+/// Pages of one chunk that belong to the arena next to each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Where they belong now.
+    pub pages: Range<u64>,
+    /// Their chunk.
+    pub chunk: ChunkId,
+    /// The first of them within the chunk.
+    pub first: u32,
+    /// Pages of the chunk behind them.
+    pub behind: u32,
+}
+
+impl Part {
+    /// How many pages.
+    pub fn count(&self) -> u32 {
+        ((self.pages.end - self.pages.start) / PAGE) as u32
+    }
+
+    /// Its first `count` pages.
+    pub fn front(&self, count: u32) -> Self {
+        let pages = self.pages.start..self.pages.start + u64::from(count) * PAGE;
+        Self { pages, behind: self.behind + self.count() - count, ..self.clone() }
+    }
+
+    /// Its last `count` pages.
+    pub fn back(&self, count: u32) -> Self {
+        let pages = self.pages.end - u64::from(count) * PAGE..self.pages.end;
+        Self { pages, first: self.first + self.count() - count, ..self.clone() }
+    }
+}
+
+/// A part of a planned row, in the order of addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// The chunk.
+    pub chunk: ChunkId,
+    /// The first page within the chunk.
+    pub first: u32,
+    /// How many pages.
+    pub count: u32,
+    /// The stream and epoch of the last work on the pages at their old address, where that is not known to be done.
+    pub used: Option<(u32, u64)>,
+}
+
+/// The chunks of a device.
 #[derive(Default)]
 pub struct Pages {
     device: DeviceId,
     peers: Vec<DeviceId>,
-    /// Handles mapped nowhere.
-    spare: Vec<PhysicalHandle>,
-    /// By address: the page that is mapped there and belongs to the arena.
-    mapped: BTreeMap<u64, PhysicalHandle>,
-    /// Mapped pages without an owner: they could not be unmapped when a move was undone.
-    stuck: Vec<(u64, PhysicalHandle)>,
+    chunks: Vec<Option<Chunk>>,
+    unused: Vec<ChunkId>,
+    /// By first byte.
+    views: BTreeMap<u64, View>,
+    /// Views without pages, by first byte.
+    retired: BTreeSet<u64>,
+    /// Chunks without owned pages.
+    spare: Vec<ChunkId>,
+    held: u64,
+    owned: u64,
     /// Driver calls made.
     pub calls: u64,
     /// Those that failed.
@@ -46,118 +135,279 @@ impl Pages {
         result
     }
 
+    fn chunk(&self, id: ChunkId) -> Option<&Chunk> {
+        self.chunks.get(id as usize)?.as_ref()
+    }
+
+    fn chunk_mut(&mut self, id: ChunkId) -> Option<&mut Chunk> {
+        self.chunks.get_mut(id as usize)?.as_mut()
+    }
+
     /// Physical bytes held.
     pub fn held(&self) -> u64 {
-        (self.spare.len() + self.mapped.len() + self.stuck.len()) as u64 * PAGE
+        self.held
     }
 
-    /// Bytes that are mapped for the arena.
-    pub fn mapped(&self) -> u64 {
-        self.mapped.len() as u64 * PAGE
+    /// Bytes that belong to the arena.
+    pub fn owned(&self) -> u64 {
+        self.owned * PAGE
     }
 
-    /// Bytes mapped nowhere.
+    /// Bytes of address space that views take, and to which no page belongs.
+    pub fn shadowed(&self) -> u64 {
+        let viewed: u64 =
+            self.views.values().filter_map(|view| self.chunk(view.chunk)).map(Chunk::bytes).sum();
+        viewed - self.owned()
+    }
+
+    /// Views that wait to be unmapped.
+    pub fn retired(&self) -> usize {
+        self.retired.len()
+    }
+
+    /// Bytes of chunks without owned pages.
     pub fn spare(&self) -> u64 {
-        self.spare.len() as u64 * PAGE
+        self.spare.iter().filter_map(|&id| self.chunk(id)).map(Chunk::bytes).sum()
     }
 
-    /// Address ranges that must stay as they are: pages are stuck there.
-    pub fn stuck(&self) -> impl Iterator<Item = u64> {
-        self.stuck.iter().map(|page| page.0)
+    /// The chunks without owned pages, whole.
+    pub fn spare_pieces(&self) -> impl Iterator<Item = Piece> {
+        let count = |id| self.chunk(id).map_or(0, |chunk| chunk.owners.len() as u32);
+        self.spare.iter().map(move |&chunk| Piece { chunk, first: 0, count: count(chunk), used: None })
     }
 
-    /// Takes a page from the driver.
+    /// Takes `bytes` (whole pages) from the driver, in chunks of at most `longest`, spare then.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn create(&mut self, driver: &dyn Driver) -> Result<()> {
-        let result = driver.physical_create(self.device, PAGE);
-        let handle = self.counted(result)?;
-        self.spare.push(handle);
-        Ok(())
-    }
-
-    /// Unmaps the arena's pages in a range; they are spare then. Nothing may touch them any more.
-    ///
-    /// # Errors
-    /// The driver's; nothing has changed then.
-    pub fn unmap(&mut self, driver: &dyn Driver, address: u64, bytes: u64) -> Result<()> {
-        let result = driver.unmap(self.device, address, bytes);
-        self.counted(result)?;
-        for page in (address..address + bytes).step_by(PAGE as usize) {
-            self.spare.extend(self.mapped.remove(&page));
-        }
-        Ok(())
-    }
-
-    /// Maps spare pages at a range of address space that has none, for the arena.
-    ///
-    /// # Errors
-    /// The driver's (or `None` as code 0: fewer spare pages than it takes). All pages are spare again then, or stuck.
-    pub fn map(&mut self, driver: &dyn Driver, address: u64, bytes: u64) -> Result<()> {
-        let mut done = 0;
-        let mut result = Ok(());
-        while done < bytes && result.is_ok() {
-            let Some(handle) = self.spare.pop() else { break };
-            let mapped = driver.map(self.device, address + done, PAGE, handle);
-            match self.counted(mapped) {
-                Ok(()) => {
-                    self.mapped.insert(address + done, handle);
-                    done += PAGE;
+    /// The driver's; what it gave before is spare.
+    pub fn create(&mut self, driver: &dyn Driver, bytes: u64, longest: u64) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        let (mut left, mut longest) = (bytes, longest.clamp(PAGE, LONGEST_CHUNK));
+        while left > 0 {
+            let length = left.min(longest);
+            let result = driver.physical_create(self.device, length);
+            match self.counted(result) {
+                Ok(handle) => {
+                    let chunk = self.add_chunk(handle, length);
+                    pieces.push(Piece { chunk, first: 0, count: (length / PAGE) as u32, used: None });
+                    left -= length;
                 }
-                Err(error) => {
-                    self.spare.push(handle);
-                    result = Err(error);
+                // A nearly full device may still have it in pieces.
+                Err(error) if error.is_out_of_memory() && length > PAGE => {
+                    longest = (length / 2).next_multiple_of(PAGE);
                 }
+                Err(error) => return Err(error),
             }
         }
-        if result.is_ok() && done == bytes {
-            let access = driver.set_access(self.device, address, bytes, &self.peers);
+        Ok(pieces)
+    }
+
+    fn add_chunk(&mut self, handle: PhysicalHandle, bytes: u64) -> ChunkId {
+        let owners = vec![NOBODY; (bytes / PAGE) as usize].into();
+        let chunk = Some(Chunk { handle, owners, owned: 0, views: Vec::new() });
+        let id = match self.unused.pop() {
+            Some(id) => {
+                self.chunks[id as usize] = chunk;
+                id
+            }
+            None => {
+                self.chunks.push(chunk);
+                self.chunks.len() as ChunkId - 1
+            }
+        };
+        self.held += bytes;
+        self.spare.push(id);
+        id
+    }
+
+    /// The views that touch a range: first byte and view.
+    fn views_in(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &View, &Chunk)> + use<'_> {
+        let before = self.views.range(..range.start).next_back();
+        let (start, views) = (range.start, before.into_iter().chain(self.views.range(range.clone())));
+        views
+            .filter_map(|(&address, view)| Some((address, view, self.chunk(view.chunk)?)))
+            .filter(move |(address, _, chunk)| address + chunk.bytes() > start)
+    }
+
+    /// The parts of which a range of pages that belong to the arena consists.
+    pub fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
+        let range = range.clone();
+        self.views_in(&range).map(move |(address, view, chunk)| {
+            let pages = address.max(range.start)..(address + chunk.bytes()).min(range.end);
+            let (first, end) = ((pages.start - address) / PAGE, (pages.end - address) / PAGE);
+            let behind = chunk.owners.len() as u64 - end;
+            Part { pages, chunk: view.chunk, first: first as u32, behind: behind as u32 }
+        })
+    }
+
+    /// Address ranges of the views that touch a range and to which no page belongs.
+    pub fn retired_in(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let views = self.views_in(range).filter(|(_, view, _)| view.owned == 0);
+        views.map(|(address, _, chunk)| address..address + chunk.bytes()).collect()
+    }
+
+    /// Maps a row: the pages of `pieces`, one behind the other from `start` on. They belong there then. Only the first piece may begin
+    /// within its chunk and only the last may end within one; the address space that the rest of those two chunks takes before and behind the row must be
+    /// free too.
+    ///
+    /// # Errors
+    /// The driver's. Nothing belongs elsewhere then, and the views that could not be taken away again are retired.
+    pub fn map(&mut self, driver: &dyn Driver, start: u64, pieces: &[Piece]) -> Result<()> {
+        let (mut next, mut views) = (start, Vec::with_capacity(pieces.len()));
+        let mut result = Ok(());
+        for piece in pieces {
+            let Some(chunk) = self.chunk(piece.chunk) else { continue };
+            let (view, bytes, handle) = (next - u64::from(piece.first) * PAGE, chunk.bytes(), chunk.handle);
+            let mapped = driver.map(self.device, view, bytes, handle);
+            result = self.counted(mapped);
+            if result.is_err() {
+                break;
+            }
+            views.push(view..view + bytes);
+            self.add_view(view, piece.chunk);
+            next += u64::from(piece.count) * PAGE;
+        }
+        if result.is_ok()
+            && let (Some(first), Some(last)) = (views.first(), views.last())
+        {
+            let access = driver.set_access(self.device, first.start, last.end - first.start, &self.peers);
             result = self.counted(access);
         }
-        if result.is_err() || done < bytes {
-            self.undo(driver, address, done);
+        if result.is_err() {
+            for view in views.into_iter().rev() {
+                let unmapped = driver.unmap(self.device, view.start, view.end - view.start);
+                if self.counted(unmapped).is_ok() {
+                    self.remove_view(view.start);
+                }
+            }
+            return result;
         }
-        result
-    }
-
-    /// Takes a half-done mapping back, page by page from its end.
-    fn undo(&mut self, driver: &dyn Driver, address: u64, bytes: u64) {
-        for page in (0..bytes / PAGE).rev().map(|page| address + page * PAGE) {
-            if self.unmap(driver, page, PAGE).is_err()
-                && let Some(handle) = self.mapped.remove(&page)
-            {
-                self.stuck.push((page, handle));
+        let mut next = start;
+        for piece in pieces {
+            for page in piece.first..piece.first + piece.count {
+                self.disown(piece.chunk, page, piece.used);
+                self.own(piece.chunk, page, next);
+                next += PAGE;
             }
         }
+        self.spare.retain(|&id| self.chunks[id as usize].as_ref().is_some_and(|chunk| chunk.owned == 0));
+        Ok(())
     }
 
-    /// Tries the stuck pages again; the addresses that are clear now.
-    pub fn unstick(&mut self, driver: &dyn Driver) -> Vec<u64> {
+    /// Adds a view, retired until a page belongs there.
+    fn add_view(&mut self, address: u64, chunk: ChunkId) {
+        self.views.insert(address, View { chunk, owned: 0, uses: Vec::new() });
+        self.retired.insert(address);
+        if let Some(chunk) = self.chunk_mut(chunk) {
+            chunk.views.push(address);
+        }
+    }
+
+    fn remove_view(&mut self, address: u64) {
+        self.retired.remove(&address);
+        if let Some(view) = self.views.remove(&address)
+            && let Some(chunk) = self.chunk_mut(view.chunk)
+        {
+            chunk.views.retain(|&other| other != address);
+        }
+    }
+
+    fn own(&mut self, id: ChunkId, page: u32, address: u64) {
+        let Some(chunk) = self.chunk_mut(id) else { return };
+        chunk.owners[page as usize] = address;
+        chunk.owned += 1;
+        self.owned += 1;
+        let start = address - u64::from(page) * PAGE;
+        if let Some(view) = self.views.get_mut(&start) {
+            view.owned += 1;
+            self.retired.remove(&start);
+        }
+    }
+
+    fn disown(&mut self, id: ChunkId, page: u32, used: Option<(u32, u64)>) {
+        let Some(chunk) = self.chunk_mut(id) else { return };
+        let address = std::mem::replace(&mut chunk.owners[page as usize], NOBODY);
+        if address == NOBODY {
+            return;
+        }
+        chunk.owned -= 1;
+        self.owned -= 1;
+        let start = address - u64::from(page) * PAGE;
+        let Some(view) = self.views.get_mut(&start) else { return };
+        view.owned -= 1;
+        if view.owned == 0 {
+            self.retired.insert(start);
+        }
+        let Some((stream, epoch)) = used else { return };
+        match view.uses.iter_mut().find(|other| other.0 == stream) {
+            Some(other) => other.1 = other.1.max(epoch),
+            None => view.uses.push((stream, epoch)),
+        }
+    }
+
+    /// The pages of a part belong to nobody any more. All work on them must be done.
+    pub fn abandon(&mut self, part: &Part) {
+        for page in part.first..part.first + part.count() {
+            self.disown(part.chunk, page, None);
+        }
+        if self.chunk(part.chunk).is_some_and(|chunk| chunk.owned == 0) {
+            self.spare.push(part.chunk);
+        }
+    }
+
+    /// The length of a chunk; 0: there is none.
+    pub fn bytes_of(&self, id: ChunkId) -> u64 {
+        self.chunk(id).map_or(0, Chunk::bytes)
+    }
+
+    /// Unmaps the retired views whose work is done (`completed` tells the last epoch that a stream is past), neighbours in one call. The
+    /// address ranges that are clear now.
+    pub fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) -> Vec<Range<u64>> {
+        let mut rows: Vec<(Range<u64>, Vec<u64>)> = Vec::new();
+        for &address in &self.retired {
+            let Some(view) = self.views.get(&address) else { continue };
+            let Some(chunk) = self.chunk(view.chunk) else { continue };
+            if view.uses.iter().any(|&(stream, epoch)| completed(stream) < epoch) {
+                continue;
+            }
+            let end = address + chunk.bytes();
+            match rows.last_mut() {
+                Some((row, views)) if row.end == address => {
+                    row.end = end;
+                    views.push(address);
+                }
+                _ => rows.push((address..end, vec![address])),
+            }
+        }
         let mut clear = Vec::new();
-        for (page, handle) in std::mem::take(&mut self.stuck) {
-            let result = driver.unmap(self.device, page, PAGE);
+        for (row, views) in rows {
+            let result = driver.unmap(self.device, row.start, row.end - row.start);
             if self.counted(result).is_ok() {
-                self.spare.push(handle);
-                clear.push(page);
-            } else {
-                self.stuck.push((page, handle));
+                views.into_iter().for_each(|view| self.remove_view(view));
+                clear.push(row);
             }
         }
         clear
     }
 
-    /// Gives spare pages back to the driver until `keep` bytes of them are left. The bytes given.
-    pub fn release(&mut self, driver: &dyn Driver, keep: u64) -> u64 {
+    /// Gives spare chunks without views back to the driver, `most` bytes of them. The bytes given.
+    pub fn release(&mut self, driver: &dyn Driver, most: u64) -> u64 {
         let mut given = 0;
-        while self.spare() > keep {
-            let Some(handle) = self.spare.pop() else { break };
-            let result = driver.physical_release(self.device, handle);
-            if self.counted(result).is_err() {
-                self.spare.push(handle);
-                break;
+        for id in std::mem::take(&mut self.spare) {
+            let Some(chunk) = self.chunk(id) else { continue };
+            let (bytes, handle) = (chunk.bytes(), chunk.handle);
+            let released = chunk.views.is_empty() && given + bytes <= most && {
+                let result = driver.physical_release(self.device, handle);
+                self.counted(result).is_ok()
+            };
+            if released {
+                self.chunks[id as usize] = None;
+                self.unused.push(id);
+                self.held -= bytes;
+                given += bytes;
+            } else {
+                self.spare.push(id);
             }
-            given += PAGE;
         }
         given
     }
@@ -168,11 +418,16 @@ impl Pages {
             return;
         }
         self.peers.push(peer);
-        let pages: Vec<u64> = self.mapped.keys().copied().collect();
+        let mut rows: Vec<Range<u64>> = Vec::new();
+        for (address, _, chunk) in self.views_in(&(0..u64::MAX)) {
+            match rows.last_mut() {
+                Some(row) if row.end == address => row.end += chunk.bytes(),
+                _ => rows.push(address..address + chunk.bytes()),
+            }
+        }
         // One call for each contiguous range.
-        for range in pages.chunk_by(|a, b| a + PAGE == *b) {
-            let bytes = range.len() as u64 * PAGE;
-            let result = driver.set_access(self.device, range[0], bytes, &self.peers);
+        for row in rows {
+            let result = driver.set_access(self.device, row.start, row.end - row.start, &self.peers);
             if let Err(error) = self.counted(result) {
                 log::warn!(
                     "device {peer} cannot be given access to the memory of device {}: {error}",
@@ -180,5 +435,48 @@ impl Pages {
                 );
             }
         }
+    }
+
+    /// Checks the counts against the owners and the views.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn validate(&self) -> std::result::Result<(), String> {
+        let (mut held, mut owned, mut views) = (0, 0, 0);
+        for (id, chunk) in self.chunks.iter().enumerate() {
+            let Some(chunk) = chunk else { continue };
+            held += chunk.bytes();
+            views += chunk.views.len();
+            let mut here = vec![0u32; chunk.views.len()];
+            for (page, &owner) in chunk.owners.iter().enumerate().filter(|page| *page.1 != NOBODY) {
+                owned += 1;
+                let view = owner - page as u64 * PAGE;
+                let Some(at) = chunk.views.iter().position(|&other| other == view) else {
+                    return Err(format!(
+                        "page {page} of chunk {id} belongs to {owner:#x}, where it is not mapped"
+                    ));
+                };
+                here[at] += 1;
+            }
+            for (&view, owned) in chunk.views.iter().zip(&here) {
+                let known = self.views.get(&view);
+                if !known.is_some_and(|view| view.chunk as usize == id && view.owned == *owned)
+                    || self.retired.contains(&view) != (*owned == 0)
+                {
+                    return Err(format!("the view at {view:#x} of chunk {id} is miscounted"));
+                }
+            }
+            if chunk.owned != here.iter().sum::<u32>()
+                || (chunk.owned == 0) != self.spare.contains(&(id as u32))
+            {
+                return Err(format!("chunk {id} is miscounted"));
+            }
+        }
+        if (held, owned, views) != (self.held, self.owned, self.views.len()) {
+            return Err(format!(
+                "chunks hold {held} B and {owned} pages in {views} views, the books say otherwise"
+            ));
+        }
+        Ok(())
     }
 }

@@ -17,12 +17,12 @@
 //! ```
 #![deny(unsafe_code)]
 
-use super::lock;
+use super::{Mutex, MutexGuard, lock};
 use crate::driver::{CaptureStatus, DeviceId, Driver, ErrorKind, EventHandle, StreamHandle};
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Streams a device that are told apart at a time; the numbers of dead ones are used again once nothing refers to them.
 pub const MAX_STREAMS: usize = 4096;
@@ -88,11 +88,20 @@ impl Stream {
     }
 }
 
+/// An event behind the frees of an epoch.
+#[derive(Clone, Copy)]
+struct Fence {
+    epoch: u64,
+    event: EventHandle,
+    /// Of two fences the lower was recorded first.
+    age: u64,
+}
+
 /// Events recorded and not yet seen done, and spare ones.
 #[derive(Default)]
 struct Fences {
-    /// By stream: (epoch, event), oldest first.
-    pending: HashMap<u32, VecDeque<(u64, EventHandle)>>,
+    /// By stream, oldest first. In the order of numbers, so that a replay asks its events in the same order each time.
+    pending: BTreeMap<u32, VecDeque<Fence>>,
     spare: Vec<EventHandle>,
 }
 
@@ -343,7 +352,7 @@ impl Streams {
         let mut further = false;
         for (&number, queue) in pending.iter_mut() {
             let Some(stream) = self.get(number) else { continue };
-            while let Some(&(epoch, event)) = queue.front() {
+            while let Some(&Fence { epoch, event, .. }) = queue.front() {
                 self.queried.fetch_add(1, Ordering::Relaxed);
                 match driver.event_query(self.device, event) {
                     Ok(true) => {
@@ -406,8 +415,8 @@ impl Streams {
         let recorded = driver.event_record(self.device, event, handle);
         // Ids are never reused: if the handle has the same one before and after, the event is behind this stream's work.
         if recorded.is_ok() && still_there() {
-            self.recorded.fetch_add(1, Ordering::Relaxed);
-            fences.pending.entry(number).or_default().push_back((epoch, event));
+            let age = self.recorded.fetch_add(1, Ordering::Relaxed);
+            fences.pending.entry(number).or_default().push_back(Fence { epoch, event, age });
             return true;
         }
         // The epoch stays without an event of its own; the next one covers it.
@@ -452,6 +461,38 @@ impl Streams {
         streams.filter_map(status).collect()
     }
 
+    /// The epochs whose events are recorded and not yet seen done, by stream, in the order in which they were recorded.
+    pub fn unfinished(&self) -> Vec<(u32, u64)> {
+        let fences = lock(&self.fences);
+        let pending = fences.pending.iter();
+        let mut found: Vec<(u64, u32, u64)> = pending
+            .flat_map(|(&number, queue)| queue.iter().map(move |fence| (fence.age, number, fence.epoch)))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, number, epoch)| (number, epoch)).collect()
+    }
+
+    /// Makes `waiter` wait on the device until `stream` is past `epoch`, whose event is recorded: what `waiter` is given to do from now on comes
+    /// after all frees of that epoch and before. False: it cannot be done now, or the driver refused.
+    ///
+    /// Never call it while anything captures on the device.
+    pub fn make_wait(&self, driver: &dyn Driver, waiter: u32, stream: u32, epoch: u64) -> bool {
+        let Some(waiting) = self.get(waiter).filter(|waiting| !waiting.is_dead()) else { return false };
+        // Under this lock the number becomes no other stream's, and the event is not recorded again.
+        let fences = lock(&self.fences);
+        let Some(fence) =
+            fences.pending.get(&stream).and_then(|queue| queue.iter().find(|fence| fence.epoch >= epoch))
+        else {
+            return self.completed(stream) >= epoch;
+        };
+        let handle = waiting.handle();
+        let is_anothers = handle == PER_THREAD && waiting.identity() != thread_token();
+        if is_anothers || driver.capture_status(self.device, handle) != Ok(CaptureStatus::None) {
+            return false;
+        }
+        driver.stream_wait_event(self.device, handle, fence.event).is_ok()
+    }
+
     /// Waits on the host for the oldest event of the stream that has waited longest. False: there is none, or the wait failed.
     pub fn wait_for_oldest(&self, driver: &dyn Driver) -> bool {
         let event = {
@@ -460,8 +501,8 @@ impl Streams {
                 .pending
                 .values()
                 .filter_map(|queue| queue.front())
-                .min_by_key(|(epoch, _)| *epoch)
-                .map(|found| found.1)
+                .min_by_key(|fence| fence.age)
+                .map(|fence| fence.event)
         };
         event.is_some_and(|event| driver.event_synchronize(self.device, event).is_ok() && self.poll(driver))
     }
@@ -498,7 +539,7 @@ impl Streams {
     pub fn destroy_events(&self, driver: &dyn Driver) {
         let mut fences = lock(&self.fences);
         let pending = std::mem::take(&mut fences.pending);
-        let events = pending.into_values().flatten().map(|(_, event)| event);
+        let events = pending.into_values().flatten().map(|fence| fence.event);
         for event in events.chain(std::mem::take(&mut fences.spare)) {
             let _ = driver.event_destroy(self.device, event);
         }

@@ -1,8 +1,10 @@
 //! Walks every page and block, and holds the books against the driver's.
 #![deny(unsafe_code)]
 
+use super::arena::RunState;
 use super::device::Device;
 use super::lane::LANES;
+use super::named::NAMED_LANES;
 use super::page_table::Owner;
 use super::slab::{Slab, SlotState};
 use super::{Heap, Shared, lane, lock};
@@ -42,6 +44,24 @@ impl Device {
                 slab_runs.insert(slab.run, slab.base);
             }
         }
+        for (number, pool) in central.named.iter() {
+            pool.lane.validate()?;
+            let mut small = 0;
+            for (id, slab) in pool.lane.slabs() {
+                small += self.validate_slab(shared, NAMED_LANES + number, id, slab)?;
+                slab_runs.insert(slab.run, slab.base);
+            }
+            let runs = central.arenas.blocks().map(|(_, run)| run);
+            let large = runs
+                .filter(|run| run.state == RunState::Live && !run.is_slab)
+                .filter(|run| central.arenas.region(run.region).space == pool.space);
+            let bytes = small + large.map(|run| run.bytes).sum::<u64>();
+            if bytes != pool.live_bytes {
+                let (name, counted) = (&pool.name, pool.live_bytes);
+                return Err(format!("pool {name:?} has {bytes} B live and counts {counted}"));
+            }
+            live += small;
+        }
         central.arenas.validate()?;
         for (id, run) in central.arenas.blocks() {
             if run.is_slab {
@@ -50,7 +70,7 @@ impl Device {
                 }
                 continue;
             }
-            if run.state == super::arena::RunState::Pending {
+            if run.state == RunState::Pending {
                 continue;
             }
             let Owner::Large { device, blocks } = shared.table.get(run.address) else {
@@ -59,10 +79,14 @@ impl Device {
             if device != self.id || !blocks.contains(&Some(id)) {
                 return Err(format!("block {:#x} is not the one that its address names", run.address));
             }
-            if lane::round(run.requested) > run.bytes {
-                return Err(format!("block {:#x} is shorter than what was asked for", run.address));
+            if lane::round(run.requested()) != run.bytes {
+                return Err(format!("block {:#x} is not as long as what was asked for", run.address));
             }
-            live += lane::round(run.requested);
+            live += run.bytes;
+        }
+        let busy: u64 = central.arenas.blocks().map(|(_, run)| run.bytes).sum();
+        if busy != central.arenas.busy() {
+            return Err(format!("runs of {busy} B are in use, the arenas count {} B", central.arenas.busy()));
         }
         if let Some((_, base)) = slab_runs.into_iter().next() {
             return Err(format!("slab {base:#x} lies in no run of its own"));
@@ -72,11 +96,13 @@ impl Device {
         if live != recorded {
             return Err(format!("{live} B are live, the record says {recorded}"));
         }
-        if central.arenas.mapped_bytes() != central.backing.pages.mapped() + central.quarantined() {
+        central.backing.pages.validate()?;
+        let (books, pages) = (central.arenas.mapped_bytes(), &central.backing.pages);
+        if books != (pages.owned(), pages.shadowed()) {
+            let (owned, shadowed) = (pages.owned(), pages.shadowed());
             return Err(format!(
-                "{} B are mapped by the arena's books, {} by the pages'",
-                central.arenas.mapped_bytes(),
-                central.backing.pages.mapped()
+                "the arena has {} B of pages and {} B of shadow, the pages' books {owned} and {shadowed}",
+                books.0, books.1
             ));
         }
         let pages = central.backing.pages.held();

@@ -1,7 +1,7 @@
 //! The slot of the block map: what is known of one block, and the protocol that lets others read it.
 
-use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, pause};
-use super::{BlockEntry, BlockState, layout::Shared};
+use super::sync::{AtomicU32, AtomicU64, Ordering, fence, pause};
+use super::{BlockEntry, BlockState, BlockTag, layout::Shared};
 
 /// One slot, 40 bytes.
 ///
@@ -20,18 +20,16 @@ pub struct BlockCell {
     /// 1 live             remove                      0 free, next life (+3)
     /// 2 pending          remove                      0 free, next life (+2)
     /// ```
-    /// The words below are written only while the state is free. The count repeats after 2^30 lives of one slot, which a
+    /// The words below are written only while the state is free; but for the lifetime in `tag`, which [`BlockCell::retag`] may change in state 1:
+    /// a reader gets the old or the new one. The count repeats after 2^30 lives of one slot, which a
     /// reader would have to sleep through exactly, inside one entry.
     state: AtomicU32,
-    device: AtomicU8,
-    lifetime: AtomicU8,
-    capture: AtomicU8,
-    _room: AtomicU8,
+    step: AtomicU32,
+    /// A [`BlockTag`].
+    tag: AtomicU64,
     address: AtomicU64,
     size: AtomicU64,
     requested: AtomicU64,
-    stream: AtomicU32,
-    step: AtomicU32,
 }
 
 #[cfg(not(loom))]
@@ -59,20 +57,34 @@ impl BlockCell {
         self.state.store(self.state.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
     }
 
-    /// A free slot becomes a live block; 10 instructions.
-    #[inline(always)]
+    /// A free slot becomes a live block.
     pub fn insert(&self, entry: &BlockEntry) {
+        self.fill(entry.tag(), entry.address, entry.size, entry.requested, entry.step);
+    }
+
+    /// As [`BlockCell::insert`], in six instructions.
+    #[inline(always)]
+    pub fn fill(&self, tag: BlockTag, address: u64, size: u64, requested: u64, step: u32) {
         // Orders the free state (the last remove) before the words, for a reader that sees any of them.
         fence(Ordering::Release);
-        self.address.store(entry.address, Ordering::Relaxed);
-        self.size.store(entry.size, Ordering::Relaxed);
-        self.requested.store(entry.requested, Ordering::Relaxed);
-        self.stream.store(entry.stream, Ordering::Relaxed);
-        self.step.store(entry.step, Ordering::Relaxed);
-        self.device.store(entry.device, Ordering::Relaxed);
-        self.lifetime.store(entry.lifetime, Ordering::Relaxed);
-        self.capture.store(entry.capture, Ordering::Relaxed);
+        self.step.store(step, Ordering::Relaxed);
+        self.tag.store(tag.0, Ordering::Relaxed);
+        self.address.store(address, Ordering::Relaxed);
+        self.size.store(size, Ordering::Relaxed);
+        self.requested.store(requested, Ordering::Relaxed);
         self.advance(1);
+    }
+
+    /// The step in which the block was inserted.
+    pub fn step(&self) -> u32 {
+        self.step.load(Ordering::Relaxed)
+    }
+
+    /// A live block gets another lifetime.
+    pub fn retag(&self, lifetime: u8) {
+        let tag = BlockTag(self.tag.load(Ordering::Relaxed));
+        let tag = BlockTag::new(tag.device(), lifetime, tag.capture(), tag.stream());
+        self.tag.store(tag.0, Ordering::Relaxed);
     }
 
     /// A live block waits for streams.
@@ -98,15 +110,16 @@ impl BlockCell {
                 // No writer of ours makes it: a damaged file.
                 _ => return SlotRead::Torn,
             };
+            let tag = BlockTag(self.tag.load(Ordering::Relaxed));
             let entry = BlockEntry {
                 address: self.address.load(Ordering::Relaxed),
                 size: self.size.load(Ordering::Relaxed),
                 requested: self.requested.load(Ordering::Relaxed),
-                stream: self.stream.load(Ordering::Relaxed),
+                stream: tag.stream(),
                 step: self.step.load(Ordering::Relaxed),
-                device: self.device.load(Ordering::Relaxed),
-                lifetime: self.lifetime.load(Ordering::Relaxed),
-                capture: self.capture.load(Ordering::Relaxed),
+                device: tag.device(),
+                lifetime: tag.lifetime(),
+                capture: tag.capture(),
             };
             // Orders the words' loads before the second look at the state.
             fence(Ordering::Acquire);

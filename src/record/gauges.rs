@@ -11,19 +11,39 @@ use super::{DEVICE_GAUGES, DeviceGauge, LIFETIMES};
 /// torch calls a block up to this size small.
 pub const SMALL_LIMIT: u64 = 1 << 20;
 
-/// Blocks of one lifetime and one pool (small or large) in one lane: counters that only grow, on one cache line with their
-/// sequence. What is live is what came less what went. One line, so that a reader gets it whole in one transfer and a busy
-/// writer seldom makes it retry.
+/// Blocks that came, or that went: how many is the sequence's count of writes. Bytes only grow.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Flow {
+    sequence: Sequence,
+    bytes: AtomicU64,
+    requested: AtomicU64,
+}
+
+impl Flow {
+    /// One block more. Four instructions.
+    #[inline(always)]
+    fn count(&self, size: u64, requested: u64) {
+        self.sequence.write(|| {
+            bump(&self.bytes, size);
+            bump(&self.requested, requested);
+        });
+    }
+
+    fn read(&self) -> (u64, u64, u64) {
+        (self.sequence.writes(), self.bytes.load(Ordering::Relaxed), self.requested.load(Ordering::Relaxed))
+    }
+}
+
+/// Blocks of one lifetime and one pool (small or large) in one lane, on one cache line. What is live is what came less what went. One line, so
+/// that a reader gets it whole in one transfer and a busy writer seldom makes it retry.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct BlockGauges {
-    sequence: Sequence,
-    mallocs: AtomicU64,
-    malloc_bytes: AtomicU64,
-    malloc_requested: AtomicU64,
-    frees: AtomicU64,
-    free_bytes: AtomicU64,
-    free_requested: AtomicU64,
+    came: Flow,
+    went: Flow,
+    /// What the sequence of `came` counts too much or too little of them, wrapping: blocks that came under one lifetime and belong under another.
+    moved: AtomicU64,
     _room: AtomicU64,
 }
 
@@ -153,37 +173,48 @@ impl BlockCounts {
     }
 }
 
+/// The pool of a block of `size` bytes: 0 small, 1 large.
 #[inline(always)]
-fn cell(size: u64, lifetime: u8) -> usize {
-    usize::from(size > SMALL_LIMIT) * LIFETIMES + usize::from(lifetime) % LIFETIMES
+pub fn pool_of(size: u64) -> usize {
+    usize::from(size > SMALL_LIMIT)
+}
+
+#[inline(always)]
+fn cell(pool: usize, lifetime: u8) -> usize {
+    pool % 2 * LIFETIMES + usize::from(lifetime) % LIFETIMES
 }
 
 impl Lane {
-    /// A block became live.
+    /// A block of `pool` ([`pool_of`]) became live.
     #[inline(always)]
-    pub fn malloc(&self, size: u64, requested: u64, lifetime: u8) {
-        let gauges = &self.blocks[cell(size, lifetime)];
-        gauges.sequence.write(|| {
-            bump(&gauges.mallocs, 1);
-            bump(&gauges.malloc_bytes, size);
-            bump(&gauges.malloc_requested, requested);
+    pub fn malloc(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
+        self.blocks[cell(pool, lifetime)].came.count(size, requested);
+        self.sizes[0].count(size);
+    }
+
+    /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one lifetime's counters may go back.
+    pub fn retag(&self, size: u64, requested: u64, from: u8, to: u8) {
+        let pool = pool_of(size);
+        let BlockGauges { came, moved, .. } = &self.blocks[cell(pool, from)];
+        came.sequence.write(|| {
+            bump(&came.bytes, size.wrapping_neg());
+            bump(&came.requested, requested.wrapping_neg());
+            // The sequence counts this as one that came.
+            bump(moved, 2u64.wrapping_neg());
         });
+        self.blocks[cell(pool, to)].came.count(size, requested);
     }
 
     /// The program freed a block.
     #[inline(always)]
-    pub fn free(&self, size: u64, requested: u64, lifetime: u8) {
-        let gauges = &self.blocks[cell(size, lifetime)];
-        gauges.sequence.write(|| {
-            bump(&gauges.frees, 1);
-            bump(&gauges.free_bytes, size);
-            bump(&gauges.free_requested, requested);
-        });
+    pub fn free(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
+        self.blocks[cell(pool, lifetime)].went.count(size, requested);
+        self.sizes[1].count(size);
     }
 
     /// A freed block begins to wait.
     pub fn pending(&self, size: u64, lifetime: u8) {
-        let gauges = &self.pending[cell(size, lifetime)];
+        let gauges = &self.pending[cell(pool_of(size), lifetime)];
         gauges.sequence.write(|| {
             bump(&gauges.begun, 1);
             bump(&gauges.begun_bytes, size);
@@ -192,7 +223,7 @@ impl Lane {
 
     /// Its wait is over.
     pub fn pending_over(&self, size: u64, lifetime: u8) {
-        let gauges = &self.pending[cell(size, lifetime)];
+        let gauges = &self.pending[cell(pool_of(size), lifetime)];
         gauges.sequence.write(|| {
             bump(&gauges.ended, 1);
             bump(&gauges.ended_bytes, size);
@@ -205,14 +236,19 @@ impl Lane {
         let cell = (pool % 2) * LIFETIMES + lifetime % LIFETIMES;
         let (blocks, pending) = (&self.blocks[cell], &self.pending[cell]);
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let count = || BlockCounts {
-            mallocs: get(&blocks.mallocs),
-            malloc_bytes: get(&blocks.malloc_bytes),
-            malloc_requested: get(&blocks.malloc_requested),
-            frees: get(&blocks.frees),
-            free_bytes: get(&blocks.free_bytes),
-            free_requested: get(&blocks.free_requested),
-            ..BlockCounts::default()
+        let count = || {
+            let (came, malloc_bytes, malloc_requested) = blocks.came.read();
+            let mallocs = came.wrapping_add(get(&blocks.moved));
+            let (frees, free_bytes, free_requested) = blocks.went.read();
+            BlockCounts {
+                mallocs,
+                malloc_bytes,
+                malloc_requested,
+                frees,
+                free_bytes,
+                free_requested,
+                ..BlockCounts::default()
+            }
         };
         let wait = || BlockCounts {
             pending_begun: get(&pending.begun),
@@ -221,8 +257,10 @@ impl Lane {
             pending_ended_bytes: get(&pending.ended_bytes),
             ..BlockCounts::default()
         };
+        // Inside each other: what came and what went are of one moment.
+        let both = || blocks.went.sequence.read(attempts, count);
         let (counted, waiting) =
-            (blocks.sequence.read(attempts, count), pending.sequence.read(attempts, wait));
+            (blocks.came.sequence.read(attempts, both).flatten(), pending.sequence.read(attempts, wait));
         let whole = counted.is_some() && waiting.is_some();
         let mut counts = counted.unwrap_or_else(count);
         counts.add(waiting.unwrap_or_else(wait));

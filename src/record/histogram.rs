@@ -21,7 +21,7 @@ unsafe impl Shared for Buckets {}
 #[inline(always)]
 pub fn bucket_of(value: u64) -> usize {
     // The exponent less three; 0 for values below 16, whose buckets are their own.
-    let shift = 60 - (value | 8).leading_zeros() as usize;
+    let shift = (value | 8).ilog2() as usize - 3;
     shift * 8 + (value >> shift) as usize
 }
 

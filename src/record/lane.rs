@@ -1,20 +1,31 @@
 //! The hot path: a block comes, a block goes. No locked instruction, and no word that another lane writes.
 //!
-//! Instructions by callgrind (`benches/record_cost.rs`, x86-64, inlined into a function that gets the block by reference):
-//! 96 for `block_insert` + the clock + `event`, 82 for `block_remove` + the clock + `event`. Of these, 15 are that
-//! function's own saving and restoring of registers, 3 the clock, 20 the event, 8 the size histogram, 13 the gauges under
-//! their seqlock, 5 live bytes and peak; the rest is the block map and reading the block. A new peak costs 180 more with
-//! one lane in use.
+//! In the heap's hot paths (callgrind on `moe`, x86-64) a malloc spends about 58 instructions here and a free 49: the block map 15 and 8, the event
+//! 11, the gauges under their seqlock 7, the size histogram 8, live bytes and peak 7 and 5; the clock's read is 4 more. A new peak costs 180
+//! more with one lane in use.
 
 use super::block_map::BlockCell;
-use super::gauges::{Lane, SMALL_LIMIT};
+use super::gauges::{Lane, SMALL_LIMIT, pool_of};
 use super::slots::{BATCH, LANE_SLOTS};
 use super::trail::TrailCell;
 use super::writer::Record;
-use super::{BlockEntry, BlockSlot, EventKind, LANES, peaks};
+use super::{BlockEntry, BlockSlot, BlockTag, EventKind, LANES, peaks};
 
 /// How many blocks go unrecorded before a lane asks again for slots that could not be had.
 const PATIENCE: u32 = 4096;
+
+/// A block, as the hot path has it at hand.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Whose it is.
+    pub tag: BlockTag,
+    /// Where it begins on the device.
+    pub address: u64,
+    /// Bytes taken, rounded.
+    pub size: u64,
+    /// Bytes asked for.
+    pub requested: u64,
+}
 
 /// One lane: block map entries, gauges. Not Sync: its user holds the lane's heap lock.
 ///
@@ -22,8 +33,6 @@ const PATIENCE: u32 = 4096;
 /// they were inserted through; sums over lanes stay right then.
 pub struct LaneWriter {
     detail: bool,
-    /// Blocks above this go the straight path: all of them, in the last lane the large ones, and none where the record is off.
-    straight_above: u64,
     device: u8,
     number: u8,
     lane: *const Lane,
@@ -32,8 +41,10 @@ pub struct LaneWriter {
     bottom: *mut u32,
     top: *mut u32,
     limit: *mut u32,
-    /// The cells of the lane's trail; null before the first event, and where there is no room for them.
-    trail: *const TrailCell,
+    /// The cells of the lane's trail, for events of small and of large blocks; null before the first event, and where there is no room for
+    /// them. That of small blocks stays null in the lane of the large ones, so that small ones there (those of captures and of named pools) leave
+    /// the straight path, which would count them for the wrong pool.
+    trails: [*const TrailCell; 2],
     trail_mask: u64,
     /// Blocks to leave unrecorded before slots that could not be had are asked for again.
     patience: u32,
@@ -67,11 +78,6 @@ impl LaneWriter {
         let (bottom, limit) = (stack.start, stack.end);
         LaneWriter {
             detail,
-            straight_above: match detail {
-                false => u64::MAX,
-                true if usize::from(number) == LANES - 1 => SMALL_LIMIT,
-                true => 0,
-            },
             device,
             number,
             lane,
@@ -79,7 +85,7 @@ impl LaneWriter {
             bottom,
             top: bottom,
             limit,
-            trail: std::ptr::null(),
+            trails: [std::ptr::null(); 2],
             trail_mask: 0,
             patience: 0,
             trailless: false,
@@ -95,36 +101,31 @@ impl LaneWriter {
     }
 
     /// A block became live: map entry, lane gauges (live, requested and counts by lifetime; small/large), device live and
-    /// peak, size histogram.
-    #[inline(always)]
+    /// peaks, size histogram.
     pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
-        if entry.size <= self.straight_above {
-            return self.insert_other(entry);
+        let BlockEntry { address, size, requested, step, lifetime, .. } = *entry;
+        self.count(size, requested, lifetime);
+        let slot = self.place();
+        if let Some(cell) = self.cell(slot) {
+            cell.fill(entry.tag(), address, size, requested, step);
         }
-        let lane = self.lane();
-        if lane.totals.add(entry.size, entry.requested) {
-            self.settle();
-        }
-        lane.malloc(entry.size, entry.requested, entry.lifetime);
-        self.map(entry)
+        slot
     }
 
-    /// As [`LaneWriter::block_insert`], where the record is off, or a small block comes to the lane of the large ones.
-    #[inline(never)]
-    fn insert_other(&mut self, entry: &BlockEntry) -> BlockSlot {
+    /// Counts a block that came, whatever its lane.
+    fn count(&mut self, size: u64, requested: u64, lifetime: u8) {
         let lane = self.lane();
-        let stranger = self.is_stranger(entry.size);
+        let stranger = self.is_stranger(size);
         if stranger {
-            self.record.stranger(self.device, peaks::amounts(entry.size, entry.requested), 1);
+            self.record.stranger(self.device, peaks::amounts(size, requested), 1);
         }
-        let over = lane.totals.add(entry.size, entry.requested);
+        let over = lane.totals.add(size, requested);
         if stranger {
             self.settle_all();
         } else if over {
             self.settle();
         }
-        lane.malloc(entry.size, entry.requested, entry.lifetime);
-        if self.detail { self.map(entry) } else { BlockSlot::NONE }
+        lane.malloc(pool_of(size), size, requested, lifetime);
     }
 
     /// Whether a block of `size` is a small one among the large.
@@ -132,19 +133,118 @@ impl LaneWriter {
         usize::from(self.number) == LANES - 1 && size <= SMALL_LIMIT
     }
 
+    /// A place in the block map for a block that [`LaneWriter::malloc`] will describe. `NONE` where there is none, or no map.
     #[inline(always)]
-    fn map(&mut self, entry: &BlockEntry) -> BlockSlot {
-        self.lane().sizes[0].count(entry.size);
+    pub fn place(&mut self) -> BlockSlot {
         if self.top == self.bottom && !self.refill() {
             return BlockSlot::NONE;
         }
-        // SAFETY: above `bottom`, so a word of the stack; the slots on it are below the map's reach, so allocated.
+        // SAFETY: above `bottom`, so a word of the stack.
         unsafe {
             self.top = self.top.sub(1);
-            let slot = *self.top;
-            (*self.blocks.add(slot as usize)).insert(entry);
-            BlockSlot(slot)
+            BlockSlot(*self.top)
         }
+    }
+
+    /// A place that was not needed.
+    #[cold]
+    pub fn put_back(&mut self, slot: BlockSlot) {
+        if slot != BlockSlot::NONE {
+            self.push(slot);
+        }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, slot: BlockSlot) {
+        if self.top == self.limit {
+            self.spill();
+        }
+        // SAFETY: below `limit`, so a word of the stack.
+        unsafe {
+            *self.top = slot.0;
+            self.top = self.top.add(1);
+        }
+    }
+
+    #[inline(always)]
+    fn cell(&self, slot: BlockSlot) -> Option<&'static BlockCell> {
+        // SAFETY: `place` gave it, so it is below the map's reach: allocated, for ever.
+        (slot != BlockSlot::NONE).then(|| unsafe { &*self.blocks.add(slot.0 as usize) })
+    }
+
+    /// The hot path of a malloc: [`LaneWriter::block_insert`] and its event in one, for a block whose place was taken before. `pool` is that
+    /// of `size` ([`pool_of`]), which the caller knows beforehand; `time` is [`super::clock::now`]'s.
+    #[inline(always)]
+    pub fn malloc(&mut self, pool: usize, slot: BlockSlot, block: Block, step: u32, time: u64) {
+        let Block { tag, address, size, requested } = block;
+        let trail = self.trails[pool];
+        if trail.is_null() {
+            return self.malloc_slowly(slot, tag, address, size, requested, step, time);
+        }
+        let lane = self.lane();
+        if lane.totals.add(size, requested) {
+            self.settle();
+        }
+        lane.malloc(pool, size, requested, tag.lifetime());
+        if let Some(cell) = self.cell(slot) {
+            cell.fill(tag, address, size, requested, step);
+        }
+        // SAFETY: not null, so `open_trail` put `trail_mask + 1` cells there, for ever; this is the lane's only writer.
+        unsafe { lane.trail.push(trail, self.trail_mask, EventKind::Malloc, tag, address, requested, time) };
+    }
+
+    /// No trail: the first event, the record off, or a small block in the lane of the large ones.
+    #[cold]
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments)] // In words, which go through registers and cost the hot path nothing.
+    fn malloc_slowly(
+        &mut self,
+        slot: BlockSlot,
+        tag: BlockTag,
+        address: u64,
+        size: u64,
+        requested: u64,
+        step: u32,
+        time: u64,
+    ) {
+        self.count(size, requested, tag.lifetime());
+        if let Some(cell) = self.cell(slot) {
+            cell.fill(tag, address, size, requested, step);
+        }
+        self.event(EventKind::Malloc, tag.lifetime(), tag.stream(), address, requested, time);
+    }
+
+    /// The hot path of a free: [`LaneWriter::block_remove`] and its event in one; as [`LaneWriter::malloc`].
+    #[inline(always)]
+    pub fn free(&mut self, pool: usize, slot: BlockSlot, block: Block, time: u64) {
+        let Block { tag, address, size, requested } = block;
+        let trail = self.trails[pool];
+        if trail.is_null() {
+            return self.free_slowly(slot, tag, address, size, requested, time);
+        }
+        let lane = self.lane();
+        if lane.totals.sub(size, requested) {
+            self.overdrawn();
+        }
+        lane.free(pool, size, requested, tag.lifetime());
+        self.empty_slot(slot, false);
+        // SAFETY: as in `malloc`.
+        unsafe { lane.trail.push(trail, self.trail_mask, EventKind::Free, tag, address, size, time) };
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_slowly(
+        &mut self,
+        slot: BlockSlot,
+        tag: BlockTag,
+        address: u64,
+        size: u64,
+        requested: u64,
+        time: u64,
+    ) {
+        self.block_remove(slot, size, requested, tag.lifetime(), false);
+        self.event(EventKind::Free, tag.lifetime(), tag.stream(), address, size, time);
     }
 
     /// The program freed it and it waits for streams: not live any more, but not reusable.
@@ -159,20 +259,14 @@ impl LaneWriter {
             self.record.stranger(self.device, amounts, -1);
         }
         self.record.begin_wait(self.device, self.number, size > SMALL_LIMIT, amounts);
-        lane.free(size, requested, lifetime);
+        lane.free(pool_of(size), size, requested, lifetime);
         lane.pending(size, lifetime);
-        if !self.detail {
-            return;
-        }
-        lane.sizes[1].count(size);
-        if slot != BlockSlot::NONE {
-            // SAFETY: `block_insert` gave it, so it is inside the map.
-            unsafe { &*self.blocks.add(slot.0 as usize) }.pending();
+        if let Some(cell) = self.cell(slot) {
+            cell.pending();
         }
     }
 
     /// The program freed it (`was_pending` false), or its wait is over (true): the entry is free.
-    #[inline(always)]
     pub fn block_remove(
         &mut self,
         slot: BlockSlot,
@@ -189,44 +283,53 @@ impl LaneWriter {
             if lane.totals.sub(size, requested) {
                 self.overdrawn();
             }
-            lane.free(size, requested, lifetime);
-        }
-        if size <= self.straight_above {
-            if !was_pending && self.is_stranger(size) {
-                self.remove_stranger(size, requested);
+            if self.is_stranger(size) {
+                self.record.stranger(self.device, peaks::amounts(size, requested), -1);
+                self.settle_all();
             }
-            if !self.detail {
-                return;
-            }
+            lane.free(pool_of(size), size, requested, lifetime);
         }
-        if !was_pending {
-            lane.sizes[1].count(size);
+        self.empty_slot(slot, was_pending);
+    }
+
+    #[inline(always)]
+    fn empty_slot(&mut self, slot: BlockSlot, was_pending: bool) {
+        let Some(cell) = self.cell(slot) else { return };
+        cell.remove(was_pending);
+        self.push(slot);
+    }
+
+    /// The step in which a live block was inserted; `None`: it is not in the map.
+    pub fn step_of(&self, slot: BlockSlot) -> Option<u32> {
+        if !self.detail || slot == BlockSlot::NONE {
+            return None;
         }
+        // SAFETY: `block_insert` gave it, so it is inside the map.
+        Some(unsafe { &*self.blocks.add(slot.0 as usize) }.step())
+    }
+
+    /// The program has said that a live block's lifetime is `to`, not `from`: what is counted under the one is counted under the
+    /// other from now on, as if it had always been so.
+    #[cold]
+    pub fn block_retag(&mut self, slot: BlockSlot, size: u64, requested: u64, from: u8, to: u8) {
+        self.lane().retag(size, requested, from, to);
         if slot != BlockSlot::NONE {
-            // SAFETY: `block_insert` gave it, so it is inside the map.
-            unsafe { &*self.blocks.add(slot.0 as usize) }.remove(was_pending);
-            if self.top == self.limit {
-                self.spill();
-            }
-            // SAFETY: below `limit`, so a word of the stack.
-            unsafe {
-                *self.top = slot.0;
-                self.top = self.top.add(1);
-            }
+            // SAFETY: as above.
+            unsafe { &*self.blocks.add(slot.0 as usize) }.retag(to);
         }
     }
 
     /// One event in this lane's own ring: what [`Record::event`] does, at less than half the cost, and without a word that
     /// other lanes write. For the hot kinds. `time` is [`super::clock::now`]'s.
-    #[inline(always)]
+    #[inline]
     pub fn event(&mut self, kind: EventKind, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {
-        if self.trail.is_null() && !self.open_trail() {
+        if self.trails[1].is_null() && !self.open_trail() {
             return self.trailless_event(kind, lifetime, stream, address, size, time);
         }
         // SAFETY: `open_trail` put `trail_mask + 1` cells there, allocated, for ever; this is the lane's only writer.
         unsafe {
-            let head = &self.lane().trail;
-            head.push(self.trail, self.trail_mask, kind, self.device, lifetime, stream, address, size, time);
+            let tag = BlockTag::new(self.device, lifetime, 0, stream);
+            self.lane().trail.push(self.trails[1], self.trail_mask, kind, tag, address, size, time);
         }
     }
 
@@ -253,7 +356,8 @@ impl LaneWriter {
         }
         match self.record.trail_cells(self.device, self.number) {
             Some((cells, mask)) => {
-                (self.trail, self.trail_mask) = (cells, mask);
+                let small = if usize::from(self.number) == LANES - 1 { std::ptr::null() } else { cells };
+                (self.trails, self.trail_mask) = ([small, cells], mask);
                 self.lane().trail.open();
                 true
             }
@@ -262,13 +366,6 @@ impl LaneWriter {
                 false
             }
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn remove_stranger(&self, size: u64, requested: u64) {
-        self.record.stranger(self.device, peaks::amounts(size, requested), -1);
-        self.settle_all();
     }
 
     /// Blocks of other lanes are removed through this one.
@@ -298,6 +395,9 @@ impl LaneWriter {
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> bool {
+        if !self.detail {
+            return false;
+        }
         if self.patience > 0 {
             self.patience -= 1;
             self.record.unrecorded();

@@ -25,12 +25,13 @@ pub mod totals;
 pub mod trail;
 mod writer;
 
-pub use lane::LaneWriter;
+pub use lane::{Block, LaneWriter};
 pub use reader::{ReadError, Reader};
 pub use writer::{DeviceWriter, Record};
 
-/// Lanes a device: each is a set of gauges and a block allocator with one writer at a time (the holder of a heap lock).
-pub const LANES: usize = 32;
+/// Lanes a device: each is a set of gauges and a block allocator with one writer at a time (the holder of a heap lock). Of the heap's, 32
+/// are for small blocks (a stream's is found by a mask) and one is the central part's.
+pub const LANES: usize = 33;
 /// Lifetime classes: auto, transient, step, persistent.
 pub const LIFETIMES: usize = 4;
 /// Their names, by number.
@@ -55,6 +56,52 @@ pub struct BlockEntry {
     pub lifetime: u8,
     /// 0 for ordinary blocks, else 1 + the index of the capture pool.
     pub capture: u8,
+}
+
+impl BlockEntry {
+    /// What the block map and the trails say of it in one word.
+    #[inline(always)]
+    pub fn tag(&self) -> BlockTag {
+        BlockTag::new(self.device, self.lifetime, self.capture, self.stream)
+    }
+}
+
+/// Whose a block is, in one word of the record: bits 0 to 7 are an event's kind (0 in a tag), 8 to 15 the device, 16 to 23 the lifetime class,
+/// 24 to 31 the capture (as [`BlockEntry`] counts it), 32 to 63 the stream. Made once for all blocks of a slab.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockTag(pub u64);
+impl BlockTag {
+    /// The tag of these.
+    #[inline(always)]
+    pub const fn new(device: u8, lifetime: u8, capture: u8, stream: u32) -> Self {
+        Self((device as u64) << 8 | (lifetime as u64) << 16 | (capture as u64) << 24 | (stream as u64) << 32)
+    }
+    /// The word of an event of such a block.
+    #[inline(always)]
+    pub const fn event(self, kind: EventKind) -> u64 {
+        self.0 | kind as u64
+    }
+    /// An event's kind, as a number.
+    pub const fn kind(self) -> u8 {
+        self.0 as u8
+    }
+    /// The device's number.
+    pub const fn device(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+    /// The lifetime class.
+    #[inline(always)]
+    pub const fn lifetime(self) -> u8 {
+        (self.0 >> 16) as u8
+    }
+    /// The capture.
+    pub const fn capture(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+    /// The stream.
+    pub const fn stream(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
 }
 
 /// State of a block in the map.
@@ -198,7 +245,7 @@ gauges! {
     ReservedPeak "reserved_peak_bytes",
     /// Free bytes of arenas (whole spans included).
     ArenaFree "arena_free_bytes",
-    /// The largest request that the arenas' free bytes can satisfy.
+    /// The largest free run of the arenas.
     LargestFree "largest_free_bytes",
     /// Bytes pinned by captures.
     CapturePinned "capture_pinned_bytes",
@@ -242,26 +289,51 @@ gauges! {
     Rung0Calls "rung0_calls",
     /// Bytes it gained.
     Rung0Bytes "rung0_bytes",
+    /// Host time in it.
+    Rung0Microseconds "rung0_microseconds",
     /// Calls of the second rung.
     Rung1Calls "rung1_calls",
     /// Bytes it gained.
     Rung1Bytes "rung1_bytes",
+    /// Host time in it.
+    Rung1Microseconds "rung1_microseconds",
     /// Calls of the third rung.
     Rung2Calls "rung2_calls",
     /// Bytes it gained.
     Rung2Bytes "rung2_bytes",
+    /// Host time in it.
+    Rung2Microseconds "rung2_microseconds",
     /// Calls of the fourth rung.
     Rung3Calls "rung3_calls",
     /// Bytes it gained.
     Rung3Bytes "rung3_bytes",
+    /// Host time in it.
+    Rung3Microseconds "rung3_microseconds",
     /// Calls of the fifth rung.
     Rung4Calls "rung4_calls",
     /// Bytes it gained.
     Rung4Bytes "rung4_bytes",
+    /// Host time in it.
+    Rung4Microseconds "rung4_microseconds",
     /// Calls of the sixth rung.
     Rung5Calls "rung5_calls",
     /// Bytes it gained.
     Rung5Bytes "rung5_bytes",
+    /// Host time in it.
+    Rung5Microseconds "rung5_microseconds",
+    /// Times that a low-memory phase gave memory back.
+    LowPhaseTrims "low_phase_trims",
+    /// The memory that went back so.
+    LowPhaseBytes "low_phase_given_bytes",
+    /// The largest request that what is held could satisfy (docs/architecture.md, "Gauges").
+    LargestRequest "largest_request_bytes",
+    /// The largest request that could be satisfied if the ceiling is reached for it.
+    LargestGrowing "largest_request_growing_bytes",
+}
+
+/// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one of these.
+pub fn missing_share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { 1.0 - part.min(whole) as f64 / whole as f64 }
 }
 
 /// Facts of a device, written once.

@@ -73,7 +73,7 @@ pub type Member<'a> = (bool, &'a LaneTotals);
 #[derive(Debug, Default)]
 pub struct Books {
     /// Lanes that were ever used, a bit each.
-    pub used: u32,
+    pub used: u64,
     /// Small blocks in the lane of the large ones: those of captures and of `backing:passthrough`.
     strangers: Amounts,
     /// Freed by the program and waiting for streams: small, large.

@@ -20,7 +20,9 @@ use super::source::Source;
 use super::sync::Ordering;
 use super::totals;
 use super::trail::TrailCell;
-use super::{BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, LANES, LIFETIMES, Record, SegmentEntry};
+use super::{
+    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, LANES, LIFETIMES, Record, SegmentEntry, missing_share,
+};
 
 /// Looks at a seqlock before it is called torn: about 30 ms, most of them asleep.
 const ATTEMPTS: u32 = 450;
@@ -171,6 +173,8 @@ pub struct DeviceSnapshot {
     pub blocks: [[BlockCounts; LIFETIMES]; 2],
     /// Lanes whose counters are not of one moment: their writer was killed half-way, or never paused.
     pub torn_lanes: u32,
+    /// Sizes of all requests so far, rounded as the blocks were.
+    pub malloc_sizes: Counts,
     /// The device's gauges, by [`DeviceGauge`].
     pub gauges: Vec<u64>,
     /// The gauges are not of one moment: their writer was killed half-way, or never stopped writing.
@@ -203,8 +207,39 @@ impl DeviceSnapshot {
 
     /// 1 - live / reserved: what dashboards call fragmentation. 0 where nothing is reserved.
     pub fn fragmentation(&self) -> f64 {
-        let reserved = self.gauge(DeviceGauge::Reserved);
-        if reserved == 0 { 0.0 } else { 1.0 - self.live.min(reserved) as f64 / reserved as f64 }
+        missing_share(self.live, self.gauge(DeviceGauge::Reserved))
+    }
+
+    /// Bytes held that are neither live nor waiting for streams.
+    pub fn free_held(&self) -> u64 {
+        let taken = self.live.saturating_add(self.total().pending_bytes());
+        self.gauge(DeviceGauge::Reserved).saturating_sub(taken)
+    }
+
+    /// 1 - largest satisfiable request / free bytes held. The first was true when the gauges were written last.
+    pub fn external_fragmentation(&self) -> f64 {
+        missing_share(self.gauge(DeviceGauge::LargestRequest), self.free_held())
+    }
+
+    /// 1 - requested / live.
+    pub fn internal_fragmentation(&self) -> f64 {
+        let total = self.total();
+        missing_share(total.live_requested(), total.live_bytes())
+    }
+
+    /// The size that 99 of 100 requests so far do not exceed, within 7%. 0 before the first.
+    pub fn request_p99(&self) -> u64 {
+        if self.malloc_sizes.total() == 0 {
+            return 0;
+        }
+        self.malloc_sizes.to_hdr(1.0).value_at_quantile(0.99)
+    }
+
+    /// How many times the 99th-percentile request the largest satisfiable one is, the ceiling reached for it; `None` before the first.
+    pub fn p99_fits(&self) -> Option<f64> {
+        let request = self.request_p99();
+        let largest = self.gauge(DeviceGauge::LargestGrowing);
+        (request > 0).then(|| largest as f64 / request as f64)
     }
 }
 
@@ -499,8 +534,9 @@ impl<'a> Reader<'a> {
                 }
             }
             snapshot.torn_lanes += u32::from(torn);
+            lane.sizes[0].add_to(&mut snapshot.malloc_sizes.0);
         }
-        snapshot.live = totals::live(lanes.iter().map(|lane| &lane.totals));
+        snapshot.live = totals::live(totals::BYTES, lanes.iter().map(|lane| &lane.totals));
         snapshot.live_peak = area.live_peak.load(Ordering::Relaxed).max(snapshot.live);
         let gauges: Option<[u64; DEVICE_GAUGES]> = area.read(self.attempts());
         snapshot.torn_gauges = gauges.is_none();

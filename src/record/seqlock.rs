@@ -67,6 +67,11 @@ impl Sequence {
         None
     }
 
+    /// Writes so far. While one is under way (or was, when the writer was killed) it is counted.
+    pub fn writes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed).div_ceil(2)
+    }
+
     /// Whether a writer is (or was, when it was killed) between its first and its last store.
     pub fn is_odd(&self) -> bool {
         self.0.load(Ordering::Relaxed) & 1 == 1

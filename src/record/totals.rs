@@ -84,7 +84,7 @@ impl LaneTotals {
     }
 }
 
-/// Live bytes over all of a device's lanes.
-pub fn live<'a>(lanes: impl Iterator<Item = &'a LaneTotals>) -> u64 {
-    lanes.fold(0, |sum: i64, lane| sum.wrapping_add(lane.live(BYTES))).max(0) as u64
+/// What is live of a quantity over all of a device's lanes.
+pub fn live<'a>(quantity: usize, lanes: impl Iterator<Item = &'a LaneTotals>) -> u64 {
+    lanes.fold(0, |sum: i64, lane| sum.wrapping_add(lane.live(quantity))).max(0) as u64
 }

@@ -36,6 +36,8 @@ pub struct Record {
     closed: AtomicBool,
 }
 
+const _: () = assert!(LANES <= 64, "a bit each in `used_lanes`");
+
 /// What a lane or device out of range writes to: nobody reads it.
 struct Nowhere;
 
@@ -280,8 +282,16 @@ impl Record {
         if device >= self.devices {
             return (0, 0);
         }
-        let live = totals::live(self.lanes(device).iter().map(|lane| &lane.totals));
+        let live = totals::live(totals::BYTES, self.lanes(device).iter().map(|lane| &lane.totals));
         (live, self.area(device).live_peak.load(Ordering::Relaxed).max(live))
+    }
+
+    /// Bytes live on `device` as they were asked for, over all lanes (exact).
+    pub fn live_requested(&self, device: u32) -> u64 {
+        if device >= self.devices {
+            return 0;
+        }
+        totals::live(totals::REQUESTED, self.lanes(device).iter().map(|lane| &lane.totals))
     }
 
     /// All that is counted of the blocks of `device`, by pool. Everything is 0 for a device that nobody knows.
@@ -365,7 +375,7 @@ impl Record {
     }
 
     /// The lanes of `device` whose bits are set in `used`.
-    fn members(&self, device: u32, used: u32) -> impl Iterator<Item = Member<'_>> + Clone {
+    fn members(&self, device: u32, used: u64) -> impl Iterator<Item = Member<'_>> + Clone {
         let (lanes, mut left) = (self.lanes(device), used);
         std::iter::from_fn(move || {
             let number = left.trailing_zeros() as usize;
@@ -394,7 +404,7 @@ impl Record {
     /// Lane `lane` of `device` counts from now on; the device's books. `None` for a lane that nobody knows.
     pub(super) fn join(&self, device: u8, lane: u8) -> Option<MutexGuard<'_, Books>> {
         let mut books = self.books(u32::from(device))?;
-        books.used |= 1u32.checked_shl(u32::from(lane))?;
+        books.used |= 1u64.checked_shl(u32::from(lane))?;
         Some(books)
     }
 

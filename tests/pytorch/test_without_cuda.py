@@ -29,6 +29,7 @@ calls = {
     "gruyere_segment_malloc": lambda f: f(ctypes.c_ssize_t(1 << 20), 0, None),
     "gruyere_lifetime_push": lambda f: f(1),
     "gruyere_lifetime_pop": lambda f: f(),
+    "gruyere_mark_phase": lambda f: f(1),
     "gruyere_mark_step": lambda f: f(),
     "gruyere_trim": lambda f: f(),
     "gruyere_stats": lambda f: f(0, buffer),

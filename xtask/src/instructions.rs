@@ -9,7 +9,7 @@ use crate::parts::{cargo, output};
 /// The trace that the bar is set on.
 const TRACE: &str = "traces/moe.trace.zst";
 /// The bar: instructions of a malloc or a free, on average over both.
-const BAR: u64 = 600;
+const BAR: u64 = 360;
 /// How the stand-in's driver calls are named.
 const DRIVER: &str = "PhantomDriver as gruyere::driver::Driver>::";
 
@@ -93,23 +93,23 @@ fn calls(profile: &str) -> HashMap<&str, Cost> {
 mod tests {
     use super::*;
 
-    const PROFILE: &str = "fn=main\ncfi=x.rs\ncfn=gruyere_malloc\ncalls=10 5 \n7 9000\n+1 3\n\
-                           fn=gruyere_malloc\ncfn=<x::PhantomDriver as gruyere::driver::Driver>::alloc\ncalls=1 0 \n* 1000\n\
-                           fn=main\ncfn=gruyere_free\ncalls=6 5\n8 1000\ncfn=gruyere_free\ncalls=4 5\n9 1000\n";
+    const PROFILE: &str = "fn=main\ncfi=x.rs\ncfn=gruyere_malloc\ncalls=10 5 \n7 4500\n+1 3\n\
+                           fn=gruyere_malloc\ncfn=<x::PhantomDriver as gruyere::driver::Driver>::alloc\ncalls=1 0 \n* 500\n\
+                           fn=main\ncfn=gruyere_free\ncalls=6 5\n8 500\ncfn=gruyere_free\ncalls=4 5\n9 500\n";
 
     #[test]
     fn calls_are_summed_by_callee() {
         let calls = calls(PROFILE);
-        assert_eq!(calls["gruyere_malloc"], Cost { calls: 10, instructions: 9000 });
-        assert_eq!(calls["gruyere_free"], Cost { calls: 10, instructions: 2000 });
+        assert_eq!(calls["gruyere_malloc"], Cost { calls: 10, instructions: 4500 });
+        assert_eq!(calls["gruyere_free"], Cost { calls: 10, instructions: 1000 });
     }
 
     #[test]
     fn the_driver_s_work_is_excluded_and_the_bar_is_held() {
-        // (9000 + 2000 - 1000) / 20
+        // (4500 + 1000 - 500) / 20
         assert_eq!(report(&calls(PROFILE)), Ok(()));
-        let slow = PROFILE.replace("7 9000", "7 19000");
-        assert!(report(&calls(&slow)).unwrap_err().contains("1000 instructions"));
+        let slow = PROFILE.replace("7 4500", "7 14500");
+        assert!(report(&calls(&slow)).unwrap_err().contains("750 instructions"));
         assert!(report(&calls("")).is_err());
     }
 }

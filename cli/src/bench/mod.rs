@@ -3,6 +3,7 @@
 mod callgrind;
 mod chart;
 mod instructions;
+mod proof;
 mod report;
 mod schedule;
 mod table;
@@ -28,6 +29,7 @@ Examples:
   gruyere bench --trace my.trace.zst --out /tmp    a trace of your own (format: traces/FORMAT.md)
   gruyere bench --conf share:off --conf backing:fixed
                                                    a row more for each configuration
+  gruyere bench proof                              every figure that is promised, with its bar
   gruyere bench --instructions                     instructions a malloc and a free, counted by callgrind
   gruyere bench --device cuda --trace my.trace.zst the same on a real GPU
 
@@ -40,8 +42,10 @@ Exit status: 0 all is well; 1 something could not be read, written or run; 2 wro
 /// allocator and its expandable segments are models, equal to the real ones to the byte. Prints a table, writes bench.json
 /// and bench.svg.
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Replay this trace, zstd-compressed or plain, in place of the bundled ones; may be repeated.
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
@@ -77,6 +81,11 @@ pub struct Args {
     list: bool,
 }
 
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    Proof(Box<proof::Args>),
+}
+
 /// What the traces are replayed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Device {
@@ -98,6 +107,9 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    if let Some(Command::Proof(args)) = &args.command {
+        return proof::main(args);
+    }
     if args.instructions {
         return instructions(args);
     }
@@ -182,16 +194,21 @@ fn bundled() -> Result<Vec<PathBuf>, String> {
     let here = Path::new("traces");
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../traces");
     for folder in [here, &built] {
-        let Ok(entries) = std::fs::read_dir(folder) else { continue };
-        let paths = entries.flatten().map(|entry| entry.path());
-        let mut paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".trace.zst")).collect();
+        let paths = traces_in(folder);
         if !paths.is_empty() {
-            paths.sort();
             return Ok(paths);
         }
     }
     Err("the bundled traces are not here: run in the source tree, or name traces with --trace FILE"
         .to_owned())
+}
+
+/// The compressed traces of a folder, by name; none where it cannot be read.
+fn traces_in(folder: &Path) -> Vec<PathBuf> {
+    let paths = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".trace.zst")).collect();
+    paths.sort();
+    paths
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

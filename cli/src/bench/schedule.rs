@@ -117,7 +117,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// On stderr, and only where that is a terminal.
-fn progress(jobs: usize) -> ProgressBar {
+pub(super) fn progress(jobs: usize) -> ProgressBar {
     let bar = ProgressBar::new(jobs as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:28.yellow/dim} {pos:>3}/{len} {elapsed:>4} {msg}") {
         bar.set_style(style.progress_chars("━╸─"));

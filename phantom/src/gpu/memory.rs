@@ -216,6 +216,7 @@ impl Gpu {
         let Some(backing) = state.backings.get(address).copied().filter(|b| b.source == Source::Plain) else {
             return state.refuse(KIND, "free of an address that is no plain allocation", address);
         };
+        state.no_endless_wait(KIND, backing.device)?;
         state.wait_for_device(backing.device);
         state.time.spend(state.config.costs.free_of(backing.bytes));
         if let Some(oracle) = &mut state.oracle {

@@ -5,6 +5,7 @@ mod memory;
 mod order;
 mod pools;
 mod queries;
+mod rendezvous;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use crate::error::{SimError, SimResult, code};
 use crate::inject::{Injection, Injections};
 use crate::oracle::{Clock, Oracle};
 use crate::pool::Pool;
+use crate::rendezvous::{Rendezvous, WorkId};
 use crate::streams::{StreamKey, Streams};
 use crate::timeline::Timeline;
 use crate::vmm::{Refused, Vmm};
@@ -61,6 +63,8 @@ pub(crate) enum Recorded {
     Not,
     /// Complete at this time.
     At(u64),
+    /// Complete when this open work is.
+    Behind(WorkId),
     /// In this capture.
     Captured(u64),
 }
@@ -77,6 +81,7 @@ pub(crate) struct State {
     pub(crate) time: Timeline,
     pub(crate) devices: Vec<Device>,
     pub(crate) streams: Streams,
+    pub(crate) rendezvous: Rendezvous,
     pub(crate) events: FxHashMap<usize, Event>,
     pub(crate) next_event: usize,
     pub(crate) pools: BTreeMap<usize, Pool>,
@@ -134,6 +139,7 @@ impl Gpu {
             time: Timeline::default(),
             devices: devices.collect(),
             streams: Streams::default(),
+            rendezvous: Rendezvous::default(),
             events: FxHashMap::default(),
             next_event: 0,
             pools: BTreeMap::new(),

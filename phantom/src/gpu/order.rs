@@ -4,6 +4,7 @@ use super::{Event, Gpu, Recorded, State, fail};
 use crate::calls::{CallKind, current_caller};
 use crate::error::{SimError, SimResult, code};
 use crate::oracle::Clock;
+use crate::rendezvous::Task;
 use crate::streams::{StreamKey, StreamKind};
 
 impl State {
@@ -13,6 +14,11 @@ impl State {
         if let Some(tail) = tail {
             self.raise_tail(key, tail);
         }
+        let open: Vec<_> =
+            self.streams.implied(key).iter().filter_map(|&other| self.streams.get(other).open).collect();
+        for other in open {
+            self.follow_open(key, other);
+        }
         if let Some(oracle) = &mut self.oracle {
             for &other in self.streams.implied(key) {
                 oracle.follow(key, other);
@@ -20,7 +26,7 @@ impl State {
         }
     }
 
-    fn raise_tail(&mut self, key: StreamKey, tail: u64) {
+    pub(crate) fn raise_tail(&mut self, key: StreamKey, tail: u64) {
         let stream = self.streams.get_mut(key);
         stream.tail = stream.tail.max(tail);
         let device = &mut self.devices[stream.device as usize];
@@ -31,8 +37,15 @@ impl State {
     pub(crate) fn enqueue(&mut self, key: StreamKey, kernels: u64, each: u64, launch: u64) {
         self.follow_default_stream(key);
         let tail = self.streams.get(key).tail;
-        let end = self.time.launch(tail, kernels, each, launch, self.config.run_ahead);
-        self.raise_tail(key, end);
+        if self.streams.get(key).open.is_some() {
+            let now = self.time.now();
+            self.time.work(kernels * launch);
+            let floor = (now + launch + kernels * each).max(now + kernels * launch + each);
+            self.add_open(key, [], Task::Run { nanoseconds: kernels * each, floor });
+        } else {
+            let end = self.time.launch(tail, kernels, each, launch, self.config.run_ahead);
+            self.raise_tail(key, end);
+        }
         if let Some(oracle) = &mut self.oracle {
             oracle.advance(key);
         }
@@ -102,7 +115,8 @@ impl Gpu {
             Some(capture) => Recorded::Captured(capture.id),
             None => {
                 state.follow_default_stream(key);
-                Recorded::At(state.streams.get(key).tail)
+                let stream = state.streams.get(key);
+                stream.open.map_or(Recorded::At(stream.tail), Recorded::Behind)
             }
         };
         if let Some(event) = state.events.get_mut(&event) {
@@ -127,7 +141,7 @@ impl Gpu {
                 state.host_saw_event(event);
                 Ok(true)
             }
-            Recorded::At(_) => Ok(false),
+            Recorded::At(_) | Recorded::Behind(_) => Ok(false),
             Recorded::Captured(capture) => state.captured_event(KIND, capture),
         }
     }
@@ -146,6 +160,7 @@ impl Gpu {
                 state.time.wait_until(time, current_caller());
                 state.host_saw_event(event);
             }
+            Recorded::Behind(_) => return fail(KIND, code::LAUNCH_TIMEOUT),
             Recorded::Captured(capture) => return state.captured_event(KIND, capture),
         }
         state.synchronize_pools(owner);
@@ -162,10 +177,10 @@ impl Gpu {
         let recorded = state.event(KIND, event)?.recorded;
         state.frown_at_capture(KIND, key);
         let in_capture = state.wait_in_capture(KIND, key, recorded)?;
-        if let Recorded::At(time) = recorded
-            && !in_capture
-        {
-            state.raise_tail(key, time);
+        match recorded {
+            Recorded::At(time) if !in_capture => state.raise_tail(key, time),
+            Recorded::Behind(work) if !in_capture => state.follow_open(key, work),
+            _ => {}
         }
         if let Some(oracle) = &mut state.oracle
             && let Some(event) = state.events.get(&event)
@@ -217,7 +232,8 @@ impl Gpu {
         state.refused_by_capture(KIND, key)?;
         state.forbidden_by_capture(KIND)?;
         state.follow_default_stream(key);
-        let done = state.streams.get(key).tail <= state.time.now();
+        let stream = state.streams.get(key);
+        let done = stream.open.is_none() && stream.tail <= state.time.now();
         if done && let Some(oracle) = &mut state.oracle {
             oracle.host_saw_stream(key);
         }
@@ -235,6 +251,9 @@ impl Gpu {
         state.forbidden_by_capture(KIND)?;
         state.follow_default_stream(key);
         let (tail, owner) = (state.streams.get(key).tail, state.streams.get(key).device);
+        if state.streams.get(key).open.is_some() {
+            return fail(KIND, code::LAUNCH_TIMEOUT);
+        }
         state.time.wait_until(tail, current_caller());
         if let Some(oracle) = &mut state.oracle {
             oracle.host_saw_stream(key);
@@ -270,6 +289,7 @@ impl Gpu {
         state.enter_for(KIND, device, state.config.costs.synchronize)?;
         state.no_capture_on(KIND, device)?;
         state.forbidden_by_capture(KIND)?;
+        state.no_endless_wait(KIND, device)?;
         state.wait_for_device(device);
         Ok(())
     }

@@ -247,7 +247,9 @@ impl Gpu {
         if let Some(oracle) = &mut state.oracle {
             oracle.pool_took_back(Taken::of(&backing), key);
         }
-        let (now, tail) = (state.time.now(), state.streams.get(key).tail);
+        // Behind open work it stays its stream's: nobody else can be told when it is complete.
+        let stream = state.streams.get(key);
+        let (now, tail) = (state.time.now(), stream.open.map_or(stream.tail, |_| u64::MAX));
         state.pool(KIND, pool)?.free(address, backing.bytes, key, tail, now);
         Ok(())
     }

@@ -8,9 +8,12 @@
 #![deny(clippy::unwrap_used)]
 
 mod damage;
+mod jitter;
+mod join;
 mod reader;
 
 pub use damage::{Damage, TraceError};
+pub use join::drawn_order;
 
 use std::path::Path;
 

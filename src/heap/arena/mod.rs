@@ -16,9 +16,11 @@ mod void;
 mod walk;
 
 use super::page_table::{BLOCK_LIMIT, BlockId};
+use super::size_class::ALIGNMENT;
 use crate::record::{BlockSlot, SegmentSlot};
 use size_index::SizeIndex;
-pub use void::{LoosePages, Plan};
+use std::collections::BTreeMap;
+pub use void::{LoosePages, Movable, Plan};
 
 /// A run's number; a live run's is its block's.
 pub type RunId = BlockId;
@@ -44,6 +46,8 @@ pub enum RunState {
     Pending,
     /// Address space of a stitched region in which nothing is mapped.
     Void,
+    /// Address space of a stitched region in which pages are mapped that belong elsewhere, or to nobody.
+    Shadow,
 }
 
 /// One run.
@@ -53,8 +57,6 @@ pub struct Run {
     pub address: u64,
     /// Length, a multiple of 512.
     pub bytes: u64,
-    /// Bytes that the caller asked for.
-    pub requested: u64,
     /// Free: no work on `stream` later than this epoch's touches it.
     pub epoch: u64,
     /// What it is.
@@ -65,6 +67,10 @@ pub struct Run {
     pub region: RegionId,
     /// Its place in the block map while live or pending.
     pub slot: BlockSlot,
+    /// Of a block: bytes of it that the caller did not ask for.
+    pub slack: u32,
+    /// Its bin of the size index while free or void.
+    bin: u16,
     /// The tag of its block, as the record counts it.
     pub lifetime: u8,
     /// Other streams use the block (`Central::users`).
@@ -78,12 +84,66 @@ pub struct Run {
 }
 
 impl Run {
+    /// A free run of nobody's in particular, without neighbours.
+    fn new(address: u64, bytes: u64, region: RegionId) -> Self {
+        Self {
+            address,
+            bytes,
+            epoch: 0,
+            state: RunState::Free,
+            stream: EVERYBODY,
+            region,
+            slot: BlockSlot::NONE,
+            slack: 0,
+            bin: 0,
+            lifetime: 0,
+            shared: false,
+            is_slab: false,
+            previous: NO_RUN,
+            next: NO_RUN,
+            bin_previous: NO_RUN,
+            bin_next: NO_RUN,
+        }
+    }
+
+    /// Notes what block it is.
+    #[inline(always)]
+    pub fn label(&mut self, Label { slack, lifetime, slot }: Label) {
+        (self.slack, self.lifetime, self.slot) = (slack, lifetime, slot);
+    }
+
+    /// Of a block: bytes that the caller asked for.
+    #[inline]
+    pub fn requested(&self) -> u64 {
+        self.bytes - u64::from(self.slack)
+    }
+
     /// Bytes before the first multiple of `align` in it.
     #[inline]
     fn askew(&self, align: u64) -> u64 {
         self.address.wrapping_neg() & (align - 1)
     }
 }
+
+/// What is noted of a block in its run.
+#[derive(Clone, Copy, Debug)]
+pub struct Label {
+    /// [`Run::slack`].
+    pub slack: u32,
+    /// [`Run::lifetime`].
+    pub lifetime: u8,
+    /// [`Run::slot`].
+    pub slot: BlockSlot,
+}
+
+impl Default for Label {
+    fn default() -> Self {
+        Self { slack: 0, lifetime: 0, slot: BlockSlot::NONE }
+    }
+}
+
+/// A run is a cache line: found by a shift, and fetched at once.
+const _: () = assert!(size_of::<Run>() == 64);
 
 /// One piece of memory from the driver.
 #[derive(Clone, Debug)]
@@ -111,6 +171,8 @@ struct Space {
     regions: Vec<RegionId>,
     /// Where nothing is mapped.
     voids: SizeIndex,
+    /// Bytes of shadows.
+    shadow_bytes: u64,
     /// Runs stay with their stream whatever is done (captures).
     private: bool,
 }
@@ -121,7 +183,6 @@ impl Space {
         self.owners.get(stream.wrapping_add(1) as usize)?.as_deref()
     }
 
-    #[inline]
     fn owner_mut(&mut self, stream: u32) -> &mut SizeIndex {
         let at = stream.wrapping_add(1) as usize;
         if at >= self.owners.len() {
@@ -141,7 +202,12 @@ pub struct Arenas {
     spaces: Vec<Space>,
     unused_spaces: Vec<SpaceId>,
     scratch: Vec<RunId>,
+    /// By first byte.
+    shadows: BTreeMap<u64, RunId>,
     changes: u64,
+    /// Bytes of live and pending runs, and the highest that was since [`Arenas::take_busy_peak`].
+    busy: u64,
+    busy_peak: u64,
 }
 
 impl Arenas {
@@ -291,19 +357,97 @@ impl Arenas {
     }
 
     /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and everybody's.
-    #[inline]
     pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
-        let space = &self.spaces[space as usize];
-        let own = space.owner(stream).and_then(|index| index.best_fit(&self.runs, bytes, align));
-        let shared = space.owner(EVERYBODY).and_then(|index| index.best_fit(&self.runs, bytes, align));
-        let id = match (own, shared) {
-            // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
-            (Some(own), Some(shared)) if self.runs[shared as usize].bytes < self.runs[own as usize].bytes => {
-                shared
-            }
-            (own, shared) => own.or(shared)?,
-        };
+        if align <= ALIGNMENT {
+            return self.allocate_block(space, bytes, stream, Label::default()).map(|(id, _)| id);
+        }
+        let id = self.best_fit(space, bytes, align, stream)?;
         self.take(id, bytes, align, stream)
+    }
+
+    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`], for the block that `label` describes; its address too.
+    #[inline(always)]
+    pub fn allocate_block(
+        &mut self,
+        space: SpaceId,
+        bytes: u64,
+        stream: u32,
+        label: Label,
+    ) -> Option<(RunId, u64)> {
+        let id = self.best_fit(space, bytes, ALIGNMENT, stream)?;
+        self.take_front(space, id, bytes, stream, label)
+    }
+
+    #[inline(always)]
+    fn best_fit(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
+        let owners = &self.spaces.get(space as usize)?.owners[..];
+        let (mut best, mut best_bytes) = (None, u64::MAX);
+        // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
+        for owner in [stream, EVERYBODY] {
+            if let Some(Some(index)) = owners.get(owner.wrapping_add(1) as usize)
+                && index.count != 0
+                && let Some((id, length)) = index.best_fit(&self.runs, bytes, align)
+                && length < best_bytes
+            {
+                (best, best_bytes) = (Some(id), length);
+            }
+        }
+        best
+    }
+
+    /// Makes the first `bytes` of listed free run `id` of `space` live. A longer run keeps its number and its place and only shrinks; the
+    /// block gets a new one: one list is touched, if any.
+    #[inline(always)]
+    fn take_front(
+        &mut self,
+        space: SpaceId,
+        id: RunId,
+        bytes: u64,
+        stream: u32,
+        label: Label,
+    ) -> Option<(RunId, u64)> {
+        if self.unused_runs.is_empty() {
+            self.more_runs()?;
+        }
+        let runs = &mut self.runs[..];
+        let run = runs.get_mut(id as usize)?;
+        let owner = run.stream.wrapping_add(1) as usize;
+        let index = self.spaces.get_mut(space as usize)?.owners.get_mut(owner)?.as_deref_mut()?;
+        let left = run.bytes.wrapping_sub(bytes);
+        self.busy += bytes;
+        self.busy_peak = self.busy_peak.max(self.busy);
+        if left == 0 {
+            (run.state, run.stream, run.shared, run.is_slab) = (RunState::Live, stream, false, false);
+            run.label(label);
+            let address = run.address;
+            index.remove(runs, id);
+            return Some((id, address));
+        }
+        let new = self.unused_runs.pop()?;
+        let Run { address, epoch, region, previous, .. } = *run;
+        (run.address, run.previous) = (address + bytes, new);
+        index.resize(runs, id, left);
+        let front = runs.get_mut(new as usize)?;
+        (front.address, front.bytes, front.epoch, front.region) = (address, bytes, epoch, region);
+        (front.state, front.stream, front.shared, front.is_slab) = (RunState::Live, stream, false, false);
+        (front.previous, front.next) = (previous, id);
+        front.label(label);
+        match runs.get_mut(previous as usize) {
+            Some(previous) => previous.next = new,
+            None => self.regions[region as usize].first = new,
+        }
+        Some((new, address))
+    }
+
+    /// Adds an unused record; `None` where there are as many as there can be.
+    #[cold]
+    #[inline(never)]
+    fn more_runs(&mut self) -> Option<()> {
+        let id = self.runs.len();
+        (id < BLOCK_LIMIT as usize).then(|| {
+            self.runs.push(Run { state: RunState::Unused, ..Run::new(0, 0, 0) });
+            self.unused_runs.push(id as RunId);
+        })
     }
 
     /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use, joined; the shortest such row.
@@ -366,6 +510,8 @@ impl Arenas {
         run.stream = stream;
         run.shared = false;
         run.is_slab = false;
+        self.busy += bytes;
+        self.busy_peak = self.busy_peak.max(self.busy);
         Some(id)
     }
 
@@ -390,26 +536,70 @@ impl Arenas {
     /// Frees a live or pending run to `stream` as of `epoch` (or to everybody), and merges it with neighbours of the same owner.
     #[inline]
     pub fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
-        self.set_free(id, stream, epoch);
+        self.busy -= self.runs[id as usize].bytes;
+        self.set_free_inline(id, stream, epoch);
     }
 
-    fn set_free(&mut self, mut id: RunId, owner: u32, mut epoch: u64) {
-        let Run { previous, next, .. } = self.runs[id as usize];
-        let mergeable = |run: &Run| run.state == RunState::Free && run.stream == owner;
-        if next != NO_RUN && mergeable(&self.runs[next as usize]) {
-            epoch = epoch.max(self.runs[next as usize].epoch);
-            self.unlist(next);
-            self.absorb_next(id);
-        }
-        if previous != NO_RUN && mergeable(&self.runs[previous as usize]) {
-            epoch = epoch.max(self.runs[previous as usize].epoch);
-            self.unlist(previous);
-            self.absorb_next(previous);
-            id = previous;
-        }
-        self.runs[id as usize].epoch = epoch;
+    /// Makes an unlisted run free. A neighbour of the same owner takes it in and keeps its number and its place: mostly no list is touched.
+    fn set_free(&mut self, id: RunId, owner: u32, epoch: u64) {
+        self.set_free_inline(id, owner, epoch);
+    }
+
+    /// The first free run of an owner in its space.
+    #[cold]
+    #[inline(never)]
+    fn set_free_first(&mut self, space: SpaceId, id: RunId, owner: u32, epoch: u64) {
+        self.spaces[space as usize].owner_mut(owner);
+        self.set_free(id, owner, epoch);
+    }
+
+    #[inline(always)]
+    fn set_free_inline(&mut self, id: RunId, owner: u32, epoch: u64) {
+        let Run { address, mut bytes, previous, mut next, region, .. } = self.runs[id as usize];
+        let Region { space, ref mut first, .. } = self.regions[region as usize];
+        let Some(Some(index)) = self.spaces[space as usize].owners.get_mut(owner.wrapping_add(1) as usize)
+        else {
+            return self.set_free_first(space, id, owner, epoch);
+        };
         self.changes += 1;
-        self.list(id, owner);
+        let runs = &mut self.runs[..];
+        let mergeable = |run: &Run| run.state == RunState::Free && run.stream == owner;
+        let behind = runs.get(next as usize).is_some_and(mergeable);
+        if let Some(before) = runs.get_mut(previous as usize).filter(|run| mergeable(run)) {
+            before.epoch = before.epoch.max(epoch);
+            if behind {
+                index.remove(runs, next);
+                let Run { bytes: more, epoch: other, next: after, .. } = runs[next as usize];
+                let before = &mut runs[previous as usize];
+                before.epoch = before.epoch.max(other);
+                bytes += more;
+                retire(runs, &mut self.unused_runs, next);
+                next = after;
+            }
+            let before = &mut runs[previous as usize];
+            before.next = next;
+            let bytes = before.bytes + bytes;
+            index.resize(runs, previous, bytes);
+            if let Some(after) = runs.get_mut(next as usize) {
+                after.previous = previous;
+            }
+            retire(runs, &mut self.unused_runs, id);
+        } else if behind {
+            let after = &mut runs[next as usize];
+            after.epoch = after.epoch.max(epoch);
+            (after.address, after.previous) = (address, previous);
+            let bytes = after.bytes + bytes;
+            index.resize(runs, next, bytes);
+            match runs.get_mut(previous as usize) {
+                Some(before) => before.next = next,
+                None => *first = next,
+            }
+            retire(runs, &mut self.unused_runs, id);
+        } else {
+            let run = &mut runs[id as usize];
+            (run.state, run.stream, run.epoch) = (RunState::Free, owner, epoch);
+            index.insert(runs, id);
+        }
     }
 
     /// Gives to everybody the free runs whose streams are past them; `completed` tells the last epoch that a stream is past.
@@ -447,6 +637,37 @@ impl Arenas {
         self.scratch = found;
     }
 
+    /// Whether `stream` owns free memory of the space that it freed in `epoch` or before.
+    pub fn has_freed(&self, space: SpaceId, stream: u32, epoch: u64) -> bool {
+        self.spaces[space as usize].owner(stream).is_some_and(|index| index.count > 0 && index.oldest <= epoch)
+    }
+
+    /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of which `is_usable` says so (of owner
+    /// and epoch). Walks all free runs that are long enough.
+    pub fn best_fit_ordered(
+        &self,
+        space: SpaceId,
+        bytes: u64,
+        align: u64,
+        is_usable: &dyn Fn(u32, u64) -> bool,
+    ) -> Option<RunId> {
+        let mut ids = Vec::new();
+        for index in self.spaces[space as usize].owners.iter().flatten() {
+            index.collect_from(&self.runs, bytes, &mut ids);
+        }
+        let fits = |&id: &RunId| {
+            let run = &self.runs[id as usize];
+            run.bytes >= bytes + run.askew(align) && is_usable(run.stream, run.epoch)
+        };
+        ids.into_iter().filter(fits).min_by_key(|&id| (self.runs[id as usize].bytes, self.runs[id as usize].address))
+    }
+
+    /// Makes free run `id` the stream's, as of `epoch`.
+    pub fn hand_over(&mut self, id: RunId, stream: u32, epoch: u64) {
+        self.unlist(id);
+        self.set_free(id, stream, epoch);
+    }
+
     /// Free bytes of a space: all, and those of everybody's.
     pub fn free_bytes(&self, space: SpaceId) -> (u64, u64) {
         let space = &self.spaces[space as usize];
@@ -462,6 +683,16 @@ impl Arenas {
     /// Grows whenever memory becomes free, or free for more streams.
     pub fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// Bytes of blocks and slabs, those included that wait for streams.
+    pub fn busy(&self) -> u64 {
+        self.busy
+    }
+
+    /// The highest that [`Arenas::busy`] was since this was asked last.
+    pub fn take_busy_peak(&mut self) -> u64 {
+        std::mem::replace(&mut self.busy_peak, self.busy)
     }
 
     /// Whether a region is a reservation, mapped page by page.
@@ -513,28 +744,11 @@ impl Arenas {
     }
 
     fn retire(&mut self, id: RunId) {
-        self.runs[id as usize].state = RunState::Unused;
-        self.unused_runs.push(id);
+        retire(&mut self.runs, &mut self.unused_runs, id);
     }
 
     fn new_run(&mut self, address: u64, bytes: u64, region: RegionId) -> RunId {
-        let run = Run {
-            address,
-            bytes,
-            requested: 0,
-            epoch: 0,
-            state: RunState::Free,
-            stream: EVERYBODY,
-            region,
-            slot: BlockSlot::NONE,
-            lifetime: 0,
-            shared: false,
-            is_slab: false,
-            previous: NO_RUN,
-            next: NO_RUN,
-            bin_previous: NO_RUN,
-            bin_next: NO_RUN,
-        };
+        let run = Run::new(address, bytes, region);
         match self.unused_runs.pop() {
             Some(id) => {
                 self.runs[id as usize] = run;
@@ -546,4 +760,10 @@ impl Arenas {
             }
         }
     }
+}
+
+#[inline(always)]
+fn retire(runs: &mut [Run], unused: &mut Vec<RunId>, id: RunId) {
+    runs[id as usize].state = RunState::Unused;
+    unused.push(id);
 }

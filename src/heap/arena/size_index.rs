@@ -9,14 +9,17 @@ use super::{NO_RUN, Run, RunId};
 use crate::heap::size_class::ALIGNMENT;
 
 const STEPS: usize = 16;
-const FIRST: u32 = ALIGNMENT.trailing_zeros();
-const DOUBLINGS: usize = 48 - FIRST as usize;
+const FIRST: usize = ALIGNMENT.trailing_zeros() as usize;
+const DOUBLINGS: usize = 48 - FIRST;
+/// Bins, rounded up so that a masked number is one of them: no bounds to check on the hot path.
+const BINS: usize = (DOUBLINGS * STEPS).next_power_of_two();
+const WORD: usize = 64;
 
 /// The free runs of one owner, linked through [`Run::bin_next`] and [`Run::bin_previous`].
 pub(super) struct SizeIndex {
-    doublings: u64,
-    steps: [u16; DOUBLINGS],
-    heads: [RunId; DOUBLINGS * STEPS],
+    /// A bit for each bin that holds a run.
+    filled: [u64; BINS / WORD],
+    heads: [RunId; BINS],
     /// Runs in the index.
     pub(super) count: u32,
     /// Their bytes.
@@ -27,120 +30,123 @@ pub(super) struct SizeIndex {
 
 impl Default for SizeIndex {
     fn default() -> Self {
-        Self {
-            doublings: 0,
-            steps: [0; DOUBLINGS],
-            heads: [NO_RUN; DOUBLINGS * STEPS],
-            count: 0,
-            bytes: 0,
-            oldest: u64::MAX,
-        }
+        Self { filled: [0; BINS / WORD], heads: [NO_RUN; BINS], count: 0, bytes: 0, oldest: u64::MAX }
     }
 }
 
-/// The bin of `bytes`, at least [`ALIGNMENT`].
-#[inline]
-fn bin_of(bytes: u64) -> (usize, usize) {
-    let log = bytes.ilog2();
-    ((log - FIRST) as usize, (bytes >> (log - 4)) as usize & (STEPS - 1))
+/// The bin of `bytes`, at least [`ALIGNMENT`]: doublings above that times [`STEPS`], and steps.
+#[inline(always)]
+fn bin_of(bytes: u64) -> usize {
+    const STEP_BITS: usize = STEPS.ilog2() as usize;
+    // The bit changes nothing, and tells the compiler that there is one.
+    let log = (bytes | ALIGNMENT).ilog2() as usize;
+    let shift = log - STEP_BITS;
+    // The shifted size is its step and STEPS more.
+    (shift * STEPS + (bytes >> shift) as usize).wrapping_sub((FIRST - STEP_BITS + 1) * STEPS) & (BINS - 1)
 }
 
 impl SizeIndex {
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, runs: &mut [Run], id: RunId) {
-        let run = &mut runs[id as usize];
-        let (doubling, step) = bin_of(run.bytes);
-        let head = &mut self.heads[doubling * STEPS + step];
-        let next = std::mem::replace(head, id);
-        run.bin_next = next;
-        run.bin_previous = NO_RUN;
+        let run = &runs[id as usize];
         self.count += 1;
         self.bytes += run.bytes;
         self.oldest = self.oldest.min(run.epoch);
-        if next != NO_RUN {
-            runs[next as usize].bin_previous = id;
-        }
-        self.steps[doubling] |= 1 << step;
-        self.doublings |= 1 << doubling;
+        self.link(runs, id, bin_of(run.bytes));
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, runs: &mut [Run], id: RunId) {
-        let Run { bin_next, bin_previous, bytes, .. } = runs[id as usize];
-        if bin_next != NO_RUN {
-            runs[bin_next as usize].bin_previous = bin_previous;
-        }
-        if bin_previous != NO_RUN {
-            runs[bin_previous as usize].bin_next = bin_next;
-        } else {
-            let (doubling, step) = bin_of(bytes);
-            self.heads[doubling * STEPS + step] = bin_next;
-            if bin_next == NO_RUN {
-                self.steps[doubling] &= !(1 << step);
-                if self.steps[doubling] == 0 {
-                    self.doublings &= !(1 << doubling);
-                }
-            }
-        }
         self.count -= 1;
-        self.bytes -= bytes;
+        self.bytes -= runs[id as usize].bytes;
+        self.unlink(runs, id);
         if self.count == 0 {
             self.oldest = u64::MAX;
         }
     }
 
-    /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), the lowest address among equals.
-    #[inline]
-    pub(super) fn best_fit(&self, runs: &[Run], bytes: u64, align: u64) -> Option<RunId> {
-        if self.count == 0 {
-            return None;
+    /// Free run `id` is `bytes` long from now on.
+    #[inline(always)]
+    pub(super) fn resize(&mut self, runs: &mut [Run], id: RunId, bytes: u64) {
+        let before = std::mem::replace(&mut runs[id as usize].bytes, bytes);
+        self.bytes = self.bytes.wrapping_add(bytes.wrapping_sub(before));
+        let bin = bin_of(bytes);
+        if bin != usize::from(runs[id as usize].bin) {
+            self.unlink(runs, id);
+            self.link(runs, id, bin);
         }
-        let (mut doubling, mut step) = bin_of(bytes);
-        if self.steps[doubling] >> step & 1 == 0 {
-            (doubling, step) = self.next_bin(doubling, step)?;
+    }
+
+    #[inline(always)]
+    fn link(&mut self, runs: &mut [Run], id: RunId, bin: usize) {
+        let bin = bin & (BINS - 1);
+        let next = std::mem::replace(&mut self.heads[bin], id);
+        self.filled[bin / WORD] |= 1 << (bin % WORD);
+        let run = &mut runs[id as usize];
+        run.bin = bin as u16;
+        run.bin_next = next;
+        run.bin_previous = NO_RUN;
+        if let Some(next) = runs.get_mut(next as usize) {
+            next.bin_previous = id;
         }
+    }
+
+    #[inline(always)]
+    fn unlink(&mut self, runs: &mut [Run], id: RunId) {
+        let Run { bin, bin_next, bin_previous, .. } = runs[id as usize];
+        if let Some(next) = runs.get_mut(bin_next as usize) {
+            next.bin_previous = bin_previous;
+        }
+        if let Some(previous) = runs.get_mut(bin_previous as usize) {
+            previous.bin_next = bin_next;
+            return;
+        }
+        let bin = bin as usize & (BINS - 1);
+        self.heads[bin] = bin_next;
+        if bin_next == NO_RUN {
+            self.filled[bin / WORD] &= !(1 << (bin % WORD));
+        }
+    }
+
+    /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), the lowest address among equals; and its length.
+    #[inline(always)]
+    pub(super) fn best_fit(&self, runs: &[Run], bytes: u64, align: u64) -> Option<(RunId, u64)> {
+        let first = bin_of(bytes);
+        let mut word = first / WORD;
+        let mut filled = self.filled[word] & u64::MAX << (first % WORD);
         loop {
-            // The first bin may hold runs that are too short, and runs below `bytes + align` may lie askew.
-            if let Some(id) = self.best_of(runs, doubling * STEPS + step, bytes, align) {
-                return Some(id);
+            while filled == 0 {
+                word += 1;
+                filled = *self.filled.get(word)?;
             }
-            (doubling, step) = self.next_bin(doubling, step)?;
-        }
-    }
-
-    /// The first bin after (`doubling`, `step`) that holds a run.
-    #[inline]
-    fn next_bin(&self, doubling: usize, step: usize) -> Option<(usize, usize)> {
-        // Shifted as u32: `step + 1` may be 16.
-        let above = u32::from(self.steps[doubling]) >> (step + 1) << (step + 1);
-        if above != 0 {
-            return Some((doubling, above.trailing_zeros() as usize));
-        }
-        let above = self.doublings >> (doubling + 1) << (doubling + 1);
-        let doubling = above.trailing_zeros() as usize;
-        (above != 0).then(|| (doubling, self.steps[doubling].trailing_zeros() as usize))
-    }
-
-    #[inline]
-    fn best_of(&self, runs: &[Run], bin: usize, bytes: u64, align: u64) -> Option<RunId> {
-        let (mut best, mut best_key) = (None, (u64::MAX, u64::MAX));
-        let mut id = self.heads[bin];
-        while id != NO_RUN {
-            let run = &runs[id as usize];
-            if run.bytes >= bytes + run.askew(align) && (run.bytes, run.address) < best_key {
-                (best, best_key) = (Some(id), (run.bytes, run.address));
+            let bin = word * WORD + filled.trailing_zeros() as usize;
+            // The bin of the request may hold runs that are too short, and runs below `bytes + align` may lie askew.
+            let (mut best, mut best_bytes, mut best_address) = (NO_RUN, u64::MAX, u64::MAX);
+            let mut id = self.heads[bin & (BINS - 1)];
+            while let Some(run) = runs.get(id as usize) {
+                // Every run begins at a multiple of ALIGNMENT.
+                let askew = if align > ALIGNMENT { run.askew(align) } else { 0 };
+                if run.bytes >= bytes + askew
+                    && (run.bytes < best_bytes || (run.bytes == best_bytes && run.address < best_address))
+                {
+                    (best, best_bytes, best_address) = (id, run.bytes, run.address);
+                }
+                id = run.bin_next;
             }
-            id = run.bin_next;
+            if best != NO_RUN {
+                return Some((best, best_bytes));
+            }
+            filled &= filled - 1;
         }
-        best
     }
 
     /// Bytes of the largest run, 0 where there is none.
     pub(super) fn largest(&self, runs: &[Run]) -> u64 {
-        let Some(doubling) = self.doublings.checked_ilog2() else { return 0 };
-        let Some(step) = self.steps[doubling as usize].checked_ilog2() else { return 0 };
+        let Some((word, filled)) = self.filled.iter().enumerate().rfind(|(_, filled)| **filled != 0) else {
+            return 0;
+        };
         let mut largest = 0;
-        let mut id = self.heads[doubling as usize * STEPS + step as usize];
+        let mut id = self.heads[word * WORD + filled.ilog2() as usize];
         while id != NO_RUN {
             largest = largest.max(runs[id as usize].bytes);
             id = runs[id as usize].bin_next;
@@ -155,18 +161,15 @@ impl SizeIndex {
 
     /// Appends every run of at least `bytes` to `into`, and some of up to a sixteenth less.
     pub(super) fn collect_from(&self, runs: &[Run], bytes: u64, into: &mut Vec<RunId>) {
-        let (first, first_step) = bin_of(bytes);
-        let mut doublings = self.doublings >> first << first;
-        while doublings != 0 {
-            let doubling = doublings.trailing_zeros() as usize;
-            doublings &= doublings - 1;
-            let mut steps = self.steps[doubling];
-            if doubling == first {
-                steps = steps >> first_step << first_step;
+        let first = bin_of(bytes);
+        for word in first / WORD..BINS / WORD {
+            let mut filled = self.filled[word];
+            if word == first / WORD {
+                filled &= u64::MAX << (first % WORD);
             }
-            while steps != 0 {
-                let mut id = self.heads[doubling * STEPS + steps.trailing_zeros() as usize];
-                steps &= steps - 1;
+            while filled != 0 {
+                let mut id = self.heads[word * WORD + filled.trailing_zeros() as usize];
+                filled &= filled - 1;
                 while id != NO_RUN {
                     into.push(id);
                     id = runs[id as usize].bin_next;

@@ -61,6 +61,9 @@ impl Arenas {
                 {
                     return Err(format!("void {run_id} at {:#x} is not whole pages", run.address));
                 }
+                if (run.state == RunState::Shadow) != (self.shadows.get(&run.address) == Some(&run_id)) {
+                    return Err(format!("run {run_id} ({:?}) is shadow and is not", run.state));
+                }
                 if listed.get(&run_id).copied() != expected {
                     return Err(format!("run {run_id} ({:?}) is not listed where it belongs", run.state));
                 }
@@ -79,6 +82,13 @@ impl Arenas {
             }
             if address != region.address + region.bytes {
                 return Err(format!("region {id}: its runs end at {address:#x}"));
+            }
+        }
+        for (number, space) in self.spaces.iter().enumerate() {
+            let shadows = self.shadows.values().map(|&id| &self.runs[id as usize]);
+            let here = shadows.filter(|run| self.regions[run.region as usize].space as usize == number);
+            if here.map(|run| run.bytes).sum::<u64>() != space.shadow_bytes {
+                return Err(format!("space {number} miscounts its shadows"));
             }
         }
         let used = self.runs.iter().filter(|run| run.state != RunState::Unused).count();

@@ -1,14 +1,16 @@
 //! Address space without memory: where a stitched region may grow, and what it may give.
 //!
-//! A stitched region is a reservation of address space. Its runs are blocks, free runs and voids; a void covers whole pages and
-//! nothing is mapped there. To serve a request that fits nowhere, a row of pages is planned ([`Arenas::plan`]) next to a free run that
-//! lacks the fewest, memory is found for it elsewhere, and the row becomes free memory ([`Arenas::commit`]). Any whole page of a free
-//! run that no work touches any more may be given for that ([`Arenas::loose_pages`], [`Arenas::take_out`]).
+//! A stitched region is a reservation of address space. Its runs are blocks, free runs, voids and shadows. A void covers whole pages and
+//! nothing is mapped there; in a shadow something is, but no page belongs there. To serve a request that fits nowhere, a row of pages is
+//! planned ([`Arenas::plan`]) next to a free run that lacks the fewest, memory is found for it elsewhere, and the row becomes free memory
+//! ([`Arenas::commit`]). Pages of free runs may be given for that ([`Arenas::loose_runs`], [`Arenas::vacate`]).
 #![deny(unsafe_code)]
 
 use super::{Arenas, EVERYBODY, NO_RUN, Region, RegionId, RunId, RunState, SpaceId};
 use crate::heap::size_class::{ALIGNMENT, PAGE};
 use crate::record::SegmentSlot;
+use std::cmp::Reverse;
+use std::ops::Range;
 
 /// A row of pages that, once mapped, makes a request fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,15 +25,22 @@ pub struct Plan {
     pub needs: [Option<RunId>; 2],
 }
 
-/// Whole pages of a row of free runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whole pages of free memory that may be moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoosePages {
-    /// The first run of the row.
+    /// The free run that they are in; the first of a row of them.
     pub run: RunId,
-    /// First byte.
-    pub address: u64,
+    /// Where they are.
+    pub pages: Range<u64>,
+    /// The stream and epoch of the last work on them, where that is not known to be done.
+    pub used: Option<(u32, u64)>,
+}
+
+impl LoosePages {
     /// Their length.
-    pub bytes: u64,
+    pub fn bytes(&self) -> u64 {
+        self.pages.end - self.pages.start
+    }
 }
 
 impl Arenas {
@@ -107,37 +116,57 @@ impl Arenas {
         best
     }
 
-    /// Bytes of the plan's void behind its row.
-    pub fn room_behind(&self, plan: &Plan) -> u64 {
-        let void = &self.runs[plan.void as usize];
-        void.address + void.bytes - plan.address - plan.bytes
+    /// A row of `bytes` in the lowest void that has room for it and for `before` bytes before and `behind` bytes behind it.
+    pub fn plan_alone(&self, space: SpaceId, bytes: u64, (before, behind): (u64, u64)) -> Option<Plan> {
+        let mut voids = Vec::new();
+        self.spaces[space as usize].voids.collect(&self.runs, &mut voids);
+        let fits = |&id: &RunId| self.runs[id as usize].bytes >= before + bytes + behind;
+        let void = voids.into_iter().filter(fits).min_by_key(|&id| self.runs[id as usize].address)?;
+        Some(Plan { void, address: self.runs[void as usize].address + before, bytes, needs: [None, None] })
     }
 
-    /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies beside it; nobody has used it, so
-    /// it is everybody's at the next [`Arenas::promote`].
-    pub fn commit(&mut self, plan: &Plan, stream: u32) {
+    /// Bytes of the plan's void before its row and behind it.
+    pub fn room_around(&self, plan: &Plan) -> (u64, u64) {
+        let void = &self.runs[plan.void as usize];
+        (plan.address - void.address, void.address + void.bytes - plan.address - plan.bytes)
+    }
+
+    /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies beside it; work of `epoch` and before may
+    /// still touch it. `shadows`: bytes before and behind the row in which something is mapped too.
+    pub fn commit(&mut self, plan: &Plan, shadows: (u64, u64), stream: u32, epoch: u64) {
         let mut row = plan.void;
         self.unlist(row);
-        let before = plan.address - self.runs[row as usize].address;
+        let before = plan.address - shadows.0 - self.runs[row as usize].address;
         if before > 0 {
             let front = row;
             row = self.cut(front, before);
             self.list_void(front);
         }
+        if shadows.0 > 0 {
+            let shadow = row;
+            row = self.cut(shadow, shadows.0);
+            self.list_shadow(shadow);
+        }
         if self.runs[row as usize].bytes > plan.bytes {
             let rest = self.cut(row, plan.bytes);
-            self.list_void(rest);
+            if self.runs[rest as usize].bytes > shadows.1 {
+                let void = if shadows.1 > 0 { self.cut(rest, shadows.1) } else { rest };
+                self.list_void(void);
+            }
+            if shadows.1 > 0 {
+                self.list_shadow(rest);
+            }
         }
-        self.set_free(row, stream, 0);
+        self.set_free(row, stream, epoch);
     }
 
-    /// Whole pages of single free runs of `spaces` but the `needed` ones, the shortest first: less than [`Arenas::loose_pages`] finds in
-    /// rows, but without a walk over all runs.
+    /// Whole pages of single free runs of `spaces` but the `needed` ones, the shortest runs first. `used` tells of a run's owner and epoch
+    /// whether its pages may move, and what the last work on them was if that may still run.
     pub fn loose_runs(
         &self,
         spaces: &[SpaceId],
         needed: &[Option<RunId>],
-        completed: &dyn Fn(u32) -> u64,
+        used: &dyn Fn(u32, u64) -> Movable,
     ) -> Vec<LoosePages> {
         let mut ids = Vec::new();
         for index in spaces.iter().flat_map(|&space| self.spaces[space as usize].owners.iter()).flatten() {
@@ -145,12 +174,20 @@ impl Arenas {
         }
         let pages = |id: RunId| {
             let run = &self.runs[id as usize];
-            let passed = run.stream == EVERYBODY || run.epoch <= completed(run.stream);
-            let loose = passed && !needed.contains(&Some(id)) && self.regions[run.region as usize].stitched;
-            loose.then(|| whole_pages((id, run.address, run.address + run.bytes))).flatten()
+            if needed.contains(&Some(id)) || !self.regions[run.region as usize].stitched {
+                return None;
+            }
+            let used = match if run.stream == EVERYBODY { Movable::Idle } else { used(run.stream, run.epoch) }
+            {
+                Movable::No => return None,
+                Movable::Idle => None,
+                Movable::Used => Some((run.stream, run.epoch)),
+            };
+            let pages = whole_pages(run.address..run.address + run.bytes)?;
+            Some(LoosePages { run: id, pages, used })
         };
         let mut found: Vec<LoosePages> = ids.into_iter().filter_map(pages).collect();
-        found.sort_unstable_by_key(|pages| (pages.bytes, std::cmp::Reverse(pages.address)));
+        found.sort_unstable_by_key(|loose| (loose.bytes(), Reverse(loose.pages.start)));
         found
     }
 
@@ -158,6 +195,7 @@ impl Arenas {
     /// (`completed`), in rows over neighbouring runs.
     pub fn loose_pages(&self, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) -> Vec<LoosePages> {
         let mut found = Vec::new();
+        let pages = |(run, start, end)| Some(LoosePages { run, pages: whole_pages(start..end)?, used: None });
         let regions = spaces.iter().flat_map(|&space| self.spaces[space as usize].regions.iter());
         for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched) {
             // Neighbours count together: a page may lie in several free runs.
@@ -171,70 +209,83 @@ impl Arenas {
                     let (first, start) = row.map_or((id, run.address), |(first, start, _)| (first, start));
                     row = Some((first, start, run.address + run.bytes));
                 } else {
-                    found.extend(row.take().and_then(whole_pages));
+                    found.extend(row.take().and_then(pages));
                 }
                 id = run.next;
             }
-            found.extend(row.and_then(whole_pages));
+            found.extend(row.and_then(pages));
         }
         found
     }
 
-    /// Takes the page at `address`, which is void but cannot be used, out of the way; the run to hand to
-    /// [`Arenas::clear_quarantine`].
-    pub fn quarantine(&mut self, space: SpaceId, address: u64) -> Option<RunId> {
-        let mut voids = Vec::new();
-        self.spaces[space as usize].voids.collect(&self.runs, &mut voids);
-        let holds = |id: &RunId| {
-            let run = &self.runs[*id as usize];
-            (run.address..run.address + run.bytes).contains(&address)
-        };
-        let mut page = voids.into_iter().find(holds)?;
-        self.unlist(page);
-        let before = address - self.runs[page as usize].address;
-        if before > 0 {
-            let front = page;
-            page = self.cut(front, before);
-            self.list_void(front);
-        }
-        if self.runs[page as usize].bytes > PAGE {
-            let rest = self.cut(page, PAGE);
-            self.list_void(rest);
-        }
-        self.runs[page as usize].state = RunState::Pending;
-        Some(page)
-    }
-
-    /// A quarantined page is void again.
-    pub fn clear_quarantine(&mut self, page: RunId) {
-        self.set_void(page);
-    }
-
-    /// Nothing is mapped any more in `bytes` (whole pages) at `address`, in free run `id` or in it and the ones behind it: they
-    /// are void.
-    pub fn take_out(&mut self, mut id: RunId, address: u64, bytes: u64) {
-        let end = address + bytes;
-        while id != NO_RUN && self.runs[id as usize].address < end {
-            let super::Run { address: start, bytes: length, stream: owner, next, .. } =
-                self.runs[id as usize];
-            if start + length <= address {
+    /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a shadow (or several).
+    pub fn vacate(&mut self, mut id: RunId, pages: Range<u64>) {
+        while id != NO_RUN && self.runs[id as usize].address < pages.end {
+            let super::Run { address, bytes, stream: owner, next, .. } = self.runs[id as usize];
+            if address + bytes <= pages.start {
                 id = next;
                 continue;
             }
             self.unlist(id);
             let mut row = id;
-            if start < address {
-                row = self.cut(id, address - start);
+            if address < pages.start {
+                row = self.cut(id, pages.start - address);
                 self.list(id, owner);
             }
             let inside = self.runs[row as usize].address;
-            if inside + self.runs[row as usize].bytes > end {
-                let rest = self.cut(row, end - inside);
+            if inside + self.runs[row as usize].bytes > pages.end {
+                let rest = self.cut(row, pages.end - inside);
                 self.list(rest, owner);
             }
-            self.set_void(row);
+            self.list_shadow(row);
             id = next;
         }
+    }
+
+    /// What lies void in a range is mapped, though no page belongs there: shadows.
+    pub fn shade(&mut self, space: SpaceId, range: &Range<u64>) {
+        let mut voids = Vec::new();
+        self.spaces[space as usize].voids.collect(&self.runs, &mut voids);
+        for mut id in voids {
+            let super::Run { address, bytes, .. } = self.runs[id as usize];
+            let (start, end) = (address.max(range.start), (address + bytes).min(range.end));
+            if start >= end {
+                continue;
+            }
+            self.unlist(id);
+            if start > address {
+                let front = id;
+                id = self.cut(front, start - address);
+                self.list_void(front);
+            }
+            if self.runs[id as usize].bytes > end - start {
+                let rest = self.cut(id, end - start);
+                self.list_void(rest);
+            }
+            self.list_shadow(id);
+        }
+    }
+
+    /// Nothing is mapped in a range any more: its shadows are void.
+    pub fn clear(&mut self, range: &Range<u64>) {
+        let shadows: Vec<RunId> = self.shadows.range(range.clone()).map(|shadow| *shadow.1).collect();
+        for id in shadows {
+            let super::Run { address, bytes, region, .. } = self.runs[id as usize];
+            self.shadows.remove(&address);
+            let space = self.regions[region as usize].space;
+            self.spaces[space as usize].shadow_bytes -= bytes;
+            self.set_void(id);
+        }
+    }
+
+    fn list_shadow(&mut self, id: RunId) {
+        let run = &mut self.runs[id as usize];
+        run.state = RunState::Shadow;
+        run.stream = EVERYBODY;
+        run.epoch = 0;
+        let (address, bytes, region) = (run.address, run.bytes, run.region);
+        self.shadows.insert(address, id);
+        self.spaces[self.regions[region as usize].space as usize].shadow_bytes += bytes;
     }
 
     /// Makes an unlisted run void, and merges it with voids beside it.
@@ -263,27 +314,38 @@ impl Arenas {
         self.spaces[space as usize].voids.insert(&mut self.runs, id);
     }
 
-    /// Memory of a space: its regions, less what is void in them.
+    /// Memory of a space: its regions, less what is void or shadow in them.
     pub fn held_bytes(&self, space: SpaceId) -> u64 {
         let space = &self.spaces[space as usize];
         let regions: u64 = space.regions.iter().map(|&id| self.regions[id as usize].bytes).sum();
-        regions - space.voids.bytes
+        regions - space.voids.bytes - space.shadow_bytes
     }
 
-    /// Bytes of the stitched regions that are mapped, by the arena's books.
-    pub fn mapped_bytes(&self) -> u64 {
+    /// Bytes of the stitched regions that have memory, and that are shadow, by the arena's books.
+    pub fn mapped_bytes(&self) -> (u64, u64) {
         let voids: u64 = self.spaces.iter().map(|space| space.voids.bytes).sum();
+        let shadows: u64 = self.spaces.iter().map(|space| space.shadow_bytes).sum();
         let reserved: u64 =
             self.regions().filter(|(_, region)| region.stitched).map(|(_, region)| region.bytes).sum();
-        reserved - voids
+        (reserved - voids - shadows, shadows)
     }
 }
 
-/// The whole pages of a row of free runs: its first run, its start and its end.
-fn whole_pages((run, start, end): (RunId, u64, u64)) -> Option<LoosePages> {
-    let address = start.next_multiple_of(PAGE);
-    let end = end / PAGE * PAGE;
-    (end > address).then(|| LoosePages { run, address, bytes: end - address })
+/// Whether the pages of a free run may be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Movable {
+    /// Not for this stream.
+    No,
+    /// No work touches them any more.
+    Idle,
+    /// Work ahead of the asking stream's may still touch them.
+    Used,
+}
+
+/// The whole pages of a range.
+fn whole_pages(range: Range<u64>) -> Option<Range<u64>> {
+    let pages = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
+    (pages.end > pages.start).then_some(pages)
 }
 
 const _: () = assert!(PAGE.is_multiple_of(ALIGNMENT));

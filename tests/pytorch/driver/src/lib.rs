@@ -5,12 +5,14 @@
 
 mod caching;
 mod model;
+mod pace;
 mod stage;
 
 use caching::CachingAllocator;
 use gruyere_replay::engine::{Blind, End, replay};
 use gruyere_replay::stage::{Charge, Setup, Stage};
 use gruyere_replay::trace::{Op, Trace};
+use pace::{Functions, Pass, Who};
 use stage::AbiStage;
 use std::ffi::{CStr, c_char};
 use std::path::Path;
@@ -111,6 +113,43 @@ pub unsafe extern "C" fn torch_driver_replay(
     measured.operations = operations;
     measured.peak_live = trace.peak_live;
     0
+}
+
+/// One timed pass over the trace's mallocs, frees, record_streams and steps, which frees all it allocates: through the allocator that
+/// torch uses now (`who` is 0), through `gruyere` (1), or through nobody (2: the loop alone). 0 for success, else the reason is on
+/// stderr.
+///
+/// # Safety
+/// `trace` and `streams` are as for [`torch_driver_replay`]; `gruyere` points to functions of those types where `who` is 1; `pass` may
+/// be written. torch is initialised for CUDA where `who` is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn torch_driver_pass(
+    trace: *const Trace,
+    streams: *const usize,
+    who: u32,
+    gruyere: *const Functions,
+    pass: *mut Pass,
+) -> u32 {
+    // SAFETY: the caller's promises.
+    let (trace, pass) = unsafe { (&*trace, &mut *pass) };
+    // SAFETY: the caller's promise.
+    let streams = unsafe { std::slice::from_raw_parts(streams, trace.streams.len()) };
+    let who = match who {
+        0 => Who::Torch,
+        // SAFETY: the caller's promise.
+        1 => Who::Gruyere(unsafe { *gruyere }),
+        _ => Who::Nobody,
+    };
+    match pace::pass(trace, streams, who) {
+        Ok(known) => {
+            *pass = known;
+            0
+        }
+        Err(what) => {
+            eprintln!("torch_driver: {what}");
+            1
+        }
+    }
 }
 
 /// How a replay under the virtual clock ended.

@@ -1,0 +1,188 @@
+//! One measurement of the proof, in a process of its own: Gruyère's heap is the process's, so what runs beside it needs another.
+
+use gruyere_replay::allocator::AllocError;
+use gruyere_replay::bench::{BenchError, Contender, ample, smallest_device};
+use gruyere_replay::floor::{self, Ends};
+use gruyere_replay::observe::{Observed, observe};
+use gruyere_replay::stage::{Charge, Setup};
+use gruyere_replay::trace::{Trace, drawn_order};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// What to measure, on which trace.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// The trace.
+    pub source: Source,
+    /// What to measure.
+    pub task: Task,
+}
+
+/// Where a trace comes from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Source {
+    /// The files: one, or those that are joined.
+    pub paths: Vec<PathBuf>,
+    /// Draw other sizes from this seed.
+    pub jitter: Option<u64>,
+    /// Join so many pieces, in an order drawn from the seed.
+    pub joined: Option<(usize, u64)>,
+}
+
+/// What to measure.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Task {
+    /// When the device is done at best.
+    Ends,
+    /// A run of an allocator.
+    Observe { who: Who, clock: Clock, room: Room },
+    /// The smallest device that completes.
+    Fit { who: Who },
+}
+
+/// An allocator.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Who {
+    Torch,
+    Expandable,
+    Gruyere(String),
+}
+
+/// What takes time.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Clock {
+    /// Nothing.
+    Still,
+    /// Kernels and launches; driver calls are free.
+    CallsFree,
+    /// Those, and driver calls.
+    CallsCharged,
+}
+
+/// How large the device is.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Room {
+    /// Room to spare.
+    Ample,
+    /// So many times the peak of live.
+    Times(f64),
+}
+
+/// What a job found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// The trace's name.
+    pub trace: String,
+    /// Its mallocs and frees.
+    pub operations: u64,
+    /// Its peak of live, bytes.
+    pub peak_live: u64,
+    /// The figures.
+    pub found: Found,
+}
+
+/// The figures of a job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Found {
+    Ends(Ends),
+    Observed(Observed),
+    /// Smallest device, bytes; `None`: none completes.
+    Fit(Option<u64>),
+    /// The configuration was refused.
+    Refused(String),
+}
+
+impl Source {
+    /// One file as it is, or with other sizes.
+    pub fn file(path: PathBuf, jitter: Option<u64>) -> Self {
+        Self { paths: vec![path], jitter, joined: None }
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What is wrong with a file.
+    pub fn read(&self) -> Result<Trace, String> {
+        let read = |path: &PathBuf| {
+            let trace = Trace::open(path).map_err(|error| error.to_string())?;
+            Ok::<_, String>(self.jitter.map(|seed| trace.jittered(seed)).unwrap_or(trace))
+        };
+        let mut traces = self.paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        match self.joined {
+            None if traces.len() == 1 => Ok(traces.remove(0)),
+            None => Err("more than one file, and nothing said of joining them".to_owned()),
+            Some((count, seed)) => {
+                let pieces: Vec<&Trace> =
+                    drawn_order(traces.len(), count, seed).into_iter().map(|index| &traces[index]).collect();
+                Trace::joined(&format!("{count} joined"), &pieces).map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+impl From<&Who> for Contender {
+    fn from(who: &Who) -> Self {
+        match who {
+            Who::Torch => Self::Torch,
+            Who::Expandable => Self::Expandable,
+            Who::Gruyere(conf) => Self::Gruyere(conf.clone()),
+        }
+    }
+}
+
+impl Job {
+    /// Does the job in this process.
+    ///
+    /// # Errors
+    /// What is wrong with the trace, or why it cannot be measured. A refused configuration is an answer.
+    pub fn run(&self) -> Result<Answer, String> {
+        let trace = self.source.read()?;
+        let found = match self.measure(&trace) {
+            Ok(found) => found,
+            Err(BenchError::SetUp(AllocError::Setup(why))) => Found::Refused(why),
+            Err(error) => return Err(format!("{}: {error}", trace.name)),
+        };
+        Ok(Answer { operations: trace.operations, peak_live: trace.peak_live, trace: trace.name, found })
+    }
+
+    fn measure(&self, trace: &Trace) -> Result<Found, BenchError> {
+        Ok(match &self.task {
+            Task::Ends => Found::Ends(floor::ends(trace)?),
+            Task::Fit { who } => Found::Fit(smallest_device(trace, &who.into())?),
+            Task::Observe { who, clock, room } => {
+                let capacity = match room {
+                    Room::Ample => ample(trace),
+                    Room::Times(times) => (trace.peak_live as f64 * times) as u64,
+                };
+                let setup = match clock {
+                    Clock::Still => Setup { oracle: true, ..Setup::instant(capacity) },
+                    Clock::CallsFree => Setup::timeline(capacity, Charge::Program),
+                    Clock::CallsCharged => Setup::timeline(capacity, Charge::DriverCalls),
+                };
+                Found::Observed(observe(trace, &who.into(), setup)?)
+            }
+        })
+    }
+
+    /// Does the job in another process of this program.
+    ///
+    /// # Errors
+    /// As [`Job::run`]; or the other process could not be run.
+    pub fn run_apart(&self) -> Result<Answer, String> {
+        let this = std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
+        let text = serde_json::to_string(self).map_err(|error| error.to_string())?;
+        let output = Command::new(&this)
+            .args(["bench", "proof", "--job", &text])
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| format!("{}: {error}", this.display()))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("{} ({})", said.trim(), output.status));
+        }
+        serde_json::from_slice(&output.stdout).map_err(|error| {
+            format!("a process of the proof said {:?}: {error}", String::from_utf8_lossy(&output.stdout))
+        })
+    }
+}

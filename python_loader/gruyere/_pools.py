@@ -1,0 +1,196 @@
+"""Named pools: memory that goes back to the device whole."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from dataclasses import dataclass
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Optional, Union
+
+from . import _control, _enable, _library, _sizes
+from ._errors import GruyereError
+
+_BUSY = -5
+# Blocks that a refused release names.
+_NAMED = 8
+
+
+class _Stats(ctypes.Structure):
+    # GruyerePoolStats; later versions add fields at the end.
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("version", ctypes.c_uint32),
+        *((name, ctypes.c_uint64) for name in ("reserve", "limit", "held", "live", "live_blocks", "pending")),
+    ]
+
+
+class _Block(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_uint64), ("requested", ctypes.c_uint64), ("step", ctypes.c_int64)]
+
+
+@lru_cache(maxsize=None)
+def _declared() -> ctypes.CDLL:
+    library = _library.library()
+    u64 = ctypes.c_uint64
+    for name, arguments in {
+        "gruyere_pool_create": [ctypes.c_char_p, ctypes.c_int, u64, u64, ctypes.POINTER(u64)],
+        "gruyere_pool_enter": [u64],
+        "gruyere_pool_leave": [u64],
+        "gruyere_pool_release": [u64, ctypes.POINTER(u64)],
+        "gruyere_pool_destroy": [u64, ctypes.POINTER(u64)],
+        "gruyere_pool_stats": [u64, ctypes.POINTER(_Stats)],
+        "gruyere_pool_blocks": [u64, ctypes.POINTER(_Block), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
+    }.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    library.gruyere_last_error.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    library.gruyere_last_error.restype = ctypes.c_size_t
+    return library
+
+
+def _last_error() -> str:
+    message = ctypes.create_string_buffer(4096)
+    _declared().gruyere_last_error(message, len(message))
+    return message.value.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """Numbers of one pool. Bytes where not said otherwise."""
+
+    reserve: int
+    """What it keeps whatever lies idle."""
+    limit: Optional[int]
+    """Ceiling on its live bytes; None: none of its own."""
+    held: int
+    """Memory that it holds."""
+    live: int
+    """Live blocks, each rounded up to 512 bytes."""
+    live_blocks: int
+    """How many."""
+    pending: int
+    """Freed by the program, waiting for streams."""
+
+
+@dataclass(frozen=True)
+class PoolBlock:
+    """A live block of a pool."""
+
+    address: int
+    bytes: int
+    """As asked for."""
+    step: Optional[int]
+    """The step in which it was allocated; None where that is not known (`record:off`)."""
+
+
+class PoolInUse(GruyereError):
+    """A pool cannot be given back: tensors live in it. `blocks` are the largest of them."""
+
+    def __init__(self, text: str, blocks: list[PoolBlock]) -> None:
+        super().__init__(text)
+        self.blocks = blocks
+
+
+class Pool:
+    """A named pool of one device; made by gruyere.pool().
+
+    `with pool:` sends what this thread allocates on that device to the pool; pools nest. `release()` gives all of it back.
+    """
+
+    def __init__(self, name: str, device: int, key: int) -> None:
+        self.name = name
+        self.device = device
+        self._key = key
+
+    def __enter__(self) -> Pool:
+        self._check("entered", _declared().gruyere_pool_enter(self._key))
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        self._check("left", _declared().gruyere_pool_leave(self._key))
+
+    def release(self) -> int:
+        """Gives all memory of the pool back to the device at once, when no work uses it any more (the device is synchronised); the bytes given.
+        The pool can be used again; its reserve is gone.
+
+        Raises PoolInUse, which names sizes and steps, where tensors live in it: nothing has happened then. Raises GruyereError where it is
+        not possible now (a CUDA graph is being captured), or where the driver refuses.
+        """
+        return self._give("released", _declared().gruyere_pool_release)
+
+    def destroy(self) -> int:
+        """As release(), and forgets the pool: its name is free for another."""
+        return self._give("destroyed", _declared().gruyere_pool_destroy)
+
+    def stats(self) -> PoolStats:
+        """The pool's numbers."""
+        raw = _Stats(size=ctypes.sizeof(_Stats))
+        self._check("looked at", _declared().gruyere_pool_stats(self._key, ctypes.byref(raw)))
+        return PoolStats(raw.reserve, raw.limit or None, raw.held, raw.live, raw.live_blocks, raw.pending)
+
+    def blocks(self, most: int = _NAMED) -> list[PoolBlock]:
+        """The largest live blocks, at most so many."""
+        found, count = (_Block * most)(), ctypes.c_uint32()
+        self._check("looked at", _declared().gruyere_pool_blocks(self._key, found, most, ctypes.byref(count)))
+        return [PoolBlock(block.address, block.requested, None if block.step < 0 else block.step) for block in found[: count.value]]
+
+    def __repr__(self) -> str:
+        return f"<gruyere.pool {self.name!r} of device {self.device}>"
+
+    def _give(self, what: str, function: Any) -> int:
+        given = ctypes.c_uint64()
+        code = function(self._key, ctypes.byref(given))
+        if code == _BUSY:
+            # Tensors in cycles that nobody reaches.
+            gc.collect()
+            code = function(self._key, ctypes.byref(given))
+        self._check(what, code)
+        return given.value
+
+    def _check(self, what: str, code: int) -> None:
+        if code == 0:
+            return
+        text = f"pool {self.name!r} of device {self.device} cannot be {what}: {_last_error()}"
+        raise PoolInUse(text, self.blocks()) if code == _BUSY else GruyereError(text)
+
+
+def pool(name: str, reserve: Union[int, str] = 0, limit: Union[int, str, None] = None, device: Any = None) -> Pool:
+    """The pool called `name` on `device` (None: the current one): a new one, or the one that there is.
+
+    `reserve` ("20GiB", "50%", bytes) is mapped for it at once, and stays; of a pool that there is, the reserve is raised to that. `limit` is a
+    ceiling on the bytes that may be live in it.
+
+        cache = gruyere.pool("kv-cache", reserve="20GiB")
+        with cache:
+            keys = torch.empty(...)
+        del keys
+        cache.release()
+
+    Raises GruyereError where Gruyère is not enabled, where torch's own allocator stands in front (use torch.cuda.MemPool there), and where
+    the memory cannot be had.
+    """
+    reason = _enable.disable_reason()
+    if reason:
+        raise GruyereError(f"pool({name!r}): Gruyère is not enabled: {reason}")
+    if _enable.mode() == "behind":
+        raise GruyereError(
+            f"pool({name!r}): with mode=\"behind\" torch's own allocator keeps what it got and hands it to anybody: use torch.cuda.MemPool there, or"
+            " enable Gruyère directly"
+        )
+    number = _control.device_number(device)
+
+    def total() -> int:
+        return _control.stats(number).total_memory
+
+    wanted = _sizes.size("reserve", reserve, total)
+    ceiling = 0 if limit is None else _sizes.size("limit", limit, total)
+    if limit is not None and ceiling == 0:
+        raise GruyereError(f"pool({name!r}): limit={limit!r} would let nothing live in it; say None for no limit")
+    if "\0" in name:
+        raise GruyereError(f"pool({name!r}): a name cannot have a NUL character")
+    key = ctypes.c_uint64()
+    if _declared().gruyere_pool_create(name.encode(), number, wanted, ceiling, ctypes.byref(key)) != 0:
+        raise GruyereError(f"pool({name!r}) on device {number}: {_last_error()}")
+    return Pool(name, number, key.value)

@@ -1,0 +1,205 @@
+"""Steps and lifetimes without a change to the program: hooks of torch's optimisers and modules.
+
+What is known when:
+- While a module moves to the device (`Module._apply`, under `to`, `cuda`, `half`), what is allocated are its parameters and buffers. While
+  an optimiser's `_init_group` runs, what is allocated are its states. So these are placed among persistent blocks from the start.
+- Other states (SGD's momenta, optimisers of other packages) are made in the middle of the first step, among temporaries. When the step is
+  over they are in `optimizer.state`, and are tagged then: counted as persistent, though placed among the rest. So are
+  parameters that were made on the device, when their module gets them, and all that an optimiser has.
+- A step is over when an optimiser has stepped. Of several that step in turn, one marks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from . import _library
+from ._errors import warn_once
+from ._lifetimes import lifetime, tag
+
+if TYPE_CHECKING:
+    import torch
+
+_lock = threading.Lock()
+_installed = False
+# The program marks its steps itself.
+_explicit = False
+# The latest mark was an optimiser's.
+_automatic = False
+
+# Optimisers are looked through after these many of their steps whatever they have; then only when they have more.
+_FIRST_STEPS = 3
+
+
+def step() -> None:
+    """Marks the end of a step: of training, or a request of a server. Steps of optimisers are marked without it; once a program calls this, only
+    by it."""
+    global _explicit, _automatic
+    # The first time, an optimiser may just have marked the same step.
+    again, _explicit, _automatic = _automatic, True, False
+    if not again:
+        _mark()
+
+
+def _mark() -> None:
+    _library.library().gruyere_mark_step()
+
+
+def checkpoint() -> int:
+    """Says that memory is low now (a checkpoint is written, an epoch is over): gives idle memory back to the device if less than three quarters
+    of the peak is live, and no oftener than every 30 seconds. The bytes given. `torch.save` does this by itself."""
+    function = _library.library().gruyere_checkpoint
+    function.restype = ctypes.c_uint64
+    return int(function())
+
+
+def install() -> None:
+    """Puts the hooks in place, once. Called by enable()."""
+    global _installed
+    import torch
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    with _lock:
+        if _installed:
+            return
+        _installed = True
+    optimizer.register_optimizer_step_pre_hook(_before_step)
+    optimizer.register_optimizer_step_post_hook(_after_step)
+    # What torch's own allocator in front keeps for itself we cannot tell apart.
+    if _serves_tensors():
+        torch.nn.Module._apply = _persistent(torch.nn.Module._apply)
+        module.register_module_parameter_registration_hook(_registered)
+        module.register_module_buffer_registration_hook(_registered)
+    torch.save = _saving(torch.save)
+    torch.serialization.save = _saving(torch.serialization.save)
+
+
+def _serves_tensors() -> bool:
+    from . import _enable
+
+    return _enable.mode() != "behind"
+
+
+class _Leader:
+    """Which of the optimisers marks the steps of the program.
+
+    The first one, until it is gone, or until another has stepped twice since it did: then that one. So several that take turns (of a generator and
+    its discriminator, of each layer, one inside another) make one step, not several.
+    """
+
+    def __init__(self) -> None:
+        self._leader: Optional[weakref.ref[Any]] = None
+        self._others: set[int] = set()
+
+    def stepped(self, optimizer: Any) -> bool:
+        """`optimizer` has stepped: whether a step of the program is over."""
+        leader = self._leader() if self._leader else None
+        if leader is not None and leader is not optimizer and id(optimizer) not in self._others:
+            self._others.add(id(optimizer))
+            return False
+        self._leader = weakref.ref(optimizer)
+        self._others.clear()
+        return True
+
+
+_leader = _Leader()
+# By optimiser: how often it was looked through, and what it had then.
+_known: weakref.WeakKeyDictionary[Any, tuple[int, tuple[int, ...]]] = weakref.WeakKeyDictionary()
+
+
+def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
+    """`hook` as an optimiser's: whatever an optimiser that we do not know makes of it, the program goes on, and is told once."""
+
+    @functools.wraps(hook)
+    def harmless(optimizer: Any, args: Any, kwargs: Any) -> None:
+        try:
+            hook(optimizer)
+        except Exception as error:
+            kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            warn_once(f"the steps and states of {kind} cannot be followed ({error!r}): mark them with gruyere.step() and gruyere.lifetime()")
+
+    return harmless
+
+
+@_harmless
+def _before_step(optimizer: torch.optim.Optimizer) -> None:
+    if _serves_tensors():
+        _watch_states(type(optimizer))
+
+
+@_harmless
+def _after_step(optimizer: torch.optim.Optimizer) -> None:
+    if _serves_tensors():
+        _tag_states(optimizer)
+    global _automatic
+    if _leader.stepped(optimizer) and not _explicit:
+        _automatic = True
+        _mark()
+
+
+def _tag_states(optimizer: torch.optim.Optimizer) -> None:
+    groups = optimizer.param_groups
+    # load_state_dict brings new dicts.
+    has = (id(optimizer.state), len(optimizer.state), len(groups), sum(len(group["params"]) for group in groups))
+    times, before = _known.get(optimizer, (0, ()))
+    if times >= _FIRST_STEPS and before == has:
+        return
+    _known[optimizer] = (times + 1 if before == has else 1, has)
+    tag([group["params"] for group in groups])
+    tag(optimizer.state)
+
+
+def _watch_states(kind: type) -> None:
+    """Has what the optimisers of this class allocate in `_init_group`, which makes their states, be persistent."""
+    for owner in kind.__mro__:
+        function = owner.__dict__.get("_init_group")
+        if callable(function) and not hasattr(function, "_gruyere"):
+            setattr(owner, "_init_group", _persistent(function))
+
+
+def _persistent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with what it allocates tagged persistent."""
+    tagged = lifetime("persistent")
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        # A compiler that looks through this must see what it wraps.
+        if _is_compiling():
+            return function(*args, **kwargs)
+        with tagged:
+            return function(*args, **kwargs)
+
+    wrapper._gruyere = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _is_compiling() -> bool:
+    import torch
+
+    return bool(torch.compiler.is_compiling())
+
+
+def _registered(owner: torch.nn.Module, name: str, value: Any) -> None:
+    """A module gets a parameter or a buffer."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tag(value)
+
+
+def _saving(function: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(function, "_gruyere"):
+        return function
+
+    @functools.wraps(function)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        checkpoint()
+        return function(*args, **kwargs)
+
+    save._gruyere = True  # type: ignore[attr-defined]
+    return save

@@ -1,0 +1,134 @@
+//! Alerts, tags and checkpoints: what a program hears from the allocator, and what it tells it beside the requests.
+
+use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::{current, fork, guarded};
+use crate::heap::alerts::{ALERTS, Alert};
+use crate::heap::lifetime::Lifetime;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The kind of an alert: a request was answered with out of memory.
+pub const GRUYERE_ALERT_OUT_OF_MEMORY: u32 = 1;
+/// The kind of an alert: a request fitted nowhere, and memory is being reclaimed for it.
+pub const GRUYERE_ALERT_RECLAIM: u32 = 2;
+
+/// Something that a program may want to hear of. Bytes where not said otherwise.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GruyereAlert {
+    /// What happened.
+    pub kind: u32,
+    /// The device.
+    pub device: u32,
+    /// What was asked for.
+    pub asked: u64,
+    /// Held then.
+    pub reserved: u64,
+    /// Live then.
+    pub live: u64,
+    /// The most that was ever live.
+    pub live_peak: u64,
+    /// How many of this kind there were on the device, this one included.
+    pub count: u64,
+    /// Alerts that nobody took in time, since the last one that was taken (`gruyere_next_alert`).
+    pub lost: u64,
+}
+
+impl GruyereAlert {
+    fn new(alert: &Alert, lost: u64) -> Self {
+        let Alert { kind, device, asked, reserved, live, live_peak, count } = *alert;
+        Self { kind: kind as u32, device, asked, reserved, live, live_peak, count, lost }
+    }
+}
+
+/// Who is called with an alert, and with what was given for it.
+pub type GruyereAlertCallback = Option<extern "C" fn(alert: *const GruyereAlert, context: *mut c_void)>;
+
+/// The context of a callback, which its registrar says may be used from any thread.
+struct Context(*mut c_void);
+
+// SAFETY: handed back to the registrar's own function only; the contract of gruyere_on_alert lets that be called from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one before, which may still be running on other
+/// threads when this returns.
+///
+/// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that throws or goes on; so from any thread of the
+/// program that allocates, several at a time. No lock of the allocator is held, and it may allocate and free; but the thread may hold locks
+/// of torch's or of Python's interpreter, or be waited for by one that does: it must not wait for any of these (for Python, take alerts with
+/// `gruyere_next_alert`). It must not throw.
+///
+/// 0; -1: this is a forked child.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_on_alert(callback: GruyereAlertCallback, context: *mut c_void) -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        let context = Context(context);
+        ALERTS.listen(callback.map(|callback| -> crate::heap::alerts::Listener {
+            Arc::new(move |alert: &Alert| {
+                let Context(context) = &context;
+                let alert = GruyereAlert::new(alert, 0);
+                callback(&raw const alert, *context);
+            })
+        }));
+        GRUYERE_OK
+    })
+}
+
+/// Waits up to `milliseconds` for an alert, and writes the oldest that nobody has taken to `*alert`. Alerts are kept from the first call on, the
+/// latest 256.
+///
+/// 1: there was one; 0: there was none; -1: this is a forked child; -2: `alert` is NULL.
+///
+/// # Safety
+/// `alert` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_next_alert(alert: *mut GruyereAlert, milliseconds: u32) -> c_int {
+    if alert.is_null() {
+        return GRUYERE_INVALID;
+    }
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        match ALERTS.next(Duration::from_millis(u64::from(milliseconds))) {
+            Some((found, lost)) => {
+                // SAFETY: not NULL, and the caller's promise.
+                unsafe { alert.write(GruyereAlert::new(&found, lost)) };
+                1
+            }
+            None => 0,
+        }
+    })
+}
+
+/// Counts the live block that starts at `pointer` under another lifetime: 0 auto, 1 transient, 2 step, 3 persistent. The block stays where it is.
+///
+/// 0; -1: nothing has been allocated here; -2: no such lifetime, or no live block of ours starts there.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_tag(pointer: *mut c_void, lifetime: u8) -> c_int {
+    let Some(lifetime) = Lifetime::from_u8(lifetime) else { return GRUYERE_INVALID };
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || match current() {
+        None => GRUYERE_UNAVAILABLE,
+        Some(heap) if heap.tag(pointer as u64, lifetime) => GRUYERE_OK,
+        Some(_) => GRUYERE_INVALID,
+    })
+}
+
+/// The program says that memory is low: a checkpoint, the end of an epoch. Gives idle memory back on devices where less than three quarters of
+/// the peak is live and that this call has not trimmed within 30 seconds; the bytes given. Synchronises those devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_checkpoint() -> u64 {
+    if fork::is_forked_child() {
+        return 0;
+    }
+    guarded(0, || current().map_or(0, |heap| heap.checkpoint(Instant::now())))
+}

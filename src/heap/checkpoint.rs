@@ -1,0 +1,41 @@
+//! The program says that memory is low: a checkpoint is written, an epoch is over.
+//!
+//! What lies idle then is given back, unless little would come of it or it was done a short while ago: memory that is given back must be
+//! taken from the driver again, at some hundred microseconds for a page of 2 MiB.
+#![deny(unsafe_code)]
+
+use super::device::Device;
+use super::{Heap, Shared, lock};
+use std::time::{Duration, Instant};
+
+/// No device is trimmed more often than this by checkpoints.
+pub const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
+/// Memory is low where less than this part of the peak of live bytes is live: three in four.
+const LOW: (u64, u64) = (3, 4);
+
+impl Heap {
+    /// Gives idle memory back on each device where less than three quarters of the peak is live, and that was not trimmed by this call
+    /// within [`CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises those devices.
+    pub fn checkpoint(&self, now: Instant) -> u64 {
+        self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()
+    }
+}
+
+impl Device {
+    fn checkpoint(&self, shared: &Shared, now: Instant) -> u64 {
+        let (live, peak) = shared.record.live(self.id);
+        {
+            let mut central = lock(&self.central);
+            let idle = central.backing.reserved.saturating_sub(live);
+            let is_low = live / LOW.0 < peak / LOW.1 && idle > peak / LOW.1;
+            let is_recent = central.checkpoint.is_some_and(|last| {
+                now.checked_duration_since(last).is_none_or(|past| past < CHECKPOINT_INTERVAL)
+            });
+            if !is_low || is_recent {
+                return 0;
+            }
+            central.checkpoint = Some(now);
+        }
+        self.trim(shared)
+    }
+}

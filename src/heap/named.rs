@@ -1,0 +1,430 @@
+//! Named pools: memory that its program gives back whole.
+//!
+//! A pool is a space of its own in its device's arenas, with slabs of its own, all behind the central lock. Blocks come to it from the
+//! threads that have entered it (`route`); they are freed as any block is. Inside, stream order is as elsewhere: what an event has
+//! proved finished serves every stream of the pool. What the pool holds stays its own: pages are not moved out of it, and the reclaim
+//! ladder takes only what lies idle above its reserve.
+#![deny(unsafe_code)]
+
+use super::Error;
+use super::arena::{RunState, SpaceId};
+use super::central::Central;
+use super::lane::{Lane, round};
+use super::oom::Bytes;
+use super::slab::SlotState;
+use crate::driver::DriverError;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Numbers of lanes in the page table from here on are those of named pools; below, those of the device and of captures.
+pub const NAMED_LANES: u32 = 1 << 27;
+/// Bytes that a pool's name may have.
+pub const MAX_NAME: usize = 128;
+
+/// A pool's name for the program: its device and its number there. Numbers are never used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolKey(pub u64);
+
+impl PoolKey {
+    /// The key of pool `number` of `device`.
+    pub const fn new(device: u32, number: u32) -> Self {
+        Self((device as u64) << 32 | number as u64)
+    }
+
+    /// The device.
+    pub const fn device(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The number of the pool on its device, from 1.
+    pub const fn number(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// One pool.
+pub struct NamedPool {
+    /// What the program calls it.
+    pub name: String,
+    /// Bytes that it keeps whatever lies idle.
+    pub reserve: u64,
+    /// Ceiling on its live bytes.
+    pub limit: Option<u64>,
+    /// Its small blocks.
+    pub lane: Lane,
+    /// Its runs.
+    pub space: SpaceId,
+    /// Blocks that the program has not freed.
+    pub live: u64,
+    /// Their bytes, each rounded up to 512.
+    pub live_bytes: u64,
+    /// Threads that are asking for memory for it outside the central lock.
+    pub busy: u32,
+}
+
+/// The pools of a device.
+#[derive(Default)]
+pub struct NamedPools {
+    pools: BTreeMap<u32, NamedPool>,
+    made: u32,
+}
+
+impl NamedPools {
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.pools.is_empty()
+    }
+
+    /// The number of the pool of that name.
+    pub fn find(&self, name: &str) -> Option<u32> {
+        self.iter().find(|(_, pool)| pool.name == name).map(|(number, _)| number)
+    }
+
+    /// A new pool in `space`; its number. `None`: so many have been made that there are no numbers left.
+    pub fn add(&mut self, name: &str, space: SpaceId) -> Option<u32> {
+        let number = self.made.checked_add(1).filter(|&number| number < NAMED_LANES)?;
+        self.made = number;
+        let pool = NamedPool {
+            name: name.to_owned(),
+            reserve: 0,
+            limit: None,
+            lane: Lane::new(1),
+            space,
+            live: 0,
+            live_bytes: 0,
+            busy: 0,
+        };
+        self.pools.insert(number, pool);
+        Some(number)
+    }
+
+    /// Forgets a pool.
+    pub fn remove(&mut self, number: u32) -> Option<NamedPool> {
+        self.pools.remove(&number)
+    }
+
+    /// A pool.
+    pub fn get(&self, number: u32) -> Option<&NamedPool> {
+        self.pools.get(&number)
+    }
+
+    /// A pool.
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut NamedPool> {
+        self.pools.get_mut(&number)
+    }
+
+    /// All pools, with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &NamedPool)> {
+        self.pools.iter().map(|(&number, pool)| (number, pool))
+    }
+
+    /// The bytes that the pool of `space` keeps; `None`: it is no pool's.
+    pub fn reserve_of(&self, space: SpaceId) -> Option<u64> {
+        self.pools.values().find(|pool| pool.space == space).map(|pool| pool.reserve)
+    }
+
+    /// Counts the free of a block of `bytes` in `space`, if that is a pool's.
+    pub fn note_free(&mut self, space: SpaceId, bytes: u64) {
+        if let Some(pool) = self.pools.values_mut().find(|pool| pool.space == space) {
+            pool.live -= 1;
+            pool.live_bytes -= bytes;
+        }
+    }
+}
+
+/// A block of a pool, as a release that it prevents names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Where it starts.
+    pub address: u64,
+    /// Bytes asked for.
+    pub requested: u64,
+    /// The step in which it was allocated; `None`: the record is off, or had no room for it.
+    pub step: Option<u32>,
+    /// The number of its stream.
+    pub stream: u32,
+}
+
+/// Numbers of one pool. Bytes where not said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// What it keeps whatever lies idle.
+    pub reserve: u64,
+    /// Ceiling on its live bytes; `None`: none of its own.
+    pub limit: Option<u64>,
+    /// Memory that it holds.
+    pub held: u64,
+    /// Live blocks, each rounded up to 512 B.
+    pub live: u64,
+    /// How many.
+    pub live_blocks: u64,
+    /// Freed by the program, waiting for streams.
+    pub pending: u64,
+}
+
+/// Why a call about a pool was not served.
+#[derive(Debug)]
+pub enum PoolError {
+    /// There is none of that key.
+    NoSuchPool(PoolKey),
+    /// The name cannot be one.
+    Name(String),
+    /// The reserve is larger than the limit.
+    ReserveOverLimit {
+        /// Bytes asked to be mapped.
+        reserve: u64,
+        /// Bytes that may be live.
+        limit: u64,
+    },
+    /// `backing:passthrough` keeps no memory.
+    Passthrough,
+    /// The memory to be reserved could not be had.
+    Reserve {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes that the device had free, where it could say.
+        free: Option<u64>,
+        /// Bytes of headroom that stay free.
+        headroom: u64,
+        /// What the driver, or the ceiling, said.
+        error: DriverError,
+    },
+    /// Blocks are live in it.
+    Live {
+        /// How many.
+        count: u64,
+        /// Their bytes, each rounded up to 512.
+        bytes: u64,
+        /// The largest of them.
+        largest: Vec<LiveBlock>,
+    },
+    /// A thread is allocating from it at this moment.
+    Busy,
+    /// Whether its memory is still used cannot be found out: a CUDA graph is being captured, or the device did not answer.
+    Unquiet,
+    /// The driver did not take all of it back.
+    Kept {
+        /// What it still holds.
+        bytes: u64,
+    },
+    /// The thread is in as many pools as it may be.
+    TooDeep,
+    /// It is not the pool that the thread has entered last.
+    NotInnermost(PoolKey),
+    /// The device.
+    Heap(Error),
+}
+
+impl From<Error> for PoolError {
+    fn from(error: Error) -> Self {
+        Self::Heap(error)
+    }
+}
+
+impl fmt::Display for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchPool(key) => {
+                write!(f, "there is no pool {:#x}: it was never made, or is destroyed", key.0)
+            }
+            Self::Name(name) => {
+                write!(f, "a pool cannot be called {name:?}: a name has 1 to {MAX_NAME} bytes of UTF-8")
+            }
+            Self::ReserveOverLimit { reserve, limit } => write!(
+                f,
+                "the reserve of {} is larger than the limit of {}: raise the limit or reserve less",
+                Bytes(*reserve),
+                Bytes(*limit)
+            ),
+            Self::Passthrough => write!(
+                f,
+                "backing:passthrough hands every call to the driver and keeps no pools: use backing:auto"
+            ),
+            Self::Reserve { bytes, free, headroom, error } => {
+                let free =
+                    free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
+                write!(
+                    f,
+                    "{} could not be reserved ({error}): the device has {free} free, of which {} of headroom stay; reserve \
+                     less, free memory first, or lower headroom: in GRUYERE_CONF",
+                    Bytes(*bytes),
+                    Bytes(*headroom)
+                )
+            }
+            Self::Live { count, bytes, largest } => {
+                write!(f, "{count} blocks of {} are live in it", Bytes(*bytes))?;
+                for (at, block) in largest.iter().enumerate() {
+                    write!(f, "{} {}", if at == 0 { ":" } else { "," }, Bytes(block.requested))?;
+                    if let Some(step) = block.step {
+                        write!(f, " of step {step}")?;
+                    }
+                }
+                if (largest.len() as u64) < *count {
+                    write!(f, ", ...")?;
+                }
+                write!(f, "; free them first (in Python: drop every tensor that was made inside the pool)")
+            }
+            Self::Busy => write!(f, "another thread is allocating from it; let it finish and leave first"),
+            Self::Unquiet => write!(
+                f,
+                "its memory may still be in use: a CUDA graph is being captured, or the device could not be synchronised; try \
+                 again afterwards"
+            ),
+            Self::Kept { bytes } => {
+                write!(f, "the driver did not take {} of it back; try again later", Bytes(*bytes))
+            }
+            Self::TooDeep => {
+                write!(
+                    f,
+                    "a thread may be in {} pools at a time; leave some first",
+                    super::route::ROUTE_DEPTH
+                )
+            }
+            Self::NotInnermost(key) => {
+                write!(f, "pool {:#x} is not the one that this thread has entered last", key.0)
+            }
+            Self::Heap(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for PoolError {}
+
+/// Blocks that a refusal names.
+const NAMED_BLOCKS: usize = 8;
+
+impl Central {
+    /// Whatever lies idle, a space keeps this much: what was reserved for its lifetime, or for its pool.
+    pub(super) fn reserve_of(&self, space: SpaceId) -> u64 {
+        match self.ordinary_spaces().position(|ordinary| ordinary == space) {
+            Some(lifetime) => self.reserves[lifetime],
+            None => self.named.reserve_of(space).unwrap_or(0),
+        }
+    }
+
+    /// What a space holds above its reserve: as much may be taken from it, where it lies idle.
+    pub(super) fn spare_of(&self, space: SpaceId) -> u64 {
+        self.arenas.held_bytes(space).saturating_sub(self.reserve_of(space))
+    }
+
+    /// The ordinary spaces that hold more than is reserved for their lifetimes.
+    pub(super) fn movable_spaces(&self) -> Vec<SpaceId> {
+        self.ordinary_spaces().filter(|&space| self.spare_of(space) > 0).collect()
+    }
+
+    /// The spaces whose memory the ladder may give back: the ordinary ones and those of pools.
+    pub(super) fn open_spaces(&self) -> Vec<SpaceId> {
+        self.ordinary_spaces().chain(self.named.iter().map(|(_, pool)| pool.space)).collect()
+    }
+
+    /// Numbers of a pool.
+    pub(super) fn pool_stats(&self, number: u32) -> Option<PoolStats> {
+        let pool = self.named.get(number)?;
+        let runs = self.arenas.blocks().map(|(_, run)| run);
+        let large: u64 = runs
+            .filter(|run| {
+                run.state == RunState::Pending && self.arenas.region(run.region).space == pool.space
+            })
+            .map(|run| run.bytes)
+            .sum();
+        Some(PoolStats {
+            reserve: pool.reserve,
+            limit: pool.limit,
+            held: self.arenas.held_bytes(pool.space),
+            live: pool.live_bytes,
+            live_blocks: pool.live,
+            pending: large + pool.lane.pending_bytes(),
+        })
+    }
+
+    /// The largest live blocks of a pool, at most `most`.
+    pub(super) fn pool_blocks(&self, number: u32, most: usize) -> Vec<LiveBlock> {
+        let Some(pool) = self.named.get(number) else { return Vec::new() };
+        let runs = self.arenas.blocks().map(|(_, run)| run).filter(|run| {
+            run.state == RunState::Live && !run.is_slab && self.arenas.region(run.region).space == pool.space
+        });
+        let large = runs.map(|run| LiveBlock {
+            address: run.address,
+            requested: run.requested(),
+            step: self.writer.step_of(run.slot),
+            stream: run.stream,
+        });
+        let small = pool.lane.slabs().flat_map(|(_, slab)| {
+            let live = (0..slab.size_class().slots)
+                .filter(|&slot| matches!(slab.state(slot), SlotState::Live { .. }));
+            live.map(|slot| {
+                let facts = slab.facts(slot);
+                LiveBlock {
+                    address: slab.address(slot),
+                    requested: facts.requested,
+                    step: self.writer.step_of(facts.block),
+                    stream: slab.stream,
+                }
+            })
+        });
+        let mut blocks: Vec<LiveBlock> = large.chain(small).collect();
+        blocks.sort_unstable_by_key(|block| (std::cmp::Reverse(block.requested), block.address));
+        blocks.truncate(most);
+        blocks
+    }
+
+    /// Whether a pool may be given back, as far as its program is concerned.
+    ///
+    /// # Errors
+    /// What is live in it, or who is about to allocate from it.
+    pub(super) fn pool_is_unused(&self, key: PoolKey) -> Result<(), PoolError> {
+        let Some(pool) = self.named.get(key.number()) else { return Err(PoolError::NoSuchPool(key)) };
+        if pool.live > 0 {
+            return Err(PoolError::Live {
+                count: pool.live,
+                bytes: pool.live_bytes,
+                largest: self.pool_blocks(key.number(), NAMED_BLOCKS),
+            });
+        }
+        if pool.busy > 0 { Err(PoolError::Busy) } else { Ok(()) }
+    }
+
+    /// Whether one more block of `bytes` would pass a pool's limit.
+    pub(super) fn pool_is_full(&self, number: u32, bytes: u64) -> bool {
+        self.named.get(number).is_some_and(|pool| {
+            pool.limit.is_some_and(|limit| pool.live_bytes.saturating_add(round(bytes)) > limit)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_says_its_device_and_number() {
+        let key = PoolKey::new(63, NAMED_LANES - 1);
+        assert_eq!((key.device(), key.number()), (63, NAMED_LANES - 1));
+    }
+
+    #[test]
+    fn numbers_are_never_used_again() {
+        let mut pools = NamedPools::default();
+        assert_eq!((pools.add("a", 4), pools.add("b", 5)), (Some(1), Some(2)));
+        assert!(pools.remove(2).is_some() && pools.remove(2).is_none());
+        assert_eq!((pools.add("b", 5), pools.find("b"), pools.find("c")), (Some(3), Some(3), None));
+        pools.made = NAMED_LANES - 1;
+        assert_eq!(pools.add("d", 6), None);
+    }
+
+    #[test]
+    fn a_refusal_names_count_bytes_sizes_and_steps() {
+        let block = |requested, step| LiveBlock { address: 0, requested, step, stream: 0 };
+        let error = PoolError::Live {
+            count: 3,
+            bytes: 7 << 20,
+            largest: vec![block(4 << 20, Some(12)), block(2 << 20, None)],
+        };
+        let text = error.to_string();
+        assert!(
+            text.starts_with("3 blocks of 7.00 MiB are live in it: 4.00 MiB of step 12, 2.00 MiB, ...;"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,528 @@
+//! Low-memory phases: when the program uses far less than it did, what lies idle goes back to the device.
+//!
+//! A program that has stopped training and evaluates, or serves fewer requests, keeps what the peak took; others on the device could
+//! use it. Giving it back costs driver calls now, and again when the program comes back to its peak. So a training loop, which is far
+//! below its peak in a part of every step, must never cause any.
+//!
+//! **The rule.** Time is counted in frees of runs (blocks above 1 MiB, and slabs), so that a program repeated does the same again. *Use*
+//! is the bytes of blocks and slabs; its highest between two looks is exact. A *lull* is the time since use was last at half of its high
+//! or above. The longest lull that ended (use came back) is the program's own rhythm: a lull twice as long is a low-memory phase, and so
+//! is one longer than two steps where steps are marked. Then what is held beyond the highest use in the lull (in its later half, a whole turn of the program), and a
+//! sixteenth more, is given back, in portions, a look apart; and that highest use is the new high. When use comes back, the whole lull counts as
+//! rhythm: the next one must be twice as long, up to [`MOST`]. So a loop triggers nothing once it has been seen around, and no alternation
+//! triggers more than a handful of times: that is the rate limit.
+//!
+//! **Marks.** A program may say that it validates or writes a checkpoint (`gruyere_mark_phase`). Then idle memory goes back at once, down
+//! to what phases of that kind have needed before.
+//!
+//! Nothing here waits: events are recorded behind what was freed, and what they do not show to be done by the next look stays.
+#![deny(unsafe_code)]
+
+use super::backing::Kind;
+use super::central::Central;
+use super::device::Device;
+use super::size_class::PAGE;
+use super::streams::Streams;
+use super::{Shared, lock};
+use crate::driver::Driver;
+use crate::record::{DeviceGauge, EventKind, Record};
+
+/// Frees between two looks.
+const INTERVAL: u64 = 256;
+/// A lull of fewer frees is no phase while no step is known to be marked: a large model's first step must not look like one.
+const LEAST: u64 = 1 << 15;
+/// The same where the length of a step is known.
+const LEAST_MARKED: u64 = 1 << 10;
+/// A lull of so many frees is a phase whatever was learnt: giving memory back and taking it again costs a second in many minutes then.
+pub const MOST: u64 = 1 << 20;
+/// Times that a phase tries to give memory back.
+const TRIES: u32 = 16;
+/// Looks between two writings of the gauges.
+const PUBLISHING: u32 = 16;
+/// Frees between two marks that give memory back.
+const MARK_INTERVAL: u64 = 1 << 10;
+/// The least that is given back at a time, bytes.
+const PORTION: u64 = super::stitch::LONGEST_CHUNK;
+
+/// What a program may say of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// What it does mostly: training, or serving.
+    Training = 0,
+    /// It validates: no gradients for a while.
+    Validation = 1,
+    /// It writes a checkpoint.
+    Checkpoint = 2,
+}
+
+impl Phase {
+    /// The phase of a number of the C API.
+    pub const fn from_u8(number: u8) -> Option<Self> {
+        match number {
+            0 => Some(Self::Training),
+            1 => Some(Self::Validation),
+            2 => Some(Self::Checkpoint),
+            _ => None,
+        }
+    }
+}
+
+/// Why a look is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// Enough was freed since the last one.
+    Due,
+    /// A step is over.
+    Step,
+    /// The program says what it does now.
+    Mark(Phase),
+}
+
+/// What a look sees. Bytes but for `now`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// Frees so far.
+    pub now: u64,
+    /// In use.
+    pub busy: u64,
+    /// The most that was in use since the last look.
+    pub peak: u64,
+    /// Held from the driver.
+    pub held: u64,
+}
+
+/// What to give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// Bytes that stay held.
+    pub keep: u64,
+    /// Bytes to give at most, this time.
+    pub most: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Draining {
+    drain: Drain,
+    tries: u32,
+}
+
+/// A phase that was found: the high before it, and when its lull began.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    high: u64,
+    since: u64,
+}
+
+/// Watches the use of a device's memory.
+#[derive(Clone, Debug, Default)]
+pub struct Watch {
+    enabled: bool,
+    next: u64,
+    high: u64,
+    /// When use was last at half of `high` or above.
+    busy_at: u64,
+    /// The most in use in this lull: once it has lasted half as long as it must, in what came since.
+    lull_peak: u64,
+    is_settled: bool,
+    /// The longest lull that ended.
+    longest: u64,
+    step_at: Option<u64>,
+    longest_step: u64,
+    /// The earliest phase that has not ended yet.
+    found: Option<Found>,
+    draining: Option<Draining>,
+    announced: Option<Phase>,
+    announced_at: Option<u64>,
+    /// The most in use in announced phases, by kind.
+    needs: [u64; 3],
+    /// Times that memory was given back, and how much.
+    given: (u64, u64),
+    /// Looks until the gauges are written again.
+    until_publishing: u32,
+}
+
+/// What stays held where `bytes` were in use.
+fn with_slack(bytes: u64) -> u64 {
+    (bytes + bytes / 16).next_multiple_of(PAGE)
+}
+
+impl Watch {
+    /// A watch; one that is not `enabled` sees nothing.
+    pub fn new(enabled: bool) -> Self {
+        Self { enabled, next: if enabled { INTERVAL } else { u64::MAX }, ..Self::default() }
+    }
+
+    /// Whether it is time to look, after so many frees.
+    #[inline]
+    pub fn is_due(&self, now: u64) -> bool {
+        now >= self.next
+    }
+
+    /// Whether this look writes the gauges that no step's mark may ever write.
+    fn is_time_to_publish(&mut self) -> bool {
+        let now = self.until_publishing == 0;
+        self.until_publishing = if now { PUBLISHING } else { self.until_publishing - 1 };
+        now
+    }
+
+    /// Times that memory was given back, and how much.
+    pub fn given(&self) -> (u64, u64) {
+        self.given
+    }
+
+    /// How long a lull must last, in frees.
+    fn patience(&self) -> u64 {
+        let least = if self.longest_step > 0 { LEAST_MARKED } else { LEAST };
+        (2 * self.longest.max(self.longest_step)).clamp(least, MOST)
+    }
+
+    /// Looks; what is to be given back now, if anything.
+    pub fn look(&mut self, occasion: Occasion, seen: Seen) -> Option<Drain> {
+        if !self.enabled {
+            return None;
+        }
+        self.next = seen.now + INTERVAL;
+        match occasion {
+            Occasion::Due => {}
+            Occasion::Step => {
+                if let Some(before) = self.step_at.replace(seen.now) {
+                    self.longest_step = self.longest_step.max(seen.now - before);
+                }
+            }
+            Occasion::Mark(phase) => self.mark(phase, seen),
+        }
+        match self.announced {
+            // What came before the mark is not this phase's.
+            Some(_) if matches!(occasion, Occasion::Mark(_)) => {}
+            Some(phase) => {
+                let need = &mut self.needs[phase as usize];
+                *need = seen.peak.max(*need);
+            }
+            None => self.follow(seen),
+        }
+        let draining = self.draining.as_mut()?;
+        if !matches!(occasion, Occasion::Mark(_)) {
+            draining.drain.keep = draining.drain.keep.max(with_slack(seen.peak));
+        }
+        if draining.tries == 0 || seen.held <= draining.drain.keep {
+            self.draining = None;
+            return None;
+        }
+        draining.tries -= 1;
+        Some(draining.drain)
+    }
+
+    fn mark(&mut self, phase: Phase, seen: Seen) {
+        self.draining = None;
+        if phase == Phase::Training {
+            self.announced = None;
+            self.begin_lull(seen.now);
+            return;
+        }
+        self.announced = Some(phase);
+        let too_soon = self.announced_at.is_some_and(|at| seen.now - at < MARK_INTERVAL);
+        if !too_soon {
+            self.announced_at = Some(seen.now);
+            let keep = with_slack(seen.busy.max(self.needs[phase as usize]));
+            self.draining = Some(Draining { drain: Drain { keep, most: u64::MAX }, tries: TRIES });
+        }
+    }
+
+    fn begin_lull(&mut self, now: u64) {
+        (self.busy_at, self.lull_peak, self.is_settled) = (now, 0, false);
+    }
+
+    fn follow(&mut self, seen: Seen) {
+        let Seen { now, peak, held, .. } = seen;
+        if let Some(found) = self.found.filter(|found| peak >= found.high / 2) {
+            // The program has come back: that lull was its rhythm.
+            self.longest = self.longest.max(now - found.since);
+            (self.found, self.draining) = (None, None);
+        }
+        self.high = self.high.max(peak);
+        if peak >= self.high / 2 {
+            self.longest = self.longest.max(now - self.busy_at);
+            self.begin_lull(now);
+            return;
+        }
+        let (lull, patience) = (now - self.busy_at, self.patience());
+        if !self.is_settled && lull >= patience / 2 {
+            // The way down from the peak is not what the phase needs. Half of the patience is a whole turn of the program.
+            (self.is_settled, self.lull_peak) = (true, 0);
+        }
+        self.lull_peak = self.lull_peak.max(peak);
+        let keep = with_slack(self.lull_peak);
+        if lull < patience || held <= keep {
+            return;
+        }
+        self.found.get_or_insert(Found { high: self.high, since: self.busy_at });
+        self.high = self.lull_peak;
+        self.begin_lull(now);
+        let most = ((held - keep) / 8).max(PORTION);
+        self.draining = Some(Draining { drain: Drain { keep, most }, tries: TRIES });
+    }
+}
+
+impl Device {
+    /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be called without any lock.
+    #[cold]
+    pub(super) fn watch(&self, shared: &Shared, occasion: Occasion) {
+        let (drain, publish) = {
+            let central = &mut *lock(&self.central);
+            let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
+            let seen = Seen {
+                now: central.arenas.changes(),
+                busy: central.arenas.busy(),
+                peak: central.arenas.take_busy_peak(),
+                held: central.backing.held,
+            };
+            (central.watch.look(occasion, seen), publish)
+        };
+        if publish {
+            self.publish_gauges(shared);
+        }
+        // Where record_stream does not reach us, an event does not tell that memory is idle.
+        if let Some(drain) = drain
+            && shared.shares()
+        {
+            self.drain(shared, drain);
+        }
+    }
+
+    fn drain(&self, shared: &Shared, drain: Drain) {
+        let driver = &*shared.driver;
+        {
+            let Some(_asking) = self.ask() else { return };
+            self.streams.seal(driver);
+            self.streams.poll(driver);
+        }
+        self.return_empty_slabs(shared);
+        let mut central = lock(&self.central);
+        self.take_in(shared, &mut central);
+        let Some(_giving) = self.giving(shared) else { return };
+        let completed = |stream| self.streams.completed(stream);
+        let bytes = central.give_idle(driver, shared.record, &self.streams, &completed, drain);
+        if bytes > 0 {
+            let (trims, given) = (central.watch.given.0 + 1, central.watch.given.1 + bytes);
+            central.watch.given = (trims, given);
+            central.gauges.set(&[(DeviceGauge::LowPhaseTrims, trims), (DeviceGauge::LowPhaseBytes, given)]);
+            drop(central);
+            self.event(shared, EventKind::Trim, 0, bytes);
+        }
+    }
+}
+
+impl Central {
+    /// Gives idle memory back until `drain.keep` bytes are held or `drain.most` are given; the bytes given. Idle is what is everybody's,
+    /// or a stream's that is past it (`completed`).
+    fn give_idle(
+        &mut self,
+        driver: &dyn Driver,
+        record: &Record,
+        streams: &Streams,
+        completed: &dyn Fn(u32) -> u64,
+        drain: Drain,
+    ) -> u64 {
+        let held = self.backing.held;
+        let most = held.saturating_sub(drain.keep).min(drain.most);
+        match self.backing.kind {
+            Kind::Stitch => self.give_pages(driver, streams, completed, most),
+            _ => self.give_spans(driver, record, completed, most),
+        }
+        self.publish_reserved();
+        held.saturating_sub(self.backing.held)
+    }
+
+    fn give_pages(&mut self, driver: &dyn Driver, streams: &Streams, completed: &dyn Fn(u32) -> u64, most: u64) {
+        let spaces: Vec<_> = self.ordinary_spaces().collect();
+        let spare = self.backing.pages.spare();
+        self.loosen(driver, streams, &spaces, completed, most.saturating_sub(spare));
+        self.backing.pages.release(driver, most);
+        self.backing.refresh_pages();
+    }
+
+    fn give_spans(
+        &mut self,
+        driver: &dyn Driver,
+        record: &Record,
+        completed: &dyn Fn(u32) -> u64,
+        most: u64,
+    ) {
+        let mut given = 0;
+        for space in self.ordinary_spaces() {
+            for id in self.arenas.empty_regions(space, completed) {
+                let bytes = self.arenas.region(id).bytes;
+                if given + bytes <= most && self.shrink(driver, record, id) {
+                    given += bytes;
+                }
+            }
+        }
+        if given > 0 {
+            self.backing.trim(driver);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A program on a watch: use as it goes, one free a unit of time; what is held follows the drains at once, and use at once.
+    struct Program {
+        watch: Watch,
+        now: u64,
+        held: u64,
+        peak: u64,
+        busy: u64,
+        drains: u32,
+    }
+
+    impl Program {
+        fn new() -> Self {
+            Self { watch: Watch::new(true), now: 0, held: 0, peak: 0, busy: 0, drains: 0 }
+        }
+
+        fn look(&mut self, occasion: Occasion) {
+            let Self { now, held, busy, .. } = *self;
+            let peak = std::mem::replace(&mut self.peak, busy);
+            if let Some(drain) = self.watch.look(occasion, Seen { now, busy, peak, held }) {
+                self.drains += 1;
+                self.held -= (self.held - drain.keep).min(drain.most);
+            }
+        }
+
+        /// Uses `bytes` for `frees` units of time.
+        fn uses(&mut self, bytes: u64, frees: u64) {
+            self.busy = bytes;
+            for _ in 0..frees {
+                self.held = self.held.max(bytes);
+                self.peak = self.peak.max(bytes);
+                self.now += 1;
+                if self.watch.is_due(self.now) {
+                    self.look(Occasion::Due);
+                }
+            }
+        }
+
+        fn steps(&mut self, count: u32, low: u64, high: u64) {
+            for _ in 0..count {
+                self.uses(1 << 30, low);
+                self.uses(10 << 30, high);
+                self.busy = 1 << 30;
+                self.look(Occasion::Step);
+            }
+        }
+    }
+
+    proptest! {
+        // A case is a million looks at a counter.
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn no_loop_gives_anything_back(low in 1u64..LEAST - 512, high in 1u64..2000, marked: bool) {
+            let mut program = Program::new();
+            for _ in 0..20 {
+                program.uses(1 << 30, low);
+                program.uses(10 << 30, high);
+                program.busy = 1 << 30;
+                if marked {
+                    program.look(Occasion::Step);
+                }
+            }
+            prop_assert_eq!(program.drains, 0);
+        }
+
+        #[test]
+        fn no_alternation_of_any_length_gives_back_more_than_a_few_times(
+            lulls in proptest::collection::vec(1u64..LEAST * 8, 30),
+        ) {
+            let mut program = Program::new();
+            let mut phases = 0;
+            for lull in lulls {
+                program.uses(10 << 30, 300);
+                let before = program.drains;
+                program.uses(1 << 30, lull);
+                phases += u32::from(program.drains > before);
+            }
+            // Each time the patience doubles at least: from 2^15 up to 2^18.
+            prop_assert!(phases <= 4, "{} phases", phases);
+        }
+    }
+
+    #[test]
+    fn memory_comes_back_two_steps_after_the_last_one() {
+        let mut program = Program::new();
+        program.steps(5, 2000, 1000);
+        assert_eq!(program.drains, 0);
+        program.uses(2 << 30, 6000 + INTERVAL);
+        assert!(program.drains >= 1);
+        program.uses(2 << 30, 20 * INTERVAL);
+        assert!(program.held <= with_slack(2 << 30), "{} B are held", program.held);
+        let drains = program.drains;
+        program.uses(2 << 30, 200_000);
+        assert_eq!(program.drains, drains, "it never stops");
+    }
+
+    #[test]
+    fn without_marks_the_rhythm_is_learnt_from_use() {
+        let mut program = Program::new();
+        for _ in 0..5 {
+            program.uses(1 << 30, 25_000);
+            program.uses(10 << 30, 1000);
+        }
+        assert_eq!(program.drains, 0);
+        program.uses(1 << 30, 49_000);
+        assert_eq!(program.drains, 0);
+        program.uses(1 << 30, 4000 + 20 * INTERVAL);
+        assert!(program.drains > 0 && program.held <= with_slack(1 << 30));
+    }
+
+    #[test]
+    fn memory_goes_back_in_portions() {
+        let mut program = Program::new();
+        program.steps(5, 2000, 1000);
+        program.uses(1 << 30, 6000);
+        while program.drains == 0 {
+            program.uses(1 << 30, 1);
+        }
+        assert!(program.held >= (10 << 30) - (10 << 30) / 8, "{} B at once", (10 << 30) - program.held);
+    }
+
+    #[test]
+    fn a_mark_gives_back_at_once_what_such_phases_have_not_needed() {
+        let mut program = Program::new();
+        for turn in 0..4 {
+            program.steps(3, 2000, 1000);
+            program.look(Occasion::Mark(Phase::Validation));
+            let kept = if turn == 0 { 1 << 30 } else { 3 << 30 };
+            assert_eq!(program.held, with_slack(kept), "turn {turn}");
+            program.uses(3 << 30, 5000);
+            program.look(Occasion::Mark(Phase::Training));
+        }
+        program.steps(3, 2000, 1000);
+        assert_eq!(program.held, 10 << 30);
+    }
+
+    #[test]
+    fn marks_in_a_hot_loop_give_back_once() {
+        let mut program = Program::new();
+        program.steps(3, 2000, 1000);
+        for _ in 0..50 {
+            program.look(Occasion::Mark(Phase::Checkpoint));
+            program.look(Occasion::Mark(Phase::Training));
+            program.uses(10 << 30, 10);
+        }
+        assert_eq!(program.drains, 1);
+    }
+
+    #[test]
+    fn a_watch_that_is_off_sees_nothing() {
+        let mut program = Program { watch: Watch::new(false), ..Program::new() };
+        program.steps(5, 2000, 1000);
+        program.uses(1 << 30, 4 * MOST);
+        program.look(Occasion::Mark(Phase::Validation));
+        assert_eq!(program.drains, 0);
+    }
+}

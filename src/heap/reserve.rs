@@ -1,0 +1,143 @@
+//! Reserves: memory that is mapped before it is asked for, for a lifetime (`reserve:`) or a pool.
+//!
+//! A reserve is a floor under what its space holds. Pages of it are not moved to where others need them and not trimmed; those of
+//! lifetimes are given up where the alternative is out of memory.
+#![deny(unsafe_code)]
+
+use super::arena::{EVERYBODY, SpaceId};
+use super::backing::Kind;
+use super::central::{Central, Growth, Want};
+use super::device::Device;
+use super::lifetime::{LIFETIMES, Lifetime};
+use super::oom::Bytes;
+use super::size_class::PAGE;
+use super::{Error, Shared, lock};
+use crate::driver::{DriverError, ErrorKind};
+
+impl Device {
+    /// Maps what `reserve:` asks for; at the device's start, before anybody uses it.
+    ///
+    /// # Errors
+    /// [`Error::Reserve`]; nothing is held then.
+    pub(super) fn map_reserves(&self, shared: &Shared) -> Result<(), Error> {
+        let total = self.capabilities.total_memory;
+        if shared.config.reserve.iter().all(|reserve| reserve.resolve(total) == 0) {
+            return Ok(());
+        }
+        if self.kind == Kind::Passthrough {
+            log::warn!("reserve: has no meaning with backing:passthrough, which keeps no memory");
+            return Ok(());
+        }
+        for lifetime in Lifetime::ALL {
+            let bytes = shared.config.reserve[lifetime as usize].resolve(total).next_multiple_of(PAGE);
+            let mut central = lock(&self.central);
+            let space = central.space(lifetime);
+            central.reserves[lifetime as usize] = bytes;
+            let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
+            central.reserves = [0; LIFETIMES];
+            central.shrink_all(&*shared.driver, shared.record, &self.streams);
+            for space in central.open_spaces() {
+                central.free_addresses(&*shared.driver, space);
+            }
+            central.backing.destroy(&*shared.driver);
+            drop(central);
+            return Err(Error::Reserve(Box::new(Refused {
+                device: self.id,
+                lifetime,
+                bytes,
+                free: shared.driver.memory_info(self.id).ok().map(|info| info.free),
+                error,
+            })));
+        }
+        Ok(())
+    }
+
+    /// Makes `space` hold `bytes`, by memory that is everybody's; what others hold idle is given back first where it takes that.
+    ///
+    /// # Errors
+    /// The driver's, or out of memory. What was mapped stays.
+    pub(super) fn fill(&self, shared: &Shared, space: SpaceId, bytes: u64) -> Result<(), DriverError> {
+        let extend = || self.extend_to(shared, &mut lock(&self.central), space, Lifetime::Auto, bytes);
+        match extend() {
+            Err(error) if error.is_out_of_memory() => {
+                self.trim(shared);
+                extend()
+            }
+            done => done,
+        }
+    }
+
+    fn extend_to(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        space: SpaceId,
+        lifetime: Lifetime,
+        bytes: u64,
+    ) -> Result<(), DriverError> {
+        loop {
+            let missing = bytes.saturating_sub(central.arenas.held_bytes(space));
+            if missing == 0 {
+                return Ok(());
+            }
+            let fresh = self.budget(shared, central);
+            if fresh < missing {
+                return Err(DriverError::new("headroom", ErrorKind::OutOfMemory, 0));
+            }
+            // Fresh memory only: what others have reserved is not to be moved here.
+            let growth = Growth { fresh, ..shared.growth(&self.streams, lifetime) };
+            let want = Want { space, bytes: missing, align: PAGE, stream: EVERYBODY };
+            // A row of pages beside a free run is shorter than `missing`; the next turn maps the rest.
+            central.extend(&growth, want, false)?;
+        }
+    }
+
+    /// The last memory before an out-of-memory: what `reserve:` keeps for lifetimes is anybody's from now on. The bytes given back.
+    pub(super) fn give_up_reserves(&self, shared: &Shared) -> u64 {
+        let mut central = lock(&self.central);
+        let reserved: u64 = central.reserves.iter().sum();
+        if reserved == 0 {
+            return 0;
+        }
+        let Some(_giving) = self.giving(shared) else { return 0 };
+        central.reserves = [0; LIFETIMES];
+        let bytes = central.shrink_all(&*shared.driver, shared.record, &self.streams);
+        central.backing.trim(&*shared.driver);
+        central.publish_reserved();
+        log::warn!(
+            "device {}: memory is short, so the {} of `reserve:` are given up",
+            self.id,
+            Bytes(reserved)
+        );
+        bytes
+    }
+}
+
+/// A `reserve:` that could not be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The device.
+    pub device: u32,
+    /// For which lifetime.
+    pub lifetime: Lifetime,
+    /// How much, in bytes.
+    pub bytes: u64,
+    /// Bytes that the device has free, where it can say.
+    pub free: Option<u64>,
+    /// The driver's answer, or the budget's.
+    pub error: DriverError,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { device, lifetime, bytes, free, error } = self;
+        let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
+        write!(
+            f,
+            "gruyere: GRUYERE_CONF reserve:{}={bytes}: {} could not be mapped on device {device} ({error}), which has {free} \
+             free; reserve less, free the device, or lower headroom:",
+            lifetime.name(),
+            Bytes(*bytes)
+        )
+    }
+}

@@ -1,0 +1,53 @@
+//! What the program learns of a block after it was allocated: its lifetime.
+//!
+//! An optimiser's state cannot be told from the temporaries of its step while the step runs, but when it is over it can. A block
+//! that is tagged then is counted under its new lifetime; it is not moved.
+#![deny(unsafe_code)]
+
+use super::device::Device;
+use super::lane::{LANES, round};
+use super::lifetime::Lifetime;
+use super::named::NAMED_LANES;
+use super::page_table::Owner;
+use super::{Heap, lock};
+
+impl Heap {
+    /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done: no live block of ours starts there.
+    pub fn tag(&self, address: u64, lifetime: Lifetime) -> bool {
+        let owner = self.shared.table.get(address);
+        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return false };
+        let device = self.device(i64::from(device));
+        device.ok().and_then(|device| device.tag(address, owner, lifetime)).is_some()
+    }
+}
+
+impl Device {
+    fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
+        let lifetime = lifetime as u8;
+        match owner {
+            Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
+                let cell = &mut *lock(&self.lanes[lane as usize]);
+                cell.lane.tag(&mut cell.writer, slab, address, lifetime)
+            }
+            Owner::Slab { lane, slab, .. } => {
+                let central = &mut *lock(&self.central);
+                let lane = match lane.checked_sub(NAMED_LANES) {
+                    Some(number) => &mut central.named.get_mut(number)?.lane,
+                    None => &mut central.captures.get_mut(lane - LANES as u32)?.lane,
+                };
+                lane.tag(&mut central.writer, slab, address, lifetime)
+            }
+            Owner::Large { blocks, .. } => {
+                let central = &mut *lock(&self.central);
+                let (id, run) = central.find(address, blocks)?;
+                let (slot, requested, from) = (run.slot, run.requested(), run.lifetime);
+                if from != lifetime {
+                    central.writer.block_retag(slot, round(requested), requested, from, lifetime);
+                    central.arenas.run_mut(id)?.lifetime = lifetime;
+                }
+                Some(())
+            }
+            Owner::None => None,
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Waits that the program did not ask for: one stream waits on the device for another, to have memory that the other has freed.
+//!
+//! An event stands behind the frees of an epoch ([`super::streams`]). Once the asking stream has been made to wait for it, whatever that stream is given to
+//! do comes after those frees: they are ordered before it, though nobody knows yet that they are done. So the asking stream may have
+//! that memory at once, and nobody else may. The host never stands still for it.
+//!
+//! In rare programs such a wait closes a cycle across ranks (tests/heap_waits.rs shows one), hence `waits:off|oom|budget`.
+#![deny(unsafe_code)]
+
+use super::arena::RunId;
+use super::backing::Kind;
+use super::central::{Central, Growth, Want};
+use super::device::Device;
+use super::{Shared, lock};
+use crate::record::{EventKind, clock};
+use std::collections::HashMap;
+
+/// What streams have been made to wait for.
+#[derive(Default)]
+pub struct Order {
+    /// By (waiter, stream): the last epoch of `stream` that is ordered before the waiter's work to come.
+    epochs: HashMap<(u32, u32), u64>,
+}
+
+impl Order {
+    /// The last epoch of `stream` that the work to come of `waiter` comes after, as far as waits of ours tell.
+    pub fn of(&self, waiter: u32, stream: u32) -> u64 {
+        if waiter == stream { u64::MAX } else { self.epochs.get(&(waiter, stream)).copied().unwrap_or(0) }
+    }
+
+    fn add(&mut self, waiter: u32, stream: u32, epoch: u64) {
+        let known = self.epochs.entry((waiter, stream)).or_default();
+        *known = epoch.max(*known);
+    }
+
+    /// Forgets streams whose numbers will be others'.
+    pub fn forget(&mut self, numbers: &[u32]) {
+        self.epochs.retain(|(waiter, stream), _| !numbers.contains(waiter) && !numbers.contains(stream));
+    }
+}
+
+impl Device {
+    /// A run for `want` from memory that other streams have freed: its stream waits for their events, the oldest first, until it has one.
+    /// Makes pages move too, where they can. `None`: nothing of the kind helps, or a capture is open.
+    pub(super) fn wait_for_others(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        growth: &Growth<'_>,
+        want: Want,
+    ) -> Option<RunId> {
+        let _asking = self.ask()?;
+        let driver = &*shared.driver;
+        if !shared.shares() {
+            return None;
+        }
+        self.streams.seal(driver);
+        for (stream, epoch) in self.streams.unfinished() {
+            if central.order.of(want.stream, stream) >= epoch || !central.would_gain(stream, epoch) {
+                continue;
+            }
+            if !self.streams.make_wait(driver, want.stream, stream, epoch) {
+                continue;
+            }
+            central.order.add(want.stream, stream, epoch);
+            central.stream_waits += 1;
+            shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
+            central.settle_ordered(&self.streams, want.stream);
+            if let Some(run) = central.fit_ordered(&self.streams, want) {
+                return Some(run);
+            }
+            if self.kind == Kind::Stitch
+                && central.extend(&Growth { fresh: 0, ..*growth }, want, false).is_ok()
+            {
+                return want.fit_or_join(central);
+            }
+        }
+        None
+    }
+
+    /// Forgets what was known of streams whose numbers will be others'.
+    pub(super) fn forget_order(&self, numbers: &[u32]) {
+        lock(&self.central).order.forget(numbers);
+    }
+}

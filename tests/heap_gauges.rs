@@ -1,0 +1,140 @@
+//! What the gauges of fragmentation say is so: a request of the size that they call satisfiable is satisfied, and not a larger one.
+
+mod common;
+
+use common::{DEFAULT, GIB, MIB, Rig};
+use gruyere::heap::Error;
+use gruyere::record::{DeviceGauge, Reader, missing_share};
+use gruyere_phantom::as_program;
+
+const PAGE: u64 = 2 * MIB;
+
+/// A device of 4 GiB with live blocks and holes between them, all of whose work is done; the live blocks.
+fn with_holes(conf: &str, seed: u64) -> (Rig, Vec<u64>) {
+    let rig = Rig::bare(4 * GIB, &format!("{conf},headroom:0,record:on"));
+    rig.heap.announce_hooks(3);
+    let streams = [DEFAULT, rig.stream()];
+    let mut random = seed;
+    let mut pick = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % below
+    };
+    let mut live = Vec::new();
+    for _ in 0..120 {
+        let size = MIB + 512 * (1 + pick(40_000));
+        live.push(rig.malloc(size, streams[pick(2) as usize]));
+        if pick(3) == 0 {
+            let at = pick(live.len() as u64) as usize;
+            assert!(rig.heap.free(live.swap_remove(at)));
+        }
+    }
+    for _ in 0..40 {
+        let at = pick(live.len() as u64) as usize;
+        assert!(rig.heap.free(live.swap_remove(at)));
+    }
+    as_program(|| rig.gpu.device_synchronize(0)).unwrap();
+    rig.heap.mark_step();
+    (rig, live)
+}
+
+fn is_out_of_memory(rig: &Rig, size: u64) -> bool {
+    matches!(rig.heap.malloc(size, 0, DEFAULT), Err(Error::OutOfMemory(_)))
+}
+
+#[test]
+fn the_largest_request_fits_without_growth_and_four_mebibytes_more_do_not() {
+    for seed in 1..=20 {
+        let (rig, _live) = with_holes("backing:stitch", seed);
+        let stats = rig.heap.stats(0).unwrap();
+        assert!(stats.largest_request > stats.largest_free, "seed {seed}: pages in several holes count");
+        // Nothing more may be taken.
+        rig.heap.set_memory_fraction(stats.reserved as f64 / stats.total_memory as f64, 0).unwrap();
+        let address = rig.malloc(stats.largest_request, DEFAULT);
+        assert_eq!(rig.heap.stats(0).unwrap().reserved, stats.reserved);
+        assert!(rig.heap.free(address));
+        assert!(is_out_of_memory(&rig, stats.largest_request + 2 * PAGE), "seed {seed}");
+        rig.check();
+    }
+}
+
+#[test]
+fn the_largest_request_with_growth_fits_too() {
+    for conf in ["backing:stitch", "backing:fixed"] {
+        let (rig, _live) = with_holes(conf, 7);
+        let stats = rig.heap.stats(0).unwrap();
+        assert!(stats.largest_growing > stats.largest_request);
+        let address = rig.malloc(stats.largest_growing, DEFAULT);
+        assert!(rig.heap.free(address));
+        assert!(is_out_of_memory(&rig, stats.total_memory - stats.live + 2 * PAGE));
+        rig.check();
+    }
+}
+
+#[test]
+fn where_pages_cannot_move_only_a_hole_in_one_piece_counts() {
+    for conf in ["backing:pool", "backing:stitch,share:off"] {
+        let (rig, _live) = with_holes(conf, 3);
+        let stats = rig.heap.stats(0).unwrap();
+        assert_eq!(stats.largest_request, stats.largest_free, "{conf}");
+    }
+}
+
+#[test]
+fn the_three_fragmentations_are_what_they_are_defined_as() {
+    let rig = Rig::new("record:on");
+    let blocks: Vec<u64> = (0..8).map(|_| rig.malloc(10 * MIB - 300, DEFAULT)).collect();
+    blocks.iter().step_by(2).for_each(|&address| assert!(rig.heap.free(address)));
+    let stats = rig.heap.stats(0).unwrap();
+    assert_eq!((stats.live, stats.requested), (40 * MIB, 40 * MIB - 1200));
+    assert_eq!(stats.fragmentation(), 1.0 - stats.live as f64 / stats.reserved as f64);
+    assert_eq!(stats.internal_fragmentation(), 1200.0 / (40 * MIB) as f64);
+    let free = stats.reserved - stats.live;
+    assert_eq!(stats.external_fragmentation(), missing_share(stats.largest_request, free));
+    // And the record tells other processes the same.
+    let snapshot = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
+    assert_eq!(snapshot.fragmentation(), stats.fragmentation());
+    assert_eq!(snapshot.external_fragmentation(), stats.external_fragmentation());
+    assert_eq!(snapshot.internal_fragmentation(), stats.internal_fragmentation());
+    assert_eq!(snapshot.gauge(DeviceGauge::LargestRequest), stats.largest_request);
+    assert_eq!(snapshot.gauge(DeviceGauge::LargestGrowing), stats.largest_growing);
+}
+
+#[test]
+fn holes_of_whole_pages_are_no_external_fragmentation_where_pages_move() {
+    let external = |conf: &str| {
+        let rig = Rig::new(conf);
+        // Every other of the blocks of 32 MiB, each whole pages, is a hole.
+        let blocks: Vec<u64> = (0..16).map(|_| rig.malloc(32 * MIB, DEFAULT)).collect();
+        blocks.iter().step_by(2).for_each(|&address| assert!(rig.heap.free(address)));
+        rig.heap.stats(0).unwrap().external_fragmentation()
+    };
+    assert_eq!(external("backing:stitch"), 0.0);
+    assert!(external("backing:fixed") > 0.5);
+}
+
+#[test]
+fn the_99th_percentile_request_is_told_beside_what_fits() {
+    let rig = Rig::new("record:on");
+    assert_eq!(rig.heap.stats(0).unwrap().request_p99, 0);
+    let ask = |size: u64, times: u32| {
+        (0..times).for_each(|_| assert!(rig.heap.free(rig.malloc(size, DEFAULT))));
+        rig.heap.stats(0).unwrap().request_p99
+    };
+    let is_near = |value: u64, size: u64| value.abs_diff(size) * 100 <= size * 7;
+    assert!(is_near(ask(4096, 995), 4096));
+    assert!(is_near(ask(8 * MIB, 4), 4096), "4 in 999 are the largest in a hundred of nobody");
+    assert!(is_near(ask(8 * MIB, 20), 8 * MIB));
+    let snapshot = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
+    let fits = snapshot.p99_fits().unwrap();
+    let expected = rig.heap.stats(0).unwrap().largest_growing as f64 / snapshot.request_p99() as f64;
+    assert!((fits - expected).abs() < 1e-9 && fits > 1000.0, "{fits}");
+}
+
+#[test]
+fn the_gauges_are_written_without_any_mark() {
+    let rig = Rig::new("record:on");
+    let largest =
+        || Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].gauge(DeviceGauge::LargestRequest);
+    (0..600).for_each(|_| assert!(rig.heap.free(rig.malloc(5 * MIB, DEFAULT))));
+    assert!(largest() > 0);
+}

@@ -1,0 +1,73 @@
+//! The reclaim ladder accounts for what it does: calls, bytes and host time of each rung, in the heap and on the record.
+
+mod common;
+
+use common::{DEFAULT, GIB, MIB, Rig};
+use gruyere::heap::Error;
+use gruyere::heap::ladder::{Ladder, RUNGS};
+use gruyere::record::{DeviceGauge, Reader};
+use gruyere_phantom::as_program;
+
+const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
+    [DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes, DeviceGauge::Rung0Microseconds],
+    [DeviceGauge::Rung1Calls, DeviceGauge::Rung1Bytes, DeviceGauge::Rung1Microseconds],
+    [DeviceGauge::Rung2Calls, DeviceGauge::Rung2Bytes, DeviceGauge::Rung2Microseconds],
+    [DeviceGauge::Rung3Calls, DeviceGauge::Rung3Bytes, DeviceGauge::Rung3Microseconds],
+    [DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes, DeviceGauge::Rung4Microseconds],
+    [DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes, DeviceGauge::Rung5Microseconds],
+];
+
+/// Runs a device of 1 GiB out of memory: half of it is freed, but a kernel of another stream uses that still.
+fn run_out(rig: &Rig) -> Ladder {
+    let side = rig.stream();
+    let (kept, busy) = (rig.malloc(400 * MIB, DEFAULT), rig.malloc(400 * MIB, side));
+    as_program(|| rig.gpu.launch(0, side.0, 1, 5_000_000)).unwrap();
+    assert!(rig.heap.free(busy));
+    let waited = rig.malloc(450 * MIB, DEFAULT);
+    let Err(Error::OutOfMemory(report)) = rig.heap.malloc(700 * MIB, 0, DEFAULT) else {
+        panic!("served twice over")
+    };
+    assert!(rig.heap.free(kept) && rig.heap.free(waited));
+    report.ladder
+}
+
+#[test]
+fn each_rung_that_was_climbed_has_its_calls_and_host_time_on_the_record() {
+    let rig = Rig::bare(GIB, "headroom:0,record:on");
+    rig.heap.announce_hooks(3);
+    let ladder = run_out(&rig);
+    // The events are asked, the slabs looked through, memory given back, the device waited for, and the headroom tried.
+    for number in [0, 1, 2, 4, 5] {
+        let rung = ladder.rungs[number];
+        assert!(rung.calls > 0 && rung.nanoseconds > 0, "rung {number}: {rung:?}");
+    }
+    let snapshot = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
+    for (number, (rung, gauges)) in ladder.rungs.iter().zip(GAUGES).enumerate() {
+        let expected = [rung.calls, rung.bytes, rung.nanoseconds / 1000];
+        assert_eq!(gauges.map(|gauge| snapshot.gauge(gauge)), expected, "rung {number}");
+    }
+}
+
+#[test]
+fn the_out_of_memory_message_and_the_dump_tell_what_was_tried() {
+    let rig = Rig::bare(GIB, "headroom:0");
+    rig.heap.announce_hooks(3);
+    run_out(&rig);
+    let error = rig.heap.malloc(2 * GIB, 0, DEFAULT).unwrap_err().to_string();
+    assert!(error.contains("Tried so far: ask events ") && error.contains("synchronise "), "{error}");
+    let dump = rig.heap.dump();
+    assert!(dump.contains("reclaim: synchronise"), "{dump}");
+}
+
+#[test]
+fn a_request_that_fits_climbs_nothing() {
+    let rig = Rig::new("record:on");
+    let address = rig.malloc(5 * MIB, DEFAULT);
+    assert!(rig.heap.free(address));
+    let before = Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].clone();
+    assert!(rig.heap.free(rig.malloc(5 * MIB, DEFAULT)));
+    let after = Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].clone();
+    for gauges in GAUGES {
+        assert_eq!(gauges.map(|gauge| after.gauge(gauge)), gauges.map(|gauge| before.gauge(gauge)));
+    }
+}

@@ -1,0 +1,218 @@
+//! Every position of failure in a program with pools and reserves: run once for every driver call that the allocator makes in it, with
+//! exactly that call failing. Nothing is lost, and what is refused can be had later.
+
+mod common;
+#[path = "common/flaky.rs"]
+mod flaky;
+
+use common::{DEFAULT, MIB};
+use flaky::{FlakyDriver, Plan};
+use gruyere::config::Config;
+use gruyere::driver::{ErrorKind, StreamHandle};
+use gruyere::heap::named::PoolError;
+use gruyere::heap::{Error, Heap};
+use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
+use gruyere_phantom_driver::PhantomDriver;
+use std::sync::Arc;
+
+struct Rig {
+    gpu: Arc<Gpu>,
+    driver: Arc<FlakyDriver>,
+    heap: Heap,
+}
+
+impl Rig {
+    fn new(conf: &str) -> Self {
+        let gpu = Arc::new(Gpu::new(GpuConfig::new(200 * MIB)));
+        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
+        let mut config = Config::parse(conf).unwrap();
+        config.record = false;
+        let heap = Heap::new(driver.clone(), config).unwrap();
+        heap.announce_hooks(3);
+        Self { gpu, driver, heap }
+    }
+
+    /// Pools are made, used on two streams, run out of memory, released and destroyed; the invariants are checked all along.
+    fn program(&self) {
+        let side = StreamHandle(as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let mut next = 1;
+        for round in 0..3u64 {
+            let keys = [("a", 20 * MIB), ("b", 0)].map(|(name, reserve)| {
+                let made = self.heap.pool_create(name, 0, reserve, None);
+                self.heap.validate().unwrap();
+                match made {
+                    Ok(key) => Some(key),
+                    Err(PoolError::Reserve { .. } | PoolError::Heap(Error::Driver(_))) => None,
+                    Err(other) => panic!("{other}"),
+                }
+            });
+            let mut blocks = Vec::new();
+            for key in keys.into_iter().flatten() {
+                self.heap.pool_enter(key).unwrap();
+                for (size, stream) in
+                    [(3000, DEFAULT), (50 * MIB, side), (900_000, side), (60 * MIB + round * MIB, DEFAULT)]
+                {
+                    match self.heap.malloc(size, 0, stream) {
+                        Ok(address) => {
+                            self.gpu.block_malloc(next, address, size, 0, stream.0);
+                            next += 1;
+                            blocks.push(address);
+                            as_program(|| self.gpu.launch(0, stream.0, 1, 40_000)).unwrap();
+                        }
+                        Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                    self.heap.validate().unwrap();
+                }
+                self.heap.pool_leave(key).unwrap();
+            }
+            for address in blocks {
+                self.gpu.block_free(address);
+                assert!(self.heap.free(address));
+            }
+            for (at, key) in keys.into_iter().enumerate() {
+                let Some(key) = key else { continue };
+                let given = if at == 0 { self.heap.pool_release(key) } else { self.heap.pool_destroy(key) };
+                assert!(
+                    matches!(given, Ok(_) | Err(PoolError::Kept { .. } | PoolError::Unquiet)),
+                    "{given:?}"
+                );
+                self.heap.validate().unwrap();
+            }
+        }
+    }
+
+    fn finish(&self) {
+        for name in ["a", "b"] {
+            if let Ok(key) = self.heap.pool_create(name, 0, 0, None) {
+                self.heap.pool_destroy(key).unwrap();
+            }
+        }
+        self.heap.trim();
+        self.heap.trim();
+        self.heap.validate().unwrap();
+        assert_eq!(self.gpu.faults(), []);
+        assert_eq!(self.gpu.misuses(), []);
+        assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
+    }
+}
+
+fn fail_every_call(conf: &str) {
+    let rig = Rig::new(conf);
+    rig.program();
+    let calls = rig.driver.calls();
+    assert!(rig.heap.stats(0).unwrap().out_of_memories > 0, "memory is short in the program");
+    rig.finish();
+    for nth in 1..=calls {
+        for kind in [ErrorKind::OutOfMemory, ErrorKind::InvalidValue] {
+            let rig = Rig::new(conf);
+            rig.driver.set(Plan::Nth(nth, kind));
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                rig.program();
+                rig.driver.set(Plan::Sound);
+                rig.finish();
+            }));
+            assert!(ran.is_ok(), "{conf}: call {nth} of {calls} failing with {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_lost_whichever_call_of_a_pool_of_pages_fails() {
+    fail_every_call("backing:stitch,headroom:0");
+}
+
+#[test]
+fn nothing_is_lost_whichever_call_of_a_pool_of_spans_fails() {
+    fail_every_call("backing:pool,headroom:0");
+}
+
+#[test]
+fn nothing_is_lost_whichever_plain_allocation_of_a_pool_fails() {
+    fail_every_call("backing:fixed,headroom:0");
+}
+
+#[test]
+fn nothing_is_lost_when_calls_fail_at_random_while_threads_use_and_release_pools() {
+    for conf in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"] {
+        let rig = Rig::new(conf);
+        rig.driver.set(Plan::OneIn(12));
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                let rig = &rig;
+                scope.spawn(move || {
+                    let stream = StreamHandle(
+                        as_program(|| rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
+                    );
+                    let mut random = thread + 1;
+                    for round in 0..120u64 {
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let name = ["a", "b"][(random >> 60) as usize % 2];
+                        let Ok(key) = rig.heap.pool_create(name, 0, (random >> 50) % 3 * 4 * MIB, None)
+                        else {
+                            continue;
+                        };
+                        // Another thread may destroy it first.
+                        if rig.heap.pool_enter(key).is_err() {
+                            continue;
+                        }
+                        let sizes = [900, 60_000 * (1 + round % 16), (1 + (random >> 40) % 12) * MIB];
+                        let blocks: Vec<u64> = sizes
+                            .into_iter()
+                            .enumerate()
+                            .filter_map(|(at, size)| {
+                                let address = rig.heap.malloc(size, 0, stream).ok()?;
+                                let id = (thread << 32) + round * 8 + at as u64 + 1;
+                                rig.gpu.block_malloc(id, address, size, 0, stream.0);
+                                Some(address)
+                            })
+                            .collect();
+                        as_program(|| rig.gpu.launch(0, stream.0, 1, 20_000)).unwrap();
+                        rig.heap.pool_leave(key).unwrap();
+                        for address in blocks {
+                            rig.gpu.block_free(address);
+                            assert!(rig.heap.free(address));
+                        }
+                        match round % 4 {
+                            0 => drop(rig.heap.pool_release(key)),
+                            1 => drop(rig.heap.pool_destroy(key)),
+                            _ => {}
+                        }
+                    }
+                });
+            }
+        });
+        rig.driver.set(Plan::Sound);
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_reserve_of_the_configuration_that_meets_a_failure_leaves_nothing_and_is_had_at_the_next_request() {
+    for backing in ["stitch", "pool", "fixed"] {
+        let conf = format!("backing:{backing},headroom:0,reserve:persistent=40MiB+step=10MiB");
+        let request = |rig: &Rig| {
+            let address = rig.heap.malloc(1000, 0, DEFAULT)?;
+            assert!(rig.gpu.books(0).physical >= 50 * MIB);
+            assert!(rig.heap.free(address));
+            Ok::<(), Error>(())
+        };
+        let rig = Rig::new(&conf);
+        let calls = {
+            request(&rig).unwrap();
+            rig.driver.calls()
+        };
+        for nth in 1..=calls {
+            let rig = Rig::new(&conf);
+            rig.driver.set(Plan::Nth(nth, ErrorKind::InvalidValue));
+            if let Err(error) = request(&rig) {
+                assert!(matches!(error, Error::Reserve(_) | Error::Driver(_)), "{conf} {nth}: {error}");
+                rig.driver.set(Plan::Sound);
+                assert_eq!(rig.gpu.books(0).physical, 0, "{conf}: call {nth} of {calls}");
+                request(&rig).unwrap();
+            }
+            rig.heap.validate().unwrap();
+            assert_eq!(rig.gpu.misuses(), []);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What waits that the program did not ask for can do to a program of several ranks, and when the heap makes any.
+//!
+//! Two ranks, a heap and a device each. Both use two communicators on two streams, whose collectives run on a rank only when the
+//! other rank has reached its counterpart, as NCCL's kernels do. The ranks launch them in opposite orders: allowed, since nothing orders
+//! the two streams of a rank. A wait of one of them for the other does.
+
+mod common;
+
+use common::MIB;
+use gruyere::config::Config;
+use gruyere::driver::StreamHandle;
+use gruyere::heap::Heap;
+use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, Gpu, StreamKind, as_program};
+use gruyere_phantom_driver::PhantomDriver;
+use std::sync::Arc;
+
+const KERNEL: u64 = 20_000;
+
+/// One process of the job.
+struct Rank {
+    heap: Heap,
+    device: u32,
+    /// A stream for each communicator, in the order in which this rank launches.
+    order: [(u64, StreamHandle); 2],
+}
+
+/// Two ranks of `memory` bytes each.
+fn job(memory: u64, conf: &str) -> (Arc<Gpu>, [Rank; 2]) {
+    let gpu = Arc::new(Gpu::new(GpuConfig::devices(2, memory)));
+    let ranks = [(0, [1, 2]), (1, [2, 1])].map(|(device, communicators)| {
+        let mut config = Config::parse(conf).unwrap();
+        config.record = false;
+        let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config).unwrap();
+        heap.announce_hooks(3);
+        let stream =
+            || StreamHandle(as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap());
+        Rank { heap, device, order: communicators.map(|communicator| (communicator, stream())) }
+    });
+    (gpu, ranks)
+}
+
+/// A step of a rank: buffers of `bytes`, a kernel and a collective on each of its streams. What the first stream has used and freed is what the
+/// second asks for. `inject`: between the two, the second is made to wait for the first, as an allocator would that hands the memory over.
+fn step(gpu: &Gpu, rank: &Rank, bytes: u64, inject: bool) {
+    let device = rank.device;
+    let mut freed_on: Option<StreamHandle> = None;
+    for (communicator, stream) in rank.order {
+        if inject && let Some(first) = freed_on {
+            let event = gpu.event_create(device).unwrap();
+            gpu.event_record(device, event, first.0).unwrap();
+            gpu.stream_wait_event(device, stream.0, event).unwrap();
+            gpu.event_destroy(device, event).unwrap();
+        }
+        let address = rank.heap.malloc(bytes, i64::from(device), stream).unwrap();
+        as_program(|| {
+            gpu.launch(device, stream.0, 1, KERNEL)?;
+            gpu.launch_collective(device, stream.0, communicator, 2, KERNEL)
+        })
+        .unwrap();
+        assert!(rank.heap.free(address));
+        freed_on = Some(stream);
+    }
+}
+
+/// Waits that the allocator asked for: of streams for events, of the host for events and devices, and the host's time in waits of any
+/// kind. (Pools synchronise their own stream, on which no work of the program's ever is.)
+fn waits(gpu: &Gpu) -> [u64; 4] {
+    let counts = gpu.counts(Caller::Allocator);
+    let kinds = [CallKind::StreamWaitEvent, CallKind::EventSynchronize, CallKind::DeviceSynchronize];
+    let [streams, events, devices] = kinds.map(|kind| counts.of(kind));
+    [streams, events, devices, gpu.host_time().blocked_by_allocator]
+}
+
+#[test]
+fn a_wait_between_two_communicators_streams_can_close_a_cycle_across_ranks() {
+    let (gpu, ranks) = job(1 << 30, "");
+    for rank in &ranks {
+        step(&gpu, rank, 64 * MIB, true);
+    }
+    let deadlock = gpu.deadlock().expect("the ranks wait for each other");
+    assert!(deadlock.to_string().starts_with("no stream can make progress"), "{deadlock}");
+}
+
+#[test]
+fn the_default_settings_inject_no_wait_while_memory_is_not_exhausted() {
+    for conf in ["", "backing:pool", "backing:stitch"] {
+        let (gpu, ranks) = job(1 << 30, conf);
+        let before = waits(&gpu);
+        for number in 0..50u64 {
+            // Other sizes from step to step, so that memory must change hands or grow.
+            let bytes = (16 + 16 * (number % 5)) * MIB + 4096 * number;
+            for rank in &ranks {
+                step(&gpu, rank, bytes, false);
+            }
+            assert_eq!(gpu.deadlock(), None, "{conf}, step {number}");
+            ranks.iter().for_each(|rank| rank.heap.mark_step());
+        }
+        assert_eq!(waits(&gpu), before, "{conf}");
+        assert_eq!(gpu.open_streams(), [], "{conf}: every collective has met its counterpart");
+        for rank in &ranks {
+            rank.heap.validate().unwrap();
+        }
+        assert_eq!(gpu.misuses(), []);
+    }
+}
+
+#[test]
+fn no_wait_is_injected_while_the_other_rank_is_steps_behind() {
+    // One host runs far ahead: all that it frees lies behind collectives that have not met.
+    let (gpu, ranks) = job(4 << 30, "");
+    let before = waits(&gpu);
+    for _ in 0..8 {
+        step(&gpu, &ranks[0], 32 * MIB, false);
+    }
+    assert_eq!(gpu.open_streams().len(), 2);
+    for _ in 0..8 {
+        step(&gpu, &ranks[1], 32 * MIB, false);
+    }
+    assert_eq!((waits(&gpu), gpu.deadlock(), gpu.open_streams().len()), (before, None, 0));
+}

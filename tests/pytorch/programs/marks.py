@@ -1,0 +1,115 @@
+"""Lifetimes, checkpoints, alerts and numbers from Python: `marks.py PART`. Each part asserts what the package promises."""
+
+import io
+import sys
+import threading
+import time
+
+import torch
+
+import gpu
+import gruyere
+
+MIB = 1 << 20
+gruyere.enable()
+
+
+def tensor(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+
+def live():
+    lifetimes = gpu.from_outside()["devices"][0]["lifetimes"]
+    return {name: counts["live_bytes"] // MIB for name, counts in lifetimes.items()}
+
+
+def lifetimes():
+    """What the program says counts: nested, as a decorator, on its own thread, and whatever is raised."""
+    kept = [tensor(1)]
+    with gruyere.lifetime("persistent"):
+        kept.append(tensor(2))
+        with gruyere.lifetime("step"):
+            kept.append(tensor(4))
+        other = threading.Thread(target=lambda: kept.append(tensor(8)))
+        other.start()
+        other.join()
+        kept.append(tensor(16))
+
+    workspace = gruyere.lifetime("transient")
+
+    @workspace
+    def work(depth):
+        kept.append(tensor(32))
+        if depth:
+            work(depth - 1)
+        raise KeyError
+
+    try:
+        work(1)
+    except KeyError:
+        kept.append(tensor(64))
+    assert live() == {"auto": 73, "transient": 64, "step": 4, "persistent": 18}, live()
+    try:
+        with gruyere.lifetime("step"), gruyere.pool("kv"):
+            kept.append(tensor(1))
+            raise KeyError
+    except KeyError:
+        kept.append(tensor(1))
+    assert live()["step"] == 5 and live()["auto"] == 74
+    # What a module gets when it is made on the device, if there is memory under it.
+    with torch.device("cuda"):
+        layer = torch.nn.Linear(1024, 1024)
+        lazy = torch.nn.LazyLinear(1024, bias=False)
+    lazy(torch.zeros(1, 1024, device="cuda"))
+    assert live()["persistent"] == 18 + 4, (live(), layer, lazy)
+    gpu.check_books()
+
+
+def numbers():
+    """stats() says what the device holds, trim() gives back, and torch.save does at a low moment, not too often."""
+    kept, step = tensor(100), tensor(300)
+    del step
+    before = gruyere.stats()
+    assert (before.live, before.live_peak) == (100 * MIB, 400 * MIB), before
+    assert before.reserved == gpu.phantom.phantom_physical(0) >= 400 * MIB
+    assert 0.7 < before.fragmentation < 0.8 and before == gruyere.stats("cuda:0") == gruyere.stats(torch.device("cuda"))
+    torch.save({"step": torch.ones(3)}, io.BytesIO())
+    assert gruyere.stats().reserved < 200 * MIB, "trimmed around torch.save"
+    del kept
+    kept = tensor(300)
+    del kept
+    torch.save({"step": torch.ones(3)}, io.BytesIO())
+    assert gruyere.checkpoint() == 0 and gruyere.stats().reserved >= 300 * MIB, "not again so soon"
+    assert gruyere.trim() >= 300 * MIB and gruyere.stats().reserved == 0
+    gpu.check_books()
+
+
+def alerts():
+    """Who listens hears of short memory, on another thread, also after a listener has failed."""
+    heard, threads = [], set()
+
+    @gruyere.on_alert
+    def fails(alert):
+        raise KeyError("the listener's own fault")
+
+    @gruyere.on_alert
+    def listens(alert):
+        threads.add(threading.current_thread())
+        heard.append(alert)
+
+    assert gruyere.on_alert(listens) is listens, "once"
+    for _ in range(2):
+        try:
+            tensor(1 << 20)
+        except torch.OutOfMemoryError:
+            pass
+    end = time.monotonic() + 60
+    while len(heard) < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    kinds = [(alert.kind, alert.count) for alert in heard]
+    assert kinds == [("reclaim", 1), ("out_of_memory", 1), ("reclaim", 2), ("out_of_memory", 2)], kinds
+    assert all((alert.asked, alert.device, alert.lost) == (1 << 40, 0, 0) for alert in heard)
+    assert [thread.daemon for thread in threads] == [True] and threading.current_thread() not in threads
+
+
+{part.__name__: part for part in (lifetimes, numbers, alerts)}[sys.argv[1]]()

@@ -1,0 +1,25 @@
+"""The comparison of speed drives both allocators as it says; its times are not judged here."""
+
+import pytest
+
+from conftest import RELEASE, ROOT
+
+
+@pytest.mark.parametrize("allocator", ["native", "expandable"])
+@pytest.mark.parametrize("trace, operations", [("moe", 170_643), ("offload", 141_436)])
+def test_both_allocators_serve_every_call_in_one_process_and_keep_nothing(phantom, trace, operations, allocator):
+    path = ROOT / "traces" / f"{trace}.trace.zst"
+    ran = phantom.run(
+        "pace", path, RELEASE / "libtorch_driver.so", 2,
+        allocator=allocator, PHANTOM_MEMORY="200GiB", PHANTOM_COSTS="none",
+    )  # fmt: skip
+    facts = ran.check().report
+    # Requests of 0 bytes are left out; the same calls in every pass.
+    assert len(facts["operations"]) == 1
+    assert 0.9 * operations < facts["operations"][0] <= operations
+    assert [len(facts[who]) for who in ("torch", "gruyere", "loop")] == [2, 2, 2]
+    # Both did work beyond the loop, and both hold what they had; together they are all that is held, and all of it goes back.
+    assert min(facts["torch"] + facts["gruyere"]) > max(facts["loop"])
+    assert 0 < facts["torch_held"] < facts["held"]
+    assert facts["left"] == 0
+    assert facts["valid"] == 0
