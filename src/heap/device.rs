@@ -7,7 +7,7 @@ use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::page_table::{Owner, Page};
 use super::phase::{Occasion, Watch};
-use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
+use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX};
 use super::slab::Slab;
 use super::streams::Streams;
 use super::{Error, Mutex, MutexGuard, Shared, central, lock};
@@ -215,8 +215,10 @@ impl Device {
 
     #[cold]
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        let class = class_of(request.size) as u8;
-        let size_class = &SIZE_CLASSES[class as usize];
+        let borrowed = self.borrow_small(shared, request);
+        if borrowed != 0 {
+            return Ok(borrowed);
+        }
         if self.lane(request.stream).lane.has_pending() {
             if let Some(_asking) = self.ask() {
                 self.streams.seal(&*shared.driver);
@@ -225,10 +227,15 @@ impl Device {
             self.settle_lane(shared, request.stream);
         }
         loop {
-            let address = self.serve_small(shared, request);
+            let mut address = self.serve_small(shared, request);
+            if address == 0 {
+                address = self.borrow_small(shared, request);
+            }
             if address != 0 {
                 return Ok(address);
             }
+            let class = self.lane(request.stream).lane.class_of_next_slab(request);
+            let size_class = &SIZE_CLASSES[class as usize];
             let (run, base, epoch) = {
                 let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
                 let Some(facts) = central.arenas.run_mut(run) else {
@@ -251,6 +258,12 @@ impl Device {
             let owner = Owner::Slab { device: self.id, lane: request.stream % LANES as u32, slab: id };
             shared.table.set_range(base, bytes, owner);
         }
+    }
+
+    /// A slot of a slab of a larger class; as [`Device::serve_small`].
+    fn borrow_small(&self, shared: &Shared, request: Request) -> u64 {
+        let cell = &mut *self.lane(request.stream);
+        cell.lane.borrow(&mut cell.writer, request, shared.step())
     }
 
     #[cold]

@@ -9,11 +9,11 @@
 
 use super::arena::RunState;
 use super::device::Device;
-use super::lane::{LANES, round};
+use super::lane::{LANES, Lane, round};
 use super::named::NAMED_LANES;
 use super::oom::Report;
 use super::page_table::Owner;
-use super::slab::{Slab, SlotState};
+use super::slab::SlotState;
 use super::{HISTORY, Heap, Mutex, lock};
 use crate::driver::StreamHandle;
 use crate::record::reader::Cursor;
@@ -156,10 +156,11 @@ struct Facts {
     is_pending: bool,
 }
 
-fn slab_facts(slab: &Slab, address: u64, frozen: bool) -> Option<Facts> {
+fn slab_facts(lane: &Lane, slab: u32, address: u64, frozen: bool) -> Option<Facts> {
+    let slab = lane.slab(slab)?;
     let slot = slab.slot_at(address)?;
     let state = slab.state(slot);
-    let waits = frozen || state == SlotState::Live { shared: true };
+    let waits = frozen || lane.is_used_elsewhere(address);
     let is_pending = state == SlotState::Pending;
     let bytes = round(slab.facts(slot).requested);
     (state != SlotState::Free).then_some(Facts { stream: slab.stream, bytes, waits, is_pending })
@@ -169,17 +170,17 @@ impl Device {
     fn facts_at(&self, address: u64, owner: Owner) -> Option<Facts> {
         match owner {
             Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
-                slab_facts(lock(&self.lanes[lane as usize]).lane.slab_mut(slab)?, address, false)
+                slab_facts(&lock(&self.lanes[lane as usize]).lane, slab, address, false)
             }
             Owner::Slab { lane, slab, .. } if lane >= NAMED_LANES => {
-                let mut central = lock(&self.central);
-                let pool = central.named.get_mut(lane - NAMED_LANES)?;
-                slab_facts(pool.lane.slab_mut(slab)?, address, false)
+                let central = lock(&self.central);
+                let pool = central.named.get(lane - NAMED_LANES)?;
+                slab_facts(&pool.lane, slab, address, false)
             }
             Owner::Slab { lane, slab, .. } => {
                 let mut central = lock(&self.central);
                 let pool = central.captures.get_mut(lane - LANES as u32)?;
-                slab_facts(pool.lane.slab_mut(slab)?, address, pool.frozen)
+                slab_facts(&pool.lane, slab, address, pool.frozen)
             }
             Owner::Large { blocks, .. } => {
                 let central = lock(&self.central);

@@ -7,7 +7,7 @@
 
 use super::device::Request;
 use super::lifetime::LIFETIMES;
-use super::size_class::{ALIGNMENT, CLASSES, SMALL_MAX, class_of};
+use super::size_class::{ALIGNMENT, CLASSES, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::Streams;
 use crate::record::{Block, EventKind, LaneWriter};
@@ -26,6 +26,8 @@ struct Bin {
     first: u32,
     /// An empty slab stays here, so that a lone block that comes and goes costs nothing more.
     empties: u32,
+    /// Live blocks of this size class that lie in slabs of a larger one.
+    borrowed: u32,
 }
 
 /// The bins of a stream. A row of classes is rounded up so that masked numbers need no check.
@@ -35,7 +37,7 @@ const ROW: usize = CLASSES.next_power_of_two();
 
 impl Bins {
     fn new() -> Self {
-        Self([Bin { first: NO_SLAB, empties: 0 }; LIFETIMES * ROW])
+        Self([Bin { first: NO_SLAB, empties: 0, borrowed: 0 }; LIFETIMES * ROW])
     }
 
     #[inline(always)]
@@ -124,6 +126,53 @@ impl Lane {
         }
         writer.malloc(SMALL, place, Block { tag, address, size, requested }, step, start);
         address
+    }
+
+    /// As [`Lane::allocate`], from a slab of a larger class: a class with few blocks has none of its own, which would lie idle for the
+    /// most part. 0: it has more than a few, or there is none; [`Lane::class_of_next_slab`] is the one to bring.
+    #[cold]
+    pub fn borrow(&mut self, writer: &mut LaneWriter, request: Request, step: u32) -> u64 {
+        let Request { size: requested, stream, lifetime, start } = request;
+        let (size, own) = (round(requested), class_of(requested) as u8);
+        let borrowed = self.bin_mut(stream, lifetime as u8, own).borrowed;
+        for class in own + 1..=lender_of(own) {
+            let first = self.bin_mut(stream, lifetime as u8, class).first;
+            let Some(Some(slab)) = self.slabs.get_mut(first as usize) else { continue };
+            if !is_worth_borrowing(own, class, borrowed) {
+                return 0;
+            }
+            let place = writer.place();
+            let Some(slot) = slab.take(requested, place) else {
+                writer.put_back(place);
+                return 0;
+            };
+            // Its free leaves the straight path, and counts it there.
+            slab.set_shared(slot);
+            let (tag, address) = (slab.tag, slab.address(slot));
+            if slab.used() == 1 || slab.is_full() {
+                self.took(first, stream, lifetime as u8, class);
+            }
+            self.bin_mut(stream, lifetime as u8, own).borrowed += 1;
+            writer.malloc(SMALL, place, Block { tag, address, size, requested }, step, start);
+            return address;
+        }
+        0
+    }
+
+    /// The class of the slab that lets `request` be served, where neither [`Lane::allocate`] nor [`Lane::borrow`] did.
+    pub fn class_of_next_slab(&mut self, request: Request) -> u8 {
+        let own = class_of(request.size) as u8;
+        let borrowed = self.bin_mut(request.stream, request.lifetime as u8, own).borrowed;
+        let lender = lender_of(own);
+        if lender > own && is_worth_borrowing(own, lender, borrowed) { lender } else { own }
+    }
+
+    /// A block of `requested` bytes in a slab of `class` is freed.
+    fn return_borrowed(&mut self, stream: u32, lifetime: u8, class: u8, requested: u64) {
+        let own = class_of(requested) as u8;
+        if own != class {
+            self.bin_mut(stream, lifetime, own).borrowed -= 1;
+        }
     }
 
     /// The rare part of taking a slot: the slab was empty before, or is full now.
@@ -261,13 +310,17 @@ impl Lane {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
         let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
+        let (stream, of_slab, class) = (slab.stream, slab.lifetime, slab.class);
+        let requested = slab.facts(slot).requested;
+        self.return_borrowed(stream, of_slab, class, requested);
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let users = self.users.remove(&address).unwrap_or_default();
-        let lifetime = self.tagged.remove(&address).unwrap_or(slab.lifetime);
+        let lifetime = self.tagged.remove(&address).unwrap_or(of_slab);
         let has_users = !users.is_empty();
         let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
         slab.epoch = streams.note_free(slab.stream);
         if !has_users {
-            // Only tagged: it goes at once, by way of the slot's waiting.
+            // Only tagged, or borrowed: it goes at once, by way of the slot's waiting.
             let Freed { requested, block } = slab.facts(slot);
             let size = round(requested);
             slab.set_pending(slot);
@@ -338,6 +391,11 @@ impl Lane {
         Some(())
     }
 
+    /// Whether other streams use the live block at `address`, so that its free will wait for them.
+    pub fn is_used_elsewhere(&self, address: u64) -> bool {
+        self.users.contains_key(&address)
+    }
+
     /// Whether blocks wait for other streams.
     pub fn has_pending(&self) -> bool {
         !self.pending.is_empty()
@@ -387,9 +445,9 @@ impl Lane {
         self.slabs.iter().enumerate().filter_map(|(id, slab)| slab.as_deref().map(|slab| (id as u32, slab)))
     }
 
-    /// A slab, to note its place in the record.
-    pub fn slab_mut(&mut self, id: u32) -> Option<&mut Slab> {
-        self.slabs.get_mut(id as usize)?.as_deref_mut()
+    /// A slab.
+    pub fn slab(&self, id: u32) -> Option<&Slab> {
+        self.slabs.get(id as usize)?.as_deref()
     }
 
     /// Bytes of blocks that wait for other streams.
@@ -440,14 +498,47 @@ impl Lane {
                 }
             }
         }
+        let mut borrowed = HashMap::new();
         for (_, slab) in self.slabs() {
             slab.validate()?;
+            for slot in 0..slab.size_class().slots {
+                let SlotState::Live { .. } = slab.state(slot) else { continue };
+                let own = class_of(slab.facts(slot).requested) as u8;
+                if own != slab.class {
+                    *borrowed
+                        .entry((slab.stream >> self.shift, Bins::at(slab.lifetime, own)))
+                        .or_insert(0) += 1;
+                }
+            }
+        }
+        for (group, bins) in self.bins.iter().enumerate() {
+            for (at, bin) in bins.iter().flat_map(|bins| bins.0.iter().enumerate()) {
+                let counted = borrowed.get(&(group as u32, at)).copied().unwrap_or(0);
+                if counted != bin.borrowed {
+                    return Err(format!("a bin has borrowed {counted} slots and counts {}", bin.borrowed));
+                }
+            }
         }
         if listed != self.slabs().filter(|(_, slab)| !slab.is_full()).count() {
             return Err(format!("{listed} slabs are listed, but others have free slots too"));
         }
         Ok(())
     }
+}
+
+/// Slots that are lent to smaller classes (bytes): a class borrows from the next of them, and from what lies between.
+const LENDERS: [u64; 4] = [4 << 10, 32 << 10, 256 << 10, SMALL_MAX];
+
+/// The largest class that lends to `class`.
+fn lender_of(class: u8) -> u8 {
+    let slot = u64::from(SIZE_CLASSES[class as usize].slot);
+    LENDERS.into_iter().find(|&lender| lender >= slot).map_or(class, |lender| class_of(lender) as u8)
+}
+
+/// Whether one block more in slots of `lender` takes less than half of what a slab of `own` would.
+fn is_worth_borrowing(own: u8, lender: u8, borrowed: u32) -> bool {
+    let slots = u64::from(SIZE_CLASSES[lender as usize].slot) * (u64::from(borrowed) + 1);
+    slots <= SIZE_CLASSES[own as usize].slab_bytes() / 2
 }
 
 /// Live bytes of a request: rounded up to the alignment.

@@ -334,7 +334,13 @@ impl Central {
         held.saturating_sub(self.backing.held)
     }
 
-    fn give_pages(&mut self, driver: &dyn Driver, streams: &Streams, completed: &dyn Fn(u32) -> u64, most: u64) {
+    fn give_pages(
+        &mut self,
+        driver: &dyn Driver,
+        streams: &Streams,
+        completed: &dyn Fn(u32) -> u64,
+        most: u64,
+    ) {
         let spaces: Vec<_> = self.ordinary_spaces().collect();
         let spare = self.backing.pages.spare();
         self.loosen(driver, streams, &spaces, completed, most.saturating_sub(spare));

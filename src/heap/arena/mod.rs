@@ -639,7 +639,9 @@ impl Arenas {
 
     /// Whether `stream` owns free memory of the space that it freed in `epoch` or before.
     pub fn has_freed(&self, space: SpaceId, stream: u32, epoch: u64) -> bool {
-        self.spaces[space as usize].owner(stream).is_some_and(|index| index.count > 0 && index.oldest <= epoch)
+        self.spaces[space as usize]
+            .owner(stream)
+            .is_some_and(|index| index.count > 0 && index.oldest <= epoch)
     }
 
     /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of which `is_usable` says so (of owner
@@ -659,7 +661,9 @@ impl Arenas {
             let run = &self.runs[id as usize];
             run.bytes >= bytes + run.askew(align) && is_usable(run.stream, run.epoch)
         };
-        ids.into_iter().filter(fits).min_by_key(|&id| (self.runs[id as usize].bytes, self.runs[id as usize].address))
+        ids.into_iter()
+            .filter(fits)
+            .min_by_key(|&id| (self.runs[id as usize].bytes, self.runs[id as usize].address))
     }
 
     /// Makes free run `id` the stream's, as of `epoch`.
