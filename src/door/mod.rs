@@ -3,11 +3,13 @@
 pub mod alert;
 pub mod control;
 pub mod fork;
+pub mod history;
 pub mod loader;
 mod oom;
 pub mod pool;
 pub mod raise;
 pub mod torch;
+pub mod torch_stats;
 
 use crate::config::{Config, logging};
 use crate::driver::Driver;

@@ -114,6 +114,7 @@ impl Device {
         let facts = central.arenas.run_mut(run)?;
         facts.is_slab = true;
         let base = facts.address;
+        central.tally.slab_taken(bytes);
         let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
         let whose = BlockTag::new(self.id as u8, request.lifetime as u8, tag, request.stream);
         let mut slab = Slab::new(base, class, whose, run);

@@ -242,7 +242,9 @@ impl Device {
                     return Err(Error::Internal("a run vanished"));
                 };
                 facts.is_slab = true;
-                (run, facts.address, facts.epoch)
+                let found = (run, facts.address, facts.epoch);
+                central.tally.slab_taken(size_class.slab_bytes());
+                found
             };
             let tag = BlockTag::new(self.id as u8, request.lifetime as u8, 0, request.stream);
             let mut slab = Slab::new(base, class, tag, run);

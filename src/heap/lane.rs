@@ -391,6 +391,11 @@ impl Lane {
         Some(())
     }
 
+    /// Whether other streams use the live block at `address`, so that its free will wait for them.
+    pub fn is_used_elsewhere(&self, address: u64) -> bool {
+        self.users.contains_key(&address)
+    }
+
     /// Whether blocks wait for other streams.
     pub fn has_pending(&self) -> bool {
         !self.pending.is_empty()
@@ -440,9 +445,9 @@ impl Lane {
         self.slabs.iter().enumerate().filter_map(|(id, slab)| slab.as_deref().map(|slab| (id as u32, slab)))
     }
 
-    /// A slab, to note its place in the record.
-    pub fn slab_mut(&mut self, id: u32) -> Option<&mut Slab> {
-        self.slabs.get_mut(id as usize)?.as_deref_mut()
+    /// A slab.
+    pub fn slab(&self, id: u32) -> Option<&Slab> {
+        self.slabs.get(id as usize)?.as_deref()
     }
 
     /// Bytes of blocks that wait for other streams.

@@ -17,6 +17,7 @@ pub mod captured;
 pub mod central;
 mod checkpoint;
 pub mod device;
+pub mod history;
 pub mod ladder;
 pub mod lane;
 pub mod lifetime;
@@ -33,10 +34,12 @@ pub mod reserve;
 pub mod route;
 pub mod size_class;
 pub mod slab;
+pub mod snapshot;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
 mod tag;
+pub mod tally;
 mod validate;
 mod waits;
 
@@ -166,6 +169,8 @@ const WATCH_CAPTURES: u32 = 1;
 const PASSTHROUGH: u32 = 2;
 /// A debugging switch is on.
 const DEBUG: u32 = 4;
+/// A history of blocks is kept.
+const HISTORY: u32 = 8;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;
@@ -186,11 +191,12 @@ pub struct Heap {
     devices: Box<[OnceLock<Device>]>,
     making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set while the hooks are not
-    /// announced or a bracket is open anywhere; the others never change.
+    /// announced or a bracket is open anywhere, HISTORY while a history is kept; the others never change.
     special: AtomicU32,
     /// Brackets open on all devices; guards the setting of WATCH_CAPTURES.
     brackets: Mutex<u32>,
     bad_frees: AtomicU64,
+    history: history::History,
 }
 
 impl Heap {
@@ -238,6 +244,7 @@ impl Heap {
             special: AtomicU32::new(special),
             brackets: Mutex::new(0),
             bad_frees: AtomicU64::new(0),
+            history: history::History::default(),
         })
     }
 
@@ -386,6 +393,9 @@ impl Heap {
                 log::warn!("debug:poison could not fill the block at {address:#x}: {error}");
             }
         }
+        if special & HISTORY != 0 {
+            self.note_malloc(device.id, address, request.size, stream);
+        }
         Ok(address)
     }
 
@@ -412,7 +422,8 @@ impl Heap {
 
     /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
     pub fn free(&self, address: u64) -> bool {
-        if self.special.load(Ordering::Relaxed) & DEBUG != 0 {
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY);
+        if special != 0 && address != 0 {
             self.before_free(address);
         }
         match self.find_owner(address) {
@@ -425,7 +436,8 @@ impl Heap {
     /// Who owns `address`, for the free that follows at once; `None` wherever something is out of the ordinary: then [`Heap::free`] knows.
     #[inline(always)]
     pub fn owner(&self, address: u64) -> Option<Owned<'_>> {
-        if self.special.load(Ordering::Relaxed) & DEBUG != 0 { None } else { self.find_owner(address) }
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY);
+        if special != 0 { None } else { self.find_owner(address) }
     }
 
     #[inline(always)]
@@ -501,9 +513,12 @@ impl Heap {
         }
     }
 
-    /// `debug:sync` and `debug:poison` at a free.
+    /// The history's, and `debug:sync` and `debug:poison`, at a free.
     #[cold]
     fn before_free(&self, address: u64) {
+        if self.has_history() {
+            self.note_free(address);
+        }
         let shared = &self.shared;
         let owner = shared.table.get(address);
         let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return };

@@ -101,6 +101,7 @@ impl Device {
         let mut slab = Slab::new(base, class, whose, run);
         slab.epoch = epoch;
         let bytes = slab.size_class().slab_bytes();
+        central.tally.slab_taken(bytes);
         let slot = u64::from(slab.size_class().slot);
         let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, 0);
         slab.segment = shared.record.segment_insert(&segment);

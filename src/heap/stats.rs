@@ -1,16 +1,17 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 #![deny(unsafe_code)]
 
-use super::arena::{Movable, RunState};
+use super::arena::{Arenas, Movable, RegionId, Run, RunState};
 use super::backing::Kind;
 use super::central::Central;
 use super::device::Device;
-use super::lane::Lane;
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
-use super::size_class::PAGE;
-use super::slab::{Slab, SlotState};
+use super::size_class::{PAGE, SMALL_MAX};
+use super::slab::Slab;
+use super::tally::HeldStats;
 use super::{Error, Heap, Shared, lane, lock};
+use crate::record::peaks::{BlockStats, SMALL};
 use crate::record::{DeviceGauge, Reader, missing_share};
 
 /// Numbers of one device. Bytes where not said otherwise.
@@ -50,7 +51,7 @@ pub struct Stats {
     pub events_recorded: u64,
     /// Events asked about.
     pub events_queried: u64,
-    /// Live blocks as they were asked for. Counted by [`Heap::stats`] only.
+    /// Live blocks as they were asked for.
     pub requested: u64,
     /// The largest request that what is held could satisfy, on any stream, once the work on what was freed is done.
     pub largest_request: u64,
@@ -82,6 +83,36 @@ impl Stats {
     }
 }
 
+/// What torch's `memory_stats` tells of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TorchStats {
+    /// Blocks.
+    pub blocks: BlockStats,
+    /// What is held.
+    pub held: HeldStats,
+    /// The ceiling on what may be reserved (bytes).
+    pub limit: u64,
+    /// Physical memory of the device (bytes).
+    pub total_memory: u64,
+}
+
+/// Free runs of a region that cannot be given back, and their bytes: all of it where a span has a block, what is not whole pages
+/// where pages come and go by themselves.
+fn bound(arenas: &Arenas, id: RegionId) -> (u64, u64) {
+    let free = || arenas.runs_of(id).map(|(_, run)| run).filter(|run| run.state == RunState::Free);
+    if !arenas.is_stitched(id) {
+        let used = arenas.runs_of(id).any(|(_, run)| run.state != RunState::Free);
+        return if used { (free().count() as u64, free().map(|run| run.bytes).sum()) } else { (0, 0) };
+    }
+    let loose = |run: &Run| {
+        ((run.address + run.bytes) / PAGE * PAGE).saturating_sub(run.address.next_multiple_of(PAGE))
+    };
+    free()
+        .map(|run| run.bytes - loose(run))
+        .filter(|&bytes| bytes > 0)
+        .fold((0, 0), |sum, bytes| (sum.0 + 1, sum.1 + bytes))
+}
+
 impl Device {
     /// Looks at everything; takes one lock after the other.
     pub fn stats(&self, shared: &Shared) -> Stats {
@@ -91,6 +122,7 @@ impl Device {
             total_memory: self.capabilities.total_memory,
             live,
             live_peak,
+            requested: shared.record.live_requested(self.id),
             events_recorded: counts.recorded,
             events_queried: counts.queried,
             ..Stats::default()
@@ -151,19 +183,58 @@ impl Device {
         ]);
     }
 
-    /// Live bytes as they were asked for: walks every block.
-    fn requested(&self) -> u64 {
-        let of_slab = |slab: &Slab| {
-            let live = |&slot: &u32| matches!(slab.state(slot), SlotState::Live { .. });
-            (0..slab.size_class().slots).filter(live).map(|slot| slab.facts(slot).requested).sum::<u64>()
+    /// What torch's `memory_stats` tells; takes one lock after the other.
+    pub fn torch_stats(&self, shared: &Shared) -> TorchStats {
+        let blocks = shared.record.block_stats(self.id);
+        // Of slabs: those that have a used slot, their bytes, and the free slots in them.
+        let (mut slabs, mut free_slots) = (0, 0);
+        let mut see = |slab: &Slab| {
+            if slab.used() > 0 {
+                slabs += slab.size_class().slab_bytes();
+                free_slots += u64::from(slab.size_class().slots - slab.used());
+            }
         };
-        let of_lane = |lane: &Lane| lane.slabs().map(|(_, slab)| of_slab(slab)).sum::<u64>();
-        let mut requested: u64 = self.lanes.iter().map(|cell| of_lane(&lock(cell).lane)).sum();
-        let central = lock(&self.central);
-        requested += central.captures.pools.iter().flatten().map(|pool| of_lane(&pool.lane)).sum::<u64>();
-        let live = central.arenas.blocks().filter(|(_, run)| run.state == RunState::Live && !run.is_slab);
-        requested += live.map(|(_, run)| run.requested()).sum::<u64>();
-        requested + central.direct_requested()
+        for lane in self.lanes.iter() {
+            lock(lane).lane.slabs().for_each(|(_, slab)| see(slab));
+        }
+        let mut central = lock(&self.central);
+        for pool in central.captures.pools.iter().flatten() {
+            pool.lane.slabs().for_each(|(_, slab)| see(slab));
+        }
+        for (_, pool) in central.named.iter() {
+            pool.lane.slabs().for_each(|(_, slab)| see(slab));
+        }
+        // Direct blocks are small ones that lie in no slab; then there are no slabs, but of captures.
+        let direct: u64 =
+            central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX).sum();
+        let small = slabs.saturating_sub(blocks.active_bytes[SMALL].current.saturating_sub(direct));
+        let (runs, bytes) = central
+            .arenas
+            .regions()
+            .map(|(id, _)| bound(&central.arenas, id))
+            .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        central.tally.look([free_slots, runs], [small, bytes]);
+        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
+        TorchStats {
+            blocks,
+            held: central.tally.stats(retries, out_of_memories),
+            limit: central.limit,
+            total_memory: self.capabilities.total_memory,
+        }
+    }
+
+    /// Peaks of what torch is told begin again at what there is.
+    pub fn reset_peaks(&self, shared: &Shared) {
+        shared.record.reset_peaks(self.id);
+        lock(&self.central).tally.reset_peaks();
+    }
+
+    /// What came and went, as torch is told, begins again at nothing.
+    pub fn reset_accumulated(&self, shared: &Shared) {
+        shared.record.reset_accumulated(self.id);
+        let mut central = lock(&self.central);
+        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
+        central.tally.reset_accumulated(retries, out_of_memories);
     }
 
     /// The stream and the live bytes of the block that starts at `address`, unless other streams or a graph use it too.
@@ -241,11 +312,36 @@ impl Heap {
         let device = self.device(device)?;
         let mut stats = device.stats(&self.shared);
         stats.bad_frees = self.bad_frees.load(std::sync::atomic::Ordering::Relaxed);
-        stats.requested = device.requested();
         let snapshot = Reader::own(self.shared.record).and_then(|reader| reader.device(device.id));
         stats.request_p99 = snapshot.map_or(0, |snapshot| snapshot.request_p99());
         device.publish_gauges(&self.shared);
         Ok(stats)
+    }
+
+    /// What torch's `memory_stats` tells of a device.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn torch_stats(&self, device: i64) -> Result<TorchStats, Error> {
+        Ok(self.device(device)?.torch_stats(&self.shared))
+    }
+
+    /// Peaks of [`Heap::torch_stats`] begin again at what there is.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn reset_peaks(&self, device: i64) -> Result<(), Error> {
+        self.device(device)?.reset_peaks(&self.shared);
+        Ok(())
+    }
+
+    /// What came and went in [`Heap::torch_stats`] begins again at nothing.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn reset_accumulated(&self, device: i64) -> Result<(), Error> {
+        self.device(device)?.reset_accumulated(&self.shared);
+        Ok(())
     }
 
     /// A dump for people: every device in use, by cause.

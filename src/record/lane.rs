@@ -5,11 +5,11 @@
 //! more with one lane in use.
 
 use super::block_map::BlockCell;
-use super::gauges::{Lane, pool_of};
+use super::gauges::{Lane, SMALL_LIMIT, pool_of};
 use super::slots::{BATCH, LANE_SLOTS};
 use super::trail::TrailCell;
 use super::writer::Record;
-use super::{BlockEntry, BlockSlot, BlockTag, EventKind};
+use super::{BlockEntry, BlockSlot, BlockTag, EventKind, LANES, peaks};
 
 /// How many blocks go unrecorded before a lane asks again for slots that could not be had.
 const PATIENCE: u32 = 4096;
@@ -41,8 +41,10 @@ pub struct LaneWriter {
     bottom: *mut u32,
     top: *mut u32,
     limit: *mut u32,
-    /// The cells of the lane's trail; null before the first event, and where there is no room for them.
-    trail: *const TrailCell,
+    /// The cells of the lane's trail, for events of small and of large blocks; null before the first event, and where there is no room for
+    /// them. That of small blocks stays null in the lane of the large ones, so that small ones there (those of captures and of named pools) leave
+    /// the straight path, which would count them for the wrong pool.
+    trails: [*const TrailCell; 2],
     trail_mask: u64,
     /// Blocks to leave unrecorded before slots that could not be had are asked for again.
     patience: u32,
@@ -83,7 +85,7 @@ impl LaneWriter {
             bottom,
             top: bottom,
             limit,
-            trail: std::ptr::null(),
+            trails: [std::ptr::null(); 2],
             trail_mask: 0,
             patience: 0,
             trailless: false,
@@ -99,23 +101,36 @@ impl LaneWriter {
     }
 
     /// A block became live: map entry, lane gauges (live, requested and counts by lifetime; small/large), device live and
-    /// peak, size histogram.
-    #[inline]
+    /// peaks, size histogram.
     pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
         let BlockEntry { address, size, requested, step, lifetime, .. } = *entry;
-        let lane = self.lane();
-        if lane.totals.add(size) {
-            self.settle();
-        }
-        if !self.detail {
-            return BlockSlot::NONE;
-        }
-        lane.malloc(pool_of(size), size, requested, lifetime);
+        self.count(size, requested, lifetime);
         let slot = self.place();
         if let Some(cell) = self.cell(slot) {
             cell.fill(entry.tag(), address, size, requested, step);
         }
         slot
+    }
+
+    /// Counts a block that came, whatever its lane.
+    fn count(&mut self, size: u64, requested: u64, lifetime: u8) {
+        let lane = self.lane();
+        let stranger = self.is_stranger(size);
+        if stranger {
+            self.record.stranger(self.device, peaks::amounts(size, requested), 1);
+        }
+        let over = lane.totals.add(size, requested);
+        if stranger {
+            self.settle_all();
+        } else if over {
+            self.settle();
+        }
+        lane.malloc(pool_of(size), size, requested, lifetime);
+    }
+
+    /// Whether a block of `size` is a small one among the large.
+    fn is_stranger(&self, size: u64) -> bool {
+        usize::from(self.number) == LANES - 1 && size <= SMALL_LIMIT
     }
 
     /// A place in the block map for a block that [`LaneWriter::malloc`] will describe. `NONE` where there is none, or no map.
@@ -162,24 +177,23 @@ impl LaneWriter {
     #[inline(always)]
     pub fn malloc(&mut self, pool: usize, slot: BlockSlot, block: Block, step: u32, time: u64) {
         let Block { tag, address, size, requested } = block;
-        let lane = self.lane();
-        if lane.totals.add(size) {
-            self.settle();
-        }
-        // Only with detail there is a trail.
-        if self.trail.is_null() {
+        let trail = self.trails[pool];
+        if trail.is_null() {
             return self.malloc_slowly(slot, tag, address, size, requested, step, time);
+        }
+        let lane = self.lane();
+        if lane.totals.add(size, requested) {
+            self.settle();
         }
         lane.malloc(pool, size, requested, tag.lifetime());
         if let Some(cell) = self.cell(slot) {
             cell.fill(tag, address, size, requested, step);
         }
         // SAFETY: not null, so `open_trail` put `trail_mask + 1` cells there, for ever; this is the lane's only writer.
-        unsafe {
-            lane.trail.push(self.trail, self.trail_mask, EventKind::Malloc, tag, address, requested, time)
-        };
+        unsafe { lane.trail.push(trail, self.trail_mask, EventKind::Malloc, tag, address, requested, time) };
     }
 
+    /// No trail: the first event, the record off, or a small block in the lane of the large ones.
     #[cold]
     #[inline(never)]
     #[allow(clippy::too_many_arguments)] // In words, which go through registers and cost the hot path nothing.
@@ -193,10 +207,7 @@ impl LaneWriter {
         step: u32,
         time: u64,
     ) {
-        if !self.detail {
-            return;
-        }
-        self.lane().malloc(pool_of(size), size, requested, tag.lifetime());
+        self.count(size, requested, tag.lifetime());
         if let Some(cell) = self.cell(slot) {
             cell.fill(tag, address, size, requested, step);
         }
@@ -207,17 +218,18 @@ impl LaneWriter {
     #[inline(always)]
     pub fn free(&mut self, pool: usize, slot: BlockSlot, block: Block, time: u64) {
         let Block { tag, address, size, requested } = block;
-        if self.trail.is_null() {
+        let trail = self.trails[pool];
+        if trail.is_null() {
             return self.free_slowly(slot, tag, address, size, requested, time);
         }
         let lane = self.lane();
-        if lane.totals.sub(size) {
+        if lane.totals.sub(size, requested) {
             self.overdrawn();
         }
         lane.free(pool, size, requested, tag.lifetime());
         self.empty_slot(slot, false);
         // SAFETY: as in `malloc`.
-        unsafe { lane.trail.push(self.trail, self.trail_mask, EventKind::Free, tag, address, size, time) };
+        unsafe { lane.trail.push(trail, self.trail_mask, EventKind::Free, tag, address, size, time) };
     }
 
     #[cold]
@@ -239,12 +251,14 @@ impl LaneWriter {
     #[inline]
     pub fn block_pending(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8) {
         let lane = self.lane();
-        if lane.totals.sub(size) {
+        let amounts = peaks::amounts(size, requested);
+        if lane.totals.sub(size, requested) {
             self.overdrawn();
         }
-        if !self.detail {
-            return;
+        if self.is_stranger(size) {
+            self.record.stranger(self.device, amounts, -1);
         }
+        self.record.begin_wait(self.device, self.number, size > SMALL_LIMIT, amounts);
         lane.free(pool_of(size), size, requested, lifetime);
         lane.pending(size, lifetime);
         if let Some(cell) = self.cell(slot) {
@@ -253,7 +267,6 @@ impl LaneWriter {
     }
 
     /// The program freed it (`was_pending` false), or its wait is over (true): the entry is free.
-    #[inline]
     pub fn block_remove(
         &mut self,
         slot: BlockSlot,
@@ -263,15 +276,17 @@ impl LaneWriter {
         was_pending: bool,
     ) {
         let lane = self.lane();
-        if !was_pending && lane.totals.sub(size) {
-            self.overdrawn();
-        }
-        if !self.detail {
-            return;
-        }
         if was_pending {
             lane.pending_over(size, lifetime);
+            self.record.end_wait(self.device, size > SMALL_LIMIT, peaks::amounts(size, requested));
         } else {
+            if lane.totals.sub(size, requested) {
+                self.overdrawn();
+            }
+            if self.is_stranger(size) {
+                self.record.stranger(self.device, peaks::amounts(size, requested), -1);
+                self.settle_all();
+            }
             lane.free(pool_of(size), size, requested, lifetime);
         }
         self.empty_slot(slot, was_pending);
@@ -297,9 +312,6 @@ impl LaneWriter {
     /// other from now on, as if it had always been so.
     #[cold]
     pub fn block_retag(&mut self, slot: BlockSlot, size: u64, requested: u64, from: u8, to: u8) {
-        if !self.detail {
-            return;
-        }
         self.lane().retag(size, requested, from, to);
         if slot != BlockSlot::NONE {
             // SAFETY: as above.
@@ -311,13 +323,13 @@ impl LaneWriter {
     /// other lanes write. For the hot kinds. `time` is [`super::clock::now`]'s.
     #[inline]
     pub fn event(&mut self, kind: EventKind, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {
-        if self.trail.is_null() && !self.open_trail() {
+        if self.trails[1].is_null() && !self.open_trail() {
             return self.trailless_event(kind, lifetime, stream, address, size, time);
         }
         // SAFETY: `open_trail` put `trail_mask + 1` cells there, allocated, for ever; this is the lane's only writer.
         unsafe {
             let tag = BlockTag::new(self.device, lifetime, 0, stream);
-            self.lane().trail.push(self.trail, self.trail_mask, kind, tag, address, size, time);
+            self.lane().trail.push(self.trails[1], self.trail_mask, kind, tag, address, size, time);
         }
     }
 
@@ -344,7 +356,8 @@ impl LaneWriter {
         }
         match self.record.trail_cells(self.device, self.number) {
             Some((cells, mask)) => {
-                (self.trail, self.trail_mask) = (cells, mask);
+                let small = if usize::from(self.number) == LANES - 1 { std::ptr::null() } else { cells };
+                (self.trails, self.trail_mask) = ([small, cells], mask);
                 self.lane().trail.open();
                 true
             }
@@ -370,6 +383,12 @@ impl LaneWriter {
     #[inline(never)]
     fn settle(&self) {
         self.record.settle(self.device, self.number);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_all(&self) {
+        self.record.settle_all(self.device, self.number);
     }
 
     /// Whether there is a slot now.

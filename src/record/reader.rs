@@ -536,7 +536,7 @@ impl<'a> Reader<'a> {
             snapshot.torn_lanes += u32::from(torn);
             lane.sizes[0].add_to(&mut snapshot.malloc_sizes.0);
         }
-        snapshot.live = totals::live(lanes.iter().map(|lane| &lane.totals));
+        snapshot.live = totals::live(totals::BYTES, lanes.iter().map(|lane| &lane.totals));
         snapshot.live_peak = area.live_peak.load(Ordering::Relaxed).max(snapshot.live);
         let gauges: Option<[u64; DEVICE_GAUGES]> = area.read(self.attempts());
         snapshot.torn_gauges = gauges.is_none();

@@ -35,6 +35,17 @@ calls = {
     "gruyere_stats": lambda f: f(0, buffer),
     "gruyere_dump": lambda f: f(b"/dev/null"),
     "gruyere_validate": lambda f: f(),
+    "gruyere_torch_stats": lambda f: f(0, buffer),
+    "gruyere_reset_peaks": lambda f: f(0),
+    "gruyere_reset_accumulated": lambda f: f(0),
+    "gruyere_snapshot": lambda f: f(0),
+    "gruyere_snapshot_free": lambda f: f(None),
+    "gruyere_history_start": lambda f: f(ctypes.c_uint64(10), 0),
+    "gruyere_history_stop": lambda f: f(),
+    "gruyere_history_context": lambda f: f(ctypes.c_uint64(0)),
+    "gruyere_history": lambda f: f(),
+    "gruyere_history_free": lambda f: f(None),
+    "gruyere_latest_out_of_memory": lambda f: f(buffer, ctypes.c_size_t(40)),
     "gruyere_version": lambda f: f(),
 }
 names = sys.argv[2].split(",")
