@@ -134,9 +134,13 @@ impl Lane {
     pub fn borrow(&mut self, writer: &mut LaneWriter, request: Request, step: u32) -> u64 {
         let Request { size: requested, stream, lifetime, start } = request;
         let (size, own) = (round(requested), class_of(requested) as u8);
-        let borrowed = self.bin_mut(stream, lifetime as u8, own).borrowed;
+        let Some(Some(bins)) = self.bins.get((stream >> self.shift) as usize) else { return 0 };
+        let borrowed = bins.0[Bins::at(lifetime as u8, own)].borrowed;
         for class in own + 1..=lender_of(own) {
-            let first = self.bin_mut(stream, lifetime as u8, class).first;
+            let first = bins.0[Bins::at(lifetime as u8, class)].first;
+            if first == NO_SLAB {
+                continue;
+            }
             let Some(Some(slab)) = self.slabs.get_mut(first as usize) else { continue };
             if !is_worth_borrowing(own, class, borrowed) {
                 return 0;
@@ -314,9 +318,10 @@ impl Lane {
         let requested = slab.facts(slot).requested;
         self.return_borrowed(stream, of_slab, class, requested);
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
-        let users = self.users.remove(&address).unwrap_or_default();
-        let lifetime = self.tagged.remove(&address).unwrap_or(of_slab);
-        let has_users = !users.is_empty();
+        // Most blocks that come here are borrowed only: nothing is hashed for them.
+        let users = if self.users.is_empty() { None } else { self.users.remove(&address) }.unwrap_or_default();
+        let tagged = if self.tagged.is_empty() { None } else { self.tagged.remove(&address) };
+        let (lifetime, has_users) = (tagged.unwrap_or(of_slab), !users.is_empty());
         let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
         slab.epoch = streams.note_free(slab.stream);
         if !has_users {
@@ -529,10 +534,26 @@ impl Lane {
 /// Slots that are lent to smaller classes (bytes): a class borrows from the next of them, and from what lies between.
 const LENDERS: [u64; 4] = [4 << 10, 32 << 10, 256 << 10, SMALL_MAX];
 
-/// The largest class that lends to `class`.
+/// The largest class that lends to a class; itself for a lender.
+static LENDER_OF: [u8; CLASSES] = {
+    let mut table = [0; CLASSES];
+    let (mut class, mut lender) = (0, 0);
+    while class < CLASSES {
+        while (SIZE_CLASSES[class].slot as u64) > LENDERS[lender] {
+            lender += 1;
+        }
+        let mut last = class;
+        while last + 1 < CLASSES && (SIZE_CLASSES[last].slot as u64) < LENDERS[lender] {
+            last += 1;
+        }
+        table[class] = last as u8;
+        class += 1;
+    }
+    table
+};
+
 fn lender_of(class: u8) -> u8 {
-    let slot = u64::from(SIZE_CLASSES[class as usize].slot);
-    LENDERS.into_iter().find(|&lender| lender >= slot).map_or(class, |lender| class_of(lender) as u8)
+    LENDER_OF[class as usize % CLASSES]
 }
 
 /// Whether one block more in slots of `lender` takes less than half of what a slab of `own` would.
