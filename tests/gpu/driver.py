@@ -156,6 +156,11 @@ class Driver:
         access = AccessDesc(Location(1, 0), 3)
         self.cuMemSetAccess(address, size, byref(access), 1)
 
+    def plain(self, size: int) -> int:
+        address = c_uint64()
+        self.cuMemAlloc_v2(byref(address), size)
+        return address.value
+
     # Pools.
 
     def pool(self, max_size: int = 0, keep: bool = True) -> c_void_p:
@@ -171,7 +176,7 @@ class Driver:
         self.cuMemPoolGetAttribute(pool, which, byref(value))
         return value.value
 
-    def take(self, size: int, pool: c_void_p, stream: int) -> int:
+    def allocate(self, pool: c_void_p, size: int, stream: int) -> int:
         address = c_uint64()
         self.cuMemAllocFromPoolAsync(byref(address), size, pool, stream)
         return address.value
