@@ -34,7 +34,7 @@ def test_acceptance_keeps_its_books_on_the_phantom(tmp_path):
 
 def test_acceptance_says_what_failed(tmp_path):
     """A device on which nothing fits: the part fails, is named, and the exit says so."""
-    ran = accept(tmp_path, "--quick", "--only", "d", PHANTOM_MEMORY="600MiB")
+    ran = accept(tmp_path, "--quick", "--only", "d", PHANTOM_MEMORY="64MiB")
     assert ran.returncode == 1, ran.stdout + ran.stderr
     (row,) = json.loads((tmp_path / "gpu-acceptance.json").read_text())["rows"]
     assert (row["part"], row["verdict"]) == ("d", "FAILED")
