@@ -89,6 +89,8 @@ extern "C" {
 
 // Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin, end, release), 3 both. Until then memory
 // never passes from stream to stream, and every request asks whether its stream captures.
+//
+// CUDA is not touched by this: announced early, it is remembered until the first request, and children may still be forked.
 void gruyere_announce_hooks(uint32_t bits);
 
 // Tags the calling thread's next requests: 0 auto, 1 transient, 2 step, 3 persistent. Tags nest, up to 31.
@@ -128,6 +130,19 @@ int gruyere_validate(void);
 
 // The library's version, a static string.
 const char *gruyere_version(void);
+
+// Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a NUL-terminated text, cut to `room` bytes. Does
+// not touch CUDA, and changes nothing.
+//
+// 0; -2: something is wrong, or `settings` is NULL or not UTF-8.
+//
+// # Safety
+// `settings` is NULL or a NUL-terminated string; `message` is NULL, or `room` bytes there may be written.
+int gruyere_check_configuration(const char *settings, char *message, size_t room);
+
+// As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front: it asks for whole segments, and NULL is the
+// answer that makes it give back what it caches, ask again, and raise its own out-of-memory in the end. Never throws.
+void *gruyere_segment_malloc(ptrdiff_t size, int device, GruyereStream stream);
 
 // Allocates `size` bytes on `device`, for use in the order of `stream`. Size 0 answers NULL.
 //

@@ -1,12 +1,22 @@
-"""Puts Gruyère in the place of torch's allocator."""
+"""Puts Gruyère in the place of torch's allocator, or behind it."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
+import os
+import sys
+import threading
+from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import _library
+from . import _behind, _library, _limits, _settings, _torch_conf
+from ._errors import GruyereError, warn_once
+
+# How a process tells its children to do as it does; what `GRUYERE_ENABLE=1 python train.py` sets.
+VARIABLE = "GRUYERE_ENABLE"
+MODES = ("direct", "behind")
 
 # Each hook's setter on torch's allocator object, and our function for it. All of them exist from torch 2.4 on.
 _HOOKS = {
@@ -21,32 +31,217 @@ _HOOKS = {
 }
 _ALL_HOOKS = 3
 
-_allocator: Optional[Any] = None
+
+@dataclass(frozen=True)
+class Enabled:
+    """How this process was enabled."""
+
+    mode: str
+    settings: str
+    # By the launch line, and not by a call of the program's.
+    automatic: bool
+    # torch keeps a pointer to the allocator object; this keeps the object.
+    allocator: Any
 
 
-def enable() -> None:
-    """Makes Gruyère the allocator of this process. Before the program touches CUDA."""
-    global _allocator
-    import torch
+_lock = threading.Lock()
+_enabled: Optional[Enabled] = None
+_reason = "gruyere.enable() has not been called; call it before the program uses CUDA, or launch with python -m gruyere or GRUYERE_ENABLE=1"
 
-    allocator = torch._C._cuda_customAllocator(_library.address("gruyere_malloc"), _library.address("gruyere_free"))
-    for setter, function in _HOOKS.items():
-        getattr(allocator, setter)(_library.address(function))
-    torch._C._cuda_changeCurrentAllocator(allocator)
-    _library.library().gruyere_announce_hooks(_ALL_HOOKS)
-    _allocator = allocator
-    _install("_truth")
-    _install("_steps")
+
+class NoCuda(GruyereError):
+    """There is no CUDA here that Gruyère could serve."""
+
+
+def enable(mode: str = "direct", **settings: object) -> None:
+    """Makes Gruyère the allocator of this process and of the processes that it starts. Call it before the program touches CUDA.
+
+    `mode` is "direct" (Gruyère serves every tensor) or "behind" (torch's own caching allocator serves tensors, and Gruyère serves it).
+    `settings` are keys of GRUYERE_CONF: `enable(limit="90%", share=False)`; they come after those of the environment.
+
+    Raises GruyereError, and changes nothing, where it is too late (CUDA is in use), where it has been called before, where there is no
+    CUDA or no library, where torch lacks something, and where a setting is wrong. After a launch with `python -m gruyere` or
+    GRUYERE_ENABLE=1 a call that asks for nothing else does nothing.
+    """
+    _enable(mode, settings, automatic=False)
+
+
+def enable_automatically(required: bool) -> None:
+    """As the launch line says, once torch is imported. Where there is no CUDA: an error if `required`, else the program goes on."""
+    try:
+        _enable(wanted_mode() or "direct", {}, automatic=True)
+    except NoCuda:
+        # disable_reason() tells. A launcher, a data worker or a node without a GPU has nothing to allocate.
+        if required:
+            raise
+
+
+def wanted_mode() -> Optional[str]:
+    """The mode that the environment asks for; None where it asks for nothing.
+
+    Raises GruyereError where it cannot be understood.
+    """
+    text = os.environ.get(VARIABLE, "").strip().lower()
+    if text in ("", "0", "off", "false", "no"):
+        return None
+    if text in ("1", "on", "true", "yes"):
+        return "direct"
+    if text in MODES:
+        return text
+    raise GruyereError(f"{VARIABLE}={text}: say 1 (or direct), behind, or 0")
 
 
 def is_enabled() -> bool:
     """Whether Gruyère serves this process's CUDA memory."""
-    return _allocator is not None
+    return disable_reason() is None
+
+
+def mode() -> Optional[str]:
+    """"direct" or "behind"; None where Gruyère is not enabled."""
+    return _enabled.mode if _enabled and is_enabled() else None
 
 
 def disable_reason() -> Optional[str]:
-    """Why Gruyère is not enabled; None where it is."""
-    return None if is_enabled() else "gruyere.enable() has not been called"
+    """Why Gruyère is not enabled, in words for the user; None where it is."""
+    if _enabled is None:
+        return _reason
+    torch = sys.modules.get("torch")
+    if torch is not None and _in_bad_fork(torch):
+        return "this process was forked from one that uses CUDA, so it cannot use CUDA itself; start it with the spawn method"
+    return None
+
+
+def _enable(mode: str, settings: dict[str, object], automatic: bool) -> None:
+    global _enabled, _reason
+    # Before the lock: where the launch line asks for Gruyère, this import enables it.
+    torch = _import_torch()
+    with _lock:
+        if _enabled is not None:
+            _check_again(_enabled, mode, settings)
+            return
+        try:
+            _enabled = _swap(torch, mode, settings, automatic)
+        except GruyereError as error:
+            _reason = str(error)
+            raise
+    # Children that are started afresh do the same when they import torch; a mode or a choice of the launch line is kept.
+    os.environ[VARIABLE] = "1" if mode == "direct" else mode
+    if mode == "direct":
+        # Behind torch's own allocator, what torch says of memory is true as it is.
+        _install("_truth")
+    _install("_steps")
+
+
+def _check_again(before: Enabled, mode: str, settings: dict[str, object]) -> None:
+    """A second call is a mistake, but for one that asks for what the launch line has brought already."""
+    if not before.automatic:
+        raise GruyereError(
+            "gruyere.enable() was called before in this process, and one call is enough: remove this one, or ask gruyere.is_enabled() first"
+        )
+    asked = {entry for entry in before.settings.split(",") if entry}
+    new = sorted(f"{key}:{_settings.value(key, value)}" for key, value in settings.items())
+    missing = [entry for entry in new if entry not in asked]
+    if mode != before.mode or missing:
+        raise GruyereError(
+            f"Gruyère was enabled by the launch line already (mode {before.mode!r}, settings {before.settings!r}), and the program asks for"
+            f" something else (mode {mode!r}, {', '.join(missing) or 'no settings'}): set {VARIABLE}={mode} and {_settings.VARIABLE} there,"
+            " or launch without Gruyère and let the program enable it"
+        )
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise GruyereError(f"torch cannot be imported here ({error}): install PyTorch 2.4 or newer, built for CUDA") from error
+    return torch
+
+
+def _swap(torch: Any, mode: str, settings: dict[str, object], automatic: bool) -> Enabled:
+    if mode not in MODES:
+        raise GruyereError(f"mode={mode!r}: there are {' and '.join(map(repr, MODES))}")
+    _check_torch(torch)
+    limit = _limit(settings) if mode == "direct" else None
+    whole = _settings.checked({**({"limit": limit} if limit else {}), **settings})
+    _check_cuda(torch)
+    if mode == "behind":
+        _behind.check(torch)
+    allocator = _behind.install(torch) if mode == "behind" else _direct(torch)
+    # The library reads them at the first request, and children when they are started.
+    os.environ[_settings.VARIABLE] = whole
+    said = _torch_conf.line(limit is not None) if mode == "direct" else None
+    if said and os.environ.get("LOCAL_RANK", "0") == "0":
+        warn_once(said)
+    return Enabled(mode, whole, automatic, allocator)
+
+
+def _direct(torch: Any) -> Any:
+    allocator = torch._C._cuda_customAllocator(_library.address("gruyere_malloc"), _library.address("gruyere_free"))
+    missing = [setter for setter in _HOOKS if not hasattr(allocator, setter)]
+    if missing:
+        raise _too_old(torch, missing)
+    for setter, function in _HOOKS.items():
+        getattr(allocator, setter)(_library.address(function))
+    try:
+        torch._C._cuda_changeCurrentAllocator(allocator)
+    except RuntimeError as error:
+        raise GruyereError(
+            f"torch refuses another allocator ({str(error).splitlines()[0]}): something has put one in place before; enable Gruyère first,"
+            " and only Gruyère"
+        ) from error
+    _library.library().gruyere_announce_hooks(_ALL_HOOKS)
+    _limits.install(torch)
+    return allocator
+
+
+def _limit(settings: dict[str, object]) -> Optional[str]:
+    """torch's memory fraction as our limit, where nobody has set one of ours."""
+    ours = _settings.keys(os.environ.get(_settings.VARIABLE, "")) | set(settings)
+    return None if "limit" in ours else _torch_conf.limit()
+
+
+def _check_torch(torch: Any) -> None:
+    if getattr(torch.version, "hip", None):
+        raise NoCuda("this torch is built for ROCm, and Gruyère manages CUDA memory: install a torch that is built for CUDA")
+    if torch.version.cuda is None:
+        raise NoCuda(f"this torch ({torch.__version__}) is built without CUDA: install one that is built with it")
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise _too_old(torch, ["_cuda_customAllocator"])
+
+
+def _too_old(torch: Any, missing: list[str]) -> GruyereError:
+    return GruyereError(f"this torch ({torch.__version__}) lacks {', '.join(missing)}: install torch 2.4 or newer")
+
+
+def _check_cuda(torch: Any) -> None:
+    if _in_bad_fork(torch):
+        raise GruyereError("this process was forked from one that uses CUDA, so it cannot use CUDA itself: start it with the spawn method")
+    if torch.cuda.is_initialized():
+        raise GruyereError(
+            "too late: this process uses CUDA already, and torch cannot change its allocator any more. Call gruyere.enable() at the top of"
+            " the program, before anything is moved to the GPU, or launch it with python -m gruyere or GRUYERE_ENABLE=1"
+        )
+    reason = _no_device(torch)
+    if reason:
+        raise NoCuda(f"{reason}; Gruyère has nothing to do here")
+
+
+def _no_device(torch: Any) -> Optional[str]:
+    """Why there is no CUDA device. Asked without initialising CUDA: this process may fork children that will."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides every device"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"there is no NVIDIA driver here ({error})"
+    # NVML counts without CUDA; below 0, and where torch has no such function, nobody knows before CUDA is in use.
+    count = getattr(torch.cuda, "_device_count_nvml", lambda: -1)()
+    return "the NVIDIA driver shows no device to this process" if count == 0 else None
+
+
+def _in_bad_fork(torch: Any) -> bool:
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
 
 
 def _install(part: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 
@@ -15,9 +16,16 @@ class GruyereWarning(UserWarning):
 
 _said: set[str] = set()
 
+# Whose frames are passed over in search of the program's line.
+_INSIDE = ("gruyere", "torch", "importlib", "runpy")
+
 
 def warn_once(text: str) -> None:
-    """Warns of `text`, once in the life of the process."""
-    if text not in _said:
-        _said.add(text)
-        warnings.warn(text, GruyereWarning, stacklevel=3)
+    """Warns of `text`, once in the life of the process, at the line of the program that led to it."""
+    if text in _said:
+        return
+    _said.add(text)
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame = frame.f_back
+    warnings.warn_explicit(text, GruyereWarning, frame.f_code.co_filename, frame.f_lineno)

@@ -53,6 +53,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.gruyere_announce_hooks.restype = None
     loaded.gruyere_version.argtypes = []
     loaded.gruyere_version.restype = ctypes.c_char_p
+    loaded.gruyere_check_configuration.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    loaded.gruyere_check_configuration.restype = ctypes.c_int
     loaded.gruyere_trim.argtypes = []
     loaded.gruyere_trim.restype = ctypes.c_uint64
 

@@ -2,7 +2,7 @@
 //!
 //! Every function may be called from any thread. In a forked child, or where CUDA is not to be had, each answers its failure value.
 
-use super::{current, fork, guarded, heap};
+use super::{announce, current, fork, guarded, heap};
 use crate::heap::lifetime::{self, Lifetime};
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -20,14 +20,12 @@ pub const GRUYERE_BROKEN: c_int = -4;
 
 /// Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin, end, release), 3 both. Until then memory
 /// never passes from stream to stream, and every request asks whether its stream captures.
+///
+/// CUDA is not touched by this: announced early, it is remembered until the first request, and children may still be forked.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_announce_hooks(bits: u32) {
     if !fork::is_forked_child() {
-        guarded((), || {
-            if let Ok(heap) = heap() {
-                heap.announce_hooks(bits);
-            }
-        });
+        guarded((), || announce(bits));
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod control;
 pub mod fork;
+pub mod loader;
 mod oom;
 pub mod raise;
 pub mod torch;
@@ -22,8 +23,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// ```
 static HEAP: AtomicPtr<Heap> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Why there is no heap, once that is known: it is not tried again.
-static INIT: Mutex<Option<String>> = Mutex::new(None);
+/// What is known before there is a heap.
+static INIT: Mutex<Beginning> = Mutex::new(Beginning { failure: None, announced: 0 });
+
+struct Beginning {
+    /// Why there is no heap, once that is known: it is not tried again.
+    failure: Option<String>,
+    /// The hooks that a loader announced, for the heap that comes.
+    announced: u32,
+}
 
 /// The heap; made from `GRUYERE_CONF` and the process's libcuda at the first call.
 ///
@@ -46,11 +54,11 @@ pub fn current() -> Option<&'static Heap> {
 
 #[cold]
 fn make() -> Result<&'static Heap, String> {
-    let mut failure = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(heap) = current() {
         return Ok(heap);
     }
-    if let Some(reason) = &*failure {
+    if let Some(reason) = &beginning.failure {
         return Err(reason.clone());
     }
     logging::init();
@@ -60,12 +68,25 @@ fn make() -> Result<&'static Heap, String> {
             .map_err(|error| format!("gruyere: no usable CUDA device: {error}"))
     });
     match made {
-        Ok(heap) => Ok(publish(heap)),
+        Ok(heap) => {
+            // Before anybody can use it: nothing has been handed out yet.
+            heap.announce_hooks(beginning.announced);
+            Ok(publish(heap))
+        }
         Err(reason) => {
             log::error!("{reason}");
-            *failure = Some(reason.clone());
+            beginning.failure = Some(reason.clone());
             Err(reason)
         }
+    }
+}
+
+/// Tells the heap which hooks are wired; the one that comes, where there is none yet.
+fn announce(bits: u32) {
+    let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    match current() {
+        Some(heap) => heap.announce_hooks(bits),
+        None => beginning.announced |= bits,
     }
 }
 

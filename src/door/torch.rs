@@ -27,7 +27,7 @@ impl MempoolId {
     }
 }
 
-fn handle(stream: CudaStream) -> StreamHandle {
+pub(super) fn handle(stream: CudaStream) -> StreamHandle {
     StreamHandle(stream as usize)
 }
 

@@ -105,3 +105,19 @@ def phantom(tmp_path):
 @pytest.fixture(params=["bare", "hooked"])
 def gruyere(request):
     return request.param
+
+
+# The Python package as users get it: a wheel, installed into a clean environment. Built once a run, when a test asks for it.
+@pytest.fixture(scope="session")
+def wheel_installed():
+    import package
+
+    wheel = package.build_wheel()
+    return package.install(wheel), wheel
+
+
+@pytest.fixture
+def installed(wheel_installed, tmp_path):
+    import package
+
+    return package.Installed(*wheel_installed, tmp_path)

@@ -25,6 +25,8 @@ calls = {
     "gruyere_end_allocate_to_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1)),
     "gruyere_release_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1)),
     "gruyere_announce_hooks": lambda f: f(3),
+    "gruyere_check_configuration": lambda f: f(b"bogus:1", buffer, ctypes.c_size_t(4096)),
+    "gruyere_segment_malloc": lambda f: f(ctypes.c_ssize_t(1 << 20), 0, None),
     "gruyere_lifetime_push": lambda f: f(1),
     "gruyere_lifetime_pop": lambda f: f(),
     "gruyere_mark_step": lambda f: f(),
@@ -36,7 +38,7 @@ calls = {
 }
 names = sys.argv[2].split(",")
 assert sorted(calls) == names, set(calls) ^ set(names)
-library.gruyere_malloc.restype = ctypes.c_void_p
+library.gruyere_malloc.restype = library.gruyere_segment_malloc.restype = ctypes.c_void_p
 for _ in range(3):
     answers = {name: calls[name](getattr(library, name)) for name in names}
 assert answers["gruyere_malloc"] is None

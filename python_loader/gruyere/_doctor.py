@@ -1,0 +1,74 @@
+"""`python -m gruyere --doctor`: tries Gruyère in this process and tells what it finds. torch's side; `gruyere stat` and `gruyere ps` tell of
+processes that run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Optional
+
+from . import _enable, _library, _settings, _torch_conf
+from ._errors import GruyereError
+
+
+def examine() -> int:
+    """Prints the findings; the exit code: 0 where Gruyère works here."""
+    warnings.simplefilter("ignore")
+    for what, finding in _findings():
+        print(f"{what:<22}{finding}")
+    reason = _trial()
+    print(f"{'gruyere':<22}{'works here' if reason is None else 'does not work here: ' + reason}")
+    return 0 if reason is None else 1
+
+
+def _findings() -> Iterator[tuple[str, str]]:
+    yield "python", f"{platform.python_version()}, {sys.executable}"
+    try:
+        import torch
+
+        yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda}, {os.path.dirname(torch.__file__)}"
+    except ImportError as error:
+        yield "torch", f"cannot be imported: {error}"
+    try:
+        yield "library", f"{_library.path()}, version {(_library.library().gruyere_version() or b'').decode()}"
+    except GruyereError as error:
+        yield "library", str(error)
+    heard = "is heard by this interpreter, in child processes too" if _hears() else (
+        "is NOT heard by this interpreter, nor by child processes: the package is used without being installed; pip install gruyere"
+    )
+    yield "GRUYERE_ENABLE", heard
+    yield "GRUYERE_CONF", os.environ.get(_settings.VARIABLE) or "not set"
+    if os.environ.get("GRUYERE_LIBRARY"):
+        yield "GRUYERE_LIBRARY", os.environ["GRUYERE_LIBRARY"]
+    said = _torch_conf.line(_torch_conf.limit() is not None)
+    if said:
+        yield "torch's settings", said
+
+
+def _hears() -> bool:
+    """Whether an interpreter that starts with GRUYERE_ENABLE=1 runs our start-up file."""
+    question = "import sys; sys.exit('gruyere._startup' not in sys.modules)"
+    environment = {**os.environ, _enable.VARIABLE: "1"}
+    return subprocess.run([sys.executable, "-c", question], env=environment, check=False).returncode == 0
+
+
+def _trial() -> Optional[str]:
+    """Enables Gruyère, allocates on each device, and asks the library about it: why that fails, or None."""
+    try:
+        _enable.enable(_enable.wanted_mode() or "direct")
+        import torch
+
+        for device in range(torch.cuda.device_count()):
+            block = torch.empty(1 << 20, dtype=torch.uint8, device=f"cuda:{device}")
+            block.record_stream(torch.cuda.current_stream(device))
+            print(f"{f'cuda:{device}':<22}{torch.cuda.get_device_name(device)}, a tensor at {block.data_ptr():#x}")
+            if not block.data_ptr():
+                return f"an allocation on cuda:{device} was answered with NULL; the log above says why"
+        torch.cuda.empty_cache()
+    except (GruyereError, RuntimeError) as error:
+        return str(error)
+    return None

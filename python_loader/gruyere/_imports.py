@@ -1,0 +1,54 @@
+"""Doing something when a module is first imported, without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Callable, Optional
+
+
+def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Calls `action` with the module `name` once it has been imported; at once where it has been. What it raises, the import raises."""
+    module = sys.modules.get(name)
+    if module is not None:
+        action(module)
+    else:
+        sys.meta_path.insert(0, _Watch(name, action))
+
+
+class _Watch(MetaPathFinder):
+    """Finds nothing itself: it lets the others find the module, and follows its loader."""
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.action = action
+        # find_spec asks the other finders, and so comes by here again, in the same thread.
+        self.asking = threading.local()
+
+    def find_spec(self, name: str, path: Any = None, target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
+        if name != self.name or getattr(self.asking, "now", False):
+            return None
+        self.asking.now = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asking.now = False
+        loader: Any = spec.loader if spec else None
+        if loader is None or not hasattr(loader, "exec_module"):
+            return spec
+        original = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            # Whoever looks at the loader afterwards sees it as it was. Many only ask for the spec, so the watch ends here and not before.
+            vars(loader).pop("exec_module", None)
+            original(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.action(module)
+
+        loader.exec_module = exec_module
+        return spec

@@ -1,0 +1,189 @@
+"""`python -m gruyere [options] script.py args`: the script as it is, with Gruyère in the place of torch's allocator."""
+
+from __future__ import annotations
+
+import io
+import os
+import pkgutil
+import runpy
+import sys
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from typing import NoReturn, Optional
+
+from ._errors import GruyereError
+
+USAGE = """\
+usage: python -m gruyere [options] script.py [arguments]
+       python -m gruyere [options] -m module [arguments]
+       python -m gruyere --doctor
+
+Runs a program as python itself would, with Gruyère in the place of torch's CUDA allocator, in it and in the processes that it starts.
+
+options:
+  --mode direct|behind  Gruyère serves every tensor (direct, the default), or torch's own caching allocator does and takes its memory
+                        from Gruyère (behind: for CUDA graph trees of torch.compile, sharing CUDA tensors between processes, cudnn.benchmark)
+  --KEY VALUE           any key of GRUYERE_CONF: --limit 90% --share off; an unknown one is answered with the list
+  -m module             runs a module, as python -m does: -m torch.distributed.run --nproc-per-node 8 train.py
+  --doctor              tries Gruyère here and tells what it finds
+  --version             prints the version
+  --help                prints this
+
+With other launchers:
+  torchrun --nproc-per-node 8 -m gruyere train.py
+  accelerate launch -m gruyere train.py
+  GRUYERE_ENABLE=1 python train.py        (GRUYERE_ENABLE=behind; settings in GRUYERE_CONF)
+"""
+
+
+class UsageError(GruyereError):
+    """The command line cannot be understood."""
+
+
+class Options:
+    """What stands before the program."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.mode: Optional[str] = None
+        self.settings: dict[str, object] = {}
+        self.action = "run"
+        self.is_module = False
+        self.program: list[str] = []
+        rest = list(arguments)
+        while rest:
+            word = rest.pop(0)
+            if word in ("-h", "--help"):
+                self.action = "help"
+                return
+            if word == "--version":
+                self.action = "version"
+                return
+            if word == "--doctor":
+                self.action = "doctor"
+            elif word == "-m" or (word.startswith("-m") and not word.startswith("--")):
+                self.is_module = True
+                self.program = ([word[2:]] if word != "-m" else []) + rest
+                break
+            elif word.startswith("--") and word != "--":
+                key, given, value = word[2:].partition("=")
+                if not given:
+                    if not rest:
+                        raise UsageError(f"{word}: a value is missing")
+                    value = rest.pop(0)
+                if key == "mode":
+                    self.mode = value
+                else:
+                    self.settings[key.replace("-", "_")] = value
+            elif word.startswith("-") and word not in ("-", "--"):
+                raise UsageError(f"{word}: no such option (options of python itself stand before -m gruyere)")
+            else:
+                self.program = rest if word == "--" else [word, *rest]
+                break
+        if self.action == "run" and not self.program:
+            raise UsageError("no program was named" if not self.is_module else "-m: no module was named")
+
+
+def main() -> None:
+    """The command. Returns when the program has; its errors and exits are its own."""
+    try:
+        options = Options(sys.argv[1:])
+        if options.action == "help":
+            print(USAGE, end="")
+            return
+        if options.action == "version":
+            from . import _library
+
+            print(f"gruyere {(_library.library().gruyere_version() or b'').decode()}")
+            return
+        _prepare(options)
+        if options.action == "doctor":
+            from ._doctor import examine
+
+            sys.exit(examine())
+    except UsageError as error:
+        _refuse(f"{error}\n{USAGE}")
+    except GruyereError as error:
+        _refuse(str(error))
+    if options.is_module:
+        _run_module(options.program)
+    else:
+        _run_script(options.program)
+
+
+def _refuse(text: str) -> NoReturn:
+    print(f"gruyere: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _prepare(options: Options) -> None:
+    """Checks what can be checked without torch, and leaves word for the moment when torch is imported, here and in children."""
+    from . import _enable, _settings, _startup
+
+    os.environ[_settings.VARIABLE] = _settings.checked(options.settings)
+    mode = options.mode or _enable.wanted_mode() or "direct"
+    if mode not in _enable.MODES:
+        raise GruyereError(f"--mode {mode}: there are {' and '.join(_enable.MODES)}")
+    os.environ[_enable.VARIABLE] = "1" if mode == "direct" else mode
+    if options.action == "run":
+        _startup.required = True
+        _startup.watch()
+
+
+def _run_module(program: list[str]) -> None:
+    # What the interpreter itself calls for `python -m`. sys.path[0] is right: we were started with -m too.
+    sys.argv = ["-m", *program[1:]]
+    _become_main()
+    runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
+
+
+def _run_script(program: list[str]) -> None:
+    script = program[0]
+    sys.argv = program
+    # `-m gruyere` put the current folder first; python script.py puts the script's there. With -I or -P neither is there.
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated) and sys.path:
+        del sys.path[0]
+        own_folder = True
+    else:
+        own_folder = False
+    # As python makes it absolute: without resolving anything.
+    file = os.path.join(os.getcwd(), script)
+    if _holds_main(script):
+        sys.path.insert(0, file)
+        _become_main()
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
+    if own_folder:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    try:
+        with io.open_code(file) as opened:
+            code = pkgutil.read_code(opened)
+            if code is None:
+                opened.seek(0)
+                source = opened.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {file!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    loader = SourceFileLoader if code is None else SourcelessFileLoader
+    namespace = _become_main()
+    namespace.update(__file__=file, __cached__=None, __loader__=loader("__main__", file))
+    if code is None:
+        code = compile(source, file, "exec", dont_inherit=True)
+    exec(code, namespace)
+
+
+def _holds_main(path: str) -> bool:
+    """Whether python would run the `__main__` inside of `path`, a folder or an archive."""
+    if os.path.isdir(path):
+        return True
+    importer = pkgutil.get_importer(path)
+    return importer is not None and type(importer).__name__ == "zipimporter"
+
+
+def _become_main() -> dict[str, object]:
+    """Empties the module `__main__`, which so far was ours, and makes it what a program finds when it starts."""
+    namespace = vars(sys.modules["__main__"])
+    builtins = namespace["__builtins__"]
+    namespace.clear()
+    namespace.update(__name__="__main__", __doc__=None, __package__=None, __loader__=None, __spec__=None, __builtins__=builtins)
+    if sys.version_info < (3, 14):
+        namespace["__annotations__"] = {}
+    return namespace

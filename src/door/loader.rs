@@ -1,0 +1,78 @@
+//! What a loader needs beyond torch's hooks: its settings checked before they count, and the library behind torch's own allocator.
+
+use super::control::{GRUYERE_INVALID, GRUYERE_OK};
+use super::torch::{CudaStream, handle};
+use super::{fork, guarded, heap};
+use crate::config::Config;
+use crate::heap::Error;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a NUL-terminated text, cut to `room` bytes. Does
+/// not touch CUDA, and changes nothing.
+///
+/// 0; -2: something is wrong, or `settings` is NULL or not UTF-8.
+///
+/// # Safety
+/// `settings` is NULL or a NUL-terminated string; `message` is NULL, or `room` bytes there may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_check_configuration(
+    settings: *const c_char,
+    message: *mut c_char,
+    room: usize,
+) -> c_int {
+    guarded(GRUYERE_INVALID, || {
+        let text = if settings.is_null() {
+            Err("no settings were given (NULL)".to_owned())
+        } else {
+            // SAFETY: the caller's promise.
+            let text = unsafe { CStr::from_ptr(settings) };
+            text.to_str().map_err(|error| format!("not valid UTF-8: {error}"))
+        };
+        let Err(reason) = text.and_then(|text| Config::parse(text).map_err(|error| error.to_string())) else {
+            return GRUYERE_OK;
+        };
+        if !message.is_null() && room > 0 {
+            let mut end = reason.len().min(room - 1);
+            while !reason.is_char_boundary(end) {
+                end -= 1;
+            }
+            let bytes = &reason.as_bytes()[..end];
+            // SAFETY: at most room - 1 bytes and a NUL, by the caller's promise; `bytes` is our own.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), message.cast::<u8>(), bytes.len());
+                message.add(bytes.len()).write(0);
+            }
+        }
+        GRUYERE_INVALID
+    })
+}
+
+/// As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front: it asks for whole segments, and NULL is the
+/// answer that makes it give back what it caches, ask again, and raise its own out-of-memory in the end. Never throws.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_segment_malloc(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
+    if fork::is_forked_child() || size == 0 {
+        return std::ptr::null_mut();
+    }
+    guarded(std::ptr::null_mut(), || {
+        // Why there is no heap has been logged.
+        let Ok(heap) = heap() else { return std::ptr::null_mut() };
+        let Ok(bytes) = u64::try_from(size) else {
+            log::error!("gruyere_segment_malloc: the size {size} is negative");
+            return std::ptr::null_mut();
+        };
+        match heap.malloc(bytes, i64::from(device), handle(stream)) {
+            Ok(address) => address as *mut c_void,
+            Err(Error::OutOfMemory(report)) => {
+                log::info!(
+                    "a segment of {bytes} bytes was refused, torch gives back what it caches and asks again: {report}"
+                );
+                std::ptr::null_mut()
+            }
+            Err(error) => {
+                log::error!("{error}");
+                std::ptr::null_mut()
+            }
+        }
+    })
+}
