@@ -30,6 +30,15 @@
 // The version of [`GruyereStats`] that this header describes.
 #define GRUYERE_STATS_VERSION 1
 
+// The version of [`GruyereHistory`] that this header describes.
+#define GRUYERE_HISTORY_VERSION 1
+
+// The version of [`GruyereTorchStats`] that this header describes.
+#define GRUYERE_TORCH_STATS_VERSION 1
+
+// The version of [`GruyereSnapshot`] that this header describes.
+#define GRUYERE_SNAPSHOT_VERSION 1
+
 // Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end only.
 typedef struct GruyereStats {
   // In: the bytes that the caller has room for. Out: the bytes that were written.
@@ -72,6 +81,74 @@ typedef struct GruyereStats {
   uint64_t events_queried;
 } GruyereStats;
 
+// Something that happened.
+typedef struct GruyereHistoryEntry {
+  // 0: alloc; 1: free requested; 2: free completed; 3: memory from the driver; 4: memory to the driver; 5: out of memory.
+  uint32_t action;
+  // The device.
+  uint32_t device;
+  // Where; of an out-of-memory, the bytes that the driver said are free.
+  uint64_t address;
+  // How much, rounded up to 512.
+  uint64_t bytes;
+  // The stream's handle.
+  uint64_t stream;
+  // Microseconds since 1970.
+  uint64_t time;
+  // See [`gruyere_history_context`].
+  uint64_t context;
+} GruyereHistoryEntry;
+
+// Where a live block came from.
+typedef struct GruyereOrigin {
+  // Its first byte.
+  uint64_t address;
+  // See [`gruyere_history_context`].
+  uint64_t context;
+  // The device.
+  uint32_t device;
+  // Always 0.
+  uint32_t room;
+} GruyereOrigin;
+
+// What was noted. Later versions add fields at the end of each struct only: step through the arrays by the sizes given here.
+typedef struct GruyereHistory {
+  // Bytes of this struct.
+  uint32_t size;
+  // Its version.
+  uint32_t version;
+  // Bytes of an entry.
+  uint32_t entry_size;
+  // Bytes of an origin.
+  uint32_t origin_size;
+  // By time.
+  const struct GruyereHistoryEntry *entries;
+  // How many.
+  uint64_t entry_count;
+  // Of the blocks that are live and were allocated since the start, in no order.
+  const struct GruyereOrigin *origins;
+  // How many.
+  uint64_t origin_count;
+  // Entries that made room for later ones.
+  uint64_t lost;
+} GruyereHistory;
+
+// The latest out-of-memory of the process.
+typedef struct GruyereOutOfMemory {
+  // The device.
+  uint32_t device;
+  // How many there were on it, this one included.
+  uint32_t count;
+  // Bytes asked for.
+  uint64_t asked;
+  // Bytes held then.
+  uint64_t reserved;
+  // The ceiling on that, in bytes.
+  uint64_t limit;
+  // Bytes of the device that the driver said were free; all bits set: it could not say.
+  uint64_t free;
+} GruyereOutOfMemory;
+
 // `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
 typedef void *GruyereStream;
 
@@ -82,6 +159,135 @@ typedef struct GruyereMempoolId {
   // Set for pools that the user made.
   uint64_t second;
 } GruyereMempoolId;
+
+// One number over time.
+typedef struct GruyereStat {
+  // Now.
+  uint64_t current;
+  // The highest since the last `gruyere_reset_peaks`.
+  uint64_t peak;
+  // All that came since the last `gruyere_reset_accumulated`.
+  uint64_t allocated;
+  // All that went since then.
+  uint64_t freed;
+} GruyereStat;
+
+// What `torch.cuda.memory_stats` tells. The arrays are by pool: all, blocks of up to 1 MiB, larger ones. Later versions add fields at the
+// end only.
+typedef struct GruyereTorchStats {
+  // In: the bytes that the caller has room for. Out: the bytes that were written.
+  uint32_t size;
+  // Out: the version that the library has.
+  uint32_t version;
+  // Blocks in the program's hands.
+  struct GruyereStat allocation[3];
+  // Pieces of memory that the driver gave: pages, spans, or blocks, by the backing. Pages of slabs are small; spans may serve both, and are
+  // large.
+  struct GruyereStat segment[3];
+  // Blocks in the program's hands, or freed and waiting for streams.
+  struct GruyereStat active[3];
+  // Free pieces that cannot be given back, since a used one shares their page or span. Known when somebody looks: a peak is the highest
+  // that was seen by a call of this function.
+  struct GruyereStat inactive_split[3];
+  // Bytes of `allocation`, each block rounded up to 512.
+  struct GruyereStat allocated_bytes[3];
+  // Bytes of `segment`.
+  struct GruyereStat reserved_bytes[3];
+  // Bytes of `active`, rounded.
+  struct GruyereStat active_bytes[3];
+  // Bytes of `inactive_split`.
+  struct GruyereStat inactive_split_bytes[3];
+  // Bytes of `active` as asked for.
+  struct GruyereStat requested_bytes[3];
+  // Times that the reclaim ladder was climbed, since the last `gruyere_reset_accumulated`.
+  uint64_t num_alloc_retries;
+  // Out-of-memory answers since then.
+  uint64_t num_ooms;
+  // Times since then that the whole device was synchronised to get memory back.
+  uint64_t num_sync_all_streams;
+  // Pieces of memory taken from the driver since then.
+  uint64_t num_device_alloc;
+  // Pieces given back since then.
+  uint64_t num_device_free;
+  // The ceiling on what may be reserved, in bytes.
+  uint64_t limit;
+  // Physical memory of the device, in bytes.
+  uint64_t total_memory;
+} GruyereTorchStats;
+
+// A contiguous range of memory held: a span, a row of mapped pages, a block that the driver gave. [`GruyereBlock`]s tile it.
+typedef struct GruyereSegment {
+  // First byte.
+  uint64_t address;
+  // Length in bytes.
+  uint64_t bytes;
+  // torch's id of the capture pool that it belongs to, or 0 and 0.
+  uint64_t pool_first;
+  // See `pool_first`.
+  uint64_t pool_second;
+  // Its first block, an index into the snapshot's blocks.
+  uint64_t first_block;
+  // The number of its blocks.
+  uint64_t block_count;
+  // 1: it is cut into blocks of up to 1 MiB only.
+  uint32_t small;
+  // 1: it grows and shrinks page by page.
+  uint32_t stitched;
+} GruyereSegment;
+
+// A piece of a segment.
+typedef struct GruyereBlock {
+  // First byte.
+  uint64_t address;
+  // Length in bytes, a multiple of 512.
+  uint64_t bytes;
+  // Bytes that the program asked for; 0 where it is nobody's.
+  uint64_t requested;
+  // The stream's handle; of free memory, that of the stream whose it is, or 0.
+  uint64_t stream;
+  // 0: free; 1: the program's; 2: freed by the program, and waiting for streams.
+  uint32_t state;
+  // Always 0.
+  uint32_t room;
+} GruyereBlock;
+
+// What a capture pool holds.
+typedef struct GruyerePool {
+  // torch's id of it, the first number.
+  uint64_t first;
+  // The second.
+  uint64_t second;
+  // Bytes.
+  uint64_t bytes;
+  // Of these, in slabs: for blocks of up to 1 MiB.
+  uint64_t small;
+} GruyerePool;
+
+// What lies where on a device. Later versions add fields at the end of each struct only: step through the arrays by the sizes given here.
+typedef struct GruyereSnapshot {
+  // Bytes of this struct.
+  uint32_t size;
+  // Its version.
+  uint32_t version;
+  // Bytes of a segment.
+  uint32_t segment_size;
+  // Bytes of a block.
+  uint32_t block_size;
+  // By address.
+  const struct GruyereSegment *segments;
+  // How many.
+  uint64_t segment_count;
+  // By segment, then by address.
+  const struct GruyereBlock *blocks;
+  // How many.
+  uint64_t block_count;
+  // Capture pools.
+  const struct GruyerePool *pools;
+  // How many.
+  uint64_t pool_count;
+  // Bytes held that are mapped nowhere, so in no segment.
+  uint64_t unmapped;
+} GruyereSnapshot;
 
 #ifdef __cplusplus
 extern "C" {
@@ -130,6 +336,37 @@ int gruyere_validate(void);
 
 // The library's version, a static string.
 const char *gruyere_version(void);
+
+// Begins to note mallocs and frees: the latest `entries` of them, and where each live block came from (0 entries: only that). `clear` other
+// than 0 forgets what was noted before.
+//
+// 0; -1: the library cannot work here.
+int gruyere_history_start(uint64_t entries, int clear);
+
+// Ends it, and forgets all of it.
+void gruyere_history_stop(void);
+
+// The calling thread's requests are noted with this number from now on; 0: with none. The number that it was before.
+uint64_t gruyere_history_context(uint64_t context);
+
+// What was noted until now, to be given to [`gruyere_history_free`] once; the history goes on.
+//
+// NULL: there is no history.
+struct GruyereHistory *gruyere_history(void);
+
+// Frees what [`gruyere_history`] gave. NULL is fine.
+//
+// # Safety
+// `history` is NULL, or from [`gruyere_history`] and not freed yet.
+void gruyere_history_free(struct GruyereHistory *history);
+
+// Writes the latest out-of-memory to `*out`, of which `size` bytes may be written; as much as fits.
+//
+// The bytes written; 0: there was none.
+//
+// # Safety
+// `out` may be written, `size` bytes.
+size_t gruyere_latest_out_of_memory(struct GruyereOutOfMemory *out, size_t size);
 
 // Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a NUL-terminated text, cut to `room` bytes. Does
 // not touch CUDA, and changes nothing.
@@ -181,6 +418,36 @@ void gruyere_end_allocate_to_pool(int device, struct GruyereMempoolId id);
 
 // The graph that used pool `id` is gone. Its blocks may be freed later.
 void gruyere_release_pool(int device, struct GruyereMempoolId id);
+
+// Writes what `torch.cuda.memory_stats` tells of `device` to `*stats`, whose `size` the caller has set; as much as fits.
+//
+// 0; -1: the library cannot work here; -2: no such device, or `size` is less than 8.
+//
+// # Safety
+// `stats` is NULL, or `stats->size` bytes there may be written.
+int gruyere_torch_stats(int device, struct GruyereTorchStats *stats);
+
+// The peaks of [`gruyere_torch_stats`] begin again at what there is now; those of `gruyere_stats` are of the whole life of the process.
+//
+// 0; -1: the library cannot work here; -2: no such device.
+int gruyere_reset_peaks(int device);
+
+// What [`gruyere_torch_stats`] accumulates (`allocated`, `freed` and the `num_` fields) begins again at 0.
+//
+// 0; -1: the library cannot work here; -2: no such device.
+int gruyere_reset_accumulated(int device);
+
+// What lies where on `device` now, to be given to [`gruyere_snapshot_free`] once. Lanes are looked at one after the other, so beside
+// threads that allocate meanwhile its parts are some microseconds apart.
+//
+// NULL: nothing has been allocated in this process, or there is no such device.
+struct GruyereSnapshot *gruyere_snapshot(int device);
+
+// Frees a snapshot and all that it points to. NULL is fine.
+//
+// # Safety
+// `snapshot` is NULL, or from [`gruyere_snapshot`] and not freed yet.
+void gruyere_snapshot_free(struct GruyereSnapshot *snapshot);
 
 #ifdef __cplusplus
 }  // extern "C"

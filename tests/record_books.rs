@@ -117,7 +117,9 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
     }
     assert_eq!(record.live(1), (kept.size, kept.size + waiting.size + gone.size));
     record.reset_peaks(1);
-    assert_eq!(record.live(1), (kept.size, kept.size));
+    assert_eq!(record.live(1).1, kept.size + waiting.size + gone.size, "that of the process's life stays");
+    assert_eq!(record.block_stats(1).allocated_bytes[0].peak, kept.size);
+    assert_eq!(record.block_stats(1).active_bytes[0].peak, kept.size + waiting.size);
     lane.block_remove(waits, waiting.size, waiting.requested, waiting.lifetime, true);
     let snapshot = Reader::own(record).unwrap().device(1).unwrap();
     assert_eq!((snapshot.total().pending_blocks(), snapshot.live), (0, kept.size));

@@ -2,10 +2,12 @@
 
 pub mod control;
 pub mod fork;
+pub mod history;
 pub mod loader;
 mod oom;
 pub mod raise;
 pub mod torch;
+pub mod torch_stats;
 
 use crate::config::{Config, logging};
 use crate::driver::Driver;

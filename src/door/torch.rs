@@ -63,14 +63,15 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
     let Ok(size) = u64::try_from(size) else {
         return Err(Refusal::Other(format!("gruyere_malloc: the size {size} is negative")));
     };
-    heap.malloc(size, i64::from(device), handle(stream)).map_err(|error| refusal(heap, error))
+    heap.malloc(size, i64::from(device), handle(stream)).map_err(|error| refusal(heap, error, handle(stream)))
 }
 
 #[cold]
-fn refusal(heap: &crate::heap::Heap, error: Error) -> Refusal {
+fn refusal(heap: &crate::heap::Heap, error: Error, stream: StreamHandle) -> Refusal {
     match error {
         Error::OutOfMemory(report) => {
             oom::dump(heap, &report);
+            heap.note_out_of_memory(&report, stream);
             Refusal::OutOfMemory(report.to_string())
         }
         other => Refusal::Other(other.to_string()),

@@ -327,6 +327,11 @@ impl Backing {
         }
     }
 
+    /// Spans that the driver would not take back: address and bytes.
+    pub fn orphans(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.orphans.iter().copied()
+    }
+
     /// Bytes of spans that the driver would not take back.
     pub fn orphaned(&self) -> u64 {
         self.orphans.iter().map(|orphan| orphan.1).sum()

@@ -111,6 +111,7 @@ impl Device {
         let facts = central.arenas.run_mut(run)?;
         facts.is_slab = true;
         let base = facts.address;
+        central.tally.slab_taken(bytes);
         let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
         let tag = u8::try_from(number + 1).unwrap_or(u8::MAX);
         let slot = u64::from(size_class.slot);

@@ -9,6 +9,7 @@ use super::lifetime::{LIFETIMES, Lifetime};
 use super::page_table::PageTable;
 use super::size_class::{ALIGNMENT, PAGE, round_up};
 use super::streams::Streams;
+use super::tally::Tally;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::record::{
     BlockEntry, BlockSlot, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record, SegmentEntry,
@@ -70,6 +71,8 @@ pub struct Central {
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
+    /// What was held, over time.
+    pub tally: Tally,
 }
 
 impl Central {
@@ -83,6 +86,7 @@ impl Central {
     ) -> Self {
         let mut arenas = Arenas::default();
         let spaces = [(); LIFETIMES].map(|()| arenas.add_space(false));
+        let tally = Tally::new(backing.kind == Kind::Stitch);
         Self {
             device,
             arenas,
@@ -102,6 +106,7 @@ impl Central {
             failure: None,
             retries: 0,
             out_of_memories: 0,
+            tally,
         }
     }
 
@@ -255,6 +260,7 @@ impl Central {
     pub fn publish_reserved(&mut self) {
         let reserved = self.backing.reserved;
         self.peak_reserved = self.peak_reserved.max(reserved);
+        self.tally.hold(reserved, self.pieces());
         self.gauges.set(&[
             (DeviceGauge::Reserved, reserved),
             (DeviceGauge::ReservedPeak, self.peak_reserved),
@@ -430,10 +436,24 @@ impl Central {
         self.direct.iter().map(|(&address, block)| (address, block.size))
     }
 
+    /// Blocks of `backing:passthrough`: address, bytes, and bytes asked for.
+    pub fn direct_facts(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        self.direct.iter().map(|(&address, block)| (address, block.size, block.requested))
+    }
+
+    /// Pieces of memory that the driver gave and has not got back.
+    fn pieces(&self) -> u64 {
+        match self.backing.kind {
+            Kind::Stitch => self.backing.held / PAGE,
+            _ => (self.arenas.regions().count() + self.direct.len() + self.backing.orphans().count()) as u64,
+        }
+    }
+
     /// A slab's run goes back to its arena.
     pub fn release_slab(&mut self, run: RunId, stream: u32, epoch: u64) {
         if let Some(run) = self.arenas.run_mut(run) {
             run.is_slab = false;
+            self.tally.slab_given(run.bytes);
         }
         self.arenas.release(run, stream, epoch);
     }

@@ -217,7 +217,9 @@ impl Device {
                     return Err(Error::Internal("a run vanished"));
                 };
                 facts.is_slab = true;
-                (run, facts.address, facts.epoch)
+                let found = (run, facts.address, facts.epoch);
+                central.tally.slab_taken(size_class.slab_bytes());
+                found
             };
             let mut slab = Slab::new(base, class, request.lifetime as u8, request.stream, run);
             // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.

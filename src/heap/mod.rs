@@ -15,6 +15,7 @@ pub mod capture;
 pub mod captured;
 pub mod central;
 pub mod device;
+pub mod history;
 pub mod lane;
 pub mod lifetime;
 mod moves;
@@ -24,9 +25,11 @@ pub mod reclaim;
 mod recycle;
 pub mod size_class;
 pub mod slab;
+pub mod snapshot;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
+pub mod tally;
 mod validate;
 
 use crate::config::Config;
@@ -147,6 +150,8 @@ const WATCH_CAPTURES: u32 = 1;
 const PASSTHROUGH: u32 = 2;
 /// A debugging switch is on.
 const DEBUG: u32 = 4;
+/// A history of blocks is kept.
+const HISTORY: u32 = 8;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;
@@ -159,11 +164,12 @@ pub struct Heap {
     devices: Box<[OnceLock<Device>]>,
     making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set while the hooks are not
-    /// announced or a bracket is open anywhere; the others never change.
+    /// announced or a bracket is open anywhere, HISTORY while a history is kept; the others never change.
     special: AtomicU32,
     /// Brackets open on all devices; guards the setting of WATCH_CAPTURES.
     brackets: Mutex<u32>,
     bad_frees: AtomicU64,
+    history: history::History,
 }
 
 impl Heap {
@@ -211,6 +217,7 @@ impl Heap {
             special: AtomicU32::new(special),
             brackets: Mutex::new(0),
             bad_frees: AtomicU64::new(0),
+            history: history::History::default(),
         })
     }
 
@@ -326,6 +333,9 @@ impl Heap {
                 log::warn!("debug:poison could not fill the block at {address:#x}: {error}");
             }
         }
+        if special & HISTORY != 0 {
+            self.note_malloc(device.id, address, request.size, stream);
+        }
         Ok(address)
     }
 
@@ -357,7 +367,7 @@ impl Heap {
             return true;
         }
         let start = clock::now();
-        if self.special.load(Ordering::Relaxed) & DEBUG != 0 {
+        if self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY) != 0 {
             self.before_free(address);
         }
         let shared = &self.shared;
@@ -402,9 +412,12 @@ impl Heap {
         }
     }
 
-    /// `debug:sync` and `debug:poison` at a free.
+    /// The history's, and `debug:sync` and `debug:poison`, at a free.
     #[cold]
     fn before_free(&self, address: u64) {
+        if self.has_history() {
+            self.note_free(address);
+        }
         let shared = &self.shared;
         let owner = shared.table.get(address);
         let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return };

@@ -268,6 +268,7 @@ impl Device {
         self.streams.poll(driver);
         self.return_empty_slabs(shared);
         let mut central = lock(&self.central);
+        central.tally.synchronised();
         self.take_in(shared, &mut central);
         for (pool, version) in over {
             self.retire_pool(shared, &mut central, pool, version);

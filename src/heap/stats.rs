@@ -1,11 +1,16 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 #![deny(unsafe_code)]
 
+use super::arena::{Arenas, RegionId, Run, RunState};
 use super::device::Device;
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
+use super::size_class::{PAGE, SMALL_MAX};
+use super::slab::Slab;
+use super::tally::HeldStats;
 use super::{Error, Heap, Shared, lane, lock};
 use crate::record::DeviceGauge;
+use crate::record::peaks::{BlockStats, SMALL};
 
 /// Numbers of one device. Bytes where not said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +49,36 @@ pub struct Stats {
     pub events_recorded: u64,
     /// Events asked about.
     pub events_queried: u64,
+}
+
+/// What torch's `memory_stats` tells of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TorchStats {
+    /// Blocks.
+    pub blocks: BlockStats,
+    /// What is held.
+    pub held: HeldStats,
+    /// The ceiling on what may be reserved (bytes).
+    pub limit: u64,
+    /// Physical memory of the device (bytes).
+    pub total_memory: u64,
+}
+
+/// Free runs of a region that cannot be given back, and their bytes: all of it where a span has a block, what is not whole pages
+/// where pages come and go by themselves.
+fn bound(arenas: &Arenas, id: RegionId) -> (u64, u64) {
+    let free = || arenas.runs_of(id).map(|(_, run)| run).filter(|run| run.state == RunState::Free);
+    if !arenas.is_stitched(id) {
+        let used = arenas.runs_of(id).any(|(_, run)| run.state != RunState::Free);
+        return if used { (free().count() as u64, free().map(|run| run.bytes).sum()) } else { (0, 0) };
+    }
+    let loose = |run: &Run| {
+        ((run.address + run.bytes) / PAGE * PAGE).saturating_sub(run.address.next_multiple_of(PAGE))
+    };
+    free()
+        .map(|run| run.bytes - loose(run))
+        .filter(|&bytes| bytes > 0)
+        .fold((0, 0), |sum, bytes| (sum.0 + 1, sum.1 + bytes))
 }
 
 impl Device {
@@ -102,6 +137,57 @@ impl Device {
         ]);
     }
 
+    /// What torch's `memory_stats` tells; takes one lock after the other.
+    pub fn torch_stats(&self, shared: &Shared) -> TorchStats {
+        let blocks = shared.record.block_stats(self.id);
+        // Of slabs: those that have a used slot, their bytes, and the free slots in them.
+        let (mut slabs, mut free_slots) = (0, 0);
+        let mut see = |slab: &Slab| {
+            if slab.used() > 0 {
+                slabs += slab.size_class().slab_bytes();
+                free_slots += u64::from(slab.size_class().slots - slab.used());
+            }
+        };
+        for lane in &self.lanes {
+            lock(lane).lane.slabs().for_each(|(_, slab)| see(slab));
+        }
+        let mut central = lock(&self.central);
+        for pool in central.captures.pools.iter().flatten() {
+            pool.lane.slabs().for_each(|(_, slab)| see(slab));
+        }
+        // Direct blocks are small ones that lie in no slab; then there are no slabs, but of captures.
+        let direct: u64 =
+            central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX).sum();
+        let small = slabs.saturating_sub(blocks.active_bytes[SMALL].current.saturating_sub(direct));
+        let (runs, bytes) = central
+            .arenas
+            .regions()
+            .map(|(id, _)| bound(&central.arenas, id))
+            .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        central.tally.look([free_slots, runs], [small, bytes]);
+        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
+        TorchStats {
+            blocks,
+            held: central.tally.stats(retries, out_of_memories),
+            limit: central.limit,
+            total_memory: self.capabilities.total_memory,
+        }
+    }
+
+    /// Peaks of what torch is told begin again at what there is.
+    pub fn reset_peaks(&self, shared: &Shared) {
+        shared.record.reset_peaks(self.id);
+        lock(&self.central).tally.reset_peaks();
+    }
+
+    /// What came and went, as torch is told, begins again at nothing.
+    pub fn reset_accumulated(&self, shared: &Shared) {
+        shared.record.reset_accumulated(self.id);
+        let mut central = lock(&self.central);
+        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
+        central.tally.reset_accumulated(retries, out_of_memories);
+    }
+
     /// The stream and the live bytes of the block that starts at `address`, unless other streams or a graph use it too.
     pub(super) fn block_at(&self, address: u64, owner: Owner) -> Option<(u32, u64)> {
         match owner {
@@ -135,6 +221,32 @@ impl Heap {
         stats.bad_frees = self.bad_frees.load(std::sync::atomic::Ordering::Relaxed);
         device.publish_gauges(&self.shared);
         Ok(stats)
+    }
+
+    /// What torch's `memory_stats` tells of a device.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn torch_stats(&self, device: i64) -> Result<TorchStats, Error> {
+        Ok(self.device(device)?.torch_stats(&self.shared))
+    }
+
+    /// Peaks of [`Heap::torch_stats`] begin again at what there is.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn reset_peaks(&self, device: i64) -> Result<(), Error> {
+        self.device(device)?.reset_peaks(&self.shared);
+        Ok(())
+    }
+
+    /// What came and went in [`Heap::torch_stats`] begins again at nothing.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn reset_accumulated(&self, device: i64) -> Result<(), Error> {
+        self.device(device)?.reset_accumulated(&self.shared);
+        Ok(())
     }
 
     /// A dump for people: every device in use, by cause.

@@ -7,11 +7,11 @@
 //! one lane in use.
 
 use super::block_map::BlockCell;
-use super::gauges::Lane;
+use super::gauges::{Lane, SMALL_LIMIT};
 use super::slots::{BATCH, LANE_SLOTS};
 use super::trail::TrailCell;
 use super::writer::Record;
-use super::{BlockEntry, BlockSlot, EventKind};
+use super::{BlockEntry, BlockSlot, EventKind, LANES, peaks};
 
 /// How many blocks go unrecorded before a lane asks again for slots that could not be had.
 const PATIENCE: u32 = 4096;
@@ -22,6 +22,8 @@ const PATIENCE: u32 = 4096;
 /// they were inserted through; sums over lanes stay right then.
 pub struct LaneWriter {
     detail: bool,
+    /// The record is kept, and the lane holds small blocks only: nothing but the straight path.
+    plain: bool,
     device: u8,
     number: u8,
     lane: *const Lane,
@@ -65,6 +67,7 @@ impl LaneWriter {
         let (bottom, limit) = (stack.start, stack.end);
         LaneWriter {
             detail,
+            plain: detail && usize::from(number) != LANES - 1,
             device,
             number,
             lane,
@@ -91,15 +94,43 @@ impl LaneWriter {
     /// peak, size histogram.
     #[inline(always)]
     pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
+        if !self.plain {
+            return self.insert_other(entry);
+        }
         let lane = self.lane();
-        if lane.totals.add(entry.size) {
+        if lane.totals.add(entry.size, entry.requested) {
             self.settle();
         }
-        if !self.detail {
-            return BlockSlot::NONE;
+        lane.malloc(entry.size, entry.requested, entry.lifetime);
+        self.map(entry)
+    }
+
+    /// As [`LaneWriter::block_insert`], where the record is off, or the lane is that of the large blocks.
+    #[inline(never)]
+    fn insert_other(&mut self, entry: &BlockEntry) -> BlockSlot {
+        let lane = self.lane();
+        let stranger = self.is_stranger(entry.size);
+        if stranger {
+            self.record.stranger(self.device, peaks::amounts(entry.size, entry.requested), 1);
+        }
+        let over = lane.totals.add(entry.size, entry.requested);
+        if stranger {
+            self.settle_all();
+        } else if over {
+            self.settle();
         }
         lane.malloc(entry.size, entry.requested, entry.lifetime);
-        lane.sizes[0].count(entry.size);
+        if self.detail { self.map(entry) } else { BlockSlot::NONE }
+    }
+
+    /// Whether a block of `size` is a small one among the large.
+    fn is_stranger(&self, size: u64) -> bool {
+        usize::from(self.number) == LANES - 1 && size <= SMALL_LIMIT
+    }
+
+    #[inline(always)]
+    fn map(&mut self, entry: &BlockEntry) -> BlockSlot {
+        self.lane().sizes[0].count(entry.size);
         if self.top == self.bottom && !self.refill() {
             return BlockSlot::NONE;
         }
@@ -116,14 +147,19 @@ impl LaneWriter {
     #[inline]
     pub fn block_pending(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8) {
         let lane = self.lane();
-        if lane.totals.sub(size) {
+        let amounts = peaks::amounts(size, requested);
+        if lane.totals.sub(size, requested) {
             self.overdrawn();
         }
+        if self.is_stranger(size) {
+            self.record.stranger(self.device, amounts, -1);
+        }
+        self.record.begin_wait(self.device, self.number, size > SMALL_LIMIT, amounts);
+        lane.free(size, requested, lifetime);
+        lane.pending(size, lifetime);
         if !self.detail {
             return;
         }
-        lane.free(size, requested, lifetime);
-        lane.pending(size, lifetime);
         lane.sizes[1].count(size);
         if slot != BlockSlot::NONE {
             // SAFETY: `block_insert` gave it, so it is inside the map.
@@ -142,16 +178,22 @@ impl LaneWriter {
         was_pending: bool,
     ) {
         let lane = self.lane();
-        if !was_pending && lane.totals.sub(size) {
-            self.overdrawn();
+        if was_pending {
+            lane.pending_over(size, lifetime);
+            self.record.end_wait(self.device, size > SMALL_LIMIT, peaks::amounts(size, requested));
+        } else {
+            if lane.totals.sub(size, requested) {
+                self.overdrawn();
+            }
+            lane.free(size, requested, lifetime);
+        }
+        if !self.plain && !was_pending && self.is_stranger(size) {
+            self.remove_stranger(size, requested);
         }
         if !self.detail {
             return;
         }
-        if was_pending {
-            lane.pending_over(size, lifetime);
-        } else {
-            lane.free(size, requested, lifetime);
+        if !was_pending {
             lane.sizes[1].count(size);
         }
         if slot != BlockSlot::NONE {
@@ -216,6 +258,13 @@ impl LaneWriter {
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn remove_stranger(&self, size: u64, requested: u64) {
+        self.record.stranger(self.device, peaks::amounts(size, requested), -1);
+        self.settle_all();
+    }
+
     /// Blocks of other lanes are removed through this one.
     #[cold]
     #[inline(never)]
@@ -231,6 +280,12 @@ impl LaneWriter {
     #[inline(never)]
     fn settle(&self) {
         self.record.settle(self.device, self.number);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_all(&self) {
+        self.record.settle_all(self.device, self.number);
     }
 
     /// Whether there is a slot now.

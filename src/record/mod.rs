@@ -12,6 +12,7 @@ pub mod histogram;
 mod lane;
 pub mod layout;
 pub mod mapping;
+pub mod peaks;
 pub mod reader;
 pub mod ring;
 pub mod segments;

@@ -5,19 +5,20 @@ use std::sync::atomic::{AtomicBool, Ordering as PrivateOrdering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::facts::{Process, ProcessFacts};
-use super::gauges::{DeviceArea, Lane};
+use super::gauges::{BlockCounts, DeviceArea, Lane};
 use super::histogram::Buckets;
 use super::layout::{CHUNK, Degraded, Header, MAGIC, MIN_RING, Plan, Section, Shared};
 use super::mapping::{Backing, LockKind, Mapping};
+use super::peaks::{Amounts, BlockStats, Books, Member};
 use super::ring::Ring;
 use super::segments::SegmentCell;
 use super::slots::{BATCH, Slots};
 use super::sync::Ordering;
-use super::totals::{self, LaneTotals};
+use super::totals;
 use super::trail::TrailCell;
 use super::{
-    DeviceFacts, DeviceGauge, EventKind, LANES, LaneWriter, RecordOptions, SegmentEntry, SegmentSlot, clock,
-    sweep,
+    DeviceFacts, DeviceGauge, EventKind, LANES, LIFETIMES, LaneWriter, RecordOptions, SegmentEntry,
+    SegmentSlot, clock, sweep,
 };
 
 /// The writer's side of a process's record.
@@ -28,8 +29,8 @@ pub struct Record {
     plan: Plan,
     devices: u32,
     slots: Slots,
-    /// For each device its lanes ever used, a bit each; the mutex guards its ceilings and its peak.
-    used_lanes: Vec<Mutex<u32>>,
+    /// For each device its peaks, and its lanes ever used; the mutex guards the lanes' ceilings too.
+    books: Vec<Mutex<Books>>,
     /// Free places of the segment table; fresh ones are counted in the header.
     free_segments: Mutex<Vec<u32>>,
     closed: AtomicBool,
@@ -127,7 +128,7 @@ impl Record {
             mapping,
             plan,
             devices: devices.len() as u32,
-            used_lanes: devices.iter().map(|_| Mutex::new(0)).collect(),
+            books: devices.iter().map(|_| Mutex::new(Books::default())).collect(),
             free_segments: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
         };
@@ -283,12 +284,47 @@ impl Record {
         (live, self.area(device).live_peak.load(Ordering::Relaxed).max(live))
     }
 
-    /// The peak of live bytes begins again at what is live now. (Peaks among the [`DeviceGauge`]s are their writer's.)
+    /// All that is counted of the blocks of `device`, by pool. Everything is 0 for a device that nobody knows.
+    pub fn block_stats(&self, device: u32) -> BlockStats {
+        let Some(mut books) = self.books(device) else { return BlockStats::default() };
+        let used = books.used;
+        books.settle_all(&self.area(device).live_peak, self.members(device, used));
+        books.stats(&self.block_counts(device))
+    }
+
+    /// The peaks of [`Record::block_stats`] begin again at what there is now. (The peak of [`Record::live`] and those among the
+    /// [`DeviceGauge`]s are of the whole life of the process.)
     pub fn reset_peaks(&self, device: u32) {
-        if let Some(used) = self.used_lanes.get(device as usize) {
-            let used = used.lock().unwrap_or_else(PoisonError::into_inner);
-            totals::reset(&self.area(device).live_peak, self.members(device, *used));
+        if let Some(mut books) = self.books(device) {
+            let used = books.used;
+            books.reset_peaks(&self.area(device).live_peak, self.members(device, used));
         }
+    }
+
+    /// What came and went in [`Record::block_stats`] begins again at nothing.
+    pub fn reset_accumulated(&self, device: u32) {
+        if let Some(mut books) = self.books(device) {
+            books.reset_accumulated(&self.block_counts(device));
+        }
+    }
+
+    fn books(&self, device: u32) -> Option<MutexGuard<'_, Books>> {
+        Some(self.books.get(device as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The counters of a device's small and large blocks.
+    fn block_counts(&self, device: u32) -> [BlockCounts; 2] {
+        /// A writer holds a seqlock for a dozen instructions, unless the kernel takes its processor away.
+        const ATTEMPTS: u32 = 1000;
+        let mut sums = [BlockCounts::default(); 2];
+        for lane in self.lanes(device) {
+            for (pool, sum) in sums.iter_mut().enumerate() {
+                for lifetime in 0..LIFETIMES {
+                    sum.add(lane.read(pool, lifetime, ATTEMPTS).0);
+                }
+            }
+        }
+        sums
     }
 
     /// Latency of one call in clock ticks (sampled by the caller).
@@ -329,30 +365,59 @@ impl Record {
     }
 
     /// The lanes of `device` whose bits are set in `used`.
-    fn members(&self, device: u32, used: u32) -> impl Iterator<Item = &LaneTotals> + Clone {
+    fn members(&self, device: u32, used: u32) -> impl Iterator<Item = Member<'_>> + Clone {
         let (lanes, mut left) = (self.lanes(device), used);
         std::iter::from_fn(move || {
-            let number = left.trailing_zeros();
+            let number = left.trailing_zeros() as usize;
             left &= left.wrapping_sub(1);
-            lanes.get(number as usize).map(|lane| &lane.totals)
+            lanes.get(number).map(|lane| (number == LANES - 1, &lane.totals))
         })
     }
 
-    /// Lane `lane` of `device` passed its ceiling.
+    /// Lane `lane` of `device` passed a ceiling.
     pub(super) fn settle(&self, device: u8, lane: u8) {
-        let used = self.join(device, lane);
-        if let (Some(used), device) = (used, u32::from(device)) {
-            let mine = &self.lanes(device)[usize::from(lane)].totals;
-            totals::settle(&self.area(device).live_peak, self.members(device, *used), mine);
+        let books = self.join(device, lane);
+        if let (Some(mut books), device) = (books, u32::from(device)) {
+            let (used, mine) = (books.used, &self.lanes(device)[usize::from(lane)].totals);
+            books.settle(&self.area(device).live_peak, self.members(device, used), mine);
         }
     }
 
-    /// Lane `lane` of `device` counts from now on; all that do, and the device's mutex. `None` for a lane that nobody knows.
-    pub(super) fn join(&self, device: u8, lane: u8) -> Option<MutexGuard<'_, u32>> {
-        let mut used =
-            self.used_lanes.get(usize::from(device))?.lock().unwrap_or_else(PoisonError::into_inner);
-        *used |= 1u32.checked_shl(u32::from(lane))?;
-        Some(used)
+    /// Something else than a block of its own changed the sums that lane `lane` of `device` is part of.
+    pub(super) fn settle_all(&self, device: u8, lane: u8) {
+        if let (Some(mut books), device) = (self.join(device, lane), u32::from(device)) {
+            let used = books.used;
+            books.settle_all(&self.area(device).live_peak, self.members(device, used));
+        }
+    }
+
+    /// Lane `lane` of `device` counts from now on; the device's books. `None` for a lane that nobody knows.
+    pub(super) fn join(&self, device: u8, lane: u8) -> Option<MutexGuard<'_, Books>> {
+        let mut books = self.books(u32::from(device))?;
+        books.used |= 1u32.checked_shl(u32::from(lane))?;
+        Some(books)
+    }
+
+    /// See [`Books::stranger`].
+    pub(super) fn stranger(&self, device: u8, amounts: Amounts, sign: i64) {
+        if let Some(mut books) = self.books(u32::from(device)) {
+            books.stranger(amounts, sign);
+        }
+    }
+
+    /// See [`Books::begin_wait`].
+    pub(super) fn begin_wait(&self, device: u8, lane: u8, large: bool, amounts: Amounts) {
+        if let Some(mut books) = self.join(device, lane) {
+            let mine = &self.lanes(u32::from(device))[usize::from(lane)].totals;
+            books.begin_wait(mine, large, amounts);
+        }
+    }
+
+    /// See [`Books::end_wait`].
+    pub(super) fn end_wait(&self, device: u8, large: bool, amounts: Amounts) {
+        if let Some(mut books) = self.books(u32::from(device)) {
+            books.end_wait(large, amounts);
+        }
     }
 
     /// The cells of a lane's trail, allocated, and their number less one.

@@ -13,6 +13,7 @@
 mod size_index;
 mod validate;
 mod void;
+mod walk;
 
 use super::page_table::{BLOCK_LIMIT, BlockId};
 use crate::record::{BlockSlot, SegmentSlot};

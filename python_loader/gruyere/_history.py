@@ -1,0 +1,328 @@
+"""The history of blocks, for `torch.cuda.memory._record_memory_history`: which were allocated and freed, when, and from where.
+
+The library notes every malloc and free while it is asked to. It never asks Python for a stack: torch calls it with and without Python's
+global lock, and taking that lock inside an allocation can deadlock. Instead a torch function mode of this module sees each call of
+torch's functions before it is done, numbers the Python stack, and tells the library the number for the calling thread. So:
+
+- frames are known for what the thread that started the history does through torch's functions and operators. Frees between such calls, blocks of
+  other threads (autograd's own among them) and of extensions that allocate by themselves have none;
+- there are no C++ frames, whatever `stacks` says;
+- the stack ends at the call into torch: frames of torch's own Python code below it are left out;
+- torch.compile traces through the mode and breaks its graphs at it: there, ask for `context=None`.
+
+On, a call of a torch function costs some microseconds more, and a malloc or free some hundred nanoseconds; off, neither costs anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Callable, Optional
+
+from . import _library
+
+_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
+_MOST = (1 << 63) - 1
+
+Frames = list[dict[str, Any]]
+Observer = Callable[[int, int, int, int], object]
+
+
+class _Entry(ctypes.Structure):
+    """GruyereHistoryEntry."""
+
+    _fields_ = [
+        ("action", ctypes.c_uint32),
+        ("device", ctypes.c_uint32),
+        ("address", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("stream", ctypes.c_uint64),
+        ("time", ctypes.c_uint64),
+        ("context", ctypes.c_uint64),
+    ]
+
+
+class _Origin(ctypes.Structure):
+    """GruyereOrigin."""
+
+    _fields_ = [
+        ("address", ctypes.c_uint64),
+        ("context", ctypes.c_uint64),
+        ("device", ctypes.c_uint32),
+        ("room", ctypes.c_uint32),
+    ]
+
+
+class _Face(ctypes.Structure):
+    """GruyereHistory, version 1."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("version", ctypes.c_uint32),
+        ("entry_size", ctypes.c_uint32),
+        ("origin_size", ctypes.c_uint32),
+        ("entries", ctypes.POINTER(_Entry)),
+        ("entry_count", ctypes.c_uint64),
+        ("origins", ctypes.POINTER(_Origin)),
+        ("origin_count", ctypes.c_uint64),
+        ("lost", ctypes.c_uint64),
+    ]
+
+
+class _OutOfMemory(ctypes.Structure):
+    """GruyereOutOfMemory."""
+
+    _fields_ = [
+        ("device", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
+        ("asked", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64),
+        ("limit", ctypes.c_uint64),
+        ("free", ctypes.c_uint64),
+    ]
+
+
+class _Stacks:
+    """Python stacks, each with a number from 1 on."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._frames: list[Frames] = [[]]
+        # Keeps alive what the keys of `_numbers` are the ids of.
+        self._codes: dict[int, CodeType] = {}
+
+    def number(self, frame: Any) -> int:
+        """The number of the stack whose innermost frame is `frame`."""
+        key: list[int] = []
+        at = frame
+        while at is not None:
+            key.append(id(at.f_code))
+            key.append(at.f_lasti)
+            at = at.f_back
+        whole = tuple(key)
+        known = self._numbers.get(whole)
+        return known if known is not None else self._add(whole, frame)
+
+    def _add(self, key: tuple[int, ...], frame: Any) -> int:
+        frames: Frames = []
+        at = frame
+        while at is not None:
+            code = at.f_code
+            self._codes[id(code)] = code
+            frames.append({"name": code.co_name, "filename": code.co_filename, "line": at.f_lineno or 0})
+            at = at.f_back
+        self._frames.append(frames)
+        number = len(self._frames) - 1
+        self._numbers[key] = number
+        return number
+
+    def frames(self, number: int) -> Frames:
+        """The frames of a stack, innermost first; none for 0 and for what nobody knows."""
+        return self._frames[number] if number < len(self._frames) else []
+
+
+@dataclass
+class _On:
+    """How the history was asked for."""
+
+    context: Optional[str]
+    skipped: frozenset[str]
+    mode: Any
+
+
+@dataclass
+class Collected:
+    """What the history knows, for a snapshot."""
+
+    traces: list[list[dict[str, Any]]]
+    origins: list[dict[int, Frames]]
+
+    def frames_of(self, device: int) -> Callable[[int], Frames]:
+        """What tells where the block at an address of `device` was allocated."""
+        known = self.origins[device]
+        return lambda address: known.get(address, [])
+
+
+_stacks = _Stacks()
+_on: Optional[_On] = None
+_observers: list[Observer] = []
+_seen_oom = (-1, 0)
+
+
+def record(
+    enabled: Optional[str] = "all",
+    context: Optional[str] = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    clear_history: bool = False,
+    compile_context: bool = False,
+    global_record_annotations: bool = False,
+    skip_actions: Any = (),
+    *_others: Any,
+) -> None:
+    """`torch._C._cuda_record_memory_history`."""
+    global _on
+    for name, value, choices in (
+        ("enabled", enabled, (None, "state", "all")),
+        ("context", context, (None, "state", "alloc", "all")),
+        ("stacks", stacks, ("python", "all")),
+    ):
+        if value not in choices:
+            raise RuntimeError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
+    if _on is not None:
+        _leave(_on.mode)
+        _on = None
+    library = _library.library()
+    if enabled is None:
+        library.gruyere_history_stop()
+        return
+    library.gruyere_history_start.argtypes = [ctypes.c_uint64, ctypes.c_int]
+    entries = min(max(int(max_entries), 0), _MOST) if enabled == "all" else 0
+    if library.gruyere_history_start(entries, int(clear_history)) != 0:
+        raise RuntimeError("Gruyère cannot work in this process (it was forked from one that uses CUDA, or the log says why)")
+    _on = _On(context, frozenset(skip_actions or ()), _enter() if context else None)
+
+
+def record_legacy(
+    enabled: bool,
+    record_context: bool = True,
+    trace_alloc_max_entries: int = 1,
+    trace_alloc_record_context: bool = False,
+    record_context_cpp: bool = False,
+    clear_history: bool = False,
+    compile_context: bool = False,
+    global_record_annotations: bool = False,
+    skip_actions: Any = (),
+    *_others: Any,
+) -> None:
+    """`torch._C._cuda_record_memory_history_legacy`."""
+    context = "alloc" if trace_alloc_record_context else "state" if record_context else None
+    stacks = "all" if record_context_cpp else "python"
+    record("all" if enabled else None, context, stacks, trace_alloc_max_entries, clear_history, skip_actions=skip_actions)
+
+
+def is_enabled() -> bool:
+    """`torch._C._cuda_isHistoryEnabled`."""
+    return _on is not None
+
+
+def collect(devices: int) -> Collected:
+    """What is known now, for so many devices."""
+    found = Collected([[] for _ in range(devices)], [{} for _ in range(devices)])
+    if _on is None:
+        return found
+    library = _library.library()
+    library.gruyere_history.argtypes = []
+    library.gruyere_history.restype = ctypes.POINTER(_Face)
+    library.gruyere_history_free.argtypes = [ctypes.POINTER(_Face)]
+    library.gruyere_history_free.restype = None
+    taken = library.gruyere_history()
+    if not taken:
+        return found
+    try:
+        face = taken.contents
+        assert (face.entry_size, face.origin_size) == (ctypes.sizeof(_Entry), ctypes.sizeof(_Origin)), "another version of the library"
+        for at in range(face.entry_count):
+            entry = face.entries[at]
+            action = _ACTIONS[entry.action]
+            if action not in _on.skipped and entry.device < devices:
+                found.traces[entry.device].append(_trace(entry, action, _on.context))
+        for at in range(face.origin_count):
+            origin = face.origins[at]
+            if origin.context and origin.device < devices:
+                found.origins[origin.device][origin.address] = _stacks.frames(origin.context)
+    finally:
+        library.gruyere_history_free(taken)
+    return found
+
+
+def _trace(entry: _Entry, action: str, context: Optional[str]) -> dict[str, Any]:
+    """An entry in torch's form."""
+    wanted = context == "all" or (context == "alloc" and action in ("alloc", "oom"))
+    return {
+        "action": action,
+        "device_free" if action == "oom" else "addr": entry.address,
+        "size": entry.bytes,
+        "stream": entry.stream,
+        "time_us": entry.time,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "frames": _stacks.frames(entry.context) if wanted else [],
+    }
+
+
+def _enter() -> Any:
+    """Begins to number the stacks of this thread's calls of torch's functions."""
+    from torch.overrides import TorchFunctionMode
+
+    library = _library.library()
+    # It neither waits nor calls back, so Python's global lock need not be let go.
+    tell = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(("gruyere_history_context", library))
+    number = _stacks.number
+
+    class Stacks(TorchFunctionMode):  # type: ignore[misc]
+        """Tells the library which stack the calling thread's requests are of."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            before = tell(number(sys._getframe(1)))
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                tell(before)
+
+    mode = Stacks()
+    mode.__enter__()
+    return mode
+
+
+def _leave(mode: Any) -> None:
+    """Takes the mode off this thread's stack of modes, wherever in it it is."""
+    if mode is None:
+        return
+    import torch.overrides as overrides
+
+    above = []
+    stack = overrides._get_current_function_mode_stack()
+    if mode not in stack:
+        # Another thread started the history; its mode goes on numbering, and nobody listens.
+        return
+    while True:
+        top = overrides._pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        overrides._push_mode(other)
+
+
+def attach_out_of_memory_observer(observer: Observer) -> None:
+    """`torch._C._cuda_attach_out_of_memory_observer`: called when torch makes the exception for Python, so before any handler of the
+    program, and with Python's global lock held as it must be."""
+    import torch
+
+    if not _observers:
+        error: Any = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+        error.__init__ = _init
+    _observers.append(observer)
+
+
+def _init(self: RuntimeError, *arguments: object) -> None:
+    RuntimeError.__init__(self, *arguments)
+    global _seen_oom
+    latest = _latest_out_of_memory()
+    if latest is None or (latest.device, latest.count) == _seen_oom:
+        # Somebody else's, or a copy.
+        return
+    _seen_oom = (latest.device, latest.count)
+    for observer in _observers:
+        observer(latest.device, latest.asked, latest.limit, latest.free)
+
+
+def _latest_out_of_memory() -> Optional[_OutOfMemory]:
+    latest = _OutOfMemory()
+    function = _library.library().gruyere_latest_out_of_memory
+    function.argtypes = [ctypes.POINTER(_OutOfMemory), ctypes.c_size_t]
+    function.restype = ctypes.c_size_t
+    return latest if function(ctypes.byref(latest), ctypes.sizeof(_OutOfMemory)) else None

@@ -1,0 +1,159 @@
+"""torch's own memory functions, made true.
+
+torch raises an error, or answers 0, where a program asks about the memory of an allocator that is not its own. `install()` puts
+functions of ours where torch looks theirs up at each call. All numbers, peaks and resets are the library's; nothing is counted here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from . import _history, _library, _snapshot
+
+_POOLS = ("all", "small_pool", "large_pool")
+_NUMBERS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+_COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+
+
+class _Stat(ctypes.Structure):
+    """GruyereStat."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("current", "peak", "allocated", "freed")]
+
+
+class _TorchStats(ctypes.Structure):
+    """GruyereTorchStats, version 1."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("version", ctypes.c_uint32),
+        *[(name, _Stat * 3) for name in _NUMBERS],
+        *[(name, ctypes.c_uint64) for name in (*_COUNTS, "limit", "total_memory")],
+    ]
+
+
+class _PoolId(tuple[int, int]):
+    """A capture pool's id as a key of the statistics. Newer versions of torch flatten such a key to "0_1"; older ones add it to a text."""
+
+    def __radd__(self, prefix: str) -> str:
+        return prefix + "_".join(map(str, self))
+
+
+def install() -> None:
+    """Puts true answers in the place of torch's. Gruyère must be torch's allocator. Twice is as once."""
+    import torch
+
+    patches = {
+        "_cuda_memoryStats": memory_stats,
+        "_cuda_resetPeakMemoryStats": reset_peak_memory_stats,
+        "_cuda_resetAccumulatedMemoryStats": reset_accumulated_memory_stats,
+        "_cuda_getMemoryFraction": memory_fraction,
+        "_cuda_memorySnapshot": memory_snapshot,
+        "_cuda_record_memory_history": _history.record,
+        "_cuda_record_memory_history_legacy": _history.record_legacy,
+        "_cuda_isHistoryEnabled": _history.is_enabled,
+        "_cuda_attach_out_of_memory_observer": _history.attach_out_of_memory_observer,
+        # torch.accelerator, from 2.9 on.
+        "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
+        "_accelerator_getDeviceStats": memory_stats,
+        "_accelerator_resetPeakStats": reset_peak_memory_stats,
+        "_accelerator_resetAccumulatedStats": reset_accumulated_memory_stats,
+        "_accelerator_emptyCache": torch._C._cuda_emptyCache,
+    }
+    for name, function in patches.items():
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, function)
+
+
+def memory_stats(device: int) -> dict[str, Any]:
+    """torch's nested dictionary of statistics, with every key of every version that there has been."""
+    stats = _stats(device)
+    answer: dict[str, Any] = {name: getattr(stats, name) for name in _COUNTS}
+    for name in _NUMBERS:
+        answer[name] = {pool: _dictionary(stat) for pool, stat in zip(_POOLS, getattr(stats, name))}
+    # There is no size beyond which a block may not be cut, and no request is refused before it is tried.
+    answer["max_split_size"] = -1
+    answer["num_oom_rejections"] = 0
+    answer["oversize_allocations"] = _dictionary(_Stat())
+    answer["oversize_segments"] = _dictionary(_Stat())
+    answer["reserved_bytes_by_private_pools"] = {_PoolId(id): _of_pool(held) for id, held in _snapshot.pools(device).items()}
+    return answer
+
+
+def reset_peak_memory_stats(device: int) -> None:
+    """Peaks begin again at what there is."""
+    _check(_library.library().gruyere_reset_peaks(ctypes.c_int(device)), device)
+
+
+def reset_accumulated_memory_stats(device: int) -> None:
+    """`allocated`, `freed` and the counts of events begin again at 0."""
+    _check(_library.library().gruyere_reset_accumulated(ctypes.c_int(device)), device)
+
+
+def memory_fraction(device: int) -> float:
+    """The share of the device's memory that may be held: as was set, or less where `limit:` says so."""
+    stats = _stats(device)
+    return stats.limit / stats.total_memory
+
+
+def memory_snapshot(argument: Any = None) -> dict[str, Any]:
+    """torch's snapshot: of everything, or of one pool; a third number of the argument that is 0 leaves the traces out."""
+    import torch
+
+    pool = tuple(argument[:2]) if argument is not None else (0, 0)
+    traces = argument is None or len(argument) < 3 or bool(argument[2])
+    devices = torch.cuda.device_count()
+    history = _history.collect(devices)
+    return {
+        "segments": [
+            segment
+            for device in range(devices)
+            for segment in _snapshot.segments(device, history.frames_of(device), pool if any(pool) else None)
+        ],
+        "device_traces": history.traces if traces else [[] for _ in range(devices)],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": False,
+            "GRUYERE_CONF": os.environ.get("GRUYERE_CONF", ""),
+            "gruyere": _library.library().gruyere_version().decode(),
+        },
+        "external_annotations": [],
+    }
+
+
+def _stats(device: int) -> _TorchStats:
+    stats = _TorchStats(size=ctypes.sizeof(_TorchStats))
+    _check(_library.library().gruyere_torch_stats(ctypes.c_int(device), ctypes.byref(stats)), device)
+    return stats
+
+
+def _dictionary(stat: _Stat) -> dict[str, int]:
+    return {"current": stat.current, "peak": stat.peak, "allocated": stat.allocated, "freed": stat.freed}
+
+
+def _of_pool(held: tuple[int, int]) -> dict[str, dict[str, int]]:
+    """What a capture pool holds. It only grows until it is given back whole, so that is its peak, too."""
+    whole, small = held
+    amounts = zip(_POOLS, (whole, small, whole - small))
+    return {pool: {"current": held, "peak": held, "allocated": held, "freed": 0} for pool, held in amounts}
+
+
+def _check(code: int, device: int) -> None:
+    if code == -2:
+        raise RuntimeError(f"Invalid device argument {device}: this process has no such device")
+    if code != 0:
+        raise RuntimeError("Gruyère cannot work in this process (it was forked from one that uses CUDA, or the log says why): use the spawn method")

@@ -1,0 +1,19 @@
+//! Runs in the order of their addresses.
+#![deny(unsafe_code)]
+
+use super::{Arenas, NO_RUN, RegionId, Run, RunId};
+
+impl Arenas {
+    /// The runs that tile a region, by address.
+    pub fn runs_of(&self, region: RegionId) -> impl Iterator<Item = (RunId, &Run)> {
+        let mut next = self.region(region).first;
+        std::iter::from_fn(move || {
+            let id = next;
+            (id != NO_RUN).then(|| {
+                let run = &self.runs[id as usize];
+                next = run.next;
+                (id, run)
+            })
+        })
+    }
+}

@@ -1,0 +1,446 @@
+//! The exact peaks of a device: of live and of active (live or waiting) blocks, by pool, each since the last reset.
+//!
+//! Nothing here is on the hot path. Each lane has ceilings ([`super::totals`]); all of them together stay within the peaks, so a
+//! peak can only be passed after some lane has passed a ceiling of its own. Such a lane settles, under the device's mutex:
+//! the sums are taken; what is above a peak is the new peak; else the lane gets a share of what lies between. What
+//! changes the sums in other ways (blocks that wait for streams, small blocks in the lane of the large ones) is rare, and
+//! comes here too.
+//!
+//! Exact as long as calls on different lanes don't overlap in time; where they do, a settling lane may miss a block whose
+//! count another processor has not yet made visible (some nanoseconds), until that lane's next call.
+#![deny(unsafe_code)]
+
+use super::gauges::BlockCounts;
+use super::sync::{AtomicU64, Ordering, fence};
+use super::totals::{BLOCKS, BYTES, LaneTotals, QUANTITIES, REQUESTED};
+
+/// The pools that torch tells apart.
+pub const POOLS: usize = 3;
+/// Both.
+pub const ALL: usize = 0;
+/// Blocks of up to 1 MiB.
+pub const SMALL: usize = 1;
+/// Larger ones.
+pub const LARGE: usize = 2;
+
+/// Bytes, blocks and bytes asked for, by their numbers in [`super::totals`].
+pub type Amounts = [i64; QUANTITIES];
+
+/// The amounts of one block.
+pub fn amounts(size: u64, requested: u64) -> Amounts {
+    let mut amounts = [0; QUANTITIES];
+    amounts[BYTES] = size as i64;
+    amounts[BLOCKS] = 1;
+    amounts[REQUESTED] = requested as i64;
+    amounts
+}
+
+/// One number over time, as torch tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Now.
+    pub current: u64,
+    /// The highest since the last reset of peaks.
+    pub peak: u64,
+    /// All that came since the last reset of what is accumulated.
+    pub allocated: u64,
+    /// All that went since then.
+    pub freed: u64,
+}
+
+/// Blocks of a device, by pool ([`ALL`], [`SMALL`], [`LARGE`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockStats {
+    /// Blocks in the program's hands.
+    pub allocation: [Stat; POOLS],
+    /// Their bytes, each rounded up to 512.
+    pub allocated_bytes: [Stat; POOLS],
+    /// Blocks in the program's hands, or freed and waiting for streams.
+    pub active: [Stat; POOLS],
+    /// Their bytes, rounded.
+    pub active_bytes: [Stat; POOLS],
+    /// Their bytes as asked for.
+    pub requested_bytes: [Stat; POOLS],
+}
+
+/// Of one quantity, by pool.
+type ByPool = [i64; POOLS];
+
+/// A lane, and whether it is the one of the large blocks (the last).
+pub type Member<'a> = (bool, &'a LaneTotals);
+
+/// What a device's mutex guards: the peaks, and what of the sums is not in the lanes.
+#[derive(Debug, Default)]
+pub struct Books {
+    /// Lanes that were ever used, a bit each.
+    pub used: u32,
+    /// Small blocks in the lane of the large ones: those of captures and of `backing:passthrough`.
+    strangers: Amounts,
+    /// Freed by the program and waiting for streams: small, large.
+    pending: [Amounts; 2],
+    /// The highest that was live, by quantity.
+    live: [ByPool; QUANTITIES],
+    /// The highest that was active, by quantity.
+    active: [ByPool; QUANTITIES],
+    /// What had come (0) and gone (1) at the last reset: live blocks and active ones, small and large.
+    base: [[Flow; 2]; 2],
+}
+
+/// `amount`, made smaller as `whole` is to become no more than `most`.
+fn share(amount: i64, most: i64, whole: i64) -> i64 {
+    if whole <= most {
+        amount
+    } else if most == 0 {
+        0
+    } else {
+        (i128::from(amount) * i128::from(most) / i128::from(whole)) as i64
+    }
+}
+
+/// What came and what went, by quantity.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flow {
+    came: [u64; QUANTITIES],
+    went: [u64; QUANTITIES],
+}
+
+impl Books {
+    /// What is live and what is active of `quantity`, where the lanes of small blocks have `small` and that of the large `large`.
+    fn now(&self, quantity: usize, small: i64, large: i64) -> (ByPool, ByPool) {
+        let strangers = self.strangers[quantity];
+        let waiting = self.pending.map(|pool| pool[quantity]);
+        let live = [small + large, small + strangers, large - strangers];
+        let active =
+            [live[ALL] + waiting[0] + waiting[1], live[SMALL] + waiting[0], live[LARGE] + waiting[1]];
+        (live, active)
+    }
+
+    /// Settles the lane `mine`, which passed a ceiling. `lanes` are all lanes that were ever used; `highest` is the peak of live
+    /// bytes that no reset lowers.
+    pub fn settle<'a>(
+        &mut self,
+        highest: &AtomicU64,
+        lanes: impl Iterator<Item = Member<'a>> + Clone,
+        mine: &LaneTotals,
+    ) {
+        // Once, unless another lane ran past a ceiling while we lowered it.
+        for _ in 0..4 {
+            for quantity in (0..QUANTITIES).filter(|&q| mine.live(q) > mine.ceiling(q)) {
+                self.settle_quantity(quantity, highest, lanes.clone(), mine);
+            }
+            // Orders our stores of ceilings before the loads of what is live.
+            fence(Ordering::SeqCst);
+            if lanes.clone().all(|(_, lane)| lane.is_within()) {
+                return;
+            }
+        }
+    }
+
+    /// Takes the sums of everything, and new peaks from them; as if the first lane had passed all its ceilings.
+    pub fn settle_all<'a>(&mut self, highest: &AtomicU64, lanes: impl Iterator<Item = Member<'a>> + Clone) {
+        if let Some((_, any)) = lanes.clone().next() {
+            for quantity in 0..QUANTITIES {
+                self.settle_quantity(quantity, highest, lanes.clone(), any);
+            }
+            self.settle(highest, lanes, any);
+        }
+    }
+
+    fn settle_quantity<'a>(
+        &mut self,
+        quantity: usize,
+        highest: &AtomicU64,
+        lanes: impl Iterator<Item = Member<'a>> + Clone,
+        mine: &LaneTotals,
+    ) {
+        let (mut small, mut large) = (0i64, 0i64);
+        // What the other lanes may still take before they come here.
+        let (mut small_slack, mut large_slack) = (0i64, 0i64);
+        let mut mine_is_large = false;
+        for (is_large, lane) in lanes.clone() {
+            let live = lane.live(quantity);
+            let is_mine = std::ptr::eq(lane, mine);
+            let slack = if is_mine { 0 } else { lane.ceiling(quantity).saturating_sub(live).max(0) };
+            mine_is_large |= is_mine && is_large;
+            let (sum, slacks) =
+                if is_large { (&mut large, &mut large_slack) } else { (&mut small, &mut small_slack) };
+            *sum = sum.wrapping_add(live);
+            *slacks = slacks.saturating_add(slack);
+        }
+        let (live, active) = self.now(quantity, small, large);
+        let mut gaps = [0; POOLS];
+        for pool in 0..POOLS {
+            let (live_peak, active_peak) = (&mut self.live[quantity][pool], &mut self.active[quantity][pool]);
+            *live_peak = live[pool].max(*live_peak);
+            *active_peak = active[pool].max(*active_peak);
+            gaps[pool] = (*live_peak - live[pool]).min(*active_peak - active[pool]);
+        }
+        if quantity == BYTES && live[ALL] > highest.load(Ordering::Relaxed) as i64 {
+            highest.store(live[ALL] as u64, Ordering::Relaxed);
+        }
+        // The others keep what they have, up to half of what there is: then the lane will not be here again soon.
+        let half = gaps[ALL] / 2;
+        let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
+        let mut large_kept = large_slack.min(gaps[LARGE]);
+        let kept = small_kept.saturating_add(large_kept);
+        (small_kept, large_kept) = (share(small_kept, half, kept), share(large_kept, half, kept));
+        for (is_large, lane) in lanes {
+            let live = lane.live(quantity);
+            if std::ptr::eq(lane, mine) {
+                let pool = if is_large { gaps[LARGE] } else { gaps[SMALL] - small_kept };
+                let all = gaps[ALL] - small_kept - large_kept;
+                lane.set_ceiling(quantity, live.saturating_add(pool.min(all)));
+                continue;
+            }
+            let (slacks, kept) = if is_large { (large_slack, large_kept) } else { (small_slack, small_kept) };
+            let slack = lane.ceiling(quantity).saturating_sub(live).max(0);
+            lane.set_ceiling(quantity, live.saturating_add(share(slack, kept, slacks)));
+        }
+    }
+
+    /// A block of `lane` was freed and begins to wait: it is active as before, but its lane does not count it any more.
+    pub fn begin_wait(&mut self, lane: &LaneTotals, large: bool, amounts: Amounts) {
+        for (quantity, amount) in amounts.into_iter().enumerate() {
+            self.pending[usize::from(large)][quantity] += amount;
+            lane.set_ceiling(quantity, lane.ceiling(quantity).saturating_sub(amount));
+        }
+    }
+
+    /// Its wait is over.
+    pub fn end_wait(&mut self, large: bool, amounts: Amounts) {
+        for (quantity, amount) in amounts.into_iter().enumerate() {
+            self.pending[usize::from(large)][quantity] -= amount;
+        }
+    }
+
+    /// A small block comes to (`sign` 1), or leaves (-1), the lane of the large ones.
+    pub fn stranger(&mut self, amounts: Amounts, sign: i64) {
+        for (quantity, amount) in amounts.into_iter().enumerate() {
+            self.strangers[quantity] += sign * amount;
+        }
+    }
+
+    /// All peaks begin again at what there is.
+    pub fn reset_peaks<'a>(&mut self, highest: &AtomicU64, lanes: impl Iterator<Item = Member<'a>> + Clone) {
+        (self.live, self.active) = Default::default();
+        self.settle_all(highest, lanes);
+    }
+
+    /// What came and went begins again at nothing. `counts` are those of small and large blocks.
+    pub fn reset_accumulated(&mut self, counts: &[BlockCounts; 2]) {
+        self.base = [self.flows(counts, false), self.flows(counts, true)];
+    }
+
+    /// What came and went, of live or of active blocks, since the beginning.
+    fn flows(&self, counts: &[BlockCounts; 2], active: bool) -> [Flow; 2] {
+        let flow = |pool: usize| {
+            let c = &counts[pool];
+            let (mut came, mut went) = ([0; QUANTITIES], [0; QUANTITIES]);
+            (came[BYTES], went[BYTES]) = (c.malloc_bytes, c.free_bytes);
+            (came[BLOCKS], went[BLOCKS]) = (c.mallocs, c.frees);
+            (came[REQUESTED], went[REQUESTED]) = (c.malloc_requested, c.free_requested);
+            if active {
+                for (went, waiting) in went.iter_mut().zip(self.pending[pool]) {
+                    *went = went.wrapping_sub(waiting as u64);
+                }
+            }
+            Flow { came, went }
+        };
+        [flow(0), flow(1)]
+    }
+
+    /// All of it, for the reader; peaks must be settled. `counts` are those of small and large blocks.
+    pub fn stats(&self, counts: &[BlockCounts; 2]) -> BlockStats {
+        let stat = |quantity: usize, active: bool| {
+            let flows = self.flows(counts, active);
+            let base = &self.base[usize::from(active)];
+            let peaks = if active { &self.active } else { &self.live };
+            let pool = |at: usize| Stat {
+                current: flows[at].came[quantity].wrapping_sub(flows[at].went[quantity]),
+                peak: 0,
+                allocated: flows[at].came[quantity].wrapping_sub(base[at].came[quantity]),
+                freed: flows[at].went[quantity].wrapping_sub(base[at].went[quantity]),
+            };
+            let (small, large) = (pool(0), pool(1));
+            let all = Stat {
+                current: small.current.wrapping_add(large.current),
+                peak: 0,
+                allocated: small.allocated.wrapping_add(large.allocated),
+                freed: small.freed.wrapping_add(large.freed),
+            };
+            let mut stats = [all, small, large];
+            for (stat, &peak) in stats.iter_mut().zip(&peaks[quantity]) {
+                // Other threads go on meanwhile: what is there now is never above its peak.
+                stat.peak = (peak.max(0) as u64).max(stat.current);
+            }
+            stats
+        };
+        BlockStats {
+            allocation: stat(BLOCKS, false),
+            allocated_bytes: stat(BYTES, false),
+            active: stat(BLOCKS, true),
+            active_bytes: stat(BYTES, true),
+            requested_bytes: stat(REQUESTED, true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Five lanes, the last that of the large blocks, and what an allocator that looks at every block would know.
+    #[derive(Default)]
+    struct Model {
+        lanes: [LaneTotals; 5],
+        books: Books,
+        highest: AtomicU64,
+        /// Lane, is it large, amounts.
+        live: Vec<(usize, bool, Amounts)>,
+        waiting: Vec<(bool, Amounts)>,
+        live_peak: [ByPool; QUANTITIES],
+        active_peak: [ByPool; QUANTITIES],
+        highest_bytes: i64,
+        settled: u32,
+    }
+
+    impl Model {
+        fn settle(&mut self, mine: usize) {
+            let members = self.lanes.iter().enumerate().map(|(number, lane)| (number == 4, lane));
+            self.books.settle(&self.highest, members, &self.lanes[mine]);
+            self.settled += 1;
+        }
+
+        fn settle_all(&mut self) {
+            let members = self.lanes.iter().enumerate().map(|(number, lane)| (number == 4, lane));
+            self.books.settle_all(&self.highest, members);
+        }
+
+        fn insert(&mut self, lane: usize, large: bool, amounts: Amounts) {
+            let stranger = lane == 4 && !large;
+            if stranger {
+                self.books.stranger(amounts, 1);
+            }
+            let over = self.lanes[lane].add(amounts[BYTES] as u64, amounts[REQUESTED] as u64);
+            if stranger {
+                self.settle_all();
+            } else if over {
+                self.settle(lane);
+            }
+            self.live.push((lane, large, amounts));
+        }
+
+        fn free(&mut self, at: usize, waits: bool) {
+            let (lane, large, amounts) = self.live.swap_remove(at);
+            let _ = self.lanes[lane].sub(amounts[BYTES] as u64, amounts[REQUESTED] as u64);
+            let stranger = lane == 4 && !large;
+            if stranger {
+                self.books.stranger(amounts, -1);
+            }
+            if waits {
+                self.books.begin_wait(&self.lanes[lane], large, amounts);
+                self.waiting.push((large, amounts));
+            } else if stranger {
+                self.settle_all();
+            }
+        }
+
+        fn end_wait(&mut self, at: usize) {
+            let (large, amounts) = self.waiting.swap_remove(at);
+            self.books.end_wait(large, amounts);
+        }
+
+        fn note(&mut self, reset: bool) {
+            for q in 0..QUANTITIES {
+                let live = |large| self.live.iter().filter(|b| b.1 == large).map(|b| b.2[q]).sum::<i64>();
+                let wait = |large| self.waiting.iter().filter(|b| b.0 == large).map(|b| b.1[q]).sum::<i64>();
+                let live = [live(false), live(true)];
+                let active = [live[0] + wait(false), live[1] + wait(true)];
+                for (peaks, [small, large]) in [(&mut self.live_peak, live), (&mut self.active_peak, active)]
+                {
+                    for (peak, now) in peaks[q].iter_mut().zip([small + large, small, large]) {
+                        *peak = if reset { now } else { now.max(*peak) };
+                    }
+                }
+            }
+            self.highest_bytes = self.highest_bytes.max(self.live.iter().map(|block| block.2[BYTES]).sum());
+        }
+
+        fn check(&self) {
+            assert_eq!(self.books.live, self.live_peak);
+            assert_eq!(self.books.active, self.active_peak);
+            assert_eq!(self.highest.load(Ordering::Relaxed) as i64, self.highest_bytes);
+            for q in 0..QUANTITIES {
+                let ceilings: i64 = self.lanes.iter().map(|lane| lane.ceiling(q)).sum();
+                let waiting: i64 = self.waiting.iter().map(|block| block.1[q]).sum();
+                assert!(ceilings <= self.live_peak[q][ALL], "ceilings of {q} above the peak");
+                assert!(
+                    ceilings + waiting <= self.active_peak[q][ALL],
+                    "ceilings of {q} above the active peak"
+                );
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_peak_is_exact_whatever_lanes_do_in_turn(
+            calls in proptest::collection::vec((0usize..5, 1u64..100, 0u8..13), 1..300),
+        ) {
+            let mut model = Model::default();
+            for (lane, size, what) in calls {
+                let at = |length: usize| size as usize % length;
+                match what {
+                    0..=6 => {
+                        let large = lane == 4 && what > 1;
+                        let unit = if large { 1 << 20 } else { 512 };
+                        let bytes = size * unit;
+                        model.insert(lane, large, amounts(bytes, bytes - size % 7 * unit / 8));
+                    }
+                    7..=9 if !model.live.is_empty() => model.free(at(model.live.len()), what == 9),
+                    10 if !model.waiting.is_empty() => model.end_wait(at(model.waiting.len())),
+                    11 if size < 10 => {
+                        let members = model.lanes.iter().enumerate().map(|(n, lane)| (n == 4, lane));
+                        model.books.reset_peaks(&model.highest, members);
+                        model.note(true);
+                    }
+                    _ => {}
+                }
+                model.note(false);
+                model.check();
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_that_comes_back_to_its_old_peak_does_not_settle() {
+        let mut model = Model::default();
+        for step in 0..3 {
+            let before = model.settled;
+            (0..100).for_each(|block| model.insert(0, false, amounts(512 * (1 + block % 3), 512)));
+            assert_eq!(model.settled > before, step == 0, "step {step}");
+            (0..100).for_each(|_| model.free(0, false));
+        }
+    }
+
+    #[test]
+    fn what_is_accumulated_begins_again_and_what_is_there_stays() {
+        let mut books = Books::default();
+        let count = |mallocs: u64, frees: u64| BlockCounts {
+            mallocs,
+            malloc_bytes: mallocs * 512,
+            malloc_requested: mallocs * 500,
+            frees,
+            free_bytes: frees * 512,
+            free_requested: frees * 500,
+            ..BlockCounts::default()
+        };
+        books.reset_accumulated(&[count(10, 4), count(3, 0)]);
+        let stats = books.stats(&[count(15, 6), count(4, 1)]);
+        let expected = |current, allocated, freed| Stat { current, peak: current, allocated, freed };
+        assert_eq!(stats.allocation, [expected(12, 6, 3), expected(9, 5, 2), expected(3, 1, 1)]);
+        assert_eq!(stats.active, stats.allocation, "nothing waits");
+        assert_eq!(stats.requested_bytes[SMALL], expected(9 * 500, 5 * 500, 2 * 500));
+    }
+}
