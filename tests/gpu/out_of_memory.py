@@ -32,7 +32,8 @@ def main(allocator: str, allowed: int = GIB) -> Dict[str, Any]:
     try:
         while len(kept) * 32 * MIB < 4 * allowed:
             kept.append(torch.full((8 * MIB,), float(len(kept)), device="cuda"))
-    except torch.OutOfMemoryError as error:
+    # torch.OutOfMemoryError is this class too, from 2.5 on.
+    except torch.cuda.OutOfMemoryError as error:
         message = str(error)
         assert len(error.args) == 1
     assert message.startswith("CUDA out of memory. Tried to allocate 32.00 MiB."), message or "nothing ran out of memory"
@@ -57,7 +58,7 @@ def main(allocator: str, allowed: int = GIB) -> Dict[str, Any]:
         try:
             losses = [train(model, optimizer, batch) for _ in range(3)]
             break
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             optimizer.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
             batch //= 2
@@ -73,7 +74,7 @@ def main(allocator: str, allowed: int = GIB) -> Dict[str, Any]:
         try:
             for _ in range(400):
                 mine.append(torch.empty(16 * MIB, dtype=torch.uint8, device="cuda"))
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             caught.append(len(mine))
 
     threads = [threading.Thread(target=greedy) for _ in range(4)]

@@ -140,7 +140,7 @@ def attempt(name: str, allowed: Optional[int]) -> Dict[str, Any]:
             times.append(time.perf_counter() - start)
             tokens += tokens_of_step
             used = max(used, machine.device_used())
-    except torch.OutOfMemoryError:
+    except torch.cuda.OutOfMemoryError:
         completed = False
     del program
     machine.clean()

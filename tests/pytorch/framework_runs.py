@@ -1,7 +1,6 @@
 """Runs a script of frameworks/ on the phantom, under torch's own allocator or with Gruyère in its launch line."""
 
 import json
-import os
 import subprocess
 from dataclasses import dataclass
 
@@ -10,6 +9,14 @@ import pytest
 from conftest import GRUYERE, HERE, PHANTOM, ROOT, TARGET, clean_environment
 
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
+
+# The launch lines: what stands between python and the script, and what is set in the environment.
+PLAIN = ([], {})
+MODULE = (["-m", "gruyere"], {})
+VARIABLE = ([], {"GRUYERE_ENABLE": "1"})
+ACCELERATE = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "bf16"]
+ACCELERATE_PLAIN = (ACCELERATE, {})
+ACCELERATE_MODULE = ([*ACCELERATE, "-m", "gruyere"], {})
 
 
 @dataclass
@@ -31,15 +38,16 @@ class Ran:
         return max(device["live_peak"] for device in self.devices)
 
 
-def run(folder, script, *arguments, gruyere, processes=1, timeout=240, **settings):
+def run(folder, script, *arguments, launch, gruyere, processes=1, timeout=240, **settings):
     """Runs frameworks/SCRIPT.py as it stands, checks its exit and its books, and hands back what it and its processes said."""
     reports = folder / ("gruyere" if gruyere else "torch")
     reports.mkdir()
+    options, variables = launch
     environment = clean_environment() | {
         "LD_PRELOAD": str(PHANTOM),
         "LD_LIBRARY_PATH": str(TARGET / "phantom-libs"),
         "PHANTOM_BOOKS": str(reports / "books-%p"),
-        "PYTHONPATH": os.pathsep.join(map(str, (HERE / "site", ROOT / "python_loader"))),
+        "PYTHONPATH": str(HERE / "site"),
         "GRUYERE_TEST_REPORTS": str(reports),
         "GRUYERE_TEST_LIBRARY": str(GRUYERE),
         "GRUYERE_TEST_PHANTOM": str(PHANTOM),
@@ -48,10 +56,8 @@ def run(folder, script, *arguments, gruyere, processes=1, timeout=240, **setting
         # Many small processes on few cores.
         "OMP_NUM_THREADS": "1",
     }
-    if gruyere:
-        environment["GRUYERE_TEST_ENABLE"] = "1"
-    environment |= {key: str(value) for key, value in settings.items()}
-    command = [PYTHON, HERE / "frameworks" / f"{script}.py", *arguments]
+    environment |= variables | {key: str(value) for key, value in settings.items()}
+    command = [PYTHON, *options, HERE / "frameworks" / f"{script}.py", *arguments]
     try:
         ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired as error:
@@ -73,6 +79,8 @@ def check(ran, gruyere):
         assert device["live"] <= device["live_peak"] <= device["physical_peak"], device
         if gruyere:
             assert (device["stats"], device["validate"], device["bad_frees"]) == (0, 0, 0), device
+            for name in ("live", "live_peak", "reserved"):
+                assert device[f"torch_{name}"] == device[name], device
     assert ran.books
     for books in ran.books:
         assert books["misuse"] == []

@@ -3,14 +3,14 @@ launch line does the same steps, sees the same memory live, and breaks no rule."
 
 import pytest
 
-from framework_runs import run
+from framework_runs import ACCELERATE_MODULE, ACCELERATE_PLAIN, MODULE, PLAIN, VARIABLE, run
 
 
-def both(folder, script, *arguments, **settings):
+def both(folder, script, *arguments, lines=(PLAIN, MODULE), **settings):
     """Runs the script under both; both must give the same answer. The peaks of what is live differ by little: torch counts the rest of
     a block that it does not split as allocated, and the phantom's values, on which paths depend, are what memory held."""
-    torchs = run(folder, script, *arguments, gruyere=False, **settings)
-    ours = run(folder, script, *arguments, gruyere=True, **settings)
+    torchs = run(folder, script, *arguments, launch=lines[0], gruyere=False, **settings)
+    ours = run(folder, script, *arguments, launch=lines[1], gruyere=True, **settings)
     assert ours.answer == torchs.answer
     assert ours.live_peak == pytest.approx(torchs.live_peak, rel=0.02)
     print(
@@ -25,7 +25,12 @@ def test_data_loader_workers_pinned_memory_and_a_prefetching_stream(tmp_path):
 
 
 def test_multiprocessing_spawn(tmp_path):
-    answer = both(tmp_path, "spawn", PHANTOM_DEVICES=2, processes=3)
+    answer = both(tmp_path, "spawn", lines=(PLAIN, VARIABLE), PHANTOM_DEVICES=2, processes=3)
+    assert answer["ranks"] == [0, 1] and answer["steps"] == 8
+
+
+def test_multiprocessing_spawn_inherits_the_launch_line(tmp_path):
+    answer = run(tmp_path, "spawn", launch=MODULE, gruyere=True, PHANTOM_DEVICES=2, processes=3).answer
     assert answer["ranks"] == [0, 1] and answer["steps"] == 8
 
 
@@ -33,8 +38,8 @@ def test_fsdp2(tmp_path):
     assert both(tmp_path, "fsdp2")["steps"] == 8
 
 
-def test_accelerate(tmp_path):
-    assert both(tmp_path, "accelerated") == {"steps": 16, "device": "cuda"}
+def test_accelerate_launch(tmp_path):
+    assert both(tmp_path, "accelerated", lines=(ACCELERATE_PLAIN, ACCELERATE_MODULE)) == {"steps": 16, "device": "cuda"}
 
 
 def test_transformers_trainer(tmp_path):

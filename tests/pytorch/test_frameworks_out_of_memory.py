@@ -4,14 +4,14 @@ Each finds a batch that is at least as large as the one that it finds under torc
 
 import pytest
 
-from framework_runs import run
+from framework_runs import MODULE, PLAIN, run
 
 SMALL = {"PHANTOM_MEMORY": "3GiB"}
 
 
 def both(folder, script, *arguments):
-    torchs = run(folder, script, *arguments, gruyere=False, **SMALL)
-    ours = run(folder, script, *arguments, gruyere=True, **SMALL)
+    torchs = run(folder, script, *arguments, launch=PLAIN, gruyere=False, **SMALL)
+    ours = run(folder, script, *arguments, launch=MODULE, gruyere=True, **SMALL)
     (device,) = ours.devices
     assert device["out_of_memories"] > 0, "nothing ran out: the test tests nothing"
     return ours.answer, torchs.answer

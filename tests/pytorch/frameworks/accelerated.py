@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def main():
     torch.manual_seed(0)
-    accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+    accelerator = Accelerator(gradient_accumulation_steps=2)
     model = nn.Sequential(nn.Linear(128, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = TensorDataset(torch.randn(64, 32, 128), torch.randint(0, 4, (64,)))

@@ -1,10 +1,12 @@
-"""Lightning: a module fitted and validated by the Trainer, in mixed precision."""
+"""Lightning: a module fitted and validated by the Trainer, in mixed precision, with its monitor of the device's memory."""
 
 import json
 import tempfile
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import DeviceStatsMonitor
+from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -39,7 +41,9 @@ def main():
             precision="bf16-mixed",
             max_epochs=2,
             default_root_dir=folder,
-            logger=False,
+            logger=CSVLogger(folder),
+            log_every_n_steps=4,
+            callbacks=[DeviceStatsMonitor()],
             enable_progress_bar=False,
             enable_model_summary=False,
         )

@@ -65,7 +65,8 @@ def main(shape):
         trainer.train()
         if not big:
             trainer.save_model(folder + "/last")
-            LlamaForCausalLM.from_pretrained(folder + "/last").to("cuda")
+            # Asks torch for what is reserved and allocated, to warm its allocator up.
+            LlamaForCausalLM.from_pretrained(folder + "/last", device_map="cuda")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(json.dumps({"steps": trainer.state.global_step, "parameters": parameters}))
 

@@ -2,7 +2,7 @@
 tests put its folder on PYTHONPATH. Children inherit it.
 
 Once torch has been imported: cuDNN is off (the phantom has none), and the program's last state of memory is written to
-$GRUYERE_TEST_REPORTS/PID.json at exit. With GRUYERE_TEST_ENABLE=1 Gruyère is put in (preamble.py).
+$GRUYERE_TEST_REPORTS/PID.json at exit. Nothing here puts Gruyère in: that is the launch line's doing.
 """
 
 import atexit
@@ -37,10 +37,6 @@ class AfterTorch(importlib.abc.MetaPathFinder):
 def prepare(torch):
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
-    if os.environ.get("GRUYERE_TEST_ENABLE") == "1":
-        import preamble
-
-        preamble.install(torch)
     # A child that multiprocessing forked is no program of its own, and ends without exit handlers.
     atexit.register(report, torch, os.getpid())
 
@@ -68,6 +64,12 @@ def report(torch, pid):
             }
         else:
             numbers |= {"allocator": "gruyere", "validate": library.gruyere_validate()} | statistics(library, device)
+            # What a program is told that asks torch.
+            numbers |= {
+                "torch_live": torch.cuda.memory_allocated(device),
+                "torch_live_peak": torch.cuda.max_memory_allocated(device),
+                "torch_reserved": torch.cuda.memory_reserved(device),
+            }
         devices.append(numbers)
     with open(os.path.join(os.environ["GRUYERE_TEST_REPORTS"], f"{pid}.json"), "w") as file:
         json.dump({"arguments": sys.argv, "devices": devices}, file)
