@@ -574,7 +574,7 @@ impl Heap {
             return;
         }
         // Those of other threads too: which stream is whose is not known.
-        if device.streams.any_capturing(&*self.shared.driver) {
+        if !device.streams.none_captures(&*self.shared.driver) {
             return;
         }
         let forgotten = lock(&device.central).captures.forget_failed();

