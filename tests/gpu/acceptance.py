@@ -28,6 +28,8 @@ sys.path.insert(0, str(HERE))
 from machine import ALLOCATORS, GIB, MIB, library_file  # noqa: E402
 
 PROGRAMS = ("pretrain", "varied", "generate")
+# Seconds after which a part is taken for hung. On a GPU none takes a quarter of it; a shared machine without one is slow.
+LIMIT = 240.0
 
 PASSED, FAILED, BOOKS, MEASURED = "passed", "FAILED", "books only", "measured"
 
@@ -95,7 +97,7 @@ def run(script: str, allocator: str, limit: float, **settings: Any) -> Dict[str,
 
 def losses(report: Report) -> None:
     steps = 6 if report.quick else 30
-    answers = {allocator: run("losses", allocator, 90, steps=steps) for allocator in ("native", "gruyere")}
+    answers = {allocator: run("losses", allocator, LIMIT, steps=steps) for allocator in ("native", "gruyere")}
     report.details["losses"] = answers
     native, ours = answers["native"], answers["gruyere"]
     same = sum(a == b for a, b in zip(native["losses"], ours["losses"]))
@@ -110,7 +112,7 @@ def losses(report: Report) -> None:
 
 def canaries(report: Report) -> None:
     seconds = 4 if report.quick else 60
-    answer = run("canaries", "gruyere", seconds + 90, seconds=seconds, threads=2)
+    answer = run("canaries", "gruyere", seconds + LIMIT, seconds=seconds, threads=2)
     report.details["canaries"] = answer
     moves = answer["moves"]
     done = (
@@ -120,7 +122,7 @@ def canaries(report: Report) -> None:
     mismatches = f"{answer['wrong']} mismatches" if report.kernels else "no two live blocks met, nothing was left; patterns need kernels"
     report.add("b", f"canaries for {seconds} s", report.judged(), f"{mismatches}; {done}")
     # The same with a hook left out on purpose: what the canaries would say of a wrong allocator.
-    planted = run("canaries", "gruyere", 60, seconds=2 if report.quick else 5, record_stream=False)
+    planted = run("canaries", "gruyere", LIMIT, seconds=2 if report.quick else 5, record_stream=False)
     report.details["canaries_planted"] = planted
     result = f"{planted['wrong']} mismatches seen, as should be" if report.kernels else "ran; patterns need kernels"
     if report.kernels and not planted["wrong"]:
@@ -129,7 +131,7 @@ def canaries(report: Report) -> None:
 
 
 def graphs(report: Report) -> None:
-    answer = run("graphs", "gruyere", 90, rounds=8 if report.quick else 40)
+    answer = run("graphs", "gruyere", LIMIT, rounds=8 if report.quick else 40)
     report.details["graphs"] = answer
     result = f"{answer['steps']} replays among {answer['eager_blocks']:,} eager blocks; all memory of graphs came back"
     if report.kernels:
@@ -138,7 +140,7 @@ def graphs(report: Report) -> None:
 
 
 def out_of_memory(report: Report) -> None:
-    answer = run("out_of_memory", "gruyere", 90, allowed=GIB)
+    answer = run("out_of_memory", "gruyere", LIMIT, allowed=GIB)
     report.details["out_of_memory"] = answer
     report.add(
         "d",
@@ -158,7 +160,7 @@ def programs(report: Report) -> None:
         # Ours first: its peak of live bytes is exact, and the same program's under every allocator.
         for allocator in ("gruyere", "native", "expandable", "async"):
             try:
-                answer = run("programs", allocator, 90, program=program, tries=tries, seconds=seconds, live=live)
+                answer = run("programs", allocator, LIMIT, program=program, tries=tries, seconds=seconds, live=live)
             except PartFailed as failure:
                 table[program][allocator] = {"failed": str(failure)}
                 report.add("e", f"{program}, {allocator}", FAILED if allocator == "gruyere" else MEASURED, str(failure))
@@ -178,7 +180,7 @@ def programs(report: Report) -> None:
 
 
 def calibrate(report: Report) -> None:
-    found = run("calibrate", "native", 150, rounds=8 if report.quick else 40)
+    found = run("calibrate", "native", LIMIT, rounds=8 if report.quick else 40)
     report.details["calibrate"] = found
     verdict = MEASURED if report.kernels else BOOKS
     for kind, name in (("vmm", "mappings"), ("pools", "pools and plain allocations")):
@@ -251,7 +253,7 @@ def main() -> int:
         parser.error(f"{library_file()} is missing: run `cargo build --release`, or set GRUYERE_LIBRARY to a built libgruyere.so")
     report = Report(arguments.quick)
     try:
-        report.facts = run("facts", "native", 120)
+        report.facts = run("facts", "native", LIMIT)
     except PartFailed as failure:
         print(f"this machine cannot be tested: {failure}", file=sys.stderr)
         return 2

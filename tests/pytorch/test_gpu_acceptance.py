@@ -16,7 +16,7 @@ def accept(folder, *arguments, **settings):
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, ROOT / "tests" / "gpu" / "acceptance.py", *arguments]
-    return subprocess.run(command, env=environment | settings, cwd=folder, capture_output=True, text=True, timeout=900)
+    return subprocess.run(command, env=environment | settings, cwd=folder, capture_output=True, text=True, timeout=1800)
 
 
 def test_acceptance_keeps_its_books_on_the_phantom(tmp_path):

@@ -8,7 +8,7 @@ $GRUYERE_TEST_REPORTS/PID.json at exit. Nothing here puts Gruyère in: that is t
 import atexit
 import gc
 import importlib.abc
-import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
@@ -21,7 +21,8 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         if name != "torch":
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        # Whoever else waits for torch has its turn too.
+        spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
