@@ -647,6 +647,42 @@ fn a_capture_that_fails_leaves_nothing_behind() {
     }
 }
 
+/// What torch does when the driver will not give it the graph: it throws, and neither ends nor releases.
+#[test]
+fn a_failed_capture_that_nobody_ends_or_releases_is_forgotten_at_the_next_request() {
+    for backing in BACKINGS {
+        for next in ["malloc", "begin", "trim"] {
+            let world = World::new(512 * MIB, backing);
+            let (stream, other) = (world.rig.stream(), world.rig.stream());
+            world.begin(1, stream);
+            let block = world.malloc(5 * MIB, stream);
+            assert!(as_program(|| world.rig.gpu.stream_synchronize(0, stream.0)).is_err());
+            // Failed, but not over: its blocks still come from the pool.
+            let late = world.malloc(5000, stream);
+            assert!(as_program(|| world.rig.gpu.end_capture(0, stream.0)).is_err());
+            for address in [block, late] {
+                world.free(address);
+            }
+            match next {
+                "malloc" => {
+                    let address = world.malloc(5000, other);
+                    world.free(address);
+                }
+                "begin" => {
+                    world.begin(2, other);
+                    let graph = world.end(2, other);
+                    world.destroy(graph);
+                    world.release(2);
+                }
+                _ => {
+                    world.rig.heap.trim();
+                }
+            }
+            world.check_all_comes_back();
+        }
+    }
+}
+
 /// Counts the warnings of missing hooks in this process.
 struct Warnings;
 

@@ -288,7 +288,7 @@ fn the_limit_of_a_pool_is_enforced_and_named() {
         let text = report.to_string();
         assert!(
             text.starts_with("CUDA out of memory. Tried to allocate 6.00 MiB.")
-                && text.contains("pool \"cache\" is full: raise its limit"),
+                && text.contains("Pool \"cache\" is full: raise its limit"),
             "{text}"
         );
         // Others are not concerned, and the pool goes on.

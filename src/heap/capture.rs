@@ -12,6 +12,7 @@
 
 use super::arena::SpaceId;
 use super::lane::Lane;
+use std::thread::{self, ThreadId};
 
 /// torch's `MempoolId_t`.
 pub type PoolId = (u64, u64);
@@ -88,13 +89,24 @@ pub enum Found {
     Frozen,
 }
 
+/// An open begin/end bracket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bracket {
+    /// The number of its pool.
+    pool: u32,
+    /// The capture that it was matched to.
+    capture: Option<u64>,
+    /// Who opened it, and is to close it.
+    thread: ThreadId,
+}
+
 /// The capture pools of a device, and the brackets that are open.
 #[derive(Default)]
 pub struct Captures {
     /// By number; `None`: free for another.
     pub pools: Vec<Option<CapturePool>>,
-    /// Pools of the open begin/end brackets, oldest first, with the capture each was matched to.
-    brackets: Vec<(u32, Option<u64>)>,
+    /// Oldest first.
+    brackets: Vec<Bracket>,
 }
 
 impl Captures {
@@ -128,7 +140,7 @@ impl Captures {
 
     /// Opens a bracket.
     pub fn open(&mut self, number: u32) {
-        self.brackets.push((number, None));
+        self.brackets.push(Bracket { pool: number, capture: None, thread: thread::current().id() });
         if let Some(pool) = self.get_mut(number) {
             pool.open += 1;
             pool.uses += 1;
@@ -140,11 +152,18 @@ impl Captures {
     ///
     /// Of two, one with a capture goes first: a bracket too many without one makes captures uncertain, one too few makes them wrong.
     pub fn close(&mut self, number: u32) -> bool {
-        let mut own = (0..self.brackets.len()).rev().filter(|&at| self.brackets[at].0 == number).peekable();
+        let mut own =
+            (0..self.brackets.len()).rev().filter(|&at| self.brackets[at].pool == number).peekable();
         let latest = own.peek().copied();
-        let Some(at) = own.find(|&at| self.brackets[at].1.is_some()).or(latest) else { return false };
+        let Some(at) = own.find(|&at| self.brackets[at].capture.is_some()).or(latest) else { return false };
         self.brackets.remove(at);
-        let Some(pool) = self.get_mut(number) else { return true };
+        self.closed(number);
+        true
+    }
+
+    /// A bracket of a pool is gone.
+    fn closed(&mut self, number: u32) {
+        let Some(pool) = self.get_mut(number) else { return };
         pool.open = pool.open.saturating_sub(1);
         if pool.open == 0 {
             pool.captures.clear();
@@ -156,7 +175,32 @@ impl Captures {
                 pool.captures.clear();
             }
         }
-        true
+    }
+
+    /// Whether this thread has left a bracket open whose capture was seen.
+    pub fn has_own(&self) -> bool {
+        let mine = thread::current().id();
+        self.brackets.iter().any(|bracket| bracket.thread == mine && bracket.capture.is_some())
+    }
+
+    /// Closes and releases the brackets of this thread whose captures were seen; how many. The caller has found that no stream captures.
+    ///
+    /// torch ends a capture by asking the driver for the graph, and where that fails (something forbidden was done inside) it throws
+    /// at once: no end comes, and no release ever. The thread that began it is here now, so it is past that.
+    pub fn forget_failed(&mut self) -> u32 {
+        let mine = thread::current().id();
+        let is_failed = |bracket: &Bracket| bracket.thread == mine && bracket.capture.is_some();
+        let failed: Vec<u32> =
+            self.brackets.iter().filter(|&bracket| is_failed(bracket)).map(|bracket| bracket.pool).collect();
+        self.brackets.retain(|bracket| !is_failed(bracket));
+        for &number in &failed {
+            self.closed(number);
+            if let Some(pool) = self.get_mut(number) {
+                pool.uses = pool.uses.saturating_sub(1);
+                pool.version += 1;
+            }
+        }
+        failed.len() as u32
     }
 
     /// Brackets open now.
@@ -166,8 +210,12 @@ impl Captures {
 
     /// The pools of the open brackets, those without a capture or all of them, each once.
     fn candidates(&self, unmatched: bool) -> Vec<u32> {
-        let mut pools: Vec<u32> =
-            self.brackets.iter().filter(|bracket| !unmatched || bracket.1.is_none()).map(|b| b.0).collect();
+        let mut pools: Vec<u32> = self
+            .brackets
+            .iter()
+            .filter(|bracket| !unmatched || bracket.capture.is_none())
+            .map(|b| b.pool)
+            .collect();
         pools.sort_unstable();
         pools.dedup();
         pools
@@ -217,8 +265,10 @@ impl Captures {
     }
 
     fn assign(&mut self, number: u32, capture: u64) {
-        if let Some(bracket) = self.brackets.iter_mut().rev().find(|b| b.0 == number && b.1.is_none()) {
-            bracket.1 = Some(capture);
+        if let Some(bracket) =
+            self.brackets.iter_mut().rev().find(|b| b.pool == number && b.capture.is_none())
+        {
+            bracket.capture = Some(capture);
         }
         if let Some(pool) = self.get_mut(number) {
             pool.captures.push(capture);
@@ -227,7 +277,7 @@ impl Captures {
 
     /// Whether a bracket is open that has no capture yet.
     pub fn has_unmatched(&self) -> bool {
-        self.brackets.iter().any(|bracket| bracket.1.is_none())
+        self.brackets.iter().any(|bracket| bracket.capture.is_none())
     }
 
     /// A bracket is about to open, and `running` are captures: where only one answer is left, they are matched now, while it is.
@@ -338,6 +388,25 @@ mod tests {
         assert_eq!(captures.matched(Capturing::Invalidated, 5), Found::Pool(0));
         captures.open(1);
         assert!(matches!(captures.matched(Capturing::Invalidated, 5), Found::Tied(_)));
+    }
+
+    #[test]
+    fn a_failed_capture_is_forgotten_by_the_thread_that_began_it_only() {
+        let mut captures = captures();
+        captures.open(0);
+        // Not seen yet: it may be about to begin.
+        assert_eq!((captures.has_own(), captures.forget_failed()), (false, 0));
+        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+        std::thread::scope(|scope| {
+            scope
+                .spawn(|| assert_eq!((captures.has_own(), captures.forget_failed()), (false, 0)))
+                .join()
+                .unwrap();
+        });
+        captures.open(1);
+        assert_eq!((captures.has_own(), captures.forget_failed()), (true, 1));
+        assert!(captures.is_over(0) && !captures.is_over(1));
+        assert!(!captures.close(0) && captures.close(1));
     }
 
     #[test]

@@ -319,7 +319,8 @@ impl Lane {
         self.return_borrowed(stream, of_slab, class, requested);
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         // Most blocks that come here are borrowed only: nothing is hashed for them.
-        let users = if self.users.is_empty() { None } else { self.users.remove(&address) }.unwrap_or_default();
+        let users =
+            if self.users.is_empty() { None } else { self.users.remove(&address) }.unwrap_or_default();
         let tagged = if self.tagged.is_empty() { None } else { self.tagged.remove(&address) };
         let (lifetime, has_users) = (tagged.unwrap_or(of_slab), !users.is_empty());
         let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();

@@ -374,6 +374,9 @@ impl Heap {
         } else {
             None
         };
+        if capture.is_none() {
+            self.forget_failed_captures(device);
+        }
         if shared.config.debug.sync && capture.is_none() {
             device.synchronize(shared);
         }
@@ -597,6 +600,7 @@ impl Heap {
     pub fn begin_allocate_to_pool(&self, device: i64, id: PoolId) -> Result<(), Error> {
         let device = self.device(device)?;
         let shared = &self.shared;
+        self.forget_failed_captures(device);
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
         if let Some(_asking) = device.ask() {
             device.streams.seal(&*shared.driver);
@@ -641,14 +645,7 @@ impl Heap {
             log::warn!("end of an allocation to pool {id:?} that was not begun; ignored");
             return Ok(());
         }
-        device.brackets.fetch_sub(1, Ordering::AcqRel);
-        {
-            let mut brackets = lock(&self.brackets);
-            *brackets = brackets.saturating_sub(1);
-            if *brackets == 0 && self.hooks() & HOOK_CAPTURES != 0 {
-                self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
-            }
-        }
+        self.brackets_closed(device, 1);
         if central.backing.orphaned() > 0
             && let Some(_giving) = device.giving(&self.shared)
         {
@@ -659,6 +656,36 @@ impl Heap {
         drop(central);
         device.event(&self.shared, EventKind::CaptureEnd, id.0, id.1);
         Ok(())
+    }
+
+    /// `count` brackets of `device` are closed.
+    fn brackets_closed(&self, device: &Device, count: u32) {
+        device.brackets.fetch_sub(count, Ordering::AcqRel);
+        let mut brackets = lock(&self.brackets);
+        *brackets = brackets.saturating_sub(count);
+        if *brackets == 0 && self.hooks() & HOOK_CAPTURES != 0 {
+            self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
+        }
+    }
+
+    /// Closes the brackets that this thread left open when its capture failed: torch does not, and nothing could be asked or waited for
+    /// any more ([`capture::Captures::forget_failed`]). Costs a load where no bracket is open.
+    fn forget_failed_captures(&self, device: &Device) {
+        if device.may_ask() || !lock(&device.central).captures.has_own() {
+            return;
+        }
+        // Those of other threads too: which stream is whose is not known.
+        if !device.streams.none_captures(&*self.shared.driver) {
+            return;
+        }
+        let forgotten = lock(&device.central).captures.forget_failed();
+        if forgotten > 0 {
+            self.brackets_closed(device, forgotten);
+            log::debug!(
+                "{forgotten} captures that failed on device {} are forgotten, and their memory is taken back",
+                device.id
+            );
+        }
     }
 
     /// The graph that used pool `id` is gone; its blocks may still be live.
@@ -683,7 +710,8 @@ impl Heap {
     /// `empty_cache`: gives back to the driver what nobody uses, on all devices; the bytes that it got. Synchronises each device,
     /// unless something is capturing on it.
     pub fn trim(&self) -> u64 {
-        self.devices().map(|device| device.trim(&self.shared)).sum()
+        let devices = self.devices().inspect(|device| self.forget_failed_captures(device));
+        devices.map(|device| device.trim(&self.shared)).sum()
     }
 
     /// Caps what may be reserved on `device` at `fraction` of its memory, and at `limit:` if that is less.

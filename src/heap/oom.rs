@@ -1,6 +1,7 @@
 //! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
 #![deny(unsafe_code)]
 
+use super::backing::Kind;
 use super::device::Device;
 use super::ladder::Ladder;
 use super::lifetime::{LIFETIMES, Lifetime};
@@ -48,6 +49,10 @@ pub struct Report {
     pub pooled: u64,
     /// The named pool that the request was for.
     pub pool: Option<PoolNote>,
+    /// Whether free memory had to stay with the stream that freed it: `share:off`, or the loader has wired no record_stream.
+    pub apart: bool,
+    /// Whether free pages could not move to where they were needed, though the device can map pages: another backing was chosen.
+    pub immovable: bool,
 }
 
 /// What an out-of-memory says of the named pool that the request was for.
@@ -93,6 +98,7 @@ impl Report {
             live,
             live_peak,
             capturing: !device.may_ask(),
+            apart: !shared.shares(),
             ..Self::default()
         };
         for lane in device.lanes.iter() {
@@ -107,6 +113,7 @@ impl Report {
         report.orphaned = central.backing.orphaned();
         report.largest = central.largest_request(shared.shares());
         report.ladder = central.ladder.clone();
+        report.immovable = device.capabilities.vmm && central.backing.kind != Kind::Stitch;
         for lifetime in Lifetime::ALL {
             let space = central.space(lifetime);
             report.arena_free[lifetime as usize] = central.arenas.free_bytes(space).0;
@@ -135,46 +142,69 @@ impl Report {
         )
     }
 
-    /// What to do about it; only what applies.
+    /// Free, in pieces between live blocks.
+    fn between(&self) -> u64 {
+        self.slab_free + self.arena_free.iter().sum::<u64>()
+    }
+
+    /// What to do about it, in sentences; only what applies.
     fn advice(&self) -> Vec<String> {
-        let mut advice = Vec::new();
+        let asked = self.asked;
         if let Some(PoolNote { name, live, limit: Some(limit), .. }) = &self.pool
-            && live.saturating_add(self.asked) > *limit
+            && live.saturating_add(asked) > *limit
         {
-            return vec![format!("pool {name:?} is full: raise its limit, or free blocks of it")];
+            return vec![format!("Pool {name:?} is full: raise its limit, or free blocks of it.")];
         }
-        let free = self.free.unwrap_or(0);
-        if self.asked > self.total {
-            return vec!["the request alone is larger than the device: look at its shape".to_owned()];
+        if asked > self.total {
+            return vec!["The request alone is larger than the device: look at its shape.".to_owned()];
         }
-        if self.limit < self.total && self.reserved + self.asked > self.limit {
-            advice.push(format!(
-                "the ceiling of {} is reached while the device has {} free: raise `limit` or the memory fraction",
-                Bytes(self.limit),
-                Bytes(free)
-            ));
+        let raise = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
+        if asked > self.limit {
+            return vec![format!("The request alone is larger than what is allowed: {raise}.")];
+        }
+        let mut advice = Vec::new();
+        if self.limit < self.total && self.free.is_none_or(|free| free >= asked) {
+            advice.push(format!("The ceiling is reached while the device has room: {raise}."));
         }
         if self.others().is_some_and(|others| others > self.total / 4) {
-            advice.push(
-                "other users hold more than a quarter of the device: look for other processes".to_owned(),
-            );
+            advice.push("Others hold more than a quarter of the device: `nvidia-smi` and `gruyere ps` show which processes.".to_owned());
         }
         if self.capturing {
             advice.push(
-                "a CUDA graph is being captured, so nothing could be waited for: allocate before the capture"
+                "A CUDA graph is being captured, so nothing could be waited for: run the same work once before the capture."
+                    .to_owned(),
+            );
+        } else if self.captured >= asked {
+            advice.push(
+                "CUDA graphs hold more than was asked for: drop those that are replayed no more.".to_owned(),
+            );
+        }
+        if self.pending >= asked {
+            advice.push(
+                "More than was asked for is freed but still used by other streams (record_stream): let the host wait for them now \
+                 and then."
                     .to_owned(),
             );
         }
-        if self.arena_free.iter().sum::<u64>() > self.asked {
-            advice.push(format!(
-                "{} lie free between blocks, but the largest piece has {}",
-                Bytes(self.arena_free.iter().sum()),
-                Bytes(self.largest)
-            ));
+        if self.between() >= asked {
+            let why = match (self.apart, self.immovable) {
+                (true, _) => {
+                    "More than was asked for lies free, but memory stays with the stream that freed it: `share:on`, with all of torch's hooks \
+                     wired (gruyere.enable() does), lets it pass."
+                }
+                (false, true) => {
+                    "More than was asked for lies free, in pieces: `backing:auto` would move free pages together."
+                }
+                (false, false) => {
+                    "More than was asked for lies free, in pieces between blocks that live on: tagging what lives long \
+                     (gruyere.lifetime(\"persistent\")) keeps it apart."
+                }
+            };
+            advice.push(why.to_owned());
         }
         if advice.is_empty() {
             advice.push(
-                "the device is full of live blocks: a smaller batch, checkpointing or offloading would help"
+                "The device is full of live blocks: a smaller batch, activation checkpointing or offloading would help."
                     .to_owned(),
             );
         }
@@ -185,31 +215,30 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.headline())?;
-        write!(
-            f,
-            " Gruyère holds {}: {} live (peak {})",
-            Bytes(self.reserved),
-            Bytes(self.live),
-            Bytes(self.live_peak)
-        )?;
+        // As torch says it.
+        if self.limit < self.total {
+            write!(f, " {} allowed;", Bytes(self.limit))?;
+        }
+        write!(f, " Gruyère holds {}: {} live", Bytes(self.reserved), Bytes(self.live))?;
         for (bytes, what) in [
-            (self.pending, "freed and waiting for other streams"),
-            (self.captured, "held by CUDA graphs"),
+            (self.pending, "freed but still used by other streams"),
+            (self.captured, "kept for CUDA graphs"),
             (self.pooled, "held by named pools"),
-            (self.slab_free, "free slots of slabs"),
-            (self.orphaned, "refused by the driver when given back"),
+            (self.slab_free, "free between small blocks"),
+            (self.arena_free.iter().sum(), "free between large blocks"),
+            (self.orphaned, "that the driver would not take back"),
         ] {
             if bytes > 0 {
                 write!(f, ", {} {what}", Bytes(bytes))?;
             }
         }
-        for lifetime in Lifetime::ALL {
-            let bytes = self.arena_free[lifetime as usize];
-            if bytes > 0 {
-                write!(f, ", {} free between {} blocks", Bytes(bytes), lifetime.name())?;
-            }
+        write!(f, ".")?;
+        if self.largest > 0 {
+            write!(f, " The largest free piece has {}.", Bytes(self.largest))?;
         }
-        write!(f, ". The largest request that this could satisfy is {}.", Bytes(self.largest))?;
+        if self.live_peak > self.live {
+            write!(f, " Live was {} at its peak.", Bytes(self.live_peak))?;
+        }
         if let Some(others) = self.others().filter(|&others| others > 0) {
             write!(f, " Others hold {}.", Bytes(others))?;
         }
@@ -221,7 +250,7 @@ impl fmt::Display for Report {
         if let Some(pool) = &self.pool {
             write!(f, " {pool}")?;
         }
-        write!(f, " What helps: {}.", self.advice().join("; "))
+        self.advice().iter().try_for_each(|sentence| write!(f, " {sentence}"))
     }
 }
 
@@ -253,35 +282,66 @@ mod tests {
         ));
     }
 
-    #[test]
-    fn advice_is_given_only_where_it_applies() {
-        let full = Report {
+    /// A device of 80 GiB, full of live blocks.
+    fn full() -> Report {
+        Report {
             asked: 1 << 30,
             total: 80 << 30,
             limit: 80 << 30,
             reserved: 79 << 30,
             live: 79 << 30,
+            live_peak: 79 << 30,
             free: Some(0),
             ..Report::default()
-        };
-        assert!(full.to_string().contains("full of live blocks") && !full.to_string().contains("ceiling"));
-        let capped = Report {
-            limit: 10 << 30,
-            reserved: 10 << 30,
-            live: 10 << 30,
-            free: Some(70 << 30),
-            ..full.clone()
-        };
-        assert!(
-            capped.to_string().contains("raise `limit`")
-                && !capped.to_string().contains("full of live blocks")
+        }
+    }
+
+    #[test]
+    fn the_whole_text_of_a_full_device() {
+        assert_eq!(
+            full().to_string(),
+            "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 0 bytes is free. \
+             Gruyère holds 79.00 GiB: 79.00 GiB live. Others hold 1.00 GiB. The device is full of live blocks: a smaller batch, \
+             activation checkpointing or offloading would help."
         );
-        let absurd = Report { asked: 81 << 30, ..full.clone() };
-        assert!(
-            absurd.to_string().contains("larger than the device")
-                && !absurd.to_string().contains("checkpointing")
-        );
-        let crowded = Report { reserved: 10 << 30, live: 10 << 30, ..full };
-        assert!(crowded.to_string().contains("other processes"));
+    }
+
+    #[test]
+    fn advice_is_given_only_where_it_applies() {
+        const GIB: u64 = 1 << 30;
+        let capped =
+            Report { limit: 10 * GIB, reserved: 10 * GIB, live: 10 * GIB, free: Some(70 * GIB), ..full() };
+        let cases = [
+            ("full of live blocks", full()),
+            ("The ceiling is reached", capped.clone()),
+            ("larger than the device", Report { asked: 81 * GIB, ..full() }),
+            ("larger than what is allowed", Report { asked: 11 * GIB, ..capped.clone() }),
+            ("nvidia-smi", Report { reserved: 10 * GIB, live: 10 * GIB, ..full() }),
+            ("is being captured", Report { capturing: true, captured: 5 * GIB, ..full() }),
+            ("CUDA graphs hold", Report { captured: 5 * GIB, ..full() }),
+            ("record_stream", Report { pending: 2 * GIB, ..full() }),
+            ("tagging", Report { arena_free: [0, 0, 2 * GIB, 0], ..full() }),
+            ("backing:auto", Report { slab_free: 2 * GIB, immovable: true, ..full() }),
+            ("share:on", Report { slab_free: 2 * GIB, apart: true, ..full() }),
+        ];
+        for (words, report) in &cases {
+            let text = report.to_string();
+            assert_eq!(report.advice().len(), 1, "{text}");
+            for (other, _) in &cases {
+                assert_eq!(text.contains(other), other == words, "{other}: {text}");
+            }
+        }
+        // A ceiling that is of no consequence: the device has no room either.
+        let crowded = Report { free: Some(0), ..capped };
+        assert!(!crowded.to_string().contains("The ceiling is reached"));
+    }
+
+    #[test]
+    fn causes_are_named_only_where_there_are_bytes() {
+        let text = Report { pending: 512 << 20, orphaned: 2 << 20, ..full() }.to_string();
+        assert!(text.contains("79.00 GiB live, 512.00 MiB freed but still used by other streams, 2.00 MiB that the driver would not"));
+        assert!(!text.contains("CUDA graphs") && !text.contains("between"));
+        let fell = Report { live: 70 << 30, ..full() }.to_string();
+        assert!(fell.contains("Live was 79.00 GiB at its peak."));
     }
 }

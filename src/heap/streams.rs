@@ -437,6 +437,11 @@ impl Streams {
         })
     }
 
+    /// Whether every known stream says that it captures nothing; one that cannot say might. Asks the driver about each stream.
+    pub fn none_captures(&self, driver: &dyn Driver) -> bool {
+        self.statuses(driver).into_iter().all(|status| matches!(status, Ok(CaptureStatus::None)))
+    }
+
     /// The captures that known streams are in. Asks the driver about each stream.
     pub fn running_captures(&self, driver: &dyn Driver) -> Vec<u64> {
         let active = |status| match status {

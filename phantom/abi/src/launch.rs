@@ -1,6 +1,7 @@
 //! Kernels: registered, counted, never run.
 
 use crate::abi::{Answer, In, Out, driver, runtime};
+use crate::context::runtime_device;
 use crate::gpu::gpu;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -107,21 +108,27 @@ fn launched(stream: usize) -> Answer {
     gpu().launch(stream)
 }
 
+/// As the runtime does it: a thread without a context is in the primary one from now on.
+fn launched_by_runtime(stream: usize) -> Answer {
+    runtime_device();
+    launched(stream)
+}
+
 runtime! {
     fn __cudaLaunchKernel(_kernel: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
-        launched(stream)
+        launched_by_runtime(stream)
     }
 
     fn cudaLaunchKernel(_function: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
-        launched(stream)
+        launched_by_runtime(stream)
     }
 
     fn cudaLaunchCooperativeKernel(_f: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
-        launched(stream)
+        launched_by_runtime(stream)
     }
 
     fn cudaLaunchKernelExC(config: In<LaunchConfig>, _function: usize, _args: usize) {
-        launched(config.get()?.stream)
+        launched_by_runtime(config.get()?.stream)
     }
 
     /// Called at once: everything before it on the stream is done, since nothing takes time here.

@@ -1,0 +1,89 @@
+"""Runs a script of frameworks/ on the phantom, under torch's own allocator or with Gruyère in its launch line."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+
+from conftest import GRUYERE, HERE, PHANTOM, ROOT, TARGET, clean_environment
+
+PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
+
+# The launch lines: what stands between python and the script, and what is set in the environment.
+PLAIN = ([], {})
+MODULE = (["-m", "gruyere"], {})
+VARIABLE = ([], {"GRUYERE_ENABLE": "1"})
+ACCELERATE = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "bf16"]
+ACCELERATE_PLAIN = (ACCELERATE, {})
+ACCELERATE_MODULE = ([*ACCELERATE, "-m", "gruyere"], {})
+
+
+@dataclass
+class Ran:
+    """What a script printed on its last line, and what each of its processes reported at its end (site/sitecustomize.py)."""
+
+    out: str
+    err: str
+    answer: dict
+    processes: list
+    books: list
+
+    @property
+    def devices(self):
+        return [device for process in self.processes for device in process["devices"]]
+
+    @property
+    def live_peak(self):
+        return max(device["live_peak"] for device in self.devices)
+
+
+def run(folder, script, *arguments, launch, gruyere, processes=1, timeout=240, **settings):
+    """Runs frameworks/SCRIPT.py as it stands, checks its exit and its books, and hands back what it and its processes said."""
+    reports = folder / ("gruyere" if gruyere else "torch")
+    reports.mkdir()
+    options, variables = launch
+    environment = clean_environment() | {
+        "LD_PRELOAD": str(PHANTOM),
+        "LD_LIBRARY_PATH": str(TARGET / "phantom-libs"),
+        "PHANTOM_BOOKS": str(reports / "books-%p"),
+        "PYTHONPATH": str(HERE / "site"),
+        "GRUYERE_TEST_REPORTS": str(reports),
+        "GRUYERE_TEST_LIBRARY": str(GRUYERE),
+        "GRUYERE_TEST_PHANTOM": str(PHANTOM),
+        "GRUYERE_LIBRARY": str(GRUYERE),
+        "HF_HUB_OFFLINE": "1",
+        # Many small processes on few cores.
+        "OMP_NUM_THREADS": "1",
+    }
+    environment |= variables | {key: str(value) for key, value in settings.items()}
+    command = [PYTHON, *options, HERE / "frameworks" / f"{script}.py", *arguments]
+    try:
+        ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"{script} took more than {timeout} s\n{error.stdout}\n{error.stderr}")
+    assert ended.returncode == 0, f"exit code {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+    found = [json.loads(file.read_text()) for file in reports.glob("*.json")]
+    books = [json.loads(file.read_text()) for file in reports.glob("books-*")]
+    ran = Ran(ended.stdout, ended.stderr, json.loads(ended.stdout.strip().splitlines()[-1]), found, books)
+    assert len(found) == processes, (found, ended.stderr)
+    check(ran, gruyere)
+    return ran
+
+
+def check(ran, gruyere):
+    """Who allocated is who should have; every byte is accounted for; no rule of the driver's was broken."""
+    for device in ran.devices:
+        assert device["allocator"] == ("gruyere" if gruyere else "native")
+        assert device["reserved"] == device["physical"], device
+        assert device["live"] <= device["live_peak"] <= device["physical_peak"], device
+        if gruyere:
+            assert (device["stats"], device["validate"], device["bad_frees"]) == (0, 0, 0), device
+            for name in ("live", "live_peak", "reserved"):
+                assert device[f"torch_{name}"] == device[name], device
+    assert ran.books
+    for books in ran.books:
+        assert books["misuse"] == []
+    assert "not simulated" not in ran.err, ran.err
+    for word in ("panicked", "does not yet support", "CUDAPluggableAllocator"):
+        assert word not in ran.err, ran.err
