@@ -284,11 +284,9 @@ impl Pages {
         }
         let mut next = start;
         for piece in pieces {
-            for page in piece.first..piece.first + piece.count {
-                self.disown(piece.chunk, page, piece.used);
-                self.own(piece.chunk, page, next);
-                next += PAGE;
-            }
+            self.disown(piece.chunk, piece.first..piece.first + piece.count, piece.used);
+            self.own(piece.chunk, piece.first..piece.first + piece.count, next);
+            next += u64::from(piece.count) * PAGE;
         }
         self.spare.retain(|&id| self.chunks[id as usize].as_ref().is_some_and(|chunk| chunk.owned == 0));
         Ok(())
@@ -312,29 +310,36 @@ impl Pages {
         }
     }
 
-    fn own(&mut self, id: ChunkId, page: u32, address: u64) {
+    /// Pages of a chunk belong to the arena from `address` on, where a view of it is.
+    fn own(&mut self, id: ChunkId, pages: Range<u32>, address: u64) {
+        let count = pages.len() as u32;
+        let start = address - u64::from(pages.start) * PAGE;
         let Some(chunk) = self.chunk_mut(id) else { return };
-        chunk.owners[page as usize] = address;
-        chunk.owned += 1;
-        self.owned += 1;
-        let start = address - u64::from(page) * PAGE;
+        for page in pages {
+            chunk.owners[page as usize] = start + u64::from(page) * PAGE;
+        }
+        chunk.owned += count;
+        self.owned += u64::from(count);
         if let Some(view) = self.views.get_mut(&start) {
-            view.owned += 1;
+            view.owned += count;
             self.retired.remove(&start);
         }
     }
 
-    fn disown(&mut self, id: ChunkId, page: u32, used: Option<(u32, u64)>) {
+    /// Pages of a chunk, which belong next to each other or to nobody, belong to nobody. `used`: the last work on them.
+    fn disown(&mut self, id: ChunkId, pages: Range<u32>, used: Option<(u32, u64)>) {
+        let (first, count) = (pages.start, pages.len() as u32);
         let Some(chunk) = self.chunk_mut(id) else { return };
-        let address = std::mem::replace(&mut chunk.owners[page as usize], NOBODY);
+        let address = chunk.owners[first as usize];
         if address == NOBODY {
             return;
         }
-        chunk.owned -= 1;
-        self.owned -= 1;
-        let start = address - u64::from(page) * PAGE;
+        chunk.owners[first as usize..pages.end as usize].fill(NOBODY);
+        chunk.owned -= count;
+        self.owned -= u64::from(count);
+        let start = address - u64::from(first) * PAGE;
         let Some(view) = self.views.get_mut(&start) else { return };
-        view.owned -= 1;
+        view.owned -= count;
         if view.owned == 0 {
             self.retired.insert(start);
         }
@@ -347,9 +352,7 @@ impl Pages {
 
     /// The pages of a part belong to nobody any more. All work on them must be done.
     pub fn abandon(&mut self, part: &Part) {
-        for page in part.first..part.first + part.count() {
-            self.disown(part.chunk, page, None);
-        }
+        self.disown(part.chunk, part.first..part.first + part.count(), None);
         if self.chunk(part.chunk).is_some_and(|chunk| chunk.owned == 0) {
             self.spare.push(part.chunk);
         }
