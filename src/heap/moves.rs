@@ -29,6 +29,8 @@ const LEAN_STEP: u64 = 8 << 20;
 const CHUNKS: (u64, (u64, u64)) = (2048, (8 << 20, 16 << 20));
 /// The same where `slack:` asks for less memory.
 const TIGHT_CHUNKS: (u64, (u64, u64)) = (8192, (PAGE, 8 << 20));
+/// Where more than one part in this of what is held lies idle and cannot be used, growth is by single pages: they are never torn.
+const TORN_SHARE: u64 = 128;
 /// While less than this part of what is held has been freed since the start, a program loads what it will keep: in long chunks.
 const LOADING_SHARE: u64 = 2;
 /// Retired views are unmapped once there are so many.
@@ -46,6 +48,8 @@ struct Gathered {
     /// In the order of addresses.
     sources: Vec<Source>,
     pages: u64,
+    /// Bytes of idle pages that could not be used.
+    idle: u64,
 }
 
 impl Gathered {
@@ -135,7 +139,10 @@ impl Central {
         if let Some(plan) = plan(&self.arenas) {
             return Ok(plan);
         }
-        self.unmap_retired(ctx.driver, ctx.completed);
+        // Unmapping may wait for the device: not while anything captures.
+        if ctx.steal {
+            self.unmap_retired(ctx.driver, ctx.completed);
+        }
         if let Some(plan) = plan(&self.arenas) {
             return Ok(plan);
         }
@@ -246,6 +253,8 @@ impl Central {
             }
             None => {}
         }
+        let idle: u64 = loose.iter().map(LoosePages::bytes).sum();
+        gathered.idle = idle - gathered.pages * PAGE;
         gathered
     }
 
@@ -275,7 +284,7 @@ impl Central {
         if missing > 0 {
             // A torn chunk ends the row.
             let room = if shadows.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
-            let (fresh, bytes) = self.fresh_pieces(ctx, missing, step.min(room), room)?;
+            let (fresh, bytes) = self.fresh_pieces(ctx, missing, step.min(room), room, found.idle)?;
             plan.bytes += bytes - missing;
             let at = pieces.len() - usize::from(shadows.1 > 0);
             pieces.splice(at..at, fresh);
@@ -283,7 +292,7 @@ impl Central {
         self.map_row(ctx, want, &plan, &pieces, found)
     }
 
-    /// Chunks without owners for `missing` bytes and `step` more: spare ones, even if they are longer by up to `room`, then new ones. The pieces,
+    /// Chunks without owners for `missing` bytes and `step` more (`idle`: see [`Gathered`]): spare ones, even if they are longer by up to `room`, then new ones. The pieces,
     /// and their bytes.
     fn fresh_pieces(
         &mut self,
@@ -291,6 +300,7 @@ impl Central {
         missing: u64,
         step: u64,
         room: u64,
+        idle: u64,
     ) -> Result<(Vec<Piece>, u64)> {
         let mut spare: Vec<Piece> = self.backing.pages.spare_pieces().collect();
         spare.sort_unstable_by_key(|piece| Reverse(piece.count));
@@ -304,7 +314,7 @@ impl Central {
         }
         let rest = missing.saturating_sub(bytes);
         if rest > 0 {
-            let longest = self.longest_chunk();
+            let longest = self.longest_chunk(idle);
             pieces.extend(self.backing.pages.create(ctx.driver, rest, longest)?);
             // In chunks of its own: what is left over can move whole.
             pieces.extend(self.backing.pages.create(ctx.driver, step, longest)?);
@@ -314,8 +324,12 @@ impl Central {
     }
 
     /// How long the chunks of a growth are at most: as long as can be while the program only loads, shorter once it frees.
-    fn longest_chunk(&self) -> u64 {
+    /// `idle`: bytes that lie idle, and are not what was asked for.
+    fn longest_chunk(&self, idle: u64) -> u64 {
         let held = self.backing.pages.held();
+        if idle > held / TORN_SHARE {
+            return PAGE;
+        }
         if self.freed < held / LOADING_SHARE {
             return LONGEST_CHUNK;
         }
