@@ -50,7 +50,8 @@ fn the_largest_request_fits_without_growth_and_more_than_is_free_does_not() {
         // Nothing more may be taken.
         rig.heap.set_memory_fraction(stats.reserved as f64 / stats.total_memory as f64, 0).unwrap();
         let address = rig.malloc(stats.largest_request, DEFAULT);
-        assert_eq!(rig.heap.stats(0).unwrap().reserved, stats.reserved);
+        // Whole chunks may have gone back and been taken again in one piece.
+        assert!(rig.heap.stats(0).unwrap().reserved <= stats.reserved, "seed {seed}");
         assert!(rig.heap.free(address));
         // The gauge is a lower bound; all that is free is an upper one.
         let free = stats.reserved - stats.live;

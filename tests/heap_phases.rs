@@ -144,12 +144,16 @@ fn validation_that_is_announced_gives_back_at_once_and_keeps_what_it_needs() {
             let trained = program.held();
             program.rig.heap.mark_phase(Phase::Validation);
             assert!(program.held() < trained / 2, "{conf}, turn {turn}");
-            let before = program.calls();
-            (0..20).for_each(|_| program.step(6));
+            let kept = program.held();
+            (0..40).for_each(|_| program.step(6));
             if turn > 0 && conf == "backing:stitch" {
-                // Pages may move; none is given back and taken again.
+                // What validation needs was kept, but for what lies idle in chunks that are partly in use; and once it has what it needs,
+                // nothing is given back and taken again.
+                assert!(program.held() <= kept + kept / 4, "turn {turn}: {} B after {kept}", program.held());
+                let before = program.calls();
+                (0..20).for_each(|_| program.step(6));
                 for kind in [CallKind::Create, CallKind::Release] {
-                    assert_eq!(program.calls().of(kind), before.of(kind), "what validation needs was kept");
+                    assert_eq!(program.calls().of(kind), before.of(kind), "turn {turn}");
                 }
             }
             program.rig.heap.mark_phase(Phase::Training);
