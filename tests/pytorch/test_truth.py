@@ -268,6 +268,9 @@ def traces():
 def made():
     return torch.empty(1000, device="cuda")
 
+# Before CUDA is in use there are no devices to tell of: asking for them would keep children from being forked.
+assert torch.cuda.memory._snapshot()["device_traces"] == []
+torch.cuda.init()
 assert not torch._C._cuda_isHistoryEnabled() and traces() == []
 record(max_entries=5)
 assert torch._C._cuda_isHistoryEnabled()
