@@ -81,8 +81,6 @@ pub struct Central {
     pub slack: Option<Size>,
     /// What streams have been made to wait for.
     pub order: Order,
-    /// Waits of one stream for another that we inserted.
-    pub stream_waits: u64,
     /// Bytes of large blocks freed so far.
     pub freed: u64,
     /// Times that a malloc had to climb the reclaim ladder.
@@ -129,7 +127,6 @@ impl Central {
             failure: None,
             slack: None,
             order: Order::default(),
-            stream_waits: 0,
             freed: 0,
             retries: 0,
             out_of_memories: 0,

@@ -135,8 +135,6 @@ pub struct Streams {
     fences: Mutex<Fences>,
     recycling: Mutex<()>,
     recorded: AtomicU64,
-    /// Raised whenever a stream was seen to be further; read as a hint.
-    learnt: AtomicU64,
     queried: AtomicU64,
 }
 
@@ -184,14 +182,8 @@ impl Streams {
             fences: Mutex::default(),
             recycling: Mutex::default(),
             recorded: AtomicU64::new(0),
-            learnt: AtomicU64::new(0),
             queried: AtomicU64::new(0),
         }
-    }
-
-    /// How often a stream was seen to be further.
-    pub fn learnt(&self) -> u64 {
-        self.learnt.load(Ordering::Acquire)
     }
 
     /// Streams known, dead ones included.
@@ -357,7 +349,6 @@ impl Streams {
                 match driver.event_query(self.device, event) {
                     Ok(true) => {
                         stream.completed.fetch_max(epoch, Ordering::AcqRel);
-                        self.learnt.fetch_add(1, Ordering::AcqRel);
                         further = true;
                     }
                     Ok(false) => break,
@@ -527,7 +518,6 @@ impl Streams {
         for (&number, &epoch) in epochs {
             if let Some(stream) = self.get(number) {
                 stream.completed.fetch_max(epoch, Ordering::AcqRel);
-                self.learnt.fetch_add(1, Ordering::AcqRel);
             }
         }
     }

@@ -64,7 +64,6 @@ impl Device {
                 continue;
             }
             central.order.add(want.stream, stream, epoch);
-            central.stream_waits += 1;
             shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
             central.settle_ordered(&self.streams, want.stream);
             if let Some(run) = central.fit_ordered(&self.streams, want) {
