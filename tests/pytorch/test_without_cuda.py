@@ -9,7 +9,7 @@ from conftest import GRUYERE, clean_environment
 CALLS = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
-zero, one = ctypes.c_size_t(0), ctypes.c_size_t(1 << 20)
+zero64, key = ctypes.c_uint64(0), ctypes.c_uint64(1)
 buffer = ctypes.create_string_buffer(4096)
 ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint32))[0] = 4096
 pointer = ctypes.c_void_p(0x7f0000000000)
@@ -46,6 +46,18 @@ calls = {
     "gruyere_history": lambda f: f(),
     "gruyere_history_free": lambda f: f(None),
     "gruyere_latest_out_of_memory": lambda f: f(buffer, ctypes.c_size_t(40)),
+    "gruyere_on_alert": lambda f: f(None, None),
+    "gruyere_next_alert": lambda f: f(buffer, ctypes.c_uint32(0)),
+    "gruyere_tag": lambda f: f(pointer, ctypes.c_uint8(3)),
+    "gruyere_checkpoint": lambda f: f(),
+    "gruyere_last_error": lambda f: f(buffer, ctypes.c_size_t(4096)),
+    "gruyere_pool_create": lambda f: f(b"pool", 0, zero64, zero64, ctypes.byref(key)),
+    "gruyere_pool_enter": lambda f: f(key),
+    "gruyere_pool_leave": lambda f: f(key),
+    "gruyere_pool_release": lambda f: f(key, None),
+    "gruyere_pool_destroy": lambda f: f(key, None),
+    "gruyere_pool_stats": lambda f: f(key, buffer),
+    "gruyere_pool_blocks": lambda f: f(key, None, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))),
     "gruyere_version": lambda f: f(),
 }
 names = sys.argv[2].split(",")
@@ -54,7 +66,9 @@ library.gruyere_malloc.restype = library.gruyere_segment_malloc.restype = ctypes
 for _ in range(3):
     answers = {name: calls[name](getattr(library, name)) for name in names}
 assert answers["gruyere_malloc"] is None
-assert ctypes.c_int32(answers["gruyere_stats"]).value < 0
+for name in ("stats", "tag", "pool_create", "pool_enter", "pool_leave", "pool_release", "pool_destroy", "pool_stats", "pool_blocks"):
+    assert ctypes.c_int32(answers["gruyere_" + name]).value < 0, name
+assert answers["gruyere_next_alert"] == 0
 print("done")
 """
 
