@@ -36,6 +36,10 @@ const LOADING_SHARE: u64 = 2;
 /// Retired views are unmapped once there are so many.
 pub const RETIRED_BATCH: usize = 256;
 
+fn knob(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
 /// Pages that are to move.
 struct Source {
     loose: LoosePages,
@@ -326,6 +330,10 @@ impl Central {
     /// How long the chunks of a growth are at most: as long as can be while the program only loads, shorter once it frees.
     /// `idle`: bytes that lie idle, and are not what was asked for.
     fn longest_chunk(&self, idle: u64) -> u64 {
+        let fix = knob("FIXCHUNK", 0);
+        if fix > 0 {
+            return fix * PAGE;
+        }
         let held = self.backing.pages.held();
         if idle > held / TORN_SHARE {
             return PAGE;

@@ -74,6 +74,17 @@ impl Device {
         if let Some(run) = run {
             return Ok((central, run));
         }
+        if self.kind == Kind::Stitch && central.is_beyond_slack(shared.record, want.bytes) {
+            // A bin keeps an empty slab for the next block that comes; here is a better use for it.
+            drop(central);
+            let bytes = self.return_empty_slabs(shared);
+            central = lock(&self.central);
+            if bytes > 0
+                && let Some(run) = want.fit_or_join(&mut central)
+            {
+                return Ok((central, run));
+            }
+        }
         if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
             return Ok((central, run));
         }
