@@ -5,6 +5,7 @@ use super::arena::{Arenas, EVERYBODY, Label, RegionId, Run, RunId, RunState, Spa
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
 use super::device::Request;
+use super::growth::Pace;
 use super::ladder::Ladder;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
@@ -83,6 +84,8 @@ pub struct Central {
     pub order: Order,
     /// Bytes of large blocks freed so far.
     pub freed: u64,
+    /// How it has grown of late.
+    pub pace: Pace,
     /// Times that a malloc had to climb the reclaim ladder.
     pub retries: u64,
     /// Out-of-memory answers.
@@ -128,6 +131,7 @@ impl Central {
             slack: None,
             order: Order::default(),
             freed: 0,
+            pace: Pace::new(false),
             retries: 0,
             out_of_memories: 0,
             tally,

@@ -3,6 +3,7 @@
 
 use super::backing::{Backing, Kind};
 use super::central::Central;
+use super::growth::Pace;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::page_table::{Owner, Page};
@@ -117,6 +118,7 @@ impl Device {
         let mut central =
             Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
         central.slack = shared.config.slack;
+        central.pace = Pace::new(shared.config.slack.is_some());
         // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
         central.watch = Watch::new(shared.config.auto_trim && matches!(kind, Kind::Stitch | Kind::Pool));
         Ok(Self {

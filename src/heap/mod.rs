@@ -17,6 +17,8 @@ pub mod captured;
 pub mod central;
 mod checkpoint;
 pub mod device;
+mod gather;
+mod growth;
 pub mod history;
 pub mod ladder;
 pub mod lane;

@@ -7,6 +7,7 @@
 
 use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
 use super::central::{Central, Growth, SPAN, Want};
+use super::gather::{Gathered, Source};
 use super::page_table::PageTable;
 use super::size_class::PAGE;
 use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
@@ -17,63 +18,19 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one part in this of it.
-const SLACK: u64 = 100;
+const SLACK: u64 = 128;
 /// Without `slack:`, a small heap may hold this much more than that (bytes).
 const SMALL_SLACK: u64 = 64 << 20;
 /// While there is slack, a heap grows by at least this part of what it holds, so that it grows in few steps.
 const STEP_SHARE: u64 = 88;
-/// A heap that has to grow though memory lies idle takes this much more than it needs, where that is left (bytes).
-const LEAN_STEP: u64 = 8 << 20;
-/// Once much has been freed, chunks are at most one part in this of what is held, and between these bounds (bytes): a torn chunk's pages can
-/// only be used at the ends of a row, so many long chunks waste memory, and many short ones take time to create.
-const CHUNKS: (u64, (u64, u64)) = (2048, (8 << 20, 16 << 20));
-/// The same where `slack:` asks for less memory.
-const TIGHT_CHUNKS: (u64, (u64, u64)) = (8192, (PAGE, 8 << 20));
-/// Where more than one part in this of what is held lies idle and cannot be used, growth is by single pages: they are never torn.
-const TORN_SHARE: u64 = 128;
-/// While less than this part of what is held has been freed since the start, a program loads what it will keep: in long chunks.
-const LOADING_SHARE: u64 = 2;
 /// Retired views are unmapped once there are so many.
 pub const RETIRED_BATCH: usize = 256;
-
-fn knob(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
-}
-
-/// Pages that are to move.
-struct Source {
-    loose: LoosePages,
-    part: Part,
-}
-
-/// What was found for a row.
-#[derive(Default)]
-struct Gathered {
-    /// In the order of addresses.
-    sources: Vec<Source>,
-    pages: u64,
-    /// Bytes of idle pages that could not be used.
-    idle: u64,
-}
-
-impl Gathered {
-    fn push(&mut self, loose: &LoosePages, part: Part) {
-        self.pages += u64::from(part.count());
-        self.sources.push(Source { loose: loose.clone(), part });
-    }
-
-    /// Address space before and behind the row that the first chunk and the last take too, where they are the row's ends.
-    fn shadows(&self) -> (u64, u64) {
-        let first = self.sources.first().map_or(0, |source| source.part.first);
-        let last = self.sources.last().map_or(0, |source| source.part.behind);
-        (u64::from(first) * PAGE, u64::from(last) * PAGE)
-    }
-}
 
 impl Central {
     /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are fresh; past that, whole pages
     /// that lie idle elsewhere are moved first.
     pub(super) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
+        self.pace.begin(self.freed);
         let soft = self.soft_ceiling(ctx.record, want.bytes).min(self.limit);
         let mut plan = self.plan_row(ctx, want)?;
         let mut failure = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
@@ -98,7 +55,10 @@ impl Central {
             let alone = self.arenas.plan_alone(want.space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
             let beside = Some(plan).filter(|plan| plan.needs != [None, None] || alone.is_none());
             for other in [beside, alone].into_iter().flatten() {
-                let found = self.gather(&self.loose(ctx, want, &other), &other);
+                let loose = self.loose(ctx, want, &other);
+                let (need, room) = ((other.bytes / PAGE) as u32, self.arenas.room_around(&other));
+                let found = Gathered::choose(&self.backing.pages, &loose, need, room);
+                self.pace.left_idle(found.idle);
                 let missing = other.bytes - found.pages * PAGE;
                 if missing == 0 {
                     return self.grow_by(ctx, want, other, 0, found);
@@ -117,7 +77,8 @@ impl Central {
         if missing > room {
             return Err(failure);
         }
-        let step = LEAN_STEP.min((room - missing) / 2 / PAGE * PAGE);
+        let step = self.pace.step(self.backing.pages.held(), gathered.pages > 0);
+        let step = step.min((room - missing) / 2 / PAGE * PAGE);
         self.grow_by(ctx, want, plan, step, gathered)
     }
 
@@ -184,84 +145,6 @@ impl Central {
         self.arenas.run(run).map(|run| self.arenas.region(run.region).space)
     }
 
-    /// Chooses pages for the planned row, from the shortest runs where that can be: one part that is long enough, else the tail of a chunk, whole chunks
-    /// and the head of a chunk. What a torn chunk takes beyond the row must be void.
-    fn gather(&self, loose: &[LoosePages], plan: &Plan) -> Gathered {
-        let need = (plan.bytes / PAGE) as u32;
-        let room = self.arenas.room_around(plan);
-        let reaches = |part: &Part| {
-            let (left, right) = (u64::from(part.first) * PAGE, u64::from(part.behind) * PAGE);
-            (left <= room.0, right <= room.1)
-        };
-        let parts: Vec<(&LoosePages, Part)> = loose
-            .iter()
-            .flat_map(|loose| self.backing.pages.parts(&loose.pages).map(move |part| (loose, part)))
-            .collect();
-        let mut gathered = Gathered::default();
-        // One part, from the shortest run that has one.
-        for (loose, part) in parts.iter().filter(|(_, part)| part.count() >= need) {
-            for cut in [part.back(need), part.front(need)] {
-                if reaches(&cut) == (true, true) {
-                    gathered.push(loose, cut);
-                    return gathered;
-                }
-            }
-        }
-        // Several: whole chunks in the middle, the longest torn one at each end.
-        let torn = |head: bool| {
-            let fits = |part: &Part| {
-                let (left, right) = reaches(part);
-                let is_torn = part.first != 0 || part.behind != 0;
-                is_torn
-                    && part.count() < need
-                    && if head { part.first == 0 && right } else { part.behind == 0 && left }
-            };
-            parts.iter().filter(|(_, part)| fits(part)).max_by_key(|(_, part)| part.count())
-        };
-        let (tail, head) = (torn(false), torn(true));
-        let mut left = need;
-        let mut take = |part: &Part| {
-            let count = part.count().min(left);
-            left -= count;
-            count
-        };
-        let tail =
-            tail.map(|(loose, part)| (loose, part.back(take(part)))).filter(|(_, part)| part.count() > 0);
-        let head =
-            head.map(|(loose, part)| (loose, part.front(take(part)))).filter(|(_, part)| part.count() > 0);
-        if let Some((loose, part)) = tail {
-            gathered.push(loose, part);
-        }
-        for (loose, part) in parts.iter().filter(|(_, part)| part.first == 0 && part.behind == 0) {
-            if left == 0 {
-                break;
-            }
-            if part.count() <= left {
-                left -= part.count();
-                gathered.push(loose, part.clone());
-            }
-        }
-        match head {
-            Some((loose, part)) => gathered.push(loose, part),
-            // A whole chunk that is too long has a head.
-            None if left > 0 => {
-                let is_used =
-                    |part: &Part| gathered.sources.iter().any(|source| source.part.chunk == part.chunk);
-                let is_longer = |part: &Part| part.first == 0 && part.behind == 0 && part.count() > left;
-                let longer = parts.iter().filter(|(_, part)| is_longer(part) && !is_used(part));
-                let cut =
-                    longer.map(|(loose, part)| (loose, part.front(left))).find(|(_, part)| reaches(part).1);
-                if let Some((loose, part)) = cut {
-                    gathered.push(loose, part);
-                }
-            }
-            None => {}
-        }
-        let idle: u64 = loose.iter().map(LoosePages::bytes).sum();
-        gathered.idle = idle - gathered.pages * PAGE;
-        gathered
-    }
-
     /// Maps the planned row: the gathered pages, and fresh ones for what is missing and for `step` bytes more.
     fn grow_by(
         &mut self,
@@ -278,13 +161,7 @@ impl Central {
             plan.address -= before - shadows.0;
         }
         let missing = plan.bytes - found.pages * PAGE;
-        let to_pieces = |Source { loose, part }: &Source| Piece {
-            chunk: part.chunk,
-            first: part.first,
-            count: part.count(),
-            used: loose.used,
-        };
-        let mut pieces: Vec<Piece> = found.sources.iter().map(to_pieces).collect();
+        let mut pieces = found.pieces.clone();
         if missing > 0 {
             // A torn chunk ends the row.
             let room = if shadows.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
@@ -318,31 +195,14 @@ impl Central {
         }
         let rest = missing.saturating_sub(bytes);
         if rest > 0 {
-            let longest = self.longest_chunk(idle);
+            let longest = self.pace.longest_chunk(self.backing.pages.held(), self.freed, idle);
             pieces.extend(self.backing.pages.create(ctx.driver, rest, longest)?);
             // In chunks of its own: what is left over can move whole.
             pieces.extend(self.backing.pages.create(ctx.driver, step, longest)?);
             bytes += rest + step;
+            self.pace.grew(rest + step);
         }
         Ok((pieces, bytes))
-    }
-
-    /// How long the chunks of a growth are at most: as long as can be while the program only loads, shorter once it frees.
-    /// `idle`: bytes that lie idle, and are not what was asked for.
-    fn longest_chunk(&self, idle: u64) -> u64 {
-        let fix = knob("FIXCHUNK", 0);
-        if fix > 0 {
-            return fix * PAGE;
-        }
-        let held = self.backing.pages.held();
-        if idle > held / TORN_SHARE {
-            return PAGE;
-        }
-        if self.freed < held / LOADING_SHARE {
-            return LONGEST_CHUNK;
-        }
-        let (share, (shortest, longest)) = if self.slack.is_some() { TIGHT_CHUNKS } else { CHUNKS };
-        (held / share).clamp(shortest, longest) / PAGE * PAGE
     }
 
     /// Maps a row and makes it free memory of the stream's.
@@ -357,7 +217,8 @@ impl Central {
         let shadows = gathered.shadows();
         let row = plan.address - shadows.0..plan.address + plan.bytes + shadows.1;
         ctx.table.cover(row.start, row.end - row.start);
-        if let Err(error) = self.backing.pages.map(ctx.driver, plan.address, pieces) {
+        let sources = gathered.sources.iter().map(|source| (&source.part, source.loose.used));
+        if let Err(error) = self.backing.pages.map(ctx.driver, plan.address, pieces, sources) {
             for view in self.backing.pages.retired_in(&row) {
                 self.arenas.shade(want.space, &view);
             }

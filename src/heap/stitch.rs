@@ -23,7 +23,7 @@ use std::ops::Range;
 
 /// The longest chunk (bytes). Creating one has a fixed cost, which few chunks pay; a page table entry of the view at the other
 /// end of a chunk takes address space only.
-pub const LONGEST_CHUNK: u64 = 256 << 20;
+pub const LONGEST_CHUNK: u64 = 64 << 20;
 
 /// A chunk's number.
 pub type ChunkId = u32;
@@ -89,6 +89,9 @@ impl Part {
     }
 }
 
+/// The stream and epoch of the last work on pages, where that is not known to be done.
+pub type LastUse = Option<(u32, u64)>;
+
 /// A part of a planned row, in the order of addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
@@ -98,8 +101,6 @@ pub struct Piece {
     pub first: u32,
     /// How many pages.
     pub count: u32,
-    /// The stream and epoch of the last work on the pages at their old address, where that is not known to be done.
-    pub used: Option<(u32, u64)>,
 }
 
 /// The chunks of a device.
@@ -173,7 +174,7 @@ impl Pages {
     /// The chunks without owned pages, whole.
     pub fn spare_pieces(&self) -> impl Iterator<Item = Piece> {
         let count = |id| self.chunk(id).map_or(0, |chunk| chunk.owners.len() as u32);
-        self.spare.iter().map(move |&chunk| Piece { chunk, first: 0, count: count(chunk), used: None })
+        self.spare.iter().map(move |&chunk| Piece { chunk, first: 0, count: count(chunk) })
     }
 
     /// Takes `bytes` (whole pages) from the driver, in chunks of at most `longest`, spare then.
@@ -189,7 +190,7 @@ impl Pages {
             match self.counted(result) {
                 Ok(handle) => {
                     let chunk = self.add_chunk(handle, length);
-                    pieces.push(Piece { chunk, first: 0, count: (length / PAGE) as u32, used: None });
+                    pieces.push(Piece { chunk, first: 0, count: (length / PAGE) as u32 });
                     left -= length;
                 }
                 // A nearly full device may still have it in pieces.
@@ -246,13 +247,19 @@ impl Pages {
         views.map(|(address, _, chunk)| address..address + chunk.bytes()).collect()
     }
 
-    /// Maps a row: the pages of `pieces`, one behind the other from `start` on. They belong there then. Only the first piece may begin
-    /// within its chunk and only the last may end within one; the address space that the rest of those two chunks takes before and behind the row must be
-    /// free too.
+    /// Maps a row: the pages of `pieces`, one behind the other from `start` on. They belong there then. `sources` are those of them that
+    /// belong elsewhere until then. Only the first piece may begin within its chunk and only the last may end within one; the address
+    /// space that the rest of those two chunks takes before and behind the row must be free too.
     ///
     /// # Errors
     /// The driver's. Nothing belongs elsewhere then, and the views that could not be taken away again are retired.
-    pub fn map(&mut self, driver: &dyn Driver, start: u64, pieces: &[Piece]) -> Result<()> {
+    pub fn map<'a>(
+        &mut self,
+        driver: &dyn Driver,
+        start: u64,
+        pieces: &[Piece],
+        sources: impl IntoIterator<Item = (&'a Part, LastUse)>,
+    ) -> Result<()> {
         let (mut next, mut views) = (start, Vec::with_capacity(pieces.len()));
         let mut result = Ok(());
         for piece in pieces {
@@ -282,9 +289,11 @@ impl Pages {
             }
             return result;
         }
+        for (part, used) in sources {
+            self.disown(part.chunk, part.first..part.first + part.count(), used);
+        }
         let mut next = start;
         for piece in pieces {
-            self.disown(piece.chunk, piece.first..piece.first + piece.count, piece.used);
             self.own(piece.chunk, piece.first..piece.first + piece.count, next);
             next += u64::from(piece.count) * PAGE;
         }
@@ -326,8 +335,8 @@ impl Pages {
         }
     }
 
-    /// Pages of a chunk, which belong next to each other or to nobody, belong to nobody. `used`: the last work on them.
-    fn disown(&mut self, id: ChunkId, pages: Range<u32>, used: Option<(u32, u64)>) {
+    /// Pages of a chunk, which belong next to each other, belong to nobody.
+    fn disown(&mut self, id: ChunkId, pages: Range<u32>, used: LastUse) {
         let (first, count) = (pages.start, pages.len() as u32);
         let Some(chunk) = self.chunk_mut(id) else { return };
         let address = chunk.owners[first as usize];
