@@ -25,6 +25,10 @@ const CLEAN_SHARE: u64 = 2048;
 const CLEAN_CHUNKS: u64 = 512;
 const CLEAN_CHUNK: u64 = 8 << 20;
 
+/// A chunk is at most one part in this of what may still be taken, and a step one part in [`LEFT_STEPS`]: where memory is short, none may be torn.
+const LEFT_CHUNKS: u64 = 256;
+const LEFT_STEPS: u64 = 16;
+
 /// What of the pace depends on whether `slack:` asks for little memory.
 struct Shape {
     /// In a run of growth, a chunk is at least one part in the first of what has been taken in it, but at most one part in the second of what is held.
@@ -80,17 +84,17 @@ impl Pace {
         self.run += bytes;
     }
 
-    /// How many bytes more than it needs a heap takes that holds `held`, where it may not hold more for their sake. `moved`: a part of what it needs has
-    /// been found.
-    pub fn step(&self, held: u64, moved: bool) -> u64 {
+    /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more, where it may not hold more for their sake. `moved`: a part of
+    /// what it needs has been found.
+    pub fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
         // Who finds memory in use by turns would leave the step idle, and torn.
         let least = if moved { 0 } else { STEP };
-        least.max((self.run / 2).min(held / self.shape.run_steps)) / PAGE * PAGE
+        least.max((self.run / 2).min(held / self.shape.run_steps)).min(left / LEFT_STEPS) / PAGE * PAGE
     }
 
-    /// How long the chunks of a growth are at most (bytes, whole pages) where `held` bytes are held, `freed` have been freed since the start and `idle` lie idle
-    /// though they were asked for just now.
-    pub fn longest_chunk(&self, held: u64, freed: u64, idle: u64) -> u64 {
+    /// How long the chunks of a growth are at most (bytes, whole pages) where `held` bytes are held, `left` more may be taken, `freed` have been freed
+    /// since the start and `idle` lie idle though they were asked for just now.
+    pub fn longest_chunk(&self, held: u64, left: u64, freed: u64, idle: u64) -> u64 {
         let (of_run, of_held) = self.shape.run_chunks;
         let of_run = (self.run / of_run).min(held / of_held).min(LONGEST_CHUNK);
         let usual = if idle > held / TORN_SHARE {
@@ -103,7 +107,7 @@ impl Pace {
             let (share, (shortest, longest)) = self.shape.chunks;
             (held / share).clamp(shortest, longest)
         };
-        usual.max(of_run) / PAGE * PAGE
+        usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
     }
 }
 
@@ -112,31 +116,32 @@ mod tests {
     use super::*;
 
     const HELD: u64 = 32 << 30;
+    const LEFT: u64 = HELD;
 
     #[test]
     fn a_program_that_loads_gets_long_chunks_and_one_that_leaves_torn_ones_idle_single_pages() {
         let mut pace = Pace::new(false);
         pace.begin(0);
-        assert_eq!(pace.longest_chunk(HELD, 0, 0), LONGEST_CHUNK);
-        assert_eq!(pace.longest_chunk(HELD, HELD, HELD / 100), PAGE);
+        assert_eq!(pace.longest_chunk(HELD, LEFT, 0, 0), LONGEST_CHUNK);
+        assert_eq!(pace.longest_chunk(HELD, LEFT, HELD, HELD / 100), PAGE);
         pace.left_idle(HELD / 1000);
-        let some = pace.longest_chunk(HELD, HELD, 0);
+        let some = pace.longest_chunk(HELD, LEFT, HELD, 0);
         assert!((8 << 20..=16 << 20).contains(&some));
         pace.left_idle(0);
-        assert!(pace.longest_chunk(HELD, HELD, 0) > some);
+        assert!(pace.longest_chunk(HELD, LEFT, HELD, 0) > some);
     }
 
     #[test]
     fn steps_grow_in_a_run_without_frees_and_stay_a_small_part_of_what_is_held() {
         let mut pace = Pace::new(false);
         pace.begin(0);
-        assert_eq!(pace.step(HELD, false), STEP);
-        assert_eq!(pace.step(HELD, true), 0);
+        assert_eq!(pace.step(HELD, LEFT, false), STEP);
+        assert_eq!(pace.step(HELD, LEFT, true), 0);
         pace.grew(1 << 30);
         pace.begin(1 << 20);
-        assert_eq!(pace.step(HELD, true), HELD / RUN_STEPS);
+        assert_eq!(pace.step(HELD, LEFT, true), HELD / RUN_STEPS);
         pace.begin(1 << 30);
-        assert_eq!(pace.step(HELD, true), 0);
+        assert_eq!(pace.step(HELD, LEFT, true), 0);
     }
 
     #[test]
@@ -146,8 +151,17 @@ mod tests {
             pace.begin(0);
             pace.grew(8 << 30);
         }
-        assert!(tight.step(HELD, false) < usual.step(HELD, false));
-        assert!(tight.longest_chunk(HELD, HELD, 0) < usual.longest_chunk(HELD, HELD, 0));
+        assert!(tight.step(HELD, LEFT, false) < usual.step(HELD, LEFT, false));
+        assert!(tight.longest_chunk(HELD, LEFT, HELD, 0) < usual.longest_chunk(HELD, LEFT, HELD, 0));
+    }
+
+    #[test]
+    fn a_heap_that_may_take_little_more_grows_by_what_it_needs_in_single_pages() {
+        let mut pace = Pace::new(false);
+        pace.begin(0);
+        pace.grew(8 << 30);
+        assert_eq!((pace.step(HELD, 16 * PAGE, false), pace.step(HELD, 0, false)), (PAGE, 0));
+        assert_eq!(pace.longest_chunk(HELD, HELD / 64, 0, 0), PAGE);
     }
 
     #[test]
@@ -158,9 +172,9 @@ mod tests {
                     let mut pace = Pace::new(tight);
                     pace.begin(0);
                     pace.grew(run);
-                    assert!(pace.step(held, true).is_multiple_of(PAGE));
+                    assert!(pace.step(held, LEFT, true).is_multiple_of(PAGE));
                     for (freed, idle) in [(0, 0), (held, 0), (held, held)] {
-                        let longest = pace.longest_chunk(held, freed, idle);
+                        let longest = pace.longest_chunk(held, LEFT, freed, idle);
                         assert!(longest >= PAGE && longest.is_multiple_of(PAGE));
                     }
                 }

@@ -77,8 +77,7 @@ impl Central {
         if missing > room {
             return Err(failure);
         }
-        let step = self.pace.step(self.backing.pages.held(), gathered.pages > 0);
-        let step = step.min((room - missing) / 2 / PAGE * PAGE);
+        let step = self.pace.step(self.backing.pages.held(), room - missing, gathered.pages > 0);
         self.grow_by(ctx, want, plan, step, gathered)
     }
 
@@ -195,7 +194,9 @@ impl Central {
         }
         let rest = missing.saturating_sub(bytes);
         if rest > 0 {
-            let longest = self.pace.longest_chunk(self.backing.pages.held(), self.freed, idle);
+            let held = self.backing.pages.held();
+            let left = self.limit.saturating_sub(held).min(ctx.fresh);
+            let longest = self.pace.longest_chunk(held, left, self.freed, idle);
             pieces.extend(self.backing.pages.create(ctx.driver, rest, longest)?);
             // In chunks of its own: what is left over can move whole.
             pieces.extend(self.backing.pages.create(ctx.driver, step, longest)?);
