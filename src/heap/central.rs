@@ -263,6 +263,7 @@ impl Central {
             device: self.device as u8,
             lifetime: ctx.lifetime as u8,
             capture: ctx.capture,
+            ..SegmentEntry::default()
         });
         self.arenas.set_region_slot(region, slot);
         self.gauges.add(DeviceGauge::Grows, 1);
@@ -660,5 +661,6 @@ pub fn slab_segment(
         device: device as u8,
         lifetime,
         capture,
+        ..SegmentEntry::default()
     }
 }

@@ -21,6 +21,7 @@ pub mod history;
 pub mod ladder;
 pub mod lane;
 pub mod lifetime;
+mod mapping_book;
 mod moves;
 pub mod named;
 pub mod oom;
