@@ -453,8 +453,10 @@ impl Central {
         }
     }
 
-    /// Frees the large blocks that wait only for what is ordered before the work to come of `waiter`, to that stream.
-    pub fn settle_ordered(&mut self, streams: &Streams, waiter: u32) {
+    /// Frees the large blocks that wait only for what is ordered before the work to come of the asking stream, to that stream: those in the
+    /// ordinary spaces, from which pages can move to where they are wanted, and in the space in which they are.
+    pub fn settle_ordered(&mut self, streams: &Streams, want: Want) {
+        let waiter = want.stream;
         let mut at = 0;
         while at < self.pending.len() {
             let PendingRun { run: id, epoch, ref waits } = self.pending[at];
@@ -463,7 +465,12 @@ impl Central {
             };
             let Some(run) = self.arenas.run(id) else { break };
             let Run { stream, bytes, lifetime, slot, .. } = *run;
-            if !is_ordered(stream, epoch) || !waits.iter().all(|&(user, epoch)| is_ordered(user, epoch)) {
+            let space = self.arenas.region(run.region).space;
+            let is_wanted = space == want.space || self.spaces.contains(&space);
+            if !is_wanted
+                || !is_ordered(stream, epoch)
+                || !waits.iter().all(|&(user, epoch)| is_ordered(user, epoch))
+            {
                 at += 1;
                 continue;
             }

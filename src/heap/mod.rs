@@ -559,7 +559,9 @@ impl Heap {
                         // The block must be kept from being reused too soon, number or not.
                         .unwrap_or(streams::STRANGER);
                     device.record_stream(address, owner, user)?;
-                    device.seal_batch(&self.shared);
+                    if matches!(owner, Owner::Large { .. }) {
+                        device.seal_batch(&self.shared);
+                    }
                     let (kind, id) = (EventKind::RecordStream, device.id as u8);
                     self.shared.record.event(kind, id, 0, user, address, 0, clock::now());
                     Some(())

@@ -54,7 +54,7 @@ impl Device {
     pub(super) fn take_ordered(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
         let some = central.has_pending() || !central.order.is_empty();
         let _asking = if some && shared.shares() { self.ask()? } else { return None };
-        central.settle_ordered(&self.streams, want.stream);
+        central.settle_ordered(&self.streams, want);
         central.fit_ordered(&self.streams, want)
     }
 
@@ -82,7 +82,7 @@ impl Device {
             }
             central.order.add(want.stream, stream, epoch);
             shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
-            central.settle_ordered(&self.streams, want.stream);
+            central.settle_ordered(&self.streams, want);
             if let Some(run) = central.fit_ordered(&self.streams, want) {
                 return Some(run);
             }
