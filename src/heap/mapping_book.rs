@@ -12,10 +12,30 @@ use super::stitch::{ChunkId, LONGEST_CHUNK};
 use crate::driver::DeviceId;
 use crate::record::{Record, SegmentEntry, SegmentKind, SegmentSlot};
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 
 // A view's pages are the bits of one number.
 const _: () = assert!(LONGEST_CHUNK / PAGE <= u128::BITS as u64);
+
+/// For addresses of views: pages of ours, which nobody chooses to make them meet. Fibonacci hashing (Knuth, vol. 3, 6.4).
+#[derive(Default)]
+struct PageHasher(u64);
+
+impl Hasher for PageHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, address: u64) {
+        let mixed = (self.0 ^ (address / PAGE)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 /// A view on the record.
 struct View {
@@ -29,9 +49,10 @@ struct View {
 pub struct MappingBook {
     record: Option<&'static Record>,
     device: u8,
-    chunks: HashMap<ChunkId, SegmentSlot>,
+    /// By number.
+    chunks: Vec<SegmentSlot>,
     /// By first byte, as the reservations are.
-    views: HashMap<u64, View>,
+    views: HashMap<u64, View, BuildHasherDefault<PageHasher>>,
     reservations: HashMap<u64, SegmentSlot>,
 }
 
@@ -57,14 +78,18 @@ impl MappingBook {
     /// The driver gave a chunk.
     pub fn add_chunk(&mut self, chunk: ChunkId, bytes: u64) {
         let entry = SegmentEntry { kind: SegmentKind::Chunk, bytes, chunk, ..SegmentEntry::default() };
-        if let Some(slot) = self.insert(entry) {
-            self.chunks.insert(chunk, slot);
+        let slot = self.insert(entry).unwrap_or(SegmentSlot::NONE);
+        if self.record.is_some() {
+            let count = self.chunks.len().max(chunk as usize + 1);
+            self.chunks.resize(count, SegmentSlot::NONE);
+            self.chunks[chunk as usize] = slot;
         }
     }
 
     /// The driver has a chunk back.
     pub fn remove_chunk(&mut self, chunk: ChunkId) {
-        let slot = self.chunks.remove(&chunk);
+        let slot = self.chunks.get_mut(chunk as usize);
+        let slot = slot.map(|slot| std::mem::replace(slot, SegmentSlot::NONE));
         self.remove(slot);
     }
 
