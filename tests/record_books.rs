@@ -70,11 +70,31 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
         device: 1,
         lifetime: 3,
         capture: 0,
+        ..SegmentEntry::default()
     };
     let first = record.segment_insert(&slab);
     let second = record.segment_insert(&SegmentEntry { kind: SegmentKind::Span, slot: 0, ..slab });
     record.segment_remove(second);
     assert_ne!(first, SegmentSlot::NONE);
+    let chunk = SegmentEntry {
+        kind: SegmentKind::Chunk,
+        bytes: 256 << 20,
+        chunk: 5,
+        device: 1,
+        ..SegmentEntry::default()
+    };
+    record.segment_insert(&chunk);
+    let view =
+        SegmentEntry { kind: SegmentKind::View, address: 0x7f10_0000_0000, pages: 1 << 127 | 6, ..chunk };
+    let moved = SegmentEntry { address: 0x7f20_0000_0000, pages: 0, ..view };
+    record.segment_insert(&view);
+    let slot = record.segment_insert(&moved);
+    record.segment_pages(slot, 1 << 64 | 1);
+    let moved = SegmentEntry { pages: 1 << 64 | 1, ..moved };
+    assert!(!moved.is_retired() && SegmentEntry { pages: 0, ..moved }.is_retired());
+    let space =
+        SegmentEntry { kind: SegmentKind::Reservation, address: 0x7f00_0000_0000, bytes: 1 << 40, ..slab };
+    record.segment_insert(&space);
 
     for reader in [Reader::open(&path).unwrap(), Reader::own(record).unwrap()] {
         assert_eq!(reader.is_live(), Some(true));
@@ -103,7 +123,11 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
         blocks.entries.sort_by_key(|(entry, _)| entry.address);
         assert_eq!(blocks.entries, [(kept, BlockState::Live), (waiting, BlockState::Pending)]);
         assert_eq!(blocks.torn, 0);
-        assert_eq!(reader.segments().entries, [slab]);
+        let segments = reader.segments().entries;
+        assert_eq!(segments.len(), 5);
+        for told in [slab, chunk, view, moved, space] {
+            assert!(segments.contains(&told), "{told:?}");
+        }
         let mut cursor = Cursor::default();
         let events = reader.events(&mut cursor);
         let kinds: Vec<EventKind> = events.entries.iter().map(|event| event.kind).collect();
@@ -176,6 +200,7 @@ fn a_record_that_is_off_keeps_exact_totals_and_writes_nothing() {
         device: 0,
         lifetime: 0,
         capture: 0,
+        ..SegmentEntry::default()
     };
     record.segment_remove(record.segment_insert(&segment));
     assert_eq!(record.live(0), (0, 3072));

@@ -43,7 +43,8 @@ fn valid() -> &'static [u8] {
         }
         record.device(0).set(&[(DeviceGauge::Reserved, 1 << 20)]);
         for n in 0..20 {
-            let kind = if n % 2 == 0 { SegmentKind::Span } else { SegmentKind::Slab };
+            use SegmentKind::{Chunk, Reservation, Slab, Span, View};
+            let kind = [Span, Slab, Chunk, View, Reservation][n as usize % 5];
             let (address, bytes) = (n << 21, 2 << 20);
             record.segment_insert(&SegmentEntry {
                 kind,
@@ -54,6 +55,7 @@ fn valid() -> &'static [u8] {
                 device: 0,
                 lifetime: 0,
                 capture: 0,
+                ..SegmentEntry::default()
             });
         }
         let bytes = std::fs::read(record.path().unwrap()).unwrap();

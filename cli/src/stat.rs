@@ -185,6 +185,8 @@ fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
     let (blocks, segments) = (reader.blocks(), reader.segments());
     let pending = blocks.entries.iter().filter(|(_, state)| *state == BlockState::Pending).count();
     let of = |kind| segments.entries.iter().filter(move |segment| segment.kind == kind);
+    let bytes_of = |kind| of(kind).fold(0u64, |sum, segment| sum.wrapping_add(segment.bytes));
+    let retired = || segments.entries.iter().filter(|segment| segment.is_retired());
     let events = reader.events(&mut Cursor::default());
     let facts = reader.event_facts();
     // Without a scale, latencies stay in ticks under another name.
@@ -216,9 +218,17 @@ fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
         "blocks": { "live": blocks.entries.len() - pending, "pending": pending, "torn": blocks.torn },
         "segments": {
             "spans": of(SegmentKind::Span).count(),
-            "span_bytes": of(SegmentKind::Span).fold(0u64, |sum, span| sum.wrapping_add(span.bytes)),
+            "span_bytes": bytes_of(SegmentKind::Span),
             "slabs": of(SegmentKind::Slab).count(),
-            "slab_bytes": of(SegmentKind::Slab).fold(0u64, |sum, slab| sum.wrapping_add(slab.bytes)),
+            "slab_bytes": bytes_of(SegmentKind::Slab),
+            "chunks": of(SegmentKind::Chunk).count(),
+            "chunk_bytes": bytes_of(SegmentKind::Chunk),
+            "views": of(SegmentKind::View).count(),
+            "view_bytes": bytes_of(SegmentKind::View),
+            "retired_views": retired().count(),
+            "retired_view_bytes": retired().fold(0u64, |sum, view| sum.wrapping_add(view.bytes)),
+            "reservations": of(SegmentKind::Reservation).count(),
+            "reserved_address_bytes": bytes_of(SegmentKind::Reservation),
             "torn": segments.torn,
         },
         "events": {

@@ -44,9 +44,21 @@ fn record(directory: &Path) -> &'static Record {
         (DeviceGauge::LargestRequest, 13 << 20),
         (DeviceGauge::LargestGrowing, 320 << 20),
     ]);
-    let (kind, address, bytes) = (SegmentKind::Span, 0, 56 << 20);
-    let span = SegmentEntry { kind, address, bytes, slot: 0, stream: 0, device: 1, lifetime: 0, capture: 0 };
-    record.segment_insert(&span);
+    let segment = |kind, bytes, chunk, pages| {
+        record.segment_insert(&SegmentEntry {
+            kind,
+            bytes,
+            device: 1,
+            chunk,
+            pages,
+            ..SegmentEntry::default()
+        });
+    };
+    segment(SegmentKind::Span, 56 << 20, 0, 0);
+    segment(SegmentKind::Chunk, 8 << 20, 3, 0);
+    segment(SegmentKind::View, 8 << 20, 3, 0b1011);
+    segment(SegmentKind::View, 8 << 20, 3, 0);
+    segment(SegmentKind::Reservation, 1 << 40, 0, 0);
     record.latency(true, 3000);
     record
 }
@@ -135,7 +147,12 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     assert!((fits - (320 << 20) as f64 / p99 as f64).abs() < 1e-9, "{fits}");
     assert_eq!(all["blocks"]["live"], 3);
     assert_eq!(all["blocks"]["pending"], 1);
-    assert_eq!(all["segments"]["span_bytes"], 56 << 20);
+    let segments = &all["segments"];
+    assert_eq!(segments["span_bytes"], 56 << 20);
+    assert_eq!((&segments["chunks"], &segments["chunk_bytes"]), (&1.into(), &(8 << 20).into()));
+    assert_eq!((&segments["views"], &segments["view_bytes"]), (&2.into(), &(16 << 20).into()));
+    assert_eq!((&segments["retired_views"], &segments["retired_view_bytes"]), (&1.into(), &(8 << 20).into()));
+    assert_eq!(segments["reserved_address_bytes"], 1u64 << 40);
     assert_eq!((&all["events"]["written"], &all["events"]["lost"]), (&Value::from(5), &Value::from(0)));
     assert_eq!(all["histograms"]["malloc_bytes"]["count"], 5);
     assert_eq!(all["process"]["live"], true);

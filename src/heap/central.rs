@@ -32,6 +32,9 @@ pub const SPAN: u64 = 32 << 20;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const YOUNG_SPAN: u64 = 256 << 20;
 
+/// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
+const BATCH_SHARE: u64 = 32;
+
 /// A large block that its program has freed, and the streams that may still use it.
 struct PendingRun {
     run: RunId,
@@ -69,6 +72,8 @@ pub struct Central {
     spaces: [SpaceId; LIFETIMES],
     users: HashMap<RunId, Vec<u32>>,
     pending: Vec<PendingRun>,
+    /// Bytes that have begun to wait for streams since [`Central::take_batch`] was true.
+    unsealed: u64,
     direct: HashMap<u64, Direct>,
     /// Physical memory of the device.
     pub(super) total_memory: u64,
@@ -123,6 +128,7 @@ impl Central {
             spaces,
             users: HashMap::new(),
             pending: Vec::new(),
+            unsealed: 0,
             direct: HashMap::new(),
             total_memory,
             peak_reserved: 0,
@@ -267,6 +273,7 @@ impl Central {
             device: self.device as u8,
             lifetime: ctx.lifetime as u8,
             capture: ctx.capture,
+            ..SegmentEntry::default()
         });
         self.arenas.set_region_slot(region, slot);
         self.gauges.add(DeviceGauge::Grows, 1);
@@ -384,6 +391,7 @@ impl Central {
         if !frozen {
             let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
             self.pending.push(PendingRun { run: id, epoch, waits });
+            self.unsealed += self.arenas.run(id).map_or(0, |run| run.bytes);
         }
     }
 
@@ -424,6 +432,15 @@ impl Central {
         self.pending.iter().filter_map(|block| self.arenas.run(block.run)).map(|run| run.bytes).sum()
     }
 
+    /// Whether so much has begun to wait for streams that events are due behind it: one part in [`BATCH_SHARE`] of what is held. True once.
+    pub fn take_batch(&mut self) -> bool {
+        let due = self.unsealed > self.backing.held / BATCH_SHARE;
+        if due {
+            self.unsealed = 0;
+        }
+        due
+    }
+
     /// Frees the large blocks whose waits are over.
     pub fn settle(&mut self, streams: &Streams) {
         let mut at = 0;
@@ -440,8 +457,10 @@ impl Central {
         }
     }
 
-    /// Frees the large blocks that wait only for what is ordered before the work to come of `waiter`, to that stream.
-    pub fn settle_ordered(&mut self, streams: &Streams, waiter: u32) {
+    /// Frees the large blocks that wait only for what is ordered before the work to come of the asking stream, to that stream: those in the
+    /// ordinary spaces, from which pages can move to where they are wanted, and in the space in which they are.
+    pub fn settle_ordered(&mut self, streams: &Streams, want: Want) {
+        let waiter = want.stream;
         let mut at = 0;
         while at < self.pending.len() {
             let PendingRun { run: id, epoch, ref waits } = self.pending[at];
@@ -450,7 +469,12 @@ impl Central {
             };
             let Some(run) = self.arenas.run(id) else { break };
             let Run { stream, bytes, lifetime, slot, .. } = *run;
-            if !is_ordered(stream, epoch) || !waits.iter().all(|&(user, epoch)| is_ordered(user, epoch)) {
+            let space = self.arenas.region(run.region).space;
+            let is_wanted = space == want.space || self.spaces.contains(&space);
+            if !is_wanted
+                || !is_ordered(stream, epoch)
+                || !waits.iter().all(|&(user, epoch)| is_ordered(user, epoch))
+            {
                 at += 1;
                 continue;
             }
@@ -462,7 +486,12 @@ impl Central {
 
     /// Whether anything that is free or waits would be ordered by a wait for `epoch` of `stream`.
     pub fn would_gain(&self, stream: u32, epoch: u64) -> bool {
-        let waits = |block: &PendingRun| block.waits.iter().any(|wait| wait.0 == stream && wait.1 <= epoch);
+        let is_it = |other: u32, of: u64| other == stream && of <= epoch;
+        // A block waits for the streams that were recorded, and lies behind the work of its own.
+        let waits = |block: &PendingRun| {
+            block.waits.iter().any(|wait| is_it(wait.0, wait.1))
+                || self.arenas.run(block.run).is_some_and(|run| is_it(run.stream, block.epoch))
+        };
         self.pending.iter().any(waits)
             || self.ordinary_spaces().any(|space| self.arenas.has_freed(space, stream, epoch))
     }
@@ -664,5 +693,6 @@ pub fn slab_segment(
         device: device as u8,
         lifetime,
         capture,
+        ..SegmentEntry::default()
     }
 }

@@ -6,6 +6,7 @@ use super::central::Central;
 use super::growth::Pace;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
+use super::mapping_book::MappingBook;
 use super::page_table::{Owner, Page};
 use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX};
@@ -108,7 +109,8 @@ impl Device {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
         let kind = Kind::choose(shared.config.backing, &capabilities);
-        let backing = Backing::new(id, kind, &shared.config, total);
+        let mut backing = Backing::new(id, kind, &shared.config, total);
+        backing.pages.book = MappingBook::new(shared.record, id);
         let limit = shared.config.limit.map_or(total, |limit| limit.resolve(total));
         let record = shared.record;
         let lanes = (0..LANES).map(|lane| {

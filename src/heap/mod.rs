@@ -23,6 +23,7 @@ pub mod history;
 pub mod ladder;
 pub mod lane;
 pub mod lifetime;
+mod mapping_book;
 mod moves;
 pub mod named;
 pub mod oom;
@@ -560,6 +561,9 @@ impl Heap {
                         // The block must be kept from being reused too soon, number or not.
                         .unwrap_or(streams::STRANGER);
                     device.record_stream(address, owner, user)?;
+                    if matches!(owner, Owner::Large { .. }) {
+                        device.seal_batch(&self.shared);
+                    }
                     let (kind, id) = (EventKind::RecordStream, device.id as u8);
                     self.shared.record.event(kind, id, 0, user, address, 0, clock::now());
                     Some(())

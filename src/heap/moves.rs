@@ -261,6 +261,7 @@ impl Central {
             return Err(DriverError::new("address range", ErrorKind::Other, 0));
         }
         self.arenas.add_reservation(space, address, bytes);
+        self.backing.pages.book.reserve(address, bytes, ctx);
         Ok(())
     }
 
@@ -320,6 +321,7 @@ impl Central {
             self.backing.calls += 1;
             if driver.address_free(self.device, address, bytes).is_ok() {
                 self.arenas.remove_region(id);
+                self.backing.pages.book.unreserve(address);
             }
         }
     }

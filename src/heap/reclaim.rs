@@ -124,6 +124,9 @@ impl Device {
                 }
             }
         }
+        if let Some(run) = self.take_ordered(shared, central, want) {
+            return Some(run);
+        }
         // Neighbours of one owner are merged already: there is nothing to join where only one has any.
         let (_, everybody) = central.arenas.free_bytes(want.space);
         let own = central.arenas.own_free_bytes(want.space, want.stream);
@@ -188,6 +191,12 @@ impl Device {
             }
             let budget = stitched && shared.config.waits == Waits::Budget && room == Room::Budget;
             let first = Growth { lean: !budget, ..growth };
+            if budget
+                && central.is_beyond_slack(shared.record, want.bytes)
+                && let Some(run) = self.wait_for_others(shared, central, &first, want)
+            {
+                return Some(run);
+            }
             let mut result = central.extend(&first, want, whole_span);
             if budget && result.as_ref().is_err_and(DriverError::is_out_of_memory) {
                 if let Some(run) = self.wait_for_others(shared, central, &first, want) {

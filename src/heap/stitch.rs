@@ -16,6 +16,7 @@
 //! A move changes the owners only when every driver call of it has succeeded, so undoing one is to unmap what it mapped.
 #![deny(unsafe_code)]
 
+use super::mapping_book::MappingBook;
 use super::size_class::PAGE;
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -122,6 +123,8 @@ pub struct Pages {
     pub calls: u64,
     /// Those that failed.
     pub errors: u64,
+    /// What of all this is on the record.
+    pub book: MappingBook,
 }
 
 impl Pages {
@@ -218,6 +221,7 @@ impl Pages {
         };
         self.held += bytes;
         self.spare.push(id);
+        self.book.add_chunk(id, bytes);
         id
     }
 
@@ -305,6 +309,7 @@ impl Pages {
     fn add_view(&mut self, address: u64, chunk: ChunkId) {
         self.views.insert(address, View { chunk, owned: 0, uses: Vec::new() });
         self.retired.insert(address);
+        self.book.add_view(address, chunk, self.bytes_of(chunk));
         if let Some(chunk) = self.chunk_mut(chunk) {
             chunk.views.push(address);
         }
@@ -312,6 +317,7 @@ impl Pages {
 
     fn remove_view(&mut self, address: u64) {
         self.retired.remove(&address);
+        self.book.remove_view(address);
         if let Some(view) = self.views.remove(&address)
             && let Some(chunk) = self.chunk_mut(view.chunk)
         {
@@ -323,6 +329,7 @@ impl Pages {
     fn own(&mut self, id: ChunkId, pages: Range<u32>, address: u64) {
         let count = pages.len() as u32;
         let start = address - u64::from(pages.start) * PAGE;
+        self.book.own(start, pages.clone());
         let Some(chunk) = self.chunk_mut(id) else { return };
         for page in pages {
             chunk.owners[page as usize] = start + u64::from(page) * PAGE;
@@ -347,6 +354,7 @@ impl Pages {
         chunk.owned -= count;
         self.owned -= u64::from(count);
         let start = address - u64::from(first) * PAGE;
+        self.book.disown(start, pages);
         let Some(view) = self.views.get_mut(&start) else { return };
         view.owned -= count;
         if view.owned == 0 {
@@ -415,6 +423,7 @@ impl Pages {
             if released {
                 self.chunks[id as usize] = None;
                 self.unused.push(id);
+                self.book.remove_chunk(id);
                 self.held -= bytes;
                 given += bytes;
             } else {
@@ -460,6 +469,7 @@ impl Pages {
             held += chunk.bytes();
             views += chunk.views.len();
             let mut here = vec![0u32; chunk.views.len()];
+            self.book.validate(&chunk.views, &chunk.owners)?;
             for (page, &owner) in chunk.owners.iter().enumerate().filter(|page| *page.1 != NOBODY) {
                 owned += 1;
                 let view = owner - page as u64 * PAGE;

@@ -4,6 +4,9 @@
 //! do comes after those frees: they are ordered before it, though nobody knows yet that they are done. So the asking stream may have
 //! that memory at once, and nobody else may. The host never stands still for it.
 //!
+//! Waits are cheap, moving pages is not: beyond the slack the stream waits for all that brings it memory, until one free run is long enough, and only then do pages
+//! move. What is ordered before a stream's work to come without any wait, it has first, whatever `waits:` says ([`Device::take_ordered`]).
+//!
 //! In rare programs such a wait closes a cycle across ranks (tests/heap_waits.rs shows one), hence `waits:off|oom|budget`.
 #![deny(unsafe_code)]
 
@@ -34,6 +37,11 @@ impl Order {
         *known = epoch.max(*known);
     }
 
+    /// Whether no stream has been made to wait.
+    pub fn is_empty(&self) -> bool {
+        self.epochs.is_empty()
+    }
+
     /// Forgets streams whose numbers will be others'.
     pub fn forget(&mut self, numbers: &[u32]) {
         self.epochs.retain(|(waiter, stream), _| !numbers.contains(waiter) && !numbers.contains(stream));
@@ -41,8 +49,17 @@ impl Order {
 }
 
 impl Device {
+    /// A run for `want` from memory whose last work comes before whatever its stream is given to do from now on, though nobody knows yet that it is
+    /// done: blocks that wait only for that stream itself, and what it has been made to wait for.
+    pub(super) fn take_ordered(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
+        let some = central.has_pending() || !central.order.is_empty();
+        let _asking = if some && shared.shares() { self.ask()? } else { return None };
+        central.settle_ordered(&self.streams, want);
+        central.fit_ordered(&self.streams, want)
+    }
+
     /// A run for `want` from memory that other streams have freed: its stream waits for their events, the oldest first, until it has one.
-    /// Makes pages move too, where they can. `None`: nothing of the kind helps, or a capture is open.
+    /// Makes pages move too, where they can and that is not enough. `None`: nothing of the kind helps, or a capture is open.
     pub(super) fn wait_for_others(
         &self,
         shared: &Shared,
@@ -65,17 +82,26 @@ impl Device {
             }
             central.order.add(want.stream, stream, epoch);
             shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
-            central.settle_ordered(&self.streams, want.stream);
+            central.settle_ordered(&self.streams, want);
             if let Some(run) = central.fit_ordered(&self.streams, want) {
                 return Some(run);
             }
-            if self.kind == Kind::Stitch
-                && central.extend(&Growth { fresh: 0, ..*growth }, want, false).is_ok()
-            {
-                return want.fit_or_join(central);
-            }
+        }
+        if self.kind == Kind::Stitch && central.extend(&Growth { fresh: 0, ..*growth }, want, false).is_ok() {
+            return want.fit_or_join(central);
         }
         None
+    }
+
+    /// Records events behind the frees so far, once many blocks have begun to wait for streams ([`Central::take_batch`]): late events come behind work that has nothing to do
+    /// with the frees, and a program whose memory waits for them takes fresh memory meanwhile.
+    pub(super) fn seal_batch(&self, shared: &Shared) {
+        if !shared.shares() || !lock(&self.central).take_batch() {
+            return;
+        }
+        if let Some(_asking) = self.ask() {
+            self.streams.seal(&*shared.driver);
+        }
     }
 
     /// As [`Device::wait_for_others`], where the alternative is out of memory; and the central lock under which the run was found.

@@ -17,7 +17,7 @@ use super::{LANES, RecordOptions};
 /// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not ready.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
 /// Version of the layout. A reader takes its own only.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Sections begin at multiples of this, and the header is one of it.
 pub const PAGE: u64 = 4096;
 

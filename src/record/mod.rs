@@ -116,18 +116,31 @@ pub enum BlockState {
     Pending = 2,
 }
 
-/// What a segment (memory held from the driver, or a slab cut out of it) is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a segment (memory or address space held from the driver, or a slab cut out of it) is.
+///
+/// With `backing:stitch`, physical memory is the chunks, and each may be mapped at several addresses. A page of a chunk (its number and the page's
+/// within it name a page of the device) belongs to the arena in at most one of its views. A reader that comes in the middle of a move may find a page
+/// in two views or in none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SegmentKind {
-    /// A span of a driver pool, a fixed allocation, or a mapped range of an arena.
+    /// A span of a driver pool, or a fixed allocation.
+    #[default]
     Span = 1,
-    /// A slab inside a span; `slot` is its slot size.
+    /// A slab inside a span or a view; `slot` is its slot size.
     Slab = 2,
+    /// A piece of physical memory that is mapped as a whole, or not at all; it has no address. Its number is `chunk`, among those of
+    /// the device; a number is used again when its chunk is gone.
+    Chunk = 3,
+    /// A mapping of the whole of `chunk`, in whose `pages` blocks may lie. Without any it is retired: nobody gets memory in it any more, and
+    /// it is unmapped once the device is done with what was there.
+    View = 4,
+    /// Address space in which views lie.
+    Reservation = 5,
 }
 
 /// A segment, as the segment table tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentEntry {
     /// What it is.
     pub kind: SegmentKind,
@@ -145,6 +158,17 @@ pub struct SegmentEntry {
     pub lifetime: u8,
     /// 0 for ordinary segments, else 1 + the index of the capture pool.
     pub capture: u8,
+    /// The chunk's number, of a chunk and of a view of it.
+    pub chunk: u32,
+    /// Of a view: bit `n` is set if page `n` of its chunk (2 MiB each) belongs to the arena here.
+    pub pages: u128,
+}
+
+impl SegmentEntry {
+    /// A view to which no page belongs any more.
+    pub fn is_retired(&self) -> bool {
+        self.kind == SegmentKind::View && self.pages == 0
+    }
 }
 
 /// A block's place in the block map. `NONE` where the map is full or off: every call accepts it.

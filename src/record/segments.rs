@@ -1,11 +1,12 @@
-//! The segment table: memory held from the driver, and the slabs cut out of it. Rare calls, so one mutex for writers.
+//! The segment table: memory and address space held from the driver, where it is mapped, and the slabs cut out of it. Rare calls, so one mutex for
+//! writers.
 
 use super::block_map::SlotRead;
 use super::layout::Shared;
 use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, pause};
 use super::{BlockState, SegmentEntry, SegmentKind};
 
-/// One slot, 40 bytes. The writer holds the table's mutex.
+/// One slot, 56 bytes. The writer holds the table's mutex, or owns the slot and changes `pages` only.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct SegmentCell {
@@ -15,7 +16,8 @@ pub struct SegmentCell {
     /// even, free    insert, after the words    odd, taken
     /// odd, taken    remove                     even, free (the next life)
     /// ```
-    /// The words below are written only while it is free.
+    /// The words below are written only while it is free, `pages` excepted: each bit of it is a fact of its own, and may change while the
+    /// slot is taken.
     state: AtomicU32,
     kind: AtomicU8,
     device: AtomicU8,
@@ -25,11 +27,12 @@ pub struct SegmentCell {
     bytes: AtomicU64,
     slot: AtomicU64,
     stream: AtomicU32,
-    _room: AtomicU32,
+    chunk: AtomicU32,
+    pages: [AtomicU64; 2],
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<SegmentCell>() == 40);
+const _: () = assert!(size_of::<SegmentCell>() == 56);
 
 // SAFETY: repr(C), atomics throughout.
 unsafe impl Shared for SegmentCell {}
@@ -50,7 +53,16 @@ impl SegmentCell {
         self.bytes.store(entry.bytes, Ordering::Relaxed);
         self.slot.store(entry.slot, Ordering::Relaxed);
         self.stream.store(entry.stream, Ordering::Relaxed);
+        self.chunk.store(entry.chunk, Ordering::Relaxed);
+        self.set_pages(entry.pages);
         self.advance();
+    }
+
+    /// The pages of the view here are these now.
+    pub fn set_pages(&self, pages: u128) {
+        for (word, value) in self.pages.iter().zip([pages as u64, (pages >> 64) as u64]) {
+            word.store(value, Ordering::Relaxed);
+        }
     }
 
     /// A taken slot is free again.
@@ -74,6 +86,9 @@ impl SegmentCell {
             let kind = match self.kind.load(Ordering::Relaxed) {
                 1 => SegmentKind::Span,
                 2 => SegmentKind::Slab,
+                3 => SegmentKind::Chunk,
+                4 => SegmentKind::View,
+                5 => SegmentKind::Reservation,
                 _ => return SlotRead::Torn,
             };
             let entry = SegmentEntry {
@@ -85,6 +100,9 @@ impl SegmentCell {
                 device: self.device.load(Ordering::Relaxed),
                 lifetime: self.lifetime.load(Ordering::Relaxed),
                 capture: self.capture.load(Ordering::Relaxed),
+                chunk: self.chunk.load(Ordering::Relaxed),
+                pages: u128::from(self.pages[0].load(Ordering::Relaxed))
+                    | u128::from(self.pages[1].load(Ordering::Relaxed)) << 64,
             };
             fence(Ordering::Acquire);
             if self.state.load(Ordering::Relaxed) == before {

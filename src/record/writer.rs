@@ -254,6 +254,13 @@ impl Record {
         }
     }
 
+    /// The pages of a view are these now. Only for its owner, who holds a lock around all that it does with the slot.
+    pub fn segment_pages(&self, slot: SegmentSlot, pages: u128) {
+        if slot != SegmentSlot::NONE {
+            self.at::<SegmentCell>(Section::Segments, u64::from(slot.0)).set_pages(pages);
+        }
+    }
+
     /// One ring event. `time` is [`clock::now`]'s.
     #[inline]
     #[allow(clippy::too_many_arguments)]

@@ -1,0 +1,134 @@
+//! Memory that other streams have used: what a stream may have at once, what it waits for, and when events are recorded.
+
+mod common;
+
+use common::{GIB, MIB, Rig};
+use gruyere::driver::StreamHandle;
+use gruyere_phantom::{CallKind, Caller, as_program};
+
+const KERNEL: u64 = 20_000;
+
+/// A program on a rig, of which the oracle is told.
+struct Program {
+    rig: Rig,
+    next: u64,
+}
+
+impl Program {
+    fn new(conf: &str) -> Self {
+        Self { rig: Rig::new(conf), next: 0 }
+    }
+
+    fn malloc(&mut self, bytes: u64, stream: StreamHandle) -> u64 {
+        let address = self.rig.malloc(bytes, stream);
+        self.next += 1;
+        self.rig.gpu.block_malloc(self.next, address, bytes, 0, stream.0);
+        address
+    }
+
+    fn launch(&self, stream: StreamHandle, kernels: u64) {
+        as_program(|| self.rig.gpu.launch(0, stream.0, kernels, KERNEL)).unwrap();
+    }
+
+    /// `user` uses the block after what `owner` has been given to do.
+    fn lend(&self, address: u64, owner: StreamHandle, user: StreamHandle) {
+        let gpu = &self.rig.gpu;
+        as_program(|| {
+            let event = gpu.event_create(0)?;
+            gpu.event_record(0, event, owner.0)?;
+            gpu.stream_wait_event(0, user.0, event)
+        })
+        .unwrap();
+        gpu.block_record_stream(address, 0, user.0);
+        assert!(self.rig.heap.record_stream(address, user));
+    }
+
+    fn free(&self, address: u64) {
+        self.rig.gpu.block_free(address);
+        assert!(self.rig.heap.free(address));
+    }
+
+    fn calls(&self, kind: CallKind) -> u64 {
+        self.rig.gpu.counts(Caller::Allocator).of(kind)
+    }
+
+    fn check(&self) {
+        self.rig.check();
+        assert_eq!(self.rig.gpu.faults(), []);
+    }
+}
+
+#[test]
+fn a_block_that_waits_only_for_the_asking_stream_is_had_at_once_and_without_a_wait() {
+    for conf in ["", "waits:off", "backing:pool", "backing:fixed"] {
+        let mut program = Program::new(conf);
+        let (compute, copy) = (program.rig.stream(), program.rig.stream());
+        let block = program.malloc(64 * MIB, copy);
+        program.launch(copy, 1);
+        program.lend(block, copy, compute);
+        program.launch(compute, 400);
+        program.free(block);
+        let held = program.rig.gpu.books(0).physical;
+        let other = program.malloc(64 * MIB, copy);
+        assert_ne!(other, block, "{conf}: the device is not done with it");
+        let again = program.malloc(64 * MIB, compute);
+        assert_eq!(again, block, "{conf}");
+        program.launch(compute, 1);
+        assert!(program.rig.gpu.books(0).physical > held, "{conf}");
+        for wait in [CallKind::StreamWaitEvent, CallKind::EventSynchronize, CallKind::DeviceSynchronize] {
+            assert_eq!(program.calls(wait), 0, "{conf}");
+        }
+        assert_eq!(program.rig.gpu.host_time().blocked_by_allocator, 0, "{conf}");
+        program.free(again);
+        program.free(other);
+        program.check();
+    }
+}
+
+#[test]
+fn beyond_the_slack_a_stream_waits_for_memory_that_fits_before_pages_move() {
+    let mut program = Program::new("backing:stitch,slack:0.5%,waits:budget");
+    let (asking, other) = (program.rig.stream(), program.rig.stream());
+    let torn: Vec<u64> = (0..4).map(|_| program.malloc(64 * MIB, asking)).collect();
+    let whole = program.malloc(128 * MIB, other);
+    // Idle pages in two places, which could move, and a free run that is long enough, behind work of the other stream.
+    program.free(torn[0]);
+    program.free(torn[2]);
+    program.launch(other, 200);
+    program.free(whole);
+    let (maps, creates) = (program.calls(CallKind::Map), program.calls(CallKind::Create));
+    assert_eq!(program.malloc(128 * MIB, asking), whole);
+    program.launch(asking, 1);
+    assert_eq!(program.calls(CallKind::StreamWaitEvent), 1);
+    assert_eq!((program.calls(CallKind::Map), program.calls(CallKind::Create)), (maps, creates));
+    // Nothing that fits: the stream waits for what there is, and the pages move.
+    let long = program.malloc(128 * MIB, asking);
+    program.launch(asking, 1);
+    assert!(program.calls(CallKind::Map) > maps);
+    assert_eq!(program.calls(CallKind::Create), creates);
+    for block in [torn[1], torn[3], whole, long] {
+        program.free(block);
+    }
+    program.check();
+}
+
+#[test]
+fn blocks_that_wait_for_streams_have_events_behind_them_a_batch_at_a_time_before_anybody_is_hungry() {
+    let mut program = Program::new("");
+    let (compute, copy) = (program.rig.stream(), program.rig.stream());
+    let room = program.malloc(GIB, compute);
+    program.free(room);
+    let rounds = 400;
+    for _ in 0..rounds {
+        let block = program.malloc(2 * MIB, compute);
+        program.launch(compute, 1);
+        program.lend(block, compute, copy);
+        program.launch(copy, 1);
+        program.free(block);
+    }
+    assert_eq!(program.rig.gpu.books(0).physical, GIB, "there was room all the time");
+    // Every 32 MiB of 800 MiB, one for each of the two streams.
+    let recorded = program.calls(CallKind::EventRecord);
+    assert!((20..=60).contains(&recorded), "{recorded}");
+    program.check();
+}
