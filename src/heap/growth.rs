@@ -35,16 +35,24 @@ struct Shape {
     run_chunks: (u64, u64),
     /// A step in a run of growth is one part in this of what is held at most.
     run_steps: u64,
+    /// While the program loads, a chunk is one part in this of what is held, at least [`CLEAN_CHUNK`] bytes.
+    loading: u64,
     /// Else a chunk is at most one part in this of what is held, and between these bounds (bytes).
     chunks: (u64, (u64, u64)),
     /// Whether chunks are longer while little is torn.
     trusts: bool,
 }
 
-const USUAL: Shape =
-    Shape { run_chunks: (16, 1), run_steps: RUN_STEPS, chunks: (2048, (8 << 20, 16 << 20)), trusts: true };
+const USUAL: Shape = Shape {
+    run_chunks: (16, 1),
+    loading: 1,
+    run_steps: RUN_STEPS,
+    chunks: (2048, (8 << 20, 16 << 20)),
+    trusts: true,
+};
 const TIGHT: Shape = Shape {
     run_chunks: (32, 4096),
+    loading: 128,
     run_steps: 4 * RUN_STEPS,
     chunks: (8192, (PAGE, 8 << 20)),
     trusts: false,
@@ -100,7 +108,7 @@ impl Pace {
         let usual = if idle > held / TORN_SHARE {
             PAGE
         } else if freed < held / LOADING_SHARE {
-            LONGEST_CHUNK
+            (held / self.shape.loading).clamp(CLEAN_CHUNK, LONGEST_CHUNK)
         } else if self.shape.trusts && self.torn < held / CLEAN_SHARE {
             (held / CLEAN_CHUNKS).clamp(CLEAN_CHUNK, LONGEST_CHUNK)
         } else {
