@@ -87,6 +87,10 @@ class Report:
 
 def main(text: str) -> None:
     request = json.loads(text)
+    if request["list"]:
+        print("".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items()), end="")
+        return
+    request["programs"] = request["programs"] or list(PROGRAMS)
     try:
         sys.exit(Comparison(request).run())
     except GruyereError as error:
