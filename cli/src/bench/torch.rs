@@ -158,6 +158,7 @@ if sys.version_info < (3, 9):
     sys.exit('it is Python %d.%d, and 3.9 or newer is needed' % sys.version_info[:2])
 try:
     import gruyere._bench.compare
+    print('it can')
 except ImportError as error:
     sys.exit('it has not the package gruyere, or an older one (%s): run %s -m pip install ./python_loader in the source tree' % (error, sys.executable))
 ";
@@ -183,7 +184,7 @@ impl House {
             .args(["-c", PROBE])
             .output()
             .map_err(|error| format!("{} cannot be run ({error}): {remedy}", python.display()))?;
-        if output.status.success() {
+        if output.status.success() && output.stdout.starts_with(b"it can") {
             return Ok(python);
         }
         let said = String::from_utf8_lossy(&output.stderr);

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -179,25 +180,49 @@ class Comparison:
             _progress(f"{program.program}, {self.contenders[index].name}{what}")
             return self._run(program, machine, servers[index], self.contenders[index], folder, memory)
 
-        # In turn, so that what else the machine does meanwhile meets all alike.
+        # Runs of each in turn, so that what else the machine does meanwhile meets all alike.
         found: list[list[Result]] = [[] for _ in self.contenders]
-        for _ in range(self.request["runs"]):
-            for index, results in enumerate(found):
-                if not results or results[-1].outcome == COMPLETED:
-                    results.append(run(index))
+        for number in range(self.request["runs"]):
+            going = [index for index, results in enumerate(found) if not results or results[-1].outcome == COMPLETED]
+            if machine.is_stand_in and program.program in PROGRAMS:
+                _progress(f"{program.program}, step by step in turn")
+                results = self._in_turn(program, [servers[index] for index in going], 1 + number % 255)
+            else:
+                results = [run(index) for index in going]
+            for index, result in zip(going, results):
+                found[index].append(result)
         program.rows = [_row(contender, results) for contender, results in zip(self.contenders, found)]
         program.peak_live = peak_live(program.rows)
-        for row in program.rows:
-            _relate(row, program)
+        default = next((results for row, results in zip(program.rows, found) if row.allocator == "default"), None)
+        for row, results in zip(program.rows, found):
+            _relate(row, results, program, default)
         yield
         if not self.request["fit"]:
             return
-        for index, row in enumerate(program.rows):
-            # What torch lets cudaMallocAsync be allowed on a real GPU counts live bytes, not held ones: no bound on memory.
-            if row.outcome == COMPLETED and not (row.allocator == "async" and not machine.is_stand_in):
-                fit(row, program.peak_live, lambda memory, index=index: run(index, memory))  # type: ignore[misc]
+        # What torch lets cudaMallocAsync be allowed on a real GPU counts live bytes, not held ones: no bound on memory.
+        wanted = [
+            index for index, row in enumerate(program.rows) if row.outcome == COMPLETED and (row.allocator != "async" or machine.is_stand_in)
+        ]
+        # A GPU is everybody's; each process has a stand-in of its own.
+        with ThreadPoolExecutor((os.cpu_count() or 1) if machine.is_stand_in else 1) as threads:
+            jobs = [
+                threads.submit(fit, program.rows[index], program.peak_live, lambda memory, index=index: run(index, memory))  # type: ignore[misc]
+                for index in wanted
+            ]
+            for job in jobs:
+                job.result()
                 yield
         _progress("")
+
+    def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
+        """A run of each, all at once and a step of each after the other: what is compared was measured within milliseconds. For the stand-in
+        only, of which each process has its own."""
+        for server in servers:
+            server.begin(program.program, self.request["steps"] or STEPS, None, self.request["timeout"], turn)
+        going = list(servers)
+        while going:
+            going = [server for server in going if server.step()]
+        return [server.end() for server in servers]
 
     def _run(self, program: Program, machine: Machine, server: Server, contender: Contender, folder: Path, memory: Optional[int]) -> Result:
         seconds = self.request["timeout"]
@@ -225,7 +250,11 @@ def _row(contender: Contender, results: list[Result]) -> Row:
 
 def settled(times: list[int]) -> Optional[float]:
     """The median of the steps after the first ones."""
-    return statistics.median(times[FIRST_STEPS:] or times) if times else None
+    return statistics.median(_after_first(times)) if times else None
+
+
+def _after_first(times: list[int]) -> list[int]:
+    return times[FIRST_STEPS:] or times
 
 
 def peak_live(rows: list[Row]) -> int:
@@ -235,15 +264,19 @@ def peak_live(rows: list[Row]) -> int:
     return min(counted or [row.allocated_peak for row in rows if row.outcome == COMPLETED], default=0)
 
 
-def _relate(row: Row, program: Program) -> None:
-    """Fills in what is said in relation to the program and to torch's default."""
+def _relate(row: Row, results: list[Result], program: Program, default: Optional[list[Result]]) -> None:
+    """Fills in what is said in relation to the program and to torch's default (`default`: its runs)."""
     if row.outcome != COMPLETED or not program.peak_live:
         return
     row.hold_ratio = row.physical_peak / program.peak_live
-    base = next((other for other in program.rows if other.allocator == "default" and other.outcome == COMPLETED), None)
-    if base and len(base.host_ns_of_runs) == len(row.host_ns_of_runs):
-        # Of runs beside each other.
-        row.host_ratio = statistics.median(ours / theirs for ours, theirs in zip(row.host_ns_of_runs, base.host_ns_of_runs))
+    # The same step of the same round: the same work, measured beside each other.
+    ratios = [
+        ours / theirs
+        for result, base in zip(results, default or [])
+        if base.outcome == COMPLETED
+        for ours, theirs in zip(_after_first(result.host_ns), _after_first(base.host_ns))
+    ]
+    row.host_ratio = statistics.median(ratios) if ratios else None
 
 
 def fit(row: Row, live: int, attempt: Callable[[int], Result]) -> None:

@@ -208,7 +208,7 @@ def offload(steps: int) -> Iterator[None]:
 
 
 def generate(steps: int) -> Iterator[None]:
-    """Up to 24 sequences at a time; each starts with a prompt and grows by a chunk a step until it is done."""
+    """Up to 16 sequences at a time; each starts with a prompt and grows by a chunk a step until it is done."""
     with torch.device("cuda"):
         model = Decoder([Block(1024, 16, 2816) for _ in range(16)], 1024, 32000).to(torch.bfloat16)
     serving = Serving(model)
@@ -226,7 +226,7 @@ class Serving:
 
     @torch.no_grad()
     def step(self) -> None:
-        while len(self.sequences) < 24:
+        while len(self.sequences) < 16:
             length = self.draw.randrange(64, 1024)
             self.sequences.append((length + 32 * self.draw.randrange(2, 12), [None] * len(self.model.layers)))
             self.advance(len(self.sequences) - 1, length)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -48,14 +50,18 @@ class Server:
 
     def __init__(self, contender: Contender, machine: Machine, folder: Path) -> None:
         self.log = Log(folder)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gruyere._bench", "server", contender.allocator],
-            env=contender.environment(machine, of_script=False),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log.file,
-            text=True,
-        )
+        self.turns, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gruyere._bench", "server", json.dumps({"allocator": contender.allocator, "turns": theirs.fileno()})],
+                env=contender.environment(machine, of_script=False),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.log.file,
+                pass_fds=[theirs.fileno()],
+                text=True,
+            )
+        self.turn = 0
         # Read when the first run wants it: meanwhile other servers start.
         self._facts: Optional[dict[str, Any]] = None
 
@@ -75,16 +81,34 @@ class Server:
         return {"failed": self.log.blame(ended(self.process.wait()))}
 
     def run(self, program: str, steps: int, memory: Optional[int], seconds: float) -> Result:
+        """A run from its beginning to its end."""
+        self.begin(program, steps, memory, seconds)
+        return self.end()
+
+    def begin(self, program: str, steps: int, memory: Optional[int], seconds: float, turn: int = 0) -> None:
+        """Begins a run; where `turn`, a number of this run's from 1 to 255, is given, its steps wait for `step`."""
+        self.turn = turn
         if "failed" in self.facts:
-            return Result(FAILED, self.facts["failed"])
+            return
         self.log.mark()
+        request = {"program": program, "steps": steps, "memory": memory, "seconds": seconds, "turn": turn}
         assert self.process.stdin
         try:
-            request = {"program": program, "steps": steps, "memory": memory, "seconds": seconds}
             print(json.dumps(request), file=self.process.stdin, flush=True)
-            answer = self._read()
         except BrokenPipeError:
-            answer = {"failed": self.log.blame("its process is gone")}
+            self._facts = {"failed": self.log.blame("its process is gone")}
+
+    def step(self) -> bool:
+        """Lets a run that goes in turn do its next step. False: it has none, and has ended."""
+        if "failed" in self.facts:
+            return False
+        self.turns.send(bytes([self.turn]))
+        ready, _, _ = select.select([self.turns, self.process.stdout], [], [])
+        return self.turns in ready and bool(self.turns.recv(1))
+
+    def end(self) -> Result:
+        """What the run that was begun has found."""
+        answer = self.facts if "failed" in self.facts else self._read()
         if "failed" in answer:
             self._facts = answer
             return Result(FAILED, answer["failed"])
@@ -94,8 +118,12 @@ class Server:
         return result
 
     def close(self) -> None:
+        self.turns.close()
         if self.process.stdin:
-            self.process.stdin.close()
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
@@ -108,8 +136,8 @@ def run_script(
 ) -> Result:
     """A script in a process of its own, in the current folder."""
     log = Log(folder)
-    answer = folder / "answer.json"
-    answer.unlink(missing_ok=True)
+    # The log's name is this run's own.
+    answer = log.path.with_suffix(".json")
     request = {
         "allocator": contender.allocator, "memory": memory, "steps": steps, "script": script, "arguments": arguments, "answer": str(answer),
     }  # fmt: skip

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +22,10 @@ from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
 OLDEST = (2, 4)
 
 
-def main(allocator: str) -> None:
+def main(text: str) -> None:
+    setup = json.loads(text)
+    allocator: str = setup["allocator"]
+    turns = socket.socket(fileno=setup["turns"])
     # Whatever libraries print belongs with the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -34,7 +38,7 @@ def main(allocator: str) -> None:
     print(json.dumps(facts), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        answer = _forked(torch, allocator, request)
+        answer = _forked(torch, allocator, request, turns)
         if answer is None:
             # The child: it ends as a program does, with its exit handlers.
             return
@@ -72,9 +76,8 @@ def _import_what_torch_puts_off(torch: Any) -> None:
         torch.cuda._is_compiled = shown
 
 
-def _forked(torch: Any, allocator: str, request: dict[str, Any]) -> Optional[str]:
+def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.socket) -> Optional[str]:
     """Runs the request in a child. In this process: its answer. In the child: None, when all is done."""
-    sys.stdout.flush()
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
@@ -82,7 +85,7 @@ def _forked(torch: Any, allocator: str, request: dict[str, Any]) -> Optional[str
         # The parent's requests are not the child's to read.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         with os.fdopen(writable, "w") as answer:
-            answer.write(run(torch, allocator, **request).to_json())
+            answer.write(run(torch, allocator, **request, turns=turns).to_json())
         return None
     os.close(writable)
     return _answer_of(child, readable, request["seconds"])
@@ -114,8 +117,8 @@ def ended(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def run(torch: Any, allocator: str, program: str, steps: int, memory: Optional[int], seconds: float) -> Result:
-    """A built-in program, from nothing to its end, on a device of `memory` bytes."""
+def run(torch: Any, allocator: str, program: str, steps: int, memory: Optional[int], seconds: float, turn: int, turns: socket.socket) -> Result:
+    """A built-in program, from nothing to its end, on a device of `memory` bytes. Where `turn` is not 0, each step waits for that number."""
     result = Result(COMPLETED)
     meter = Meter(allocator, memory)
     try:
@@ -129,7 +132,7 @@ def run(torch: Any, allocator: str, program: str, steps: int, memory: Optional[i
 
         steps_of = PROGRAMS[program](steps)
         try:
-            _drive(torch, steps_of, meter, result)
+            _drive(torch, steps_of, meter, result, turn, turns)
         except Exception as error:
             if not measure.is_out_of_memory(torch, error):
                 raise
@@ -140,8 +143,10 @@ def run(torch: Any, allocator: str, program: str, steps: int, memory: Optional[i
     return result
 
 
-def _drive(torch: Any, steps: Iterator[None], meter: Meter, result: Result) -> None:
+def _drive(torch: Any, steps: Iterator[None], meter: Meter, result: Result, turn: int, turns: socket.socket) -> None:
     while True:
+        if turn:
+            _await_turn(turn, turns)
         began, worked = time.perf_counter_ns(), time.process_time_ns()
         try:
             next(steps)
@@ -158,3 +163,14 @@ def _drive(torch: Any, steps: Iterator[None], meter: Meter, result: Result) -> N
             result.host_ns.append(host)
             result.step_ns.append(time.perf_counter_ns() - began)
             meter.sample(torch)
+        if turn:
+            turns.send(bytes([turn]))
+
+
+def _await_turn(turn: int, turns: socket.socket) -> None:
+    # Others are those of an earlier run, which did not live to take them.
+    given = b""
+    while given != bytes([turn]):
+        given = turns.recv(1)
+        if not given:
+            raise measure.Unfit("the comparison has ended")

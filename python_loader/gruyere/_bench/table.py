@@ -90,7 +90,7 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
         else "processor time of the real host code; a driver's calls cost next to nothing here"
     )
     runs = report.settings["runs"]
-    notes.append(f"host a step      {host}. Median of steps, then of {runs} runs in turn; scripts: from step to step")
+    notes.append(f"host a step      {host}. Median of steps, then of {runs} runs; of default: / that of the same step, median")
     builtin = [program.program for program in report.programs if program.program in PROGRAMS]
     notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]
     return notes
