@@ -139,7 +139,9 @@ class Comparison:
             links = folder / "libraries"
             links.mkdir()
             machine = choose(self.request["phantom"], self.request["beside"], links)
-            servers = [Server(contender, machine, folder) for contender in self.contenders]
+            # Scripts are no server's; one says what torch there is.
+            served = self.contenders if set(self.request["programs"]) & set(PROGRAMS) else self.contenders[:1]
+            servers = [Server(contender, machine, folder) for contender in served]
             try:
                 report = self._compare(machine, servers, folder)
             finally:
@@ -178,7 +180,7 @@ class Comparison:
         def run(index: int, memory: Optional[int] = None) -> Result:
             what = "" if memory is None else f", on {table.size(memory)}"
             _progress(f"{program.program}, {self.contenders[index].name}{what}")
-            return self._run(program, machine, servers[index], self.contenders[index], folder, memory)
+            return self._run(program, machine, servers, index, folder, memory)
 
         # Runs of each in turn, so that what else the machine does meanwhile meets all alike.
         found: list[list[Result]] = [[] for _ in self.contenders]
@@ -224,14 +226,14 @@ class Comparison:
             going = [server for server in going if server.step()]
         return [server.end() for server in servers]
 
-    def _run(self, program: Program, machine: Machine, server: Server, contender: Contender, folder: Path, memory: Optional[int]) -> Result:
+    def _run(self, program: Program, machine: Machine, servers: list[Server], index: int, folder: Path, memory: Optional[int]) -> Result:
         seconds = self.request["timeout"]
         steps = self.request["steps"]
         if program.program in PROGRAMS:
-            return server.run(program.program, steps or STEPS, memory, seconds)
-        if "failed" in server.facts:
-            return Result(FAILED, server.facts["failed"])
-        return run_script(contender, machine, folder, program.program, program.arguments, steps, memory, seconds)
+            return servers[index].run(program.program, steps or STEPS, memory, seconds)
+        if "failed" in servers[0].facts:
+            return Result(FAILED, servers[0].facts["failed"])
+        return run_script(self.contenders[index], machine, folder, program.program, program.arguments, steps, memory, seconds)
 
 
 def _row(contender: Contender, results: list[Result]) -> Row:

@@ -248,8 +248,10 @@ class Serving:
 
 def small(steps: int) -> Iterator[None]:
     draw = random.Random(SEED)
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(384, 6, 1536, batch_first=True), 6, enable_nested_tensor=False)
-    model = nn.Sequential(nn.Embedding(16000, 384), encoder, nn.Linear(384, 2)).cuda()
+    with torch.device("cuda"):
+        layer = nn.TransformerEncoderLayer(384, 6, 1536, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        model = nn.Sequential(nn.Embedding(16000, 384), encoder, nn.Linear(384, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
     for _ in range(steps):
         tokens = blank(16, draw.randrange(16, 256))
