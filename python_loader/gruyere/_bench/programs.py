@@ -18,7 +18,7 @@ SEED = 7
 Cache = tuple[torch.Tensor, torch.Tensor]
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """A decoder's layer, LLaMA's: attention without biases, and a gated MLP."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
@@ -48,7 +48,7 @@ class Block(nn.Module):
         return result
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module):  # type: ignore[misc]
     def __init__(self, layers: list[nn.Module], width: int, vocabulary: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
@@ -224,7 +224,7 @@ class Serving:
         # What each sequence will grow to, and its caches.
         self.sequences: list[tuple[int, list[Optional[Cache]]]] = []
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> None:
         while len(self.sequences) < 16:
             length = self.draw.randrange(64, 1024)

@@ -102,8 +102,9 @@ class Server:
         """Lets a run that goes in turn do its next step. False: it has none, and has ended."""
         if "failed" in self.facts:
             return False
+        assert self.process.stdout
         self.turns.send(bytes([self.turn]))
-        ready, _, _ = select.select([self.turns, self.process.stdout], [], [])
+        ready, _, _ = select.select([self.turns, self.process.stdout.fileno()], [], [])
         return self.turns in ready and bool(self.turns.recv(1))
 
     def end(self) -> Result:

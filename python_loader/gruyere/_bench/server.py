@@ -6,6 +6,7 @@ Requests are lines of JSON on stdin, answers lines of JSON on what stdout was wh
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -13,8 +14,9 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 from . import measure
 from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
@@ -38,11 +40,7 @@ def main(text: str) -> None:
     print(json.dumps(facts), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        answer = _forked(torch, allocator, request, turns)
-        if answer is None:
-            # The child: it ends as a program does, with its exit handlers.
-            return
-        print(answer, file=answers, flush=True)
+        print(_forked(torch, allocator, request, turns), file=answers, flush=True)
 
 
 def _torch() -> tuple[Any, dict[str, Any]]:
@@ -76,19 +74,33 @@ def _import_what_torch_puts_off(torch: Any) -> None:
         torch.cuda._is_compiled = shown
 
 
-def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.socket) -> Optional[str]:
-    """Runs the request in a child. In this process: its answer. In the child: None, when all is done."""
+def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.socket) -> str:
+    """Runs the request in a child: its answer."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(readable)
-        # The parent's requests are not the child's to read.
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        with os.fdopen(writable, "w") as answer:
-            answer.write(run(torch, allocator, **request, turns=turns).to_json())
-        return None
+        code = 1
+        try:
+            # The parent's requests are not the child's to read.
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            with os.fdopen(writable, "w") as answer:
+                answer.write(run(torch, allocator, **request, turns=turns).to_json())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _exit(code)
     os.close(writable)
     return _answer_of(child, readable, request["seconds"])
+
+
+def _exit(code: int) -> NoReturn:
+    """Ends the process as C ends it: exit handlers and destructors of libraries run (the record and the driver's books are put away in them). To take
+    the interpreter down with all modules of torch's would cost more than the run."""
+    sys.stderr.flush()
+    ctypes.CDLL(None).exit(code)
+    raise AssertionError("exit() returned")
 
 
 def _answer_of(child: int, readable: int, seconds: float) -> str:
