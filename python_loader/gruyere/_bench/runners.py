@@ -104,7 +104,8 @@ class Server:
             return False
         assert self.process.stdout
         self.turns.send(bytes([self.turn]))
-        ready, _, _ = select.select([self.turns, self.process.stdout.fileno()], [], [])
+        either: list[Any] = [self.turns, self.process.stdout]
+        ready, _, _ = select.select(either, [], [])
         return self.turns in ready and bool(self.turns.recv(1))
 
     def end(self) -> Result:
