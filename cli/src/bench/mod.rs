@@ -7,6 +7,7 @@ mod proof;
 mod report;
 mod schedule;
 mod table;
+mod torch;
 
 use gruyere_replay::bench::{Contender, Wanted};
 use gruyere_replay::trace::Trace;
@@ -30,6 +31,7 @@ Examples:
   gruyere bench --conf share:off --conf backing:fixed
                                                    a row more for each configuration
   gruyere bench proof                              every figure that is promised, with its bar
+  gruyere bench --torch                            real PyTorch programs, beside torch's real allocators (--torch --help)
   gruyere bench --instructions                     instructions a malloc and a free, counted by callgrind
   gruyere bench --device cuda --trace my.trace.zst the same on a real GPU
 
@@ -84,6 +86,9 @@ pub struct Args {
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     Proof(Box<proof::Args>),
+    /// A subcommand that is written as an option.
+    #[command(long_flag = "torch")]
+    Torch(Box<torch::Args>),
 }
 
 /// What the traces are replayed on.
@@ -107,8 +112,10 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    if let Some(Command::Proof(args)) = &args.command {
-        return proof::main(args);
+    match &args.command {
+        Some(Command::Proof(args)) => return proof::main(args),
+        Some(Command::Torch(args)) => return Ok(torch::main(args)),
+        None => {}
     }
     if args.instructions {
         return instructions(args);

@@ -2,8 +2,8 @@
 
 use crate::abi::{In, Out, code, driver, runtime};
 use crate::gpu::gpu;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
+use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The ranges of page-locked memory: start to bytes, and whether this library allocated it.
@@ -17,8 +17,6 @@ struct Range {
     bytes: usize,
     ours: bool,
 }
-
-const PAGE: usize = 4096;
 
 impl HostMemory {
     fn ranges(&self) -> MutexGuard<'_, BTreeMap<usize, Range>> {
@@ -38,18 +36,17 @@ impl HostMemory {
         self.ranges().values().map(|range| range.bytes).sum()
     }
 
-    fn layout(bytes: usize) -> Result<Layout, u32> {
-        Layout::from_size_align(bytes.max(1), PAGE).map_err(|_| code::INVALID_VALUE)
-    }
-
+    /// Fresh pages, zero, of which only touched ones take memory: copies above the limit are skipped, so most never are.
     fn allocate(&self, bytes: usize) -> Result<usize, u32> {
-        // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc_zeroed(Self::layout(bytes)?) } as usize;
-        if start == 0 {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh anonymous mapping wherever the kernel likes; its size is not zero.
+        let start = unsafe { libc::mmap(ptr::null_mut(), bytes.max(1), protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
             return Err(gruyere_phantom::error::code::OUT_OF_MEMORY);
         }
-        self.ranges().insert(start, Range { bytes, ours: true });
-        Ok(start)
+        self.ranges().insert(start as usize, Range { bytes, ours: true });
+        Ok(start as usize)
     }
 
     fn free(&self, start: usize) -> Result<(), u32> {
@@ -59,8 +56,8 @@ impl HostMemory {
         let mut ranges = self.ranges();
         let range = ranges.get(&start).copied().filter(|range| range.ours).ok_or(code::INVALID_VALUE)?;
         ranges.remove(&start);
-        // SAFETY: `allocate` allocated it with this layout, and the entry that said so is gone.
-        unsafe { dealloc(start as *mut u8, Self::layout(range.bytes)?) }
+        // SAFETY: `allocate` mapped it with this size, and the entry that said so is gone.
+        unsafe { libc::munmap(start as *mut libc::c_void, range.bytes.max(1)) };
         Ok(())
     }
 

@@ -1,0 +1,219 @@
+//! `gruyere bench --torch`: real PyTorch programs under torch's own allocators and under Gruyère.
+//!
+//! What is measured, is measured by the Python package (`python_loader/gruyere/_bench`): this finds an interpreter that has it, and becomes it.
+
+use serde::Serialize;
+use std::ffi::OsString;
+use std::num::NonZeroU32;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// The arguments are fine, and what they name cannot be had.
+const WRONG: u8 = 2;
+
+const EXAMPLES: &str = "\
+Examples:
+  gruyere bench --torch                             the built-in programs on this machine's GPU
+  gruyere bench --torch --list                      what they are
+  gruyere bench --torch --program train.py --steps 20 -- --batch-size 8
+                                                    a script of your own, as python would run it, 20 steps of it
+  gruyere bench --torch --program moe --conf slack:0.5%,waits:budget
+                                                    one more row, for Gruyère so configured
+  gruyere bench --torch --phantom --json torch.json without a GPU: on the stand-in, whose books are exact
+  gruyere bench --torch --no-fit --runs 9 --allocators default,gruyere
+                                                    host time only, as sharp as it gets
+
+On the stand-in kernels take 20 us and a launch 8 us of its clock (PHANTOM_KERNEL_NS, PHANTOM_COSTS), and the device has 80 GiB
+(PHANTOM_MEMORY=24GiB). It needs libphantom_cuda.so, beside this command or named by GRUYERE_PHANTOM.
+
+Exit status: 0 all is well; 1 a run failed; 2 wrong arguments, or no GPU and no stand-in; 3 the driver's books or an invariant found a
+fault; 4 a program ran out of memory with all of the device to itself.";
+
+/// Run real PyTorch programs under torch's own allocators and under Gruyère, and compare.
+///
+/// Each run is a process of its own, with the real code of its allocator: torch's default, torch's expandable segments,
+/// cudaMallocAsync, Gruyère. One table: peak live, peak physical, the smallest device that completes, host time a step.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The interpreter that has torch; default: that of the active virtual environment, the one beside this command, or python3.
+    #[arg(long, value_name = "PYTHON")]
+    python: Option<PathBuf>,
+    /// A built-in program by name, or a script; may be repeated. Default: all that are built in.
+    #[arg(long, value_name = "NAME|FILE.py")]
+    program: Vec<String>,
+    /// Steps of each program (12); a script ends after so many steps of its optimiser (default: when it ends).
+    #[arg(long, value_name = "COUNT")]
+    steps: Option<NonZeroU32>,
+    /// Which allocators, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES",
+          default_values_t = [Allocator::Default, Allocator::Expandable, Allocator::Async, Allocator::Gruyere])]
+    allocators: Vec<Allocator>,
+    /// One more row for Gruyère configured by STRING, as GRUYERE_CONF would be; may be repeated.
+    #[arg(long, value_name = "STRING")]
+    conf: Vec<String>,
+    /// Run on the stand-in GPU, also where there is a real one.
+    #[arg(long)]
+    phantom: bool,
+    /// Leave out the search for the smallest device.
+    #[arg(long)]
+    no_fit: bool,
+    /// Runs of each program under each allocator, in turn; host time is the median of theirs.
+    #[arg(long, value_name = "COUNT", default_value_t = NonZeroU32::new(3).unwrap())]
+    runs: NonZeroU32,
+    /// Seconds after which a run is taken for hung.
+    #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(600).unwrap())]
+    timeout: NonZeroU32,
+    /// Write every number to FILE, after each program; `-`: to stdout, in place of the table.
+    #[arg(long, value_name = "FILE")]
+    json: Option<String>,
+    /// List the built-in programs and stop.
+    #[arg(long)]
+    list: bool,
+    /// Arguments of the scripts.
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    arguments: Vec<String>,
+}
+
+/// Whose allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Allocator {
+    /// torch's caching allocator as it comes.
+    Default,
+    /// The same with expandable_segments:True.
+    Expandable,
+    /// torch's backend cudaMallocAsync.
+    Async,
+    /// Gruyère.
+    Gruyere,
+}
+
+/// What the Python side is asked.
+#[derive(Serialize)]
+struct Request<'a> {
+    /// Empty: all that are built in.
+    programs: &'a [String],
+    arguments: &'a [String],
+    steps: Option<NonZeroU32>,
+    allocators: &'a [Allocator],
+    conf: &'a [String],
+    phantom: bool,
+    /// A folder in which the stand-in may be.
+    beside: Option<&'a Path>,
+    fit: bool,
+    runs: NonZeroU32,
+    timeout: NonZeroU32,
+    json: Option<&'a str>,
+    list: bool,
+}
+
+/// Runs the subcommand. Returns only where the Python side could not be started.
+pub fn main(args: &Args) -> ExitCode {
+    let house = House::find();
+    let request = serde_json::to_string(&args.request(house.beside.as_deref())).expect("plain data");
+    let error = match house.interpreter(args.python.as_deref()) {
+        Ok(python) => {
+            let error = house.command(&python).args(["-m", "gruyere._bench", "compare", &request]).exec();
+            format!("{}: {error}", python.display())
+        }
+        Err(error) => error,
+    };
+    eprintln!("gruyere bench --torch: {error}");
+    ExitCode::from(WRONG)
+}
+
+impl Args {
+    fn request<'a>(&'a self, beside: Option<&'a Path>) -> Request<'a> {
+        Request {
+            programs: &self.program,
+            arguments: &self.arguments,
+            steps: self.steps,
+            allocators: &self.allocators,
+            conf: &self.conf,
+            phantom: self.phantom,
+            beside,
+            fit: !self.no_fit,
+            runs: self.runs,
+            timeout: self.timeout,
+            json: self.json.as_deref(),
+            list: self.list,
+        }
+    }
+}
+
+/// Where this command lives: installed by the wheel, beside an interpreter that has the package; or built in the source tree, beside
+/// the library and the stand-in, with the package in the tree.
+struct House {
+    beside: Option<PathBuf>,
+    /// The library and the folder of the package, where this is a build of the source tree.
+    tree: Option<(PathBuf, PathBuf)>,
+}
+
+/// Asks an interpreter whether it can serve.
+const PROBE: &str = "
+import sys
+if sys.version_info < (3, 9):
+    sys.exit('it is Python %d.%d, and 3.9 or newer is needed' % sys.version_info[:2])
+try:
+    import gruyere._bench.compare
+    print('it can')
+except ImportError as error:
+    sys.exit('it has not the package gruyere, or an older one (%s): run %s -m pip install ./python_loader in the source tree' % (error, sys.executable))
+";
+
+impl House {
+    fn find() -> Self {
+        let beside = std::env::current_exe().ok().and_then(|file| Some(file.parent()?.to_path_buf()));
+        let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python_loader");
+        // `cargo run` leaves the library of a dependency in deps.
+        let library = beside.iter().flat_map(|folder| [folder.clone(), folder.join("deps")]);
+        let library = library.map(|folder| folder.join("libgruyere.so")).find(|file| file.is_file());
+        let tree =
+            library.filter(|_| package.join("gruyere/_bench").is_dir()).map(|library| (library, package));
+        Self { beside, tree }
+    }
+
+    /// An interpreter that can serve.
+    fn interpreter(&self, chosen: Option<&Path>) -> Result<PathBuf, String> {
+        let python = chosen.map_or_else(|| self.usual(), Path::to_path_buf);
+        let remedy = "name one that has torch with --python";
+        let output = self
+            .command(&python)
+            .args(["-c", PROBE])
+            .output()
+            .map_err(|error| format!("{} cannot be run ({error}): {remedy}", python.display()))?;
+        if output.status.success() && output.stdout.starts_with(b"it can") {
+            return Ok(python);
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended without a word");
+        Err(format!("{} cannot serve: {last}; or {remedy}", python.display()))
+    }
+
+    /// The interpreter that a user would expect.
+    fn usual(&self) -> PathBuf {
+        let active = std::env::var_os("VIRTUAL_ENV").map(|folder| Path::new(&folder).join("bin/python"));
+        let neighbour = self.beside.as_ref().map(|folder| folder.join("python"));
+        let mut there = [active, neighbour].into_iter().flatten().filter(|file| file.is_file());
+        there.next().unwrap_or_else(|| PathBuf::from("python3"))
+    }
+
+    /// The interpreter, able to find the package and the library.
+    fn command(&self, python: &Path) -> Command {
+        let mut command = Command::new(python);
+        if let Some((library, package)) = &self.tree {
+            let mut path = OsString::from(package);
+            if let Some(more) = std::env::var_os("PYTHONPATH").filter(|more| !more.is_empty()) {
+                path.push(":");
+                path.push(more);
+            }
+            command.env("PYTHONPATH", path);
+            if std::env::var_os("GRUYERE_LIBRARY").is_none() {
+                command.env("GRUYERE_LIBRARY", library);
+            }
+        }
+        command
+    }
+}

@@ -1,0 +1,113 @@
+//! `gruyere bench --torch`: what it asks of the Python side, and of which interpreter. What comes of it is tested in tests/pytorch.
+
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// An interpreter that answers the probe, then tells its arguments and ends with 7.
+const ABLE: &str =
+    "#!/bin/sh\nif [ \"$1\" = -c ]; then echo it can; exit 0; fi\nprintf '%s\\n' \"$@\"\nexit 7\n";
+
+fn interpreter(folder: &Path, script: &str) -> PathBuf {
+    let file = folder.join("python");
+    std::fs::write(&file, script).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    file
+}
+
+fn bench(python: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    command.arg("bench").args(args).arg("--python").arg(python);
+    command.env_remove("GRUYERE_LIBRARY").output().unwrap()
+}
+
+/// What the Python side is asked when the command gets `args`.
+fn asked(args: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let output = bench(&interpreter(folder.path(), ABLE), args);
+    assert_eq!(output.status.code(), Some(7), "the exit status is the interpreter's");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let words: Vec<_> = text.lines().collect();
+    assert_eq!(words[..3], ["-m", "gruyere._bench", "compare"]);
+    let mut request: Value = serde_json::from_str(words[3]).unwrap();
+    assert!(request["beside"].take().is_string());
+    request
+}
+
+fn refused(python: &Path, args: &[&str]) -> String {
+    let output = bench(python, args);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn without_options_it_asks_for_everything() {
+    let wanted = json!({
+        "programs": [], "arguments": [], "steps": null, "allocators": ["default", "expandable", "async", "gruyere"], "conf": [],
+        "phantom": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null, "list": false,
+    });
+    assert_eq!(asked(&["--torch"]), wanted);
+    assert_eq!(asked(&["torch"]), wanted, "as a subcommand too");
+}
+
+#[test]
+fn options_reach_the_python_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = interpreter(folder.path(), ABLE);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    command.args(["bench", "--torch", "--program", "moe", "--program", "train.py", "--steps", "5"]);
+    command.args([
+        "--allocators",
+        "gruyere,default",
+        "--conf",
+        "slack:0.5%,waits:budget",
+        "--phantom",
+        "--no-fit",
+    ]);
+    command.args(["--runs", "9", "--timeout", "60", "--json", "-", "--python"]).arg(&python);
+    let output = command.args(["--", "--epochs", "3"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut request: Value = serde_json::from_str(text.lines().nth(3).unwrap()).unwrap();
+    request["beside"].take();
+    let wanted = json!({
+        "programs": ["moe", "train.py"], "arguments": ["--epochs", "3"], "steps": 5, "allocators": ["gruyere", "default"],
+        "conf": ["slack:0.5%,waits:budget"], "phantom": true, "beside": null, "fit": false, "runs": 9, "timeout": 60, "json": "-",
+        "list": false,
+    });
+    assert_eq!(request, wanted);
+}
+
+#[test]
+fn a_build_of_the_source_tree_brings_package_and_library() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "#!/bin/sh\nif [ \"$1\" = -c ]; then echo it can; fi\necho \"$PYTHONPATH\"; echo \"$GRUYERE_LIBRARY\"\n";
+    let text = String::from_utf8(bench(&interpreter(folder.path(), script), &["--torch"]).stdout).unwrap();
+    let words: Vec<_> = text.lines().collect();
+    let package = words[0].split(':').next().unwrap();
+    assert!(Path::new(package).join("gruyere/_bench/compare.py").is_file(), "{package}");
+    assert!(words[1].ends_with("libgruyere.so") && Path::new(words[1]).is_file(), "{}", words[1]);
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    let python = Path::new("/bin/true");
+    assert!(refused(python, &["--torch", "--allocators", "default,jemalloc"]).contains("jemalloc"));
+    assert!(refused(python, &["--torch", "--steps", "0"]).contains("--steps"));
+    assert!(refused(python, &["--torch", "--runs", "many"]).contains("--runs"));
+}
+
+#[test]
+fn an_interpreter_that_cannot_serve_is_named_with_the_reason_and_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let gone = folder.path().join("gone");
+    let message = refused(&gone, &["--torch"]);
+    assert!(message.contains("gone cannot be run") && message.contains("--python"), "{message}");
+    let script = "#!/bin/sh\necho 'it is Python 3.8, and 3.9 or newer is needed' >&2; exit 1\n";
+    let message = refused(&interpreter(folder.path(), script), &["--torch"]);
+    assert!(message.contains("it is Python 3.8") && message.contains("--python"), "{message}");
+    // It runs, and is no Python.
+    let message = refused(Path::new("/bin/true"), &["--torch"]);
+    assert!(message.contains("/bin/true cannot serve"), "{message}");
+}

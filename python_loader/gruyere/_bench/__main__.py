@@ -1,0 +1,13 @@
+"""python -m gruyere._bench: see the package. Functions called from here live elsewhere: a script of the user's takes this module's place."""
+
+import sys
+
+if __name__ == "__main__":
+    what, request = sys.argv[1:3]
+    if what == "compare":
+        from gruyere._bench.compare import main
+    elif what == "server":
+        from gruyere._bench.server import main
+    else:
+        from gruyere._bench.script import main
+    main(request)

@@ -1,0 +1,336 @@
+"""The comparison: programs under allocators, run in turn; the smallest device; the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from .._errors import GruyereError
+from . import table
+from .catalog import PROGRAMS
+from .machine import Machine, choose
+from .measure import COMPLETED, FAILED, FAULTS, OUT_OF_MEMORY, Result
+from .runners import TORCH_CONF, Contender, Server, run_script
+
+# Exit codes, those of `gruyere bench`.
+_CODES = {COMPLETED: 0, FAILED: 1, FAULTS: 3, OUT_OF_MEMORY: 4}
+WRONG_ARGUMENTS = 2
+# Steps of a built-in program where the user has named no number, and of any the first that are not timed: they load kernels and take memory.
+STEPS = 12
+FIRST_STEPS = 2
+# The search for the smallest device ends within this share of the program's peak of live bytes.
+FIT = 0.005
+PAGE = 2 << 20
+
+
+@dataclass
+class Row:
+    """A program under one allocator."""
+
+    allocator: str
+    conf: str
+    outcome: str = COMPLETED
+    reason: str = ""
+    steps: int = 0
+    allocated_peak: int = 0
+    requested_peak: int = 0
+    reserved_peak: int = 0
+    physical_peak: int = 0
+    hold_ratio: Optional[float] = None
+    retries: int = 0
+    fit_bytes: Optional[int] = None
+    fit_ratio: Optional[float] = None
+    fit_tries: list[dict[str, Any]] = field(default_factory=list)
+    host_ns_a_step: Optional[float] = None
+    host_ratio: Optional[float] = None
+    host_ns_of_runs: list[float] = field(default_factory=list)
+    step_ns: Optional[float] = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.allocator} {self.conf}".strip()
+
+
+@dataclass
+class Program:
+    """A program, and its rows."""
+
+    program: str
+    arguments: list[str]
+    peak_live: int = 0
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """Everything that was found. Versioned: what reads it may refuse what it does not know."""
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    programs: list[Program] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": "gruyere.bench.torch", "version": 1, **asdict(self)}, indent=1) + "\n"
+
+    def code(self) -> int:
+        return max((_CODES[row.outcome] for program in self.programs for row in program.rows), default=0)
+
+
+def main(text: str) -> None:
+    request = json.loads(text)
+    if request["list"]:
+        print("".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items()), end="")
+        return
+    request["programs"] = request["programs"] or list(PROGRAMS)
+    try:
+        sys.exit(Comparison(request).run())
+    except GruyereError as error:
+        print(f"gruyere bench --torch: {error}", file=sys.stderr)
+        sys.exit(WRONG_ARGUMENTS)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def checked(request: dict[str, Any]) -> list[Contender]:
+    """The rows that are asked for. Raises GruyereError where something is asked for that there is not."""
+    for program in request["programs"]:
+        if program not in PROGRAMS and not Path(program).is_file():
+            raise GruyereError(f"--program {program}: neither a built-in program ({', '.join(PROGRAMS)}) nor a file")
+    unknown = [name for name in request["allocators"] if name not in TORCH_CONF]
+    if unknown:
+        raise GruyereError(f"--allocators {','.join(unknown)}: there are {', '.join(TORCH_CONF)}")
+    if request["arguments"] and all(program in PROGRAMS for program in request["programs"]):
+        raise GruyereError(f"arguments after -- are for scripts, and every program is built in: {' '.join(request['arguments'])}")
+    if request["conf"] and "gruyere" not in request["allocators"]:
+        raise GruyereError(f"--conf {request['conf'][0]}: it configures Gruyère, which --allocators leaves out")
+    if "gruyere" in request["allocators"]:
+        from .. import _settings
+
+        for conf in request["conf"]:
+            _settings.check(conf)
+    contenders = []
+    for name in dict.fromkeys(request["allocators"]):
+        contenders += [Contender(name, conf) for conf in (["", *request["conf"]] if name == "gruyere" else [""])]
+    return contenders
+
+
+class Comparison:
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
+        self.contenders = checked(request)
+        self.json: Optional[str] = request["json"]
+        if self.json not in (None, "-"):
+            _check_writable(Path(self.json))
+        self.began = time.monotonic()
+
+    def run(self) -> int:
+        with tempfile.TemporaryDirectory(prefix="gruyere-bench-") as name:
+            folder = Path(name)
+            links = folder / "libraries"
+            links.mkdir()
+            machine = choose(self.request["phantom"], self.request["beside"], links)
+            # Scripts are no server's; one says what torch there is.
+            served = self.contenders if set(self.request["programs"]) & set(PROGRAMS) else self.contenders[:1]
+            servers = [Server(contender, machine, folder) for contender in served]
+            try:
+                report = self._compare(machine, servers, folder)
+            finally:
+                for server in servers:
+                    server.close()
+        said = report.to_json() if self.json == "-" else table.draw(report)
+        try:
+            print(said, end="", flush=True)
+        except BrokenPipeError:
+            # The reader has seen enough.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        for program in report.programs:
+            for row in program.rows:
+                if row.outcome != COMPLETED:
+                    print(f"gruyere bench --torch: {program.program}, {row.name}: {row.outcome}: {row.reason}", file=sys.stderr)
+        return report.code()
+
+    def _compare(self, machine: Machine, servers: list[Server], folder: Path) -> Report:
+        report = Report(
+            {"device": machine.name, "stand_in": machine.is_stand_in, **servers[0].facts},
+            {key: self.request[key] for key in ("steps", "runs", "fit", "allocators", "conf")},
+        )
+        for name in self.request["programs"]:
+            program = Program(name, self.request["arguments"] if name not in PROGRAMS else [])
+            report.programs.append(program)
+            for _ in self._measure(program, machine, servers, folder):
+                # After each part, so that a crash later loses nothing.
+                report.seconds = time.monotonic() - self.began
+                if self.json not in (None, "-"):
+                    _write(Path(self.json), report.to_json())
+        return report
+
+    def _measure(self, program: Program, machine: Machine, servers: list[Server], folder: Path) -> Iterator[None]:
+        """Fills in the program's rows."""
+
+        def run(index: int, memory: Optional[int] = None) -> Result:
+            what = "" if memory is None else f", on {table.size(memory)}"
+            _progress(f"{program.program}, {self.contenders[index].name}{what}")
+            return self._run(program, machine, servers, index, folder, memory)
+
+        # Runs of each in turn, so that what else the machine does meanwhile meets all alike.
+        found: list[list[Result]] = [[] for _ in self.contenders]
+        for number in range(self.request["runs"]):
+            going = [index for index, results in enumerate(found) if not results or results[-1].outcome == COMPLETED]
+            if machine.is_stand_in and program.program in PROGRAMS:
+                _progress(f"{program.program}, step by step in turn")
+                results = self._in_turn(program, [servers[index] for index in going], 1 + number % 255)
+            else:
+                results = [run(index) for index in going]
+            for index, result in zip(going, results):
+                found[index].append(result)
+        program.rows = [_row(contender, results) for contender, results in zip(self.contenders, found)]
+        program.peak_live = peak_live(program.rows)
+        default = next((results for row, results in zip(program.rows, found) if row.allocator == "default"), None)
+        for row, results in zip(program.rows, found):
+            _relate(row, results, program, default)
+        yield
+        if not self.request["fit"]:
+            return
+        # What torch lets cudaMallocAsync be allowed on a real GPU counts live bytes, not held ones: no bound on memory.
+        wanted = [
+            index for index, row in enumerate(program.rows) if row.outcome == COMPLETED and (row.allocator != "async" or machine.is_stand_in)
+        ]
+        # A GPU is everybody's; each process has a stand-in of its own.
+        with ThreadPoolExecutor((os.cpu_count() or 1) if machine.is_stand_in else 1) as threads:
+            jobs = [
+                threads.submit(fit, program.rows[index], program.peak_live, lambda memory, index=index: run(index, memory))  # type: ignore[misc]
+                for index in wanted
+            ]
+            for job in jobs:
+                job.result()
+                yield
+        _progress("")
+
+    def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
+        """A run of each, all at once and a step of each after the other: what is compared was measured within milliseconds. For the stand-in
+        only, of which each process has its own."""
+        for server in servers:
+            server.begin(program.program, self.request["steps"] or STEPS, None, self.request["timeout"], turn)
+        going = list(servers)
+        while going:
+            going = [server for server in going if server.step()]
+        return [server.end() for server in servers]
+
+    def _run(self, program: Program, machine: Machine, servers: list[Server], index: int, folder: Path, memory: Optional[int]) -> Result:
+        seconds = self.request["timeout"]
+        steps = self.request["steps"]
+        if program.program in PROGRAMS:
+            return servers[index].run(program.program, steps or STEPS, memory, seconds)
+        if "failed" in servers[0].facts:
+            return Result(FAILED, servers[0].facts["failed"])
+        return run_script(self.contenders[index], machine, folder, program.program, program.arguments, steps, memory, seconds)
+
+
+def _row(contender: Contender, results: list[Result]) -> Row:
+    """What runs of one allocator come to: the worst outcome, the highest peaks, the median of the runs' medians."""
+    worst = max(results, key=lambda result: _CODES[result.outcome])
+    row = Row(contender.allocator, contender.conf, worst.outcome, worst.reason)
+    for name in ("steps", "allocated_peak", "requested_peak", "reserved_peak", "physical_peak", "retries"):
+        setattr(row, name, max(getattr(result, name) for result in results))
+    row.host_ns_of_runs = [median for result in results if (median := settled(result.host_ns)) is not None]
+    if row.outcome == COMPLETED and row.host_ns_of_runs:
+        row.host_ns_a_step = statistics.median(row.host_ns_of_runs)
+        steps = [median for result in results if (median := settled(result.step_ns)) is not None]
+        row.step_ns = statistics.median(steps) if steps else None
+    return row
+
+
+def settled(times: list[int]) -> Optional[float]:
+    """The median of the steps after the first ones."""
+    return statistics.median(_after_first(times)) if times else None
+
+
+def _after_first(times: list[int]) -> list[int]:
+    return times[FIRST_STEPS:] or times
+
+
+def peak_live(rows: list[Row]) -> int:
+    """The program's peak of live bytes, each block rounded up to 512 B: the least that an allocator counts. Gruyère and expandable segments count
+    just that; torch's default adds remainders that it does not split off. cudaMallocAsync does not round."""
+    counted = [row.allocated_peak for row in rows if row.outcome == COMPLETED and row.allocator != "async"]
+    return min(counted or [row.allocated_peak for row in rows if row.outcome == COMPLETED], default=0)
+
+
+def _relate(row: Row, results: list[Result], program: Program, default: Optional[list[Result]]) -> None:
+    """Fills in what is said in relation to the program and to torch's default (`default`: its runs)."""
+    if row.outcome != COMPLETED or not program.peak_live:
+        return
+    row.hold_ratio = row.physical_peak / program.peak_live
+    # The same step of the same round: the same work, measured beside each other.
+    ratios = [
+        ours / theirs
+        for result, base in zip(results, default or [])
+        if base.outcome == COMPLETED
+        for ours, theirs in zip(_after_first(result.host_ns), _after_first(base.host_ns))
+    ]
+    row.host_ratio = statistics.median(ratios) if ratios else None
+
+
+def fit(row: Row, live: int, attempt: Callable[[int], Result]) -> None:
+    """Finds the smallest device on which the program completes, by bisection between its peak of live bytes and what it held with room to
+    spare."""
+    low, high = whole_pages(live) - PAGE, whole_pages(row.physical_peak)
+
+    def completes(memory: int) -> bool:
+        result = attempt(memory)
+        completed = result.outcome == COMPLETED
+        row.fit_tries.append({"bytes": memory, "outcome": result.outcome})
+        if result.outcome in (FAILED, FAULTS):
+            row.outcome, row.reason = result.outcome, f"on a device of {table.size(memory)}: {result.reason}"
+        return completed
+
+    while not completes(high):
+        if row.outcome != COMPLETED or high > 4 * row.physical_peak:
+            return
+        low, high = high, whole_pages(int(high * 1.05) + PAGE)
+    while high - low > max(PAGE, int(FIT * live)):
+        middle = whole_pages((low + high) // 2)
+        if middle >= high:
+            break
+        if completes(middle):
+            high = middle
+        else:
+            low = middle
+        if row.outcome != COMPLETED:
+            return
+    row.fit_bytes = high
+    row.fit_ratio = high / live
+
+
+def whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _check_writable(path: Path) -> None:
+    """A wrong --json must not cost the whole run."""
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise GruyereError(f"--json {path}: {error.strerror}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    whole = path.with_name(path.name + ".part")
+    whole.write_text(text)
+    whole.replace(path)
+
+
+def _progress(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)

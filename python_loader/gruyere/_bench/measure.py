@@ -1,0 +1,164 @@
+"""In the process of a run: the allocator in place, the device capped, the numbers read."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from typing import Any, Optional
+
+COMPLETED, OUT_OF_MEMORY, FAILED, FAULTS = "completed", "out of memory", "failed", "faults"
+
+
+@dataclass
+class Result:
+    """What one run found. Bytes of device 0."""
+
+    outcome: str
+    reason: str = ""
+    """Why it did not complete, in one line."""
+    steps: int = 0
+    """Steps that ended."""
+    allocated_peak: int = 0
+    """Peak of live bytes, as the allocator counts them (torch's default counts what it does not split off, too)."""
+    requested_peak: int = 0
+    """Peak of the bytes that the program asked for; 0 where the allocator does not count them."""
+    reserved_peak: int = 0
+    """Peak of what the allocator says that it held."""
+    physical_peak: int = 0
+    """Peak of physical memory: by the stand-in's books, or as `on_gpu` tells."""
+    retries: int = 0
+    """Times that the allocator had to give memory back before a request could be served."""
+    host_ns: list[int] = field(default_factory=list)
+    """Host time of each step."""
+    step_ns: list[int] = field(default_factory=list)
+    """Time of each step until the device was done; empty on the stand-in and for scripts."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Unfit(Exception):
+    """This run cannot be measured as asked; the text says why."""
+
+
+def stand_in() -> Optional[ctypes.CDLL]:
+    """The stand-in GPU, where it is preloaded."""
+    process = ctypes.CDLL(None)
+    if not hasattr(process, "phantom_physical"):
+        return None
+    for name in ("phantom_physical", "phantom_physical_peak", "phantom_misuses"):
+        getattr(process, name).restype = ctypes.c_uint64
+    return process
+
+
+class Meter:
+    """The numbers of one run, from before CUDA is used to its end."""
+
+    def __init__(self, allocator: str, memory: Optional[int]) -> None:
+        """`memory`: bytes that the device may seem to have; None: all. Before CUDA is initialised, and before torch is imported or after."""
+        self.allocator = allocator
+        self.memory = memory
+        self.phantom = stand_in()
+        # What others hold on a real device, and the most that was held with them.
+        self.others: Optional[int] = None
+        self.used_most = 0
+        if memory is not None and self.phantom is not None:
+            os.environ["PHANTOM_MEMORY"] = str(memory)
+
+    def prepare(self, torch: Any) -> None:
+        """Once torch is imported. Uses no CUDA."""
+        if self.phantom is not None:
+            # It has no cuDNN.
+            torch.backends.cudnn.enabled = False
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        else:
+            torch.cuda._lazy_call(lambda: self._begin_on_gpu(torch))
+
+    def _begin_on_gpu(self, torch: Any) -> None:
+        free, total = torch.cuda.mem_get_info(0)
+        self.others = total - free
+        if self.memory is not None:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / total), 0)
+
+    def sample(self, torch: Any) -> None:
+        """Looks at what is held on a real device."""
+        if self.phantom is None and torch.cuda.is_initialized():
+            free, total = torch.cuda.mem_get_info(0)
+            self.used_most = max(self.used_most, total - free)
+
+    def read(self, torch: Any, result: Result) -> None:
+        """Fills in what was held. Raises Unfit where the run was not what it should have been."""
+        if not torch.cuda.is_initialized():
+            raise Unfit("it used no CUDA memory in its own process; what its child processes use is not measured")
+        self._check_allocator(torch)
+        statistics = torch.cuda.memory_stats(0)
+        result.allocated_peak = torch.cuda.max_memory_allocated(0)
+        result.reserved_peak = torch.cuda.max_memory_reserved(0)
+        result.requested_peak = statistics.get("requested_bytes.all.peak", 0)
+        result.retries = statistics.get("num_alloc_retries", 0)
+        if self.phantom is not None:
+            result.physical_peak = self.phantom.phantom_physical_peak(0)
+        else:
+            self.sample(torch)
+            result.physical_peak = max(result.reserved_peak, self.used_most - (self.others or 0))
+        faults = self._faults(torch)
+        if faults:
+            result.outcome, result.reason = FAULTS, faults[0]
+
+    def _check_allocator(self, torch: Any) -> None:
+        """That the run had the allocator that its row names: a setting that torch does not know would pass in silence."""
+        if self.allocator == "gruyere":
+            import gruyere
+
+            if not gruyere.is_enabled():
+                raise Unfit(f"Gruyère was not in place: {gruyere.disable_reason()}")
+            return
+        backend = torch.cuda.get_allocator_backend()
+        wanted = "cudaMallocAsync" if self.allocator == "async" else "native"
+        if backend != wanted:
+            raise Unfit(f"torch {torch.__version__} used the backend {backend}, not {wanted}")
+        if self.allocator in ("default", "expandable"):
+            segments = torch.cuda.memory_snapshot()
+            expandable = [bool(segment.get("is_expandable")) for segment in segments]
+            if any(expandable) != (self.allocator == "expandable") and segments:
+                raise Unfit(f"torch {torch.__version__} had {'' if any(expandable) else 'no '}expandable segments")
+
+    def _faults(self, torch: Any) -> list[str]:
+        """What the driver's books and the library's own check object to."""
+        found = []
+        if self.phantom is not None and self.phantom.phantom_misuses():
+            with tempfile.TemporaryDirectory(prefix="gruyere-bench-") as folder:
+                books = os.path.join(folder, "books")
+                self.phantom.phantom_write_books(books.encode())
+                with open(books) as file:
+                    found += [f"the driver's rules were broken: {misuse}" for misuse in json.load(file)["misuse"]]
+        if self.allocator == "gruyere":
+            import gruyere
+            from gruyere import _library
+
+            torch.cuda.synchronize(0)
+            if _library.library().gruyere_validate() != 0:
+                found.append("gruyere_validate found a broken invariant; the log says which")
+            if gruyere.stats().bad_frees:
+                found.append(f"{gruyere.stats().bad_frees} frees of what was no live block")
+        return found
+
+
+def is_out_of_memory(torch: Any, error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, is torch's out-of-memory."""
+    seen = set()
+    cause: Optional[BaseException] = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, torch.cuda.OutOfMemoryError) or (isinstance(cause, RuntimeError) and "CUDA out of memory." in str(cause)):
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

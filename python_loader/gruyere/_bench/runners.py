@@ -1,0 +1,192 @@
+"""Runs of a program under one allocator: by a server for built-in programs, in a process each for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Optional
+
+from .machine import Machine
+from .measure import FAILED, Result
+from .server import ended
+
+# torch's settings for each of its own allocators.
+TORCH_CONF = {"default": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync", "gruyere": ""}
+# Newer versions of torch read the first of these, older ones know the second only.
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# Settings of the caller's that would make rows other than what they are called.
+_FOREIGN = (*_VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING", "GRUYERE_ENABLE", "GRUYERE_CONF")
+
+
+class Contender:
+    """A row of the table: an allocator, and for Gruyère its configuration."""
+
+    def __init__(self, allocator: str, conf: str = "") -> None:
+        self.allocator = allocator
+        self.conf = conf
+        self.name = f"{allocator} {conf}".strip()
+
+    def environment(self, machine: Machine, of_script: bool) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
+        kept.update(machine.environment)
+        if TORCH_CONF[self.allocator]:
+            kept.update(dict.fromkeys(_VARIABLES, TORCH_CONF[self.allocator]))
+        if self.allocator == "gruyere":
+            kept["GRUYERE_CONF"] = self.conf
+            if of_script:
+                kept["GRUYERE_ENABLE"] = "1"
+        return kept
+
+
+class Server:
+    """A process that has torch imported, and forks for each run."""
+
+    def __init__(self, contender: Contender, machine: Machine, folder: Path) -> None:
+        self.log = Log(folder)
+        self.turns, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gruyere._bench", "server", json.dumps({"allocator": contender.allocator, "turns": theirs.fileno()})],
+                env=contender.environment(machine, of_script=False),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.log.file,
+                pass_fds=[theirs.fileno()],
+                text=True,
+            )
+        self.turn = 0
+        # Read when the first run wants it: meanwhile other servers start.
+        self._facts: Optional[dict[str, Any]] = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it has: "torch" and the like, or "failed" and why."""
+        if self._facts is None:
+            self._facts = self._read()
+        return self._facts
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        return {"failed": self.log.blame(ended(self.process.wait()))}
+
+    def run(self, program: str, steps: int, memory: Optional[int], seconds: float) -> Result:
+        """A run from its beginning to its end."""
+        self.begin(program, steps, memory, seconds)
+        return self.end()
+
+    def begin(self, program: str, steps: int, memory: Optional[int], seconds: float, turn: int = 0) -> None:
+        """Begins a run; where `turn`, a number of this run's from 1 to 255, is given, its steps wait for `step`."""
+        self.turn = turn
+        if "failed" in self.facts:
+            return
+        self.log.mark()
+        request = {"program": program, "steps": steps, "memory": memory, "seconds": seconds, "turn": turn}
+        assert self.process.stdin
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            self._facts = {"failed": self.log.blame("its process is gone")}
+
+    def step(self) -> bool:
+        """Lets a run that goes in turn do its next step. False: it has none, and has ended."""
+        if "failed" in self.facts:
+            return False
+        assert self.process.stdout
+        self.turns.send(bytes([self.turn]))
+        either: list[Any] = [self.turns, self.process.stdout]
+        ready, _, _ = select.select(either, [], [])
+        return self.turns in ready and bool(self.turns.recv(1))
+
+    def end(self) -> Result:
+        """What the run that was begun has found."""
+        answer = self.facts if "failed" in self.facts else self._read()
+        if "failed" in answer:
+            self._facts = answer
+            return Result(FAILED, answer["failed"])
+        result = Result(**answer)
+        if result.outcome == FAILED and result.reason.startswith(("killed", "exit code")):
+            result.reason = self.log.blame(result.reason)
+        return result
+
+    def close(self) -> None:
+        self.turns.close()
+        if self.process.stdin:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def run_script(
+    contender: Contender, machine: Machine, folder: Path, script: str, arguments: list[str], steps: Optional[int], memory: Optional[int], seconds: float
+) -> Result:
+    """A script in a process of its own, in the current folder."""
+    log = Log(folder)
+    # The log's name is this run's own.
+    answer = log.path.with_suffix(".json")
+    request = {
+        "allocator": contender.allocator, "memory": memory, "steps": steps, "script": script, "arguments": arguments, "answer": str(answer),
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gruyere._bench", "script", json.dumps(request)],
+        env=contender.environment(machine, of_script=True),
+        stdin=subprocess.DEVNULL,
+        stdout=log.file,
+        stderr=log.file,
+        # Its children are to end with it.
+        start_new_session=True,
+    )
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return Result(FAILED, f"took more than {seconds:.0f} s; --timeout allows more, --steps ends it sooner")
+    finally:
+        _end_session(process)
+    result = Result(**json.loads(answer.read_text())) if answer.is_file() else None
+    if result is None or (code < 0 and result.outcome != FAILED):
+        return Result(FAILED, log.blame(ended(code)))
+    return result
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    process.wait()
+
+
+class Log:
+    """What a process says, kept for the moment when it fails."""
+
+    def __init__(self, folder: Path) -> None:
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".log")
+        self.file = os.fdopen(handle, "wb")
+        self.path = Path(name)
+        self.from_byte = 0
+
+    def mark(self) -> None:
+        """What comes from here on belongs to the next run."""
+        self.from_byte = self.path.stat().st_size
+
+    def blame(self, how: str) -> str:
+        """`how` it ended, with the last line that it said."""
+        lines = [line.strip() for line in self.path.read_bytes()[self.from_byte :].decode(errors="replace").splitlines()]
+        said = [line for line in lines if line]
+        return f"{how}: {said[-1]}" if said else f"{how}, without a word"

@@ -1,0 +1,108 @@
+"""A script of the user's: run as python itself would run it, measured from its import of torch to its end.
+
+Steps are told by the optimisers of torch: the first one's, where several take turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from types import ModuleType
+from typing import Any, NoReturn, Optional
+
+from .. import _launch, _startup
+from .._imports import when_imported
+from .._steps import _Leader
+from . import measure
+from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
+
+
+def main(text: str) -> None:
+    request = json.loads(text)
+    watch = Watch(request["allocator"], request["memory"], request["steps"])
+    when_imported("torch", watch.imported)
+    if request["allocator"] == "gruyere":
+        _startup.required = True
+        _startup.watch()
+    pid = os.getpid()
+    try:
+        _launch._run_script([request["script"], *request["arguments"]])
+    except BaseException as error:
+        watch.stopped_by(error)
+        raise
+    finally:
+        # What the script forks may come by here too.
+        if os.getpid() == pid:
+            with open(request["answer"], "w") as file:
+                file.write(watch.result().to_json())
+
+
+class Enough(SystemExit):
+    """The steps that were asked for are done."""
+
+
+class Watch:
+    def __init__(self, allocator: str, memory: Optional[int], steps: Optional[int]) -> None:
+        self.meter = Meter(allocator, memory)
+        self.steps = steps
+        self.torch: Optional[ModuleType] = None
+        self.leader = _Leader()
+        self.found = Result(COMPLETED)
+        self.last = (0, 0)
+
+    def imported(self, torch: ModuleType) -> None:
+        self.torch = torch
+        self.meter.prepare(torch)
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(self.stepped)
+        self.last = now()
+
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimiser has stepped."""
+        if not self.leader.stepped(optimizer):
+            return
+        wall, processor = now()
+        on_stand_in = self.meter.phantom is not None
+        self.found.host_ns.append(processor - self.last[1] if on_stand_in else wall - self.last[0])
+        self.found.steps += 1
+        self.meter.sample(self.torch)
+        self.last = now()
+        if self.steps is not None and self.found.steps >= self.steps:
+            self._enough()
+
+    def _enough(self) -> NoReturn:
+        raise Enough(0)
+
+    def stopped_by(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            if error.code not in (None, 0):
+                self.found.outcome, self.found.reason = FAILED, f"it exited with {error.code!r}"
+        elif self.torch is not None and measure.is_out_of_memory(self.torch, error):
+            self.found.outcome, self.found.reason = OUT_OF_MEMORY, measure.first_line(error)
+        else:
+            self.found.outcome, self.found.reason = FAILED, measure.first_line(error)
+
+    def result(self) -> Result:
+        """After the script has ended, however it did."""
+        found = self.found
+        if found.outcome == FAILED:
+            return found
+        if self.torch is None:
+            found.outcome, found.reason = FAILED, "it did not import torch"
+            return found
+        if not found.host_ns:
+            # No optimiser: the whole is one step.
+            wall, processor = now()
+            found.host_ns.append(processor - self.last[1] if self.meter.phantom is not None else wall - self.last[0])
+        try:
+            self.meter.read(self.torch, found)
+        except Exception as error:
+            found.outcome, found.reason = FAILED, str(error) if isinstance(error, measure.Unfit) else measure.first_line(error)
+        return found
+
+
+def now() -> tuple[int, int]:
+    """The wall's clock and the processor's, nanoseconds."""
+    return time.perf_counter_ns(), time.process_time_ns()

@@ -1,0 +1,188 @@
+"""A process for one allocator. It imports torch once, and forks for each run of a built-in program: the child begins with torch imported and no
+CUDA, as a fresh process would, without the seconds that the import takes.
+
+Requests are lines of JSON on stdin, answers lines of JSON on what stdout was when it started. The first line that it writes says what torch it has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any, NoReturn, Optional
+
+from . import measure
+from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
+
+OLDEST = (2, 4)
+
+
+def main(text: str) -> None:
+    setup = json.loads(text)
+    allocator: str = setup["allocator"]
+    turns = socket.socket(fileno=setup["turns"])
+    # Whatever libraries print belongs with the log.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        torch, facts = _torch()
+    except Exception as error:
+        print(json.dumps({"failed": str(error)}), file=answers, flush=True)
+        sys.exit(1)
+    _import_what_torch_puts_off(torch)
+    print(json.dumps(facts), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(_forked(torch, allocator, request, turns), file=answers, flush=True)
+
+
+def _torch() -> tuple[Any, dict[str, Any]]:
+    """torch, and what it is. Raises with words for the user where it cannot serve."""
+    try:
+        import torch
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[-1] if lines else type(error).__name__
+        raise RuntimeError(f"torch cannot be imported by {sys.executable}: {reason}") from error
+    version = str(torch.__version__)
+    numbers = [int(part) if part.isdigit() else 0 for part in version.split("+")[0].split(".")[:2]]
+    if tuple(numbers) < OLDEST:
+        raise RuntimeError(f"torch {version} is too old: install {'.'.join(map(str, OLDEST))} or newer, or name another interpreter with --python")
+    if torch.version.cuda is None:
+        raise RuntimeError(f"torch {version} is built without CUDA: install one that is built with it")
+    return torch, {"torch": version, "cuda": torch.version.cuda, "python": sys.version.split()[0], "executable": sys.executable}
+
+
+def _import_what_torch_puts_off(torch: Any) -> None:
+    """An optimiser's first use imports half of torch, some seconds of every run. Here once, before the first fork."""
+    # Some of it asks whether there is a GPU, after which torch refuses CUDA to forked children. So none is shown meanwhile.
+    shown = torch.cuda._is_compiled
+    torch.cuda._is_compiled = lambda: False
+    try:
+        optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+        optimizer.step()
+        optimizer.zero_grad()
+        from . import programs  # noqa: F401
+    finally:
+        torch.cuda._is_compiled = shown
+
+
+def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.socket) -> str:
+    """Runs the request in a child: its answer."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(readable)
+        code = 1
+        try:
+            # The parent's requests are not the child's to read.
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            with os.fdopen(writable, "w") as answer:
+                answer.write(run(torch, allocator, **request, turns=turns).to_json())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _exit(code)
+    os.close(writable)
+    return _answer_of(child, readable, request["seconds"])
+
+
+def _exit(code: int) -> NoReturn:
+    """Ends the process as C ends it: exit handlers and destructors of libraries run (the record and the driver's books are put away in them). To take
+    the interpreter down with all modules of torch's would cost more than the run."""
+    sys.stderr.flush()
+    ctypes.CDLL(None).exit(code)
+    raise AssertionError("exit() returned")
+
+
+def _answer_of(child: int, readable: int, seconds: float) -> str:
+    """What the child writes, once it has ended well; else why not."""
+    text = b""
+    deadline = time.monotonic() + seconds
+    with os.fdopen(readable, "rb", buffering=0) as pipe:
+        while True:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return Result(FAILED, f"took more than {seconds:.0f} s; --timeout allows more").to_json()
+            part = pipe.read(1 << 16)
+            if not part:
+                break
+            text += part
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 0 and text:
+        return text.decode()
+    return Result(FAILED, ended(code)).to_json()
+
+
+def ended(code: int) -> str:
+    """A process's exit in words. The log's last line, where there is one, is the reader's to add."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def run(torch: Any, allocator: str, program: str, steps: int, memory: Optional[int], seconds: float, turn: int, turns: socket.socket) -> Result:
+    """A built-in program, from nothing to its end, on a device of `memory` bytes. Where `turn` is not 0, each step waits for that number."""
+    result = Result(COMPLETED)
+    meter = Meter(allocator, memory)
+    try:
+        if allocator == "gruyere":
+            import gruyere
+
+            gruyere.enable()
+        meter.prepare(torch)
+        torch.manual_seed(0)
+        from .programs import PROGRAMS
+
+        steps_of = PROGRAMS[program](steps)
+        try:
+            _drive(torch, steps_of, meter, result, turn, turns)
+        except Exception as error:
+            if not measure.is_out_of_memory(torch, error):
+                raise
+            result.outcome, result.reason = OUT_OF_MEMORY, measure.first_line(error)
+        meter.read(torch, result)
+    except Exception as error:
+        result.outcome, result.reason = FAILED, str(error) if isinstance(error, measure.Unfit) else measure.first_line(error)
+    return result
+
+
+def _drive(torch: Any, steps: Iterator[None], meter: Meter, result: Result, turn: int, turns: socket.socket) -> None:
+    while True:
+        if turn:
+            _await_turn(turn, turns)
+        began, worked = time.perf_counter_ns(), time.process_time_ns()
+        try:
+            next(steps)
+        except StopIteration:
+            return
+        host = time.perf_counter_ns() - began
+        worked = time.process_time_ns() - worked
+        torch.cuda.synchronize(0)
+        result.steps += 1
+        if meter.phantom is not None:
+            # Nothing here waits for a device, so what the processor did is what a step costs, whoever else uses the machine.
+            result.host_ns.append(worked)
+        else:
+            result.host_ns.append(host)
+            result.step_ns.append(time.perf_counter_ns() - began)
+            meter.sample(torch)
+        if turn:
+            turns.send(bytes([turn]))
+
+
+def _await_turn(turn: int, turns: socket.socket) -> None:
+    # Others are those of an earlier run, which did not live to take them.
+    given = b""
+    while given != bytes([turn]):
+        given = turns.recv(1)
+        if not given:
+            raise measure.Unfit("the comparison has ended")

@@ -1,0 +1,218 @@
+"""`gruyere bench --torch` as a user runs it, on the phantom; its numbers against the phantom's books."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from conftest import COMMAND, GRUYERE, PHANTOM, ROOT, clean_environment
+
+sys.path.insert(0, str(ROOT / "python_loader"))
+
+from gruyere._bench import compare  # noqa: E402
+from gruyere._bench.measure import COMPLETED, OUT_OF_MEMORY, Result  # noqa: E402
+
+ALLOCATORS = ["default", "expandable", "async", "gruyere"]
+GIB = 1 << 30
+# An interpreter without torch.
+BARE = sys._base_executable
+
+
+def bench(folder, *arguments, command=COMMAND, python=sys.executable, **settings):
+    environment = clean_environment() | {"GRUYERE_LIBRARY": str(GRUYERE), "GRUYERE_PHANTOM": str(PHANTOM), "OMP_NUM_THREADS": "1"}
+    environment |= {key: str(value) for key, value in settings.items()}
+    line = [command, "bench", "--torch", "--python", python, *arguments]
+    return subprocess.run([str(word) for word in line], env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+def rows(ran, program=0):
+    """The rows of a run with `--json -`."""
+    document = json.loads(ran.stdout)
+    assert (document["schema"], document["version"]) == ("gruyere.bench.torch", 1)
+    return document["programs"][program]["rows"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The smallest program under every allocator, once, and the books of every process of it."""
+    folder = tmp_path_factory.mktemp("bench")
+    ran = bench(folder, "--phantom", "--program", "small", "--steps", 3, "--runs", 1, "--json", "small.json", PHANTOM_BOOKS=folder / "books-%p")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    books = [json.loads(file.read_text()) for file in folder.glob("books-*")]
+    return ran, json.loads((folder / "small.json").read_text()), books
+
+
+def test_the_table_has_every_allocator_and_every_column(compared):
+    ran, document, _ = compared
+    for word in ["small", *ALLOCATORS, "peak live", "peak physical", "smallest device", "host a step", "torch 2."]:
+        assert word in ran.stdout
+    assert [row["allocator"] for row in document["programs"][0]["rows"]] == ALLOCATORS
+    assert {row["outcome"] for row in document["programs"][0]["rows"]} == {COMPLETED}
+
+
+def test_peaks_are_those_of_the_books_and_of_the_allocators(compared):
+    _, document, books = compared
+    found = document["programs"][0]["rows"]
+    free = Counter(book["devices"][0]["physical_peak"] for book in books if book["devices"][0]["capacity"] == 80 * GIB)
+    assert Counter(row["physical_peak"] for row in found) == free
+    for row in found:
+        # Nobody but the allocator holds memory on the phantom.
+        assert row["reserved_peak"] == row["physical_peak"]
+        assert row["steps"] == 3
+        assert row["hold_ratio"] == row["physical_peak"] / document["programs"][0]["peak_live"] >= 1
+    # The program's bytes are the same whoever serves them.
+    _, expandable, _, ours = found
+    assert expandable["allocated_peak"] == ours["allocated_peak"] == document["programs"][0]["peak_live"]
+    assert all(book["misuse"] == [] for book in books)
+
+
+def test_the_smallest_device_is_where_the_program_still_completes(compared):
+    _, document, books = compared
+    live = document["programs"][0]["peak_live"]
+    tries = Counter()
+    for row in document["programs"][0]["rows"]:
+        tries.update(attempt["bytes"] for attempt in row["fit_tries"])
+        sizes = {outcome: [a["bytes"] for a in row["fit_tries"] if a["outcome"] == outcome] for outcome in (COMPLETED, OUT_OF_MEMORY)}
+        assert row["fit_bytes"] == min(sizes[COMPLETED]) >= live
+        assert row["fit_ratio"] == row["fit_bytes"] / live
+        below = max(sizes[OUT_OF_MEMORY], default=live - (2 << 20))
+        assert 0 < row["fit_bytes"] - below <= max(4 << 20, live // 200)
+    # Each was a device of that size, in a process of its own.
+    assert Counter(book["devices"][0]["capacity"] for book in books if book["devices"][0]["capacity"] != 80 * GIB) == tries
+
+
+def test_host_time_is_told_beside_torchs(compared):
+    _, document, _ = compared
+    found = document["programs"][0]["rows"]
+    assert found[0]["host_ratio"] == 1
+    for row in found:
+        assert 0.01e6 < row["host_ns_a_step"] < 10e9
+        assert row["host_ratio"] > 0
+
+
+SCRIPT = """
+import sys, torch
+assert __name__ == "__main__" and sys.argv[1:] == ["--width", "256"], sys.argv
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    model(torch.zeros(64, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("step", step)
+"""
+
+
+def test_a_script_is_run_as_it_is_and_ends_after_its_steps(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ["--phantom", "--program", "train.py", "--steps", 4, "--runs", 1, "--allocators", "default,gruyere", "--no-fit", "--json", "-"]
+    ran = bench(tmp_path, *options, "--", "--width", 256)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    default, ours = rows(ran)
+    assert (default["steps"], ours["steps"]) == (4, 4)
+    assert 0 < default["requested_peak"] == ours["requested_peak"]
+    assert default["fit_bytes"] is None
+
+
+FAILING = {
+    "exit": ("import torch\ntorch.zeros(1, device='cuda')\nraise SystemExit(3)", "failed", "exited with 3", 1),
+    "raise": ("import torch\nraise ValueError('seven')", "failed", "ValueError: seven", 1),
+    "crash": ("import torch, os\nprint('last words', flush=True)\nos.kill(os.getpid(), 11)", "failed", "killed by SIGSEGV: last words", 1),
+    "no torch": ("print('nothing to do')", "failed", "did not import torch", 1),
+    "no cuda": ("import torch\ntorch.zeros(1)", "failed", "used no CUDA memory", 1),
+    "memory": ("import torch\na = [torch.empty(1 << 28, device='cuda') for _ in range(100)]", "out of memory", "out of memory", 4),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_script_that_fails_is_a_row_with_the_reason(tmp_path, name):
+    code, outcome, reason, status = FAILING[name]
+    (tmp_path / "train.py").write_text(code)
+    ran = bench(tmp_path, "--phantom", "--program", "train.py", "--runs", 1, "--allocators", "gruyere", "--json", "-")
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    (row,) = rows(ran)
+    assert row["outcome"] == outcome
+    assert reason in row["reason"]
+    assert row["reason"] in ran.stderr
+
+
+def test_a_script_that_hangs_is_ended(tmp_path):
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)")
+    ran = bench(tmp_path, "--phantom", "--program", "train.py", "--runs", 1, "--allocators", "default", "--timeout", 2)
+    assert ran.returncode == 1
+    assert "took more than 2 s" in ran.stdout
+
+
+def test_a_device_that_is_too_small_is_out_of_memory_for_every_allocator(tmp_path):
+    ran = bench(tmp_path, "--phantom", "--program", "small", "--steps", 2, "--runs", 1, PHANTOM_MEMORY="256MiB")
+    assert ran.returncode == 4, ran.stdout + ran.stderr
+    assert ran.stdout.count("OUT OF MEMORY: OutOfMemoryError: ") == len(ALLOCATORS)
+
+
+@pytest.mark.parametrize(
+    "torch, reason",
+    [
+        (None, "torch cannot be imported by"),
+        ("__version__ = '1.13.1'", "torch 1.13.1 is too old"),
+        ("__version__ = '2.11.0'\nclass version:\n    cuda = None", "torch 2.11.0 is built without CUDA"),
+    ],
+)
+def test_a_torch_that_cannot_serve_is_said_in_each_row(tmp_path, torch, reason):
+    if torch:
+        (tmp_path / "torch.py").write_text(torch)
+    ran = bench(tmp_path, "--phantom", "--program", "small", "--json", "-", python=BARE, PYTHONPATH=tmp_path)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    found = rows(ran)
+    assert [row["outcome"] for row in found] == ["failed"] * len(ALLOCATORS)
+    assert all(reason in row["reason"] for row in found), found
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (["--program", "smal"], "--program smal: neither a built-in program (llama, "),
+        (["--conf", "slak:1"], "slak"),
+        (["--conf", "slack:1%", "--allocators", "default"], "which --allocators leaves out"),
+        (["--program", "small", "--", "--epochs", "3"], "arguments after -- are for scripts"),
+        (["--json", "no/such/folder.json"], "no/such/folder.json"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(tmp_path, options, reason):
+    ran = bench(tmp_path, "--phantom", *options)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert reason in ran.stderr
+    assert ran.stdout == ""
+
+
+def test_without_gpu_and_without_stand_in_it_says_what_to_do(tmp_path):
+    alone = tmp_path / "gruyere"
+    shutil.copy(COMMAND, alone)
+    alone.chmod(0o755)
+    settings = {"command": alone, "PYTHONPATH": ROOT / "python_loader", "GRUYERE_PHANTOM": "", "CUDA_VISIBLE_DEVICES": ""}
+    for option, problem in [([], "there is no GPU here"), (["--phantom"], "the stand-in GPU was not found")]:
+        ran = bench(tmp_path, *option, "--program", "small", **settings)
+        assert ran.returncode == 2, ran.stdout + ran.stderr
+        assert problem in ran.stderr and "cargo build --release -p gruyere-phantom-abi" in ran.stderr
+    ran = bench(tmp_path, "--phantom", **(settings | {"GRUYERE_PHANTOM": tmp_path / "gone.so"}))
+    assert ran.returncode == 2 and "gone.so: no such file" in ran.stderr
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("least", [1000 * MIB, 1004 * MIB, 1010 * MIB, 1234 * MIB, 1500 * MIB, 1600 * MIB])
+def test_the_search_finds_the_smallest_device_in_few_tries(least):
+    row = compare.Row("gruyere", "", physical_peak=1500 * MIB)
+    compare.fit(row, 1000 * MIB, lambda memory: Result(COMPLETED if memory >= least else OUT_OF_MEMORY))
+    assert least <= row.fit_bytes <= least + 5 * MIB
+    assert len(row.fit_tries) <= 10
+
+
+def test_the_search_stops_where_a_run_fails():
+    row = compare.Row("gruyere", "", physical_peak=1500 * MIB)
+    compare.fit(row, 1000 * MIB, lambda memory: Result("failed", "killed by SIGSEGV"))
+    assert (row.outcome, row.fit_bytes, len(row.fit_tries)) == ("failed", None, 1)
+    assert row.reason == "on a device of 1.46 GiB: killed by SIGSEGV"
