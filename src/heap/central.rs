@@ -5,6 +5,7 @@ use super::arena::{Arenas, EVERYBODY, Label, RegionId, Run, RunId, RunState, Spa
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
 use super::device::Request;
+use super::history::Action;
 use super::ladder::Ladder;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
@@ -510,6 +511,7 @@ impl Central {
         let BlockEntry { address, size, requested, lifetime, .. } = *entry;
         self.backing.held += size;
         self.backing.reserved = self.backing.held;
+        self.backing.log.note(Action::SegmentAlloc, address, size);
         self.direct.insert(address, Direct { size, requested, lifetime, slot });
         self.publish_reserved();
     }
@@ -537,7 +539,7 @@ impl Central {
         self.backing.calls += u64::from(result.is_some());
         self.backing.held -= size;
         match result {
-            Some(Ok(())) => {}
+            Some(Ok(())) => self.backing.log.note(Action::SegmentFree, address, size),
             Some(Err(error)) if error.kind == ErrorKind::Deinitialized => {}
             Some(Err(error)) => {
                 log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");

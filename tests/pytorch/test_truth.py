@@ -214,6 +214,88 @@ gpu.report(segments=len(segments), traces=len(snapshot["device_traces"][0]))
     assert report["traces"] >= 399 + 133 + 2 * 399
 
 
+@pytest.mark.parametrize("conf", ["", "limit:300MiB,headroom:0,slack:1%", "backing:pool", "backing:fixed", "backing:passthrough", "record:off"])
+def test_the_timeline_of_reserved_memory_ends_at_what_is_held(phantom, conf):
+    code = """
+import random
+from torch.cuda import _memory_viz
+torch.cuda.memory._record_memory_history()
+CAME, WENT = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+draw = random.Random(1)
+
+def add(rows, start, end):
+    # Rows of memory as memory_viz keeps them: neighbours are joined.
+    assert all(end <= other or start >= over for other, over in rows), "came twice"
+    for row in [row for row in rows if row[1] == start or row[0] == end]:
+        rows.remove(row)
+        start, end = min(start, row[0]), max(end, row[1])
+    rows.append((start, end))
+
+def take(rows, start, end):
+    (row,) = [row for row in rows if row[0] <= start and end <= row[1]]
+    rows.remove(row)
+    rows.extend(part for part in ((row[0], start), (end, row[1])) if part[0] < part[1])
+
+def rows_of(segments):
+    rows = []
+    for segment in segments:
+        add(rows, segment["address"], segment["address"] + segment["total_size"])
+    return sorted(rows)
+
+def check():
+    snapshot = torch.cuda.memory._snapshot()
+    told = rows_of(snapshot["segments"])
+    # Forwards from nothing, and backwards from the snapshot, as memory_viz goes.
+    forwards, backwards, peak, held = [], list(told), 0, 0
+    trace = snapshot["device_traces"][0]
+    for entry in trace:
+        if entry["action"] in (*CAME, *WENT):
+            (add if entry["action"] in CAME else take)(forwards, entry["addr"], entry["addr"] + entry["size"])
+            held += entry["size"] * (1 if entry["action"] in CAME else -1)
+            peak = max(peak, held)
+            assert entry["stream"] == 0
+        elif entry["action"] == "alloc":
+            assert any(start <= entry["addr"] and entry["addr"] + entry["size"] <= end for start, end in forwards)
+    assert sorted(forwards) == told
+    for entry in reversed(trace):
+        if entry["action"] in (*CAME, *WENT):
+            (take if entry["action"] in CAME else add)(backwards, entry["addr"], entry["addr"] + entry["size"])
+    assert backwards == []
+    # A few pages may lie between two moves.
+    assert held <= torch.cuda.memory_reserved() and peak <= torch.cuda.max_memory_reserved(), (held, peak)
+    return snapshot, held, peak
+
+kept, counts = [], {}
+for turn in range(500):
+    if kept and (len(kept) > 12 or draw.random() < 0.4):
+        kept.pop(draw.randrange(len(kept)))
+    else:
+        kept.append(torch.empty(draw.choice([draw.randrange(1, 5000), draw.randrange(1, 30 << 20)]), dtype=torch.uint8, device="cuda"))
+    if turn % 100 == 99:
+        check()
+snapshot, held, peak = check()
+assert peak >= 0.95 * torch.cuda.max_memory_reserved(), (peak, torch.cuda.max_memory_reserved())
+pages = _memory_viz.trace_plot(snapshot), _memory_viz.segment_plot(snapshot)
+assert all("MemoryViz" in page for page in pages)
+assert _memory_viz.trace(snapshot) and _memory_viz.segsum(snapshot)
+del kept[:]
+torch.cuda.empty_cache()
+empty = check()[1]
+for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
+    counts[entry["action"]] = counts.get(entry["action"], 0) + 1
+framed = all(entry["frames"] for entry in snapshot["device_traces"][0] if entry["action"] in CAME)
+gpu.report(counts=counts, empty=empty, reserved=torch.cuda.memory_reserved(), framed=framed)
+"""
+    report = mended(phantom, code=code, GRUYERE_CONF=conf).report
+    assert report["empty"] == report["reserved"] == 0
+    assert report["framed"], "the stack of the call that memory came for"
+    stitched = not conf.startswith("backing")
+    counts = report["counts"]
+    assert counts["segment_map" if stitched else "segment_alloc"] > 1
+    assert counts["segment_unmap" if stitched else "segment_free"] > 1
+    assert not {"segment_alloc", "segment_map"} <= set(counts)
+
+
 def test_a_block_that_waits_for_a_stream_is_pending_in_the_snapshot(phantom):
     code = """
 side = torch.cuda.Stream()
