@@ -80,16 +80,17 @@ def segments(device: int, frames_of: Callable[[int], Frames], pool: Optional[tup
         _library.library().gruyere_snapshot_free(taken)
 
 
-def pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
+def capture_pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
     """What each capture pool of `device` holds, and how much of it for small blocks, in bytes."""
-    taken = _take(device)
-    if not taken:
-        return {}
-    try:
-        face = taken.contents
-        return {(pool.first, pool.second): (pool.bytes, pool.small) for pool in face.pools[: face.pool_count]}
-    finally:
-        _library.library().gruyere_snapshot_free(taken)
+    room, count = 16, ctypes.c_uint32()
+    while True:
+        pools = (_Pool * room)()
+        code = _library.library().gruyere_capture_pools(ctypes.c_int(device), pools, ctypes.c_uint32(room), ctypes.byref(count))
+        if code != 0:
+            return {}
+        if count.value <= room:
+            return {(pool.first, pool.second): (pool.bytes, pool.small) for pool in pools[: count.value]}
+        room = count.value
 
 
 def _take(device: int) -> Any:
