@@ -15,6 +15,9 @@ import torch, gpu
 gpu.install()
 from gruyere import _truth
 _truth.install()
+# Older versions of torch have fewer functions: 2.8 came with the one, 2.9 with the other.
+fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda: _truth.memory_fraction(0))
+accelerator = torch.accelerator if hasattr(torch._C, "_accelerator_getDeviceStats") else None
 """
 
 
@@ -75,7 +78,7 @@ def test_nothing_is_said_and_nothing_started_before_cuda_is_in_use(phantom):
     code = """
 import os
 assert torch.cuda.memory_stats() == {} and torch.cuda.memory_allocated() == 0 and torch.cuda.memory_snapshot() == []
-assert torch.accelerator.memory_stats() == {} and torch.accelerator.memory_reserved() == 0
+assert accelerator is None or accelerator.memory_stats() == {} and accelerator.memory_reserved() == 0
 assert not torch.cuda.is_initialized()
 child = os.fork()
 if child == 0:
@@ -106,9 +109,9 @@ gpu.report(code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_the_fraction_is_what_was_set_and_holds(phantom):
     code = """
-assert torch.cuda.get_per_process_memory_fraction() == 1.0
+assert fraction() == 1.0
 torch.cuda.set_per_process_memory_fraction(0.25)
-assert torch.cuda.get_per_process_memory_fraction() == 0.25
+assert fraction() == 0.25
 try:
     torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError as error:
@@ -315,6 +318,7 @@ gpu.report(state=states.get(address), waiting=active, after=torch.cuda.memory_st
 
 def test_memory_of_a_graph_is_told_by_its_pool(phantom):
     code = """
+import inspect
 x = torch.zeros(1 << 20, device="cuda")
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
@@ -322,7 +326,8 @@ with torch.cuda.graph(graph):
     small = y[:10] * 2
 pool = tuple(graph.pool())
 segments = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == pool]
-only = torch.cuda.memory_snapshot(pool)
+# torch 2.7 and older tell of everything at once.
+only = torch.cuda.memory_snapshot(pool) if inspect.signature(torch.cuda.memory_snapshot).parameters else segments
 held = sum(segment["total_size"] for segment in segments)
 nested = torch.cuda.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"]
 told = nested[pool]["all"]["current"]
@@ -342,10 +347,20 @@ graph.reset()
 
 def test_the_history_is_as_long_and_as_detailed_as_was_asked(phantom):
     code = """
-record = torch.cuda.memory._record_memory_history
+import inspect
+known = inspect.signature(torch.cuda.memory._record_memory_history_impl).parameters
+left_out = ()
+
+def record(*arguments, **keywords):
+    # Older versions of torch do not know these two.
+    global left_out
+    if "clear_history" not in known and keywords.pop("clear_history", False):
+        torch.cuda.memory._record_memory_history(None)
+    left_out = () if "skip_actions" in known else keywords.pop("skip_actions", ())
+    torch.cuda.memory._record_memory_history(*arguments, **keywords)
 
 def traces():
-    return torch.cuda.memory._snapshot()["device_traces"][0]
+    return [trace for trace in torch.cuda.memory._snapshot()["device_traces"][0] if trace["action"] not in left_out]
 
 def made():
     return torch.empty(1000, device="cuda")
