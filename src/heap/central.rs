@@ -23,7 +23,6 @@ use crate::record::{
     SegmentEntry, SegmentKind, clock,
 };
 use std::collections::{HashMap, HashSet};
-use std::time::Instant;
 
 /// The record's pool of large blocks.
 const LARGE: usize = 1;
@@ -58,8 +57,6 @@ pub struct Central {
     pub captures: Captures,
     /// Named pools.
     pub named: NamedPools,
-    /// When a checkpoint trimmed the device last.
-    pub(super) checkpoint: Option<Instant>,
     /// What the spaces of lifetimes keep whatever lies idle (`reserve`).
     pub(super) reserves: [u64; LIFETIMES],
     /// The record's lane of large, captured and direct blocks.
@@ -114,7 +111,6 @@ impl Central {
             backing,
             captures: Captures::default(),
             named: NamedPools::default(),
-            checkpoint: None,
             reserves: [0; LIFETIMES],
             writer,
             gauges,
