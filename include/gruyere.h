@@ -140,7 +140,8 @@ typedef struct GruyereStats {
 
 // Something that happened.
 typedef struct GruyereHistoryEntry {
-  // 0: alloc; 1: free requested; 2: free completed; 3: memory from the driver; 4: memory to the driver; 5: out of memory.
+  // 0: alloc; 1: free requested; 2: free completed; 3: a span from the driver; 4: it goes back; 5: out of memory; 6: pages are mapped
+  // here now; 7: they belong here no more.
   uint32_t action;
   // The device.
   uint32_t device;
@@ -630,6 +631,15 @@ struct GruyereSnapshot *gruyere_snapshot(int device);
 // # Safety
 // `snapshot` is NULL, or from [`gruyere_snapshot`] and not freed yet.
 void gruyere_snapshot_free(struct GruyereSnapshot *snapshot);
+
+// Writes what each capture pool of `device` holds to `pools`, at most `room` of them, and how many there are to `*count`. Cheap, where
+// [`gruyere_snapshot`] looks at every block.
+//
+// 0; -1: the library cannot work here; -2: no such device, or a NULL.
+//
+// # Safety
+// `pools` is NULL, or has room for `room` of them; `count` is NULL or may be written.
+int gruyere_capture_pools(int device, struct GruyerePool *pools, uint32_t room, uint32_t *count);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -9,7 +9,7 @@ use gruyere::heap::snapshot::{BlockState, Snapshot};
 use gruyere::record::peaks::{ALL, LARGE, SMALL, Stat};
 use gruyere_phantom::Config as GpuConfig;
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const BACKINGS: [&str; 4] = ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
@@ -305,6 +305,11 @@ fn retries_out_of_memories_and_synchronisations_are_counted_and_reset() {
     assert_eq!(rig.heap.stats(0).unwrap().out_of_memories, 1, "the record's count is of the whole life");
 }
 
+fn is_segment(action: Action) -> bool {
+    use Action::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+    matches!(action, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
+}
+
 #[test]
 fn the_history_tells_every_block_in_order_with_where_it_came_from() {
     for backing in BACKINGS {
@@ -322,7 +327,7 @@ fn the_history_tells_every_block_in_order_with_where_it_came_from() {
         let told: Vec<_> = found
             .entries
             .iter()
-            .filter(|entry| !matches!(entry.action, Action::SegmentAlloc | Action::SegmentFree))
+            .filter(|entry| !is_segment(entry.action))
             .map(|entry| (entry.action, entry.address, entry.bytes, entry.context))
             .collect();
         let expected = [
@@ -355,7 +360,8 @@ fn a_free_that_waits_for_a_stream_is_completed_when_the_stream_is_past_it() {
         rig.heap.record_stream(block, other);
         rig.heap.free(block);
         let of = |found: &history::Collected| {
-            let mine = found.entries.iter().filter(|entry| entry.address == block);
+            let mine =
+                found.entries.iter().filter(|entry| entry.address == block && !is_segment(entry.action));
             mine.map(|entry| entry.action).collect::<Vec<_>>()
         };
         assert_eq!(of(&rig.heap.history()), [Action::Alloc, Action::FreeRequested]);
@@ -368,6 +374,8 @@ fn a_free_that_waits_for_a_stream_is_completed_when_the_stream_is_past_it() {
 #[test]
 fn the_history_keeps_its_latest_entries_and_counts_the_others() {
     let rig = Rig::new("");
+    // Memory is there already: nothing comes from the driver in between.
+    rig.malloc(512, DEFAULT);
     rig.heap.start_history(10, false);
     for _ in 0..20 {
         rig.heap.free(rig.malloc(512, DEFAULT));
@@ -402,6 +410,65 @@ fn the_history_tells_of_spans_and_of_what_could_not_be_met() {
     assert_eq!(spans(Action::SegmentAlloc), spans(Action::SegmentFree));
     assert!(spans(Action::SegmentAlloc) >= 64 * MIB);
     assert_eq!(spans(Action::OutOfMemory), 2 * GIB);
+}
+
+/// What is held where, by the history alone: pieces of 512 B.
+fn replay(found: &history::Collected) -> BTreeSet<u64> {
+    let mut held = BTreeSet::new();
+    for entry in &found.entries {
+        let pieces = (entry.address..entry.address + entry.bytes).step_by(512);
+        match entry.action {
+            Action::SegmentAlloc | Action::SegmentMap => {
+                pieces.for_each(|piece| assert!(held.insert(piece), "{piece:#x} came twice"));
+            }
+            Action::SegmentFree | Action::SegmentUnmap => {
+                pieces.for_each(|piece| assert!(held.remove(&piece), "{piece:#x} went before it came"));
+            }
+            // A block lies in what is held.
+            Action::Alloc => {
+                pieces.for_each(|piece| assert!(held.contains(&piece), "{piece:#x} is not held"))
+            }
+            _ => {}
+        }
+    }
+    held
+}
+
+#[test]
+fn the_history_of_segments_ends_at_what_the_snapshot_shows() {
+    for backing in BACKINGS {
+        // A ceiling that makes pages move.
+        let rig = Rig::new(&format!("{backing},limit:48MiB,headroom:0,slack:1%"));
+        rig.heap.start_history(usize::MAX, false);
+        let mut random = 1u64;
+        let mut next = |most: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % most
+        };
+        let mut kept = Vec::new();
+        for turn in 0..300 {
+            if kept.len() > 6 || (!kept.is_empty() && next(3) == 0) {
+                rig.heap.free(kept.swap_remove(next(kept.len() as u64) as usize));
+            } else {
+                let most = [4096, 5 * MIB][next(2) as usize];
+                kept.extend(rig.heap.malloc(1 + next(most), 0, DEFAULT));
+            }
+            if turn % 100 == 99 {
+                rig.heap.trim();
+            }
+            if turn % 75 == 74 {
+                let snapshot = rig.heap.snapshot(0).unwrap();
+                let segments = snapshot.segments.iter();
+                let told: BTreeSet<u64> = segments
+                    .flat_map(|segment| (segment.address..segment.address + segment.bytes).step_by(512))
+                    .collect();
+                assert_eq!(replay(&rig.heap.history()), told, "{backing}, turn {turn}");
+            }
+        }
+        let moved = rig.heap.history().entries.iter().any(|entry| entry.action == Action::SegmentUnmap);
+        assert_eq!(moved, backing == "backing:stitch");
+        rig.check();
+    }
 }
 
 #[test]

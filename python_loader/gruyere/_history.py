@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional
 
 from . import _library
 
-_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
+_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "segment_map", "segment_unmap")
 _MOST = (1 << 63) - 1
 
 Frames = list[dict[str, Any]]

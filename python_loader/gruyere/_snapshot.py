@@ -80,16 +80,17 @@ def segments(device: int, frames_of: Callable[[int], Frames], pool: Optional[tup
         _library.library().gruyere_snapshot_free(taken)
 
 
-def pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
+def capture_pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
     """What each capture pool of `device` holds, and how much of it for small blocks, in bytes."""
-    taken = _take(device)
-    if not taken:
-        return {}
-    try:
-        face = taken.contents
-        return {(pool.first, pool.second): (pool.bytes, pool.small) for pool in face.pools[: face.pool_count]}
-    finally:
-        _library.library().gruyere_snapshot_free(taken)
+    room, count = 16, ctypes.c_uint32()
+    while True:
+        pools = (_Pool * room)()
+        code = _library.library().gruyere_capture_pools(ctypes.c_int(device), pools, ctypes.c_uint32(room), ctypes.byref(count))
+        if code != 0:
+            return {}
+        if count.value <= room:
+            return {(pool.first, pool.second): (pool.bytes, pool.small) for pool in pools[: count.value]}
+        room = count.value
 
 
 def _take(device: int) -> Any:
@@ -108,7 +109,9 @@ def _take(device: int) -> Any:
 def _segment(device: int, face: _Snapshot, segment: _Segment, frames_of: Callable[[int], Frames]) -> dict[str, Any]:
     blocks = [face.blocks[at] for at in range(segment.first_block, segment.first_block + segment.block_count)]
     active = [block for block in blocks if block.state]
-    streams = {block.stream for block in active}
+    # Memory here belongs to no stream. A span in which all blocks are of one is told as that stream's; of pages each row is as its pages
+    # came and went in the history, where a row that grew has to be of one stream for viewers to join its parts.
+    streams = set() if segment.stitched else {block.stream for block in active}
     return {
         "device": device,
         "address": segment.address,
@@ -116,7 +119,6 @@ def _segment(device: int, face: _Snapshot, segment: _Segment, frames_of: Callabl
         "allocated_size": sum(block.bytes for block in active if block.state == 1),
         "active_size": sum(block.bytes for block in active),
         "requested_size": sum(block.requested for block in active),
-        # Memory here belongs to no stream; where all blocks in it are of one, that is said.
         "stream": streams.pop() if len(streams) == 1 else 0,
         "segment_type": "small" if segment.small else "large",
         "segment_pool_id": (segment.pool_first, segment.pool_second),

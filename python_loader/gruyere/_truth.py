@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
+import sys
 from typing import Any
 
 from . import _history, _library, _snapshot
@@ -25,23 +27,9 @@ _NUMBERS = (
     "requested_bytes",
 )
 _COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
-
-
-class _Stat(ctypes.Structure):
-    """GruyereStat."""
-
-    _fields_ = [(name, ctypes.c_uint64) for name in ("current", "peak", "allocated", "freed")]
-
-
-class _TorchStats(ctypes.Structure):
-    """GruyereTorchStats, version 1."""
-
-    _fields_ = [
-        ("size", ctypes.c_uint32),
-        ("version", ctypes.c_uint32),
-        *[(name, _Stat * 3) for name in _NUMBERS],
-        *[(name, ctypes.c_uint64) for name in (*_COUNTS, "limit", "total_memory")],
-    ]
+# GruyereTorchStats, version 1: size and version, a GruyereStat by number and pool, the counts, limit and total memory. Training loops
+# ask at every step, so it is unpacked at once rather than field by field.
+_STATS = struct.Struct(f"=2I{len(_NUMBERS) * len(_POOLS) * 4 + len(_COUNTS) + 2}Q")
 
 
 class _PoolId(tuple[int, int]):
@@ -80,15 +68,19 @@ def install() -> None:
 def memory_stats(device: int) -> dict[str, Any]:
     """torch's nested dictionary of statistics, with every key of every version that there has been."""
     stats = _stats(device)
-    answer: dict[str, Any] = {name: getattr(stats, name) for name in _COUNTS}
+    answer: dict[str, Any] = dict(zip(_COUNTS, stats[-len(_COUNTS) - 2 :]))
+    at = 2
     for name in _NUMBERS:
-        answer[name] = {pool: _dictionary(stat) for pool, stat in zip(_POOLS, getattr(stats, name))}
+        pools = answer[name] = {}
+        for pool in _POOLS:
+            pools[pool] = _dictionary(stats[at : at + 4])
+            at += 4
     # There is no size beyond which a block may not be cut, and no request is refused before it is tried.
     answer["max_split_size"] = -1
     answer["num_oom_rejections"] = 0
-    answer["oversize_allocations"] = _dictionary(_Stat())
-    answer["oversize_segments"] = _dictionary(_Stat())
-    answer["reserved_bytes_by_private_pools"] = {_PoolId(id): _of_pool(held) for id, held in _snapshot.pools(device).items()}
+    answer["oversize_allocations"] = _dictionary((0, 0, 0, 0))
+    answer["oversize_segments"] = _dictionary((0, 0, 0, 0))
+    answer["reserved_bytes_by_private_pools"] = {_PoolId(id): _of_pool(held) for id, held in _snapshot.capture_pools(device).items()}
     return answer
 
 
@@ -104,8 +96,8 @@ def reset_accumulated_memory_stats(device: int) -> None:
 
 def memory_fraction(device: int) -> float:
     """The share of the device's memory that may be held: as was set, or less where `limit:` says so."""
-    stats = _stats(device)
-    return stats.limit / stats.total_memory
+    limit, total_memory = _stats(device)[-2:]
+    return limit / total_memory
 
 
 def memory_snapshot(argument: Any = None) -> dict[str, Any]:
@@ -136,14 +128,16 @@ def memory_snapshot(argument: Any = None) -> dict[str, Any]:
     }
 
 
-def _stats(device: int) -> _TorchStats:
-    stats = _TorchStats(size=ctypes.sizeof(_TorchStats))
-    _check(_library.library().gruyere_torch_stats(ctypes.c_int(device), ctypes.byref(stats)), device)
-    return stats
+def _stats(device: int) -> tuple[int, ...]:
+    """The numbers of GruyereTorchStats."""
+    written = ctypes.create_string_buffer(_STATS.size.to_bytes(4, sys.byteorder), _STATS.size)
+    _check(_library.library().gruyere_torch_stats(ctypes.c_int(device), written), device)
+    return _STATS.unpack_from(written)
 
 
-def _dictionary(stat: _Stat) -> dict[str, int]:
-    return {"current": stat.current, "peak": stat.peak, "allocated": stat.allocated, "freed": stat.freed}
+def _dictionary(stat: tuple[int, ...]) -> dict[str, int]:
+    current, peak, allocated, freed = stat
+    return {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
 
 
 def _of_pool(held: tuple[int, int]) -> dict[str, dict[str, int]]:

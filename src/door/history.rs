@@ -51,7 +51,8 @@ pub const GRUYERE_HISTORY_VERSION: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereHistoryEntry {
-    /// 0: alloc; 1: free requested; 2: free completed; 3: memory from the driver; 4: memory to the driver; 5: out of memory.
+    /// 0: alloc; 1: free requested; 2: free completed; 3: a span from the driver; 4: it goes back; 5: out of memory; 6: pages are mapped
+    /// here now; 7: they belong here no more.
     pub action: u32,
     /// The device.
     pub device: u32,
@@ -120,7 +121,7 @@ fn hold(found: &Collected) -> Box<Held> {
         address: entry.address,
         bytes: entry.bytes,
         stream: entry.stream,
-        time: entry.time,
+        time: entry.time / 1000,
         context: entry.context,
     };
     let origin = |origin: &history::Origin| {

@@ -5,6 +5,7 @@
 
 use super::{current, fork, guarded, heap};
 use crate::heap::snapshot::Snapshot;
+use crate::heap::stats::CapturePoolHeld;
 use crate::heap::{Error, Heap};
 use crate::record::peaks::Stat;
 use std::ffi::c_int;
@@ -169,6 +170,13 @@ pub struct GruyerePool {
     pub small: u64,
 }
 
+impl From<&CapturePoolHeld> for GruyerePool {
+    fn from(held: &CapturePoolHeld) -> Self {
+        let CapturePoolHeld { id: (first, second), bytes, small } = *held;
+        Self { first, second, bytes, small }
+    }
+}
+
 /// The version of [`GruyereSnapshot`] that this header describes.
 pub const GRUYERE_SNAPSHOT_VERSION: u32 = 1;
 
@@ -250,8 +258,7 @@ struct Held {
 }
 
 fn hold(snapshot: &Snapshot) -> Box<Held> {
-    let pool = |&((first, second), bytes, small)| GruyerePool { first, second, bytes, small };
-    let pools: Vec<GruyerePool> = snapshot.pools.iter().map(pool).collect();
+    let pools: Vec<GruyerePool> = snapshot.pools.iter().map(Into::into).collect();
     let (mut segments, mut blocks) = (Vec::new(), Vec::new());
     for segment in &snapshot.segments {
         segments.push(GruyereSegment {
@@ -317,4 +324,33 @@ pub unsafe extern "C" fn gruyere_snapshot_free(snapshot: *mut GruyereSnapshot) {
         let held = unsafe { Box::from_raw(snapshot.cast::<Held>()) };
         guarded((), || drop(held));
     }
+}
+
+/// Writes what each capture pool of `device` holds to `pools`, at most `room` of them, and how many there are to `*count`. Cheap, where
+/// [`gruyere_snapshot`] looks at every block.
+///
+/// 0; -1: the library cannot work here; -2: no such device, or a NULL.
+///
+/// # Safety
+/// `pools` is NULL, or has room for `room` of them; `count` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_capture_pools(
+    device: c_int,
+    pools: *mut GruyerePool,
+    room: u32,
+    count: *mut u32,
+) -> c_int {
+    if pools.is_null() || count.is_null() {
+        return GRUYERE_INVALID;
+    }
+    with_heap(|heap| {
+        let found = heap.capture_pools(i64::from(device))?;
+        for (at, held) in found.iter().take(room as usize).enumerate() {
+            // SAFETY: the caller has room for `room` of them, and `at` is less.
+            unsafe { pools.add(at).write(held.into()) };
+        }
+        // SAFETY: the caller's promise; it is not NULL.
+        unsafe { count.write(u32::try_from(found.len()).unwrap_or(u32::MAX)) };
+        Ok(())
+    })
 }

@@ -5,7 +5,9 @@
 //! own rules of reuse never matter.
 #![deny(unsafe_code)]
 
+use super::history::Action;
 use super::lifetime::{LIFETIMES, Lifetime};
+use super::segment_log::SegmentLog;
 use super::size_class::{PAGE, round_up};
 use super::stitch::Pages;
 use crate::config::{self, Config};
@@ -93,6 +95,8 @@ pub struct Backing {
     orphans: Vec<(u64, u64)>,
     /// The pages of `backing:stitch`.
     pub pages: Pages,
+    /// What came and went in spans and blocks, for the history; pages have a log of their own.
+    pub log: SegmentLog,
     /// Bytes of spans or pages held, orphans included, as asked of the driver.
     pub held: u64,
     /// Physical bytes held, as the driver counts them.
@@ -121,6 +125,7 @@ impl Backing {
             ],
             orphans: Vec::new(),
             pages: Pages::new(device),
+            log: SegmentLog::new(device),
             held: 0,
             reserved: 0,
             calls: 0,
@@ -146,6 +151,7 @@ impl Backing {
             if span.bytes >= bytes {
                 self.held += taken;
                 self.refresh(driver);
+                self.log.note(Action::SegmentAlloc, span.address, span.bytes);
                 return Ok(span);
             }
             // The driver promises less than page alignment: take a page more, and use the aligned inside.
@@ -192,6 +198,8 @@ impl Backing {
     /// Gives back a span that [`Backing::take`] gave and nobody has seen.
     pub fn return_unseen(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
         self.held -= taken;
+        let span = aligned(origin, taken);
+        self.log.note(Action::SegmentFree, span.address, span.bytes);
         self.discard(driver, origin, taken);
         self.refresh(driver);
     }
@@ -210,6 +218,8 @@ impl Backing {
         self.give_raw(driver, origin)?;
         self.held -= taken;
         self.refresh(driver);
+        let span = aligned(origin, taken);
+        self.log.note(Action::SegmentFree, span.address, span.bytes);
         Ok(())
     }
 
@@ -232,6 +242,17 @@ impl Backing {
             let _ = self.counted(result);
         }
         self.refresh(driver);
+    }
+
+    /// Notes the latest `most` of what comes and goes from now on, for the history; see [`SegmentLog::keep`].
+    pub fn keep_log(&mut self, most: usize, clear: bool) {
+        self.log.keep(most, clear);
+        self.pages.log.keep(most, clear);
+    }
+
+    /// What was noted so.
+    pub fn logs(&self) -> [&SegmentLog; 2] {
+        [&self.log, &self.pages.log]
     }
 
     /// Takes the count of pages over, after they have changed.

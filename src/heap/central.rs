@@ -6,6 +6,7 @@ use super::backing::{Backing, Kind};
 use super::capture::Captures;
 use super::device::Request;
 use super::growth::Pace;
+use super::history::Action;
 use super::ladder::Ladder;
 use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
@@ -23,7 +24,6 @@ use crate::record::{
     SegmentEntry, SegmentKind, clock,
 };
 use std::collections::{HashMap, HashSet};
-use std::time::Instant;
 
 /// The record's pool of large blocks.
 const LARGE: usize = 1;
@@ -61,8 +61,6 @@ pub struct Central {
     pub captures: Captures,
     /// Named pools.
     pub named: NamedPools,
-    /// When a checkpoint trimmed the device last.
-    pub(super) checkpoint: Option<Instant>,
     /// What the spaces of lifetimes keep whatever lies idle (`reserve`).
     pub(super) reserves: [u64; LIFETIMES],
     /// The record's lane of large, captured and direct blocks.
@@ -121,7 +119,6 @@ impl Central {
             backing,
             captures: Captures::default(),
             named: NamedPools::default(),
-            checkpoint: None,
             reserves: [0; LIFETIMES],
             writer,
             gauges,
@@ -543,6 +540,7 @@ impl Central {
         let BlockEntry { address, size, requested, lifetime, .. } = *entry;
         self.backing.held += size;
         self.backing.reserved = self.backing.held;
+        self.backing.log.note(Action::SegmentAlloc, address, size);
         self.direct.insert(address, Direct { size, requested, lifetime, slot });
         self.publish_reserved();
     }
@@ -570,7 +568,7 @@ impl Central {
         self.backing.calls += u64::from(result.is_some());
         self.backing.held -= size;
         match result {
-            Some(Ok(())) => {}
+            Some(Ok(())) => self.backing.log.note(Action::SegmentFree, address, size),
             Some(Err(error)) if error.kind == ErrorKind::Deinitialized => {}
             Some(Err(error)) => {
                 log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");

@@ -6,16 +6,14 @@
 
 use super::device::Device;
 use super::{Heap, Shared, lock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// No device is trimmed more often than this by checkpoints.
-pub const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 /// Memory is low where less than this part of the peak of live bytes is live: three in four.
 const LOW: (u64, u64) = (3, 4);
 
 impl Heap {
-    /// Gives idle memory back on each device where less than three quarters of the peak is live, and that was not trimmed by this call
-    /// within [`CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises those devices.
+    /// Gives idle memory back on each device where less than three quarters of the peak is live, and where neither this nor a mark of a phase
+    /// did so within [`super::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises those devices.
     pub fn checkpoint(&self, now: Instant) -> u64 {
         self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()
     }
@@ -28,13 +26,10 @@ impl Device {
             let mut central = lock(&self.central);
             let idle = central.backing.reserved.saturating_sub(live);
             let is_low = live / LOW.0 < peak / LOW.1 && idle > peak / LOW.1;
-            let is_recent = central.checkpoint.is_some_and(|last| {
-                now.checked_duration_since(last).is_none_or(|past| past < CHECKPOINT_INTERVAL)
-            });
-            if !is_low || is_recent {
+            let frees = central.arenas.changes();
+            if !is_low || !central.watch.checkpoint(frees, now) {
                 return 0;
             }
-            central.checkpoint = Some(now);
         }
         self.trim(shared)
     }

@@ -16,8 +16,6 @@ use super::page_table::Owner;
 use super::slab::SlotState;
 use super::{HISTORY, Heap, Mutex, lock};
 use crate::driver::StreamHandle;
-use crate::record::reader::Cursor;
-use crate::record::{EventKind, Reader};
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -33,6 +31,11 @@ pub fn set_context(context: u64) -> u64 {
     CONTEXT.with(|cell| cell.replace(context))
 }
 
+/// See [`set_context`].
+pub(super) fn context() -> u64 {
+    CONTEXT.with(Cell::get)
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -43,12 +46,16 @@ pub enum Action {
     FreeRequested = 1,
     /// The block can be used again: at once, or when the streams that used it are past it.
     FreeCompleted = 2,
-    /// Memory came from the driver.
+    /// Memory came from the driver, in one piece with an address of its own: a span.
     SegmentAlloc = 3,
-    /// Memory went back to it.
+    /// It went back.
     SegmentFree = 4,
     /// A request could not be met.
     OutOfMemory = 5,
+    /// Pages are at this address now: new ones, or from elsewhere.
+    SegmentMap = 6,
+    /// They are not any more.
+    SegmentUnmap = 7,
 }
 
 /// One entry.
@@ -64,7 +71,7 @@ pub struct Entry {
     pub bytes: u64,
     /// The stream's handle.
     pub stream: u64,
-    /// Microseconds since 1970.
+    /// Nanoseconds since 1970.
     pub time: u64,
     /// See [`set_context`].
     pub context: u64,
@@ -110,8 +117,6 @@ struct Books {
     waiting: HashMap<u64, Entry>,
     /// Mallocs since the waits were last looked at.
     since: usize,
-    /// Up to where the record's events were seen when the history began.
-    cursor: Cursor,
     latest_oom: Option<Report>,
 }
 
@@ -143,8 +148,9 @@ impl Books {
     }
 }
 
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64)
+/// Nanoseconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
 /// A block, as the history needs it.
@@ -210,26 +216,41 @@ impl Heap {
     /// Begins a history of at most `most` entries (0: of where live blocks came from only); older ones make room. What was noted
     /// before stays, unless `clear` says otherwise.
     pub fn start_history(&self, most: usize, clear: bool) {
+        // No device comes into use meanwhile.
+        let _making = lock(&self.making);
         let mut books = lock(&self.history.0);
-        if clear || self.special.load(Ordering::Relaxed) & HISTORY == 0 {
+        let clear = clear || !self.has_history();
+        if clear {
             *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
-            if let Some(reader) = Reader::own(self.record()) {
-                reader.events(&mut books.cursor);
-            }
         }
         books.most = most;
         while books.entries.len() > most {
             books.entries.pop_front();
             books.lost += 1;
         }
+        for device in self.devices() {
+            lock(&device.central).backing.keep_log(most, clear);
+        }
         self.special.fetch_or(HISTORY, Ordering::AcqRel);
+    }
+
+    /// A device comes into use: if there is a history, it is one of it too.
+    pub(super) fn tell_of_history(&self, device: &Device) {
+        if self.has_history() {
+            let most = lock(&self.history.0).most;
+            lock(&device.central).backing.keep_log(most, true);
+        }
     }
 
     /// Ends the history and forgets it.
     pub fn stop_history(&self) {
+        let _making = lock(&self.making);
         self.special.fetch_and(!HISTORY, Ordering::AcqRel);
         let mut books = lock(&self.history.0);
         *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
+        for device in self.devices() {
+            lock(&device.central).backing.keep_log(0, true);
+        }
     }
 
     /// Whether there is a history.
@@ -241,49 +262,28 @@ impl Heap {
     pub fn history(&self) -> Collected {
         let mut books = lock(&self.history.0);
         books.end_waits(self);
-        let mut entries: Vec<Entry> = books.entries.iter().copied().collect();
-        if books.most > 0 {
-            entries.extend(self.segment_entries(&books.cursor));
-            // Stable: entries of one microsecond stay as they are.
-            entries.sort_by_key(|entry| entry.time);
+        // Memory comes before the block that it is for, so of one nanosecond too. The sort is stable.
+        let (mut entries, mut lost) = (Vec::new(), books.lost);
+        for device in self.devices() {
+            let central = lock(&device.central);
+            for log in central.backing.logs() {
+                let (told, gone) = log.told();
+                entries.extend(told);
+                lost += gone;
+            }
         }
+        entries.extend(&books.entries);
+        entries.sort_by_key(|entry| entry.time);
+        let excess = entries.len().saturating_sub(books.most);
+        entries.drain(..excess);
+        lost += excess as u64;
         let origin = |(&address, &(device, context))| Origin { address, device, context };
-        Collected { entries, lost: books.lost, origins: books.origins.iter().map(origin).collect() }
-    }
-
-    /// What came from the driver and went back since the history began, as far as the record still knows. Pages that move
-    /// between places are no segments.
-    fn segment_entries(&self, cursor: &Cursor) -> Vec<Entry> {
-        let Some(reader) = Reader::own(self.record()) else { return Vec::new() };
-        // A record that is some milliseconds old cannot tell yet how long a tick is; then now is near enough.
-        let scale = reader.scale();
-        let stitched = |id: u8| {
-            let device = self.devices.get(id as usize).and_then(|cell| cell.get());
-            device.is_some_and(|device| device.kind == super::backing::Kind::Stitch)
-        };
-        let events = reader.events(&mut cursor.clone());
-        let entry = |event: &crate::record::ring::Event| {
-            let action = match event.kind {
-                EventKind::Grow => Action::SegmentAlloc,
-                EventKind::Release => Action::SegmentFree,
-                _ => return None,
-            };
-            (!stitched(event.device)).then_some(Entry {
-                action,
-                device: event.device.into(),
-                address: event.address,
-                bytes: event.size,
-                stream: 0,
-                time: scale.map_or_else(now, |scale| scale.realtime(event.time) / 1000),
-                context: 0,
-            })
-        };
-        events.entries.iter().filter_map(entry).collect()
+        Collected { entries, lost, origins: books.origins.iter().map(origin).collect() }
     }
 
     /// A block was handed out.
     pub(super) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
-        let (bytes, context) = (round(size), CONTEXT.with(Cell::get));
+        let (bytes, context) = (round(size), context());
         let mut books = lock(&self.history.0);
         // A block that lies there now shows that the wait of the one before is over; the others are asked in turns.
         books.end_wait(address);
@@ -316,7 +316,7 @@ impl Heap {
             bytes: facts.bytes,
             stream,
             time: now(),
-            context: CONTEXT.with(Cell::get),
+            context: context(),
         };
         let mut books = lock(&self.history.0);
         books.origins.remove(&address);
@@ -359,7 +359,7 @@ impl Heap {
                 bytes: round(report.asked),
                 stream: stream.0 as u64,
                 time: now(),
-                context: CONTEXT.with(Cell::get),
+                context: context(),
             });
         }
     }

@@ -46,6 +46,34 @@ impl Bins {
     }
 }
 
+/// What the slabs of a lane come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlabSums {
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of those that have a used slot.
+    pub used_bytes: u64,
+    /// All slots of those.
+    pub used_slots: u64,
+}
+
+impl SlabSums {
+    fn add(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.used_bytes += other.used_bytes;
+        self.used_slots += other.used_slots;
+    }
+}
+
+impl std::iter::Sum for SlabSums {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |mut sum, other| {
+            sum.add(other);
+            sum
+        })
+    }
+}
+
 /// A block that its program has freed, and the streams that may still use it, each with the epoch to wait for.
 struct PendingBlock {
     slab: u32,
@@ -72,6 +100,7 @@ pub struct Lane {
     /// Streams are numbered `1 << shift` apart in one lane.
     shift: u32,
     slabs: Vec<Option<Box<Slab>>>,
+    sums: SlabSums,
     unused: Vec<u32>,
     /// By stream number >> shift.
     bins: Vec<Option<Box<Bins>>>,
@@ -87,6 +116,7 @@ impl Lane {
         Self {
             shift: stride.ilog2(),
             slabs: Vec::new(),
+            sums: SlabSums::default(),
             unused: Vec::new(),
             bins: Vec::new(),
             users: HashMap::new(),
@@ -184,8 +214,10 @@ impl Lane {
     #[inline(never)]
     fn took(&mut self, id: u32, stream: u32, lifetime: u8, class: u8) {
         let Some(slab) = self.slabs[id as usize].as_deref() else { return };
-        let (was_empty, full) = (slab.used() == 1, slab.is_full());
+        let (was_empty, full, size_class) = (slab.used() == 1, slab.is_full(), slab.size_class());
         if was_empty {
+            self.sums.used_bytes += size_class.slab_bytes();
+            self.sums.used_slots += u64::from(size_class.slots);
             self.bin_mut(stream, lifetime, class).empties -= 1;
         }
         if full {
@@ -200,6 +232,7 @@ impl Lane {
             self.slabs.len() as u32 - 1
         });
         self.bin_mut(slab.stream, slab.lifetime, slab.class).empties += 1;
+        self.sums.bytes += slab.size_class().slab_bytes();
         self.slabs[id as usize] = Some(Box::new(slab));
         self.link(id);
         id
@@ -291,6 +324,9 @@ impl Lane {
         let Some(Some(slab)) = self.slabs.get(id as usize) else { return FreeOutcome::Unknown };
         let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
         if slab.used() == 0 {
+            let size_class = slab.size_class();
+            self.sums.used_bytes -= size_class.slab_bytes();
+            self.sums.used_slots -= u64::from(size_class.slots);
             let bin = self.bin_mut(stream, lifetime, class);
             bin.empties += 1;
             if bin.empties > 1 {
@@ -437,6 +473,7 @@ impl Lane {
         self.unlink(id);
         self.bin_mut(stream, lifetime, class).empties -= 1;
         let slab = self.slabs[id as usize].take()?;
+        self.sums.bytes -= slab.size_class().slab_bytes();
         self.unused.push(id);
         Some(*slab)
     }
@@ -444,6 +481,11 @@ impl Lane {
     /// The numbers of all empty slabs.
     pub fn empty_slabs(&self) -> Vec<u32> {
         self.slabs().filter(|(_, slab)| slab.used() == 0).map(|(id, _)| id).collect()
+    }
+
+    /// What they come to, without a walk.
+    pub fn slab_sums(&self) -> SlabSums {
+        self.sums
     }
 
     /// All slabs.
@@ -524,6 +566,15 @@ impl Lane {
                     return Err(format!("a bin has borrowed {counted} slots and counts {}", bin.borrowed));
                 }
             }
+        }
+        let sums_of = |slab: &Slab| {
+            let (bytes, slots) = (slab.size_class().slab_bytes(), slab.size_class().slots);
+            let used = u64::from(slab.used() > 0);
+            SlabSums { bytes, used_bytes: used * bytes, used_slots: used * u64::from(slots) }
+        };
+        let sums = self.slabs().map(|(_, slab)| sums_of(slab)).sum();
+        if self.sums != sums {
+            return Err(format!("the slabs come to {sums:?}, and {:?} is counted", self.sums));
         }
         if listed != self.slabs().filter(|(_, slab)| !slab.is_full()).count() {
             return Err(format!("{listed} slabs are listed, but others have free slots too"));

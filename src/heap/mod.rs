@@ -35,6 +35,7 @@ pub mod reclaim;
 mod recycle;
 pub mod reserve;
 pub mod route;
+mod segment_log;
 pub mod size_class;
 pub mod slab;
 pub mod snapshot;
@@ -289,6 +290,7 @@ impl Heap {
                 let (limit, total) = (central.limit, device.capabilities.total_memory);
                 central.gauges.set(&[(DeviceGauge::Limit, limit), (DeviceGauge::TotalMemory, total)]);
             }
+            self.tell_of_history(&device);
             device.map_reserves(&self.shared)?;
             // Peers get access to each other's memory when the process begins to use both.
             for (other, cell) in self.devices.iter().enumerate() {

@@ -13,7 +13,8 @@
 //! triggers more than a handful of times: that is the rate limit.
 //!
 //! **Marks.** A program may say that it validates or writes a checkpoint (`gruyere_mark_phase`). Then idle memory goes back at once, down
-//! to what phases of that kind have needed before.
+//! to what phases of that kind have needed before. It does so at most once in [`MARK_INTERVAL`] frees, and `gruyere_checkpoint` at most once in
+//! [`CHECKPOINT_INTERVAL`]; both count from the last time that either did.
 //!
 //! Nothing here waits: events are recorded behind what was freed, and what they do not show to be done by the next look stays.
 #![deny(unsafe_code)]
@@ -26,6 +27,7 @@ use super::streams::Streams;
 use super::{Shared, lock};
 use crate::driver::Driver;
 use crate::record::{DeviceGauge, EventKind, Record};
+use std::time::{Duration, Instant};
 
 /// Frees between two looks.
 const INTERVAL: u64 = 256;
@@ -43,6 +45,16 @@ const PUBLISHING: u32 = 16;
 const MARK_INTERVAL: u64 = 1 << 10;
 /// The least that is given back at a time, bytes.
 const PORTION: u64 = super::stitch::LONGEST_CHUNK;
+
+/// Between two times that checkpoints give memory back.
+pub const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
+
+/// When memory went back last because the program said that it needs little.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastGiven {
+    frees: Option<u64>,
+    time: Option<Instant>,
+}
 
 /// What a program may say of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +91,13 @@ pub enum Occasion {
     Mark(Phase),
 }
 
-/// What a look sees. Bytes but for `now`.
-#[derive(Clone, Copy, Debug, Default)]
+/// What a look sees. Bytes but for `now` and `time`.
+#[derive(Clone, Copy, Debug)]
 pub struct Seen {
     /// Frees so far.
     pub now: u64,
+    /// The time of day, which only checkpoints go by.
+    pub time: Instant,
     /// In use.
     pub busy: u64,
     /// The most that was in use since the last look.
@@ -133,7 +147,7 @@ pub struct Watch {
     found: Option<Found>,
     draining: Option<Draining>,
     announced: Option<Phase>,
-    announced_at: Option<u64>,
+    last_given: LastGiven,
     /// The most in use in announced phases, by kind.
     needs: [u64; 3],
     /// Times that memory was given back, and how much.
@@ -221,12 +235,22 @@ impl Watch {
             return;
         }
         self.announced = Some(phase);
-        let too_soon = self.announced_at.is_some_and(|at| seen.now - at < MARK_INTERVAL);
+        let too_soon = self.last_given.frees.is_some_and(|at| seen.now - at < MARK_INTERVAL);
         if !too_soon {
-            self.announced_at = Some(seen.now);
+            self.last_given = LastGiven { frees: Some(seen.now), time: Some(seen.time) };
             let keep = with_slack(seen.busy.max(self.needs[phase as usize]));
             self.draining = Some(Draining { drain: Drain { keep, most: u64::MAX }, tries: TRIES });
         }
+    }
+
+    /// Whether a checkpoint may give memory back after so many frees, and now; if so, it is noted that it does.
+    pub fn checkpoint(&mut self, frees: u64, now: Instant) -> bool {
+        let past = self.last_given.time.and_then(|last| now.checked_duration_since(last));
+        let is_due = self.last_given.time.is_none() || past.is_some_and(|past| past >= CHECKPOINT_INTERVAL);
+        if is_due {
+            self.last_given = LastGiven { frees: Some(frees), time: Some(now) };
+        }
+        is_due
     }
 
     fn begin_lull(&mut self, now: u64) {
@@ -273,6 +297,7 @@ impl Device {
             let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
             let seen = Seen {
                 now: central.arenas.changes(),
+                time: Instant::now(),
                 busy: central.arenas.busy(),
                 peak: central.arenas.take_busy_peak(),
                 held: central.backing.held,
@@ -379,6 +404,7 @@ mod tests {
     struct Program {
         watch: Watch,
         now: u64,
+        time: Instant,
         held: u64,
         peak: u64,
         busy: u64,
@@ -387,13 +413,21 @@ mod tests {
 
     impl Program {
         fn new() -> Self {
-            Self { watch: Watch::new(true), now: 0, held: 0, peak: 0, busy: 0, drains: 0 }
+            Self {
+                watch: Watch::new(true),
+                now: 0,
+                time: Instant::now(),
+                held: 0,
+                peak: 0,
+                busy: 0,
+                drains: 0,
+            }
         }
 
         fn look(&mut self, occasion: Occasion) {
-            let Self { now, held, busy, .. } = *self;
+            let Self { now, time, held, busy, .. } = *self;
             let peak = std::mem::replace(&mut self.peak, busy);
-            if let Some(drain) = self.watch.look(occasion, Seen { now, busy, peak, held }) {
+            if let Some(drain) = self.watch.look(occasion, Seen { now, time, busy, peak, held }) {
                 self.drains += 1;
                 self.held -= (self.held - drain.keep).min(drain.most);
             }
@@ -521,6 +555,25 @@ mod tests {
             program.uses(10 << 30, 10);
         }
         assert_eq!(program.drains, 1);
+    }
+
+    #[test]
+    fn marks_and_checkpoints_have_one_limit() {
+        let mut program = Program::new();
+        let start = program.time;
+        let after = |seconds| start + Duration::from_secs(seconds);
+        program.uses(10 << 30, 100);
+        program.uses(1 << 30, 10);
+        assert!(program.watch.checkpoint(program.now, after(0)));
+        program.look(Occasion::Mark(Phase::Checkpoint));
+        assert_eq!(program.drains, 0, "a checkpoint has just given memory back");
+        program.look(Occasion::Mark(Phase::Training));
+        program.uses(1 << 30, MARK_INTERVAL);
+        program.time = after(100);
+        program.look(Occasion::Mark(Phase::Checkpoint));
+        assert_eq!(program.drains, 1);
+        assert!(!program.watch.checkpoint(program.now, after(129)), "the mark has just done so");
+        assert!(program.watch.checkpoint(program.now, after(130)));
     }
 
     #[test]

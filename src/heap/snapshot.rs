@@ -6,11 +6,12 @@
 #![deny(unsafe_code)]
 
 use super::arena::{Run, RunState};
-use super::capture::{CapturePool, PoolId};
+use super::capture::PoolId;
 use super::central::Central;
 use super::device::Device;
 use super::lane::round;
 use super::slab::{Slab, SlotState};
+use super::stats::CapturePoolHeld;
 use super::streams::Streams;
 use super::{Error, Heap, lock};
 use std::collections::HashMap;
@@ -86,8 +87,8 @@ pub struct Snapshot {
     pub segments: Vec<Segment>,
     /// Bytes held that are mapped nowhere.
     pub unmapped: u64,
-    /// What each capture pool of torch's holds, and how much of it in slabs (bytes).
-    pub pools: Vec<(PoolId, u64, u64)>,
+    /// What each capture pool of torch's holds.
+    pub pools: Vec<CapturePoolHeld>,
 }
 
 fn handle(streams: &Streams, stream: u32) -> u64 {
@@ -145,12 +146,9 @@ impl Device {
             whole(address, bytes, Block { address, bytes, requested, stream: 0, state })
         }));
         segments.sort_by_key(|segment| segment.address);
-        let facts = |pool: &CapturePool| {
-            let small = pool.lane.slabs().map(|(_, slab)| slab.size_class().slab_bytes()).sum();
-            Some((pool.id?, central.arenas.held_bytes(pool.space), small))
-        };
-        let pools = central.captures.pools.iter().flatten().filter_map(facts).collect();
-        Snapshot { segments, unmapped: central.backing.pages.spare(), pools }
+        let unmapped = central.backing.pages.spare();
+        drop(central);
+        Snapshot { segments, unmapped, pools: self.capture_pools() }
     }
 
     fn segments_of_regions(&self, central: &Central, slabs: &Slabs) -> Vec<Segment> {

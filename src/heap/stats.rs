@@ -1,18 +1,20 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, Movable, RegionId, Run, RunState};
+use super::arena::{Arenas, Movable, RegionId, Run};
 use super::backing::Kind;
+use super::capture::{CapturePool, PoolId};
 use super::central::Central;
 use super::device::Device;
+use super::lane::SlabSums;
 use super::lifetime::Lifetime;
 use super::page_table::Owner;
 use super::size_class::{PAGE, SMALL_MAX};
-use super::slab::Slab;
 use super::tally::HeldStats;
 use super::{Error, Heap, Shared, lane, lock};
 use crate::record::peaks::{BlockStats, SMALL};
 use crate::record::{DeviceGauge, Reader, missing_share};
+use std::collections::BTreeMap;
 
 /// Numbers of one device. Bytes where not said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,21 +98,42 @@ pub struct TorchStats {
     pub total_memory: u64,
 }
 
-/// Free runs of a region that cannot be given back, and their bytes: all of it where a span has a block, what is not whole pages
-/// where pages come and go by themselves.
-fn bound(arenas: &Arenas, id: RegionId) -> (u64, u64) {
-    let free = || arenas.runs_of(id).map(|(_, run)| run).filter(|run| run.state == RunState::Free);
-    if !arenas.is_stitched(id) {
-        let used = arenas.runs_of(id).any(|(_, run)| run.state != RunState::Free);
-        return if used { (free().count() as u64, free().map(|run| run.bytes).sum()) } else { (0, 0) };
-    }
-    let loose = |run: &Run| {
-        ((run.address + run.bytes) / PAGE * PAGE).saturating_sub(run.address.next_multiple_of(PAGE))
+/// What a capture pool of torch's holds, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CapturePoolHeld {
+    /// torch's id.
+    pub id: PoolId,
+    /// All of it.
+    pub bytes: u64,
+    /// In slabs.
+    pub small: u64,
+}
+
+/// Free runs that cannot be given back, and their bytes: all of a span that has a block, what is not whole pages where pages come and go
+/// by themselves.
+fn bound(arenas: &Arenas) -> (u64, u64) {
+    let torn = |run: &Run| {
+        let end = (run.address + run.bytes) / PAGE * PAGE;
+        run.bytes - end.saturating_sub(run.address.next_multiple_of(PAGE))
     };
-    free()
-        .map(|run| run.bytes - loose(run))
-        .filter(|&bytes| bytes > 0)
-        .fold((0, 0), |sum, bytes| (sum.0 + 1, sum.1 + bytes))
+    let (mut count, mut bytes) = (0, 0);
+    let mut spans: BTreeMap<RegionId, (u64, u64)> = BTreeMap::new();
+    for run in arenas.free_runs() {
+        if arenas.is_stitched(run.region) {
+            count += u64::from(torn(run) > 0);
+            bytes += torn(run);
+        } else {
+            let span = spans.entry(run.region).or_default();
+            *span = (span.0 + 1, span.1 + run.bytes);
+        }
+    }
+    for (id, span) in spans {
+        // A span that is all free can go.
+        if span.1 < arenas.region(id).bytes {
+            (count, bytes) = (count + span.0, bytes + span.1);
+        }
+    }
+    (count, bytes)
 }
 
 impl Device {
@@ -186,33 +209,18 @@ impl Device {
     /// What torch's `memory_stats` tells; takes one lock after the other.
     pub fn torch_stats(&self, shared: &Shared) -> TorchStats {
         let blocks = shared.record.block_stats(self.id);
-        // Of slabs: those that have a used slot, their bytes, and the free slots in them.
-        let (mut slabs, mut free_slots) = (0, 0);
-        let mut see = |slab: &Slab| {
-            if slab.used() > 0 {
-                slabs += slab.size_class().slab_bytes();
-                free_slots += u64::from(slab.size_class().slots - slab.used());
-            }
-        };
-        for lane in self.lanes.iter() {
-            lock(lane).lane.slabs().for_each(|(_, slab)| see(slab));
-        }
+        let mut slabs: SlabSums = self.lanes.iter().map(|lane| lock(lane).lane.slab_sums()).sum();
         let mut central = lock(&self.central);
-        for pool in central.captures.pools.iter().flatten() {
-            pool.lane.slabs().for_each(|(_, slab)| see(slab));
-        }
-        for (_, pool) in central.named.iter() {
-            pool.lane.slabs().for_each(|(_, slab)| see(slab));
-        }
-        // Direct blocks are small ones that lie in no slab; then there are no slabs, but of captures.
-        let direct: u64 =
-            central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX).sum();
-        let small = slabs.saturating_sub(blocks.active_bytes[SMALL].current.saturating_sub(direct));
-        let (runs, bytes) = central
-            .arenas
-            .regions()
-            .map(|(id, _)| bound(&central.arenas, id))
-            .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let captured = central.captures.pools.iter().flatten().map(|pool| pool.lane.slab_sums());
+        let named = central.named.iter().map(|(_, pool)| pool.lane.slab_sums());
+        slabs = [slabs, captured.chain(named).sum()].into_iter().sum();
+        // Direct blocks are small ones that lie in no slab.
+        let direct = central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
+        let (direct, direct_bytes) = direct.fold((0, 0), |sum, bytes| (sum.0 + 1, sum.1 + bytes));
+        let free_in = |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
+        let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
+        let small = free_in(slabs.used_bytes, blocks.active_bytes[SMALL].current, direct_bytes);
+        let (runs, bytes) = bound(&central.arenas);
         central.tally.look([free_slots, runs], [small, bytes]);
         let (retries, out_of_memories) = (central.retries, central.out_of_memories);
         TorchStats {
@@ -221,6 +229,16 @@ impl Device {
             limit: central.limit,
             total_memory: self.capabilities.total_memory,
         }
+    }
+
+    /// What each capture pool holds that torch has an id for.
+    pub fn capture_pools(&self) -> Vec<CapturePoolHeld> {
+        let central = lock(&self.central);
+        let held = |pool: &CapturePool| {
+            let bytes = central.arenas.held_bytes(pool.space);
+            Some(CapturePoolHeld { id: pool.id?, bytes, small: pool.lane.slab_sums().bytes })
+        };
+        central.captures.pools.iter().flatten().filter_map(held).collect()
     }
 
     /// Peaks of what torch is told begin again at what there is.
@@ -324,6 +342,16 @@ impl Heap {
     /// A device that there is not.
     pub fn torch_stats(&self, device: i64) -> Result<TorchStats, Error> {
         Ok(self.device(device)?.torch_stats(&self.shared))
+    }
+
+    /// What each capture pool of a device holds that torch has an id for. Nothing where the device has not been used.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn capture_pools(&self, device: i64) -> Result<Vec<CapturePoolHeld>, Error> {
+        let cell = usize::try_from(device).ok().and_then(|id| self.devices.get(id));
+        let device = cell.ok_or(Error::NoSuchDevice(device))?.get();
+        Ok(device.map_or_else(Vec::new, Device::capture_pools))
     }
 
     /// Peaks of [`Heap::torch_stats`] begin again at what there is.

@@ -16,7 +16,9 @@
 //! A move changes the owners only when every driver call of it has succeeded, so undoing one is to unmap what it mapped.
 #![deny(unsafe_code)]
 
+use super::history::Action;
 use super::mapping_book::MappingBook;
+use super::segment_log::SegmentLog;
 use super::size_class::PAGE;
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,6 +121,8 @@ pub struct Pages {
     spare: Vec<ChunkId>,
     held: u64,
     owned: u64,
+    /// Where pages come to belong and cease to, for the history.
+    pub log: SegmentLog,
     /// Driver calls made.
     pub calls: u64,
     /// Those that failed.
@@ -130,7 +134,7 @@ pub struct Pages {
 impl Pages {
     /// None yet.
     pub fn new(device: DeviceId) -> Self {
-        Self { device, ..Self::default() }
+        Self { device, log: SegmentLog::new(device), ..Self::default() }
     }
 
     fn counted<T>(&mut self, result: Result<T>) -> Result<T> {
@@ -336,6 +340,7 @@ impl Pages {
         }
         chunk.owned += count;
         self.owned += u64::from(count);
+        self.log.note(Action::SegmentMap, address, u64::from(count) * PAGE);
         if let Some(view) = self.views.get_mut(&start) {
             view.owned += count;
             self.retired.remove(&start);
@@ -353,6 +358,7 @@ impl Pages {
         chunk.owners[first as usize..pages.end as usize].fill(NOBODY);
         chunk.owned -= count;
         self.owned -= u64::from(count);
+        self.log.note(Action::SegmentUnmap, address, u64::from(count) * PAGE);
         let start = address - u64::from(first) * PAGE;
         self.book.disown(start, pages);
         let Some(view) = self.views.get_mut(&start) else { return };

@@ -19,6 +19,10 @@ GRUYERE = RELEASE / "libgruyere.so"
 PHANTOM = RELEASE / "libphantom_cuda.so"
 COMMAND = RELEASE / "gruyere"
 
+# Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for other libraries.
+LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
+LIBRARIES_PRELOADED = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
+
 # What the phantom's process needs, and what none of its children may inherit by accident.
 PRELOAD = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 
@@ -61,8 +65,8 @@ class Phantom:
         self.runs += 1
         books = self.folder / f"books-{self.runs}.json"
         environment = clean_environment() | {
-            "LD_PRELOAD": str(PHANTOM),
-            "LD_LIBRARY_PATH": str(TARGET / "phantom-libs"),
+            "LD_PRELOAD": LIBRARIES_PRELOADED,
+            "LD_LIBRARY_PATH": str(LIBRARIES),
             "PHANTOM_BOOKS": str(books),
             "GRUYERE_TEST_ALLOCATOR": allocator,
             "GRUYERE_TEST_LIBRARY": str(GRUYERE),
@@ -70,7 +74,8 @@ class Phantom:
             "GRUYERE_TEST_COMMAND": str(COMMAND),
         }
         if allocator == "expandable":
-            environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+            # Up to torch 2.8 the variable was CUDA's.
+            environment["PYTORCH_ALLOC_CONF"] = environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         environment |= {key: str(value) for key, value in settings.items()}
         what = ["-c", code] if code else [HERE / "programs" / f"{program}.py"]
         process = subprocess.Popen(

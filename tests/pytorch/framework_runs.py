@@ -14,9 +14,23 @@ PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
 PLAIN = ([], {})
 MODULE = (["-m", "gruyere"], {})
 VARIABLE = ([], {"GRUYERE_ENABLE": "1"})
-ACCELERATE = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "bf16"]
+# The console scripts as pip has installed them. (torch is in the environment below, so its script is given our interpreter.)
+ACCELERATE_SCRIPT = [PYTHON.parent / "accelerate", "launch"]
+TORCHRUN_SCRIPT = [ROOT / ".venv-torch" / "bin" / "torchrun"]
+ACCELERATE = [*ACCELERATE_SCRIPT, "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "bf16"]
 ACCELERATE_PLAIN = (ACCELERATE, {})
 ACCELERATE_MODULE = ([*ACCELERATE, "-m", "gruyere"], {})
+# Two ranks.
+TORCHRUN = ["--standalone", "--nproc-per-node=2"]
+ACCELERATE_RANKS = [*ACCELERATE_SCRIPT, "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--main_process_port", "0"]
+LAUNCHERS = {
+    "torchrun -m gruyere": ([*TORCHRUN_SCRIPT, *TORCHRUN, "-m", "gruyere"], {}),
+    "GRUYERE_ENABLE=1 torchrun": ([*TORCHRUN_SCRIPT, *TORCHRUN], {"GRUYERE_ENABLE": "1"}),
+    "python -m gruyere -m torch.distributed.run": (["-m", "gruyere", "-m", "torch.distributed.run", *TORCHRUN], {}),
+    "accelerate launch -m gruyere": ([*ACCELERATE_RANKS, "-m", "gruyere"], {}),
+    "GRUYERE_ENABLE=1 accelerate launch": (ACCELERATE_RANKS, {"GRUYERE_ENABLE": "1"}),
+    "python -m gruyere -m accelerate.commands.launch": (["-m", "gruyere", "-m", "accelerate.commands.launch", *ACCELERATE_RANKS[2:]], {}),
+}
 
 
 @dataclass

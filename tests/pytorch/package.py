@@ -9,15 +9,11 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from conftest import PHANTOM, ROOT, TARGET, clean_environment
+from conftest import LIBRARIES, LIBRARIES_PRELOADED, PHANTOM, ROOT, TARGET, clean_environment
 
 PACKAGE = ROOT / "python_loader"
 WHEELS = TARGET / "wheels"
 VENV = TARGET / "package-venv"
-
-# Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for other libraries.
-LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
-PRELOAD = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
 
 # How a program of the tests of the modes begins.
 PRELUDE = """
@@ -104,7 +100,7 @@ class Installed:
 
     def command(self, name, *arguments, timeout=300, **settings):
         environment = clean_environment() | {
-            "LD_PRELOAD": PRELOAD,
+            "LD_PRELOAD": LIBRARIES_PRELOADED,
             "LD_LIBRARY_PATH": str(LIBRARIES),
             "GRUYERE_TEST_PHANTOM": str(PHANTOM),
             "PATH": os.pathsep.join([str(self.binaries), os.environ["PATH"]]),

@@ -3,7 +3,7 @@ launch line does the same steps, sees the same memory live, and breaks no rule."
 
 import pytest
 
-from framework_runs import ACCELERATE_MODULE, ACCELERATE_PLAIN, MODULE, PLAIN, VARIABLE, run
+from framework_runs import ACCELERATE_MODULE, ACCELERATE_PLAIN, LAUNCHERS, MODULE, PLAIN, VARIABLE, run
 
 
 def both(folder, script, *arguments, lines=(PLAIN, MODULE), **settings):
@@ -32,6 +32,15 @@ def test_multiprocessing_spawn(tmp_path):
 def test_multiprocessing_spawn_inherits_the_launch_line(tmp_path):
     answer = run(tmp_path, "spawn", launch=MODULE, gruyere=True, PHANTOM_DEVICES=2, processes=3).answer
     assert answer["ranks"] == [0, 1] and answer["steps"] == 8
+
+
+@pytest.mark.parametrize("line", LAUNCHERS)
+def test_launchers_ranks_their_workers_and_children_are_on_gruyere(tmp_path, line):
+    ran = run(tmp_path, "ranks", launch=LAUNCHERS[line], gruyere=True, PHANTOM_DEVICES=2, processes=4)
+    assert ran.answer == {"steps": 4, "world": 2}
+    # A device a rank, in the rank and in its child.
+    used = [[device["live_peak"] > 0 for device in process["devices"]] for process in ran.processes]
+    assert sorted(used) == [[False, True], [False, True], [True, False], [True, False]]
 
 
 def test_fsdp2(tmp_path):

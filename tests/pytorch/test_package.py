@@ -1,8 +1,10 @@
 """The Python package: what the wheel has, the ways in, and what is said where there is no way."""
 
 import json
+import sys
 import zipfile
 from email.parser import Parser
+from pathlib import Path
 
 import pytest
 
@@ -261,19 +263,23 @@ if __name__ == "__main__":
     assert installed.code(code, GRUYERE_ENABLE=1).check().out.strip() == "True"
 
 
-@pytest.mark.parametrize("way", ["inside", "around", "variable"])
+@pytest.mark.parametrize("way", ["inside", "around", "script inside", "script variable"])
 def test_torchrun_and_its_ranks(installed, way):
     installed.write(
         "train.py",
         USES_CUDA + "import json, os, gruyere\njson.dump([gruyere.is_enabled(), os.environ['WORLD_SIZE']], open(os.environ['RANK'], 'w'))",
     )
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ranks = ["--standalone", "--nproc-per-node=2"]
+    module = ["-m", "torch.distributed.run", *ranks]
+    # The console script as pip has installed it, beside the torch that this environment sees.
+    script = [Path(sys.executable).parent / "torchrun", *ranks]
     line = {
-        "inside": [*torchrun, "-m", "gruyere", "train.py"],
-        "around": ["-m", "gruyere", *torchrun, "train.py"],
-        "variable": [*torchrun, "train.py"],
+        "inside": [*module, "-m", "gruyere", "train.py"],
+        "around": ["-m", "gruyere", *module, "train.py"],
+        "script inside": [*script, "-m", "gruyere", "train.py"],
+        "script variable": [*script, "train.py"],
     }[way]
-    installed.python(*line, GRUYERE_ENABLE=1 if way == "variable" else None).check()
+    installed.python(*line, GRUYERE_ENABLE=1 if way.endswith("variable") else None).check()
     for rank in "01":
         assert json.loads((installed.folder / rank).read_text()) == [True, "2"]
 
@@ -355,6 +361,24 @@ def test_without_a_driver_the_variable_lets_a_program_be_and_the_launcher_does_n
     assert ran.code == 1 and "driver" in ran.err.splitlines()[-1]
     ran = installed.python("-m", "gruyere", "--doctor", **without)
     assert ran.code == 1 and "driver" in ran.out.splitlines()[-1]
+
+
+def test_a_torch_that_cannot_be_behind_is_told_which_can(installed):
+    code = """
+import json, torch, gruyere
+routes = hasattr(torch.cuda, "MemPool") and not hasattr(torch._C, "_MemPoolContext")
+try:
+    gruyere.enable(mode="behind")
+    said = None
+except gruyere.GruyereError as error:
+    said = str(error)
+print(json.dumps(dict(routes=routes, said=said, version=torch.__version__, enabled=gruyere.is_enabled())))
+"""
+    report = installed.code(code).report
+    assert report["enabled"] == report["routes"]
+    if not report["routes"]:
+        for word in ("needs torch 2.7 or newer", report["version"], 'mode="direct" works'):
+            assert word in report["said"]
 
 
 def test_after_the_launch_line_a_call_that_asks_for_no_more_is_fine(installed):

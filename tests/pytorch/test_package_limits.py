@@ -2,7 +2,23 @@
 
 import pytest
 
+from conftest import ROOT
 from package import PRELUDE, report
+
+
+def test_the_table_in_the_docs_has_everything_that_is_warned_of_or_refused():
+    text = (ROOT / "docs" / "pytorch.md").read_text().split("## What cannot work in direct mode")[1].split("## ")[0]
+    rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
+    limits = (ROOT / "python_loader" / "gruyere" / "_limits.py").read_text()
+    told = {
+        "CUDNN": "cudnn.benchmark", "REDUCE_OVERHEAD": "reduce-overhead", "GRAPH_TREES": "triton.cudagraphs", "IPC": "storage IPC",
+        "MEM_POOL": "torch.cuda.MemPool", "NCCL": "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+    }  # fmt: skip
+    texts = {line.split(" = ")[0] for line in limits.splitlines() if line[:1].isupper() and " = " in line}
+    assert texts == set(told), "a text that no row of the table is known for"
+    for what in told.values():
+        (row,) = [row for row in rows if what in row.split("|")[1]]
+        assert "behind mode" in row or "as above" in row, row
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -51,16 +67,19 @@ def test_sharing_tensors_and_pools_of_torch_name_what_to_use_instead(installed):
     code = f"""{PRELUDE}
 gruyere.enable()
 said = []
-for attempt in (lambda: tensor(1).untyped_storage()._share_cuda_(), torch.cuda.MemPool):
+attempts = [lambda: tensor(1).untyped_storage()._share_cuda_()]
+# torch 2.4 has no such pools.
+attempts += [torch.cuda.MemPool] if hasattr(torch.cuda, "MemPool") else []
+for attempt in attempts:
     try:
         attempt()
     except gruyere.GruyereError as error:
         said.append(str(error))
-""" + report(said="said", hook="os.environ['TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK']")
+""" + report(said="said", pools="hasattr(torch.cuda, 'MemPool')", hook="os.environ['TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK']")
     ran = installed.code(code, TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK="1")
-    share, pool = ran.report["said"]
+    share, *pool = ran.report["said"]
     assert "cpu()" in share and "behind" in share
-    assert "gruyere.pool" in pool
+    assert all("gruyere.pool" in said for said in pool) and len(pool) == int(ran.report["pools"])
     assert ran.report["hook"] == "0"
     (line,) = ran.warnings()
     assert "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK" in line

@@ -15,6 +15,9 @@ import torch, gpu
 gpu.install()
 from gruyere import _truth
 _truth.install()
+# Older versions of torch have fewer functions: 2.8 came with the one, 2.9 with the other.
+fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda: _truth.memory_fraction(0))
+accelerator = torch.accelerator if hasattr(torch._C, "_accelerator_getDeviceStats") else None
 """
 
 
@@ -75,7 +78,7 @@ def test_nothing_is_said_and_nothing_started_before_cuda_is_in_use(phantom):
     code = """
 import os
 assert torch.cuda.memory_stats() == {} and torch.cuda.memory_allocated() == 0 and torch.cuda.memory_snapshot() == []
-assert torch.accelerator.memory_stats() == {} and torch.accelerator.memory_reserved() == 0
+assert accelerator is None or accelerator.memory_stats() == {} and accelerator.memory_reserved() == 0
 assert not torch.cuda.is_initialized()
 child = os.fork()
 if child == 0:
@@ -106,9 +109,9 @@ gpu.report(code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_the_fraction_is_what_was_set_and_holds(phantom):
     code = """
-assert torch.cuda.get_per_process_memory_fraction() == 1.0
+assert fraction() == 1.0
 torch.cuda.set_per_process_memory_fraction(0.25)
-assert torch.cuda.get_per_process_memory_fraction() == 0.25
+assert fraction() == 0.25
 try:
     torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError as error:
@@ -214,6 +217,88 @@ gpu.report(segments=len(segments), traces=len(snapshot["device_traces"][0]))
     assert report["traces"] >= 399 + 133 + 2 * 399
 
 
+@pytest.mark.parametrize("conf", ["", "limit:300MiB,headroom:0,slack:1%", "backing:pool", "backing:fixed", "backing:passthrough", "record:off"])
+def test_the_timeline_of_reserved_memory_ends_at_what_is_held(phantom, conf):
+    code = """
+import random
+from torch.cuda import _memory_viz
+torch.cuda.memory._record_memory_history()
+CAME, WENT = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+draw = random.Random(1)
+
+def add(rows, start, end):
+    # Rows of memory as memory_viz keeps them: neighbours are joined.
+    assert all(end <= other or start >= over for other, over in rows), "came twice"
+    for row in [row for row in rows if row[1] == start or row[0] == end]:
+        rows.remove(row)
+        start, end = min(start, row[0]), max(end, row[1])
+    rows.append((start, end))
+
+def take(rows, start, end):
+    (row,) = [row for row in rows if row[0] <= start and end <= row[1]]
+    rows.remove(row)
+    rows.extend(part for part in ((row[0], start), (end, row[1])) if part[0] < part[1])
+
+def rows_of(segments):
+    rows = []
+    for segment in segments:
+        add(rows, segment["address"], segment["address"] + segment["total_size"])
+    return sorted(rows)
+
+def check():
+    snapshot = torch.cuda.memory._snapshot()
+    told = rows_of(snapshot["segments"])
+    # Forwards from nothing, and backwards from the snapshot, as memory_viz goes.
+    forwards, backwards, peak, held = [], list(told), 0, 0
+    trace = snapshot["device_traces"][0]
+    for entry in trace:
+        if entry["action"] in (*CAME, *WENT):
+            (add if entry["action"] in CAME else take)(forwards, entry["addr"], entry["addr"] + entry["size"])
+            held += entry["size"] * (1 if entry["action"] in CAME else -1)
+            peak = max(peak, held)
+            assert entry["stream"] == 0
+        elif entry["action"] == "alloc":
+            assert any(start <= entry["addr"] and entry["addr"] + entry["size"] <= end for start, end in forwards)
+    assert sorted(forwards) == told
+    for entry in reversed(trace):
+        if entry["action"] in (*CAME, *WENT):
+            (take if entry["action"] in CAME else add)(backwards, entry["addr"], entry["addr"] + entry["size"])
+    assert backwards == []
+    # A few pages may lie between two moves.
+    assert held <= torch.cuda.memory_reserved() and peak <= torch.cuda.max_memory_reserved(), (held, peak)
+    return snapshot, held, peak
+
+kept, counts = [], {}
+for turn in range(500):
+    if kept and (len(kept) > 12 or draw.random() < 0.4):
+        kept.pop(draw.randrange(len(kept)))
+    else:
+        kept.append(torch.empty(draw.choice([draw.randrange(1, 5000), draw.randrange(1, 30 << 20)]), dtype=torch.uint8, device="cuda"))
+    if turn % 100 == 99:
+        check()
+snapshot, held, peak = check()
+assert peak >= 0.95 * torch.cuda.max_memory_reserved(), (peak, torch.cuda.max_memory_reserved())
+pages = _memory_viz.trace_plot(snapshot), _memory_viz.segment_plot(snapshot)
+assert all("MemoryViz" in page for page in pages)
+assert _memory_viz.trace(snapshot) and _memory_viz.segsum(snapshot)
+del kept[:]
+torch.cuda.empty_cache()
+empty = check()[1]
+for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
+    counts[entry["action"]] = counts.get(entry["action"], 0) + 1
+framed = all(entry["frames"] for entry in snapshot["device_traces"][0] if entry["action"] in CAME)
+gpu.report(counts=counts, empty=empty, reserved=torch.cuda.memory_reserved(), framed=framed)
+"""
+    report = mended(phantom, code=code, GRUYERE_CONF=conf).report
+    assert report["empty"] == report["reserved"] == 0
+    assert report["framed"], "the stack of the call that memory came for"
+    stitched = not conf.startswith("backing")
+    counts = report["counts"]
+    assert counts["segment_map" if stitched else "segment_alloc"] > 1
+    assert counts["segment_unmap" if stitched else "segment_free"] > 1
+    assert not {"segment_alloc", "segment_map"} <= set(counts)
+
+
 def test_a_block_that_waits_for_a_stream_is_pending_in_the_snapshot(phantom):
     code = """
 side = torch.cuda.Stream()
@@ -233,6 +318,7 @@ gpu.report(state=states.get(address), waiting=active, after=torch.cuda.memory_st
 
 def test_memory_of_a_graph_is_told_by_its_pool(phantom):
     code = """
+import inspect
 x = torch.zeros(1 << 20, device="cuda")
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
@@ -240,7 +326,8 @@ with torch.cuda.graph(graph):
     small = y[:10] * 2
 pool = tuple(graph.pool())
 segments = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == pool]
-only = torch.cuda.memory_snapshot(pool)
+# torch 2.7 and older tell of everything at once.
+only = torch.cuda.memory_snapshot(pool) if inspect.signature(torch.cuda.memory_snapshot).parameters else segments
 held = sum(segment["total_size"] for segment in segments)
 nested = torch.cuda.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"]
 told = nested[pool]["all"]["current"]
@@ -260,10 +347,20 @@ graph.reset()
 
 def test_the_history_is_as_long_and_as_detailed_as_was_asked(phantom):
     code = """
-record = torch.cuda.memory._record_memory_history
+import inspect
+known = inspect.signature(torch.cuda.memory._record_memory_history_impl).parameters
+left_out = ()
+
+def record(*arguments, **keywords):
+    # Older versions of torch do not know these two.
+    global left_out
+    if "clear_history" not in known and keywords.pop("clear_history", False):
+        torch.cuda.memory._record_memory_history(None)
+    left_out = () if "skip_actions" in known else keywords.pop("skip_actions", ())
+    torch.cuda.memory._record_memory_history(*arguments, **keywords)
 
 def traces():
-    return torch.cuda.memory._snapshot()["device_traces"][0]
+    return [trace for trace in torch.cuda.memory._snapshot()["device_traces"][0] if trace["action"] not in left_out]
 
 def made():
     return torch.empty(1000, device="cuda")

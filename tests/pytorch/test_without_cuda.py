@@ -38,6 +38,7 @@ calls = {
     "gruyere_torch_stats": lambda f: f(0, buffer),
     "gruyere_reset_peaks": lambda f: f(0),
     "gruyere_reset_accumulated": lambda f: f(0),
+    "gruyere_capture_pools": lambda f: f(0, buffer, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))),
     "gruyere_snapshot": lambda f: f(0),
     "gruyere_snapshot_free": lambda f: f(None),
     "gruyere_history_start": lambda f: f(ctypes.c_uint64(10), 0),
@@ -66,7 +67,7 @@ library.gruyere_malloc.restype = library.gruyere_segment_malloc.restype = ctypes
 for _ in range(3):
     answers = {name: calls[name](getattr(library, name)) for name in names}
 assert answers["gruyere_malloc"] is None
-for name in ("stats", "tag", "pool_create", "pool_enter", "pool_leave", "pool_release", "pool_destroy", "pool_stats", "pool_blocks"):
+for name in ("stats", "tag", "pool_create", "pool_enter", "pool_leave", "pool_release", "pool_destroy", "pool_stats", "pool_blocks", "capture_pools"):
     assert ctypes.c_int32(answers["gruyere_" + name]).value < 0, name
 assert answers["gruyere_next_alert"] == 0
 print("done")

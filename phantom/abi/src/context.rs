@@ -3,7 +3,7 @@
 use crate::abi::{Out, code, driver, runtime};
 use crate::gpu::gpu;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
 /// A `CUcontext`. 0: none.
 pub type Context = usize;
@@ -30,6 +30,9 @@ thread_local! {
 
 /// How often each primary context is retained. 64 devices are enough.
 static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+
+/// By device: the runtime has used its primary context, which is active from then on without being retained.
+static IN_RUNTIME: [AtomicBool; 64] = [const { AtomicBool::new(false) }; 64];
 
 /// Contexts that `cuCtxCreate` made so far.
 static CREATED: AtomicUsize = AtomicUsize::new(0);
@@ -78,9 +81,15 @@ pub fn driver_device() -> Result<u32, u32> {
 /// context becomes current, as the runtime does it.
 pub fn runtime_device() -> u32 {
     driver_device().unwrap_or_else(|_| {
-        set(primary(0));
+        use_primary(0);
         0
     })
+}
+
+/// The runtime makes a primary context current, and so active.
+fn use_primary(device: u32) {
+    set(primary(device));
+    IN_RUNTIME[device as usize].store(true, Relaxed);
 }
 
 /// The device for a call on a stream: the current one, or any where none is current and the stream's handle says it all.
@@ -119,7 +128,8 @@ driver! {
     fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) {
         let device = gpu().device(device)?;
         flags.put_if_wanted(0);
-        active.put(i32::from(RETAINED[device as usize].load(Relaxed) > 0))
+        let is_active = RETAINED[device as usize].load(Relaxed) > 0 || IN_RUNTIME[device as usize].load(Relaxed);
+        active.put(i32::from(is_active))
     }
 
     fn cuCtxCreate_v2(out: Out<Context>, _flags: u32, device: i32) {
@@ -250,7 +260,7 @@ runtime! {
     }
 
     fn cudaSetDevice(device: i32) {
-        set(primary(gpu().device(device)?));
+        use_primary(gpu().device(device)?);
         Ok(())
     }
 

@@ -4,6 +4,15 @@
 use super::{Arenas, NO_RUN, RegionId, Run, RunId};
 
 impl Arenas {
+    /// The free runs, in no order.
+    pub fn free_runs(&self) -> impl Iterator<Item = &Run> {
+        let mut ids = Vec::new();
+        for index in self.spaces.iter().flat_map(|space| space.owners.iter().flatten()) {
+            index.collect(&self.runs, &mut ids);
+        }
+        ids.into_iter().map(|id| &self.runs[id as usize])
+    }
+
     /// The runs that tile a region, by address.
     pub fn runs_of(&self, region: RegionId) -> impl Iterator<Item = (RunId, &Run)> {
         let mut next = self.region(region).first;

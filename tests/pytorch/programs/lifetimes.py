@@ -95,7 +95,12 @@ def storages(things):
 def shard(model):
     """FSDP2 over eight ranks of which this is the only one: parameters and states are DTensors."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        # Where torch 2.4 and 2.5 have it.
+        from torch.distributed._composable.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
