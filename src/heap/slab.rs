@@ -1,13 +1,14 @@
 //! A slab: a few pages cut into equal slots of one size class.
 #![deny(unsafe_code)]
 
-use super::size_class::{SIZE_CLASSES, SizeClass};
+use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, SizeClass};
 use crate::record::{BlockSlot, BlockTag, SegmentSlot};
 
 /// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Of a taken slot: bytes asked for, with the flags below in the highest bits. Of a free one: the next free slot, or [`NO_SLOT`].
+    /// Of a taken slot: bytes asked for, above them the size class of the request, and the flags below in the highest bits. Of a free one: the
+    /// next free slot, or [`NO_SLOT`].
     word: u32,
     /// Of a taken slot: its block's place in the record.
     block: BlockSlot,
@@ -19,9 +20,12 @@ const SHARED: u32 = 1 << 31;
 const PENDING: u32 = 1 << 30;
 /// The slot is taken.
 const TAKEN: u32 = 1 << 29;
-const REQUESTED: u32 = TAKEN - 1;
+/// The size class begins at this bit.
+const CLASS: u32 = 21;
+const REQUESTED: u32 = (1 << CLASS) - 1;
 /// No slot: the end of the list of free ones.
-const NO_SLOT: u32 = REQUESTED;
+const NO_SLOT: u32 = TAKEN - 1;
+const _: () = assert!(SMALL_MAX <= REQUESTED as u64 && CLASSES <= 1 << (TAKEN.trailing_zeros() - CLASS));
 
 /// What a slot's block was, when it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +34,16 @@ pub struct Freed {
     pub requested: u64,
     /// Its place in the block map.
     pub block: BlockSlot,
+    /// The size class of the request: the slab's, or the smaller one that has borrowed the slot.
+    pub class: u8,
+}
+
+impl Freed {
+    #[inline(always)]
+    fn of(Slot { word, block }: Slot) -> Self {
+        let class = (word & (TAKEN - 1)) >> CLASS;
+        Self { requested: u64::from(word & REQUESTED), block, class: class as u8 }
+    }
 }
 
 /// What a slot is.
@@ -132,13 +146,13 @@ impl Slab {
         self.free == NO_SLOT
     }
 
-    /// Takes a free slot for a block of `requested` bytes with its place in the record.
+    /// Takes a free slot for a block of `requested` bytes, which are of size class `class`, with its place in the record.
     #[inline(always)]
-    pub fn take(&mut self, requested: u64, block: BlockSlot) -> Option<u32> {
+    pub fn take(&mut self, requested: u64, class: u8, block: BlockSlot) -> Option<u32> {
         let slot = self.free;
         let facts = self.slots.get_mut(slot as usize)?;
         self.free = facts.word;
-        *facts = Slot { word: requested as u32 | TAKEN, block };
+        *facts = Slot { word: requested as u32 | u32::from(class) << CLASS | TAKEN, block };
         self.used += 1;
         Some(slot)
     }
@@ -164,13 +178,13 @@ impl Slab {
     pub fn free_plain(&mut self, address: u64) -> Option<(Freed, bool)> {
         let slot = self.slot_at(address)?;
         let facts = self.slots.get_mut(slot as usize)?;
-        let Slot { word, block } = *facts;
-        if word & (TAKEN | PENDING | SHARED) != TAKEN {
+        let taken = *facts;
+        if taken.word & (TAKEN | PENDING | SHARED) != TAKEN {
             return None;
         }
         facts.word = std::mem::replace(&mut self.free, slot);
         self.used -= 1;
-        Some((Freed { requested: u64::from(word & REQUESTED), block }, facts.word == NO_SLOT))
+        Some((Freed::of(taken), facts.word == NO_SLOT))
     }
 
     /// What a slot is.
@@ -189,9 +203,7 @@ impl Slab {
     /// Facts of a used slot.
     #[inline]
     pub fn facts(&self, slot: u32) -> Freed {
-        let facts =
-            self.slots.get(slot as usize).copied().unwrap_or(Slot { word: 0, block: BlockSlot::NONE });
-        Freed { requested: u64::from(facts.word & REQUESTED), block: facts.block }
+        Freed::of(self.slots.get(slot as usize).copied().unwrap_or(Slot { word: 0, block: BlockSlot::NONE }))
     }
 
     /// Notes that other streams use a live slot.
@@ -253,18 +265,18 @@ mod tests {
             let mut slab = Slab::new(1 << 30, class as u8, BlockTag::default(), 0);
             let count = slab.size_class().slots;
             for expected in 0..count {
-                let slot = slab.take(500, BlockSlot(expected));
+                let slot = slab.take(500, 3, BlockSlot(expected));
                 assert_eq!(slot, Some(expected));
                 assert_eq!(slab.slot_at(slab.address(expected)), Some(expected));
                 assert_eq!(slab.state(expected), SlotState::Live { shared: false });
             }
-            assert!(slab.is_full() && slab.take(500, BlockSlot::NONE).is_none());
+            assert!(slab.is_full() && slab.take(500, 3, BlockSlot::NONE).is_none());
             let address = slab.address(count / 2);
-            let facts = Freed { requested: 500, block: BlockSlot(count / 2) };
+            let facts = Freed { requested: 500, block: BlockSlot(count / 2), class: 3 };
             assert_eq!(slab.free_plain(address), Some((facts, true)));
             assert_eq!((slab.free_plain(address), slab.state(count / 2)), (None, SlotState::Free));
             slab.validate().unwrap();
-            assert_eq!(slab.take(1, BlockSlot::NONE), Some(count / 2));
+            assert_eq!(slab.take(1, 0, BlockSlot::NONE), Some(count / 2));
             slab.set_pending(count / 2);
             assert_eq!((slab.free_plain(address), slab.is_idle()), (None, count == 1));
             slab.validate().unwrap();

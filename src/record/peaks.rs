@@ -97,6 +97,45 @@ fn share(amount: i64, most: i64, whole: i64) -> i64 {
     }
 }
 
+/// Deals what lies between the sums and the peaks (`gaps`, by pool): to the lane `mine`, but for what the others keep.
+fn deal<'a>(
+    quantity: usize,
+    gaps: ByPool,
+    lanes: impl Iterator<Item = Member<'a>> + Clone,
+    mine: &LaneTotals,
+) {
+    // What the other lanes may still take before they come here.
+    let (mut small_slack, mut large_slack) = (0i64, 0i64);
+    let mut mine_is_large = false;
+    for (is_large, lane) in lanes.clone() {
+        if std::ptr::eq(lane, mine) {
+            mine_is_large = is_large;
+            continue;
+        }
+        let slacks = if is_large { &mut large_slack } else { &mut small_slack };
+        let slack = lane.ceiling(quantity).saturating_sub(lane.live(quantity)).max(0);
+        *slacks = slacks.saturating_add(slack);
+    }
+    // The others keep what they have, up to half of what there is: then the lane will not be here again soon.
+    let half = gaps[ALL] / 2;
+    let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
+    let mut large_kept = large_slack.min(gaps[LARGE]);
+    let kept = small_kept.saturating_add(large_kept);
+    (small_kept, large_kept) = (share(small_kept, half, kept), share(large_kept, half, kept));
+    for (is_large, lane) in lanes {
+        let live = lane.live(quantity);
+        if std::ptr::eq(lane, mine) {
+            let pool = if is_large { gaps[LARGE] } else { gaps[SMALL] - small_kept };
+            let all = gaps[ALL] - small_kept - large_kept;
+            lane.set_ceiling(quantity, live.saturating_add(pool.min(all)));
+            continue;
+        }
+        let (slacks, kept) = if is_large { (large_slack, large_kept) } else { (small_slack, small_kept) };
+        let slack = lane.ceiling(quantity).saturating_sub(live).max(0);
+        lane.set_ceiling(quantity, live.saturating_add(share(slack, kept, slacks)));
+    }
+}
+
 /// What came and what went, by quantity.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
@@ -125,9 +164,8 @@ impl Books {
     ) {
         // Once, unless another lane ran past a ceiling while we lowered it.
         for _ in 0..4 {
-            for quantity in (0..QUANTITIES).filter(|&q| mine.live(q) > mine.ceiling(q)) {
-                self.settle_quantity(quantity, highest, lanes.clone(), mine);
-            }
+            let passed = std::array::from_fn(|quantity| mine.live(quantity) > mine.ceiling(quantity));
+            self.settle_passed(passed, highest, lanes.clone(), mine);
             // Orders our stores of ceilings before the loads of what is live.
             fence(Ordering::SeqCst);
             if lanes.clone().all(|(_, lane)| lane.is_within()) {
@@ -139,34 +177,47 @@ impl Books {
     /// Takes the sums of everything, and new peaks from them; as if the first lane had passed all its ceilings.
     pub fn settle_all<'a>(&mut self, highest: &AtomicU64, lanes: impl Iterator<Item = Member<'a>> + Clone) {
         if let Some((_, any)) = lanes.clone().next() {
-            for quantity in 0..QUANTITIES {
-                self.settle_quantity(quantity, highest, lanes.clone(), any);
-            }
+            self.settle_passed([true; QUANTITIES], highest, lanes.clone(), any);
             self.settle(highest, lanes, any);
         }
     }
 
-    fn settle_quantity<'a>(
+    /// Settles the quantities of which the lane `mine` has `passed` its ceilings.
+    fn settle_passed<'a>(
         &mut self,
-        quantity: usize,
+        passed: [bool; QUANTITIES],
         highest: &AtomicU64,
         lanes: impl Iterator<Item = Member<'a>> + Clone,
         mine: &LaneTotals,
     ) {
-        let (mut small, mut large) = (0i64, 0i64);
-        // What the other lanes may still take before they come here.
-        let (mut small_slack, mut large_slack) = (0i64, 0i64);
-        let mut mine_is_large = false;
+        let (mut small, mut large) = ([0i64; QUANTITIES], [0i64; QUANTITIES]);
         for (is_large, lane) in lanes.clone() {
-            let live = lane.live(quantity);
-            let is_mine = std::ptr::eq(lane, mine);
-            let slack = if is_mine { 0 } else { lane.ceiling(quantity).saturating_sub(live).max(0) };
-            mine_is_large |= is_mine && is_large;
-            let (sum, slacks) =
-                if is_large { (&mut large, &mut large_slack) } else { (&mut small, &mut small_slack) };
-            *sum = sum.wrapping_add(live);
-            *slacks = slacks.saturating_add(slack);
+            let sums = if is_large { &mut large } else { &mut small };
+            for (quantity, sum) in sums.iter_mut().enumerate() {
+                *sum = sum.wrapping_add(lane.live(quantity));
+            }
         }
+        let mut at_peak = [false; QUANTITIES];
+        for quantity in (0..QUANTITIES).filter(|&quantity| passed[quantity]) {
+            let gaps = self.raise(quantity, small[quantity], large[quantity], highest);
+            at_peak[quantity] = gaps[ALL] == 0;
+            if !at_peak[quantity] {
+                deal(quantity, gaps, lanes.clone(), mine);
+            }
+        }
+        if at_peak == [false; QUANTITIES] {
+            return;
+        }
+        // A new peak, as at every malloc of a program that grows.
+        for (_, lane) in lanes {
+            for quantity in (0..QUANTITIES).filter(|&quantity| at_peak[quantity]) {
+                lane.set_ceiling(quantity, lane.live(quantity));
+            }
+        }
+    }
+
+    /// Raises the peaks of `quantity` to what there is, and tells what lies between, by pool.
+    fn raise(&mut self, quantity: usize, small: i64, large: i64, highest: &AtomicU64) -> ByPool {
         let (live, active) = self.now(quantity, small, large);
         let mut gaps = [0; POOLS];
         for pool in 0..POOLS {
@@ -178,29 +229,7 @@ impl Books {
         if quantity == BYTES && live[ALL] > highest.load(Ordering::Relaxed) as i64 {
             highest.store(live[ALL] as u64, Ordering::Relaxed);
         }
-        if gaps[ALL] == 0 {
-            // A new peak, as at every malloc of a program that grows.
-            lanes.for_each(|(_, lane)| lane.set_ceiling(quantity, lane.live(quantity)));
-            return;
-        }
-        // The others keep what they have, up to half of what there is: then the lane will not be here again soon.
-        let half = gaps[ALL] / 2;
-        let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
-        let mut large_kept = large_slack.min(gaps[LARGE]);
-        let kept = small_kept.saturating_add(large_kept);
-        (small_kept, large_kept) = (share(small_kept, half, kept), share(large_kept, half, kept));
-        for (is_large, lane) in lanes {
-            let live = lane.live(quantity);
-            if std::ptr::eq(lane, mine) {
-                let pool = if is_large { gaps[LARGE] } else { gaps[SMALL] - small_kept };
-                let all = gaps[ALL] - small_kept - large_kept;
-                lane.set_ceiling(quantity, live.saturating_add(pool.min(all)));
-                continue;
-            }
-            let (slacks, kept) = if is_large { (large_slack, large_kept) } else { (small_slack, small_kept) };
-            let slack = lane.ceiling(quantity).saturating_sub(live).max(0);
-            lane.set_ceiling(quantity, live.saturating_add(share(slack, kept, slacks)));
-        }
+        gaps
     }
 
     /// A block of `lane` was freed and begins to wait: it is active as before, but its lane does not count it any more.
