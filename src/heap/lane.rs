@@ -7,7 +7,7 @@
 
 use super::device::Request;
 use super::lifetime::LIFETIMES;
-use super::size_class::{ALIGNMENT, CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, small};
+use super::size_class::{ALIGNMENT, CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, small, small_again};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::Streams;
 use crate::record::{Block, EventKind, LaneWriter};
@@ -271,16 +271,18 @@ impl Lane {
     ) -> FreeOutcome {
         let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut);
         let Some(slab) = slab else { return FreeOutcome::Unknown };
-        let Some((Freed { requested, block, class }, was_full)) = slab.free_plain(address) else {
+        let note = |tag, Freed { requested, block, .. }| {
+            let Small { size, bucket, .. } = small_again(requested);
+            writer.free(SMALL, block, Block { tag, address, size, requested, bucket }, time);
+        };
+        let Some((class, was_full)) = slab.free_plain(address, note) else {
             return self.free_other(writer, id, address, time, streams);
         };
-        let (tag, last) = (slab.tag, was_full || slab.is_idle());
+        let last = was_full || slab.is_idle();
         if class != slab.class {
             let (stream, lifetime) = (slab.stream, slab.lifetime);
             self.return_borrowed(stream, lifetime, class);
         }
-        let Small { size, bucket, .. } = small(requested).unwrap_or_default();
-        writer.free(SMALL, block, Block { tag, address, size, requested, bucket }, time);
         if last {
             return self.freed_last(id, was_full, streams);
         }

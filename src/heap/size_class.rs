@@ -79,9 +79,12 @@ pub static SIZE_CLASSES: [SizeClass; CLASSES] = {
     classes
 };
 
+/// Units of [`SMALL_MAX`], a power of two.
+const UNITS: usize = (SMALL_MAX / ALIGNMENT) as usize;
+
 /// The class of each number of units from one on, and the record's bucket of as many bytes; 4 KiB in all.
-static CLASS_OF_UNITS: [(u8, u8); (SMALL_MAX / ALIGNMENT) as usize] = {
-    let mut table = [(0u8, 0u8); (SMALL_MAX / ALIGNMENT) as usize];
+static CLASS_OF_UNITS: [(u8, u8); UNITS] = {
+    let mut table = [(0u8, 0u8); UNITS];
     let mut units = 1;
     let mut c = 0;
     while units <= table.len() {
@@ -111,7 +114,7 @@ pub fn class_of(size: u64) -> usize {
 }
 
 /// What a small request comes to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Small {
     /// Its bytes, rounded up to [`ALIGNMENT`].
     pub size: u64,
@@ -127,6 +130,14 @@ pub fn small(requested: u64) -> Option<Small> {
     let last = requested.wrapping_sub(1);
     let &(class, bucket) = CLASS_OF_UNITS.get((last / ALIGNMENT) as usize)?;
     Some(Small { size: (last | (ALIGNMENT - 1)) + 1, class, bucket: usize::from(bucket) })
+}
+
+/// As [`small`], for a request that was found to be small before.
+#[inline(always)]
+pub fn small_again(requested: u64) -> Small {
+    let last = requested.wrapping_sub(1);
+    let (class, bucket) = CLASS_OF_UNITS[(last / ALIGNMENT) as usize % UNITS];
+    Small { size: (last | (ALIGNMENT - 1)).wrapping_add(1), class, bucket: usize::from(bucket) }
 }
 
 #[cfg(test)]
@@ -149,6 +160,7 @@ mod tests {
             let bucket = bucket_of(round_up(size, ALIGNMENT).unwrap());
             let rounded = round_up(size, ALIGNMENT).unwrap();
             assert_eq!(small(size), Some(Small { size: rounded, class: class_of(size) as u8, bucket }));
+            assert_eq!(small(size), Some(small_again(size)));
         }
         assert_eq!([0, SMALL_MAX + 1, u64::MAX].map(small), [None; 3]);
     }

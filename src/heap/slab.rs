@@ -163,28 +163,37 @@ impl Slab {
         self.base + u64::from(slot) * u64::from(self.size_class().slot)
     }
 
+    /// The slot that `address`, which may be anything, is in, and whether the slot starts there. Any number outside of the slab: it may be beyond
+    /// the last slot's.
+    #[inline(always)]
+    fn slot_near(&self, address: u64) -> (u32, bool) {
+        let offset = address.wrapping_sub(self.base);
+        let slot = self.shape.slot_of(offset);
+        (slot, u64::from(slot) * u64::from(self.shape.slot) == offset)
+    }
+
     /// The slot that starts at `address`, which may be anything.
     #[inline]
     pub fn slot_at(&self, address: u64) -> Option<u32> {
-        // An address outside of the slab may come out at any slot, and does not start it.
-        let offset = address.wrapping_sub(self.base);
-        let slot = self.shape.slot_of(offset);
-        (u64::from(slot) * u64::from(self.shape.slot) == offset && slot < self.shape.slots).then_some(slot)
+        let (slot, starts) = self.slot_near(address);
+        (starts && slot < self.shape.slots).then_some(slot)
     }
 
-    /// Frees the live block, used by no other stream, that starts at `address` (which may be anything); its facts, and whether the slab was
-    /// full before.
+    /// Frees the live block, used by no other stream, that starts at `address` (which may be anything): `note` is told of it first, so that what it
+    /// needs is not kept through the rest. The block's size class, and whether the slab was full before.
     #[inline(always)]
-    pub fn free_plain(&mut self, address: u64) -> Option<(Freed, bool)> {
-        let slot = self.slot_at(address)?;
-        let facts = self.slots.get_mut(slot as usize)?;
-        let taken = *facts;
-        if taken.word & (TAKEN | PENDING | SHARED) != TAKEN {
+    pub fn free_plain(&mut self, address: u64, note: impl FnOnce(BlockTag, Freed)) -> Option<(u8, bool)> {
+        let (slot, starts) = self.slot_near(address);
+        // No slot beyond the last is in the list.
+        let facts = self.slots.get_mut(slot as usize).filter(|_| starts)?;
+        if facts.word & (TAKEN | PENDING | SHARED) != TAKEN {
             return None;
         }
+        let freed = Freed::of(*facts);
+        note(self.tag, freed);
         facts.word = std::mem::replace(&mut self.free, slot);
         self.used -= 1;
-        Some((Freed::of(taken), facts.word == NO_SLOT))
+        Some((freed.class, facts.word == NO_SLOT))
     }
 
     /// What a slot is.
@@ -273,22 +282,26 @@ mod tests {
             assert!(slab.is_full() && slab.take(500, 3, BlockSlot::NONE).is_none());
             let address = slab.address(count / 2);
             let facts = Freed { requested: 500, block: BlockSlot(count / 2), class: 3 };
-            assert_eq!(slab.free_plain(address), Some((facts, true)));
-            assert_eq!((slab.free_plain(address), slab.state(count / 2)), (None, SlotState::Free));
+            let mut noted = None;
+            let note = |tag, freed| noted = Some((tag, freed));
+            assert_eq!(slab.free_plain(address, note), Some((3, true)));
+            assert_eq!(noted, Some((BlockTag::default(), facts)));
+            let nothing = |_, freed| panic!("{freed:?} is not live");
+            assert_eq!((slab.free_plain(address, nothing), slab.state(count / 2)), (None, SlotState::Free));
             slab.validate().unwrap();
             assert_eq!(slab.take(1, 0, BlockSlot::NONE), Some(count / 2));
             slab.set_pending(count / 2);
-            assert_eq!((slab.free_plain(address), slab.is_idle()), (None, count == 1));
+            assert_eq!((slab.free_plain(address, nothing), slab.is_idle()), (None, count == 1));
             slab.validate().unwrap();
             assert!(slab.settle(count / 2));
-            assert_eq!(slab.free_plain(slab.address(0)).map(|freed| freed.1), Some(false));
+            assert_eq!(slab.free_plain(slab.address(0), |_, _| ()), Some((3, false)));
             slab.validate().unwrap();
         }
     }
 
     #[test]
     fn an_address_that_starts_no_slot_is_refused() {
-        let slab = Slab::new(1 << 30, 20, BlockTag::default(), 0);
+        let mut slab = Slab::new(1 << 30, 20, BlockTag::default(), 0);
         let class = slab.size_class();
         for address in [
             0,
@@ -298,6 +311,7 @@ mod tests {
             slab.base + class.slab_bytes(),
         ] {
             assert_eq!(slab.slot_at(address), None);
+            assert_eq!(slab.free_plain(address, |_, freed| panic!("{freed:?}")), None);
         }
         assert_eq!(slab.slot_at(slab.base + u64::from(class.slot) * u64::from(class.slots)), None);
     }
