@@ -271,13 +271,13 @@ impl Lane {
     ) -> FreeOutcome {
         let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut);
         let Some(slab) = slab else { return FreeOutcome::Unknown };
-        let note = |tag, Freed { requested, block, .. }| {
-            let Small { size, bucket, .. } = small_again(requested);
-            writer.free(SMALL, block, Block { tag, address, size, requested, bucket }, time);
-        };
-        let Some((class, was_full)) = slab.free_plain(address, note) else {
+        let Some((slot, Freed { requested, block, class })) = slab.plain_at(address) else {
             return self.free_other(writer, id, address, time, streams);
         };
+        // Before the slot is given back: what the record needs is at hand, and need not be kept through that.
+        let (tag, Small { size, bucket, .. }) = (slab.tag, small_again(requested));
+        writer.free(SMALL, block, Block { tag, address, size, requested, bucket }, time);
+        let was_full = slab.free(slot);
         let last = was_full || slab.is_idle();
         if class != slab.class {
             let (stream, lifetime) = (slab.stream, slab.lifetime);

@@ -179,21 +179,24 @@ impl Slab {
         (starts && slot < self.shape.slots).then_some(slot)
     }
 
-    /// Frees the live block, used by no other stream, that starts at `address` (which may be anything): `note` is told of it first, so that what it
-    /// needs is not kept through the rest. The block's size class, and whether the slab was full before.
+    /// The slot of the live block, used by no other stream, that starts at `address` (which may be anything), and its facts.
     #[inline(always)]
-    pub fn free_plain(&mut self, address: u64, note: impl FnOnce(BlockTag, Freed)) -> Option<(u8, bool)> {
+    pub fn plain_at(&self, address: u64) -> Option<(u32, Freed)> {
         let (slot, starts) = self.slot_near(address);
         // No slot beyond the last is in the list.
-        let facts = self.slots.get_mut(slot as usize).filter(|_| starts)?;
-        if facts.word & (TAKEN | PENDING | SHARED) != TAKEN {
-            return None;
+        let facts = *self.slots.get(slot as usize).filter(|_| starts)?;
+        (facts.word & (TAKEN | PENDING | SHARED) == TAKEN).then(|| (slot, Freed::of(facts)))
+    }
+
+    /// Frees the slot of a live block. Whether the slab was full before.
+    #[inline(always)]
+    pub fn free(&mut self, slot: u32) -> bool {
+        let next = std::mem::replace(&mut self.free, slot);
+        if let Some(facts) = self.slots.get_mut(slot as usize) {
+            facts.word = next;
         }
-        let freed = Freed::of(*facts);
-        note(self.tag, freed);
-        facts.word = std::mem::replace(&mut self.free, slot);
         self.used -= 1;
-        Some((freed.class, facts.word == NO_SLOT))
+        next == NO_SLOT
     }
 
     /// What a slot is.
@@ -282,26 +285,24 @@ mod tests {
             assert!(slab.is_full() && slab.take(500, 3, BlockSlot::NONE).is_none());
             let address = slab.address(count / 2);
             let facts = Freed { requested: 500, block: BlockSlot(count / 2), class: 3 };
-            let mut noted = None;
-            let note = |tag, freed| noted = Some((tag, freed));
-            assert_eq!(slab.free_plain(address, note), Some((3, true)));
-            assert_eq!(noted, Some((BlockTag::default(), facts)));
-            let nothing = |_, freed| panic!("{freed:?} is not live");
-            assert_eq!((slab.free_plain(address, nothing), slab.state(count / 2)), (None, SlotState::Free));
+            assert_eq!(slab.plain_at(address), Some((count / 2, facts)));
+            assert!(slab.free(count / 2), "it was full");
+            assert_eq!((slab.plain_at(address), slab.state(count / 2)), (None, SlotState::Free));
             slab.validate().unwrap();
             assert_eq!(slab.take(1, 0, BlockSlot::NONE), Some(count / 2));
             slab.set_pending(count / 2);
-            assert_eq!((slab.free_plain(address, nothing), slab.is_idle()), (None, count == 1));
+            assert_eq!((slab.plain_at(address), slab.is_idle()), (None, count == 1));
             slab.validate().unwrap();
             assert!(slab.settle(count / 2));
-            assert_eq!(slab.free_plain(slab.address(0), |_, _| ()), Some((3, false)));
+            assert_eq!(slab.plain_at(slab.address(0)).map(|found| found.0), Some(0));
+            assert!(!slab.free(0));
             slab.validate().unwrap();
         }
     }
 
     #[test]
     fn an_address_that_starts_no_slot_is_refused() {
-        let mut slab = Slab::new(1 << 30, 20, BlockTag::default(), 0);
+        let slab = Slab::new(1 << 30, 20, BlockTag::default(), 0);
         let class = slab.size_class();
         for address in [
             0,
@@ -311,7 +312,7 @@ mod tests {
             slab.base + class.slab_bytes(),
         ] {
             assert_eq!(slab.slot_at(address), None);
-            assert_eq!(slab.free_plain(address, |_, freed| panic!("{freed:?}")), None);
+            assert_eq!(slab.plain_at(address), None);
         }
         assert_eq!(slab.slot_at(slab.base + u64::from(class.slot) * u64::from(class.slots)), None);
     }

@@ -98,6 +98,7 @@ fn share(amount: i64, most: i64, whole: i64) -> i64 {
 }
 
 /// Deals what lies between the sums and the peaks (`gaps`, by pool): to the lane `mine`, but for what the others keep.
+#[inline(never)]
 fn deal<'a>(
     quantity: usize,
     gaps: ByPool,
@@ -145,6 +146,7 @@ struct Flow {
 
 impl Books {
     /// What is live and what is active of `quantity`, where the lanes of small blocks have `small` and that of the large `large`.
+    #[inline(always)]
     fn now(&self, quantity: usize, small: i64, large: i64) -> (ByPool, ByPool) {
         let strangers = self.strangers[quantity];
         let waiting = self.pending.map(|pool| pool[quantity]);
@@ -182,7 +184,8 @@ impl Books {
         }
     }
 
-    /// Settles the quantities of which the lane `mine` has `passed` its ceilings.
+    /// Settles the quantities of which the lane `mine` has `passed` its ceilings. Each by code of its own, without a loop over them: a program that
+    /// grows comes here at every malloc.
     fn settle_passed<'a>(
         &mut self,
         passed: [bool; QUANTITIES],
@@ -190,46 +193,55 @@ impl Books {
         lanes: impl Iterator<Item = Member<'a>> + Clone,
         mine: &LaneTotals,
     ) {
-        let (mut small, mut large) = ([0i64; QUANTITIES], [0i64; QUANTITIES]);
+        let mut sums = [[0i64; QUANTITIES]; 2];
         for (is_large, lane) in lanes.clone() {
-            let sums = if is_large { &mut large } else { &mut small };
-            for (quantity, sum) in sums.iter_mut().enumerate() {
-                *sum = sum.wrapping_add(lane.live(quantity));
-            }
+            let [bytes, blocks, requested] = &mut sums[usize::from(is_large)];
+            *bytes = bytes.wrapping_add(lane.live(BYTES));
+            *blocks = blocks.wrapping_add(lane.live(BLOCKS));
+            *requested = requested.wrapping_add(lane.live(REQUESTED));
         }
-        let mut at_peak = [false; QUANTITIES];
-        for quantity in (0..QUANTITIES).filter(|&quantity| passed[quantity]) {
-            let gaps = self.raise(quantity, small[quantity], large[quantity], highest);
-            at_peak[quantity] = gaps[ALL] == 0;
-            if !at_peak[quantity] {
+        let gaps = [
+            passed[BYTES].then(|| self.raise::<BYTES>(&sums)),
+            passed[BLOCKS].then(|| self.raise::<BLOCKS>(&sums)),
+            passed[REQUESTED].then(|| self.raise::<REQUESTED>(&sums)),
+        ];
+        let live = sums[0][BYTES].wrapping_add(sums[1][BYTES]);
+        if passed[BYTES] && live > highest.load(Ordering::Relaxed) as i64 {
+            highest.store(live as u64, Ordering::Relaxed);
+        }
+        let at_peak = gaps.map(|gaps| gaps.is_some_and(|gaps| gaps[ALL] == 0));
+        for (quantity, gaps) in gaps.into_iter().enumerate() {
+            if let Some(gaps) = gaps.filter(|gaps| gaps[ALL] != 0) {
                 deal(quantity, gaps, lanes.clone(), mine);
             }
         }
         if at_peak == [false; QUANTITIES] {
             return;
         }
-        // A new peak, as at every malloc of a program that grows.
-        for (_, lane) in lanes {
-            for quantity in (0..QUANTITIES).filter(|&quantity| at_peak[quantity]) {
+        // A new peak.
+        let level = |lane: &LaneTotals, quantity: usize| {
+            if at_peak[quantity] {
                 lane.set_ceiling(quantity, lane.live(quantity));
             }
+        };
+        for (_, lane) in lanes {
+            level(lane, BYTES);
+            level(lane, BLOCKS);
+            level(lane, REQUESTED);
         }
     }
 
-    /// Raises the peaks of `quantity` to what there is, and tells what lies between, by pool.
-    fn raise(&mut self, quantity: usize, small: i64, large: i64, highest: &AtomicU64) -> ByPool {
-        let (live, active) = self.now(quantity, small, large);
-        let mut gaps = [0; POOLS];
-        for pool in 0..POOLS {
-            let (live_peak, active_peak) = (&mut self.live[quantity][pool], &mut self.active[quantity][pool]);
+    /// Raises the peaks of a quantity to what there is, `sums` in the lanes of small blocks and in that of the large, and tells what lies
+    /// between, by pool.
+    #[inline(always)]
+    fn raise<const QUANTITY: usize>(&mut self, sums: &[[i64; QUANTITIES]; 2]) -> ByPool {
+        let (live, active) = self.now(QUANTITY, sums[0][QUANTITY], sums[1][QUANTITY]);
+        std::array::from_fn(|pool| {
+            let (live_peak, active_peak) = (&mut self.live[QUANTITY][pool], &mut self.active[QUANTITY][pool]);
             *live_peak = live[pool].max(*live_peak);
             *active_peak = active[pool].max(*active_peak);
-            gaps[pool] = (*live_peak - live[pool]).min(*active_peak - active[pool]);
-        }
-        if quantity == BYTES && live[ALL] > highest.load(Ordering::Relaxed) as i64 {
-            highest.store(live[ALL] as u64, Ordering::Relaxed);
-        }
-        gaps
+            (*live_peak - live[pool]).min(*active_peak - active[pool])
+        })
     }
 
     /// A block of `lane` was freed and begins to wait: it is active as before, but its lane does not count it any more.
