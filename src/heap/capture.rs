@@ -67,7 +67,7 @@ impl CapturePool {
             version: 0,
             frozen: false,
             live: 0,
-            lane: Lane::new(1),
+            lane: Lane::new(1, false),
             space,
         }
     }

@@ -82,11 +82,12 @@ impl Device {
             let run = self.captured_run(shared, central, number, (bytes, ALIGNMENT), request)?;
             central.publish(&shared.table, run, request, step, tag)
         } else {
-            let first = central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, step);
+            let first =
+                central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, || step);
             match first {
                 0 => {
                     self.captured_slab(shared, central, number, request)?;
-                    central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, step)
+                    central.captures.get_mut(number)?.lane.allocate(&mut central.writer, *request, || step)
                 }
                 address => address,
             }

@@ -1,6 +1,7 @@
 //! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
 #![deny(unsafe_code)]
 
+use super::Shared;
 use super::arena::{Arenas, EVERYBODY, Label, RegionId, Run, RunId, RunState, SpaceId};
 use super::backing::{Backing, Kind};
 use super::capture::Captures;
@@ -21,7 +22,7 @@ use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::record::{
     Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
-    SegmentEntry, SegmentKind, clock,
+    SegmentEntry, SegmentKind, bucket_of, clock,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -155,15 +156,15 @@ impl Central {
     }
 
     /// The hot path of a large malloc: the best fit among the free runs, described in the page table and the record. Its address, or 0 where
-    /// nothing fits. `when`: the step and the clock's time.
+    /// nothing fits. `time`: the clock's.
     #[inline(always)]
     pub fn serve(
         &mut self,
-        table: &PageTable,
+        shared: &Shared,
         requested: u64,
         stream: u32,
         lifetime: Lifetime,
-        when: (u32, u64),
+        time: u64,
     ) -> u64 {
         let (space, size) = (self.space(lifetime), round(requested));
         let slot = self.writer.place();
@@ -173,7 +174,8 @@ impl Central {
             return 0;
         };
         let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
-        self.note(table, id, Block { tag, address, size, requested }, slot, when);
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        self.note(&shared.table, id, block, slot, || shared.step(), time);
         address
     }
 
@@ -193,7 +195,8 @@ impl Central {
         let tag = BlockTag::new(self.device as u8, lifetime as u8, capture, run.stream);
         let slot = self.writer.place();
         run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
-        self.note(table, id, Block { tag, address, size, requested }, slot, (step, start));
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        self.note(table, id, block, slot, || step, start);
         address
     }
 
@@ -204,7 +207,8 @@ impl Central {
         id: RunId,
         block: Block,
         slot: BlockSlot,
-        (step, time): (u32, u64),
+        step: impl FnOnce() -> u32,
+        time: u64,
     ) {
         if let Some(page) = table.page(block.address) {
             page.add_block(self.device, id);
@@ -364,18 +368,21 @@ impl Central {
         let (size, requested) = (run.bytes, run.requested());
         let Run { stream, lifetime, slot, shared, region, .. } = *run;
         self.freed += size;
-        let epoch = streams.note_free(stream);
         let apart = !self.captures.pools.is_empty() || !self.named.is_empty();
-        let frozen = apart && self.note_free_apart(region, size);
-        if shared || frozen {
-            self.free_shared(streams, id, epoch, frozen);
-            self.writer.block_pending(slot, size, requested, lifetime);
-            self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
-            return Some(());
+        if shared || apart {
+            let frozen = apart && self.note_free_apart(region, size);
+            if shared || frozen {
+                self.free_shared(streams, id, streams.note_free(stream), frozen);
+                self.writer.block_pending(slot, size, requested, lifetime);
+                self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
+                return Some(());
+            }
         }
         let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
-        self.arenas.release(id, stream, epoch);
-        self.writer.free(LARGE, slot, Block { tag, address, size, requested }, time);
+        // Before the run is merged: what the record needs is at hand, and need not be kept through that.
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        self.writer.free(LARGE, slot, block, time);
+        self.arenas.release_block(id, streams)?;
         Some(())
     }
 

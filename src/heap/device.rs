@@ -115,7 +115,7 @@ impl Device {
         let record = shared.record;
         let lanes = (0..LANES).map(|lane| {
             let writer = record.lane(id, lane as u32);
-            CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32), writer }))
+            CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32, true), writer }))
         });
         let mut central =
             Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
@@ -198,7 +198,7 @@ impl Device {
     #[inline(always)]
     pub(super) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
         let cell = &mut *self.lane(request.stream);
-        cell.lane.allocate(&mut cell.writer, request, shared.step())
+        cell.lane.allocate(&mut cell.writer, request, || shared.step())
     }
 
     /// The hot path of a large malloc: the best fit among the free runs; as [`Device::serve_small`].
@@ -209,7 +209,7 @@ impl Device {
             return 0;
         }
         let mut central = lock(&self.central);
-        let address = central.serve(&shared.table, requested, stream, lifetime, (shared.step(), start));
+        let address = central.serve(shared, requested, stream, lifetime, start);
         if central.watch.is_due(central.arenas.changes()) {
             drop(central);
             self.watch(shared, Occasion::Due);
@@ -219,10 +219,6 @@ impl Device {
 
     #[cold]
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        let borrowed = self.borrow_small(shared, request);
-        if borrowed != 0 {
-            return Ok(borrowed);
-        }
         if self.lane(request.stream).lane.has_pending() {
             if let Some(_asking) = self.ask() {
                 self.streams.seal(&*shared.driver);
@@ -231,10 +227,7 @@ impl Device {
             self.settle_lane(shared, request.stream);
         }
         loop {
-            let mut address = self.serve_small(shared, request);
-            if address == 0 {
-                address = self.borrow_small(shared, request);
-            }
+            let address = self.serve_small(shared, request);
             if address != 0 {
                 return Ok(address);
             }
@@ -264,12 +257,6 @@ impl Device {
         }
     }
 
-    /// A slot of a slab of a larger class; as [`Device::serve_small`].
-    fn borrow_small(&self, shared: &Shared, request: Request) -> u64 {
-        let cell = &mut *self.lane(request.stream);
-        cell.lane.borrow(&mut cell.writer, request, shared.step())
-    }
-
     #[cold]
     fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if central::is_absurd(request.size) {
@@ -287,18 +274,32 @@ impl Device {
         };
         let mut guard = lock(mutex);
         let cell = &mut *guard;
-        match cell.lane.free(&mut cell.writer, slab, address, start, &self.streams) {
+        let outcome = cell.lane.free(&mut cell.writer, slab, address, start, &self.streams);
+        // A comparison, not a table of jumps.
+        if outcome == FreeOutcome::Freed {
+            return Some(());
+        }
+        self.freed_otherwise(shared, guard, outcome)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn freed_otherwise(
+        &self,
+        shared: &Shared,
+        cell: MutexGuard<'_, LaneCell>,
+        outcome: FreeOutcome,
+    ) -> Option<()> {
+        match outcome {
             FreeOutcome::Freed | FreeOutcome::Waits => Some(()),
             FreeOutcome::Surplus(id) => {
-                self.drop_surplus(shared, guard, id);
+                self.drop_surplus(shared, cell, id);
                 Some(())
             }
             FreeOutcome::Unknown => None,
         }
     }
 
-    #[cold]
-    #[inline(never)]
     fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
         let slab = cell.lane.remove_slab(id);
         self.unpublish(shared, slab.as_ref());

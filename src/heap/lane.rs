@@ -7,7 +7,7 @@
 
 use super::device::Request;
 use super::lifetime::LIFETIMES;
-use super::size_class::{ALIGNMENT, CLASSES, SIZE_CLASSES, SMALL_MAX, class_of};
+use super::size_class::{ALIGNMENT, CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, small, small_again};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::Streams;
 use crate::record::{Block, EventKind, LaneWriter};
@@ -31,18 +31,42 @@ struct Bin {
 }
 
 /// The bins of a stream. A row of classes is rounded up so that masked numbers need no check.
-struct Bins([Bin; LIFETIMES * ROW]);
+struct Bins {
+    all: [Bin; LIFETIMES * ROW],
+    /// Of each lifetime, a bit for each class whose bin has a slab to lend from: classes below [`HALF`], and the others.
+    lending: [[u64; 2]; LIFETIMES],
+}
 
 const ROW: usize = CLASSES.next_power_of_two();
 
 impl Bins {
     fn new() -> Self {
-        Self([Bin { first: NO_SLAB, empties: 0, borrowed: 0 }; LIFETIMES * ROW])
+        Self {
+            all: [Bin { first: NO_SLAB, empties: 0, borrowed: 0 }; LIFETIMES * ROW],
+            lending: [[0; 2]; LIFETIMES],
+        }
     }
 
     #[inline(always)]
     fn at(lifetime: u8, class: u8) -> usize {
         lifetime as usize % LIFETIMES * ROW + class as usize % ROW
+    }
+
+    /// The word and the bit of a class in [`Bins::lending`].
+    #[inline(always)]
+    fn bit_of(class: u8) -> (usize, u32) {
+        let upper = u32::from(class >= HALF);
+        (upper as usize, (u32::from(class) - upper * u32::from(HALF)) % u64::BITS)
+    }
+
+    /// The next class above `own` with a slab that lends to it one block more. About 20 instructions.
+    #[inline(always)]
+    fn lender(&self, lifetime: u8, own: u8) -> Option<u8> {
+        let (word, bit) = Self::bit_of(own);
+        let above = (self.lending[lifetime as usize % LIFETIMES][word] >> bit).trailing_zeros();
+        let borrowed = self.all[Self::at(lifetime, own)].borrowed;
+        let most = *MOST_BORROWED[own as usize % ROW].get(above as usize)?;
+        (borrowed < u32::from(most)).then_some(own + above as u8)
     }
 }
 
@@ -99,6 +123,8 @@ pub enum FreeOutcome {
 pub struct Lane {
     /// Streams are numbered `1 << shift` apart in one lane.
     shift: u32,
+    /// Classes with few blocks borrow slots of larger ones.
+    borrows: bool,
     slabs: Vec<Option<Box<Slab>>>,
     sums: SlabSums,
     unused: Vec<u32>,
@@ -111,10 +137,12 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// An empty lane, for streams whose numbers differ by multiples of `stride`, a power of two.
-    pub fn new(stride: u32) -> Self {
+    /// An empty lane, for streams whose numbers differ by multiples of `stride`, a power of two. `borrows`: whether classes with few blocks
+    /// take slots of larger ones.
+    pub fn new(stride: u32, borrows: bool) -> Self {
         Self {
             shift: stride.ilog2(),
+            borrows,
             slabs: Vec::new(),
             sums: SlabSums::default(),
             unused: Vec::new(),
@@ -131,89 +159,63 @@ impl Lane {
             self.bins.resize_with(at + 1, || None);
         }
         let bins = self.bins[at].get_or_insert_with(|| Box::new(Bins::new()));
-        &mut bins.0[Bins::at(lifetime, class)]
+        &mut bins.all[Bins::at(lifetime, class)]
     }
 
-    /// A slot for `request`, which the record is told of; 0: the bin needs a slab.
+    /// A slot for `request`, which the record is told of; 0: the bin needs a slab. A class with few blocks has no slab of its own, which
+    /// would lie idle for the most part, but borrows slots of a larger one. [`Lane::class_of_next_slab`] is the one to bring.
     #[inline(always)]
-    pub fn allocate(&mut self, writer: &mut LaneWriter, request: Request, step: u32) -> u64 {
+    pub fn allocate(&mut self, writer: &mut LaneWriter, request: Request, step: impl FnOnce() -> u32) -> u64 {
         let Request { size: requested, stream, lifetime, start } = request;
-        if requested > SMALL_MAX {
-            return 0;
+        let Some(Small { size, class: own, bucket }) = small(requested) else { return 0 };
+        let lifetime = lifetime as u8;
+        let bins = self.bins.get_mut((stream >> self.shift) as usize).and_then(Option::as_deref_mut);
+        let Some(bins) = bins else { return 0 };
+        let mut first = bins.all[Bins::at(lifetime, own)].first;
+        if first == NO_SLAB {
+            let Some(lender) = bins.lender(lifetime, own) else { return 0 };
+            first = bins.all[Bins::at(lifetime, lender)].first;
+            // The first slab of a list has a free slot: nothing fails from here on.
+            bins.all[Bins::at(lifetime, own)].borrowed += 1;
         }
-        let (size, class) = (round(requested), class_of(requested) as u8);
-        let Some(Some(bins)) = self.bins.get((stream >> self.shift) as usize) else { return 0 };
-        let first = bins.0[Bins::at(lifetime as u8, class)].first;
-        let Some(Some(slab)) = self.slabs.get_mut(first as usize) else { return 0 };
+        let Some(slab) = self.slabs.get_mut(first as usize).and_then(Option::as_deref_mut) else { return 0 };
         let place = writer.place();
-        let Some(slot) = slab.take(requested, place) else {
+        let Some(slot) = slab.take(requested, own, place) else {
             writer.put_back(place);
             return 0;
         };
         let (tag, address) = (slab.tag, slab.address(slot));
         if slab.used() == 1 || slab.is_full() {
-            self.took(first, stream, lifetime as u8, class);
+            self.took(first);
         }
-        writer.malloc(SMALL, place, Block { tag, address, size, requested }, step, start);
+        writer.malloc(SMALL, place, Block { tag, address, size, requested, bucket }, step, start);
         address
     }
 
-    /// As [`Lane::allocate`], from a slab of a larger class: a class with few blocks has none of its own, which would lie idle for the
-    /// most part. 0: it has more than a few, or there is none; [`Lane::class_of_next_slab`] is the one to bring.
-    #[cold]
-    pub fn borrow(&mut self, writer: &mut LaneWriter, request: Request, step: u32) -> u64 {
-        let Request { size: requested, stream, lifetime, start } = request;
-        let (size, own) = (round(requested), class_of(requested) as u8);
-        let Some(Some(bins)) = self.bins.get((stream >> self.shift) as usize) else { return 0 };
-        let borrowed = bins.0[Bins::at(lifetime as u8, own)].borrowed;
-        for class in own + 1..=lender_of(own) {
-            let first = bins.0[Bins::at(lifetime as u8, class)].first;
-            if first == NO_SLAB {
-                continue;
-            }
-            let Some(Some(slab)) = self.slabs.get_mut(first as usize) else { continue };
-            if !is_worth_borrowing(own, class, borrowed) {
-                return 0;
-            }
-            let place = writer.place();
-            let Some(slot) = slab.take(requested, place) else {
-                writer.put_back(place);
-                return 0;
-            };
-            // Its free leaves the straight path, and counts it there.
-            slab.set_shared(slot);
-            let (tag, address) = (slab.tag, slab.address(slot));
-            if slab.used() == 1 || slab.is_full() {
-                self.took(first, stream, lifetime as u8, class);
-            }
-            self.bin_mut(stream, lifetime as u8, own).borrowed += 1;
-            writer.malloc(SMALL, place, Block { tag, address, size, requested }, step, start);
-            return address;
-        }
-        0
-    }
-
-    /// The class of the slab that lets `request` be served, where neither [`Lane::allocate`] nor [`Lane::borrow`] did.
+    /// The class of the slab that lets `request` be served, where [`Lane::allocate`] did not.
     pub fn class_of_next_slab(&mut self, request: Request) -> u8 {
         let own = class_of(request.size) as u8;
         let borrowed = self.bin_mut(request.stream, request.lifetime as u8, own).borrowed;
         let lender = lender_of(own);
-        if lender > own && is_worth_borrowing(own, lender, borrowed) { lender } else { own }
+        let most =
+            if self.borrows { MOST_BORROWED[own as usize % ROW][usize::from(lender - own)] } else { 0 };
+        if borrowed < u32::from(most) { lender } else { own }
     }
 
-    /// A block of `requested` bytes in a slab of `class` is freed.
-    fn return_borrowed(&mut self, stream: u32, lifetime: u8, class: u8, requested: u64) {
-        let own = class_of(requested) as u8;
-        if own != class {
-            self.bin_mut(stream, lifetime, own).borrowed -= 1;
+    /// A block of class `own` in a slab of a larger one is freed.
+    #[inline(always)]
+    fn return_borrowed(&mut self, stream: u32, lifetime: u8, own: u8) {
+        if let Some(Some(bins)) = self.bins.get_mut((stream >> self.shift) as usize) {
+            bins.all[Bins::at(lifetime, own)].borrowed -= 1;
         }
     }
 
     /// The rare part of taking a slot: the slab was empty before, or is full now.
     #[cold]
     #[inline(never)]
-    fn took(&mut self, id: u32, stream: u32, lifetime: u8, class: u8) {
+    fn took(&mut self, id: u32) {
         let Some(slab) = self.slabs[id as usize].as_deref() else { return };
+        let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
         let (was_empty, full, size_class) = (slab.used() == 1, slab.is_full(), slab.size_class());
         if was_empty {
             self.sums.used_bytes += size_class.slab_bytes();
@@ -250,11 +252,22 @@ impl Lane {
             Some(_) => (NO_SLAB, first),
         };
         if previous == NO_SLAB {
-            self.bin_mut(stream, lifetime, class).first = id;
+            self.set_first(stream, lifetime, class, id);
         }
         self.set_links(id, previous, next);
         self.with(previous, |slab| slab.next = id);
         self.with(next, |slab| slab.previous = id);
+    }
+
+    /// The first slab on the list of a bin is `id`, or there is none any more.
+    fn set_first(&mut self, stream: u32, lifetime: u8, class: u8, id: u32) {
+        self.bin_mut(stream, lifetime, class).first = id;
+        let lends = self.borrows && id != NO_SLAB;
+        if let Some(Some(bins)) = self.bins.get_mut((stream >> self.shift) as usize) {
+            let (word, bit) = Bins::bit_of(class);
+            let word = &mut bins.lending[lifetime as usize % LIFETIMES][word];
+            *word = *word & !(1 << bit) | u64::from(lends) << bit;
+        }
     }
 
     fn unlink(&mut self, id: u32) {
@@ -262,7 +275,7 @@ impl Lane {
         let (stream, lifetime, class, previous, next) =
             (slab.stream, slab.lifetime, slab.class, slab.previous, slab.next);
         if previous == NO_SLAB {
-            self.bin_mut(stream, lifetime, class).first = next;
+            self.set_first(stream, lifetime, class, next);
         }
         self.with(previous, |slab| slab.next = next);
         self.with(next, |slab| slab.previous = previous);
@@ -289,18 +302,24 @@ impl Lane {
         time: u64,
         streams: &Streams,
     ) -> FreeOutcome {
-        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
-        let Some((Freed { requested, block }, was_full)) = slab.free_plain(address) else {
+        let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut);
+        let Some(slab) = slab else { return FreeOutcome::Unknown };
+        let Some((slot, Freed { requested, block, class })) = slab.plain_at(address) else {
             return self.free_other(writer, id, address, time, streams);
         };
-        let tag = slab.tag;
-        let outcome = if was_full || slab.is_idle() {
-            self.freed_last(id, was_full, streams)
-        } else {
-            FreeOutcome::Freed
-        };
-        writer.free(SMALL, block, Block { tag, address, size: round(requested), requested }, time);
-        outcome
+        // Before the slot is given back: what the record needs is at hand, and need not be kept through that.
+        let (tag, Small { size, bucket, .. }) = (slab.tag, small_again(requested));
+        writer.free(SMALL, block, Block { tag, address, size, requested, bucket }, time);
+        let was_full = slab.free(slot);
+        let last = was_full || slab.is_idle();
+        if class != slab.class {
+            let (stream, lifetime) = (slab.stream, slab.lifetime);
+            self.return_borrowed(stream, lifetime, class);
+        }
+        if last {
+            return self.freed_last(id, was_full, streams);
+        }
+        FreeOutcome::Freed
     }
 
     /// The rare part of freeing a slot: the slab was full before, or nothing in it is live now.
@@ -350,20 +369,19 @@ impl Lane {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
         let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
-        let (stream, of_slab, class) = (slab.stream, slab.lifetime, slab.class);
-        let requested = slab.facts(slot).requested;
-        self.return_borrowed(stream, of_slab, class, requested);
+        let (stream, of_slab, own) = (slab.stream, slab.lifetime, slab.facts(slot).class);
+        if own != slab.class {
+            self.return_borrowed(stream, of_slab, own);
+        }
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
-        // Most blocks that come here are borrowed only: nothing is hashed for them.
-        let users =
-            if self.users.is_empty() { None } else { self.users.remove(&address) }.unwrap_or_default();
-        let tagged = if self.tagged.is_empty() { None } else { self.tagged.remove(&address) };
+        let users = self.users.remove(&address).unwrap_or_default();
+        let tagged = self.tagged.remove(&address);
         let (lifetime, has_users) = (tagged.unwrap_or(of_slab), !users.is_empty());
         let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
         slab.epoch = streams.note_free(slab.stream);
         if !has_users {
-            // Only tagged, or borrowed: it goes at once, by way of the slot's waiting.
-            let Freed { requested, block } = slab.facts(slot);
+            // Only tagged: it goes at once, by way of the slot's waiting.
+            let Freed { requested, block, .. } = slab.facts(slot);
             let size = round(requested);
             slab.set_pending(slot);
             let was_full = slab.settle(slot);
@@ -378,7 +396,7 @@ impl Lane {
 
     /// The program is done with a live block that cannot be reused yet.
     fn set_pending(slab: &mut Slab, writer: &mut LaneWriter, slot: u32, lifetime: u8, time: u64) {
-        let Freed { requested, block } = slab.facts(slot);
+        let Freed { requested, block, .. } = slab.facts(slot);
         let size = round(requested);
         slab.set_pending(slot);
         writer.block_pending(block, size, requested, lifetime);
@@ -522,7 +540,7 @@ impl Lane {
     pub fn validate(&self) -> Result<(), String> {
         let mut listed = 0;
         for (group, bins) in self.bins.iter().enumerate() {
-            for (at, bin) in bins.iter().flat_map(|bins| bins.0.iter().enumerate()) {
+            for (at, bin) in bins.iter().flat_map(|bins| bins.all.iter().enumerate()) {
                 let (mut id, mut previous, mut empties) = (bin.first, NO_SLAB, 0);
                 while id != NO_SLAB {
                     let slab = self.slabs.get(id as usize).and_then(Option::as_deref);
@@ -552,6 +570,9 @@ impl Lane {
             for slot in 0..slab.size_class().slots {
                 let SlotState::Live { .. } = slab.state(slot) else { continue };
                 let own = class_of(slab.facts(slot).requested) as u8;
+                if own != slab.facts(slot).class {
+                    return Err(format!("slab {:#x} has a block of class {own} under another", slab.base));
+                }
                 if own != slab.class {
                     *borrowed
                         .entry((slab.stream >> self.shift, Bins::at(slab.lifetime, own)))
@@ -560,7 +581,18 @@ impl Lane {
             }
         }
         for (group, bins) in self.bins.iter().enumerate() {
-            for (at, bin) in bins.iter().flat_map(|bins| bins.0.iter().enumerate()) {
+            for (lifetime, class) in
+                (0..LIFETIMES as u8).flat_map(|l| (0..CLASSES as u8).map(move |c| (l, c)))
+            {
+                let Some(bins) = bins else { continue };
+                let (word, bit) = Bins::bit_of(class);
+                let lends = bins.lending[usize::from(lifetime)][word] >> bit & 1 == 1;
+                let listed = bins.all[Bins::at(lifetime, class)].first != NO_SLAB;
+                if lends != (listed && self.borrows) {
+                    return Err(format!("class {class} has a slab: {listed}; lends: {lends}"));
+                }
+            }
+            for (at, bin) in bins.iter().flat_map(|bins| bins.all.iter().enumerate()) {
                 let counted = borrowed.get(&(group as u32, at)).copied().unwrap_or(0);
                 if counted != bin.borrowed {
                     return Err(format!("a bin has borrowed {counted} slots and counts {}", bin.borrowed));
@@ -608,14 +640,95 @@ fn lender_of(class: u8) -> u8 {
     LENDER_OF[class as usize % CLASSES]
 }
 
-/// Whether one block more in slots of `lender` takes less than half of what a slab of `own` would.
-fn is_worth_borrowing(own: u8, lender: u8, borrowed: u32) -> bool {
-    let slots = u64::from(SIZE_CLASSES[lender as usize].slot) * (u64::from(borrowed) + 1);
-    slots <= SIZE_CLASSES[own as usize].slab_bytes() / 2
-}
+/// A class, from which on the bits of [`Bins::lending`] are in the second word: no class borrows across it.
+const HALF: u8 = {
+    let mut class = 0;
+    while SIZE_CLASSES[class].slot as u64 <= LENDERS[1] {
+        class += 1;
+    }
+    assert!(class <= 64 && CLASSES - class <= 64);
+    class as u8
+};
+
+/// The most classes that a class is below its lender.
+const REACH: usize = {
+    let (mut class, mut reach) = (0, 0);
+    while class < CLASSES {
+        let above = LENDER_OF[class] as usize - class;
+        reach = if above > reach { above } else { reach };
+        assert!((class < HALF as usize) == ((LENDER_OF[class] as usize) < HALF as usize));
+        class += 1;
+    }
+    reach
+};
+
+/// How many blocks a class may have in slots of the class so many above it: as long as the slots take no more than half of what a slab of its
+/// own would. 0 for itself, and beyond its lender.
+static MOST_BORROWED: [[u16; REACH + 1]; ROW] = {
+    let mut table = [[0; REACH + 1]; ROW];
+    let mut own = 0;
+    while own < CLASSES {
+        let mut above = 1;
+        while own + above <= LENDER_OF[own] as usize {
+            table[own][above] =
+                (SIZE_CLASSES[own].slab_bytes() / 2 / SIZE_CLASSES[own + above].slot as u64) as u16;
+            above += 1;
+        }
+        own += 1;
+    }
+    table
+};
 
 /// Live bytes of a request: rounded up to the alignment.
 #[inline(always)]
 pub fn round(requested: u64) -> u64 {
     requested.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_borrows_from_its_lender_and_what_lies_between_up_to_half_a_slab_of_its_own() {
+        for own in 0..CLASSES {
+            let lender = usize::from(lender_of(own as u8));
+            assert!(lender >= own && lender - own <= REACH);
+            for (above, &most) in MOST_BORROWED[own].iter().enumerate() {
+                let taken = |blocks: u16| u64::from(SIZE_CLASSES[own + above].slot) * u64::from(blocks);
+                if above == 0 || own + above > lender {
+                    assert_eq!(most, 0, "class {own} from the one {above} above");
+                } else {
+                    let half = SIZE_CLASSES[own].slab_bytes() / 2;
+                    assert!(taken(most) <= half && taken(most + 1) > half, "class {own}, {above} above");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_class_has_a_bit_of_its_own_and_the_next_slab_above_lends() {
+        let mut bits = HashSet::new();
+        for class in 0..CLASSES as u8 {
+            assert!(bits.insert(Bins::bit_of(class)));
+            let mut bins = Bins::new();
+            let lender = lender_of(class);
+            assert_eq!(bins.lender(0, class), None);
+            for listed in (class + 1..=lender).rev() {
+                let (word, bit) = Bins::bit_of(listed);
+                bins.lending[0][word] |= 1 << bit;
+                let most = MOST_BORROWED[class as usize][usize::from(listed - class)];
+                assert_eq!(bins.lender(0, class), (most > 0).then_some(listed));
+                bins.all[Bins::at(0, class)].borrowed = u32::from(most);
+                assert_eq!(bins.lender(0, class), None, "no more than {most}");
+                bins.all[Bins::at(0, class)].borrowed = 0;
+            }
+            let (word, bit) = Bins::bit_of(lender + 1);
+            if usize::from(lender) + 1 < CLASSES {
+                let mut beyond = Bins::new();
+                beyond.lending[0][word] |= 1 << bit;
+                assert_eq!(beyond.lender(0, class), None, "nothing beyond the lender");
+            }
+        }
+    }
 }

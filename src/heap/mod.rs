@@ -55,12 +55,13 @@ use capture::{CapturePool, PoolId};
 use central::Growth;
 use device::{Device, Request};
 use lifetime::Lifetime;
+use once_cell::race::OnceBox;
 use page_table::{Owner, Page, PageTable};
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 use phase::{Occasion, Phase};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use streams::Streams;
 
 /// Devices that a process may use.
@@ -192,7 +193,9 @@ pub enum Owned<'a> {
 /// The allocator of a process.
 pub struct Heap {
     shared: Shared,
-    devices: Box<[OnceLock<Device>]>,
+    /// By number, which has six bits in the page table. Those from `count` on stay empty.
+    devices: [OnceBox<Device>; MAX_DEVICES as usize],
+    count: u32,
     making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set while the hooks are not
     /// announced or a bracket is open anywhere, HISTORY while a history is kept; the others never change.
@@ -243,7 +246,8 @@ impl Heap {
                 step: AtomicU32::new(0),
                 hooks: AtomicU32::new(0),
             },
-            devices: (0..count).map(|_| OnceLock::new()).collect(),
+            devices: [const { OnceBox::new() }; MAX_DEVICES as usize],
+            count,
             making: Mutex::new(()),
             special: AtomicU32::new(special),
             brackets: Mutex::new(0),
@@ -264,18 +268,17 @@ impl Heap {
 
     /// Devices that there are.
     pub fn device_count(&self) -> u32 {
-        self.devices.len() as u32
+        self.count
     }
 
     /// The heap of a device, made at its first use.
     #[inline]
     fn device(&self, id: i64) -> Result<&Device, Error> {
-        match usize::try_from(id).ok().and_then(|id| self.devices.get(id)) {
-            Some(cell) => match cell.get() {
-                Some(device) => Ok(device),
-                None => self.make_device(id as u32),
-            },
-            None => Err(Error::NoSuchDevice(id)),
+        let known = u32::try_from(id).ok().filter(|&id| id < self.count);
+        let number = known.ok_or(Error::NoSuchDevice(id))?;
+        match self.devices[number as usize].get() {
+            Some(device) => Ok(device),
+            None => self.make_device(number),
         }
     }
 
@@ -303,13 +306,13 @@ impl Heap {
                     lock(&peer.central).backing.allow_peer(driver, id);
                 }
             }
-            let _ = cell.set(device);
+            let _ = cell.set(Box::new(device));
         }
         cell.get().ok_or(Error::Internal("a device vanished"))
     }
 
     fn devices(&self) -> impl Iterator<Item = &Device> {
-        self.devices.iter().filter_map(OnceLock::get)
+        self.devices.iter().filter_map(OnceBox::get)
     }
 
     /// Whether nothing takes requests off the hot path: no debugging, no capture, all hooks wired.
@@ -322,7 +325,7 @@ impl Heap {
     /// something is out of the ordinary.
     #[inline(always)]
     pub fn serve<const LARGE: bool>(&self, size: u64, device: i32, stream: StreamHandle) -> u64 {
-        let Some(device) = self.devices.get(device as usize).and_then(OnceLock::get) else { return 0 };
+        let Some(device) = self.devices.get(device as usize).and_then(OnceBox::get) else { return 0 };
         let start = clock::now();
         let Some(number) = device.streams.resolve(&*self.shared.driver, stream) else { return 0 };
         let tags = lifetime::tags();
@@ -452,7 +455,7 @@ impl Heap {
     fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
         let page = self.shared.table.page(address)?;
         let word = page.word();
-        let device = self.devices.get(word.device() as usize).and_then(OnceLock::get)?;
+        let device = self.devices.get(word.device() as usize).and_then(OnceBox::get)?;
         match word.slab() {
             Some((lane, slab)) => Some(Owned::Small(device, lane, slab)),
             None => word.is_large().then_some(Owned::Large(device, page)),

@@ -89,7 +89,7 @@ impl NamedPools {
             name: name.to_owned(),
             reserve: 0,
             limit: None,
-            lane: Lane::new(1),
+            lane: Lane::new(1, false),
             space,
             live: 0,
             live_bytes: 0,

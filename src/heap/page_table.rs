@@ -16,7 +16,7 @@
 #![deny(unsafe_code)]
 
 use super::size_class::PAGE;
-use std::sync::OnceLock;
+use once_cell::race::OnceBox;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Addresses are below 2^48: 47 bits of user address space on x86-64, 48 on aarch64.
@@ -90,11 +90,11 @@ impl Owner {
 const LEAF: usize = 1 << LEAF_BITS;
 const ROOT: usize = 1 << ROOT_BITS;
 
-type Leaf = Box<[AtomicU64; LEAF]>;
+type Leaf = [AtomicU64; LEAF];
 
 /// The tree. Leaves (64 KiB, 16 GiB of addresses each) are made when first written and kept.
 pub struct PageTable {
-    root: Box<[OnceLock<Leaf>; ROOT]>,
+    root: Box<[OnceBox<Leaf>; ROOT]>,
 }
 
 /// `N` of them on the heap, without a stop on the stack.

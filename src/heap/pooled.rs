@@ -293,7 +293,7 @@ fn pool_block(shared: &Shared, central: &mut Central, number: u32, request: &Req
         let run = want.fit(central)?;
         central.publish(&shared.table, run, request, shared.step(), 0)
     } else {
-        pool.lane.allocate(&mut central.writer, *request, shared.step())
+        pool.lane.allocate(&mut central.writer, *request, || shared.step())
     };
     if address == 0 {
         return None;

@@ -5,6 +5,8 @@
 //! multiples of [`ALIGNMENT`] and do not fit the class below. Up to 8 KiB the classes are the multiples of 512 B.
 #![deny(unsafe_code)]
 
+use crate::record::bucket_of;
+
 /// Every block starts at a multiple of this, and every request is rounded up to one (bytes).
 pub const ALIGNMENT: u64 = 512;
 /// The largest request that is served from slabs (bytes).
@@ -77,18 +79,22 @@ pub static SIZE_CLASSES: [SizeClass; CLASSES] = {
     classes
 };
 
-/// The class of each number of units, 2 KiB in all: one load on the hot path.
-static CLASS_OF_UNITS: [u8; (SMALL_MAX / ALIGNMENT) as usize + 1] = {
-    let mut table = [0u8; (SMALL_MAX / ALIGNMENT) as usize + 1];
-    let mut units = 0;
+/// Units of [`SMALL_MAX`], a power of two.
+const UNITS: usize = (SMALL_MAX / ALIGNMENT) as usize;
+
+/// The class of each number of units from one on, and the record's bucket of as many bytes; 4 KiB in all.
+static CLASS_OF_UNITS: [(u8, u8); UNITS] = {
+    let mut table = [(0u8, 0u8); UNITS];
+    let mut units = 1;
     let mut c = 0;
-    while units < table.len() {
+    while units <= table.len() {
         while (class(c).slot as u64) < units as u64 * ALIGNMENT {
             c += 1;
         }
-        table[units] = c as u8;
+        table[units - 1] = (c as u8, bucket_of(units as u64 * ALIGNMENT) as u8);
         units += 1;
     }
+    assert!(bucket_of(SMALL_MAX) <= u8::MAX as usize);
     table
 };
 
@@ -104,7 +110,34 @@ pub const fn round_up(size: u64, to: u64) -> Option<u64> {
 /// The class that serves a request of `size` bytes (at most [`SMALL_MAX`]).
 #[inline]
 pub fn class_of(size: u64) -> usize {
-    CLASS_OF_UNITS[size.div_ceil(ALIGNMENT) as usize] as usize
+    CLASS_OF_UNITS[(size.saturating_sub(1) / ALIGNMENT) as usize].0 as usize
+}
+
+/// What a small request comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Small {
+    /// Its bytes, rounded up to [`ALIGNMENT`].
+    pub size: u64,
+    /// Its class.
+    pub class: u8,
+    /// The record's bucket of `size`.
+    pub bucket: usize,
+}
+
+/// What a request comes to; `None` for size 0 and above [`SMALL_MAX`]. Six instructions.
+#[inline(always)]
+pub fn small(requested: u64) -> Option<Small> {
+    let last = requested.wrapping_sub(1);
+    let &(class, bucket) = CLASS_OF_UNITS.get((last / ALIGNMENT) as usize)?;
+    Some(Small { size: (last | (ALIGNMENT - 1)) + 1, class, bucket: usize::from(bucket) })
+}
+
+/// As [`small`], for a request that was found to be small before.
+#[inline(always)]
+pub fn small_again(requested: u64) -> Small {
+    let last = requested.wrapping_sub(1);
+    let (class, bucket) = CLASS_OF_UNITS[(last / ALIGNMENT) as usize % UNITS];
+    Small { size: (last | (ALIGNMENT - 1)).wrapping_add(1), class, bucket: usize::from(bucket) }
 }
 
 #[cfg(test)]
@@ -119,6 +152,17 @@ mod tests {
             assert!(c == 0 || u64::from(SIZE_CLASSES[c - 1].slot) < size);
         }
         assert_eq!(class_of(SMALL_MAX), CLASSES - 1);
+    }
+
+    #[test]
+    fn the_table_knows_class_and_bucket_of_every_small_size_and_of_no_other() {
+        for size in (1..=SMALL_MAX).step_by(97).chain([SMALL_MAX, 512, 513, 1 << 19]) {
+            let bucket = bucket_of(round_up(size, ALIGNMENT).unwrap());
+            let rounded = round_up(size, ALIGNMENT).unwrap();
+            assert_eq!(small(size), Some(Small { size: rounded, class: class_of(size) as u8, bucket }));
+            assert_eq!(small(size), Some(small_again(size)));
+        }
+        assert_eq!([0, SMALL_MAX + 1, u64::MAX].map(small), [None; 3]);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! A slab: a few pages cut into equal slots of one size class.
 #![deny(unsafe_code)]
 
-use super::size_class::{SIZE_CLASSES, SizeClass};
+use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, SizeClass};
 use crate::record::{BlockSlot, BlockTag, SegmentSlot};
 
 /// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Of a taken slot: bytes asked for, with the flags below in the highest bits. Of a free one: the next free slot, or [`NO_SLOT`].
+    /// Of a taken slot: bytes asked for, above them the size class of the request, and the flags below in the highest bits. Of a free one: the
+    /// next free slot, or [`NO_SLOT`].
     word: u32,
     /// Of a taken slot: its block's place in the record.
     block: BlockSlot,
@@ -19,9 +20,12 @@ const SHARED: u32 = 1 << 31;
 const PENDING: u32 = 1 << 30;
 /// The slot is taken.
 const TAKEN: u32 = 1 << 29;
-const REQUESTED: u32 = TAKEN - 1;
+/// The size class begins at this bit.
+const CLASS: u32 = 21;
+const REQUESTED: u32 = (1 << CLASS) - 1;
 /// No slot: the end of the list of free ones.
-const NO_SLOT: u32 = REQUESTED;
+const NO_SLOT: u32 = TAKEN - 1;
+const _: () = assert!(SMALL_MAX <= REQUESTED as u64 && CLASSES <= 1 << (TAKEN.trailing_zeros() - CLASS));
 
 /// What a slot's block was, when it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +34,16 @@ pub struct Freed {
     pub requested: u64,
     /// Its place in the block map.
     pub block: BlockSlot,
+    /// The size class of the request: the slab's, or the smaller one that has borrowed the slot.
+    pub class: u8,
+}
+
+impl Freed {
+    #[inline(always)]
+    fn of(Slot { word, block }: Slot) -> Self {
+        let class = (word & (TAKEN - 1)) >> CLASS;
+        Self { requested: u64::from(word & REQUESTED), block, class: class as u8 }
+    }
 }
 
 /// What a slot is.
@@ -132,13 +146,13 @@ impl Slab {
         self.free == NO_SLOT
     }
 
-    /// Takes a free slot for a block of `requested` bytes with its place in the record.
+    /// Takes a free slot for a block of `requested` bytes, which are of size class `class`, with its place in the record.
     #[inline(always)]
-    pub fn take(&mut self, requested: u64, block: BlockSlot) -> Option<u32> {
+    pub fn take(&mut self, requested: u64, class: u8, block: BlockSlot) -> Option<u32> {
         let slot = self.free;
         let facts = self.slots.get_mut(slot as usize)?;
         self.free = facts.word;
-        *facts = Slot { word: requested as u32 | TAKEN, block };
+        *facts = Slot { word: requested as u32 | u32::from(class) << CLASS | TAKEN, block };
         self.used += 1;
         Some(slot)
     }
@@ -149,28 +163,40 @@ impl Slab {
         self.base + u64::from(slot) * u64::from(self.size_class().slot)
     }
 
+    /// The slot that `address`, which may be anything, is in, and whether the slot starts there. Any number outside of the slab: it may be beyond
+    /// the last slot's.
+    #[inline(always)]
+    fn slot_near(&self, address: u64) -> (u32, bool) {
+        let offset = address.wrapping_sub(self.base);
+        let slot = self.shape.slot_of(offset);
+        (slot, u64::from(slot) * u64::from(self.shape.slot) == offset)
+    }
+
     /// The slot that starts at `address`, which may be anything.
     #[inline]
     pub fn slot_at(&self, address: u64) -> Option<u32> {
-        // An address outside of the slab may come out at any slot, and does not start it.
-        let offset = address.wrapping_sub(self.base);
-        let slot = self.shape.slot_of(offset);
-        (u64::from(slot) * u64::from(self.shape.slot) == offset && slot < self.shape.slots).then_some(slot)
+        let (slot, starts) = self.slot_near(address);
+        (starts && slot < self.shape.slots).then_some(slot)
     }
 
-    /// Frees the live block, used by no other stream, that starts at `address` (which may be anything); its facts, and whether the slab was
-    /// full before.
+    /// The slot of the live block, used by no other stream, that starts at `address` (which may be anything), and its facts.
     #[inline(always)]
-    pub fn free_plain(&mut self, address: u64) -> Option<(Freed, bool)> {
-        let slot = self.slot_at(address)?;
-        let facts = self.slots.get_mut(slot as usize)?;
-        let Slot { word, block } = *facts;
-        if word & (TAKEN | PENDING | SHARED) != TAKEN {
-            return None;
+    pub fn plain_at(&self, address: u64) -> Option<(u32, Freed)> {
+        let (slot, starts) = self.slot_near(address);
+        // No slot beyond the last is in the list.
+        let facts = *self.slots.get(slot as usize).filter(|_| starts)?;
+        (facts.word & (TAKEN | PENDING | SHARED) == TAKEN).then(|| (slot, Freed::of(facts)))
+    }
+
+    /// Frees the slot of a live block. Whether the slab was full before.
+    #[inline(always)]
+    pub fn free(&mut self, slot: u32) -> bool {
+        let next = std::mem::replace(&mut self.free, slot);
+        if let Some(facts) = self.slots.get_mut(slot as usize) {
+            facts.word = next;
         }
-        facts.word = std::mem::replace(&mut self.free, slot);
         self.used -= 1;
-        Some((Freed { requested: u64::from(word & REQUESTED), block }, facts.word == NO_SLOT))
+        next == NO_SLOT
     }
 
     /// What a slot is.
@@ -189,9 +215,7 @@ impl Slab {
     /// Facts of a used slot.
     #[inline]
     pub fn facts(&self, slot: u32) -> Freed {
-        let facts =
-            self.slots.get(slot as usize).copied().unwrap_or(Slot { word: 0, block: BlockSlot::NONE });
-        Freed { requested: u64::from(facts.word & REQUESTED), block: facts.block }
+        Freed::of(self.slots.get(slot as usize).copied().unwrap_or(Slot { word: 0, block: BlockSlot::NONE }))
     }
 
     /// Notes that other streams use a live slot.
@@ -253,23 +277,25 @@ mod tests {
             let mut slab = Slab::new(1 << 30, class as u8, BlockTag::default(), 0);
             let count = slab.size_class().slots;
             for expected in 0..count {
-                let slot = slab.take(500, BlockSlot(expected));
+                let slot = slab.take(500, 3, BlockSlot(expected));
                 assert_eq!(slot, Some(expected));
                 assert_eq!(slab.slot_at(slab.address(expected)), Some(expected));
                 assert_eq!(slab.state(expected), SlotState::Live { shared: false });
             }
-            assert!(slab.is_full() && slab.take(500, BlockSlot::NONE).is_none());
+            assert!(slab.is_full() && slab.take(500, 3, BlockSlot::NONE).is_none());
             let address = slab.address(count / 2);
-            let facts = Freed { requested: 500, block: BlockSlot(count / 2) };
-            assert_eq!(slab.free_plain(address), Some((facts, true)));
-            assert_eq!((slab.free_plain(address), slab.state(count / 2)), (None, SlotState::Free));
+            let facts = Freed { requested: 500, block: BlockSlot(count / 2), class: 3 };
+            assert_eq!(slab.plain_at(address), Some((count / 2, facts)));
+            assert!(slab.free(count / 2), "it was full");
+            assert_eq!((slab.plain_at(address), slab.state(count / 2)), (None, SlotState::Free));
             slab.validate().unwrap();
-            assert_eq!(slab.take(1, BlockSlot::NONE), Some(count / 2));
+            assert_eq!(slab.take(1, 0, BlockSlot::NONE), Some(count / 2));
             slab.set_pending(count / 2);
-            assert_eq!((slab.free_plain(address), slab.is_idle()), (None, count == 1));
+            assert_eq!((slab.plain_at(address), slab.is_idle()), (None, count == 1));
             slab.validate().unwrap();
             assert!(slab.settle(count / 2));
-            assert_eq!(slab.free_plain(slab.address(0)).map(|freed| freed.1), Some(false));
+            assert_eq!(slab.plain_at(slab.address(0)).map(|found| found.0), Some(0));
+            assert!(!slab.free(0));
             slab.validate().unwrap();
         }
     }
@@ -286,6 +312,7 @@ mod tests {
             slab.base + class.slab_bytes(),
         ] {
             assert_eq!(slab.slot_at(address), None);
+            assert_eq!(slab.plain_at(address), None);
         }
         assert_eq!(slab.slot_at(slab.base + u64::from(class.slot) * u64::from(class.slots)), None);
     }

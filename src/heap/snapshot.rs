@@ -14,6 +14,7 @@ use super::slab::{Slab, SlotState};
 use super::stats::CapturePoolHeld;
 use super::streams::Streams;
 use super::{Error, Heap, lock};
+use once_cell::race::OnceBox;
 use std::collections::HashMap;
 
 /// What a block is.
@@ -208,8 +209,10 @@ impl Heap {
     /// # Errors
     /// A device that there is not.
     pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
-        let cell = usize::try_from(device).ok().and_then(|id| self.devices.get(id));
-        let device = cell.ok_or(Error::NoSuchDevice(device))?.get();
-        Ok(device.map_or_else(Snapshot::default, Device::snapshot))
+        if !(0..i64::from(self.count)).contains(&device) {
+            return Err(Error::NoSuchDevice(device));
+        }
+        let made = self.devices.get(device as usize).and_then(OnceBox::get);
+        Ok(made.map_or_else(Snapshot::default, Device::snapshot))
     }
 }

@@ -185,11 +185,11 @@ fn cell(pool: usize, lifetime: u8) -> usize {
 }
 
 impl Lane {
-    /// A block of `pool` ([`pool_of`]) became live.
+    /// A block of `pool` ([`pool_of`]), whose size is of `bucket` ([`bucket_of`](super::bucket_of)), became live.
     #[inline(always)]
-    pub fn malloc(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
+    pub fn malloc(&self, pool: usize, bucket: usize, size: u64, requested: u64, lifetime: u8) {
         self.blocks[cell(pool, lifetime)].came.count(size, requested);
-        self.sizes[0].count(size);
+        self.sizes[0].count(bucket);
     }
 
     /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one lifetime's counters may go back.
@@ -205,11 +205,11 @@ impl Lane {
         self.blocks[cell(pool, to)].came.count(size, requested);
     }
 
-    /// The program freed a block.
+    /// The program freed a block; as [`Lane::malloc`].
     #[inline(always)]
-    pub fn free(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
+    pub fn free(&self, pool: usize, bucket: usize, size: u64, requested: u64, lifetime: u8) {
         self.blocks[cell(pool, lifetime)].went.count(size, requested);
-        self.sizes[1].count(size);
+        self.sizes[1].count(bucket);
     }
 
     /// A freed block begins to wait.

@@ -19,7 +19,7 @@ unsafe impl Shared for Buckets {}
 
 /// The bucket of `value`: at most 495.
 #[inline(always)]
-pub fn bucket_of(value: u64) -> usize {
+pub const fn bucket_of(value: u64) -> usize {
     // The exponent less three; 0 for values below 16, whose buckets are their own.
     let shift = (value | 8).ilog2() as usize - 3;
     shift * 8 + (value >> shift) as usize
@@ -44,13 +44,11 @@ pub fn bucket_ceiling(bucket: usize) -> u64 {
 }
 
 impl Buckets {
-    /// Counts `value`; the caller is the only writer.
+    /// Counts a value of this bucket ([`bucket_of`]); the caller is the only writer.
     #[inline(always)]
-    pub fn count(&self, value: u64) {
-        let bucket = bucket_of(value);
+    pub fn count(&self, bucket: usize) {
         debug_assert!(bucket < BUCKETS);
-        // SAFETY: `bucket_of` is at most 60 * 8 + 15 = 495 < BUCKETS (its test walks every power of two).
-        bump(unsafe { self.0.get_unchecked(bucket) }, 1);
+        bump(&self.0[bucket % BUCKETS], 1);
     }
 
     /// Counts `value`; any thread.

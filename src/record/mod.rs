@@ -25,6 +25,7 @@ pub mod totals;
 pub mod trail;
 mod writer;
 
+pub use histogram::bucket_of;
 pub use lane::{Block, LaneWriter};
 pub use reader::{ReadError, Reader};
 pub use writer::{DeviceWriter, Record};

@@ -97,6 +97,46 @@ fn share(amount: i64, most: i64, whole: i64) -> i64 {
     }
 }
 
+/// Deals what lies between the sums and the peaks (`gaps`, by pool): to the lane `mine`, but for what the others keep.
+#[inline(never)]
+fn deal<'a>(
+    quantity: usize,
+    gaps: ByPool,
+    lanes: impl Iterator<Item = Member<'a>> + Clone,
+    mine: &LaneTotals,
+) {
+    // What the other lanes may still take before they come here.
+    let (mut small_slack, mut large_slack) = (0i64, 0i64);
+    let mut mine_is_large = false;
+    for (is_large, lane) in lanes.clone() {
+        if std::ptr::eq(lane, mine) {
+            mine_is_large = is_large;
+            continue;
+        }
+        let slacks = if is_large { &mut large_slack } else { &mut small_slack };
+        let slack = lane.ceiling(quantity).saturating_sub(lane.live(quantity)).max(0);
+        *slacks = slacks.saturating_add(slack);
+    }
+    // The others keep what they have, up to half of what there is: then the lane will not be here again soon.
+    let half = gaps[ALL] / 2;
+    let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
+    let mut large_kept = large_slack.min(gaps[LARGE]);
+    let kept = small_kept.saturating_add(large_kept);
+    (small_kept, large_kept) = (share(small_kept, half, kept), share(large_kept, half, kept));
+    for (is_large, lane) in lanes {
+        let live = lane.live(quantity);
+        if std::ptr::eq(lane, mine) {
+            let pool = if is_large { gaps[LARGE] } else { gaps[SMALL] - small_kept };
+            let all = gaps[ALL] - small_kept - large_kept;
+            lane.set_ceiling(quantity, live.saturating_add(pool.min(all)));
+            continue;
+        }
+        let (slacks, kept) = if is_large { (large_slack, large_kept) } else { (small_slack, small_kept) };
+        let slack = lane.ceiling(quantity).saturating_sub(live).max(0);
+        lane.set_ceiling(quantity, live.saturating_add(share(slack, kept, slacks)));
+    }
+}
+
 /// What came and what went, by quantity.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
@@ -106,6 +146,7 @@ struct Flow {
 
 impl Books {
     /// What is live and what is active of `quantity`, where the lanes of small blocks have `small` and that of the large `large`.
+    #[inline(always)]
     fn now(&self, quantity: usize, small: i64, large: i64) -> (ByPool, ByPool) {
         let strangers = self.strangers[quantity];
         let waiting = self.pending.map(|pool| pool[quantity]);
@@ -125,9 +166,8 @@ impl Books {
     ) {
         // Once, unless another lane ran past a ceiling while we lowered it.
         for _ in 0..4 {
-            for quantity in (0..QUANTITIES).filter(|&q| mine.live(q) > mine.ceiling(q)) {
-                self.settle_quantity(quantity, highest, lanes.clone(), mine);
-            }
+            let passed = std::array::from_fn(|quantity| mine.live(quantity) > mine.ceiling(quantity));
+            self.settle_passed(passed, highest, lanes.clone(), mine);
             // Orders our stores of ceilings before the loads of what is live.
             fence(Ordering::SeqCst);
             if lanes.clone().all(|(_, lane)| lane.is_within()) {
@@ -139,68 +179,69 @@ impl Books {
     /// Takes the sums of everything, and new peaks from them; as if the first lane had passed all its ceilings.
     pub fn settle_all<'a>(&mut self, highest: &AtomicU64, lanes: impl Iterator<Item = Member<'a>> + Clone) {
         if let Some((_, any)) = lanes.clone().next() {
-            for quantity in 0..QUANTITIES {
-                self.settle_quantity(quantity, highest, lanes.clone(), any);
-            }
+            self.settle_passed([true; QUANTITIES], highest, lanes.clone(), any);
             self.settle(highest, lanes, any);
         }
     }
 
-    fn settle_quantity<'a>(
+    /// Settles the quantities of which the lane `mine` has `passed` its ceilings. Each by code of its own, without a loop over them: a program that
+    /// grows comes here at every malloc.
+    fn settle_passed<'a>(
         &mut self,
-        quantity: usize,
+        passed: [bool; QUANTITIES],
         highest: &AtomicU64,
         lanes: impl Iterator<Item = Member<'a>> + Clone,
         mine: &LaneTotals,
     ) {
-        let (mut small, mut large) = (0i64, 0i64);
-        // What the other lanes may still take before they come here.
-        let (mut small_slack, mut large_slack) = (0i64, 0i64);
-        let mut mine_is_large = false;
+        let mut sums = [[0i64; QUANTITIES]; 2];
         for (is_large, lane) in lanes.clone() {
-            let live = lane.live(quantity);
-            let is_mine = std::ptr::eq(lane, mine);
-            let slack = if is_mine { 0 } else { lane.ceiling(quantity).saturating_sub(live).max(0) };
-            mine_is_large |= is_mine && is_large;
-            let (sum, slacks) =
-                if is_large { (&mut large, &mut large_slack) } else { (&mut small, &mut small_slack) };
-            *sum = sum.wrapping_add(live);
-            *slacks = slacks.saturating_add(slack);
+            let [bytes, blocks, requested] = &mut sums[usize::from(is_large)];
+            *bytes = bytes.wrapping_add(lane.live(BYTES));
+            *blocks = blocks.wrapping_add(lane.live(BLOCKS));
+            *requested = requested.wrapping_add(lane.live(REQUESTED));
         }
-        let (live, active) = self.now(quantity, small, large);
-        let mut gaps = [0; POOLS];
-        for pool in 0..POOLS {
-            let (live_peak, active_peak) = (&mut self.live[quantity][pool], &mut self.active[quantity][pool]);
-            *live_peak = live[pool].max(*live_peak);
-            *active_peak = active[pool].max(*active_peak);
-            gaps[pool] = (*live_peak - live[pool]).min(*active_peak - active[pool]);
+        let gaps = [
+            passed[BYTES].then(|| self.raise::<BYTES>(&sums)),
+            passed[BLOCKS].then(|| self.raise::<BLOCKS>(&sums)),
+            passed[REQUESTED].then(|| self.raise::<REQUESTED>(&sums)),
+        ];
+        let live = sums[0][BYTES].wrapping_add(sums[1][BYTES]);
+        if passed[BYTES] && live > highest.load(Ordering::Relaxed) as i64 {
+            highest.store(live as u64, Ordering::Relaxed);
         }
-        if quantity == BYTES && live[ALL] > highest.load(Ordering::Relaxed) as i64 {
-            highest.store(live[ALL] as u64, Ordering::Relaxed);
+        let at_peak = gaps.map(|gaps| gaps.is_some_and(|gaps| gaps[ALL] == 0));
+        for (quantity, gaps) in gaps.into_iter().enumerate() {
+            if let Some(gaps) = gaps.filter(|gaps| gaps[ALL] != 0) {
+                deal(quantity, gaps, lanes.clone(), mine);
+            }
         }
-        if gaps[ALL] == 0 {
-            // A new peak, as at every malloc of a program that grows.
-            lanes.for_each(|(_, lane)| lane.set_ceiling(quantity, lane.live(quantity)));
+        if at_peak == [false; QUANTITIES] {
             return;
         }
-        // The others keep what they have, up to half of what there is: then the lane will not be here again soon.
-        let half = gaps[ALL] / 2;
-        let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
-        let mut large_kept = large_slack.min(gaps[LARGE]);
-        let kept = small_kept.saturating_add(large_kept);
-        (small_kept, large_kept) = (share(small_kept, half, kept), share(large_kept, half, kept));
-        for (is_large, lane) in lanes {
-            let live = lane.live(quantity);
-            if std::ptr::eq(lane, mine) {
-                let pool = if is_large { gaps[LARGE] } else { gaps[SMALL] - small_kept };
-                let all = gaps[ALL] - small_kept - large_kept;
-                lane.set_ceiling(quantity, live.saturating_add(pool.min(all)));
-                continue;
+        // A new peak.
+        let level = |lane: &LaneTotals, quantity: usize| {
+            if at_peak[quantity] {
+                lane.set_ceiling(quantity, lane.live(quantity));
             }
-            let (slacks, kept) = if is_large { (large_slack, large_kept) } else { (small_slack, small_kept) };
-            let slack = lane.ceiling(quantity).saturating_sub(live).max(0);
-            lane.set_ceiling(quantity, live.saturating_add(share(slack, kept, slacks)));
+        };
+        for (_, lane) in lanes {
+            level(lane, BYTES);
+            level(lane, BLOCKS);
+            level(lane, REQUESTED);
         }
+    }
+
+    /// Raises the peaks of a quantity to what there is, `sums` in the lanes of small blocks and in that of the large, and tells what lies
+    /// between, by pool.
+    #[inline(always)]
+    fn raise<const QUANTITY: usize>(&mut self, sums: &[[i64; QUANTITIES]; 2]) -> ByPool {
+        let (live, active) = self.now(QUANTITY, sums[0][QUANTITY], sums[1][QUANTITY]);
+        std::array::from_fn(|pool| {
+            let (live_peak, active_peak) = (&mut self.live[QUANTITY][pool], &mut self.active[QUANTITY][pool]);
+            *live_peak = live[pool].max(*live_peak);
+            *active_peak = active[pool].max(*active_peak);
+            (*live_peak - live[pool]).min(*active_peak - active[pool])
+        })
     }
 
     /// A block of `lane` was freed and begins to wait: it is active as before, but its lane does not count it any more.

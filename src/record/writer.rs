@@ -14,7 +14,7 @@ use super::ring::Ring;
 use super::segments::SegmentCell;
 use super::slots::{BATCH, Slots};
 use super::sync::Ordering;
-use super::totals;
+use super::totals::{self, LaneTotals};
 use super::trail::TrailCell;
 use super::{
     DeviceFacts, DeviceGauge, EventKind, LANES, LIFETIMES, LaneWriter, RecordOptions, SegmentEntry,
@@ -289,7 +289,7 @@ impl Record {
         if device >= self.devices {
             return (0, 0);
         }
-        let live = totals::live(totals::BYTES, self.lanes(device).iter().map(|lane| &lane.totals));
+        let live = totals::live(totals::BYTES, self.totals(device));
         (live, self.area(device).live_peak.load(Ordering::Relaxed).max(live))
     }
 
@@ -298,7 +298,7 @@ impl Record {
         if device >= self.devices {
             return 0;
         }
-        totals::live(totals::REQUESTED, self.lanes(device).iter().map(|lane| &lane.totals))
+        totals::live(totals::REQUESTED, self.totals(device))
     }
 
     /// All that is counted of the blocks of `device`, by pool. Everything is 0 for a device that nobody knows.
@@ -379,6 +379,12 @@ impl Record {
         // SAFETY: the section has LANES of them for each device, allocated at the start; `device` is known to the callers, and
         // `pointer` checks the first.
         unsafe { std::slice::from_raw_parts(first, LANES) }
+    }
+
+    /// The totals of the lanes of `device` that were ever used: a lane's first block passes its ceiling, which is 0, and makes it join.
+    fn totals(&self, device: u32) -> impl Iterator<Item = &LaneTotals> {
+        let used = self.books(device).map_or(0, |books| books.used);
+        self.members(device, used).map(|(_, totals)| totals)
     }
 
     /// The lanes of `device` whose bits are set in `used`.

@@ -17,6 +17,7 @@ mod walk;
 
 use super::page_table::{BLOCK_LIMIT, BlockId};
 use super::size_class::ALIGNMENT;
+use super::streams::Streams;
 use crate::record::{BlockSlot, SegmentSlot};
 use size_index::SizeIndex;
 use std::collections::BTreeMap;
@@ -112,6 +113,20 @@ impl Run {
         (self.slack, self.lifetime, self.slot) = (slack, lifetime, slot);
     }
 
+    /// Makes it a block of `stream`'s.
+    #[inline(always)]
+    fn become_block(&mut self, stream: u32, label: Label) {
+        (self.state, self.stream, self.shared, self.is_slab) = (RunState::Live, stream, false, false);
+        self.label(label);
+    }
+
+    /// Where it lies.
+    #[inline(always)]
+    fn place(&self) -> Place {
+        let Self { address, bytes, region, previous, next, .. } = *self;
+        Place { address, bytes, region, previous, next }
+    }
+
     /// Of a block: bytes that the caller asked for.
     #[inline]
     pub fn requested(&self) -> u64 {
@@ -123,6 +138,16 @@ impl Run {
     fn askew(&self, align: u64) -> u64 {
         self.address.wrapping_neg() & (align - 1)
     }
+}
+
+/// Where a run lies.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    address: u64,
+    bytes: u64,
+    region: RegionId,
+    previous: RunId,
+    next: RunId,
 }
 
 /// What is noted of a block in its run.
@@ -180,11 +205,11 @@ struct Space {
 impl Space {
     #[inline]
     fn owner(&self, stream: u32) -> Option<&SizeIndex> {
-        self.owners.get(stream.wrapping_add(1) as usize)?.as_deref()
+        self.owners.get(owner_at(stream))?.as_deref()
     }
 
     fn owner_mut(&mut self, stream: u32) -> &mut SizeIndex {
-        let at = stream.wrapping_add(1) as usize;
+        let at = owner_at(stream);
         if at >= self.owners.len() {
             self.owners.resize_with(at + 1, || None);
         }
@@ -365,7 +390,9 @@ impl Arenas {
         self.take(id, bytes, align, stream)
     }
 
-    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`], for the block that `label` describes; its address too.
+    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`], for the block that `label` describes; its address too. The front of the free
+    /// run becomes live: a longer run keeps its number and its place and only shrinks, and the block gets a new one, so one list is touched,
+    /// if any.
     #[inline(always)]
     pub fn allocate_block(
         &mut self,
@@ -374,64 +401,45 @@ impl Arenas {
         stream: u32,
         label: Label,
     ) -> Option<(RunId, u64)> {
-        let id = self.best_fit(space, bytes, ALIGNMENT, stream)?;
-        self.take_front(space, id, bytes, stream, label)
-    }
-
-    #[inline(always)]
-    fn best_fit(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
-        let owners = &self.spaces.get(space as usize)?.owners[..];
-        let (mut best, mut best_bytes) = (None, u64::MAX);
-        // Of two equal fits the stream takes its own, and leaves the other to those who have no choice.
-        for owner in [stream, EVERYBODY] {
-            if let Some(Some(index)) = owners.get(owner.wrapping_add(1) as usize)
-                && index.count != 0
-                && let Some((id, length)) = index.best_fit(&self.runs, bytes, align)
-                && length < best_bytes
-            {
-                (best, best_bytes) = (Some(id), length);
-            }
-        }
-        best
-    }
-
-    /// Makes the first `bytes` of listed free run `id` of `space` live. A longer run keeps its number and its place and only shrinks; the
-    /// block gets a new one: one list is touched, if any.
-    #[inline(always)]
-    fn take_front(
-        &mut self,
-        space: SpaceId,
-        id: RunId,
-        bytes: u64,
-        stream: u32,
-        label: Label,
-    ) -> Option<(RunId, u64)> {
-        if self.unused_runs.is_empty() {
-            self.more_runs()?;
-        }
-        let runs = &mut self.runs[..];
-        let run = runs.get_mut(id as usize)?;
-        let owner = run.stream.wrapping_add(1) as usize;
-        let index = self.spaces.get_mut(space as usize)?.owners.get_mut(owner)?.as_deref_mut()?;
-        let left = run.bytes.wrapping_sub(bytes);
-        self.busy += bytes;
-        self.busy_peak = self.busy_peak.max(self.busy);
+        let owners = &mut self.spaces.get_mut(space as usize)?.owners[..];
+        let contested = matches!(owners.first(), Some(Some(everybody)) if everybody.count != 0);
+        let (owner, found) = if contested {
+            let (owner, found) = best_of_both(owners, &self.runs, bytes, ALIGNMENT, stream)?;
+            (owner, Some(found))
+        } else {
+            (owner_at(stream), None)
+        };
+        let index = owners.get_mut(owner)?.as_deref_mut()?;
+        let (id, whole) = match found {
+            Some(found) => found,
+            None => index.best_fit(&self.runs, bytes, ALIGNMENT)?,
+        };
+        let left = whole.wrapping_sub(bytes);
         if left == 0 {
-            (run.state, run.stream, run.shared, run.is_slab) = (RunState::Live, stream, false, false);
-            run.label(label);
+            let runs = &mut self.runs[..];
+            let run = runs.get_mut(id as usize)?;
+            run.become_block(stream, label);
             let address = run.address;
             index.remove(runs, id);
+            self.busy += bytes;
+            self.busy_peak = self.busy_peak.max(self.busy);
             return Some((id, address));
         }
-        let new = self.unused_runs.pop()?;
+        let new = match self.unused_runs.pop() {
+            Some(new) => new,
+            None => one_more(&mut self.runs)?,
+        };
+        self.busy += bytes;
+        self.busy_peak = self.busy_peak.max(self.busy);
+        let runs = &mut self.runs[..];
+        let run = runs.get_mut(id as usize)?;
         let Run { address, epoch, region, previous, .. } = *run;
         (run.address, run.previous) = (address + bytes, new);
         index.resize(runs, id, left);
         let front = runs.get_mut(new as usize)?;
         (front.address, front.bytes, front.epoch, front.region) = (address, bytes, epoch, region);
-        (front.state, front.stream, front.shared, front.is_slab) = (RunState::Live, stream, false, false);
         (front.previous, front.next) = (previous, id);
-        front.label(label);
+        front.become_block(stream, label);
         match runs.get_mut(previous as usize) {
             Some(previous) => previous.next = new,
             None => self.regions[region as usize].first = new,
@@ -439,15 +447,9 @@ impl Arenas {
         Some((new, address))
     }
 
-    /// Adds an unused record; `None` where there are as many as there can be.
-    #[cold]
-    #[inline(never)]
-    fn more_runs(&mut self) -> Option<()> {
-        let id = self.runs.len();
-        (id < BLOCK_LIMIT as usize).then(|| {
-            self.runs.push(Run { state: RunState::Unused, ..Run::new(0, 0, 0) });
-            self.unused_runs.push(id as RunId);
-        })
+    fn best_fit(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
+        let owners = &self.spaces.get(space as usize)?.owners[..];
+        best_of_both(owners, &self.runs, bytes, align, stream).map(|(_, (id, _))| id)
     }
 
     /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use, joined; the shortest such row.
@@ -534,15 +536,26 @@ impl Arenas {
     }
 
     /// Frees a live or pending run to `stream` as of `epoch` (or to everybody), and merges it with neighbours of the same owner.
-    #[inline]
     pub fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
-        self.busy -= self.runs[id as usize].bytes;
-        self.set_free_inline(id, stream, epoch);
+        let place = self.runs[id as usize].place();
+        self.busy -= place.bytes;
+        self.set_free_from(id, place, stream, epoch);
+    }
+
+    /// Frees live run `id` to its stream, as of now. `None`: there is no such run.
+    #[inline(always)]
+    pub fn release_block(&mut self, id: RunId, streams: &Streams) -> Option<()> {
+        let run = self.runs.get(id as usize)?;
+        let (place, stream) = (run.place(), run.stream);
+        self.busy -= place.bytes;
+        self.set_free_from(id, place, stream, streams.note_free(stream));
+        Some(())
     }
 
     /// Makes an unlisted run free. A neighbour of the same owner takes it in and keeps its number and its place: mostly no list is touched.
     fn set_free(&mut self, id: RunId, owner: u32, epoch: u64) {
-        self.set_free_inline(id, owner, epoch);
+        let place = self.runs[id as usize].place();
+        self.set_free_from(id, place, owner, epoch);
     }
 
     /// The first free run of an owner in its space.
@@ -554,38 +567,37 @@ impl Arenas {
     }
 
     #[inline(always)]
-    fn set_free_inline(&mut self, id: RunId, owner: u32, epoch: u64) {
-        let Run { address, mut bytes, previous, mut next, region, .. } = self.runs[id as usize];
+    fn set_free_from(&mut self, id: RunId, place: Place, owner: u32, epoch: u64) {
+        let Place { address, bytes, region, previous, next } = place;
         let Region { space, ref mut first, .. } = self.regions[region as usize];
-        let Some(Some(index)) = self.spaces[space as usize].owners.get_mut(owner.wrapping_add(1) as usize)
-        else {
+        let owners = &mut self.spaces[space as usize].owners[..];
+        let Some(index) = owners.get_mut(owner_at(owner)).and_then(Option::as_deref_mut) else {
             return self.set_free_first(space, id, owner, epoch);
         };
         self.changes += 1;
         let runs = &mut self.runs[..];
-        let mergeable = |run: &Run| run.state == RunState::Free && run.stream == owner;
-        let behind = runs.get(next as usize).is_some_and(mergeable);
-        if let Some(before) = runs.get_mut(previous as usize).filter(|run| mergeable(run)) {
+        let mergeable = |run: &&mut Run| run.state == RunState::Free && run.stream == owner;
+        if let Some(before) = runs.get_mut(previous as usize).filter(mergeable) {
             before.epoch = before.epoch.max(epoch);
-            if behind {
+            before.next = next;
+            let mut bytes = before.bytes + bytes;
+            let mut after = next;
+            if let Some(behind) = runs.get_mut(next as usize).filter(mergeable) {
+                let (more, other) = (behind.bytes, behind.epoch);
+                after = behind.next;
+                bytes += more;
                 index.remove(runs, next);
-                let Run { bytes: more, epoch: other, next: after, .. } = runs[next as usize];
+                retire(runs, &mut self.unused_runs, next);
                 let before = &mut runs[previous as usize];
                 before.epoch = before.epoch.max(other);
-                bytes += more;
-                retire(runs, &mut self.unused_runs, next);
-                next = after;
+                before.next = after;
             }
-            let before = &mut runs[previous as usize];
-            before.next = next;
-            let bytes = before.bytes + bytes;
             index.resize(runs, previous, bytes);
-            if let Some(after) = runs.get_mut(next as usize) {
+            if let Some(after) = runs.get_mut(after as usize) {
                 after.previous = previous;
             }
             retire(runs, &mut self.unused_runs, id);
-        } else if behind {
-            let after = &mut runs[next as usize];
+        } else if let Some(after) = runs.get_mut(next as usize).filter(mergeable) {
             after.epoch = after.epoch.max(epoch);
             (after.address, after.previous) = (address, previous);
             let bytes = after.bytes + bytes;
@@ -655,7 +667,7 @@ impl Arenas {
     ) -> Option<RunId> {
         let mut ids = Vec::new();
         for index in self.spaces[space as usize].owners.iter().flatten() {
-            index.collect_from(&self.runs, bytes, &mut ids);
+            index.each_from(&self.runs, bytes, |id| ids.push(id));
         }
         let fits = |&id: &RunId| {
             let run = &self.runs[id as usize];
@@ -764,6 +776,47 @@ impl Arenas {
             }
         }
     }
+}
+
+/// The place of a stream's (or everybody's) index among the owners of a space.
+#[inline(always)]
+fn owner_at(stream: u32) -> usize {
+    stream.wrapping_add(1) as usize
+}
+
+/// The best fit among the stream's own free runs and everybody's: whose it is, its number and its length. Of two equal fits the stream takes its
+/// own, and leaves the other to those who have no choice.
+#[inline(never)]
+fn best_of_both(
+    owners: &[Option<Box<SizeIndex>>],
+    runs: &[Run],
+    bytes: u64,
+    align: u64,
+    stream: u32,
+) -> Option<(usize, (RunId, u64))> {
+    let fit = |stream: u32| {
+        let index = owners.get(owner_at(stream))?.as_deref().filter(|index| index.count != 0)?;
+        index.best_fit(runs, bytes, align).map(|found| (owner_at(stream), found))
+    };
+    match (fit(stream), fit(EVERYBODY)) {
+        (Some(own), Some(other)) => Some(if other.1.1 < own.1.1 { other } else { own }),
+        (own, other) => own.or(other),
+    }
+}
+
+/// The number of a new, unused record; `None` where there are as many as there can be.
+#[cold]
+#[inline(never)]
+fn one_more(runs: &mut Vec<Run>) -> Option<RunId> {
+    let id = runs.len();
+    (id < BLOCK_LIMIT as usize).then(|| {
+        if id == runs.capacity() {
+            // Copied seldom: 64 KiB at first, then twice as much each time.
+            runs.reserve(id.max(1024));
+        }
+        runs.push(Run { state: RunState::Unused, ..Run::new(0, 0, 0) });
+        id as RunId
+    })
 }
 
 #[inline(always)]

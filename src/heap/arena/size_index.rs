@@ -156,11 +156,12 @@ impl SizeIndex {
 
     /// Appends every run to `into`.
     pub(super) fn collect(&self, runs: &[Run], into: &mut Vec<RunId>) {
-        self.collect_from(runs, ALIGNMENT, into);
+        self.each_from(runs, ALIGNMENT, |id| into.push(id));
     }
 
-    /// Appends every run of at least `bytes` to `into`, and some of up to a sixteenth less.
-    pub(super) fn collect_from(&self, runs: &[Run], bytes: u64, into: &mut Vec<RunId>) {
+    /// Calls `body` with every run of at least `bytes`, and some of up to a sixteenth less.
+    #[inline]
+    pub(super) fn each_from(&self, runs: &[Run], bytes: u64, mut body: impl FnMut(RunId)) {
         let first = bin_of(bytes);
         for word in first / WORD..BINS / WORD {
             let mut filled = self.filled[word];
@@ -171,7 +172,7 @@ impl SizeIndex {
                 let mut id = self.heads[word * WORD + filled.trailing_zeros() as usize];
                 filled &= filled - 1;
                 while id != NO_RUN {
-                    into.push(id);
+                    body(id);
                     id = runs[id as usize].bin_next;
                 }
             }

@@ -82,10 +82,8 @@ impl Arenas {
             (run.state == RunState::Free && mine).then_some(id)
         };
         let length = |id: Option<RunId>| id.map_or(0, |id| self.runs[id as usize].bytes);
-        let mut voids = Vec::new();
-        self.spaces[space as usize].voids.collect(&self.runs, &mut voids);
         let mut best: Option<Plan> = None;
-        for void in voids {
+        self.spaces[space as usize].voids.each_from(&self.runs, ALIGNMENT, |void| {
             let run = &self.runs[void as usize];
             let (before, behind) = (usable(run.previous), usable(run.next));
             // The bytes of the free run before that count: from its first multiple of `align` on.
@@ -112,17 +110,22 @@ impl Arenas {
             if front + run.bytes + back >= bytes {
                 consider(run.address, run.bytes, [before, behind]);
             }
-        }
+        });
         best
     }
 
     /// A row of `bytes` in the lowest void that has room for it and for `before` bytes before and `behind` bytes behind it.
     pub fn plan_alone(&self, space: SpaceId, bytes: u64, (before, behind): (u64, u64)) -> Option<Plan> {
-        let mut voids = Vec::new();
-        self.spaces[space as usize].voids.collect(&self.runs, &mut voids);
-        let fits = |&id: &RunId| self.runs[id as usize].bytes >= before + bytes + behind;
-        let void = voids.into_iter().filter(fits).min_by_key(|&id| self.runs[id as usize].address)?;
-        Some(Plan { void, address: self.runs[void as usize].address + before, bytes, needs: [None, None] })
+        let mut lowest: Option<(u64, RunId)> = None;
+        self.spaces[space as usize].voids.each_from(&self.runs, before + bytes + behind, |id| {
+            let run = &self.runs[id as usize];
+            let fits = run.bytes >= before + bytes + behind;
+            if fits && lowest.is_none_or(|(address, _)| run.address < address) {
+                lowest = Some((run.address, id));
+            }
+        });
+        let (start, void) = lowest?;
+        Some(Plan { void, address: start + before, bytes, needs: [None, None] })
     }
 
     /// Bytes of the plan's void before its row and behind it.
@@ -168,10 +171,7 @@ impl Arenas {
         needed: &[Option<RunId>],
         used: &dyn Fn(u32, u64) -> Movable,
     ) -> Vec<LoosePages> {
-        let mut ids = Vec::new();
-        for index in spaces.iter().flat_map(|&space| self.spaces[space as usize].owners.iter()).flatten() {
-            index.collect_from(&self.runs, PAGE, &mut ids);
-        }
+        let indexes = || spaces.iter().flat_map(|&space| self.spaces[space as usize].owners.iter()).flatten();
         let pages = |id: RunId| {
             let run = &self.runs[id as usize];
             if needed.contains(&Some(id)) || !self.regions[run.region as usize].stitched {
@@ -186,7 +186,10 @@ impl Arenas {
             let pages = whole_pages(run.address..run.address + run.bytes)?;
             Some(LoosePages { run: id, pages, used })
         };
-        let mut found: Vec<LoosePages> = ids.into_iter().filter_map(pages).collect();
+        let mut found = Vec::with_capacity(indexes().map(|index| index.count as usize).sum());
+        for index in indexes() {
+            index.each_from(&self.runs, PAGE, |id| found.extend(pages(id)));
+        }
         found.sort_unstable_by_key(|loose| (loose.bytes(), Reverse(loose.pages.start)));
         found
     }
