@@ -267,7 +267,7 @@ impl Backing {
     }
 
     /// Reads what the driver holds for us.
-    fn refresh(&mut self, driver: &dyn Driver) {
+    pub fn refresh(&mut self, driver: &dyn Driver) {
         if self.kind == Kind::Stitch {
             self.refresh_pages();
             return;

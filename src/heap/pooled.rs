@@ -265,6 +265,8 @@ impl Device {
         let Some(pool) = central.named.get_mut(number) else { return Ok(0) };
         pool.reserve = 0;
         let space = pool.space;
+        // An earlier answer may have been missed, and what is given is told by the difference.
+        central.backing.refresh(driver);
         let (before, reserved) = (central.arenas.held_bytes(space), central.backing.reserved);
         if self.kind == Kind::Stitch {
             central.loosen(driver, &self.streams, &[space], completed, u64::MAX);
