@@ -47,7 +47,7 @@ const USUAL: Shape = Shape {
     run_chunks: (16, 1),
     loading: 1,
     run_steps: RUN_STEPS,
-    chunks: (2048, (8 << 20, 16 << 20)),
+    chunks: (2048, (4 << 20, 16 << 20)),
     trusts: true,
 };
 const TIGHT: Shape = Shape {
