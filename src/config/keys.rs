@@ -103,7 +103,7 @@ pub static KEYS: &[Key] = &[
         name: "slack",
         default: "none",
         meaning: "With pages that move (`stitch`): how much more may be held than the peak of live bytes, as a share of that peak or in \
-                  bytes. Past it, idle memory is moved, and fresh memory is taken only where none lies idle. `none`: 1%, and up to \
+                  bytes. Past it, idle memory is moved, and fresh memory is taken only where none lies idle. `none`: 0.8%, and up to \
                   64 MiB in a small heap. Less slack is less memory and more driver calls.",
         kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.slack },
     },
