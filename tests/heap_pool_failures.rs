@@ -19,6 +19,8 @@ struct Rig {
     gpu: Arc<Gpu>,
     driver: Arc<FlakyDriver>,
     heap: Heap,
+    /// The driver's pools hold memory in chunks of their own, in which spans of several of our pools may lie.
+    in_driver_pools: bool,
 }
 
 impl Rig {
@@ -29,7 +31,7 @@ impl Rig {
         config.record = false;
         let heap = Heap::new(driver.clone(), config).unwrap();
         heap.announce_hooks(3);
-        Self { gpu, driver, heap }
+        Self { gpu, driver, heap, in_driver_pools: conf.contains("backing:pool") }
     }
 
     /// Pools are made, used on two streams, run out of memory, released and destroyed; the invariants are checked all along.
@@ -85,7 +87,12 @@ impl Rig {
     fn finish(&self) {
         for name in ["a", "b"] {
             if let Ok(key) = self.heap.pool_create(name, 0, 0, None) {
-                self.heap.pool_destroy(key).unwrap();
+                match self.heap.pool_destroy(key) {
+                    Ok(_) => {}
+                    // The chunk goes with the other pool's span, at the next trim.
+                    Err(PoolError::Kept { .. }) if self.in_driver_pools => {}
+                    Err(other) => panic!("{name}: {other}"),
+                }
             }
         }
         self.heap.trim();
