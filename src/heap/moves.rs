@@ -196,6 +196,11 @@ impl Central {
         if rest > 0 {
             let held = self.backing.pages.held();
             let left = self.limit.saturating_sub(held).min(ctx.fresh);
+            // Spare chunks that are too long for the row do not make room under the limit.
+            if rest > left {
+                return Err(DriverError::new("limit", ErrorKind::OutOfMemory, 0));
+            }
+            let step = step.min(left - rest);
             let longest = self.pace.longest_chunk(held, left, self.freed, idle);
             pieces.extend(self.backing.pages.create(ctx.driver, rest, longest)?);
             // In chunks of its own: what is left over can move whole.
