@@ -20,6 +20,19 @@ driver_early! {
         out.put(VERSION)
     }
 
+    /// Who listens to the driver's log; torch newer than 2.11 does. The stand-in writes none, so nobody is ever called.
+    fn cuLogsRegisterCallback(callback: usize, _data: usize, handle: Out<usize>) {
+        if callback == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        handle.put_if_wanted(callback);
+        Ok(())
+    }
+
+    fn cuLogsUnregisterCallback(_handle: usize) {
+        Ok(())
+    }
+
     fn cuGetErrorName(error: u32, out: Out<*const c_char>) {
         out.put(error_texts(error).0.as_ptr())
     }

@@ -304,7 +304,7 @@ unsupported! { 801 =>
     cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy cuLogicalEndpointExport
     cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
     cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuLogsCurrent cuLogsDumpToFile
-    cuLogsDumpToMemory cuLogsRegisterCallback cuLogsUnregisterCallback cuMemAdvise cuMemAdvise_v2
+    cuLogsDumpToMemory cuMemAdvise cuMemAdvise_v2
     cuMemAllocManaged cuMemAllocPitch_v2 cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync
     cuMemDiscardBatchAsync cuMemExportToShareableHandle cuMemGetAllocationPropertiesFromHandle
     cuMemGetDefaultMemPool cuMemGetHandleForAddressRange cuMemGetLocationInfo cuMemGetMemPool
