@@ -4,6 +4,7 @@ mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
+use gruyere::heap::Error;
 use gruyere::heap::history::{self, Action};
 use gruyere::heap::snapshot::{BlockState, Snapshot};
 use gruyere::record::peaks::{ALL, LARGE, SMALL, Stat};
@@ -485,4 +486,15 @@ fn two_devices_are_told_apart() {
         assert_eq!(told, [(address, bytes, bytes)]);
         assert_eq!(rig.heap.torch_stats(device).unwrap().blocks.allocated_bytes[ALL].current, bytes);
     }
+}
+
+#[test]
+fn a_device_that_there_is_not_is_an_error_and_an_unused_one_is_empty() {
+    let rig = Rig::new("");
+    for missing in [-1, 1, 63, 64, i64::MAX] {
+        assert!(matches!(rig.heap.snapshot(missing), Err(Error::NoSuchDevice(id)) if id == missing));
+        assert!(matches!(rig.heap.capture_pools(missing), Err(Error::NoSuchDevice(id)) if id == missing));
+    }
+    assert!(rig.heap.snapshot(0).unwrap().segments.is_empty());
+    assert!(rig.heap.capture_pools(0).unwrap().is_empty());
 }

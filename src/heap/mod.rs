@@ -274,12 +274,19 @@ impl Heap {
     /// The heap of a device, made at its first use.
     #[inline]
     fn device(&self, id: i64) -> Result<&Device, Error> {
-        let known = u32::try_from(id).ok().filter(|&id| id < self.count);
-        let number = known.ok_or(Error::NoSuchDevice(id))?;
-        match self.devices[number as usize].get() {
+        match self.device_in_use(id)? {
             Some(device) => Ok(device),
-            None => self.make_device(number),
+            None => self.make_device(id as u32),
         }
+    }
+
+    /// The heap of a device, if it has been used.
+    #[inline]
+    fn device_in_use(&self, id: i64) -> Result<Option<&Device>, Error> {
+        if !(0..i64::from(self.count)).contains(&id) {
+            return Err(Error::NoSuchDevice(id));
+        }
+        Ok(self.devices[id as usize].get())
     }
 
     #[cold]

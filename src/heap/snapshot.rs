@@ -14,7 +14,6 @@ use super::slab::{Slab, SlotState};
 use super::stats::CapturePoolHeld;
 use super::streams::Streams;
 use super::{Error, Heap, lock};
-use once_cell::race::OnceBox;
 use std::collections::HashMap;
 
 /// What a block is.
@@ -209,10 +208,6 @@ impl Heap {
     /// # Errors
     /// A device that there is not.
     pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
-        if !(0..i64::from(self.count)).contains(&device) {
-            return Err(Error::NoSuchDevice(device));
-        }
-        let made = self.devices.get(device as usize).and_then(OnceBox::get);
-        Ok(made.map_or_else(Snapshot::default, Device::snapshot))
+        Ok(self.device_in_use(device)?.map_or_else(Snapshot::default, Device::snapshot))
     }
 }

@@ -349,9 +349,7 @@ impl Heap {
     /// # Errors
     /// A device that there is not.
     pub fn capture_pools(&self, device: i64) -> Result<Vec<CapturePoolHeld>, Error> {
-        let cell = usize::try_from(device).ok().and_then(|id| self.devices.get(id));
-        let device = cell.ok_or(Error::NoSuchDevice(device))?.get();
-        Ok(device.map_or_else(Vec::new, Device::capture_pools))
+        Ok(self.device_in_use(device)?.map_or_else(Vec::new, Device::capture_pools))
     }
 
     /// Peaks of [`Heap::torch_stats`] begin again at what there is.
