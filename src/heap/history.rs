@@ -10,6 +10,7 @@
 use super::arena::RunState;
 use super::device::Device;
 use super::lane::{LANES, Lane, round};
+use super::latest::Latest;
 use super::named::NAMED_LANES;
 use super::oom::Report;
 use super::page_table::Owner;
@@ -17,7 +18,7 @@ use super::slab::SlotState;
 use super::{HISTORY, Heap, Mutex, lock};
 use crate::driver::StreamHandle;
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -108,9 +109,7 @@ pub struct History(Mutex<Books>);
 
 #[derive(Default)]
 struct Books {
-    entries: VecDeque<Entry>,
-    most: usize,
-    lost: u64,
+    latest: Latest,
     /// Live blocks: device and context, by address.
     origins: HashMap<u64, (u32, u64)>,
     /// Blocks freed by the program that wait for streams: the entry of their end, by address.
@@ -121,20 +120,9 @@ struct Books {
 }
 
 impl Books {
-    fn add(&mut self, entry: Entry) {
-        if self.most == 0 {
-            return;
-        }
-        if self.entries.len() >= self.most {
-            self.entries.pop_front();
-            self.lost += 1;
-        }
-        self.entries.push_back(entry);
-    }
-
     fn end_wait(&mut self, address: u64) {
         if let Some(entry) = self.waiting.remove(&address) {
-            self.add(Entry { time: now(), ..entry });
+            self.latest.add(Entry { time: now(), ..entry });
         }
     }
 
@@ -223,11 +211,7 @@ impl Heap {
         if clear {
             *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
         }
-        books.most = most;
-        while books.entries.len() > most {
-            books.entries.pop_front();
-            books.lost += 1;
-        }
+        books.latest.keep(most);
         for device in self.devices() {
             lock(&device.central).backing.keep_log(most, clear);
         }
@@ -237,7 +221,7 @@ impl Heap {
     /// A device comes into use: if there is a history, it is one of it too.
     pub(super) fn tell_of_history(&self, device: &Device) {
         if self.has_history() {
-            let most = lock(&self.history.0).most;
+            let most = lock(&self.history.0).latest.most();
             lock(&device.central).backing.keep_log(most, true);
         }
     }
@@ -263,7 +247,7 @@ impl Heap {
         let mut books = lock(&self.history.0);
         books.end_waits(self);
         // Memory comes before the block that it is for, so of one nanosecond too. The sort is stable.
-        let (mut entries, mut lost) = (Vec::new(), books.lost);
+        let (mut entries, mut lost) = (Vec::new(), 0);
         for device in self.devices() {
             let central = lock(&device.central);
             for log in central.backing.logs() {
@@ -272,9 +256,11 @@ impl Heap {
                 lost += gone;
             }
         }
-        entries.extend(&books.entries);
+        let (told, gone) = books.latest.told();
+        entries.extend(told);
+        lost += gone;
         entries.sort_by_key(|entry| entry.time);
-        let excess = entries.len().saturating_sub(books.most);
+        let excess = entries.len().saturating_sub(books.latest.most());
         entries.drain(..excess);
         lost += excess as u64;
         let origin = |(&address, &(device, context))| Origin { address, device, context };
@@ -292,7 +278,15 @@ impl Heap {
             books.end_waits(self);
         }
         let stream = stream.0 as u64;
-        books.add(Entry { action: Action::Alloc, device, address, bytes, stream, time: now(), context });
+        books.latest.add(Entry {
+            action: Action::Alloc,
+            device,
+            address,
+            bytes,
+            stream,
+            time: now(),
+            context,
+        });
         books.origins.insert(address, (device, context));
     }
 
@@ -320,12 +314,12 @@ impl Heap {
         };
         let mut books = lock(&self.history.0);
         books.origins.remove(&address);
-        books.add(entry);
+        books.latest.add(entry);
         let entry = Entry { action: Action::FreeCompleted, ..entry };
         if facts.waits {
             books.waiting.insert(address, entry);
         } else {
-            books.add(entry);
+            books.latest.add(entry);
         }
     }
 
@@ -352,7 +346,7 @@ impl Heap {
         let mut books = lock(&self.history.0);
         books.latest_oom = Some(report.clone());
         if self.has_history() {
-            books.add(Entry {
+            books.latest.add(Entry {
                 action: Action::OutOfMemory,
                 device: report.device,
                 address: report.free.unwrap_or(0),

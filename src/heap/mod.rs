@@ -22,6 +22,7 @@ mod growth;
 pub mod history;
 pub mod ladder;
 pub mod lane;
+mod latest;
 pub mod lifetime;
 mod mapping_book;
 mod moves;

@@ -5,16 +5,14 @@
 #![deny(unsafe_code)]
 
 use super::history::{self, Action, Entry};
+use super::latest::Latest;
 use crate::driver::DeviceId;
-use std::collections::VecDeque;
 
 /// The latest entries of one device.
 #[derive(Debug, Default)]
 pub struct SegmentLog {
     device: DeviceId,
-    most: usize,
-    entries: VecDeque<Entry>,
-    lost: u64,
+    latest: Latest,
 }
 
 impl SegmentLog {
@@ -25,37 +23,29 @@ impl SegmentLog {
 
     /// Notes the latest `most` from now on (0: nothing). What was noted before stays, unless `clear` says otherwise.
     pub fn keep(&mut self, most: usize, clear: bool) {
-        self.most = most;
         if clear {
-            (self.entries, self.lost) = (VecDeque::new(), 0);
+            self.latest = Latest::default();
         }
-        while self.entries.len() > most {
-            self.entries.pop_front();
-            self.lost += 1;
-        }
+        self.latest.keep(most);
     }
 
     /// Notes that `bytes` from `address` on came or went.
     #[inline]
     pub fn note(&mut self, action: Action, address: u64, bytes: u64) {
-        if self.most > 0 {
+        if self.latest.most() > 0 {
             self.add(action, address, bytes);
         }
     }
 
     #[cold]
     fn add(&mut self, action: Action, address: u64, bytes: u64) {
-        if self.entries.len() >= self.most {
-            self.entries.pop_front();
-            self.lost += 1;
-        }
         let (device, time, context) = (self.device, history::now(), history::context());
-        self.entries.push_back(Entry { action, device, address, bytes, stream: 0, time, context });
+        self.latest.add(Entry { action, device, address, bytes, stream: 0, time, context });
     }
 
-    /// What is known, by time, and how many entries made room for it.
+    /// See [`Latest::told`].
     pub fn told(&self) -> (impl Iterator<Item = Entry> + use<'_>, u64) {
-        (self.entries.iter().copied(), self.lost)
+        self.latest.told()
     }
 }
 
