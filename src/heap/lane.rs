@@ -498,6 +498,10 @@ impl Lane {
 
     /// The numbers of all empty slabs.
     pub fn empty_slabs(&self) -> Vec<u32> {
+        if self.sums.used_bytes == self.sums.bytes {
+            // Asked at every growth past the slack, where mostly none is.
+            return Vec::new();
+        }
         self.slabs().filter(|(_, slab)| slab.used() == 0).map(|(id, _)| id).collect()
     }
 

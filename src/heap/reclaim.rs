@@ -191,15 +191,13 @@ impl Device {
             }
             let budget = stitched && shared.config.waits == Waits::Budget && room == Room::Budget;
             let first = Growth { lean: !budget, ..growth };
-            if budget
-                && central.is_beyond_slack(shared.record, want.bytes)
-                && let Some(run) = self.wait_for_others(shared, central, &first, want)
-            {
+            let waits_first = budget && central.is_beyond_slack(shared.record, want.bytes);
+            if waits_first && let Some(run) = self.wait_for_others(shared, central, &first, want) {
                 return Some(run);
             }
             let mut result = central.extend(&first, want, whole_span);
             if budget && result.as_ref().is_err_and(DriverError::is_out_of_memory) {
-                if let Some(run) = self.wait_for_others(shared, central, &first, want) {
+                if !waits_first && let Some(run) = self.wait_for_others(shared, central, &first, want) {
                     return Some(run);
                 }
                 result = central.extend(&growth, want, whole_span);
