@@ -63,14 +63,17 @@ class Watch:
         """An optimiser has stepped."""
         if not self.leader.stepped(optimizer):
             return
-        wall, processor = now()
-        on_stand_in = self.meter.phantom is not None
-        self.found.host_ns.append(processor - self.last[1] if on_stand_in else wall - self.last[0])
+        self._note_host_time()
         self.found.steps += 1
         self.meter.sample(self.torch)
         self.last = now()
         if self.steps is not None and self.found.steps >= self.steps:
             self._enough()
+
+    def _note_host_time(self) -> None:
+        """A step has ended: the processor's time since the last on the stand-in, the wall's on a GPU."""
+        wall, processor = now()
+        self.found.host_ns.append(processor - self.last[1] if self.meter.phantom is not None else wall - self.last[0])
 
     def _enough(self) -> NoReturn:
         raise Enough(0)
@@ -94,8 +97,7 @@ class Watch:
             return found
         if not found.host_ns:
             # No optimiser: the whole is one step.
-            wall, processor = now()
-            found.host_ns.append(processor - self.last[1] if self.meter.phantom is not None else wall - self.last[0])
+            self._note_host_time()
         try:
             self.meter.read(self.torch, found)
         except Exception as error:
