@@ -1,8 +1,10 @@
 //! The `gruyere` command.
 
 mod bench;
+mod failure;
 mod ps;
 mod stat;
+mod target;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -27,7 +29,7 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::main(&args),
-        Command::Ps(args) => ps::run(&args),
-        Command::Stat(args) => stat::run(&args),
+        Command::Ps(args) => failure::end("ps", ps::run(&args)),
+        Command::Stat(args) => failure::end("stat", stat::run(&args)),
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use gruyere::record::facts::Process;
 use gruyere::record::reader::DeviceSnapshot;
@@ -10,6 +9,9 @@ use gruyere::record::sweep::{self, Found, State};
 use gruyere::record::{DeviceGauge, Reader};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
+
+use crate::failure::{Ended, Exit};
+use crate::target::Folder;
 
 /// Lists the live processes that use gruyere: one line for each device they use.
 #[derive(clap::Args)]
@@ -31,9 +33,8 @@ pub struct Arguments {
     /// Remove the records of processes that ended without a clean exit. Live ones are never touched.
     #[arg(long)]
     sweep: bool,
-    /// The folder of the records.
-    #[arg(long, default_value = "/dev/shm", value_name = "FOLDER")]
-    directory: PathBuf,
+    #[command(flatten)]
+    folder: Folder,
 }
 
 /// A process and its devices at this moment.
@@ -54,18 +55,9 @@ fn row(reader: &Reader, state: State) -> Row {
 }
 
 /// Runs it.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let directory = &arguments.directory;
-    let found = match sweep::list(directory) {
-        Ok(found) => found,
-        Err(error) => {
-            eprintln!(
-                "gruyere ps: {}: {error}; name the folder of the records with --directory",
-                directory.display()
-            );
-            return ExitCode::from(1);
-        }
-    };
+pub fn run(arguments: &Arguments) -> Ended {
+    let directory = &arguments.folder.directory;
+    let found = arguments.folder.list()?;
     let (mut rows, mut stale, mut trouble) = (Vec::new(), Vec::new(), false);
     for Found { path, state, reader } in &found {
         match reader {
@@ -93,7 +85,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     } else {
         print_table(&rows, stale.len(), arguments.sweep.then_some(swept.removed))
     };
-    ExitCode::from(u8::from(trouble))
+    Ok(if trouble { Exit::Failed } else { Exit::Fine })
 }
 
 fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize) -> io::Result<()> {

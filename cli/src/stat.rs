@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use gruyere::record::gauges::BlockCounts;
 use gruyere::record::histogram::Counts;
 use gruyere::record::layout::Degraded;
 use gruyere::record::reader::{Cursor, DeviceSnapshot};
-use gruyere::record::sweep::{self, State};
-use gruyere::record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind, facts};
+use gruyere::record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
 use indicatif::BinaryBytes;
 use serde_json::{Map, Value, json};
+
+use crate::failure::{Ended, Exit};
+use crate::target::Target;
 
 /// Prints all gauges of one process, living or killed.
 #[derive(clap::Args)]
@@ -31,90 +31,23 @@ Latencies are of sampled calls.
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage;
 3 read, but some values are not of one moment (marked torn: the process was killed while it wrote).")]
 pub struct Arguments {
-    /// The process (its pid in its own pid namespace) or the file of its record.
-    #[arg(value_name = "PID|FILE")]
-    target: String,
+    #[command(flatten)]
+    target: Target,
     /// Print JSON. Bytes are bytes, times nanoseconds.
     #[arg(long)]
     json: bool,
-    /// The folder of the records.
-    #[arg(long, default_value = "/dev/shm", value_name = "FOLDER")]
-    directory: PathBuf,
 }
 
 /// Runs it.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let reader = match find(&arguments.target, &arguments.directory) {
-        Ok(reader) => reader,
-        Err(message) => {
-            eprintln!("gruyere stat: {message}");
-            return ExitCode::from(1);
-        }
-    };
+pub fn run(arguments: &Arguments) -> Ended {
+    let reader = arguments.target.open()?;
     let devices = reader.device_snapshots();
     let torn = devices.iter().any(|device| device.torn_lanes > 0 || device.torn_gauges);
     let value = value(&reader, &devices);
     let text = if arguments.json { format!("{value:#}") } else { text(&reader, &devices, &value) };
     // A closed pipe (`| head`) is no trouble.
     let _ = writeln!(io::stdout(), "{}", text.trim_end());
-    ExitCode::from(if torn { 3 } else { 0 })
-}
-
-/// The record that `target` names: a file, or a process.
-fn find(target: &str, directory: &Path) -> Result<Reader<'static>, String> {
-    let Ok(pid) = target.parse::<u64>() else {
-        return Reader::open(Path::new(target)).map_err(|error| error.to_string());
-    };
-    let found = sweep::list(directory).map_err(|error| {
-        format!("{}: {error}; name the folder of the records with --directory", directory.display())
-    })?;
-    let mut trouble = String::new();
-    let mut readers: Vec<(State, Reader<'static>)> = Vec::new();
-    for found in found {
-        match found.reader {
-            Ok(reader) if reader.process().pid == pid => readers.push((found.state, reader)),
-            Ok(_) => {}
-            // Its name has the pid between the namespace and the start time.
-            Err(error) if error.path().to_string_lossy().contains(&format!("-{pid}-")) => {
-                let _ = write!(trouble, "; {error}");
-            }
-            Err(_) => {}
-        }
-    }
-    // The living before the dead, and our own namespace before the others.
-    let ours = facts::pid_namespace();
-    let order =
-        |(state, reader): &(State, Reader)| (*state != State::Live, reader.process().pid_namespace != ours);
-    readers.sort_by_key(order);
-    let best = readers.first().map(order);
-    let same = readers.iter().filter(|reader| Some(order(reader)) == best).count();
-    if same > 1 {
-        let paths: Vec<String> =
-            readers.iter().take(same).map(|(_, reader)| reader.path().display().to_string()).collect();
-        return Err(format!("{same} records of a process {pid}; name one of the files: {}", paths.join(" ")));
-    }
-    if let Some((_, reader)) = readers.into_iter().next() {
-        return Ok(reader);
-    }
-    descriptor(pid).ok_or_else(|| {
-        let directory = directory.display();
-        format!(
-            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists those there are, and a record is \
-             readable by its owner only"
-        )
-    })
-}
-
-/// The record of a process that found no room in /dev/shm: a memfd among its descriptors.
-fn descriptor(pid: u64) -> Option<Reader<'static>> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    entries.flatten().find_map(|entry| {
-        let target = std::fs::read_link(entry.path()).ok()?;
-        if !target.to_string_lossy().starts_with("/memfd:gruyere") {
-            return None;
-        }
-        Reader::open_descriptor(&entry.path()).ok()
-    })
+    Ok(if torn { Exit::Torn } else { Exit::Fine })
 }
 
 fn counts(counts: &BlockCounts) -> Value {

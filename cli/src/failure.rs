@@ -1,0 +1,55 @@
+//! How commands end: one table of exit codes, and one way to say what stands in the way.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// What a command's end means; each command's help names those that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// All is well.
+    Fine = 0,
+    /// Something is missing, or could not be read, written or run.
+    Failed = 1,
+    /// It was read, but some values are not of one moment: the process was killed while it wrote.
+    Torn = 3,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Why a command could not do what it was asked for: the input, the reason and the remedy, in one text. It ends with [`Exit::Failed`].
+#[derive(Debug, PartialEq, Eq)]
+pub struct Failure(String);
+
+impl Failure {
+    /// With this text.
+    pub fn new(text: impl fmt::Display) -> Failure {
+        Failure(text.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// What a command answers.
+pub type Ended = Result<Exit, Failure>;
+
+/// Ends the process for a command that is called `name`.
+pub fn end(name: &str, ended: Ended) -> ExitCode {
+    match ended {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            eprintln!("gruyere {name}: {failure}");
+            Exit::Failed.into()
+        }
+    }
+}
