@@ -13,6 +13,7 @@ mod lane;
 pub mod layout;
 pub mod mapping;
 pub mod peaks;
+pub mod picture;
 pub mod reader;
 pub mod ring;
 pub mod segments;
