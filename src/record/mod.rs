@@ -22,6 +22,7 @@ mod slots;
 pub mod source;
 pub mod sweep;
 pub mod sync;
+pub mod timeline;
 pub mod totals;
 pub mod trail;
 mod writer;
