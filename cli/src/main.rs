@@ -2,6 +2,7 @@
 
 mod bench;
 mod failure;
+mod map;
 mod ps;
 mod stat;
 mod target;
@@ -20,6 +21,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::Args),
+    /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
+    Map(map::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
     /// Print all gauges of one process.
@@ -29,6 +32,7 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::main(&args),
+        Command::Map(args) => failure::end("map", map::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
     }

@@ -146,7 +146,7 @@ pub fn draw(picture: &Picture, title: &str, style: Style) -> String {
         cells::by_page(picture, style.by, cell)
     } else {
         // Many small ranges would each take a row's part of their own.
-        let joined = picture.ranges.len() * 8 > width * style.rows;
+        let joined = picture.ranges.len() * 24 > width * style.rows;
         cells::by_address(picture, style.by, cell, joined)
     };
     rows(&mut out, &stretches, width, style);
