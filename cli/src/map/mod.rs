@@ -56,7 +56,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t)]
     color: Colour,
     /// Columns of text; else the terminal's, or 100.
-    #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(20..))]
+    #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(40..))]
     width: Option<u16>,
     /// Rows of cells; else what fits the terminal, or 32.
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u16).range(1..))]
@@ -120,7 +120,9 @@ fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
         ))),
         None => {
             let holds = |device: &u32| {
-                reader.device(*device).is_some_and(|device| device.gauge(DeviceGauge::Reserved) > 0 || device.live > 0)
+                reader
+                    .device(*device)
+                    .is_some_and(|device| device.gauge(DeviceGauge::Reserved) > 0 || device.live > 0)
             };
             Ok((0..devices).find(holds).unwrap_or(0))
         }
@@ -128,8 +130,9 @@ fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
 }
 
 fn look(reader: &Reader<'_>, device: u32) -> Result<Picture, Failure> {
-    Picture::read(reader, device)
-        .ok_or_else(|| Failure::new(format_args!("{}: it tells nothing of device {device}", reader.path().display())))
+    Picture::read(reader, device).ok_or_else(|| {
+        Failure::new(format_args!("{}: it tells nothing of device {device}", reader.path().display()))
+    })
 }
 
 /// What comes from a record may hold anything, also what a terminal takes for commands.
@@ -166,7 +169,7 @@ fn style(arguments: &Arguments) -> Style {
         Colour::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
     };
     Style {
-        columns: usize::from(arguments.width.unwrap_or(columns)).max(20),
+        columns: usize::from(arguments.width.unwrap_or(columns)).max(40),
         rows,
         ascii: arguments.ascii,
         colour,
@@ -212,7 +215,10 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &PathBuf) -> Result<
         "misfits": json::misfits(picture),
     });
     let failed = |error: io::Error| {
-        Failure::new(format_args!("{}: {error}; name a file in a folder that can be written, with room", path.display()))
+        Failure::new(format_args!(
+            "{}: {error}; name a file in a folder that can be written, with room",
+            path.display()
+        ))
     };
     let page = html::page(picture, &timeline.entries, facts).map_err(failed)?;
     std::fs::write(path, page).map_err(failed)

@@ -32,7 +32,7 @@ function bytesText(n) {
   return (unit === 0 || Number.isInteger(n) ? n : n.toFixed(2)) + " " + units[unit];
 }
 const exact = (n) => n < 1024 ? n + " B" : bytesText(n) + " (" + n.toLocaleString("en") + " B)";
-const share = (part, whole) => whole > 0 ? (100 * part / whole).toFixed(1) + "%" : "-";
+const share = (part, whole) => whole <= 0 ? "-" : part > 0 && part / whole < 0.0005 ? "<0.1%" : (100 * part / whole).toFixed(1) + "%";
 const hex = (big) => "0x" + big.toString(16);
 
 // ---------------------------------------------------------------------------------------------------- the data
