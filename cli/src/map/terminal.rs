@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::cells::{self, Cell, Place, Stretch};
 use super::strokes::{By, CLASSES, Ink};
-use gruyere::record::picture::{Picture, Sums};
+use gruyere::record::picture::{Picture, Piece, Sums};
 use indicatif::BinaryBytes;
 
 /// How to draw.
@@ -262,6 +262,10 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
     out.push('\n');
     if style.letters() {
         wrapped(out, "capital: 15 of 16 parts of the cell are taken; small: less", style.columns);
+    }
+    let beyond = |piece: &Piece| piece.kind.is_block() && piece.stream as usize >= CLASSES;
+    if style.by == By::Stream && picture.pieces.iter().any(beyond) {
+        wrapped(out, "a stream of 8 or more is drawn as its number less 8, 16, and so on", style.columns);
     }
     let parts = format!(
         "in partly used pages: gaps between blocks {}, free slots {}, rests of slots {}, tails of slabs {}",
