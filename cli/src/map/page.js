@@ -15,8 +15,8 @@ const NOBODY = 0xffffffff;
 const PAGE = 2 * 1024 * 1024;
 
 // Bins: what a column of a row adds up. First the classes of live blocks, then the rest, in the order they are stacked from below.
-const CLASSES = 8, B_PENDING = 8, B_SLOTS = 9, B_GAP = 10, B_BOUND = 11, B_WHOLE = 12, B_SPARE = 13, BINS = 14;
-const BIN_OF_INK = [0, B_PENDING, B_WHOLE, B_BOUND, B_GAP, B_SLOTS, B_SLOTS, B_SLOTS, B_SPARE];
+const CLASSES = 8, B_PENDING = 8, B_REST = 9, B_SLOTS = 10, B_GAP = 11, B_BOUND = 12, B_WHOLE = 13, B_SPARE = 14, BINS = 15;
+const BIN_OF_INK = [0, B_PENDING, B_WHOLE, B_BOUND, B_GAP, B_SLOTS, B_REST, B_REST, B_SPARE];
 const AGES = [[0, "this step"], [1, "1 step"], [3, "2-3 steps"], [15, "4-15 steps"], [255, "16-255 steps"], [Infinity, "older"]];
 const SIZES = [[4096, "to 4 KiB"], [65536, "to 64 KiB"], [1 << 20, "to 1 MiB"], [16 << 20, "to 16 MiB"], [256 << 20, "to 256 MiB"], [Infinity, "larger"]];
 
@@ -220,7 +220,7 @@ function readColours() {
   const count = by === "lifetime" ? 4 : 6;
   palette = [];
   for (let n = 0; n < CLASSES; n++) palette.push(read(kind + n % count));
-  for (const name of ["--pending", "--slots", "--gap", "--bound", "--whole", "--spare"]) palette.push(read(name));
+  for (const name of ["--pending", "--rest", "--slots", "--gap", "--bound", "--whole", "--spare"]) palette.push(read(name));
   const paper = read("--paper");
   separator = paper;
   const faded = (colour) => colour.map((part, n) => Math.round(part * 0.18 + paper[n] * 0.82));
@@ -324,9 +324,9 @@ function drawRow(from) {
     for (const column of notches) for (let y = 0; y < high; y++) pixels[y * wide + Math.min(wide - 1, column)] = paper;
   const under = [high + Math.round(scale), high + Math.round(4 * scale)];
   for (let column = 0; column < wide; column++) {
-    const at = column * BINS, gap = sums[at + B_GAP], lost = gap + sums[at + B_SLOTS];
+    const at = column * BINS, gap = sums[at + B_GAP], slots = sums[at + B_SLOTS], lost = gap + slots + sums[at + B_REST];
     if (lost <= 0) continue;
-    const bin = gap * 2 >= lost ? B_GAP : B_SLOTS;
+    const bin = gap * 2 >= lost ? B_GAP : slots * 2 >= lost ? B_SLOTS : B_REST;
     // Never so faint that it is not seen, and the fuller the more is lost.
     const alpha = Math.round(255 * Math.min(1, 0.35 + 1.3 * lost));
     for (let y = under[0]; y < under[1]; y++)
@@ -653,7 +653,7 @@ function fillLegend() {
   const names = classNames(), sums = new Float64Array(BINS);
   for (let i = 0; i < bins.length; i++) sums[bins[i]] += columns.lengths[i] * facts.unit;
   sums[B_SPARE] = facts.sums.spare_bytes;
-  const entries = names.map((name, bin) => [name, bin]).concat([["pending", B_PENDING], ["free slots, rests, tails", B_SLOTS],
+  const entries = names.map((name, bin) => [name, bin]).concat([["pending", B_PENDING], ["rests of slots, tails", B_REST], ["free slots", B_SLOTS],
     ["gaps in partly used pages", B_GAP], ["whole pages that stay", B_BOUND], ["free whole pages", B_WHOLE], ["spare pages", B_SPARE]]);
   const there = entries.filter(([, bin]) => sums[bin] > 0);
   const colour = (bin) => "rgb(" + palette[bin].join(" ") + ")";
