@@ -118,7 +118,7 @@ fn cells_show_blocks_whole_pages_and_what_is_lost_in_partly_used_ones() {
     let known = Known::new();
     let pid = std::process::id().to_string();
     // 11 mapped pages and a spare one, in cells of 512 KiB; a bar where the address jumps.
-    let page = drawn(&[&pid, "--width", "40", "--rows", "3", "--by", "lifetime"], known.folder.path());
+    let page = drawn(&[&pid, "--width", "40", "--rows", "2", "--by", "lifetime"], known.folder.path());
     let expected = ["0x7f0000000000  PPPPPPPPPPPP~~~~!S!!::::", "0x7f0000c00000  A!!!::::|SSSSSSSS...."];
     assert_eq!(rows(&page), expected, "{page}");
     for part in
@@ -126,10 +126,10 @@ fn cells_show_blocks_whole_pages_and_what_is_lost_in_partly_used_ones() {
     {
         assert!(page.contains(part), "no {part:?} in\n{page}");
     }
-    let physical = drawn(&[&pid, "--width", "40", "--rows", "3", "--physical"], known.folder.path());
+    let physical = drawn(&[&pid, "--width", "40", "--rows", "2", "--physical"], known.folder.path());
     let expected = ["chunk 3.0       SSSSSSSS....____PPPPPPPP", "0x7f0000400000  PPPP~~~~!S!!::::A!!!::::"];
     assert_eq!(rows(&physical), expected, "{physical}");
-    let age = drawn(&[&pid, "--width", "40", "--rows", "3", "--by", "age"], known.folder.path());
+    let age = drawn(&[&pid, "--width", "40", "--rows", "2", "--by", "age"], known.folder.path());
     let expected = ["0x7f0000000000  DDDDDDDDDDDD~~~~!A!!::::", "0x7f0000c00000  A!!!::::|AAAAAAAA...."];
     assert_eq!(rows(&age), expected, "{age}");
     assert!(age.contains("A this step 5.00 MiB") && age.contains("D 4-15 steps 6.00 MiB"), "{age}");

@@ -157,14 +157,18 @@ fn title(reader: &Reader<'_>, device: u32) -> String {
 
 /// The picture as text, in as many rows as the terminal has room for.
 fn drawn(picture: &Picture, title: &str, arguments: &Arguments) -> String {
-    let (style, lines) = style(arguments);
-    let text = terminal::draw(picture, title, style);
+    let (mut style, lines) = style(arguments);
+    let mut text = terminal::draw(picture, title, style);
     // How many lines the legend takes is known once it is written. One is the prompt's.
-    let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
-    if excess == 0 || arguments.rows.is_some() {
-        return text;
+    for _ in 0..3 {
+        let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
+        if excess == 0 || arguments.rows.is_some() || style.rows <= LEAST_ROWS {
+            break;
+        }
+        style.rows = style.rows.saturating_sub(excess).max(LEAST_ROWS);
+        text = terminal::draw(picture, title, style);
     }
-    terminal::draw(picture, title, Style { rows: style.rows.saturating_sub(excess).max(LEAST_ROWS), ..style })
+    text
 }
 
 /// How to draw, and how many lines the terminal has, where there is one.

@@ -174,10 +174,12 @@ pub fn draw(picture: &Picture, title: &str, style: Style) -> String {
     out
 }
 
-/// A power of two, such that all that is held fits in the rows, about.
+/// The bytes of a cell, such that all that is held fits in the rows, about: eighths of a power of two, so that the rows are used.
 fn cell_bytes(held: u64, width: usize, rows: usize) -> u64 {
     let cells = (width * rows.max(1)) as u64;
-    held.div_ceil(cells).max(512).checked_next_power_of_two().unwrap_or(1 << 63)
+    let least = held.div_ceil(cells).max(512);
+    let step = (least.checked_next_power_of_two().unwrap_or(1 << 63) / 16).max(512);
+    least.next_multiple_of(step)
 }
 
 /// Cells in rows; a bar where the address jumps.
