@@ -3,6 +3,7 @@
 mod bench;
 mod failure;
 mod ps;
+mod report;
 mod stat;
 mod target;
 
@@ -22,6 +23,8 @@ enum Command {
     Bench(bench::Args),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
+    /// Compare a run with an earlier one.
+    Report(report::Arguments),
     /// Print all gauges of one process.
     Stat(stat::Arguments),
 }
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::main(&args),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
+        Command::Report(args) => failure::end("report", report::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
     }
 }

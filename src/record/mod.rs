@@ -15,6 +15,7 @@ pub mod mapping;
 pub mod peaks;
 pub mod reader;
 pub mod ring;
+pub mod run;
 pub mod segments;
 pub mod seqlock;
 mod slots;
