@@ -1,6 +1,8 @@
 //! The `gruyere` command.
 
 mod bench;
+mod completions;
+mod export;
 mod failure;
 mod ps;
 mod report;
@@ -21,6 +23,10 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::Args),
+    /// Print the completions of this command for a shell.
+    Completions(completions::Arguments),
+    /// Serve Prometheus metrics of all processes.
+    Export(export::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
     /// Compare a run with an earlier one.
@@ -32,6 +38,10 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::main(&args),
+        Command::Completions(args) => {
+            failure::end("completions", completions::run(&args, <Cli as clap::CommandFactory>::command()))
+        }
+        Command::Export(args) => failure::end("export", export::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
         Command::Report(args) => failure::end("report", report::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
