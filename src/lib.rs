@@ -8,4 +8,5 @@ pub mod config;
 pub mod door;
 pub mod driver;
 pub mod heap;
+pub mod nvtx;
 pub mod record;

@@ -200,6 +200,13 @@ pub static KEYS: &[Key] = &[
         meaning: "Driver pools: let the driver insert waits between streams to reuse memory.",
         kind: Kind::Switch(|config| &mut config.reuse_internal),
     },
+    Key {
+        name: "nvtx",
+        default: "off",
+        meaning: "Show growth, moved pages, waits, trims and out-of-memory in Nsight Systems, in the domain `gruyere`, with counters of \
+                  what is held and live.",
+        kind: Kind::Switch(|config| &mut config.nvtx),
+    },
 ];
 
 /// Looks a key up by name; the error lists them all.

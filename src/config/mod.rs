@@ -96,6 +96,8 @@ pub struct Config {
     pub reuse_opportunistic: bool,
     /// Driver pools: reuse by waits that the driver inserts.
     pub reuse_internal: bool,
+    /// Whether a profiler is told what the heap does.
+    pub nvtx: bool,
 }
 
 impl Default for Config {
@@ -120,6 +122,7 @@ impl Default for Config {
             reuse_event_dependencies: true,
             reuse_opportunistic: true,
             reuse_internal: true,
+            nvtx: false,
         }
     }
 }
@@ -209,8 +212,8 @@ mod tests {
     fn every_key_changes_what_it_names() {
         let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
-                    ring_events:2048,dump_dir:/tmp/a:b,history:/var/runs,name:llama-7b,release_threshold:2MiB,reuse_event_dependencies:off,\
-                    reuse_opportunistic:off , reuse_internal:off";
+                    ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
+                    reuse_opportunistic:off , reuse_internal:off,history:/var/runs,name:llama-7b,nvtx:on";
         let expected = Config {
             backing: Backing::Fixed,
             share: false,
@@ -231,6 +234,7 @@ mod tests {
             reuse_event_dependencies: false,
             reuse_opportunistic: false,
             reuse_internal: false,
+            nvtx: true,
         };
         assert_eq!(Config::parse(text), Ok(expected));
         for key in keys::KEYS {

@@ -50,6 +50,7 @@ mod waits;
 
 use crate::config::Config;
 use crate::driver::{CaptureStatus, DeviceId, Driver, DriverError, StreamHandle};
+use crate::nvtx;
 use crate::record::{DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
 use backing::Kind;
 use capture::{CapturePool, PoolId};
@@ -213,6 +214,9 @@ impl Heap {
     /// # Errors
     /// The driver's, where there is no device to be asked.
     pub fn new(driver: Arc<dyn Driver>, config: Config) -> Result<Self, DriverError> {
+        if config.nvtx {
+            nvtx::attach();
+        }
         let count = driver.device_count()?.min(MAX_DEVICES);
         let facts: Vec<DeviceFacts> = (0..count)
             .map(|id| {
@@ -765,6 +769,7 @@ impl Heap {
     /// A training step (or a request of a server) is over.
     pub fn mark_step(&self) {
         let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
+        nvtx::mark(nvtx::What::Step, u64::from(step));
         for device in self.devices() {
             if let Some(_asking) = device.ask() {
                 let driver = &*self.shared.driver;
