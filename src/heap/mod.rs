@@ -14,6 +14,7 @@ pub mod arena;
 pub mod backing;
 pub mod capture;
 pub mod captured;
+pub mod census;
 pub mod central;
 mod checkpoint;
 pub mod device;
@@ -265,6 +266,17 @@ impl Heap {
     /// The configuration in force.
     pub fn config(&self) -> &Config {
         &self.shared.config
+    }
+
+    /// The training step.
+    pub fn step(&self) -> u32 {
+        self.shared.step()
+    }
+
+    /// The driver's name of a device; empty where it has not been used.
+    pub fn device_name(&self, id: DeviceId) -> String {
+        let device = self.device_in_use(id.into()).ok().flatten();
+        device.map_or_else(String::new, |device| device.capabilities.name.clone())
     }
 
     /// Devices that there are.
