@@ -1,8 +1,11 @@
 //! The `gruyere` command.
 
 mod bench;
+mod diff;
 mod failure;
+mod post;
 mod ps;
+mod snapshot;
 mod stat;
 mod target;
 
@@ -20,8 +23,14 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::Args),
+    /// Compare two states of a process's memory: what is new, what is gone.
+    Diff(diff::Arguments),
+    /// Show the last state of a process that was killed.
+    Post(post::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
+    /// Write a snapshot of a process's memory for PyTorch's memory_viz.
+    Snapshot(snapshot::Arguments),
     /// Print all gauges of one process.
     Stat(stat::Arguments),
 }
@@ -29,7 +38,10 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::main(&args),
+        Command::Diff(args) => failure::end("diff", diff::run(&args)),
+        Command::Post(args) => failure::end("post", post::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
+        Command::Snapshot(args) => failure::end("snapshot", snapshot::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
     }
 }

@@ -92,6 +92,8 @@ pub struct Config {
     pub reuse_opportunistic: bool,
     /// Driver pools: reuse by waits that the driver inserts.
     pub reuse_internal: bool,
+    /// File for a trace of all requests.
+    pub trace: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -114,6 +116,7 @@ impl Default for Config {
             reuse_event_dependencies: true,
             reuse_opportunistic: true,
             reuse_internal: true,
+            trace: None,
         }
     }
 }
@@ -204,7 +207,7 @@ mod tests {
         let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
-                    reuse_opportunistic:off , reuse_internal:off";
+                    reuse_opportunistic:off , reuse_internal:off,trace:/tmp/%p.zst";
         let expected = Config {
             backing: Backing::Fixed,
             share: false,
@@ -223,6 +226,7 @@ mod tests {
             reuse_event_dependencies: false,
             reuse_opportunistic: false,
             reuse_internal: false,
+            trace: Some("/tmp/%p.zst".into()),
         };
         assert_eq!(Config::parse(text), Ok(expected));
         for key in keys::KEYS {

@@ -133,6 +133,7 @@ fn close_at_exit() {
             guarded((), || {
                 if let Some(heap) = current() {
                     heap.record().close();
+                    heap.flush_trace();
                 }
             });
         }

@@ -6,5 +6,8 @@ use crate::heap::{Heap, oom::Report};
 
 /// Writes the dumps ([`crate::dump`]). Whatever happens there, the program gets its out-of-memory.
 pub(super) fn dump(heap: &Heap, report: &Report) {
-    guarded((), || crate::dump::out_of_memory(heap, report));
+    guarded((), || {
+        heap.flush_trace();
+        crate::dump::out_of_memory(heap, report);
+    });
 }

@@ -1,19 +1,18 @@
 //! Files that are there whole or not at all.
+#![deny(unsafe_code)]
 
+use crate::record::trace;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The longest file that a dump has.
-const MOST_BYTES: u64 = 256 << 20;
-
-/// Writes `path` by way of a file of another name beside it, which is renamed when it is complete, and removed when it fails. It never grows beyond 256 MiB, nor beyond
-/// the process's limit on files: that would be a signal, not an error.
+/// Writes `path` by way of a file of another name beside it, which is renamed when it is complete, and removed when it fails. It never grows beyond `most` bytes, nor
+/// beyond the process's limit on files: that would be a signal, not an error.
 ///
 /// # Errors
 /// The system's; `path` is as it was then.
-pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+pub fn replace(path: &Path, most: u64, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut other = std::ffi::OsString::from(".");
     other.push(name);
@@ -27,7 +26,7 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(&other)?;
-        let mut out = BufWriter::with_capacity(1 << 16, Bounded { file, left: MOST_BYTES.min(limit()) });
+        let mut out = BufWriter::with_capacity(1 << 16, Bounded { file, left: most.min(trace::limit()) });
         write(&mut out)?;
         out.flush()?;
         drop(out);
@@ -37,16 +36,6 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
         let _ = std::fs::remove_file(&other);
     }
     result
-}
-
-/// How long the process may make a file.
-fn limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: a valid place for the answer.
-    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } {
-        0 => limit.rlim_cur,
-        _ => u64::MAX,
-    }
 }
 
 struct Bounded {
@@ -59,7 +48,7 @@ impl Write for Bounded {
         if bytes.len() as u64 > self.left {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
-                "longer than a dump (256 MiB), or a file of this process, may be",
+                "longer than it may be (a dump: 256 MiB; else `ulimit -f`)",
             ));
         }
         let written = self.file.write(bytes)?;
@@ -80,15 +69,15 @@ mod tests {
     fn a_file_is_there_whole_or_as_it_was() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("dump.txt");
-        replace(&path, |out| out.write_all(b"first")).unwrap();
-        let failed = replace(&path, |out| {
+        replace(&path, 1 << 30, |out| out.write_all(b"first")).unwrap();
+        let failed = replace(&path, 1 << 30, |out| {
             out.write_all(&vec![b'x'; 1 << 20])?;
             Err(io::Error::other("no"))
         });
         assert_eq!(failed.unwrap_err().to_string(), "no");
         assert_eq!(std::fs::read(&path).unwrap(), b"first");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left behind");
-        assert!(replace(&folder.path().join("no/such.txt"), |_| Ok(())).is_err());
+        assert!(replace(&folder.path().join("no/such.txt"), 1 << 30, |_| Ok(())).is_err());
         let mut bounded = Bounded { file: File::create(&path).unwrap(), left: 4 };
         assert_eq!(bounded.write(b"12345").unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }

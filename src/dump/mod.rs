@@ -19,6 +19,9 @@ use std::io::{self, Write};
 /// Dumps written before it is enough, on each device: programs that halve their batch until it fits run out of memory on purpose.
 pub const MOST_DUMPS: u64 = 32;
 
+/// The longest file that a dump has.
+const MOST_BYTES: u64 = 256 << 20;
+
 /// Writes a state as JSON.
 ///
 /// # Errors
@@ -50,7 +53,7 @@ pub fn out_of_memory(heap: &Heap, report: &Report) {
     let name = format!("gruyere-oom-{}-gpu{}-{}", std::process::id(), report.device, report.count);
     let write = |extension: &str, write: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
         let path = folder.join(format!("{name}.{extension}"));
-        let written = file::replace(&path, |out| write(out));
+        let written = file::replace(&path, MOST_BYTES, |out| write(out));
         if let Err(error) = &written {
             log::error!("out of memory: the dump could not be written to {}: {error}", path.display());
         }

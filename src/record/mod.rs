@@ -23,6 +23,7 @@ pub mod source;
 pub mod sweep;
 pub mod sync;
 pub mod totals;
+pub mod trace;
 pub mod trail;
 mod writer;
 
