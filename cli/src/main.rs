@@ -5,6 +5,7 @@ mod completions;
 mod diff;
 mod export;
 mod failure;
+mod map;
 mod post;
 mod ps;
 mod report;
@@ -32,6 +33,8 @@ enum Command {
     Diff(diff::Arguments),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
+    /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
+    Map(map::Arguments),
     /// Show the last state of a process that was killed.
     Post(post::Arguments),
     /// List the processes that use Gruyère, with what they hold.
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         }
         Command::Diff(args) => failure::end("diff", diff::run(&args)),
         Command::Export(args) => failure::end("export", export::run(&args)),
+        Command::Map(args) => failure::end("map", map::run(&args)),
         Command::Post(args) => failure::end("post", post::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
         Command::Report(args) => failure::end("report", report::run(&args)),
