@@ -51,10 +51,15 @@ fn heap() -> Heap {
 
 fn measure(page: &Path, arguments: &[&str]) -> Option<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/html/measure.py");
-    let output = Command::new("python3").arg(script).arg(page).args(arguments).output().expect("python3 runs");
+    let output =
+        Command::new("python3").arg(script).arg(page).args(arguments).output().expect("python3 runs");
     if output.status.code() == Some(SKIPPED) {
         let reason = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{reason}: CI must have it (Debian: chromium)");
+        assert_ne!(
+            std::env::var("CI").as_deref(),
+            Ok("true"),
+            "{reason}: CI must have it (Debian: chromium)"
+        );
         eprintln!("{reason}");
         return None;
     }
@@ -86,13 +91,18 @@ fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
     assert!(text("selected").contains("bytes") && text("selected") != text("after_next"), "{found:#}");
     assert_eq!((text("view"), text("by")), ("physical".into(), "age".into()));
     assert!(text("found").contains(&text("searched")), "an address is found: {found:#}");
-    for name in ["hover_ms", "zoom_ms", "select_ms", "next_ms", "view_ms", "colour_ms", "theme_ms", "all_ms"] {
+    for name in ["hover_ms", "zoom_ms", "select_ms", "next_ms", "view_ms", "colour_ms", "theme_ms", "all_ms"]
+    {
         assert!(found[name].as_f64().unwrap() < 1500.0, "{name}: {found:#}");
     }
     // The other scheme, and a narrow window.
     let picture = folder.path().join("dark.png");
     let arguments = ["--dark", "--size", "480x900", "--screenshot", picture.to_str().unwrap()];
     let found = measure(&page, &arguments).expect("it was there a moment ago");
-    assert_eq!((&found["theme"], found["exceptions"].as_array().map(Vec::len)), (&"dark".into(), Some(0)), "{found:#}");
+    assert_eq!(
+        (&found["theme"], found["exceptions"].as_array().map(Vec::len)),
+        (&"dark".into(), Some(0)),
+        "{found:#}"
+    );
     assert!(std::fs::metadata(picture).unwrap().len() > 10_000);
 }

@@ -75,8 +75,7 @@ pub fn by_address(picture: &Picture, by: By, cell: u64, joined: bool) -> Vec<Str
 
 /// As [`by_address`], in the order of chunks and their pages; what is no chunk's comes behind them, by address.
 pub fn by_page(picture: &Picture, by: By, cell: u64) -> Vec<Stretch> {
-    let strokes: Vec<Stroke<'_>> =
-        picture.ranges.iter().flat_map(|range| of_range(picture, range)).collect();
+    let strokes: Vec<Stroke<'_>> = picture.ranges.iter().flat_map(|range| of_range(picture, range)).collect();
     let mut cutter = Cutter::new(cell);
     for page in in_physical_order(picture) {
         let place = page.chunk.map(|chunk| Place::Page(chunk, page.number));
@@ -99,7 +98,9 @@ pub fn by_page(picture: &Picture, by: By, cell: u64) -> Vec<Stretch> {
 /// The pages by chunk and number, then those of spans by address.
 pub fn in_physical_order(picture: &Picture) -> Vec<&Page> {
     let mut pages: Vec<&Page> = picture.pages.iter().collect();
-    pages.sort_by_key(|page| (page.chunk.is_none(), page.chunk, page.number * u32::from(page.chunk.is_some()), page.address));
+    pages.sort_by_key(|page| {
+        (page.chunk.is_none(), page.chunk, page.number * u32::from(page.chunk.is_some()), page.address)
+    });
     pages
 }
 

@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn the_page_has_a_mark_for_each_part_in_their_order() {
-        let filled = fill(&[("/*STYLE*/", "1"), ("/*FACTS*/", "2"), ("/*COLUMNS*/", "3"), ("/*SCRIPT*/", "4")]);
+        let filled =
+            fill(&[("/*STYLE*/", "1"), ("/*FACTS*/", "2"), ("/*COLUMNS*/", "3"), ("/*SCRIPT*/", "4")]);
         assert!(!filled.contains("/*"), "{filled}");
     }
 

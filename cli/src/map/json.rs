@@ -74,7 +74,13 @@ pub fn sums(picture: &Picture) -> Value {
 
 /// Entries that did not fit together, by name.
 pub fn misfits(picture: &Picture) -> Value {
-    picture.misfits.parts().iter().map(|(name, count)| ((*name).to_owned(), json!(count))).collect::<Map<_, _>>().into()
+    picture
+        .misfits
+        .parts()
+        .iter()
+        .map(|(name, count)| ((*name).to_owned(), json!(count)))
+        .collect::<Map<_, _>>()
+        .into()
 }
 
 fn block(piece: &Piece) -> Value {

@@ -120,7 +120,9 @@ fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
         ))),
         None => {
             let holds = |device: &u32| {
-                reader.device(*device).is_some_and(|device| device.gauge(DeviceGauge::Reserved) > 0 || device.live > 0)
+                reader
+                    .device(*device)
+                    .is_some_and(|device| device.gauge(DeviceGauge::Reserved) > 0 || device.live > 0)
             };
             Ok((0..devices).find(holds).unwrap_or(0))
         }
@@ -128,8 +130,9 @@ fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
 }
 
 fn look(reader: &Reader<'_>, device: u32) -> Result<Picture, Failure> {
-    Picture::read(reader, device)
-        .ok_or_else(|| Failure::new(format_args!("{}: it tells nothing of device {device}", reader.path().display())))
+    Picture::read(reader, device).ok_or_else(|| {
+        Failure::new(format_args!("{}: it tells nothing of device {device}", reader.path().display()))
+    })
 }
 
 /// What comes from a record may hold anything, also what a terminal takes for commands.
@@ -212,7 +215,10 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &PathBuf) -> Result<
         "misfits": json::misfits(picture),
     });
     let failed = |error: io::Error| {
-        Failure::new(format_args!("{}: {error}; name a file in a folder that can be written, with room", path.display()))
+        Failure::new(format_args!(
+            "{}: {error}; name a file in a folder that can be written, with room",
+            path.display()
+        ))
     };
     let page = html::page(picture, &timeline.entries, facts).map_err(failed)?;
     std::fs::write(path, page).map_err(failed)

@@ -154,9 +154,9 @@ impl By {
             By::Lifetime => LIFETIME_NAMES.iter().map(|name| (*name).to_owned()).collect(),
             By::Age => AGES.iter().map(|age| age.1.to_owned()).collect(),
             By::Size => SIZES.iter().map(|size| size.1.to_owned()).collect(),
-            By::Stream => (0..CLASSES)
-                .map(|class| format!("stream {class}, {}...", class + CLASSES))
-                .collect(),
+            By::Stream => {
+                (0..CLASSES).map(|class| format!("stream {class}, {}...", class + CLASSES)).collect()
+            }
         }
     }
 }

@@ -229,12 +229,16 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
             ));
         }
     }
-    let mut add = |ascii: char, fine: char, front: u8, back: Option<u8>, name: &str, amount: u64, always: bool| {
-        if amount > 0 || always {
-            let mark = if style.letters() { ascii } else { fine };
-            entries.push((style.paint(&mark.to_string(), Some(front), back), format!("{name} {}", bytes(amount))));
-        }
-    };
+    let mut add =
+        |ascii: char, fine: char, front: u8, back: Option<u8>, name: &str, amount: u64, always: bool| {
+            if amount > 0 || always {
+                let mark = if style.letters() { ascii } else { fine };
+                entries.push((
+                    style.paint(&mark.to_string(), Some(front), back),
+                    format!("{name} {}", bytes(amount)),
+                ));
+            }
+        };
     add('~', '█', PENDING, None, "pending", sums.pending, false);
     add('.', '·', FAINT, Some(WHOLE), "free whole pages", sums.free_whole - sums.free_whole_bound, true);
     add(':', ':', FAINT, Some(BOUND), "free whole pages that stay", sums.free_whole_bound, false);
@@ -273,7 +277,11 @@ fn notes(out: &mut String, picture: &Picture) {
             .filter(|part| part.1 > 0)
             .map(|(name, count)| format!("{name} {count}"))
             .collect();
-        let _ = writeln!(out, "did not fit together (the record was read while it was written): {}", parts.join(", "));
+        let _ = writeln!(
+            out,
+            "did not fit together (the record was read while it was written): {}",
+            parts.join(", ")
+        );
     }
 }
 
