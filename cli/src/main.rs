@@ -2,6 +2,8 @@
 
 mod bench;
 mod completions;
+mod device_uuid;
+mod doctor;
 mod export;
 mod failure;
 mod ps;
@@ -24,6 +26,8 @@ enum Command {
     Bench(bench::Args),
     /// Print the completions of this command for a shell.
     Completions(completions::Arguments),
+    /// Look for what stands in the way: driver, devices, memory, configuration, torch.
+    Doctor(doctor::Arguments),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
     /// List the processes that use Gruyère, with what they hold.
@@ -38,6 +42,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => {
             failure::end("completions", completions::run(&args, <Cli as clap::CommandFactory>::command()))
         }
+        Command::Doctor(args) => failure::end("doctor", doctor::run(&args)),
         Command::Export(args) => failure::end("export", export::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),

@@ -10,6 +10,7 @@ use gruyere::record::reader::DeviceSnapshot;
 use gruyere::record::{DeviceGauge, LIFETIME_NAMES, Reader};
 
 use super::exposition::{Family, Kind, Labels, Sample, Value};
+use crate::device_uuid::uuid_text;
 
 /// Devices of one process that are exported; a damaged record may speak of more.
 const MOST_DEVICES: usize = 64;
@@ -259,12 +260,6 @@ fn backing(configuration: &str) -> &'static str {
     }
 }
 
-/// A device's UUID as NVML and DCGM write it.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 /// Counters of different lanes are read some microseconds apart, so a difference may come out below nothing.
 fn whole(difference: u64) -> u64 {
     if difference > i64::MAX as u64 { 0 } else { difference }
@@ -443,11 +438,5 @@ mod tests {
         assert_eq!(counted.len(), 1);
         assert!(["1e-06", "2e-06"].contains(&counted[0].0.as_str()) && counted[0].1 == 7, "{counted:?}");
         assert!((sum / 7e-6 - 1.0).abs() < 0.07, "{sum}");
-    }
-
-    #[test]
-    fn a_uuid_is_written_as_nvml_does() {
-        let uuid: [u8; 16] = std::array::from_fn(|byte| byte as u8 * 17);
-        assert_eq!(uuid_text(&uuid), "GPU-00112233-4455-6677-8899-aabbccddeeff");
     }
 }
