@@ -7,6 +7,7 @@ mod doctor;
 mod export;
 mod failure;
 mod ps;
+mod report;
 mod stat;
 mod target;
 
@@ -32,6 +33,8 @@ enum Command {
     Export(export::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
+    /// Compare a run with an earlier one.
+    Report(report::Arguments),
     /// Print all gauges of one process.
     Stat(stat::Arguments),
 }
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => failure::end("doctor", doctor::run(&args)),
         Command::Export(args) => failure::end("export", export::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
+        Command::Report(args) => failure::end("report", report::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
     }
 }
