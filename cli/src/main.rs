@@ -2,7 +2,9 @@
 
 mod bench;
 mod completions;
+mod device_uuid;
 mod diff;
+mod doctor;
 mod export;
 mod failure;
 mod map;
@@ -31,6 +33,8 @@ enum Command {
     Completions(completions::Arguments),
     /// Compare two states of a process's memory: what is new, what is gone.
     Diff(diff::Arguments),
+    /// Look for what stands in the way: driver, devices, memory, configuration, torch.
+    Doctor(doctor::Arguments),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
     /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
             failure::end("completions", completions::run(&args, <Cli as clap::CommandFactory>::command()))
         }
         Command::Diff(args) => failure::end("diff", diff::run(&args)),
+        Command::Doctor(args) => failure::end("doctor", doctor::run(&args)),
         Command::Export(args) => failure::end("export", export::run(&args)),
         Command::Map(args) => failure::end("map", map::run(&args)),
         Command::Post(args) => failure::end("post", post::run(&args)),
