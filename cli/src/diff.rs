@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     passed.iter().for_each(|passed| eprintln!("gruyere diff: {passed}"));
     let torn = [&before, &after].iter().any(|state| state.devices.iter().any(|device| device.torn > 0));
     Ok(match (passed.is_empty(), torn) {
-        (false, _) => Exit::Bound,
+        (false, _) => Exit::Past,
         (true, true) => Exit::Torn,
         (true, false) => Exit::Fine,
     })

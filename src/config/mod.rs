@@ -84,6 +84,10 @@ pub struct Config {
     pub ring_events: u32,
     /// Folder for out-of-memory dumps; `None`: they only go to the log.
     pub dump_dir: Option<PathBuf>,
+    /// Folder that keeps what runs did; `None`: nothing is kept.
+    pub history: Option<PathBuf>,
+    /// The run's name; `None`: that of its program.
+    pub name: Option<String>,
     /// Bytes a driver pool keeps at a synchronisation; `None`: all of them.
     pub release_threshold: Option<Size>,
     /// Driver pools: reuse along event dependencies.
@@ -112,6 +116,8 @@ impl Default for Config {
             record_blocks: 1 << 22,
             ring_events: 1 << 16,
             dump_dir: None,
+            history: None,
+            name: None,
             release_threshold: None,
             reuse_event_dependencies: true,
             reuse_opportunistic: true,
@@ -206,7 +212,7 @@ mod tests {
     fn every_key_changes_what_it_names() {
         let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
-                    ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
+                    ring_events:2048,dump_dir:/tmp/a:b,history:/var/runs,name:llama-7b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off,trace:/tmp/%p.zst";
         let expected = Config {
             backing: Backing::Fixed,
@@ -222,6 +228,8 @@ mod tests {
             record_blocks: 4096,
             ring_events: 2048,
             dump_dir: Some("/tmp/a:b".into()),
+            history: Some("/var/runs".into()),
+            name: Some("llama-7b".into()),
             release_threshold: Some(Size::Bytes(2 << 20)),
             reuse_event_dependencies: false,
             reuse_opportunistic: false,

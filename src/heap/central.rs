@@ -353,6 +353,7 @@ impl Central {
             (DeviceGauge::DriverCalls, self.backing.calls),
             (DeviceGauge::DriverErrors, self.backing.errors),
         ]);
+        self.gauges.sample(self.arenas.busy_peak());
     }
 
     /// The large block that starts at `address`, among those that the page table named.

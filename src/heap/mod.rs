@@ -824,6 +824,14 @@ impl Heap {
         }
     }
 
+    /// Brings the record's timeline up to now, as looks and growth do meanwhile.
+    pub fn sample(&self) {
+        for device in self.devices() {
+            let central = &mut *lock(&device.central);
+            central.gauges.sample(central.arenas.busy_peak());
+        }
+    }
+
     /// The program says what it does from now on; memory that it does not need for that goes back to the devices (`phase`).
     pub fn mark_phase(&self, phase: Phase) {
         for device in self.devices() {

@@ -162,9 +162,9 @@ fn with_slack(bytes: u64) -> u64 {
 }
 
 impl Watch {
-    /// A watch; one that is not `enabled` sees nothing.
+    /// A watch; one that is not `enabled` gives nothing back.
     pub fn new(enabled: bool) -> Self {
-        Self { enabled, next: if enabled { INTERVAL } else { u64::MAX }, ..Self::default() }
+        Self { enabled, next: INTERVAL, ..Self::default() }
     }
 
     /// Whether it is time to look, after so many frees.
@@ -193,10 +193,10 @@ impl Watch {
 
     /// Looks; what is to be given back now, if anything.
     pub fn look(&mut self, occasion: Occasion, seen: Seen) -> Option<Drain> {
+        self.next = seen.now + INTERVAL;
         if !self.enabled {
             return None;
         }
-        self.next = seen.now + INTERVAL;
         match occasion {
             Occasion::Due => {}
             Occasion::Step => {
@@ -302,6 +302,7 @@ impl Device {
                 peak: central.arenas.take_busy_peak(),
                 held: central.backing.held,
             };
+            central.gauges.sample(seen.peak);
             (central.watch.look(occasion, seen), publish)
         };
         if publish {

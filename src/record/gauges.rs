@@ -320,6 +320,11 @@ impl DeviceArea {
         self.sequence.write(|| bump(&self.gauges[gauge as usize], n));
     }
 
+    /// A gauge, for its writer.
+    pub fn own(&self, gauge: DeviceGauge) -> u64 {
+        self.gauges[gauge as usize].load(Ordering::Relaxed)
+    }
+
     /// All gauges at one moment; `None` when torn.
     pub fn read(&self, attempts: u32) -> Option<[u64; DEVICE_GAUGES]> {
         self.sequence.read(attempts, || std::array::from_fn(|i| self.gauges[i].load(Ordering::Relaxed)))

@@ -11,13 +11,14 @@ use super::histogram::Buckets;
 use super::ring::{RingCell, RingHead};
 use super::segments::SegmentCell;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
+use super::timeline::Timeline;
 use super::trail::{self, TrailCell};
 use super::{LANES, RecordOptions};
 
 /// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not ready.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
 /// Version of the layout. A reader takes its own only.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Sections begin at multiples of this, and the header is one of it.
 pub const PAGE: u64 = 4096;
 
@@ -43,6 +44,8 @@ pub enum Section {
     RingHead,
     /// The [`RingCell`]s, a power of two.
     Ring,
+    /// A [`Timeline`] a device.
+    Timelines,
     /// The [`TrailCell`]s: for each lane as many, a power of two.
     Trails,
     /// [`SegmentCell`]s.
@@ -62,6 +65,7 @@ const NAMES: [&str; SECTIONS] = [
     "latency histograms",
     "ring head",
     "ring",
+    "timelines",
     "trails",
     "segments",
     "blocks",
@@ -199,6 +203,7 @@ impl Plan {
             (size_of::<Buckets>(), 2),
             (size_of::<RingHead>(), 1),
             (size_of::<RingCell>(), ring),
+            (size_of::<Timeline>(), devices),
             (size_of::<TrailCell>(), lanes * trail),
             (size_of::<SegmentCell>(), segments),
             (size_of::<BlockCell>(), blocks),

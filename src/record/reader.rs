@@ -18,6 +18,7 @@ use super::ring::{Event, Ring, RingCell, RingHead};
 use super::segments::SegmentCell;
 use super::source::Source;
 use super::sync::Ordering;
+use super::timeline::{Sample, Timeline, TimelineEntry};
 use super::totals;
 use super::trail::TrailCell;
 use super::{
@@ -311,6 +312,7 @@ const ENTRY_BYTES: [usize; SECTIONS] = [
     size_of::<Buckets>(),
     size_of::<RingHead>(),
     size_of::<RingCell>(),
+    size_of::<Timeline>(),
     size_of::<TrailCell>(),
     size_of::<SegmentCell>(),
     size_of::<BlockCell>(),
@@ -322,6 +324,7 @@ const ALL_SECTIONS: [Section; SECTIONS] = [
     Section::Latency,
     Section::RingHead,
     Section::Ring,
+    Section::Timelines,
     Section::Trails,
     Section::Segments,
     Section::Blocks,
@@ -442,6 +445,7 @@ impl<'a> Reader<'a> {
             && Some(entries(Section::Lanes)) == lanes
             && entries(Section::Latency) == 2
             && entries(Section::Process) == 1
+            && entries(Section::Timelines) == devices
             && entries(Section::RingHead) == 1
             && entries(Section::Ring).is_power_of_two()
             && entries(Section::Ring) >= 2
@@ -626,6 +630,22 @@ impl<'a> Reader<'a> {
             free.add_to(&mut histograms.free_latency.0);
         }
         histograms
+    }
+
+    /// What a device held over the whole run, the oldest first; at most [`super::timeline::CELLS`] entries. [`Table::torn`] is 1 where they
+    /// are not of one moment: the writer was killed half-way.
+    pub fn timeline(&self, device: u32) -> Table<TimelineEntry> {
+        let timelines = self.many::<Timeline>(Section::Timelines);
+        let Some(timeline) = timelines.get(device as usize) else {
+            return Table { entries: Vec::new(), torn: 0 };
+        };
+        let (samples, whole) = timeline.read(self.attempts());
+        let (scale, created) = (self.scale(), self.process().created);
+        let entry = |sample: Sample| TimelineEntry {
+            realtime_nanoseconds: scale.map_or(created, |scale| scale.realtime(sample.ticks)),
+            sample,
+        };
+        Table { entries: samples.into_iter().map(entry).collect(), torn: u64::from(!whole) }
     }
 
     /// What turns ticks into time; `None` when the record holds too little to tell and this is not the boot it was written

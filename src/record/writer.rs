@@ -14,6 +14,7 @@ use super::ring::Ring;
 use super::segments::SegmentCell;
 use super::slots::{BATCH, Slots};
 use super::sync::Ordering;
+use super::timeline::{Sample, Timeline};
 use super::totals::{self, LaneTotals};
 use super::trail::TrailCell;
 use super::{
@@ -204,7 +205,7 @@ impl Record {
         debug_assert!(known, "device {device}");
         let area: *const DeviceArea = if known { self.area(device) } else { Nowhere::leak() };
         // SAFETY: in the mapping, which lives as long as this 'static record, or leaked; atomics, zeros are a value.
-        DeviceWriter { area: unsafe { &*area }, record: self }
+        DeviceWriter { area: unsafe { &*area }, record: self, device: known.then_some(device) }
     }
 
     /// Adds a segment (rare; takes an inner lock).
@@ -485,6 +486,8 @@ impl Drop for Record {
 pub struct DeviceWriter {
     area: &'static DeviceArea,
     record: &'static Record,
+    /// `None`: nobody knows it.
+    device: Option<u32>,
 }
 
 impl DeviceWriter {
@@ -493,6 +496,29 @@ impl DeviceWriter {
         if self.record.detail {
             self.area.set(values);
         }
+    }
+
+    /// Notes on the timeline what there is now, and that blocks above 1 MiB and slabs took `in_use_high` bytes at most since the last time.
+    pub fn sample(&mut self, in_use_high: u64) {
+        let Some(device) = self.device.filter(|_| self.record.detail) else { return };
+        let (live, _) = self.record.live(device);
+        let [step, reserved_high, largest_low, pending_high] =
+            [DeviceGauge::Step, DeviceGauge::Reserved, DeviceGauge::LargestRequest, DeviceGauge::Pending]
+                .map(|gauge| self.area.own(gauge));
+        let (live_low, live_high) = (live, live);
+        let ticks = clock::now();
+        let sample = Sample {
+            ticks,
+            step,
+            live_low,
+            live_high,
+            in_use_high,
+            reserved_high,
+            largest_low,
+            pending_high,
+        };
+        self.record.at::<Timeline>(Section::Timelines, u64::from(device)).add(sample);
+        self.record.header().clock.refresh(ticks);
     }
 
     /// Adds to a counter.

@@ -1,0 +1,248 @@
+//! What a device held over the whole run, in a fixed number of cells: fine while the run is young, coarser as it gets longer.
+//!
+//! A sample goes into the last cell, or into a new one when the last has lasted for the *width*. When all cells are taken, each two
+//! neighbours become one and the width doubles; so a cell is never longer than the width but where nothing happened, lows and highs are
+//! never lost, and a run of any length has between half of the cells and all of them.
+#![deny(unsafe_code)]
+
+use super::layout::Shared;
+use super::seqlock::Sequence;
+use super::sync::{AtomicU64, Ordering};
+
+/// Cells a device, 64 bytes each.
+pub const CELLS: usize = 2048;
+/// The first width, in ticks: some 5 ms where the counter runs at 3 GHz. A power of two, so that doubling stays exact.
+const FIRST_WIDTH: u64 = 1 << 24;
+/// Words of a cell.
+const WORDS: usize = 8;
+
+/// What happened on a device between two moments. Bytes but for `ticks` and `step`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// When the last of it was noted ([`super::clock::now`]).
+    pub ticks: u64,
+    /// The training step then.
+    pub step: u64,
+    /// The least that was live whenever it was looked at.
+    pub live_low: u64,
+    /// The most that was live whenever it was looked at.
+    pub live_high: u64,
+    /// The most that blocks above 1 MiB and slabs took: exact between looks too.
+    pub in_use_high: u64,
+    /// The most that was held.
+    pub reserved_high: u64,
+    /// The lowest largest satisfiable request, as the gauges had it.
+    pub largest_low: u64,
+    /// The most that waited for streams, as the gauges had it.
+    pub pending_high: u64,
+}
+
+impl Sample {
+    /// Both in one, `later` being the later.
+    #[must_use]
+    pub fn and(self, later: Sample) -> Sample {
+        Sample {
+            ticks: later.ticks,
+            step: later.step,
+            live_low: self.live_low.min(later.live_low),
+            live_high: self.live_high.max(later.live_high),
+            in_use_high: self.in_use_high.max(later.in_use_high),
+            reserved_high: self.reserved_high.max(later.reserved_high),
+            largest_low: self.largest_low.min(later.largest_low),
+            pending_high: self.pending_high.max(later.pending_high),
+        }
+    }
+
+    fn words(&self) -> [u64; WORDS] {
+        [
+            self.ticks,
+            self.step,
+            self.live_low,
+            self.live_high,
+            self.in_use_high,
+            self.reserved_high,
+            self.largest_low,
+            self.pending_high,
+        ]
+    }
+
+    fn from_words(words: [u64; WORDS]) -> Sample {
+        let [ticks, step, live_low, live_high, in_use_high, reserved_high, largest_low, pending_high] = words;
+        Sample { ticks, step, live_low, live_high, in_use_high, reserved_high, largest_low, pending_high }
+    }
+}
+
+/// A cell of a timeline, as [`Reader::timeline`](super::Reader::timeline) tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimelineEntry {
+    /// When it ended, in nanoseconds since 1970. (When the record was made, where ticks cannot be told as time.)
+    pub realtime_nanoseconds: u64,
+    /// What it says.
+    pub sample: Sample,
+}
+
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct Cell([AtomicU64; WORDS]);
+
+impl Cell {
+    fn store(&self, sample: &Sample) {
+        for (word, value) in self.0.iter().zip(sample.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn load(&self) -> Sample {
+        Sample::from_words(std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed)))
+    }
+}
+
+/// The timeline of a device, in the mapping.
+///
+/// All of it is written under the device's lock, by one writer at a time, and guarded by its sequence.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Timeline {
+    sequence: Sequence,
+    /// Cells taken.
+    count: AtomicU64,
+    /// Ticks that a cell lasts; 0: nothing was written yet.
+    width: AtomicU64,
+    /// When the last cell began.
+    began: AtomicU64,
+    _room: [AtomicU64; 4],
+    cells: [Cell; CELLS],
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Timeline>() == 64 * (CELLS + 1));
+
+// SAFETY: repr(C), atomics throughout.
+#[allow(unsafe_code)]
+unsafe impl Shared for Timeline {}
+
+impl Timeline {
+    /// Notes `sample`. Some dozen instructions; every thousandth time and ever more seldom, the halving of the cells: some 10 us.
+    pub fn add(&self, sample: Sample) {
+        self.sequence.write(|| {
+            let count = self.count.load(Ordering::Relaxed) as usize;
+            let width = self.width.load(Ordering::Relaxed).max(FIRST_WIDTH);
+            let last = count.checked_sub(1).and_then(|last| self.cells.get(last));
+            let began = self.began.load(Ordering::Relaxed);
+            match last {
+                Some(cell) if sample.ticks.wrapping_sub(began) < width => {
+                    cell.store(&cell.load().and(sample));
+                    return;
+                }
+                _ => {}
+            }
+            let (count, width) = if count >= CELLS { (self.halve(), 2 * width) } else { (count, width) };
+            self.cells[count].store(&sample);
+            self.count.store(count as u64 + 1, Ordering::Relaxed);
+            self.width.store(width, Ordering::Relaxed);
+            self.began.store(sample.ticks, Ordering::Relaxed);
+        });
+    }
+
+    /// Makes one of each two neighbours; how many there are then.
+    fn halve(&self) -> usize {
+        for (to, pair) in self.cells.chunks_exact(2).enumerate() {
+            self.cells[to].store(&pair[0].load().and(pair[1].load()));
+        }
+        CELLS / 2
+    }
+
+    /// What it says, the oldest first, and whether that is of one moment: a writer that was killed half-way leaves a timeline that is not.
+    pub fn read(&self, attempts: u32) -> (Vec<Sample>, bool) {
+        let copy = || {
+            let count = (self.count.load(Ordering::Relaxed) as usize).min(CELLS);
+            self.cells[..count].iter().map(Cell::load).collect()
+        };
+        match self.sequence.read(attempts, copy) {
+            Some(samples) => (samples, true),
+            None => (copy(), false),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn empty() -> Box<Timeline> {
+        let cell = || Cell(std::array::from_fn(|_| AtomicU64::new(0)));
+        Box::new(Timeline {
+            sequence: Sequence::default(),
+            count: AtomicU64::new(0),
+            width: AtomicU64::new(0),
+            began: AtomicU64::new(0),
+            _room: Default::default(),
+            cells: std::array::from_fn(|_| cell()),
+        })
+    }
+
+    fn sample(ticks: u64, live: u64) -> Sample {
+        Sample {
+            ticks,
+            step: ticks >> 30,
+            live_low: live,
+            live_high: live,
+            in_use_high: live,
+            reserved_high: 2 * live,
+            largest_low: live,
+            pending_high: live / 2,
+        }
+    }
+
+    #[test]
+    fn a_long_run_keeps_its_highs_and_lows_and_its_order() {
+        let timeline = empty();
+        let (mut high, mut low) = (0, u64::MAX);
+        let mut ticks = 1 << 40;
+        for n in 0..100_000u64 {
+            ticks += (n * 7919 % 5 + 1) * (FIRST_WIDTH / 3);
+            let live = 1 + n.wrapping_mul(0x9E37_79B9_7F4A_7C15) % 1_000_003;
+            (high, low) = (high.max(live), low.min(live));
+            timeline.add(sample(ticks, live));
+            if n % 9973 == 0 {
+                let (samples, whole) = timeline.read(1);
+                assert!(whole);
+                assert_eq!(samples.last().unwrap().ticks, ticks);
+                assert_eq!(samples.iter().map(|sample| sample.live_high).max(), Some(high));
+                assert_eq!(samples.iter().map(|sample| sample.live_low).min(), Some(low));
+                assert!(samples.is_sorted_by_key(|sample| sample.ticks));
+            }
+        }
+        let (samples, _) = timeline.read(1);
+        assert!((CELLS / 2..=CELLS).contains(&samples.len()), "{}", samples.len());
+        // Even over the whole run: no cell is much longer than the mean.
+        let mean = (ticks - (1 << 40)) / samples.len() as u64;
+        let longest = samples.windows(2).map(|pair| pair[1].ticks - pair[0].ticks).max().unwrap();
+        assert!(longest < 4 * mean, "{longest} {mean}");
+    }
+
+    #[test]
+    fn looks_within_the_width_share_a_cell() {
+        let timeline = empty();
+        for n in 0..100 {
+            timeline.add(sample(1_000_000 + n * (FIRST_WIDTH / 100), n + 1));
+        }
+        let (samples, _) = timeline.read(1);
+        assert_eq!(samples.len(), 1);
+        assert_eq!((samples[0].live_low, samples[0].live_high), (1, 100));
+    }
+
+    #[test]
+    fn a_writer_that_was_killed_half_way_leaves_what_it_had_written() {
+        let timeline = empty();
+        timeline.add(sample(1, 5));
+        // As a writer leaves it that dies inside: `write` has no end.
+        let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            timeline.sequence.write(|| panic!("killed"));
+        }));
+        assert!(killed.is_err());
+        let (samples, whole) = timeline.read(1);
+        assert!(!whole);
+        assert_eq!(samples.len(), 1);
+    }
+}

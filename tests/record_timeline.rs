@@ -1,0 +1,62 @@
+//! The record's timeline tells how a run went: what was held, what was live, which step it was, whatever the settings.
+
+mod common;
+
+use common::{DEFAULT, GIB, MIB, Rig};
+use gruyere::record::Reader;
+use gruyere::record::timeline::Sample;
+
+fn timeline(rig: &Rig) -> Vec<Sample> {
+    let reader = Reader::own(rig.heap.record()).expect("the record is on");
+    let table = reader.timeline(0);
+    assert_eq!(table.torn, 0);
+    assert!(table.entries.iter().all(|entry| entry.realtime_nanoseconds > 0));
+    table.entries.into_iter().map(|entry| entry.sample).collect()
+}
+
+#[test]
+fn peaks_between_looks_and_what_was_held_are_on_it() {
+    for conf in ["", ",auto_trim:off", ",backing:pool", ",backing:fixed"] {
+        let rig = Rig::bare(4 * GIB, &format!("record:on,headroom:0{conf}"));
+        rig.heap.announce_hooks(3);
+        let weights = rig.malloc(64 * MIB, DEFAULT);
+        let mut highest = 0;
+        for step in 1..=20 {
+            let size = (50 + step * 10) * MIB;
+            // Comes and goes between two looks, so only its peak can tell of it.
+            let block = rig.malloc(size, DEFAULT);
+            assert!(rig.heap.free(block));
+            highest = highest.max(64 * MIB + size);
+            for _ in 0..100 {
+                let block = rig.malloc(2 * MIB, DEFAULT);
+                assert!(rig.heap.free(block));
+            }
+            rig.heap.mark_step();
+        }
+        let samples = timeline(&rig);
+        let stats = rig.heap.stats(0).unwrap();
+        let most = |field: fn(&Sample) -> u64| samples.iter().map(field).max().unwrap();
+        assert_eq!(most(|sample| sample.in_use_high), highest, "{conf}");
+        assert_eq!(most(|sample| sample.reserved_high), stats.reserved_peak, "{conf}");
+        let last = samples.last().unwrap();
+        assert_eq!(last.step, 20, "{conf}");
+        assert!((64 * MIB..=highest).contains(&last.live_high), "{conf}: {last:?}");
+        assert!(samples.iter().all(|sample| sample.live_low <= sample.live_high), "{conf}");
+        assert!(samples.is_sorted_by_key(|sample| sample.ticks), "{conf}");
+        assert!(rig.heap.free(weights));
+    }
+}
+
+#[test]
+fn frees_alone_are_noted_without_a_step_mark() {
+    let rig = Rig::bare(4 * GIB, "record:on,headroom:0,auto_trim:off");
+    rig.heap.announce_hooks(3);
+    let big = rig.malloc(1 << 30, DEFAULT);
+    assert!(rig.heap.free(big));
+    for _ in 0..600 {
+        let block = rig.malloc(2 * MIB, DEFAULT);
+        assert!(rig.heap.free(block));
+    }
+    let samples = timeline(&rig);
+    assert_eq!(samples.iter().map(|sample| sample.in_use_high).max(), Some(1 << 30));
+}
