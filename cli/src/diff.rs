@@ -99,7 +99,8 @@ fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
 fn begins_with(path: &Path, bytes: &[u8]) -> bool {
     let regular = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
     let mut head = vec![0; bytes.len()];
-    let read = regular.then(|| std::fs::File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut head)));
+    let read = regular
+        .then(|| std::fs::File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut head)));
     read.is_some_and(|read| read.is_ok()) && head == bytes
 }
 
@@ -185,5 +186,7 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
 
 /// A text of a file: control characters would have a meaning for a terminal.
 fn escaped(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+    text.chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .collect()
 }

@@ -102,7 +102,10 @@ fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Endi
         how,
         last_sign_of_life_nanoseconds: last.map(|event| event.time_nanoseconds),
         same_boot: process.boot == facts::boot_id(),
-        out_of_memories: devices.iter().map(|device| device.gauge(gruyere::record::DeviceGauge::OutOfMemories)).sum(),
+        out_of_memories: devices
+            .iter()
+            .map(|device| device.gauge(gruyere::record::DeviceGauge::OutOfMemories))
+            .sum(),
         last_event_is_out_of_memory: last.is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
         torn_lanes: devices.iter().map(|device| device.torn_lanes).sum(),
         torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
@@ -194,7 +197,10 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
         }
     }
     if ended.how != End::Runs {
-        next.push("When you are done: `gruyere ps --sweep` removes the records of processes that are gone.".to_owned());
+        next.push(
+            "When you are done: `gruyere ps --sweep` removes the records of processes that are gone."
+                .to_owned(),
+        );
     }
     next
 }
@@ -248,14 +254,22 @@ fn page(ended: &Ending, devices: &[DeviceSnapshot], state: &State, next: &[Strin
             let _ = writeln!(out, "\nThe reclaim ladder of device {}", device.device);
         }
         for Rung { name, calls, bytes, microseconds } in climbed {
-            let _ = writeln!(out, "  {name:<18} {calls:>8} times {:>12} {microseconds:>10} us", Bytes(bytes).to_string());
+            let _ = writeln!(
+                out,
+                "  {name:<18} {calls:>8} times {:>12} {microseconds:>10} us",
+                Bytes(bytes).to_string()
+            );
         }
     }
     if !next.is_empty() {
         let _ = writeln!(out, "\nWhat to look at next");
     }
     next.iter().for_each(|line| {
-        let _ = writeln!(out, "- {}", line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect::<String>());
+        let _ = writeln!(
+            out,
+            "- {}",
+            line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect::<String>()
+        );
     });
     out
 }

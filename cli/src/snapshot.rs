@@ -46,7 +46,9 @@ pub fn run(arguments: &Arguments) -> Ended {
     let torn: u64 = state.devices.iter().map(|device| device.torn).sum();
     write(&state, arguments)?;
     if torn > 0 {
-        eprintln!("gruyere snapshot: {torn} entries of the record could not be read whole, or do not fit together");
+        eprintln!(
+            "gruyere snapshot: {torn} entries of the record could not be read whole, or do not fit together"
+        );
     }
     Ok(if torn > 0 { Exit::Torn } else { Exit::Fine })
 }
@@ -69,6 +71,8 @@ fn write(state: &State, arguments: &Arguments) -> Result<(), Failure> {
         false => file::replace(&arguments.output, u64::MAX, form),
     };
     written.map_err(|error| {
-        Failure::new(format_args!("{path} could not be written: {error}; name a file in a folder with room, with -o"))
+        Failure::new(format_args!(
+            "{path} could not be written: {error}; name a file in a folder with room, with -o"
+        ))
     })
 }

@@ -76,7 +76,8 @@ fn work(heap: &Heap, streams: &[StreamHandle], seed: u64, calls: u64, pace: u64)
     let mut live = Vec::new();
     for call in 0..calls {
         if live.len() < 20 || random.below(2) == 0 && live.len() < 400 {
-            let size = if random.below(8) == 0 { MIB + random.below(8 * MIB) } else { 1 + random.below(60_000) };
+            let size =
+                if random.below(8) == 0 { MIB + random.below(8 * MIB) } else { 1 + random.below(60_000) };
             let tag = Lifetime::ALL[random.below(4) as usize];
             assert!(lifetime::push(tag));
             let stream = streams[random.below(streams.len() as u64) as usize];
@@ -108,7 +109,10 @@ fn role_program(conf: &str, threads: u64) -> ExitCode {
     let mut lines = std::io::stdin().lines();
     let mut say = |heap: &Heap| {
         let stats = heap.stats(0).unwrap();
-        println!("{{\"live\": {}, \"peak\": {}, \"reserved\": {}}}", stats.live, stats.live_peak, stats.reserved);
+        println!(
+            "{{\"live\": {}, \"peak\": {}, \"reserved\": {}}}",
+            stats.live, stats.live_peak, stats.reserved
+        );
         lines.next().is_some()
     };
     work(heap, &streams, 7, 300, 0);
@@ -131,9 +135,11 @@ fn role_forever(conf: &str) -> ExitCode {
     let (_gpu, heap) = heap(conf);
     println!("{}", heap.record().path().expect("a file").display());
     for n in 1..3 {
-        std::thread::spawn(move || loop {
-            let live = work(heap, &[StreamHandle(0)], n, 5000, 0);
-            live.into_iter().for_each(|block| assert!(heap.free(block)));
+        std::thread::spawn(move || {
+            loop {
+                let live = work(heap, &[StreamHandle(0)], n, 5000, 0);
+                live.into_iter().for_each(|block| assert!(heap.free(block)));
+            }
         });
     }
     std::thread::sleep(Duration::from_secs(60));
@@ -222,7 +228,8 @@ fn live_at_the_end(trace: &Trace) -> u64 {
 /// The command that replays a trace takes it.
 fn replays(path: &Path) {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["bench", "--json", "--out", folder.path().to_str().unwrap(), "--trace", path.to_str().unwrap()];
+    let arguments =
+        ["bench", "--json", "--out", folder.path().to_str().unwrap(), "--trace", path.to_str().unwrap()];
     let output = gruyere(&arguments);
     assert!(output.status.success(), "{output:?}");
     let report = json(&output);
@@ -259,7 +266,8 @@ fn snapshots() {
     assert_eq!(read["live"], said["live"]);
     assert!(read["reserved"].as_u64() <= said["reserved"].as_u64());
     assert!(read["traces"].as_u64().unwrap() > 300);
-    let keys: Value = serde_json::json!(["allocator_settings", "device_traces", "external_annotations", "segments"]);
+    let keys: Value =
+        serde_json::json!(["allocator_settings", "device_traces", "external_annotations", "segments"]);
     assert_eq!(read["keys"], keys);
     let state = json(&gruyere(&["snapshot", &program.pid(), "--json", "-o", "-"]));
     assert_eq!(state["devices"][0]["held"]["live_bytes"], said["live"]);
@@ -278,11 +286,15 @@ fn diffs() {
     assert!(gruyere(&["snapshot", &program.pid(), "--json", "-o", before]).status.success());
     let same = gruyere(&["diff", before, &program.pid(), "--json", "--fail-if", "live>+0"]);
     assert_eq!(same.status.code(), Some(0), "{same:?}");
-    assert_eq!((&json(&same)["devices"][0]["new"]["blocks"], &json(&same)["devices"][0]["gone"]["blocks"]), (&0.into(), &0.into()));
+    assert_eq!(
+        (&json(&same)["devices"][0]["new"]["blocks"], &json(&same)["devices"][0]["gone"]["blocks"]),
+        (&0.into(), &0.into())
+    );
     program.go_on();
     let second = program.json();
     let pid = program.pid();
-    let output = gruyere(&["diff", before, &pid, "--json", "--fail-if", "blocks>+1", "--fail-if", "live>100GiB"]);
+    let output =
+        gruyere(&["diff", before, &pid, "--json", "--fail-if", "blocks>+1", "--fail-if", "live>100GiB"]);
     assert_eq!(output.status.code(), Some(4), "{output:?}");
     assert!(text(&output.stderr).contains("blocks>+1") && !text(&output.stderr).contains("100GiB"));
     let device = json(&output)["devices"][0].clone();
@@ -298,7 +310,10 @@ fn diffs() {
         assert_eq!(after, number(&second["live"]), "{table}");
     }
     let page = text(&gruyere(&["diff", before, &pid]).stdout);
-    assert!(page.contains("lifetime persistent") && page.contains("new: ") && page.contains("s after A"), "{page}");
+    assert!(
+        page.contains("lifetime persistent") && page.contains("new: ") && page.contains("s after A"),
+        "{page}"
+    );
     program.ends();
 }
 
@@ -321,7 +336,14 @@ fn killed() {
         read += u32::from(device["live"]["all"]["blocks"].as_u64().unwrap() > 0);
         if round == 0 {
             let page = text(&gruyere(&["post", &path]).stdout);
-            for part in ["without a clean exit", "The last event is of", "lifetime ", "The last events", "What to look at next", "--sweep"] {
+            for part in [
+                "without a clean exit",
+                "The last event is of",
+                "lifetime ",
+                "The last events",
+                "What to look at next",
+                "--sweep",
+            ] {
                 assert!(page.contains(part), "no {part:?} in\n{page}");
             }
             let snapshot = gruyere(&["snapshot", &path, "--json", "-o", "-"]);
@@ -356,7 +378,11 @@ fn traced() {
         match role {
             "program" => assert_eq!(trace.peak_live, peak),
             // A free is noted before it is done, and a malloc after.
-            _ => assert!(trace.peak_live <= peak && trace.peak_live > peak - 64 * MIB, "{} {peak}", trace.peak_live),
+            _ => assert!(
+                trace.peak_live <= peak && trace.peak_live > peak - 64 * MIB,
+                "{} {peak}",
+                trace.peak_live
+            ),
         }
         assert!(trace.ops.contains(&Op::Step) && trace.streams.len() == 2);
         replays(&path);
@@ -402,7 +428,11 @@ fn recorded() {
     for role in ["program", "threads"] {
         let path = folder.path().join("a.trace.zst");
         let (summary, code, said, trace) = record("ring_events:1048576", role, &path);
-        assert_eq!((code, &summary["lost_events"], &summary["unknown_frees"]), (0, &0.into(), &0.into()), "{summary}");
+        assert_eq!(
+            (code, &summary["lost_events"], &summary["unknown_frees"]),
+            (0, &0.into(), &0.into()),
+            "{summary}"
+        );
         assert!(summary["blocks_at_start"].as_u64().unwrap() > 10);
         assert_eq!(live_at_the_end(&trace), said["live"].as_u64().unwrap());
         let peak = said["peak"].as_u64().unwrap();
@@ -422,7 +452,10 @@ fn recorded_with_loss() {
     // Rings that are overwritten many times between two looks.
     let (summary, code, said, trace) = record("ring_events:1024", "program", &path);
     assert_eq!(code, 3, "{summary}");
-    assert!(summary["lost_events"].as_u64().unwrap() > 0 && summary["mended_blocks"].as_u64().unwrap() > 0, "{summary}");
+    assert!(
+        summary["lost_events"].as_u64().unwrap() > 0 && summary["mended_blocks"].as_u64().unwrap() > 0,
+        "{summary}"
+    );
     assert!(trace.marks.iter().any(|mark| mark.contains("events lost until here")), "{:?}", trace.marks);
     assert_eq!(live_at_the_end(&trace), said["live"].as_u64().unwrap(), "the block map is right in the end");
     replays(&path);

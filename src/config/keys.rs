@@ -285,7 +285,9 @@ impl Key {
                 let count = value.parse().ok().filter(|count| (*least..=*most).contains(count));
                 *field(config) = count.ok_or_else(refuse)?;
             }
-            Kind::Folder(field) | Kind::File(field) => *field(config) = (value != "none").then(|| value.into()),
+            Kind::Folder(field) | Kind::File(field) => {
+                *field(config) = (value != "none").then(|| value.into())
+            }
             Kind::Name(field) => {
                 *field(config) = match value {
                     "none" => None,

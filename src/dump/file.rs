@@ -12,7 +12,11 @@ use std::path::Path;
 ///
 /// # Errors
 /// The system's; `path` is as it was then.
-pub fn replace(path: &Path, most: u64, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+pub fn replace(
+    path: &Path,
+    most: u64,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut other = std::ffi::OsString::from(".");
     other.push(name);

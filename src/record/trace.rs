@@ -108,7 +108,13 @@ impl TraceFile {
     /// The system's; another process writes a trace to it.
     pub fn create(path: &Path) -> io::Result<TraceFile> {
         let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(path)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
@@ -135,7 +141,10 @@ impl TraceFile {
         let piece = zstd::bulk::compress(text.as_bytes(), LEVEL)?;
         if self.good.saturating_add(piece.len() as u64) > limit() {
             // Beyond the process's limit on files a write is a signal, not an error.
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the process's limit on files (`ulimit -f`) is reached"));
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                "the process's limit on files (`ulimit -f`) is reached",
+            ));
         }
         if let Err(error) = self.file.write_all(&piece) {
             self.file.set_len(self.good)?;
@@ -204,7 +213,10 @@ impl Inner {
         let text = self.lines.lock().take();
         let Some(open) = &mut *file else { return };
         if let Err(error) = open.write(&text) {
-            log::error!("trace: {}: {error}; what was written until now can be read, and nothing more is", self.path.display());
+            log::error!(
+                "trace: {}: {error}; what was written until now can be read, and nothing more is",
+                self.path.display()
+            );
             *file = None;
         }
     }
@@ -237,7 +249,11 @@ impl Tracer {
         let writer = inner.clone();
         let started = TraceFile::create(path).and_then(|file| {
             *inner.file.lock() = Some(file);
-            without_signals(|| std::thread::Builder::new().name("gruyere-trace".to_owned()).spawn(move || write_until_the_end(&writer)))
+            without_signals(|| {
+                std::thread::Builder::new()
+                    .name("gruyere-trace".to_owned())
+                    .spawn(move || write_until_the_end(&writer))
+            })
         });
         match started {
             Ok(_) => Some(Tracer(inner)),
@@ -295,7 +311,8 @@ fn write_until_the_end(inner: &Inner) {
 fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: valid places for both sets; a mask of this thread's, restored below.
     unsafe {
-        let (mut all, mut before) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
+        let (mut all, mut before) =
+            (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
         libc::sigfillset(&mut all);
         let changed = libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) == 0;
         let result = body();
@@ -324,7 +341,10 @@ mod tests {
         lines.mark("two\nlines");
         lines.malloc(512, 8, 0, 0);
         assert!(lines.free(1024) && !lines.free(1024) && lines.is_live(512));
-        assert_eq!(lines.take(), "a 1 100 0 0\na 2 7 1 4294967299\nr 1 9\nm step\nm two lines\nf 1\na 3 8 0 0\nf 2\n");
+        assert_eq!(
+            lines.take(),
+            "a 1 100 0 0\na 2 7 1 4294967299\nr 1 9\nm step\nm two lines\nf 1\na 3 8 0 0\nf 2\n"
+        );
         assert_eq!(lines.waiting(), 0);
     }
 

@@ -63,8 +63,9 @@ impl Bound {
             Metric::Blocks => change.blocks,
         };
         let value = if self.growth { after.saturating_sub(before) } else { after };
-        (value > self.most.resolve(before))
-            .then(|| format!("device {}: {} is passed: {before} before, {after} after", change.device, self.text))
+        (value > self.most.resolve(before)).then(|| {
+            format!("device {}: {} is passed: {before} before, {after} after", change.device, self.text)
+        })
     }
 }
 
@@ -74,8 +75,11 @@ mod tests {
 
     #[test]
     fn a_bound_is_of_the_growth_or_of_the_end() {
-        let change = |before, after| DeviceChange { live: Change { before, after }, ..DeviceChange::default() };
-        let passed = |text: &str, before, after| text.parse::<Bound>().unwrap().passed_by(&change(before, after)).is_some();
+        let change =
+            |before, after| DeviceChange { live: Change { before, after }, ..DeviceChange::default() };
+        let passed = |text: &str, before, after| {
+            text.parse::<Bound>().unwrap().passed_by(&change(before, after)).is_some()
+        };
         assert!(passed("live>+1KiB", 0, 1025) && !passed("live>+1KiB", 0, 1024));
         assert!(!passed("live>+1KiB", 9999, 0));
         assert!(passed("live > 1KiB", 2000, 1025) && !passed("live>1KiB", 2000, 10));
@@ -85,7 +89,9 @@ mod tests {
 
     #[test]
     fn what_is_no_bound_says_what_would_be() {
-        for (text, named) in [("live", "METRIC>BOUND"), ("heat>1", "reserved"), ("live>lots", "lots"), ("live>5%", "plus")] {
+        for (text, named) in
+            [("live", "METRIC>BOUND"), ("heat>1", "reserved"), ("live>lots", "lots"), ("live>5%", "plus")]
+        {
             let error = text.parse::<Bound>().unwrap_err();
             assert!(error.contains(named), "{text}: {error}");
         }

@@ -55,7 +55,12 @@ pub struct DeviceChange {
 impl DeviceChange {
     /// The tables, with what their classes are.
     pub fn tables(&self) -> [(&'static str, &Table); 4] {
-        [("lifetime", &self.lifetimes), ("size", &self.sizes), ("step", &self.steps), ("stream", &self.streams)]
+        [
+            ("lifetime", &self.lifetimes),
+            ("size", &self.sizes),
+            ("step", &self.steps),
+            ("stream", &self.streams),
+        ]
     }
 }
 

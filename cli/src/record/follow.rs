@@ -85,7 +85,8 @@ impl Follower {
     pub fn apply(&mut self, now: u64) {
         self.waiting.sort_by_key(|event| event.time);
         let old = self.waiting.partition_point(|event| event.time.saturating_add(self.delay) <= now);
-        let events: Vec<Event> = self.waiting.drain(..if now == u64::MAX { self.waiting.len() } else { old }).collect();
+        let events: Vec<Event> =
+            self.waiting.drain(..if now == u64::MAX { self.waiting.len() } else { old }).collect();
         events.iter().for_each(|event| self.event(event));
     }
 
@@ -102,7 +103,9 @@ impl Follower {
             EventKind::Free => {
                 let owed = self.owed.remove(&address);
                 // Where nothing was lost, the free that is owed does come. Else it may have been lost, and this is another.
-                if owed.is_some_and(|since| self.tally.lost == 0 || event.time.saturating_sub(since) < self.early) {
+                if owed.is_some_and(|since| {
+                    self.tally.lost == 0 || event.time.saturating_sub(since) < self.early
+                }) {
                     return;
                 }
                 self.sizes.remove(&address);
@@ -186,7 +189,11 @@ mod tests {
         follower.add(vec![event(M, 1, 7, 50)]);
         follower.apply(149);
         assert_eq!(follower.lines.take(), "");
-        follower.add(vec![event(M, 2, 8, 40), event(EventKind::Step, 0, 1, 60), event(EventKind::Step, 0, 1, 61)]);
+        follower.add(vec![
+            event(M, 2, 8, 40),
+            event(EventKind::Step, 0, 1, 60),
+            event(EventKind::Step, 0, 1, 61),
+        ]);
         follower.apply(200);
         assert_eq!(follower.lines.take(), "a 1 8 0 0\na 2 7 0 0\nm step\n");
     }
@@ -228,7 +235,10 @@ mod tests {
         follower.add(since);
         follower.apply(u64::MAX);
         let text = follower.lines.take();
-        assert_eq!(text, "m gruyere record: 5 events lost until here; 2 blocks came and 1 went\nf 3\nf 2\na 4 21 0 0\na 5 40 0 0\na 6 50 0 0\n");
+        assert_eq!(
+            text,
+            "m gruyere record: 5 events lost until here; 2 blocks came and 1 went\nf 3\nf 2\na 4 21 0 0\na 5 40 0 0\na 6 50 0 0\n"
+        );
         assert_eq!((follower.tally.lost, follower.tally.mended), (5, 3));
     }
 }
