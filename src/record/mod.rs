@@ -16,6 +16,7 @@ pub mod peaks;
 pub mod picture;
 pub mod reader;
 pub mod ring;
+pub mod run;
 pub mod segments;
 pub mod seqlock;
 mod slots;
@@ -24,6 +25,7 @@ pub mod sweep;
 pub mod sync;
 pub mod timeline;
 pub mod totals;
+pub mod trace;
 pub mod trail;
 mod writer;
 
