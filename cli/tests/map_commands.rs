@@ -264,6 +264,37 @@ fn a_living_process_is_watched_until_nobody_reads_on() {
     assert_eq!(child.wait().unwrap().code(), Some(0), "a closed pipe is no trouble");
 }
 
+#[test]
+fn blocks_that_the_record_has_no_room_for_are_told_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = RecordOptions {
+        directory: folder.path().to_owned(),
+        ring_events: 256,
+        max_blocks: 1024,
+        ..RecordOptions::default()
+    };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[DeviceFacts::default()])));
+    let bytes = 8 * PAGE;
+    record.segment_insert(&SegmentEntry { address: BASE, bytes, ..SegmentEntry::default() });
+    let mut lane = record.lane(0, 0);
+    for n in 0..3000 {
+        let (address, size) = (BASE + n * 512, 512);
+        lane.block_insert(&BlockEntry { address, size, requested: 1, ..BlockEntry::default() });
+    }
+    let path = record.path().unwrap().to_str().unwrap();
+    let all: Value = serde_json::from_str(&drawn(&[path, "--json"], folder.path())).unwrap();
+    let (there, missing) = (&all["sums"]["live_blocks"], &all["not_in_the_record"]["blocks"]);
+    assert_eq!(there.as_u64().unwrap() + missing.as_u64().unwrap(), 3000);
+    assert_eq!(all["not_in_the_record"]["bytes"].as_u64(), missing.as_u64().map(|blocks| blocks * 512));
+    let note = format!("{missing} live blocks");
+    let page = drawn(&[path, "--width", "200"], folder.path());
+    assert!(page.contains(&note) && page.contains("record_blocks"), "{page}");
+    let file = folder.path().join("page.html");
+    drawn(&[path, "--html", file.to_str().unwrap()], folder.path());
+    assert!(std::fs::read_to_string(file).unwrap().contains(&note));
+    record.close();
+}
+
 /// Every byte of a record may be anything.
 #[test]
 fn damaged_records_never_make_it_panic() {
