@@ -33,7 +33,7 @@ function drawTimeline(hover = null) {
     const at = x(time[i]), text = String(step[i]);
     context.strokeStyle = colour("--line");
     context.beginPath(); context.moveTo(at, 4); context.lineTo(at, bottom); context.stroke();
-    if (at > labelEnd + 6) {
+    if (at > labelEnd + 6 && at + context.measureText(text).width < wide) {
       context.fillStyle = colour("--soft");
       context.fillText(text, at, high - 8);
       labelEnd = at + context.measureText(text).width;

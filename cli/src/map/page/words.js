@@ -109,7 +109,9 @@ function fillSummary() {
   const figures = [["held", bytesText(sums.held_bytes)], ["live", bytesText(sums.live_bytes) + " (" + share(sums.live_bytes, sums.held_bytes) + ")"],
     ["blocks", sums.live_blocks.toLocaleString("en")], ["pending", bytesText(sums.pending_bytes)], ["free", bytesText(free)],
     ["lost in partly used pages", bytesText(sums.free_partial_bytes) + " (" + share(sums.free_partial_bytes, sums.held_bytes) + ")", "lost"],
-    ["largest free run", bytesText(sums.largest_free_run_bytes)], ["can be joined to one run", bytesText(sums.movable_bytes)]];
+    ["largest free run", bytesText(sums.largest_free_run_bytes)], ["can move or go back", bytesText(sums.movable_bytes)]];
+  if (sums.free_whole_bound_bytes > 0)
+    figures.splice(6, 0, ["whole pages that stay", bytesText(sums.free_whole_bound_bytes) + " (" + share(sums.free_whole_bound_bytes, sums.held_bytes) + ")"]);
   $("figures").replaceChildren(...figures.map(([name, value, kind]) => {
     const span = document.createElement("span"), b = document.createElement("b");
     if (kind) span.className = kind;
