@@ -9,3 +9,4 @@ pub mod door;
 pub mod driver;
 pub mod heap;
 pub mod record;
+pub mod watch;
