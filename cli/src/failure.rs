@@ -13,6 +13,8 @@ pub enum Exit {
     Failed = 1,
     /// It was read, but some values are not of one moment: the process was killed while it wrote.
     Torn = 3,
+    /// A bound that was asked for is passed.
+    Passed = 4,
 }
 
 impl From<Exit> for ExitCode {

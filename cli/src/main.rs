@@ -2,9 +2,12 @@
 
 mod bench;
 mod failure;
+mod follow;
 mod ps;
 mod stat;
 mod target;
+mod top;
+mod watch;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -24,6 +27,10 @@ enum Command {
     Ps(ps::Arguments),
     /// Print all gauges of one process.
     Stat(stat::Arguments),
+    /// Watch all processes on one screen.
+    Top(top::Arguments),
+    /// Say when a threshold is passed.
+    Watch(watch::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -31,5 +38,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::main(&args),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
+        Command::Top(args) => failure::end("top", top::run(&args)),
+        Command::Watch(args) => failure::end("watch", watch::run(&args)),
     }
 }

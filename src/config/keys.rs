@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
 use super::{Backing, Config, Waits};
+use crate::watch::{Rule, parse_rules};
 
 /// A key of `GRUYERE_CONF`.
 pub struct Key {
@@ -45,6 +46,8 @@ enum Kind {
     Folder(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
     /// Sizes for lifetimes, `NAME=SIZE+NAME=SIZE`, or `none`.
     Reserves(fn(&mut Config) -> &mut [Size; 4]),
+    /// Thresholds with actions, `THRESHOLD=ACTION+THRESHOLD=ACTION`, or `none`.
+    Alerts(fn(&mut Config) -> &mut Vec<Rule>),
 }
 
 /// The lifetimes, by number.
@@ -184,6 +187,12 @@ pub static KEYS: &[Key] = &[
         meaning: "Driver pools: let the driver insert waits between streams to reuse memory.",
         kind: Kind::Switch(|config| &mut config.reuse_internal),
     },
+    Key {
+        name: "alert",
+        default: "none",
+        meaning: "Thresholds, and what the process does when one is passed: `fragmentation>30%=log+oom-in<10min=callback`. The actions: `log`                   a warning, `trim` as `empty_cache` does (and log), `callback` to those who listen (`gruyere.on_alert`). docs/watching.md                   has the metrics.",
+        kind: Kind::Alerts(|config| &mut config.alert),
+    },
 ];
 
 /// Looks a key up by name; the error lists them all.
@@ -208,6 +217,7 @@ impl Key {
             Kind::Count { least, most, .. } => format!("{least} to {most}"),
             Kind::Folder(_) => "PATH|none".into(),
             Kind::Reserves(_) => "LIFETIME=SIZE+...|none".into(),
+            Kind::Alerts(_) => "THRESHOLD=log|trim|callback+...|none".into(),
         }
     }
 
@@ -226,6 +236,9 @@ impl Key {
                 "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",
                 names(&LIFETIMES)
             ),
+            Kind::Alerts(_) => "expected none, or METRIC>VALUE=ACTION, joined by +, as in \
+                                fragmentation>30%=log+oom-in<10min=callback; actions are log, trim, callback"
+                .into(),
         }
     }
 
@@ -259,6 +272,12 @@ impl Key {
             Kind::Folder(field) => *field(config) = (value != "none").then(|| value.into()),
             Kind::Reserves(field) => {
                 *field(config) = if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
+            }
+            Kind::Alerts(field) => {
+                *field(config) = match value {
+                    "none" => Vec::new(),
+                    value => parse_rules(value).map_err(|error| error.to_string())?,
+                };
             }
         }
         Ok(())

@@ -8,6 +8,7 @@ pub mod keys;
 pub mod logging;
 pub mod size;
 
+use crate::watch::Rule;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -92,6 +93,8 @@ pub struct Config {
     pub reuse_opportunistic: bool,
     /// Driver pools: reuse by waits that the driver inserts.
     pub reuse_internal: bool,
+    /// Thresholds, and what to do when one is passed.
+    pub alert: Vec<Rule>,
 }
 
 impl Default for Config {
@@ -114,6 +117,7 @@ impl Default for Config {
             reuse_event_dependencies: true,
             reuse_opportunistic: true,
             reuse_internal: true,
+            alert: Vec::new(),
         }
     }
 }
@@ -204,7 +208,7 @@ mod tests {
         let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
-                    reuse_opportunistic:off , reuse_internal:off";
+                    reuse_opportunistic:off , reuse_internal:off,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             backing: Backing::Fixed,
             share: false,
@@ -223,6 +227,7 @@ mod tests {
             reuse_event_dependencies: false,
             reuse_opportunistic: false,
             reuse_internal: false,
+            alert: crate::watch::parse_rules("live>90%=trim+oom-in<1h=log").expect("valid"),
         };
         assert_eq!(Config::parse(text), Ok(expected));
         for key in keys::KEYS {
@@ -283,6 +288,19 @@ mod tests {
             assert!(message.contains(&format!("reserve:{value}")) && message.contains(named), "{message}");
         }
         assert_eq!(Config::parse("reserve:step=1GiB,reserve:none"), Ok(Config::default()));
+    }
+
+    #[test]
+    fn a_bad_alert_names_what_is_wrong_with_it() {
+        for (value, named) in [
+            ("fragmentaton>30%", "did you mean fragmentation?"),
+            ("oom-in<10min=mail", "log, trim or callback"),
+            ("live>1GiB=log+", "METRIC>VALUE"),
+        ] {
+            let message = error(&format!("alert:{value}"));
+            assert!(message.contains(&format!("alert:{value}")) && message.contains(named), "{message}");
+        }
+        assert_eq!(Config::parse("alert:live>1GiB,alert:none"), Ok(Config::default()));
     }
 
     #[test]

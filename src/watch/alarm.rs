@@ -65,7 +65,8 @@ mod tests {
 
     /// Of a device of 1000 bytes with so many live: whether the alarm spoke.
     fn look(alarm: &mut Alarm, seconds: f64, live: u64) -> bool {
-        let mut device = DeviceSnapshot { live, gauges: vec![0; DeviceGauge::ALL.len()], ..Default::default() };
+        let mut device =
+            DeviceSnapshot { live, gauges: vec![0; DeviceGauge::ALL.len()], ..Default::default() };
         device.gauges[DeviceGauge::Limit as usize] = 1000;
         let facts = Facts { device: &device, rate: None, forecast: Forecast::Unknown };
         alarm.look(seconds, &facts).is_some()

@@ -8,16 +8,16 @@
 //! 2. A span grows if its lows do, or its highs, steadily and by no accident ([`Trend`]); where only the lows do, the highs must not speak
 //!    against it. The slope is that of the series whose slope is the surer.
 //! 3. What is needed now is the line of that slope above all highs: out of memory comes with the hungriest step, not with the mean.
-//! 4. The rest is the way from there to the [`capacity`], divided by the slope.
+//! 4. The rest is the way from there to what can be used of the [`capacity`], divided by the slope. What can be used is the share of what was ever
+//!    held that was ever needed: blocks that stay between blocks that go leave pages partly used, and a leak leaves ever more of them.
 //!
 //! **What is no growth.** Where steps are marked, what was before the second one is not looked at (weights, optimizer state), and a span has ten
 //! steps at least. Where none are, a slow rhythm of the program could look like growth, so more is asked for: each quarter of the span must have
-//! gone beyond all that was needed before it, it must have gone up and down several times, and the run's first half must have needed most of
-//! what is needed now (or a model is just being loaded).
+//! gone beyond all that was needed before it, it must have gone up and down several times by much more than it grew meanwhile, and the run's first
+//! half must have needed most of what is needed now (or a model is just being loaded).
 //! Growth that would take far longer than it was seen for is none either.
 
 use super::trend::Trend;
-use crate::record::DeviceGauge;
 use crate::record::reader::DeviceSnapshot;
 use crate::record::timeline::TimelineEntry;
 
@@ -32,6 +32,8 @@ pub struct Point {
     pub low: u64,
     /// The most that was needed, bytes.
     pub high: u64,
+    /// The most that was held for it, bytes; 0 where that is not known.
+    pub held: u64,
 }
 
 impl From<&TimelineEntry> for Point {
@@ -42,6 +44,7 @@ impl From<&TimelineEntry> for Point {
             low: entry.sample.live_low,
             // With `backing:passthrough` there are neither runs nor slabs.
             high: entry.sample.in_use_high.max(entry.sample.live_high),
+            held: entry.sample.reserved_high,
         }
     }
 }
@@ -85,21 +88,20 @@ const WINDOWS: usize = 48;
 const LEAST_WINDOWS: usize = 10;
 /// The shortest span is this part of the run.
 const SHORTEST: f64 = 1.0 / 32.0;
+/// Of what can be held, at least so much can be used: more was held only because it had been needed for a moment between two looks.
+const LEAST_USABLE: f64 = 0.9;
 /// Growth is believed for so many times as long as it was seen.
 const HORIZON: f64 = 50.0;
 /// Steps that belong to the warm-up.
 const WARM_UP_STEPS: u64 = 2;
-/// Without marks: times that a span must have turned down, by so much of its high.
+/// Without marks: times that a span must have turned down, by so much of the way between its lowest and its highest.
 const TURNS: usize = 4;
-const TURN: f64 = 0.02;
+const TURN: f64 = 0.3;
 /// Without marks: what the run's first half must have needed of what is needed now.
 const OLD: f64 = 0.6;
 
-/// What a device can hold of what [`Point::high`] tells, bytes; 0 where it has not been used.
-///
-/// Its ceiling, less the pages that are partly used: of what was held, the least share that was not needed.
+/// The ceiling on what a device may hold, bytes; 0 where it has not been used.
 pub fn capacity(device: &DeviceSnapshot) -> u64 {
-    let _ = DeviceGauge::Limit;
     super::metric::limit(device)
 }
 
@@ -109,7 +111,7 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
     if capacity == 0 {
         return Forecast::Unknown;
     }
-    let is_marked = last.step >= first.step + WARM_UP_STEPS + LEAST_WINDOWS as u64;
+    let is_marked = last.step > first.step;
     let run = if is_marked {
         let warm = first.step + WARM_UP_STEPS;
         &points[points.partition_point(|point| point.step < warm)..]
@@ -128,7 +130,7 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
         if windows.len() >= LEAST_WINDOWS {
             seen = true;
             if (is_marked || is_new(before, span, begin + age / 2.0))
-                && let Some(growth) = growth(before, &windows, capacity)
+                && let Some(growth) = growth(before, &windows, usable(points, capacity))
                 && growth.seconds <= HORIZON * age * share
             {
                 let steps = span.last().zip(span.first()).map(|(last, first)| {
@@ -142,6 +144,13 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
     if seen { Forecast::NoGrowth } else { Forecast::Unknown }
 }
 
+/// What of `capacity` can be used: partly used pages are held too. Of the most that was ever held, the most that was ever needed.
+fn usable(points: &[Point], capacity: u64) -> f64 {
+    let most = |value: fn(&Point) -> u64| points.iter().map(value).max().unwrap_or(0) as f64;
+    let (needed, held) = (most(|point| point.high), most(|point| point.held));
+    if held > needed { capacity as f64 * (needed / held).max(LEAST_USABLE) } else { capacity as f64 }
+}
+
 /// Points put together: as many as make a whole step and a fair share of the span.
 fn windows(span: &[Point], is_marked: bool) -> Vec<Point> {
     let (Some(first), Some(last)) = (span.first(), span.last()) else { return Vec::new() };
@@ -153,7 +162,7 @@ fn windows(span: &[Point], is_marked: bool) -> Vec<Point> {
             None => (point, point),
             Some((begun, whole)) => {
                 let (low, high) = (whole.low.min(point.low), whole.high.max(point.high));
-                (begun, Point { low, high, ..point })
+                (begun, Point { low, high, held: whole.held.max(point.held), ..point })
             }
         };
         let is_full = point.seconds - begun.seconds >= width && (!is_marked || point.step > begun.step);
@@ -177,7 +186,9 @@ fn is_new(before: &[Point], span: &[Point], middle: f64) -> bool {
     let is_rising = quarters.is_sorted_by(|a, b| a < b) && quarters[0] >= highest(before);
     let old = before.iter().chain(span).take_while(|point| point.seconds <= middle);
     let was_needed = old.map(|point| point.high).max().unwrap_or(0) as f64;
-    is_rising && was_needed >= OLD * quarters[3] as f64 && turns(span, TURN * quarters[3] as f64) >= TURNS
+    let lowest = span.iter().map(|point| point.low).min().unwrap_or(0);
+    let way = quarters[3].saturating_sub(lowest) as f64;
+    is_rising && was_needed >= OLD * quarters[3] as f64 && turns(span, TURN * way) >= TURNS
 }
 
 /// Times that the lows fell by at least `depth` from a high, and rose again.
@@ -202,14 +213,20 @@ fn turns(span: &[Point], depth: f64) -> usize {
     count
 }
 
-fn growth(before: &[Point], windows: &[Point], capacity: u64) -> Option<Growth> {
+fn growth(before: &[Point], windows: &[Point], usable: f64) -> Option<Growth> {
     let series = |value: fn(&Point) -> u64| -> Vec<(f64, f64)> {
         windows.iter().map(|window| (window.seconds, value(window) as f64)).collect()
     };
     let lows = Trend::of(&series(|window| window.low))?;
     let highs = Trend::of(&series(|window| window.high))?;
     let slope = match (lows.grows(), highs.grows()) {
-        (true, true) => if lows.error <= highs.error { lows.slope } else { highs.slope },
+        (true, true) => {
+            if lows.error <= highs.error {
+                lows.slope
+            } else {
+                highs.slope
+            }
+        }
         (false, true) => highs.slope,
         // The highs may be too noisy to tell, but then they must leave room for it.
         (true, false) if highs.slope + 2.0 * highs.error >= lows.slope => lows.slope,
@@ -222,6 +239,6 @@ fn growth(before: &[Point], windows: &[Point], capacity: u64) -> Option<Growth> 
     // As if it had only begun to grow with the span.
     let earlier = before.iter().map(|point| point.high).max().unwrap_or(0) as f64 + slope * (now - first);
     let needed = if before.is_empty() { needed } else { needed.max(earlier) };
-    let seconds = ((capacity as f64 - needed) / slope).max(0.0);
+    let seconds = ((usable - needed) / slope).max(0.0);
     Some(Growth { seconds, bytes_per_second: slope, steps: None })
 }

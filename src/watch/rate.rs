@@ -15,7 +15,9 @@ impl Rate {
     /// name) begins anew.
     pub fn look(&mut self, seconds: f64, counter: u64) -> Option<f64> {
         match self.last {
-            Some((_, before)) if counter < before => *self = Self { last: Some((seconds, counter)), rate: None },
+            Some((_, before)) if counter < before => {
+                *self = Self { last: Some((seconds, counter)), rate: None }
+            }
             Some((then, before)) if seconds - then >= SHORTEST => {
                 self.rate = Some((counter - before) as f64 / (seconds - then));
                 self.last = Some((seconds, counter));

@@ -47,7 +47,8 @@ pub fn parse_rules(text: &str) -> Result<Vec<Rule>, ParseError> {
 
 fn parse_rule(text: &str) -> Result<Rule, ParseError> {
     // `>=` has an equals sign too: an action begins with a letter.
-    let split = text.rsplit_once('=').filter(|(_, name)| name.trim().starts_with(|c: char| c.is_alphabetic()));
+    let split =
+        text.rsplit_once('=').filter(|(_, name)| name.trim().starts_with(|c: char| c.is_alphabetic()));
     let (threshold, action) = match split {
         None => (text, Action::default()),
         Some((threshold, name)) => {
@@ -69,7 +70,8 @@ mod tests {
 
     #[test]
     fn rules_are_thresholds_with_actions() {
-        let rules = parse_rules("fragmentation>30%=log + oom-in<10min=callback+retries>=1=trim+largest<=2GiB");
+        let rules =
+            parse_rules("fragmentation>30%=log + oom-in<10min=callback+retries>=1=trim+largest<=2GiB");
         let rules: Vec<(String, Action)> = rules
             .expect("valid")
             .into_iter()

@@ -50,7 +50,8 @@ impl fmt::Display for ParseError {
 impl std::error::Error for ParseError {}
 
 /// The shape of a threshold, for messages.
-const SHAPE: &str = "expected METRIC>VALUE or METRIC<VALUE, as in fragmentation>30%, largest<2GiB or oom-in<10min";
+const SHAPE: &str =
+    "expected METRIC>VALUE or METRIC<VALUE, as in fragmentation>30%, largest<2GiB or oom-in<10min";
 
 impl FromStr for Threshold {
     type Err = ParseError;
@@ -70,7 +71,8 @@ impl FromStr for Threshold {
             return Err(error(format!("{missing} is missing; {SHAPE}")));
         }
         let metric = Metric::named(name).ok_or_else(|| error(unknown(name)))?;
-        let bound = bound(metric, value).map_err(|reason| error(format!("{reason}, as {}", example(metric))))?;
+        let bound =
+            bound(metric, value).map_err(|reason| error(format!("{reason}, as {}", example(metric))))?;
         Ok(Self { metric, is_above, is_inclusive, bound, text: compact })
     }
 }
@@ -79,7 +81,9 @@ fn unknown(name: &str) -> String {
     let near = Metric::near(name);
     let names = "fragmentation, external, internal, largest, live, reserved, pending, rate, oom-in";
     match near.as_slice() {
-        [] => format!("there is no metric \"{name}\"; there are {names}, and the gauges that `gruyere stat` prints"),
+        [] => format!(
+            "there is no metric \"{name}\"; there are {names}, and the gauges that `gruyere stat` prints"
+        ),
         near => format!("there is no metric \"{name}\"; did you mean {}?", near.join(" or ")),
     }
 }
@@ -113,9 +117,10 @@ fn bound(metric: Metric, value: &str) -> Result<Bound, String> {
             Bound::OfLimit(_) => Err(format!("\"{value}\" is not a rate; expected a size a second")),
             bound => Ok(bound),
         },
-        Unit::Seconds => value.parse::<Duration>().map(|duration| Bound::Value(duration.0)).map_err(|_| {
-            format!("\"{value}\" is not a duration; expected {DURATION_FORMS}")
-        }),
+        Unit::Seconds => value
+            .parse::<Duration>()
+            .map(|duration| Bound::Value(duration.0))
+            .map_err(|_| format!("\"{value}\" is not a duration; expected {DURATION_FORMS}")),
         Unit::Count => value
             .parse::<u64>()
             .map(|count| Bound::Value(count as f64))
