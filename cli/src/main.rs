@@ -3,11 +3,15 @@
 mod bench;
 mod completions;
 mod device_uuid;
+mod diff;
 mod doctor;
 mod export;
 mod failure;
+mod map;
+mod post;
 mod ps;
 mod report;
+mod snapshot;
 mod stat;
 mod target;
 
@@ -27,14 +31,22 @@ enum Command {
     Bench(bench::Args),
     /// Print the completions of this command for a shell.
     Completions(completions::Arguments),
+    /// Compare two states of a process's memory: what is new, what is gone.
+    Diff(diff::Arguments),
     /// Look for what stands in the way: driver, devices, memory, configuration, torch.
     Doctor(doctor::Arguments),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
+    /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
+    Map(map::Arguments),
+    /// Show the last state of a process that was killed.
+    Post(post::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
     /// Compare a run with an earlier one.
     Report(report::Arguments),
+    /// Write a snapshot of a process's memory for PyTorch's memory_viz.
+    Snapshot(snapshot::Arguments),
     /// Print all gauges of one process.
     Stat(stat::Arguments),
 }
@@ -45,10 +57,14 @@ fn main() -> ExitCode {
         Command::Completions(args) => {
             failure::end("completions", completions::run(&args, <Cli as clap::CommandFactory>::command()))
         }
+        Command::Diff(args) => failure::end("diff", diff::run(&args)),
         Command::Doctor(args) => failure::end("doctor", doctor::run(&args)),
         Command::Export(args) => failure::end("export", export::run(&args)),
+        Command::Map(args) => failure::end("map", map::run(&args)),
+        Command::Post(args) => failure::end("post", post::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
         Command::Report(args) => failure::end("report", report::run(&args)),
+        Command::Snapshot(args) => failure::end("snapshot", snapshot::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
     }
 }

@@ -135,6 +135,7 @@ fn close_at_exit() {
                 if let Some(heap) = current() {
                     run_file::at_exit(heap);
                     heap.record().close();
+                    heap.flush_trace();
                 }
             });
         }

@@ -597,9 +597,12 @@ impl Central {
         self.direct.iter().map(|(&address, block)| (address, block.size))
     }
 
-    /// Blocks of `backing:passthrough`: address, bytes, and bytes asked for.
-    pub fn direct_facts(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        self.direct.iter().map(|(&address, block)| (address, block.size, block.requested))
+    /// Blocks of `backing:passthrough`, as far as they are known, and their places in the block map.
+    pub fn direct_facts(&self) -> impl Iterator<Item = (BlockEntry, BlockSlot)> {
+        self.direct.iter().map(|(&address, block)| {
+            let &Direct { size, requested, lifetime, slot } = block;
+            (BlockEntry { address, size, requested, lifetime, ..BlockEntry::default() }, slot)
+        })
     }
 
     /// Pieces of memory that the driver gave and has not got back.

@@ -69,6 +69,7 @@ impl Device {
             return Ok((central, run));
         }
         central.failure = None;
+        let before = central.ladder.clone();
         let looking = Instant::now();
         let run = self.look_again(shared, &mut central, want);
         central.count_rung(0, if run.is_some() { bytes } else { 0 }, looking.elapsed());
@@ -100,7 +101,13 @@ impl Device {
         self.alert(shared, AlertKind::Reclaim, request.size, reserved, retries);
         match self.climb(shared, &request, want) {
             Some(found) => Ok(found),
-            None => Err(self.refusal(shared, &request)),
+            None => Err(match self.refusal(shared, &request) {
+                Error::OutOfMemory(mut report) => {
+                    report.climb = Some(report.ladder.since(&before));
+                    Error::OutOfMemory(report)
+                }
+                other => other,
+            }),
         }
     }
 

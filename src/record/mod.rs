@@ -13,6 +13,7 @@ mod lane;
 pub mod layout;
 pub mod mapping;
 pub mod peaks;
+pub mod picture;
 pub mod reader;
 pub mod ring;
 pub mod run;
@@ -24,6 +25,7 @@ pub mod sweep;
 pub mod sync;
 pub mod timeline;
 pub mod totals;
+pub mod trace;
 pub mod trail;
 mod writer;
 
