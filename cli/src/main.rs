@@ -10,6 +10,7 @@ mod failure;
 mod map;
 mod post;
 mod ps;
+mod record;
 mod report;
 mod snapshot;
 mod stat;
@@ -43,6 +44,8 @@ enum Command {
     Post(post::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
+    /// Write a trace of a running process, for `gruyere bench --trace`.
+    Record(record::Arguments),
     /// Compare a run with an earlier one.
     Report(report::Arguments),
     /// Write a snapshot of a process's memory for PyTorch's memory_viz.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Map(args) => failure::end("map", map::run(&args)),
         Command::Post(args) => failure::end("post", post::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
+        Command::Record(args) => failure::end("record", record::run(&args)),
         Command::Report(args) => failure::end("report", report::run(&args)),
         Command::Snapshot(args) => failure::end("snapshot", snapshot::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),

@@ -5,7 +5,7 @@
 //! written once.
 #![deny(unsafe_code)]
 
-use serde::ser::{self, Serialize};
+use serde::{Serialize, ser};
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Write};

@@ -160,7 +160,9 @@ def main() -> int:
             browser.call("Emulation.setEmulatedMedia", features=scheme)
             address = asked.page.resolve().as_uri() + (f"#{asked.hash}" if asked.hash else "")
             began = time.monotonic()
-            browser.call("Page.navigate", url=address)
+            refused = browser.call("Page.navigate", url=address).get("errorText")
+            if refused:
+                raise SystemExit(f"{address}: {refused}")
             data: dict[str, Any] = {}
             while time.monotonic() - began < PATIENCE and "complete" not in data and "failed" not in data:
                 time.sleep(0.02)

@@ -17,9 +17,16 @@ use serde_json::{Value, json};
 
 use super::strokes::{Ink, Stroke, of_range};
 
-const PAGE: &str = include_str!("page.html");
-const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+/// One script to the browser.
+const SCRIPT: &str = concat!(
+    include_str!("page/data.js"),
+    include_str!("page/canvas.js"),
+    include_str!("page/words.js"),
+    include_str!("page/timeline.js"),
+    include_str!("page/page.js"),
+);
 
 /// Stands for a page of no chunk.
 const NO_CHUNK: u32 = u32::MAX;

@@ -56,7 +56,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t)]
     color: Colour,
     /// Columns of text; else the terminal's, or 100.
-    #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(20..))]
+    #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(40..))]
     width: Option<u16>,
     /// Rows of cells; else what fits the terminal, or 32.
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u16).range(1..))]
@@ -82,8 +82,10 @@ enum Colour {
     Never,
 }
 
-/// Lines around the rows of cells.
+/// Lines around the rows of cells, about.
 const AROUND: usize = 12;
+/// Fewer rows of cells than this are no picture.
+const LEAST_ROWS: usize = 6;
 
 /// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
@@ -98,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     } else {
         let text = match arguments.json {
             true => format!("{:#}\n", json::value(&reader, &picture)),
-            false => terminal::draw(&picture, &title(&reader, device), style(arguments)),
+            false => drawn(&picture, &title(&reader, device), arguments),
         };
         // A closed pipe (`| head`) is no trouble.
         let _ = io::stdout().write_all(text.as_bytes());
@@ -153,36 +155,46 @@ fn title(reader: &Reader<'_>, device: u32) -> String {
     format!("process {}{life}{rank}, device {device} {name}, step {step}", process.pid)
 }
 
-fn style(arguments: &Arguments) -> Style {
+/// The picture as text, in as many rows as the terminal has room for.
+fn drawn(picture: &Picture, title: &str, arguments: &Arguments) -> String {
+    let (style, lines) = style(arguments);
+    let text = terminal::draw(picture, title, style);
+    // How many lines the legend takes is known once it is written. One is the prompt's.
+    let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
+    if excess == 0 || arguments.rows.is_some() {
+        return text;
+    }
+    terminal::draw(picture, title, Style { rows: style.rows.saturating_sub(excess).max(LEAST_ROWS), ..style })
+}
+
+/// How to draw, and how many lines the terminal has, where there is one.
+fn style(arguments: &Arguments) -> (Style, Option<usize>) {
     let terminal = io::stdout().is_terminal();
     let size = terminal.then(terminal_size::terminal_size).flatten();
-    let (columns, lines) = size.map_or((100, 0), |(width, height)| (width.0, usize::from(height.0)));
-    let rows = match (arguments.rows, lines) {
-        (Some(rows), _) => usize::from(rows),
-        (None, 0) => 32,
-        (None, lines) => lines.saturating_sub(AROUND).max(6),
-    };
+    let (columns, lines) = size.map_or((100, None), |(width, height)| (width.0, Some(usize::from(height.0))));
+    let fitting = lines.map_or(32, |lines| lines.saturating_sub(AROUND).max(LEAST_ROWS));
     let colour = match arguments.color {
         Colour::Always => true,
         Colour::Never => false,
         // https://no-color.org: any value but an empty one.
         Colour::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
     };
-    Style {
-        columns: usize::from(arguments.width.unwrap_or(columns)).max(20),
-        rows,
+    let style = Style {
+        columns: usize::from(arguments.width.unwrap_or(columns)).max(40),
+        rows: arguments.rows.map_or(fitting, usize::from),
         ascii: arguments.ascii,
         colour,
         physical: arguments.physical,
         by: arguments.by,
-    }
+    };
+    (style, lines)
 }
 
 /// Draws again and again. Ends well when the process does, or nobody reads on.
 fn watch(reader: &Reader<'_>, device: u32, arguments: &Arguments, pause: Duration) -> Ended {
     loop {
         let picture = look(reader, device)?;
-        let text = terminal::draw(&picture, &title(reader, device), style(arguments));
+        let text = drawn(&picture, &title(reader, device), arguments);
         // Each line is overwritten and its rest cleared, so nothing flickers.
         let text = match io::stdout().is_terminal() {
             true => format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")),

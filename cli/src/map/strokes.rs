@@ -114,7 +114,7 @@ pub enum By {
     Age,
     /// Bytes of the block.
     Size,
-    /// The stream it was allocated on.
+    /// The stream it was allocated on; of more than eight, those whose numbers are a multiple of eight apart look alike.
     Stream,
 }
 
@@ -154,9 +154,7 @@ impl By {
             By::Lifetime => LIFETIME_NAMES.iter().map(|name| (*name).to_owned()).collect(),
             By::Age => AGES.iter().map(|age| age.1.to_owned()).collect(),
             By::Size => SIZES.iter().map(|size| size.1.to_owned()).collect(),
-            By::Stream => {
-                (0..CLASSES).map(|class| format!("stream {class}, {}...", class + CLASSES)).collect()
-            }
+            By::Stream => (0..CLASSES).map(|class| format!("stream {class}")).collect(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::cells::{self, Cell, Place, Stretch};
 use super::strokes::{By, CLASSES, Ink};
-use gruyere::record::picture::{Picture, Sums};
+use gruyere::record::picture::{Picture, Piece, Sums};
 use indicatif::BinaryBytes;
 
 /// How to draw.
@@ -119,18 +119,17 @@ impl Style {
 /// The whole picture, as text.
 pub fn draw(picture: &Picture, title: &str, style: Style) -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "{title}");
+    wrapped(&mut out, title, style.columns);
     let sums = picture.sums;
     if sums.held == 0 {
         let _ = writeln!(out, "nothing is held on device {}", picture.device);
-        notes(&mut out, picture);
+        notes(&mut out, picture, style.columns);
         return out;
     }
     let width = style.columns.saturating_sub(LABEL).max(8);
     let cell = cell_bytes(sums.held, width, style.rows);
     let of_free = |part: u64| share(part, sums.free());
-    let _ = writeln!(
-        out,
+    let held = format!(
         "held {}: live {} ({}), pending {}, free {}, of which {} are in partly used pages ({} of all held)",
         bytes(sums.held),
         bytes(sums.live),
@@ -140,8 +139,10 @@ pub fn draw(picture: &Picture, title: &str, style: Style) -> String {
         bytes(sums.free_partial),
         share(sums.free_partial, sums.held),
     );
+    wrapped(&mut out, &held, style.columns);
     let view = if style.physical { "physical pages, by chunk and page" } else { "address space, by address" };
-    let _ = writeln!(out, "{view}; a cell is {}\n", bytes(cell));
+    wrapped(&mut out, &format!("{view}; a cell is {}", bytes(cell)), style.columns);
+    out.push('\n');
     let stretches = if style.physical {
         cells::by_page(picture, style.by, cell)
     } else {
@@ -169,7 +170,7 @@ pub fn draw(picture: &Picture, title: &str, style: Style) -> String {
         bytes(sums.retired)
     );
     wrapped(&mut out, &pages, style.columns);
-    notes(&mut out, picture);
+    notes(&mut out, picture, style.columns);
     out
 }
 
@@ -246,17 +247,25 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
     add('!', ' ', LOST, Some(LOST), "free in partly used pages", sums.free_partial, true);
     let mut column = 0;
     for (mark, name) in &entries {
-        let width = name.chars().count() + 5;
-        if column > 0 && column + width > style.columns {
+        // The mark and a space, and three spaces between two entries.
+        let width = name.chars().count() + 2;
+        if column > 0 && column + 3 + width <= style.columns {
+            out.push_str("   ");
+            column += 3;
+        } else if column > 0 {
             out.push('\n');
             column = 0;
         }
-        let _ = write!(out, "{mark} {name}   ");
+        let _ = write!(out, "{mark} {}", name.replace('\u{a0}', " "));
         column += width;
     }
     out.push('\n');
     if style.letters() {
         wrapped(out, "capital: 15 of 16 parts of the cell are taken; small: less", style.columns);
+    }
+    let beyond = |piece: &Piece| piece.kind.is_block() && piece.stream as usize >= CLASSES;
+    if style.by == By::Stream && picture.pieces.iter().any(beyond) {
+        wrapped(out, "a stream of 8 or more is drawn as its number less 8, 16, and so on", style.columns);
     }
     let parts = format!(
         "in partly used pages: gaps between blocks {}, free slots {}, rests of slots {}, tails of slabs {}",
@@ -268,7 +277,7 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
     wrapped(out, &parts, style.columns);
 }
 
-fn notes(out: &mut String, picture: &Picture) {
+fn notes(out: &mut String, picture: &Picture, columns: usize) {
     if picture.misfits.total() > 0 {
         let parts: Vec<String> = picture
             .misfits
@@ -277,15 +286,13 @@ fn notes(out: &mut String, picture: &Picture) {
             .filter(|part| part.1 > 0)
             .map(|(name, count)| format!("{name} {count}"))
             .collect();
-        let _ = writeln!(
-            out,
-            "did not fit together (the record was read while it was written): {}",
-            parts.join(", ")
-        );
+        let note =
+            format!("did not fit together (the record was read while it was written): {}", parts.join(", "));
+        wrapped(out, &note, columns);
     }
 }
 
-/// A line, broken between words.
+/// A line, broken between words; a number and its unit are one word.
 fn wrapped(out: &mut String, text: &str, columns: usize) {
     let mut column = 0;
     for word in text.split(' ') {
@@ -297,16 +304,21 @@ fn wrapped(out: &mut String, text: &str, columns: usize) {
             out.push(' ');
             column += 1;
         }
-        out.push_str(word);
+        out.push_str(&word.replace('\u{a0}', " "));
         column += width;
     }
     out.push('\n');
 }
 
 fn bytes(value: u64) -> String {
-    BinaryBytes(value).to_string()
+    BinaryBytes(value).to_string().replace(' ', "\u{a0}")
 }
 
 fn share(part: u64, whole: u64) -> String {
-    if whole == 0 { "-".to_owned() } else { format!("{:.1}%", part as f64 * 100.0 / whole as f64) }
+    let percent = part as f64 * 100.0 / whole as f64;
+    match (part, percent) {
+        _ if whole == 0 => "-".to_owned(),
+        (1.., ..0.05) => "<0.1%".to_owned(),
+        _ => format!("{percent:.1}%"),
+    }
 }
