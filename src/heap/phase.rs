@@ -305,6 +305,7 @@ impl Device {
                 held: central.backing.held,
             };
             central.gauges.sample(seen.peak);
+            nvtx::live(self.id, || shared.record.live(self.id).0);
             (central.watch.look(occasion, seen), publish)
         };
         if publish {
