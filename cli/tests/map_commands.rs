@@ -118,7 +118,7 @@ fn cells_show_blocks_whole_pages_and_what_is_lost_in_partly_used_ones() {
     let known = Known::new();
     let pid = std::process::id().to_string();
     // 11 mapped pages and a spare one, in cells of 512 KiB; a bar where the address jumps.
-    let page = drawn(&[&pid, "--width", "40", "--rows", "3", "--by", "lifetime"], known.folder.path());
+    let page = drawn(&[&pid, "--width", "40", "--rows", "2", "--by", "lifetime"], known.folder.path());
     let expected = ["0x7f0000000000  PPPPPPPPPPPP~~~~!S!!::::", "0x7f0000c00000  A!!!::::|SSSSSSSS...."];
     assert_eq!(rows(&page), expected, "{page}");
     for part in
@@ -126,10 +126,10 @@ fn cells_show_blocks_whole_pages_and_what_is_lost_in_partly_used_ones() {
     {
         assert!(page.contains(part), "no {part:?} in\n{page}");
     }
-    let physical = drawn(&[&pid, "--width", "40", "--rows", "3", "--physical"], known.folder.path());
+    let physical = drawn(&[&pid, "--width", "40", "--rows", "2", "--physical"], known.folder.path());
     let expected = ["chunk 3.0       SSSSSSSS....____PPPPPPPP", "0x7f0000400000  PPPP~~~~!S!!::::A!!!::::"];
     assert_eq!(rows(&physical), expected, "{physical}");
-    let age = drawn(&[&pid, "--width", "40", "--rows", "3", "--by", "age"], known.folder.path());
+    let age = drawn(&[&pid, "--width", "40", "--rows", "2", "--by", "age"], known.folder.path());
     let expected = ["0x7f0000000000  DDDDDDDDDDDD~~~~!A!!::::", "0x7f0000c00000  A!!!::::|AAAAAAAA...."];
     assert_eq!(rows(&age), expected, "{age}");
     assert!(age.contains("A this step 5.00 MiB") && age.contains("D 4-15 steps 6.00 MiB"), "{age}");
@@ -262,6 +262,37 @@ fn a_living_process_is_watched_until_nobody_reads_on() {
     }
     drop(out);
     assert_eq!(child.wait().unwrap().code(), Some(0), "a closed pipe is no trouble");
+}
+
+#[test]
+fn blocks_that_the_record_has_no_room_for_are_told_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = RecordOptions {
+        directory: folder.path().to_owned(),
+        ring_events: 256,
+        max_blocks: 1024,
+        ..RecordOptions::default()
+    };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[DeviceFacts::default()])));
+    let bytes = 8 * PAGE;
+    record.segment_insert(&SegmentEntry { address: BASE, bytes, ..SegmentEntry::default() });
+    let mut lane = record.lane(0, 0);
+    for n in 0..3000 {
+        let (address, size) = (BASE + n * 512, 512);
+        lane.block_insert(&BlockEntry { address, size, requested: 1, ..BlockEntry::default() });
+    }
+    let path = record.path().unwrap().to_str().unwrap();
+    let all: Value = serde_json::from_str(&drawn(&[path, "--json"], folder.path())).unwrap();
+    let (there, missing) = (&all["sums"]["live_blocks"], &all["not_in_the_record"]["blocks"]);
+    assert_eq!(there.as_u64().unwrap() + missing.as_u64().unwrap(), 3000);
+    assert_eq!(all["not_in_the_record"]["bytes"].as_u64(), missing.as_u64().map(|blocks| blocks * 512));
+    let note = format!("{missing} live blocks");
+    let page = drawn(&[path, "--width", "200"], folder.path());
+    assert!(page.contains(&note) && page.contains("record_blocks"), "{page}");
+    let file = folder.path().join("page.html");
+    drawn(&[path, "--html", file.to_str().unwrap()], folder.path());
+    assert!(std::fs::read_to_string(file).unwrap().contains(&note));
+    record.close();
 }
 
 /// Every byte of a record may be anything.

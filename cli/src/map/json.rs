@@ -4,6 +4,7 @@ use gruyere::record::picture::{Picture, Piece, Range};
 use gruyere::record::{DeviceGauge, LIFETIME_NAMES, LIFETIMES, Reader};
 use serde_json::{Map, Value, json};
 
+use super::gaps::Missing;
 use super::strokes::{Ink, of_range};
 
 /// Largest blocks and free runs that are listed.
@@ -73,7 +74,7 @@ pub fn sums(picture: &Picture) -> Value {
 }
 
 /// Entries that did not fit together, by name.
-pub fn misfits(picture: &Picture) -> Value {
+fn misfits(picture: &Picture) -> Value {
     picture
         .misfits
         .parts()
@@ -119,6 +120,7 @@ fn range(picture: &Picture, range: &Range) -> Value {
 /// All of it.
 pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
     let device = reader.device(picture.device);
+    let missing = Missing::of(reader, picture);
     let gauge = |gauge| device.as_ref().map(|device| device.gauge(gauge));
     json!({
         "process": process(reader),
@@ -129,6 +131,7 @@ pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
         "limit_bytes": gauge(DeviceGauge::Limit),
         "sums": sums(picture),
         "did_not_fit": misfits(picture),
+        "not_in_the_record": { "blocks": missing.blocks, "bytes": missing.bytes, "segments": missing.segments },
         "ranges": picture.ranges.iter().map(|one| range(picture, one)).collect::<Vec<_>>(),
         "largest_free_runs": picture
             .largest_runs(LISTED)

@@ -1,6 +1,7 @@
 //! `gruyere map`: where every byte of a device is.
 
 mod cells;
+mod gaps;
 mod html;
 mod json;
 mod strokes;
@@ -18,6 +19,7 @@ use serde_json::json;
 
 use crate::failure::{Ended, Exit, Failure};
 use crate::target::Target;
+use gaps::Missing;
 use strokes::By;
 use terminal::Style;
 
@@ -100,7 +102,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     } else {
         let text = match arguments.json {
             true => format!("{:#}\n", json::value(&reader, &picture)),
-            false => drawn(&picture, &title(&reader, device), arguments),
+            false => drawn(&picture, &reader, arguments),
         };
         // A closed pipe (`| head`) is no trouble.
         let _ = io::stdout().write_all(text.as_bytes());
@@ -156,15 +158,21 @@ fn title(reader: &Reader<'_>, device: u32) -> String {
 }
 
 /// The picture as text, in as many rows as the terminal has room for.
-fn drawn(picture: &Picture, title: &str, arguments: &Arguments) -> String {
-    let (style, lines) = style(arguments);
-    let text = terminal::draw(picture, title, style);
+fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> String {
+    let title = title(reader, picture.device);
+    let notes = gaps::notes(picture, Missing::of(reader, picture));
+    let (mut style, lines) = style(arguments);
+    let mut text = terminal::draw(picture, &title, &notes, style);
     // How many lines the legend takes is known once it is written. One is the prompt's.
-    let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
-    if excess == 0 || arguments.rows.is_some() {
-        return text;
+    for _ in 0..3 {
+        let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
+        if excess == 0 || arguments.rows.is_some() || style.rows <= LEAST_ROWS {
+            break;
+        }
+        style.rows = style.rows.saturating_sub(excess).max(LEAST_ROWS);
+        text = terminal::draw(picture, &title, &notes, style);
     }
-    terminal::draw(picture, title, Style { rows: style.rows.saturating_sub(excess).max(LEAST_ROWS), ..style })
+    text
 }
 
 /// How to draw, and how many lines the terminal has, where there is one.
@@ -194,7 +202,7 @@ fn style(arguments: &Arguments) -> (Style, Option<usize>) {
 fn watch(reader: &Reader<'_>, device: u32, arguments: &Arguments, pause: Duration) -> Ended {
     loop {
         let picture = look(reader, device)?;
-        let text = drawn(&picture, &title(reader, device), arguments);
+        let text = drawn(&picture, reader, arguments);
         // Each line is overwritten and its rest cleared, so nothing flickers.
         let text = match io::stdout().is_terminal() {
             true => format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")),
@@ -224,7 +232,7 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &PathBuf) -> Result<
         "taken": Timestamp::now().to_string(),
         "limit": gauge(DeviceGauge::Limit),
         "sums": json::sums(picture),
-        "misfits": json::misfits(picture),
+        "notes": gaps::notes(picture, Missing::of(reader, picture)),
     });
     let failed = |error: io::Error| {
         Failure::new(format_args!(

@@ -116,14 +116,14 @@ impl Style {
     }
 }
 
-/// The whole picture, as text.
-pub fn draw(picture: &Picture, title: &str, style: Style) -> String {
+/// The whole picture, as text; `notes` come last.
+pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> String {
     let mut out = String::new();
     wrapped(&mut out, title, style.columns);
     let sums = picture.sums;
     if sums.held == 0 {
         let _ = writeln!(out, "nothing is held on device {}", picture.device);
-        notes(&mut out, picture, style.columns);
+        notes.iter().for_each(|note| wrapped(&mut out, note, style.columns));
         return out;
     }
     let width = style.columns.saturating_sub(LABEL).max(8);
@@ -170,14 +170,16 @@ pub fn draw(picture: &Picture, title: &str, style: Style) -> String {
         bytes(sums.retired)
     );
     wrapped(&mut out, &pages, style.columns);
-    notes(&mut out, picture, style.columns);
+    notes.iter().for_each(|note| wrapped(&mut out, note, style.columns));
     out
 }
 
-/// A power of two, such that all that is held fits in the rows, about.
+/// The bytes of a cell, such that all that is held fits in the rows, about: eighths of a power of two, so that the rows are used.
 fn cell_bytes(held: u64, width: usize, rows: usize) -> u64 {
     let cells = (width * rows.max(1)) as u64;
-    held.div_ceil(cells).max(512).checked_next_power_of_two().unwrap_or(1 << 63)
+    let least = held.div_ceil(cells).max(512);
+    let step = (least.checked_next_power_of_two().unwrap_or(1 << 63) / 16).max(512);
+    least.next_multiple_of(step)
 }
 
 /// Cells in rows; a bar where the address jumps.
@@ -275,21 +277,6 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
         bytes(sums.slab_tails)
     );
     wrapped(out, &parts, style.columns);
-}
-
-fn notes(out: &mut String, picture: &Picture, columns: usize) {
-    if picture.misfits.total() > 0 {
-        let parts: Vec<String> = picture
-            .misfits
-            .parts()
-            .iter()
-            .filter(|part| part.1 > 0)
-            .map(|(name, count)| format!("{name} {count}"))
-            .collect();
-        let note =
-            format!("did not fit together (the record was read while it was written): {}", parts.join(", "));
-        wrapped(out, &note, columns);
-    }
 }
 
 /// A line, broken between words; a number and its unit are one word.

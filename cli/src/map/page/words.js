@@ -117,13 +117,13 @@ function fillSummary() {
     span.append(name + " ", b);
     return span;
   }));
+  $("notes").textContent = facts.notes.join("\n");
+  $("notes").hidden = facts.notes.length === 0;
   const p = sums.pages, a = sums.address_space;
   const terms = [["pages, full", p.full], ["partly used", p.partly_used], ["free", p.free], ["spare", p.spare],
     ["free slots", bytesText(sums.free_slot_bytes)], ["rests of slots", bytesText(sums.slot_rest_bytes)], ["tails of slabs", bytesText(sums.slab_tail_bytes)],
     ["gaps between blocks", bytesText(sums.gap_bytes)],
     ["ranges", ranges.length], ["reserved addresses", bytesText(a.reserved_bytes)], ["shadows", bytesText(a.shadow_bytes)], ["retired mappings", bytesText(a.retired_bytes)]];
-  const misfits = Object.values(facts.misfits).reduce((sum, n) => sum + n, 0);
-  if (misfits) terms.push(["did not fit together", misfits]);
   fillTerms($("pages"), terms);
 }
 

@@ -1,0 +1,54 @@
+//! What the picture does not show: entries that did not fit together, and what the record's tables had no room for.
+
+use gruyere::record::Reader;
+use gruyere::record::picture::Picture;
+
+/// What is missing in a picture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Live blocks that the block map had no room for: drawn as free.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Segments that the table had no room for, of all devices and since the start: what is in them is missing, or drawn without its range.
+    pub segments: u64,
+}
+
+impl Missing {
+    /// What `picture` lacks of what the gauges count. The gauges are of another moment, so blocks count as missing only where the map was ever full.
+    pub fn of(reader: &Reader<'_>, picture: &Picture) -> Missing {
+        let health = reader.health();
+        let mut missing = Missing { segments: health.segments_unrecorded, ..Missing::default() };
+        if let (1.., Some(device)) = (health.blocks_unrecorded, reader.device(picture.device)) {
+            missing.blocks = device.total().live_blocks().saturating_sub(picture.sums.live_blocks);
+            missing.bytes = device.live.saturating_sub(picture.sums.live);
+        }
+        missing
+    }
+}
+
+/// Sentences for people; none where all is there.
+pub fn notes(picture: &Picture, missing: Missing) -> Vec<String> {
+    let mut notes = Vec::new();
+    if missing.blocks > 0 {
+        notes.push(format!(
+            "{} live blocks ({} bytes) are drawn as free: the record has no room for them; give it more with record_blocks",
+            missing.blocks, missing.bytes
+        ));
+    }
+    if missing.segments > 0 {
+        notes.push(format!(
+            "the record had no room for {} segments, so what is in them may be missing here: give it more with record_blocks",
+            missing.segments
+        ));
+    }
+    if picture.misfits.total() > 0 {
+        let there = picture.misfits.parts().into_iter().filter(|part| part.1 > 0);
+        let parts: Vec<String> = there.map(|(name, count)| format!("{name} {count}")).collect();
+        notes.push(format!(
+            "did not fit together (the record was read while it was written): {}",
+            parts.join(", ")
+        ));
+    }
+    notes
+}
