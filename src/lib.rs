@@ -9,4 +9,5 @@ pub mod door;
 pub mod driver;
 pub mod dump;
 pub mod heap;
+pub mod nvtx;
 pub mod record;

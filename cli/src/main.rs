@@ -2,9 +2,12 @@
 
 mod bench;
 mod completions;
+mod device_uuid;
 mod diff;
+mod doctor;
 mod export;
 mod failure;
+mod map;
 mod post;
 mod ps;
 mod record;
@@ -31,8 +34,12 @@ enum Command {
     Completions(completions::Arguments),
     /// Compare two states of a process's memory: what is new, what is gone.
     Diff(diff::Arguments),
+    /// Look for what stands in the way: driver, devices, memory, configuration, torch.
+    Doctor(doctor::Arguments),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
+    /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
+    Map(map::Arguments),
     /// Show the last state of a process that was killed.
     Post(post::Arguments),
     /// List the processes that use Gruyère, with what they hold.
@@ -54,7 +61,9 @@ fn main() -> ExitCode {
             failure::end("completions", completions::run(&args, <Cli as clap::CommandFactory>::command()))
         }
         Command::Diff(args) => failure::end("diff", diff::run(&args)),
+        Command::Doctor(args) => failure::end("doctor", doctor::run(&args)),
         Command::Export(args) => failure::end("export", export::run(&args)),
+        Command::Map(args) => failure::end("map", map::run(&args)),
         Command::Post(args) => failure::end("post", post::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
         Command::Record(args) => failure::end("record", record::run(&args)),

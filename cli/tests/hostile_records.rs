@@ -12,19 +12,25 @@ use gruyere::record::{
 
 /// Every command that reads a record, as it is run on one. RECORD is its file, FOLDER where it lies, OUT a file that may be written.
 const COMMANDS: &[&[&str]] = &[
-    &["diff", "RECORD", "RECORD"],
     &["diff", "RECORD", "RECORD", "--json"],
-    &["post", "RECORD"],
+    &["diff", "RECORD", "RECORD"],
+    &["export", "--print", "--directory", "FOLDER"],
+    &["export", "--print", "--openmetrics", "--directory", "FOLDER"],
+    &["map", "RECORD", "--html", "OUT"],
+    &["map", "RECORD", "--json"],
+    &["map", "RECORD", "--physical", "--by", "age", "--color", "always"],
+    &["map", "RECORD"],
     &["post", "RECORD", "--json"],
+    &["post", "RECORD"],
     &["ps", "--directory", "FOLDER"],
     &["ps", "--json", "--directory", "FOLDER"],
-    &["snapshot", "RECORD", "-o", "OUT"],
-    &["snapshot", "RECORD", "--json", "-o", "OUT"],
-    &["stat", "RECORD"],
-    &["stat", "RECORD", "--json"],
     &["record", "RECORD", "--for", "10ms", "-o", "OUT"],
-    &["report", "RECORD"],
     &["report", "RECORD", "--json"],
+    &["report", "RECORD"],
+    &["snapshot", "RECORD", "--json", "-o", "OUT"],
+    &["snapshot", "RECORD", "-o", "OUT"],
+    &["stat", "RECORD", "--json"],
+    &["stat", "RECORD"],
 ];
 
 /// The longest that a command may take on a record of some MiB.

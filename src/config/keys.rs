@@ -44,9 +44,9 @@ enum Kind {
         field: fn(&mut Config) -> &mut u32,
     },
     Folder(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
-    File(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
     /// The name of a run, or `none`.
     Name(fn(&mut Config) -> &mut Option<String>),
+    File(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
     /// Sizes for lifetimes, `NAME=SIZE+NAME=SIZE`, or `none`.
     Reserves(fn(&mut Config) -> &mut [Size; 4]),
 }
@@ -202,6 +202,13 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Switch(|config| &mut config.reuse_internal),
     },
     Key {
+        name: "nvtx",
+        default: "off",
+        meaning: "Show growth, moved pages, waits, trims and out-of-memory in Nsight Systems, in the domain `gruyere`, with counters of \
+                  what is held and live.",
+        kind: Kind::Switch(|config| &mut config.nvtx),
+    },
+    Key {
         name: "trace",
         default: "none",
         meaning: "File to write a trace of every malloc, free and record_stream to, for `gruyere bench --trace`: `%p` in it stands \
@@ -247,10 +254,10 @@ impl Key {
             }
             Kind::Count { least, most, .. } => format!("expected a whole number from {least} to {most}"),
             Kind::Folder(_) => "expected a folder's path, or none".into(),
-            Kind::File(_) => "expected a file's path, or none".into(),
             Kind::Name(_) => format!(
                 "expected none, or up to {MAX_NAME} letters, digits, `.`, `_` and `-`, the first of them no dot"
             ),
+            Kind::File(_) => "expected a file's path, or none".into(),
             Kind::Reserves(_) => format!(
                 "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",
                 names(&LIFETIMES)
@@ -285,15 +292,15 @@ impl Key {
                 let count = value.parse().ok().filter(|count| (*least..=*most).contains(count));
                 *field(config) = count.ok_or_else(refuse)?;
             }
-            Kind::Folder(field) | Kind::File(field) => {
-                *field(config) = (value != "none").then(|| value.into())
-            }
             Kind::Name(field) => {
                 *field(config) = match value {
                     "none" => None,
                     name if is_name(name) => Some(name.to_owned()),
                     _ => return Err(refuse()),
                 }
+            }
+            Kind::Folder(field) | Kind::File(field) => {
+                *field(config) = (value != "none").then(|| value.into())
             }
             Kind::Reserves(field) => {
                 *field(config) = if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };

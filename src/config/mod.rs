@@ -96,6 +96,8 @@ pub struct Config {
     pub reuse_opportunistic: bool,
     /// Driver pools: reuse by waits that the driver inserts.
     pub reuse_internal: bool,
+    /// Whether a profiler is told what the heap does.
+    pub nvtx: bool,
     /// File for a trace of all requests.
     pub trace: Option<PathBuf>,
 }
@@ -122,6 +124,7 @@ impl Default for Config {
             reuse_event_dependencies: true,
             reuse_opportunistic: true,
             reuse_internal: true,
+            nvtx: false,
             trace: None,
         }
     }
@@ -212,8 +215,9 @@ mod tests {
     fn every_key_changes_what_it_names() {
         let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
-                    ring_events:2048,dump_dir:/tmp/a:b,history:/var/runs,name:llama-7b,release_threshold:2MiB,reuse_event_dependencies:off,\
-                    reuse_opportunistic:off , reuse_internal:off,trace:/tmp/%p.zst";
+                    ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
+                    reuse_opportunistic:off , reuse_internal:off,history:/var/runs,name:llama-7b,nvtx:on,\
+                    trace:/tmp/%p.zst";
         let expected = Config {
             backing: Backing::Fixed,
             share: false,
@@ -234,6 +238,7 @@ mod tests {
             reuse_event_dependencies: false,
             reuse_opportunistic: false,
             reuse_internal: false,
+            nvtx: true,
             trace: Some("/tmp/%p.zst".into()),
         };
         assert_eq!(Config::parse(text), Ok(expected));

@@ -380,6 +380,7 @@ impl<W: Write> ser::SerializeStruct for Items<'_, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Serialize;
 
     fn pickled(value: &impl Serialize) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -20,6 +20,7 @@ use super::tally::Tally;
 use super::waits::Order;
 use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
+use crate::nvtx;
 use crate::record::{
     Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
     SegmentEntry, SegmentKind, bucket_of, clock,
@@ -232,6 +233,7 @@ impl Central {
     /// # Errors
     /// The driver's; out of memory also where the ceiling would be passed. Nothing is lost then.
     pub fn extend(&mut self, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
+        let _range = nvtx::range(nvtx::What::Growth, want.bytes);
         match self.backing.kind {
             Kind::Stitch => {
                 let done = self.stitch(ctx, want);
@@ -345,6 +347,7 @@ impl Central {
     /// Tells the record what is held.
     pub fn publish_reserved(&mut self) {
         let reserved = self.backing.reserved;
+        nvtx::reserved(self.device, reserved);
         self.peak_reserved = self.peak_reserved.max(reserved);
         self.tally.hold(reserved, self.pieces());
         self.gauges.set(&[

@@ -51,6 +51,7 @@ mod waits;
 
 use crate::config::Config;
 use crate::driver::{CaptureStatus, DeviceId, Driver, DriverError, StreamHandle};
+use crate::nvtx;
 use crate::record::facts::Process;
 use crate::record::trace::{self, Tracer};
 use crate::record::{DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
@@ -220,6 +221,9 @@ impl Heap {
     /// # Errors
     /// The driver's, where there is no device to be asked.
     pub fn new(driver: Arc<dyn Driver>, config: Config) -> Result<Self, DriverError> {
+        if config.nvtx {
+            nvtx::attach();
+        }
         let count = driver.device_count()?.min(MAX_DEVICES);
         let facts: Vec<DeviceFacts> = (0..count)
             .map(|id| {
@@ -798,6 +802,7 @@ impl Heap {
     /// A training step (or a request of a server) is over.
     pub fn mark_step(&self) {
         let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
+        nvtx::mark(nvtx::What::Step, u64::from(step));
         if let Some(trace) = &self.trace {
             trace.step();
         }
@@ -817,18 +822,18 @@ impl Heap {
         }
     }
 
-    /// Writes what waits to go to the trace's file, where there is one.
-    pub fn flush_trace(&self) {
-        if let Some(trace) = &self.trace {
-            trace.flush();
-        }
-    }
-
     /// Brings the record's timeline up to now, as looks and growth do meanwhile.
     pub fn sample(&self) {
         for device in self.devices() {
             let central = &mut *lock(&device.central);
             central.gauges.sample(central.arenas.busy_peak());
+        }
+    }
+
+    /// Writes what waits to go to the trace's file, where there is one.
+    pub fn flush_trace(&self) {
+        if let Some(trace) = &self.trace {
+            trace.flush();
         }
     }
 

@@ -13,6 +13,7 @@ use super::size_class::PAGE;
 use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
 use super::streams::Streams;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
+use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -220,6 +221,8 @@ impl Central {
         pieces: &[Piece],
         mut gathered: Gathered,
     ) -> Result<()> {
+        let moved = gathered.pages * PAGE;
+        let _range = if moved > 0 { nvtx::range(nvtx::What::Stitch, moved) } else { None };
         let shadows = gathered.shadows();
         let row = plan.address - shadows.0..plan.address + plan.bytes + shadows.1;
         ctx.table.cover(row.start, row.end - row.start);

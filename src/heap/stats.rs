@@ -12,6 +12,7 @@ use super::page_table::Owner;
 use super::size_class::{PAGE, SMALL_MAX};
 use super::tally::HeldStats;
 use super::{Error, Heap, Shared, lane, lock};
+use crate::nvtx;
 use crate::record::peaks::{BlockStats, SMALL};
 use crate::record::{DeviceGauge, Reader, missing_share};
 use std::collections::BTreeMap;
@@ -204,6 +205,7 @@ impl Device {
     /// Writes the gauges that the straight path leaves alone.
     pub fn publish_gauges(&self, shared: &Shared) {
         let stats = self.stats(shared);
+        nvtx::gauges(self.id, stats.live, stats.pending, stats.largest_request);
         let mut central = lock(&self.central);
         let (calls, errors) = (central.backing.calls, central.backing.errors);
         central.gauges.set(&[

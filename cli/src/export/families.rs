@@ -2,14 +2,17 @@
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gruyere::heap::ladder::RUNG_NAMES;
 use gruyere::record::facts::Process;
 use gruyere::record::histogram::{BUCKETS, Counts, bucket_ceiling, bucket_floor};
 use gruyere::record::reader::DeviceSnapshot;
+use gruyere::record::timeline::TimelineEntry;
 use gruyere::record::{DeviceGauge, LIFETIME_NAMES, Reader};
 
 use super::exposition::{Family, Kind, Labels, Sample, Value};
+use crate::device_uuid::uuid_text;
 
 /// Devices of one process that are exported; a damaged record may speak of more.
 const MOST_DEVICES: usize = 64;
@@ -243,7 +246,8 @@ pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, id
             || device.gauge(DeviceGauge::DriverCalls) > 0
     };
     for device in reader.device_snapshots().iter().filter(|device| used(device)).take(MOST_DEVICES) {
-        of_device(families, device, identity);
+        let recent = recent_peak(&reader.timeline(device.device).entries, device);
+        of_device(families, device, recent, identity);
     }
 }
 
@@ -259,18 +263,24 @@ fn backing(configuration: &str) -> &'static str {
     }
 }
 
-/// A device's UUID as NVML and DCGM write it.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 /// Counters of different lanes are read some microseconds apart, so a difference may come out below nothing.
 fn whole(difference: u64) -> u64 {
     if difference > i64::MAX as u64 { 0 } else { difference }
 }
 
-fn of_device(families: &mut Families, device: &DeviceSnapshot, identity: &Identity) {
+/// A training step goes up and down: what is in use is told at its highest in this time.
+const RECENT: Duration = Duration::from_secs(60);
+
+/// The most that was in use of late. Where nothing has happened for longer, what is in use now is.
+fn recent_peak(timeline: &[TimelineEntry], device: &DeviceSnapshot) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = u64::try_from(now.saturating_sub(RECENT).as_nanos()).unwrap_or(u64::MAX);
+    let recent = timeline.iter().rev().take_while(|entry| entry.realtime_nanoseconds >= since);
+    let high = recent.map(|entry| whole(entry.sample.in_use_high)).max().unwrap_or(0);
+    high.max(device.live.saturating_add(whole(device.total().pending_bytes())))
+}
+
+fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, identity: &Identity) {
     let (gpu, uuid) = (device.device.to_string(), uuid_text(&device.facts.uuid));
     let place = [("gpu", gpu.as_str()), ("uuid", &uuid)];
     let of = identity.of(&place);
@@ -296,6 +306,12 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, identity: &Identi
     }
     let said = ("gruyere_live_peak_bytes", "bytes", "The most that was ever in the program's hands.");
     families.gauge(said, &of, device.live_peak);
+    let said = (
+        "gruyere_in_use_peak_bytes",
+        "bytes",
+        "The most that was in use (live, waiting, in slabs) in the last minute.",
+    );
+    families.gauge(said, &of, recent);
     // By pool and not by lifetime: a block may change its lifetime, and a counter must not fall.
     for (pool, name) in [(0, "small"), (1, "large")] {
         let counts = device.sum(|number, _| number == pool);
@@ -443,11 +459,5 @@ mod tests {
         assert_eq!(counted.len(), 1);
         assert!(["1e-06", "2e-06"].contains(&counted[0].0.as_str()) && counted[0].1 == 7, "{counted:?}");
         assert!((sum / 7e-6 - 1.0).abs() < 0.07, "{sum}");
-    }
-
-    #[test]
-    fn a_uuid_is_written_as_nvml_does() {
-        let uuid: [u8; 16] = std::array::from_fn(|byte| byte as u8 * 17);
-        assert_eq!(uuid_text(&uuid), "GPU-00112233-4455-6677-8899-aabbccddeeff");
     }
 }
