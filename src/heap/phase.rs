@@ -293,12 +293,13 @@ impl Device {
     /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be called without any lock.
     #[cold]
     pub(super) fn watch(&self, shared: &Shared, occasion: Occasion) {
+        let now = Instant::now();
         let (drain, publish) = {
             let central = &mut *lock(&self.central);
             let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
             let seen = Seen {
                 now: central.arenas.changes(),
-                time: Instant::now(),
+                time: now,
                 busy: central.arenas.busy(),
                 peak: central.arenas.take_busy_peak(),
                 held: central.backing.held,
@@ -315,6 +316,7 @@ impl Device {
         {
             self.drain(shared, drain);
         }
+        self.look_at_thresholds(shared, now);
     }
 
     fn drain(&self, shared: &Shared, drain: Drain) {

@@ -22,7 +22,8 @@ use super::timeline::{Sample, Timeline, TimelineEntry};
 use super::totals;
 use super::trail::TrailCell;
 use super::{
-    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, LANES, LIFETIMES, Record, SegmentEntry, missing_share,
+    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, EventKind, LANES, LIFETIMES, Record, SegmentEntry,
+    missing_share,
 };
 
 /// Looks at a seqlock before it is called torn: about 30 ms, most of them asleep.
@@ -602,6 +603,17 @@ impl<'a> Reader<'a> {
         }
         events.entries.sort_by_key(|event| event.time);
         events
+    }
+
+    /// The events after the position `since` that are neither mallocs nor frees nor uses of a block by a stream, and moves `since` behind them: what a
+    /// reader can follow at any pace, since the events of blocks are not even read. Without a trail of its own, a lane writes into the same ring;
+    /// [`Events::lost`] counts those too.
+    pub fn rare_events(&self, since: &mut u64) -> Events {
+        let Some(ring) = self.ring() else { return Events::default() };
+        let (read, lost, end) = ring.read_since(*since);
+        *since = end;
+        let is_rare = |event: &Event| event.kind as u8 > EventKind::RecordStream as u8;
+        Events { entries: read.into_iter().filter(is_rare).collect(), lost }
     }
 
     /// Events ever written, those dropped by writers that met on a slot, and those that the rings can hold.
