@@ -113,7 +113,7 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
     }
     let is_marked = last.step > first.step;
     let run = if is_marked {
-        let warm = first.step + WARM_UP_STEPS;
+        let warm = first.step.saturating_add(WARM_UP_STEPS);
         &points[points.partition_point(|point| point.step < warm)..]
     } else {
         points
@@ -134,7 +134,8 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
                 && growth.seconds <= HORIZON * age * share
             {
                 let steps = span.last().zip(span.first()).map(|(last, first)| {
-                    (last.step - first.step) as f64 / (last.seconds - first.seconds) * growth.seconds
+                    last.step.saturating_sub(first.step) as f64 / (last.seconds - first.seconds)
+                        * growth.seconds
                 });
                 return Forecast::Growing(Growth { steps: steps.filter(|_| is_marked), ..growth });
             }

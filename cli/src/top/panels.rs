@@ -328,7 +328,7 @@ pub fn sizes(frame: &mut Frame, area: Rect, app: &App) {
 pub fn streams(frame: &mut Frame, area: Rect, app: &App) {
     let title = heading(app, "by stream", "live; blocks".to_owned());
     let room = usize::from(area.height.saturating_sub(1));
-    let all: u64 = app.details.streams.iter().map(|(_, sum)| sum.bytes).sum();
+    let all = app.details.streams.iter().fold(0u64, |all, (_, sum)| all.saturating_add(sum.bytes));
     let width = usize::from(area.width).saturating_sub(12 + 12 + 9).clamp(4, 60);
     let mut lines: Vec<Line> = app
         .details

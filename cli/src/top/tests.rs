@@ -8,7 +8,9 @@ use gruyere::record::facts::Process;
 use gruyere::record::reader::DeviceSnapshot;
 use gruyere::record::ring::Event;
 use gruyere::record::timeline::{Sample, TimelineEntry};
-use gruyere::record::{DeviceGauge, EventKind, bucket_of};
+use gruyere::record::{
+    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, bucket_of, clock,
+};
 use gruyere::watch::{Forecast, Growth};
 use insta::assert_snapshot;
 use ratatui::Terminal;
@@ -19,9 +21,11 @@ use ratatui::style::{Color, Modifier};
 use super::app::{App, Flow, Row, Tick, View};
 use super::columns::{Column, Sort};
 use super::details::Sum;
+use super::sample::sample;
 use super::theme::Theme;
 use super::{draw, text};
-use crate::follow::Life;
+use crate::follow::{Follower, Life, Which};
+use crate::target::{Folder, Target};
 
 const GIB: u64 = 1 << 30;
 const NOW: u64 = 1_790_000_000;
@@ -253,6 +257,70 @@ fn a_command_of_a_strange_process_does_not_move_the_terminal() {
         assert!(screen.contains("evil"), "{screen}");
         assert!(!screen.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{screen:?}");
     }
+}
+
+#[test]
+fn a_damaged_record_is_drawn_or_refused_but_never_a_panic() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = RecordOptions {
+        directory: folder.path().to_owned(),
+        ring_events: 64,
+        max_blocks: 256,
+        ..RecordOptions::default()
+    };
+    let facts = DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
+    let mut lane = record.lane(0, 0);
+    for n in 1..20 {
+        lane.block_insert(&BlockEntry {
+            address: n << 30,
+            size: 1 << 20,
+            requested: 1,
+            ..BlockEntry::default()
+        });
+        record.device(0).set(&[(DeviceGauge::Limit, 80 << 30), (DeviceGauge::Reserved, n << 30)]);
+        record.device(0).sample(n << 30);
+        record.event(EventKind::Grow, 0, 0, 0, n << 30, 1 << 30, clock::now());
+    }
+    let whole = std::fs::read(record.path().expect("a file")).expect("read");
+    record.close();
+    // What is not zero is where something is said.
+    let said: Vec<usize> = (0..whole.len()).filter(|&at| whole[at] != 0).collect();
+    let mut seed = 7u64;
+    let mut draw_lot = move |below: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) as usize % below
+    };
+    let mut drawn = 0;
+    for n in 0..300 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + n % 20 {
+            let near = said[draw_lot(said.len())] & !7;
+            let at = (near + draw_lot(16)).min(bytes.len() - 1);
+            bytes[at] = [0xff, 0x80, 0x01, 0x7f][draw_lot(4)];
+        }
+        if n % 10 == 0 {
+            bytes.truncate(draw_lot(bytes.len()));
+        }
+        let path = folder.path().join(format!("gruyere-1-2-{n}-0.record"));
+        std::fs::write(&path, bytes).expect("written");
+        let folder = Folder { directory: folder.path().to_owned() };
+        let target = Target { target: path.display().to_string(), folder };
+        let Ok(mut follower) = Follower::new(Which::One(target)) else { continue };
+        let mut app = App::new(Sort::OomIn, Duration::from_millis(500), Theme::new(false));
+        for _ in 0..2 {
+            follower.look(std::time::Instant::now());
+            app.update(&follower, std::time::Instant::now());
+        }
+        for view in [View::Main, View::Detail] {
+            app.view = view;
+            assert!(!shown(&mut app, 160, 50).is_empty());
+        }
+        sample(&follower);
+        std::fs::remove_file(&path).expect("removed");
+        drawn += 1;
+    }
+    assert!(drawn > 100, "only {drawn} of 300 could be opened");
 }
 
 #[test]
