@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let (which, thresholds) = arguments.read();
     let mut follower = Follower::new(which)?;
     let begin = Instant::now();
-    let end = arguments.time.map(|time| Duration::from(time));
+    let end = arguments.time.map(Duration::from);
     let interval = Duration::from(arguments.interval).max(SHORTEST);
     let mut alarms: BTreeMap<(PathBuf, u32), Vec<Alarm>> = BTreeMap::new();
     let mut runs = Runs::default();
