@@ -67,7 +67,9 @@ fn header(frame: &mut Frame, area: Rect, app: &App) {
     if !app.trouble.is_empty() {
         spans.push(Span::styled(format!("· {} unreadable ", app.trouble.len()), theme.warn()));
     }
-    frame.render_widget(Paragraph::new(Line::from(spans)), area);
+    let head = Line::from(spans);
+    let used = head.width();
+    frame.render_widget(Paragraph::new(head), area);
     let interval = app.interval.as_secs_f64();
     let every = if app.is_paused {
         Span::styled(" paused ", theme.bad())
@@ -76,7 +78,7 @@ fn header(frame: &mut Frame, area: Rect, app: &App) {
     } else {
         Span::styled(format!(" every {} ", Duration(interval)), theme.dim())
     };
-    if area.width >= 60 {
+    if used + every.width() <= usize::from(area.width) || app.is_paused {
         frame.render_widget(Paragraph::new(Line::from(every).alignment(Alignment::Right)), area);
     }
 }
@@ -133,7 +135,12 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
             .areas(area);
     table(frame, top, app);
     if let Some(row) = app.chosen() {
-        frame.render_widget(Paragraph::new(panels::summary(app, row)), line);
+        frame.render_widget(Paragraph::new(panels::summary(app, row, line.width < WIDE)), line);
+        if rows > top.height {
+            let place = format!(" {} of {} ", app.chosen_at() + 1, app.rows.len());
+            let place = Line::styled(place, app.theme.warn()).alignment(Alignment::Right);
+            frame.render_widget(Paragraph::new(place), line);
+        }
     }
     if rest.width >= WIDE {
         wide(frame, rest, app);

@@ -56,18 +56,18 @@ fn heading<'a>(app: &App, name: &'a str, rest: String) -> Line<'a> {
     ])
 }
 
-/// What the chosen device is and how it stands, in one line.
-pub fn summary<'a>(app: &App, row: &Row) -> Line<'a> {
+/// What the chosen device is and how it stands, in one line. A short one says the worst.
+pub fn summary<'a>(app: &App, row: &Row, is_short: bool) -> Line<'a> {
     let rank = row.process.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
     let theme = app.theme;
     let limit = row.facts().limit();
     let held = row.snapshot.gauge(DeviceGauge::Reserved);
+    let name = if is_short { "" } else { row.snapshot.facts.name.trim() };
     let mut spans = vec![
         Span::raw(" "),
-        Span::styled(
-            format!("{rank}GPU {} {}", row.key.1, plain(row.snapshot.facts.name.trim())),
-            theme.title(),
-        ),
+        Span::styled(format!("{rank}GPU {} {}", row.key.1, plain(name)).trim_end().to_owned(), theme.title()),
+    ];
+    let amounts = [
         Span::styled(" live ", theme.dim()),
         Span::styled(bytes(row.snapshot.live), theme.live()),
         Span::styled(" held ", theme.dim()),
@@ -75,6 +75,10 @@ pub fn summary<'a>(app: &App, row: &Row) -> Line<'a> {
         Span::styled(" of ", theme.dim()),
         Span::styled(bytes(limit), theme.limit()),
     ];
+    let is_growing = matches!(row.forecast, Forecast::Growing(_));
+    if !(is_short && is_growing) {
+        spans.extend(amounts);
+    }
     if let Forecast::Growing(growth) = row.forecast {
         let style = if growth.seconds < SOON { theme.bad() } else { theme.warn() };
         let steps = growth.steps.map(|steps| format!(", {steps:.0} steps")).unwrap_or_default();
