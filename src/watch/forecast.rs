@@ -113,7 +113,7 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
     }
     let is_marked = last.step > first.step;
     let run = if is_marked {
-        let warm = first.step + WARM_UP_STEPS;
+        let warm = first.step.saturating_add(WARM_UP_STEPS);
         &points[points.partition_point(|point| point.step < warm)..]
     } else {
         points
@@ -130,11 +130,12 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
         if windows.len() >= LEAST_WINDOWS {
             seen = true;
             if (is_marked || is_new(before, span, begin + age / 2.0))
-                && let Some(growth) = growth(before, &windows, usable(points, capacity))
+                && let Some(growth) = growth(before, &windows, last.seconds, usable(points, capacity))
                 && growth.seconds <= HORIZON * age * share
             {
                 let steps = span.last().zip(span.first()).map(|(last, first)| {
-                    (last.step - first.step) as f64 / (last.seconds - first.seconds) * growth.seconds
+                    last.step.saturating_sub(first.step) as f64 / (last.seconds - first.seconds)
+                        * growth.seconds
                 });
                 return Forecast::Growing(Growth { steps: steps.filter(|_| is_marked), ..growth });
             }
@@ -213,7 +214,7 @@ fn turns(span: &[Point], depth: f64) -> usize {
     count
 }
 
-fn growth(before: &[Point], windows: &[Point], usable: f64) -> Option<Growth> {
+fn growth(before: &[Point], windows: &[Point], now: f64, usable: f64) -> Option<Growth> {
     let series = |value: fn(&Point) -> u64| -> Vec<(f64, f64)> {
         windows.iter().map(|window| (window.seconds, value(window) as f64)).collect()
     };
@@ -233,7 +234,6 @@ fn growth(before: &[Point], windows: &[Point], usable: f64) -> Option<Growth> {
         _ => return None,
     };
     let first = windows.first()?.seconds;
-    let now = windows.last()?.seconds;
     let above = |window: &Point| window.high as f64 + slope * (now - window.seconds);
     let needed = windows.iter().map(above).fold(0.0, f64::max);
     // As if it had only begun to grow with the span.

@@ -41,17 +41,23 @@ impl Row {
         Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
     }
 
-    /// What runs, without the path of the interpreter; how it ended, if it has.
+    /// What runs, without the path of the interpreter.
     pub fn command(&self) -> String {
-        let command = self.process.command.trim();
+        let command = plain(&self.process.command);
+        let command = command.trim();
         let (first, rest) = command.split_once(' ').unwrap_or((command, ""));
         let name = first.rsplit('/').next().unwrap_or(first);
-        let text = if rest.is_empty() { name.to_owned() } else { format!("{name} {rest}") };
-        match self.life {
-            Life::Live => text,
-            ended => format!("{} · {text}", ended.name()),
-        }
+        if rest.is_empty() { name.to_owned() } else { format!("{name} {rest}") }
     }
+}
+
+/// Text of another process without what would move the terminal: control characters, and those that turn the direction of writing.
+pub fn plain(text: &str) -> String {
+    let moves = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().map(|c| if moves(c) { ' ' } else { c }).collect()
 }
 
 /// One look at a device, for the small graphs.
@@ -213,6 +219,12 @@ impl App {
     /// The latest looks at the chosen device, the oldest first.
     pub fn ticks(&self) -> impl DoubleEndedIterator<Item = &Tick> {
         self.chosen().and_then(|row| self.ticks.get(&row.key)).into_iter().flatten()
+    }
+
+    /// Looks at a device that were made elsewhere.
+    #[cfg(test)]
+    pub fn remember(&mut self, key: Key, ticks: impl Iterator<Item = Tick>) {
+        self.ticks.insert(key, ticks.collect());
     }
 
     /// Takes in what was read.

@@ -7,6 +7,7 @@ use gruyere::record::DeviceGauge;
 use gruyere::watch::{Duration, Forecast, Metric, Unit};
 
 use super::app::Row;
+use crate::follow::Life;
 
 /// What the table is sorted by. The highest first, but ranks, pids and times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -121,7 +122,11 @@ impl Column {
         while columns.iter().map(|column| column.width() + 1).sum::<u16>() + COMMAND > width {
             match dispensable.next() {
                 Some(gone) => columns.retain(|column| *column != gone),
-                None => break,
+                // Fewer cells say nothing of a command.
+                None => {
+                    columns.retain(|column| *column != Command);
+                    break;
+                }
             }
         }
         columns
@@ -131,8 +136,8 @@ impl Column {
     pub fn width(self) -> u16 {
         match self {
             Self::Pid => 7,
-            Self::Rank => 4,
-            Self::Device => 3,
+            Self::Rank => 5,
+            Self::Device => 4,
             Self::Step => 7,
             Self::Live | Self::Reserved | Self::Largest => 10,
             Self::Bar => 16,
@@ -186,6 +191,7 @@ impl Column {
             Self::Fragmentation => metric(Metric::Fragmentation),
             Self::Largest => metric(Metric::Largest),
             Self::Rate => row.rate.map_or_else(|| "-".to_owned(), |rate| Unit::BytesPerSecond.show(rate)),
+            Self::OomIn if row.life != Life::Live => row.life.name().to_owned(),
             Self::OomIn => oom_in(row.forecast),
             Self::Command => row.command(),
         }
@@ -193,7 +199,7 @@ impl Column {
 }
 
 /// The least that is left for the command.
-const COMMAND: u16 = 7;
+const COMMAND: u16 = 10;
 
 /// A forecast in a few cells.
 pub fn oom_in(forecast: Forecast) -> String {

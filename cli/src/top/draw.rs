@@ -8,7 +8,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph};
 
-use super::app::{App, Row, View};
+use super::app::{App, Row, View, plain};
 use super::columns::Column;
 use super::panels::{self, bytes, count};
 use crate::follow::Life;
@@ -54,8 +54,8 @@ fn header(frame: &mut Frame, area: Rect, app: &App) {
             plural(live.count(), "device")
         )),
     ];
-    if !app.host.is_empty() {
-        spans.push(Span::styled(format!("· {} ", app.host), theme.dim()));
+    if !app.host.is_empty() && area.width >= 80 {
+        spans.push(Span::styled(format!("· {} ", plain(&app.host)), theme.dim()));
     }
     let killed = app.rows.iter().filter(|row| row.life == Life::Killed).count();
     if killed > 0 {
@@ -67,7 +67,9 @@ fn header(frame: &mut Frame, area: Rect, app: &App) {
     if !app.trouble.is_empty() {
         spans.push(Span::styled(format!("· {} unreadable ", app.trouble.len()), theme.warn()));
     }
-    frame.render_widget(Paragraph::new(Line::from(spans)), area);
+    let head = Line::from(spans);
+    let used = head.width();
+    frame.render_widget(Paragraph::new(head), area);
     let interval = app.interval.as_secs_f64();
     let every = if app.is_paused {
         Span::styled(" paused ", theme.bad())
@@ -76,7 +78,7 @@ fn header(frame: &mut Frame, area: Rect, app: &App) {
     } else {
         Span::styled(format!(" every {} ", Duration(interval)), theme.dim())
     };
-    if area.width >= 60 {
+    if used + every.width() <= usize::from(area.width) || app.is_paused {
         frame.render_widget(Paragraph::new(Line::from(every).alignment(Alignment::Right)), area);
     }
 }
@@ -120,7 +122,7 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
             Line::styled(" no process here uses gruyère; those that come will show", app.theme.dim()),
         ];
         for trouble in &app.trouble {
-            lines.push(Line::styled(format!(" {trouble}"), app.theme.warn()));
+            lines.push(Line::styled(format!(" {}", plain(trouble)), app.theme.warn()));
         }
         frame.render_widget(Paragraph::new(lines), area);
         return;
@@ -133,7 +135,12 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
             .areas(area);
     table(frame, top, app);
     if let Some(row) = app.chosen() {
-        frame.render_widget(Paragraph::new(panels::summary(app, row)), line);
+        frame.render_widget(Paragraph::new(panels::summary(app, row, line.width < WIDE)), line);
+        if rows > top.height {
+            let place = format!(" {} of {} ", app.chosen_at() + 1, app.rows.len());
+            let place = Line::styled(place, app.theme.warn()).alignment(Alignment::Right);
+            frame.render_widget(Paragraph::new(place), line);
+        }
     }
     if rest.width >= WIDE {
         wide(frame, rest, app);
@@ -245,7 +252,7 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
             } else {
                 let style = match (row.life, column) {
                     (Life::Live, column) => panels::urgency(app, row, *column),
-                    (Life::Killed, Column::Command) => app.theme.bad(),
+                    (Life::Killed, Column::OomIn) => app.theme.bad(),
                     _ => app.theme.dim(),
                 };
                 spans.push(Span::styled(fit(&column.text(row), width(column), column.is_number()), style));
@@ -290,9 +297,12 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     let process = &row.process;
     let number = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
     let head = |text: String| Line::styled(format!(" {text}"), theme.title());
-    lines.push(head(format!("process {} ({}) on {}", process.pid, row.life.name(), process.host)));
+    lines.push(head(format!("process {} ({}) on {}", process.pid, row.life.name(), plain(&process.host))));
     let mut fact = |name: &str, value: String| {
-        lines.push(Line::from(vec![Span::styled(format!("   {name:<15} "), theme.dim()), Span::raw(value)]));
+        lines.push(Line::from(vec![
+            Span::styled(format!("   {name:<15} "), theme.dim()),
+            Span::raw(plain(&value)),
+        ]));
     };
     fact("command", process.command.clone());
     let (rank, local, world) = (number(process.rank), number(process.local_rank), number(process.world_size));

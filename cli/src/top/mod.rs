@@ -9,6 +9,8 @@ mod details;
 mod draw;
 mod panels;
 mod sample;
+#[cfg(test)]
+mod tests;
 mod theme;
 
 use std::io::{self, IsTerminal, Write};

@@ -9,9 +9,11 @@ use ratatui::layout::{Alignment, Rect};
 use ratatui::style::Style;
 use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Axis, Block, Borders, Chart, Dataset, GraphType, Paragraph, Sparkline};
+use ratatui::widgets::{
+    Axis, Block, Borders, Chart, Dataset, GraphType, Paragraph, RenderDirection, Sparkline,
+};
 
-use super::app::{App, Row};
+use super::app::{App, Row, plain};
 use super::columns::oom_in;
 
 /// Bytes for people.
@@ -54,15 +56,18 @@ fn heading<'a>(app: &App, name: &'a str, rest: String) -> Line<'a> {
     ])
 }
 
-/// What the chosen device is and how it stands, in one line.
-pub fn summary<'a>(app: &App, row: &Row) -> Line<'a> {
+/// What the chosen device is and how it stands, in one line. A short one says the worst.
+pub fn summary<'a>(app: &App, row: &Row, is_short: bool) -> Line<'a> {
     let rank = row.process.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
     let theme = app.theme;
     let limit = row.facts().limit();
     let held = row.snapshot.gauge(DeviceGauge::Reserved);
+    let name = if is_short { "" } else { row.snapshot.facts.name.trim() };
     let mut spans = vec![
         Span::raw(" "),
-        Span::styled(format!("{rank}GPU {} {}", row.key.1, row.snapshot.facts.name.trim()), theme.title()),
+        Span::styled(format!("{rank}GPU {} {}", row.key.1, plain(name)).trim_end().to_owned(), theme.title()),
+    ];
+    let amounts = [
         Span::styled(" live ", theme.dim()),
         Span::styled(bytes(row.snapshot.live), theme.live()),
         Span::styled(" held ", theme.dim()),
@@ -70,6 +75,10 @@ pub fn summary<'a>(app: &App, row: &Row) -> Line<'a> {
         Span::styled(" of ", theme.dim()),
         Span::styled(bytes(limit), theme.limit()),
     ];
+    let is_growing = matches!(row.forecast, Forecast::Growing(_));
+    if !(is_short && is_growing) {
+        spans.extend(amounts);
+    }
     if let Forecast::Growing(growth) = row.forecast {
         let style = if growth.seconds < SOON { theme.bad() } else { theme.warn() };
         let steps = growth.steps.map(|steps| format!(", {steps:.0} steps")).unwrap_or_default();
@@ -109,7 +118,7 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
         .fold(1.0, f64::max)
         .max(live.iter().map(|point| point.1).fold(1.0, f64::max));
     // The ceiling shows once it is not far.
-    let top = if highest > 0.5 * limit { limit.max(highest) * 1.02 } else { highest * 1.1 };
+    let top = if highest > 0.5 * limit { limit.max(highest) } else { round(highest * 1.05) };
     let ceiling = [(begin, limit), (end, limit)];
     let line = |data, style| {
         Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).style(style).data(data)
@@ -118,7 +127,7 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     if top >= limit {
         sets.push(line(&ceiling, app.theme.limit()));
     }
-    let label = |value: f64| Span::styled(Unit::Bytes.show(value), app.theme.dim());
+    let label = |value: f64| Span::styled(Unit::Bytes.show(value).replace(".00", ""), app.theme.dim());
     let ago = |seconds: f64| Span::styled(format!("{} ago", Duration(seconds)), app.theme.dim());
     let chart = Chart::new(sets)
         .block(block)
@@ -131,6 +140,22 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
         .y_axis(Axis::default().bounds([0.0, top]).labels([label(0.0), label(top / 2.0), label(top)]))
         .style(app.theme.dim());
     frame.render_widget(chart, area);
+}
+
+/// The next amount that is one, two, four or eight of a unit or ten or a hundred times that.
+fn round(value: f64) -> f64 {
+    let mut unit = 1.0;
+    while value >= 1024.0 * unit {
+        unit *= 1024.0;
+    }
+    let steps = [1.0, 2.0, 4.0, 8.0];
+    let mut scale = unit;
+    loop {
+        if let Some(step) = steps.iter().find(|step| *step * scale >= value) {
+            return step * scale;
+        }
+        scale *= 10.0;
+    }
 }
 
 fn legend<'a>(app: &App) -> Line<'a> {
@@ -194,20 +219,27 @@ fn series(app: &App, columns: u16) -> Vec<Cell> {
 pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
     let width = usize::from(area.width);
     let latest = |value: fn(&super::app::Tick) -> f64| -> Vec<f64> {
-        let mut values: Vec<f64> = app.ticks().rev().take(width).map(value).collect();
-        values.reverse();
-        values
+        app.ticks().rev().take(width).map(value).collect()
     };
+    // The latest first: they are drawn from the right.
     let rates = latest(|tick| tick.rate);
     let fragmentation = latest(|tick| tick.fragmentation);
     let half = area.height / 2;
     let draw = |frame: &mut Frame, area: Rect, name, now: String, values: &[f64], most: f64, style: Style| {
         let data: Vec<u64> = values.iter().map(|value| (value / most * 1000.0) as u64).collect();
         let block = panel(app, heading(app, name, now));
-        frame.render_widget(Sparkline::default().block(block).data(data).max(1000).style(style), area);
+        frame.render_widget(
+            Sparkline::default()
+                .direction(RenderDirection::RightToLeft)
+                .block(block)
+                .data(data)
+                .max(1000)
+                .style(style),
+            area,
+        );
     };
     let most = rates.iter().copied().fold(1.0, f64::max);
-    let now = rates.last().map(|rate| Unit::BytesPerSecond.show(*rate)).unwrap_or_default();
+    let now = rates.first().map(|rate| Unit::BytesPerSecond.show(*rate)).unwrap_or_default();
     let upper = Rect { height: half, ..area };
     draw(
         frame,
@@ -218,7 +250,7 @@ pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
         most,
         app.theme.live(),
     );
-    let now = fragmentation.last().map(|share| Unit::Share.show(*share)).unwrap_or_default();
+    let now = fragmentation.first().map(|share| Unit::Share.show(*share)).unwrap_or_default();
     let lower = Rect { y: area.y + half, height: area.height - half, ..area };
     draw(frame, lower, "fragmentation", format!("{now}, of 100%"), &fragmentation, 1.0, app.theme.reserved());
 }
@@ -300,7 +332,7 @@ pub fn sizes(frame: &mut Frame, area: Rect, app: &App) {
 pub fn streams(frame: &mut Frame, area: Rect, app: &App) {
     let title = heading(app, "by stream", "live; blocks".to_owned());
     let room = usize::from(area.height.saturating_sub(1));
-    let all: u64 = app.details.streams.iter().map(|(_, sum)| sum.bytes).sum();
+    let all = app.details.streams.iter().fold(0u64, |all, (_, sum)| all.saturating_add(sum.bytes));
     let width = usize::from(area.width).saturating_sub(12 + 12 + 9).clamp(4, 60);
     let mut lines: Vec<Line> = app
         .details
@@ -335,12 +367,29 @@ pub fn events(frame: &mut Frame, area: Rect, app: &App) {
     };
     let title = heading(app, "events", lost);
     let room = usize::from(area.height.saturating_sub(1));
-    let latest = app.details.events.iter().rev().take(room);
-    let mut lines: Vec<Line> = latest.map(|event| event_line(app, event)).collect();
+    let is_step = |event: &&Event| event.kind == EventKind::Step;
+    // Steps would drown the rest: one line for all of them.
+    let steps: Vec<&Event> = app.details.events.iter().filter(is_step).collect();
+    let mut lines: Vec<Line> = steps.last().map(|last| steps_line(app, &steps, last)).into_iter().collect();
+    let others = app.details.events.iter().rev().filter(|event| !is_step(event));
+    lines.extend(others.take(room.saturating_sub(lines.len())).map(|event| event_line(app, event)));
     if lines.is_empty() {
         lines.push(Line::styled(" none yet", app.theme.dim()));
     }
     frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+}
+
+/// The latest step, and how long steps take.
+fn steps_line<'a>(app: &App, steps: &[&Event], last: &Event) -> Line<'a> {
+    let between = steps.first().zip(app.details.scale).filter(|_| steps.len() > 1).map(|(first, scale)| {
+        let ticks = last.time.saturating_sub(first.time) as f64;
+        Duration(ticks * scale.nanoseconds_per_tick / 1e9 / (steps.len() - 1) as f64)
+    });
+    let mut line = event_line(app, last);
+    if let Some(between) = between {
+        line.push_span(Span::styled(format!(", one in {between}"), app.theme.dim()));
+    }
+    line
 }
 
 fn event_line<'a>(app: &App, event: &Event) -> Line<'a> {
