@@ -382,6 +382,24 @@ impl Reader<'static> {
         })
     }
 
+    /// Whether the file at `path` is a record whose process is gone: its header and its lock are asked, and nothing else of it is read. False
+    /// also where that can't be told.
+    pub fn is_abandoned(path: &Path) -> bool {
+        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
+        let mut head = [0u8; size_of::<Header>()];
+        if !file.metadata().is_ok_and(|metadata| metadata.is_file())
+            || std::os::unix::fs::FileExt::read_exact_at(&file, &mut head, 0).is_err()
+        {
+            return false;
+        }
+        let Ok(head) = Source::bytes(&head) else { return false };
+        head.one::<Header>(0).is_some_and(|header| {
+            let kind = header.lock_kind.load(Ordering::Relaxed);
+            header.magic.load(Ordering::Acquire) == MAGIC && is_locked(file.as_raw_fd(), kind) == Some(false)
+        })
+    }
+
     /// A record's bytes, for instance sent from another machine.
     pub fn from_bytes(bytes: &[u8]) -> Result<Reader<'static>, ReadError> {
         let path = PathBuf::from("(bytes)");
