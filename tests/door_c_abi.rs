@@ -225,7 +225,7 @@ fn a_trace_has_what_the_process_asked_for_and_nothing_of_its_forked_children() {
     let path = folder.path().join("own.trace.zst");
     let (_turn, _gpu) = fresh(&format!("trace:{}", path.display()));
     let (one, other) = (malloc(5000), malloc(3 * MIB as isize));
-    gruyere_record_stream(other, 1 as *mut c_void);
+    gruyere_record_stream(other, null_mut());
     gruyere_mark_step();
     // SAFETY: the child calls functions that return at once, and leaves by _exit.
     let child = unsafe { libc::fork() };
