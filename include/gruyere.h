@@ -18,6 +18,9 @@
 // The kind of an alert: a request fitted nowhere, and memory is being reclaimed for it.
 #define GRUYERE_ALERT_RECLAIM 2
 
+// The kind of an alert: a threshold of `alert:` with the action `callback` is passed.
+#define GRUYERE_ALERT_THRESHOLD 3
+
 // All is well.
 #define GRUYERE_OK 0
 
@@ -60,7 +63,7 @@ typedef struct GruyereAlert {
   uint32_t kind;
   // The device.
   uint32_t device;
-  // What was asked for.
+  // What was asked for; 0 of a threshold.
   uint64_t asked;
   // Held then.
   uint64_t reserved;
@@ -68,10 +71,14 @@ typedef struct GruyereAlert {
   uint64_t live;
   // The most that was ever live.
   uint64_t live_peak;
-  // How many of this kind there were on the device, this one included.
+  // How many of this kind (of a threshold: of this one) there were on the device, this one included.
   uint64_t count;
   // Alerts that nobody took in time, since the last one that was taken (`gruyere_next_alert`).
   uint64_t lost;
+  // Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share from 0 to 1.
+  double value;
+  // Of a threshold: its place in `alert:`, from 0 (`gruyere_alert_threshold`).
+  uint64_t threshold;
 } GruyereAlert;
 
 // Who is called with an alert, and with what was given for it.
@@ -384,7 +391,8 @@ extern "C" {
 // Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one before, which may still be running on other
 // threads when this returns.
 //
-// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that throws or goes on; so from any thread of the
+// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that throws or goes on (of a threshold: inside
+// `gruyere_malloc` or `gruyere_mark_step`); so from any thread of the
 // program that allocates, several at a time. No lock of the allocator is held, and it may allocate and free; but the thread may hold locks
 // of torch's or of Python's interpreter, or be waited for by one that does: it must not wait for any of these (for Python, take alerts with
 // `gruyere_next_alert`). It must not throw.
@@ -400,6 +408,14 @@ int gruyere_on_alert(GruyereAlertCallback callback, void *context);
 // # Safety
 // `alert` is NULL or may be written.
 int gruyere_next_alert(struct GruyereAlert *alert, uint32_t milliseconds);
+
+// Writes the text of a threshold of `alert:`, the one at place `threshold` from 0, to `text`, with a NUL: as much as fits in `bytes`.
+//
+// The length of the whole text; -1: nothing has been allocated here; -2: there is no such threshold, or `text` is NULL and `bytes` is not 0.
+//
+// # Safety
+// `bytes` bytes at `text` may be written.
+int gruyere_alert_threshold(uint64_t threshold, char *text, size_t bytes);
 
 // Counts the live block that starts at `pointer` under another lifetime: 0 auto, 1 transient, 2 step, 3 persistent. The block stays where it is.
 //

@@ -11,3 +11,4 @@ pub mod dump;
 pub mod heap;
 pub mod nvtx;
 pub mod record;
+pub mod watch;

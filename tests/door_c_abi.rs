@@ -220,6 +220,38 @@ fn a_forked_child_may_call_everything_and_touches_nothing() {
 }
 
 #[test]
+fn a_trace_has_what_the_process_asked_for_and_nothing_of_its_forked_children() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own.trace.zst");
+    let (_turn, _gpu) = fresh(&format!("trace:{}", path.display()));
+    let (one, other) = (malloc(5000), malloc(3 * MIB as isize));
+    gruyere_record_stream(other, std::ptr::without_provenance_mut(1));
+    gruyere_mark_step();
+    // SAFETY: the child calls functions that return at once, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let nothing = malloc(100).is_null();
+        free(one);
+        gruyere_mark_step();
+        // SAFETY: ends the child without the harness's exit handlers.
+        unsafe { libc::_exit(i32::from(!nothing)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
+    free(other);
+    free(0x1234 as *mut c_void);
+    assert!(malloc(3 * GIB as isize).is_null(), "an out-of-memory writes what waits");
+    current().unwrap().flush_trace();
+    let file = std::fs::File::open(&path).unwrap();
+    let text = String::from_utf8(zstd::stream::decode_all(file).unwrap()).unwrap();
+    assert_eq!(text, format!("a 1 5000 0 0\na 2 {} 0 0\nr 2 0\nm step\nf 2\n", 3 * MIB));
+    free(one);
+}
+
+#[test]
 fn a_phase_that_is_announced_gives_idle_memory_back() {
     let (_turn, gpu) = fresh("");
     gruyere_announce_hooks(3);

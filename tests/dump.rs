@@ -8,7 +8,7 @@ use gruyere::dump::{self, gather, text};
 use gruyere::heap::Error;
 use gruyere::heap::lifetime::{self, Lifetime};
 use gruyere::heap::oom::Report;
-use gruyere_phantom::as_program;
+use gruyere_phantom::{CaptureMode, as_program};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -99,6 +99,44 @@ fn the_parts_of_what_is_held_sum_up_to_it_and_each_live_block_is_in_one_class_of
         let held = &state.devices[0].held;
         assert_eq!(cause.partly_used_bytes, held.slab_free_bytes + held.between_bytes, "{backing}");
         rig.check();
+    }
+}
+
+#[test]
+fn what_pools_and_captures_hold_is_counted_once_too() {
+    for backing in ["backing:stitch", "backing:pool"] {
+        let rig = Rig::new(&format!("{backing},record:on"));
+        fill(&rig);
+        let heap = &rig.heap;
+        let pool = heap.pool_create("cache", 0, 64 * MIB, None).unwrap();
+        heap.pool_enter(pool).unwrap();
+        let pooled: Vec<u64> = [900, 100_000, 5 * MIB].map(|size| rig.malloc(size, DEFAULT)).into();
+        assert!(heap.free(pooled[1]));
+        heap.pool_leave(pool).unwrap();
+        let stream = rig.stream();
+        heap.begin_allocate_to_pool(0, (0, 7)).unwrap();
+        as_program(|| rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(7))).unwrap();
+        let captured: Vec<u64> = [2000, 3 * MIB, 9 * MIB].map(|size| rig.malloc(size, stream)).into();
+        assert!(heap.free(captured[1]));
+        as_program(|| rig.gpu.end_capture(0, stream.0)).unwrap();
+        heap.end_allocate_to_pool(0, (0, 7)).unwrap();
+        let report = refused(&rig, 15 * GIB);
+        let state = gather::state(heap, Some(&report));
+        let stats = heap.stats(0).unwrap();
+        check_sums(&state, stats.reserved, stats.live, true);
+        let device = &state.devices[0];
+        assert!(
+            device.held.captured_free_bytes > 0 && device.held.pooled_free_bytes > 0,
+            "{:?}",
+            device.held
+        );
+        let holders: Vec<&str> = device.segments.iter().map(|segment| segment.holder.as_str()).collect();
+        assert!(holders.contains(&"captured") && holders.contains(&"pool cache"), "{holders:?}");
+        let cause = &state.out_of_memory.as_ref().unwrap().cause;
+        assert!(cause.captured_bytes >= device.held.captured_free_bytes + 9 * MIB);
+        assert!(cause.pooled_bytes >= 64 * MIB);
+        let page = text::text(&state);
+        assert!(page.contains("free, kept for CUDA graphs") && page.contains("free, kept for named pools"));
     }
 }
 

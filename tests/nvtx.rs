@@ -140,7 +140,8 @@ fn what_the_heap_does_shows_in_a_domain_of_its_own_with_counters() {
         let line = format!("sample gruyere: {} = ", id(counter));
         log.lines().filter_map(|entry| entry.strip_prefix(&line)?.parse().ok()).collect()
     };
-    assert_eq!(samples("live"), [850 * MIB, 0]);
+    let live = samples("live");
+    assert!(live.starts_with(&[850 * MIB]) && live.last() == Some(&0) && live.len() >= 4, "{live:?}");
     let reserved = samples("reserved");
     assert!(
         reserved.contains(&(400 * MIB)) || reserved.iter().any(|&bytes| bytes >= 800 * MIB),

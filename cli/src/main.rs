@@ -7,6 +7,7 @@ mod diff;
 mod doctor;
 mod export;
 mod failure;
+mod follow;
 mod map;
 mod post;
 mod ps;
@@ -15,6 +16,8 @@ mod report;
 mod snapshot;
 mod stat;
 mod target;
+mod top;
+mod watch;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -52,6 +55,10 @@ enum Command {
     Snapshot(snapshot::Arguments),
     /// Print all gauges of one process.
     Stat(stat::Arguments),
+    /// Watch all processes on one screen.
+    Top(top::Arguments),
+    /// Say when a threshold is passed.
+    Watch(watch::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -70,5 +77,7 @@ fn main() -> ExitCode {
         Command::Report(args) => failure::end("report", report::run(&args)),
         Command::Snapshot(args) => failure::end("snapshot", snapshot::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
+        Command::Top(args) => failure::end("top", top::run(&args)),
+        Command::Watch(args) => failure::end("watch", watch::run(&args)),
     }
 }

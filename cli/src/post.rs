@@ -79,9 +79,13 @@ pub fn run(arguments: &Arguments) -> Ended {
     let text = match arguments.json {
         true => {
             let ladder: Vec<_> = devices.iter().map(ladder).collect();
-            format!("{:#}\n", json!({ "ended": ended, "ladder": ladder, "next": next, "state": state }))
+            let timelines: Vec<_> = devices.iter().map(|device| timeline(&reader, device.device)).collect();
+            format!(
+                "{:#}\n",
+                json!({ "ended": ended, "ladder": ladder, "timelines": timelines, "next": next, "state": state })
+            )
         }
-        false => page(&ended, &devices, &state, &next),
+        false => page(&ended, &reader, &devices, &state, &next),
     };
     // A closed pipe (`| head`) is no trouble.
     let _ = write!(io::stdout(), "{text}");
@@ -246,9 +250,65 @@ fn end_in_words(ended: &Ending) -> String {
     words
 }
 
-fn page(ended: &Ending, devices: &[DeviceSnapshot], state: &State, next: &[String]) -> String {
+/// The end of a device's timeline.
+#[derive(Serialize)]
+struct Stretch {
+    time_nanoseconds: u64,
+    step: u64,
+    live_high_bytes: u64,
+    reserved_high_bytes: u64,
+    largest_low_bytes: u64,
+    pending_high_bytes: u64,
+}
+
+/// Stretches of a timeline that are shown: the latest.
+const STRETCHES: usize = 24;
+
+fn timeline(reader: &Reader<'_>, device: u32) -> Vec<Stretch> {
+    let entries = reader.timeline(device).entries;
+    let latest = &entries[entries.len().saturating_sub(STRETCHES)..];
+    let stretch = |entry: &gruyere::record::timeline::TimelineEntry| Stretch {
+        time_nanoseconds: entry.realtime_nanoseconds,
+        step: entry.sample.step,
+        live_high_bytes: entry.sample.live_high,
+        reserved_high_bytes: entry.sample.reserved_high,
+        largest_low_bytes: entry.sample.largest_low,
+        pending_high_bytes: entry.sample.pending_high,
+    };
+    latest.iter().map(stretch).collect()
+}
+
+fn timeline_in_words(out: &mut String, stretches: &[Stretch], device: u32) {
+    let Some(last) = stretches.last() else { return };
+    let head = ["LIVE", "RESERVED", "LARGEST", "WAITING"];
+    let [live, reserved, largest, pending] = head;
+    let _ = writeln!(out, "\nThe end of the timeline of device {device}, in s before its last\n");
+    let _ = writeln!(out, "{:>12} {:>8} {live:>12} {reserved:>12} {largest:>12} {pending:>12}", "", "STEP");
+    for stretch in stretches {
+        let before = last.time_nanoseconds.saturating_sub(stretch.time_nanoseconds) as f64 / 1e9;
+        let _ = writeln!(
+            out,
+            "{:>12} {:>8} {:>12} {:>12} {:>12} {:>12}",
+            format!("-{before:.3}"),
+            stretch.step,
+            Bytes(stretch.live_high_bytes).to_string(),
+            Bytes(stretch.reserved_high_bytes).to_string(),
+            Bytes(stretch.largest_low_bytes).to_string(),
+            Bytes(stretch.pending_high_bytes).to_string()
+        );
+    }
+}
+
+fn page(
+    ended: &Ending,
+    reader: &Reader<'_>,
+    devices: &[DeviceSnapshot],
+    state: &State,
+    next: &[String],
+) -> String {
     let mut out = format!("{}\n\n{}", end_in_words(ended), text::text(state));
     for device in devices {
+        timeline_in_words(&mut out, &timeline(reader, device.device), device.device);
         let climbed: Vec<Rung> = ladder(device).into_iter().filter(|rung| rung.calls > 0).collect();
         if !climbed.is_empty() {
             let _ = writeln!(out, "\nThe reclaim ladder of device {}", device.device);

@@ -22,10 +22,20 @@ impl Folder {
     /// # Errors
     /// The folder can't be read.
     pub fn list(&self) -> Result<Vec<Found>, Failure> {
-        sweep::list(&self.directory).map_err(|error| {
-            let folder = self.directory.display();
-            Failure::new(format_args!("{folder}: {error}; name the folder of the records with --directory"))
-        })
+        sweep::list(&self.directory).map_err(|error| self.failure(&error))
+    }
+
+    /// Those of living processes, and how many there are of dead ones: for who looks again and again.
+    ///
+    /// # Errors
+    /// The folder can't be read.
+    pub fn living(&self) -> Result<(Vec<Found>, usize), Failure> {
+        sweep::living(&self.directory).map_err(|error| self.failure(&error))
+    }
+
+    fn failure(&self, error: &std::io::Error) -> Failure {
+        let folder = self.directory.display();
+        Failure::new(format_args!("{folder}: {error}; name the folder of the records with --directory"))
     }
 }
 

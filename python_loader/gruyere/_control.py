@@ -65,6 +65,8 @@ class _Alert(ctypes.Structure):
         ("kind", ctypes.c_uint32),
         ("device", ctypes.c_uint32),
         *((name, ctypes.c_uint64) for name in ("asked", "reserved", "live", "live_peak", "count", "lost")),
+        ("value", ctypes.c_double),
+        ("threshold", ctypes.c_uint64),
     ]
 
 
@@ -75,6 +77,8 @@ def _declared() -> ctypes.CDLL:
     library.gruyere_stats.restype = ctypes.c_int
     library.gruyere_next_alert.argtypes = [ctypes.POINTER(_Alert), ctypes.c_uint32]
     library.gruyere_next_alert.restype = ctypes.c_int
+    library.gruyere_alert_threshold.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
+    library.gruyere_alert_threshold.restype = ctypes.c_int
     return library
 
 
@@ -114,25 +118,32 @@ def trim() -> int:
 
 @dataclass(frozen=True)
 class Alert:
-    """Memory was short. Bytes where not said otherwise."""
+    """Memory was short, or a threshold of `alert:` is passed. Bytes where not said otherwise."""
 
     kind: str
-    """"out_of_memory": a request was refused; "reclaim": one fitted nowhere, and memory was reclaimed for it."""
+    """"out_of_memory": a request was refused; "reclaim": one fitted nowhere, and memory was reclaimed for it; "threshold": one of
+    `alert:` with the action `callback` is passed."""
     device: int
     asked: int
-    """What was asked for."""
+    """What was asked for; 0 of a threshold."""
     reserved: int
     """Held then."""
     live: int
     """Live then."""
     live_peak: int
     count: int
-    """How many of this kind there were on the device."""
+    """How many of this kind (of a threshold: of this one) there were on the device."""
     lost: int
     """Alerts that came too fast to be delivered, before this one."""
+    threshold: Optional[str] = None
+    """Of a threshold: its text, as `oom-in<10min`."""
+    value: Optional[float] = None
+    """Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share from 0 to 1."""
 
 
-_KINDS = {1: "out_of_memory", 2: "reclaim"}
+_THRESHOLD = 3
+_KINDS = {1: "out_of_memory", 2: "reclaim", _THRESHOLD: "threshold"}
+_INTEGERS = ("device", "asked", "reserved", "live", "live_peak", "count", "lost")
 _Listener = TypeVar("_Listener", bound=Callable[[Alert], object])
 _listeners: list[Callable[[Alert], object]] = []
 _thread: Optional[threading.Thread] = None
@@ -142,7 +153,7 @@ _BREATH_MILLISECONDS = 500
 
 
 def on_alert(function: _Listener) -> _Listener:
-    """Has `function` called with an Alert whenever memory is short; it may decorate one. It runs on a thread of Gruyère's own, a moment after:
+    """Has `function` called with an Alert whenever memory is short or a threshold of `alert:` is passed; it may decorate one. It runs on a thread of Gruyère's own, a moment after:
     the thread that allocates must not wait for Python. What it raises is printed, and it is called again the next time."""
     if not callable(function):
         raise GruyereError(f"on_alert({function!r}): give it a function that takes an Alert")
@@ -163,6 +174,13 @@ def _listen() -> None:
         pass
 
 
+def _threshold(number: int) -> Optional[str]:
+    """The text of a threshold of `alert:`."""
+    text = ctypes.create_string_buffer(256)
+    found = _declared().gruyere_alert_threshold(number, text, len(text))
+    return text.value.decode() if found >= 0 else None
+
+
 def _deliver(milliseconds: int) -> bool:
     """Takes one alert and hands it on. False: none will come in this process."""
     raw = _Alert()
@@ -170,8 +188,9 @@ def _deliver(milliseconds: int) -> bool:
     if found < 0:
         return False
     if found == 1:
-        numbers = {name: getattr(raw, name) for name, *_ in _Alert._fields_ if name != "kind"}
-        alert = Alert(kind=_KINDS.get(raw.kind, str(raw.kind)), **numbers)
+        numbers = {name: getattr(raw, name) for name in _INTEGERS}
+        threshold, value = (_threshold(raw.threshold), raw.value) if raw.kind == _THRESHOLD else (None, None)
+        alert = Alert(kind=_KINDS.get(raw.kind, str(raw.kind)), threshold=threshold, value=value, **numbers)
         for function in tuple(_listeners):
             try:
                 function(alert)

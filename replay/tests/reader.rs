@@ -144,6 +144,31 @@ fn a_cut_compressed_trace_is_refused_wherever_it_is_cut() {
 }
 
 #[test]
+fn a_trace_in_pieces_ends_before_a_piece_that_is_cut() {
+    let piece =
+        |n: u64| zstd::encode_all(format!("a {n} {} 0 0\nm step\nf {n}\n", n * 1000).as_bytes(), 3).unwrap();
+    let (first, second, third) = (piece(1), piece(2), piece(3));
+    let whole = [first.clone(), second.clone(), third.clone()].concat();
+    let all = Trace::read("whole", &whole[..]).unwrap();
+    assert_eq!((all.operations, all.marks.len()), (6, 0));
+    for length in 0..=whole.len() {
+        let read = Trace::read("cut", &whole[..length]);
+        let pieces = [first.len(), first.len() + second.len(), whole.len()];
+        match pieces.iter().position(|&end| end == length) {
+            Some(count) => {
+                let trace = read.unwrap();
+                assert_eq!((trace.operations, trace.marks.len()), (2 * (count as u64 + 1), 0));
+            }
+            None if length > first.len() => {
+                let trace = read.unwrap_or_else(|error| panic!("{length}: {error}"));
+                assert!(trace.operations >= 2 && trace.marks[0].contains("cut short"), "{length}");
+            }
+            None => assert!(read.is_err(), "{length}: a single piece that is cut is damage"),
+        }
+    }
+}
+
+#[test]
 fn bundled_traces_are_read_whole() {
     let traces: Vec<_> = bundled().iter().map(|path| Trace::open(path).unwrap()).collect();
     assert_eq!(traces.len(), 7);

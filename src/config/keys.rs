@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use super::size::{FORMS, Size};
 use super::{Backing, Config, Waits};
 use crate::record::run::{MAX_NAME, is_name};
+use crate::watch::{Rule, parse_rules};
 
 /// A key of `GRUYERE_CONF`.
 pub struct Key {
@@ -49,6 +50,8 @@ enum Kind {
     File(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
     /// Sizes for lifetimes, `NAME=SIZE+NAME=SIZE`, or `none`.
     Reserves(fn(&mut Config) -> &mut [Size; 4]),
+    /// Thresholds with actions, `THRESHOLD=ACTION+THRESHOLD=ACTION`, or `none`.
+    Alerts(fn(&mut Config) -> &mut Vec<Rule>),
 }
 
 /// The lifetimes, by number.
@@ -215,6 +218,14 @@ pub static KEYS: &[Key] = &[
                   for the pid, `%r` for the rank. Every call takes some hundred nanoseconds more. The path must have no comma.",
         kind: Kind::File(|config| &mut config.trace),
     },
+    Key {
+        name: "alert",
+        default: "none",
+        meaning: "Thresholds, and what the process does when one is passed: `fragmentation>30%=log+oom-in<10min=callback`. The actions: `log` \
+                  a warning, `trim` as `empty_cache` does (and log), `callback` to those who listen (`gruyere.on_alert`). docs/watching.md \
+                  has the metrics.",
+        kind: Kind::Alerts(|config| &mut config.alert),
+    },
 ];
 
 /// Looks a key up by name; the error lists them all.
@@ -240,6 +251,7 @@ impl Key {
             Kind::Folder(_) | Kind::File(_) => "PATH|none".into(),
             Kind::Name(_) => "NAME|none".into(),
             Kind::Reserves(_) => "LIFETIME=SIZE+...|none".into(),
+            Kind::Alerts(_) => "THRESHOLD=log|trim|callback+...|none".into(),
         }
     }
 
@@ -262,6 +274,9 @@ impl Key {
                 "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",
                 names(&LIFETIMES)
             ),
+            Kind::Alerts(_) => "expected none, or METRIC>VALUE=ACTION, joined by +, as in \
+                                fragmentation>30%=log+oom-in<10min=callback; actions are log, trim, callback"
+                .into(),
         }
     }
 
@@ -304,6 +319,12 @@ impl Key {
             }
             Kind::Reserves(field) => {
                 *field(config) = if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
+            }
+            Kind::Alerts(field) => {
+                *field(config) = match value {
+                    "none" => Vec::new(),
+                    value => parse_rules(value).map_err(|error| error.to_string())?,
+                };
             }
         }
         Ok(())

@@ -8,6 +8,7 @@ pub mod keys;
 pub mod logging;
 pub mod size;
 
+use crate::watch::Rule;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -100,6 +101,8 @@ pub struct Config {
     pub nvtx: bool,
     /// File for a trace of all requests.
     pub trace: Option<PathBuf>,
+    /// Thresholds, and what to do when one is passed.
+    pub alert: Vec<Rule>,
 }
 
 impl Default for Config {
@@ -126,6 +129,7 @@ impl Default for Config {
             reuse_internal: true,
             nvtx: false,
             trace: None,
+            alert: Vec::new(),
         }
     }
 }
@@ -217,7 +221,7 @@ mod tests {
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off,history:/var/runs,name:llama-7b,nvtx:on,\
-                    trace:/tmp/%p.zst";
+                    trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             backing: Backing::Fixed,
             share: false,
@@ -240,6 +244,7 @@ mod tests {
             reuse_internal: false,
             nvtx: true,
             trace: Some("/tmp/%p.zst".into()),
+            alert: crate::watch::parse_rules("live>90%=trim+oom-in<1h=log").expect("valid"),
         };
         assert_eq!(Config::parse(text), Ok(expected));
         for key in keys::KEYS {
@@ -300,6 +305,19 @@ mod tests {
             assert!(message.contains(&format!("reserve:{value}")) && message.contains(named), "{message}");
         }
         assert_eq!(Config::parse("reserve:step=1GiB,reserve:none"), Ok(Config::default()));
+    }
+
+    #[test]
+    fn a_bad_alert_names_what_is_wrong_with_it() {
+        for (value, named) in [
+            ("fragmentaton>30%", "did you mean fragmentation?"),
+            ("oom-in<10min=mail", "log, trim or callback"),
+            ("live>1GiB=log+", "METRIC>VALUE"),
+        ] {
+            let message = error(&format!("alert:{value}"));
+            assert!(message.contains(&format!("alert:{value}")) && message.contains(named), "{message}");
+        }
+        assert_eq!(Config::parse("alert:live>1GiB,alert:none"), Ok(Config::default()));
     }
 
     #[test]

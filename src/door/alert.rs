@@ -4,7 +4,7 @@ use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{current, fork, guarded};
 use crate::heap::alerts::{ALERTS, Alert};
 use crate::heap::lifetime::Lifetime;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,18 @@ use std::time::{Duration, Instant};
 pub const GRUYERE_ALERT_OUT_OF_MEMORY: u32 = 1;
 /// The kind of an alert: a request fitted nowhere, and memory is being reclaimed for it.
 pub const GRUYERE_ALERT_RECLAIM: u32 = 2;
+/// The kind of an alert: a threshold of `alert:` with the action `callback` is passed.
+pub const GRUYERE_ALERT_THRESHOLD: u32 = 3;
 
 /// Something that a program may want to hear of. Bytes where not said otherwise.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GruyereAlert {
     /// What happened.
     pub kind: u32,
     /// The device.
     pub device: u32,
-    /// What was asked for.
+    /// What was asked for; 0 of a threshold.
     pub asked: u64,
     /// Held then.
     pub reserved: u64,
@@ -29,16 +31,22 @@ pub struct GruyereAlert {
     pub live: u64,
     /// The most that was ever live.
     pub live_peak: u64,
-    /// How many of this kind there were on the device, this one included.
+    /// How many of this kind (of a threshold: of this one) there were on the device, this one included.
     pub count: u64,
     /// Alerts that nobody took in time, since the last one that was taken (`gruyere_next_alert`).
     pub lost: u64,
+    /// Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share from 0 to 1.
+    pub value: f64,
+    /// Of a threshold: its place in `alert:`, from 0 (`gruyere_alert_threshold`).
+    pub threshold: u64,
 }
 
 impl GruyereAlert {
     fn new(alert: &Alert, lost: u64) -> Self {
-        let Alert { kind, device, asked, reserved, live, live_peak, count } = *alert;
-        Self { kind: kind as u32, device, asked, reserved, live, live_peak, count, lost }
+        let Alert { kind, device, asked, reserved, live, live_peak, count, threshold, value } = *alert;
+        let kind = kind as u32;
+        let threshold = u64::from(threshold);
+        Self { kind, device, asked, reserved, live, live_peak, count, lost, value, threshold }
     }
 }
 
@@ -56,7 +64,8 @@ unsafe impl Sync for Context {}
 /// Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one before, which may still be running on other
 /// threads when this returns.
 ///
-/// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that throws or goes on; so from any thread of the
+/// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that throws or goes on (of a threshold: inside
+/// `gruyere_malloc` or `gruyere_mark_step`); so from any thread of the
 /// program that allocates, several at a time. No lock of the allocator is held, and it may allocate and free; but the thread may hold locks
 /// of torch's or of Python's interpreter, or be waited for by one that does: it must not wait for any of these (for Python, take alerts with
 /// `gruyere_next_alert`). It must not throw.
@@ -104,6 +113,38 @@ pub unsafe extern "C" fn gruyere_next_alert(alert: *mut GruyereAlert, millisecon
             }
             None => 0,
         }
+    })
+}
+
+/// Writes the text of a threshold of `alert:`, the one at place `threshold` from 0, to `text`, with a NUL: as much as fits in `bytes`.
+///
+/// The length of the whole text; -1: nothing has been allocated here; -2: there is no such threshold, or `text` is NULL and `bytes` is not 0.
+///
+/// # Safety
+/// `bytes` bytes at `text` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_alert_threshold(threshold: u64, text: *mut c_char, bytes: usize) -> c_int {
+    if text.is_null() && bytes > 0 {
+        return GRUYERE_INVALID;
+    }
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        let Some(heap) = current() else { return GRUYERE_UNAVAILABLE };
+        let Some(rule) = usize::try_from(threshold).ok().and_then(|at| heap.config().alert.get(at)) else {
+            return GRUYERE_INVALID;
+        };
+        let whole = rule.threshold.text();
+        if bytes > 0 {
+            let length = whole.len().min(bytes - 1);
+            // SAFETY: `length` + 1 bytes are inside the caller's room, and `length` inside our text; the two do not overlap.
+            unsafe {
+                std::ptr::copy_nonoverlapping(whole.as_ptr(), text.cast::<u8>(), length);
+                text.add(length).write(0);
+            }
+        }
+        c_int::try_from(whole.len()).unwrap_or(c_int::MAX)
     })
 }
 

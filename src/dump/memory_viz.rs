@@ -1,9 +1,9 @@
 //! A state in the form of torch's memory snapshots, as `torch.cuda.memory._snapshot()` gives them: what memory_viz and `torch.cuda._memory_viz` open.
 #![deny(unsafe_code)]
 
-use super::state::{Block, BlockKind, Event, State};
+use super::state::{Block, BlockKind, Event, Segment, State};
 use crate::record::EventKind;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
 /// A stack frame; there are none, but for notes.
@@ -23,8 +23,23 @@ struct VizBlock {
     frames: Vec<Frame>,
 }
 
+/// The blocks of a segment, made one at a time while they are written: there may be millions.
+#[derive(Debug)]
+struct Blocks<'a>(&'a Segment);
+
+impl Serialize for Blocks<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut at = self.0.address;
+        serializer.collect_seq(self.0.blocks.iter().map(|entry| {
+            let told = block(at, entry);
+            at = at.saturating_add(entry.0);
+            told
+        }))
+    }
+}
+
 #[derive(Debug, Serialize)]
-struct VizSegment {
+struct VizSegment<'a> {
     device: u32,
     address: u64,
     total_size: u64,
@@ -36,7 +51,7 @@ struct VizSegment {
     segment_pool_id: (u64, u64),
     is_expandable: bool,
     frames: Vec<Frame>,
-    blocks: Vec<VizBlock>,
+    blocks: Blocks<'a>,
 }
 
 #[derive(Debug, Serialize)]
@@ -70,8 +85,8 @@ struct Settings {
 
 /// torch's dictionary.
 #[derive(Debug, Serialize)]
-pub struct Snapshot {
-    segments: Vec<VizSegment>,
+pub struct Snapshot<'a> {
+    segments: Vec<VizSegment<'a>>,
     device_traces: Vec<Vec<Trace>>,
     allocator_settings: Settings,
     external_annotations: Vec<()>,
@@ -93,14 +108,7 @@ fn block(address: u64, block: &Block) -> VizBlock {
     VizBlock { address, size, requested_size, state, frames }
 }
 
-fn segment(device: u32, segment: &super::state::Segment) -> VizSegment {
-    let mut at = segment.address;
-    let blocks = segment.blocks.iter().map(|entry| {
-        let told = block(at, entry);
-        at = at.saturating_add(entry.0);
-        told
-    });
-    let blocks: Vec<VizBlock> = blocks.collect();
+fn segment(device: u32, segment: &Segment) -> VizSegment<'_> {
     let sum = |kinds: &[BlockKind], bytes: fn(&Block) -> u64| {
         segment.blocks.iter().filter(|block| kinds.contains(&block.1)).map(bytes).sum()
     };
@@ -120,7 +128,7 @@ fn segment(device: u32, segment: &super::state::Segment) -> VizSegment {
         segment_pool_id: segment.pool_id,
         is_expandable: segment.stitched,
         frames: Vec::new(),
-        blocks,
+        blocks: Blocks(segment),
     }
 }
 
@@ -149,9 +157,9 @@ fn traces(event: &Event, state: &State, out: &mut Vec<Trace>) {
     }
 }
 
-impl Snapshot {
+impl<'a> Snapshot<'a> {
     /// The form of `state`.
-    pub fn of(state: &State) -> Snapshot {
+    pub fn of(state: &'a State) -> Snapshot<'a> {
         // torch's lists are by the device's number.
         let devices = state.devices.iter().map(|device| device.device as usize + 1).max().unwrap_or(0);
         let mut device_traces: Vec<Vec<Trace>> = (0..devices).map(|_| Vec::new()).collect();

@@ -1,4 +1,4 @@
-//! What a program may want to hear of at once: memory ran out, or was so short that the reclaim ladder was climbed.
+//! What a program may want to hear of at once: memory ran out, or was so short that the reclaim ladder was climbed, or a threshold is passed.
 //!
 //! An alert is raised on the thread whose request caused it, with no lock of the allocator held. It goes to the listener, if there is
 //! one, on that same thread; and to a queue, from which any thread takes it. Python listens at the queue: the thread that allocates may
@@ -29,10 +29,12 @@ pub enum AlertKind {
     OutOfMemory = 1,
     /// A request fitted nowhere, and memory had to be reclaimed (or will turn out to be impossible to).
     Reclaim = 2,
+    /// A threshold of `alert:` is passed.
+    Threshold = 3,
 }
 
 /// One alert. Bytes where not said otherwise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Alert {
     /// What happened.
     pub kind: AlertKind,
@@ -46,8 +48,12 @@ pub struct Alert {
     pub live: u64,
     /// The most that was ever live.
     pub live_peak: u64,
-    /// How many of this kind there were on the device, this one included.
+    /// How many of this kind (of a threshold: of this one) there were on the device, this one included.
     pub count: u64,
+    /// Of a threshold: its place in `alert:`, from 0.
+    pub threshold: u32,
+    /// Of a threshold: the value of its metric, in that one's unit.
+    pub value: f64,
 }
 
 /// Who hears of alerts, on the thread that caused them.
@@ -76,7 +82,18 @@ impl Device {
     pub(super) fn alert(&self, shared: &Shared, kind: AlertKind, asked: u64, reserved: u64, count: u64) {
         if ALERTS.are_wanted() {
             let (live, live_peak) = shared.record.live(self.id);
-            ALERTS.raise(&Alert { kind, device: self.id, asked, reserved, live, live_peak, count });
+            let device = self.id;
+            ALERTS.raise(&Alert {
+                kind,
+                device,
+                asked,
+                reserved,
+                live,
+                live_peak,
+                count,
+                threshold: 0,
+                value: 0.0,
+            });
         }
     }
 }
@@ -151,7 +168,17 @@ mod tests {
     }
 
     fn alert(count: u64) -> Alert {
-        Alert { kind: AlertKind::Reclaim, device: 0, asked: 1, reserved: 2, live: 3, live_peak: 4, count }
+        Alert {
+            kind: AlertKind::Reclaim,
+            device: 0,
+            asked: 1,
+            reserved: 2,
+            live: 3,
+            live_peak: 4,
+            count,
+            threshold: 0,
+            value: 0.0,
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX};
 use super::slab::Slab;
 use super::streams::Streams;
+use super::watching::Watching;
 use super::{Error, Mutex, MutexGuard, Shared, central, lock};
 use crate::driver::{Capabilities, DeviceId, ErrorKind};
 use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
@@ -49,6 +50,8 @@ pub struct Device {
     askers: AtomicU32,
     /// Where its memory comes from.
     pub kind: Kind,
+    /// The thresholds of `alert:`.
+    pub(super) watching: Watching,
 }
 
 /// The right to ask the streams of a device, until it is dropped.
@@ -134,6 +137,7 @@ impl Device {
             brackets: AtomicU32::new(0),
             askers: AtomicU32::new(0),
             kind,
+            watching: Watching::new(&shared.config.alert),
             capabilities,
         })
     }

@@ -48,6 +48,7 @@ mod tag;
 pub mod tally;
 mod validate;
 mod waits;
+mod watching;
 
 use crate::config::Config;
 use crate::driver::{CaptureStatus, DeviceId, Driver, DriverError, StreamHandle};

@@ -293,17 +293,19 @@ impl Device {
     /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be called without any lock.
     #[cold]
     pub(super) fn watch(&self, shared: &Shared, occasion: Occasion) {
+        let now = Instant::now();
         let (drain, publish) = {
             let central = &mut *lock(&self.central);
             let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
             let seen = Seen {
                 now: central.arenas.changes(),
-                time: Instant::now(),
+                time: now,
                 busy: central.arenas.busy(),
                 peak: central.arenas.take_busy_peak(),
                 held: central.backing.held,
             };
             central.gauges.sample(seen.peak);
+            nvtx::live(self.id, || shared.record.live(self.id).0);
             (central.watch.look(occasion, seen), publish)
         };
         if publish {
@@ -315,6 +317,7 @@ impl Device {
         {
             self.drain(shared, drain);
         }
+        self.look_at_thresholds(shared, now);
     }
 
     fn drain(&self, shared: &Shared, drain: Drain) {

@@ -160,6 +160,14 @@ pub fn reserved(device: u32, bytes: u64) {
     sample(device, &[(Counter::Reserved, bytes)]);
 }
 
+/// Tells how many bytes are live on a device; they are only looked up where somebody wants to know.
+#[inline]
+pub fn live(device: u32, bytes: impl FnOnce() -> u64) {
+    if ATTACHED.get().is_some() {
+        sample(device, &[(Counter::Live, bytes())]);
+    }
+}
+
 /// Tells what gauges of a device stand at that are not kept up with every block: bytes live, bytes that streams may still use, and the largest
 /// request that what is held could satisfy.
 #[inline]

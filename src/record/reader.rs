@@ -22,7 +22,8 @@ use super::timeline::{Sample, Timeline, TimelineEntry};
 use super::totals;
 use super::trail::TrailCell;
 use super::{
-    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, LANES, LIFETIMES, Record, SegmentEntry, missing_share,
+    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, EventKind, LANES, LIFETIMES, Record, SegmentEntry,
+    missing_share,
 };
 
 /// Looks at a seqlock before it is called torn: about 30 ms, most of them asleep.
@@ -381,6 +382,24 @@ impl Reader<'static> {
         })
     }
 
+    /// Whether the file at `path` is a record whose process is gone: its header and its lock are asked, and nothing else of it is read. False
+    /// also where that can't be told.
+    pub fn is_abandoned(path: &Path) -> bool {
+        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
+        let mut head = [0u8; size_of::<Header>()];
+        if !file.metadata().is_ok_and(|metadata| metadata.is_file())
+            || std::os::unix::fs::FileExt::read_exact_at(&file, &mut head, 0).is_err()
+        {
+            return false;
+        }
+        let Ok(head) = Source::bytes(&head) else { return false };
+        head.one::<Header>(0).is_some_and(|header| {
+            let kind = header.lock_kind.load(Ordering::Relaxed);
+            header.magic.load(Ordering::Acquire) == MAGIC && is_locked(file.as_raw_fd(), kind) == Some(false)
+        })
+    }
+
     /// A record's bytes, for instance sent from another machine.
     pub fn from_bytes(bytes: &[u8]) -> Result<Reader<'static>, ReadError> {
         let path = PathBuf::from("(bytes)");
@@ -602,6 +621,17 @@ impl<'a> Reader<'a> {
         }
         events.entries.sort_by_key(|event| event.time);
         events
+    }
+
+    /// The events after the position `since` that are neither mallocs nor frees nor uses of a block by a stream, and moves `since` behind them: what a
+    /// reader can follow at any pace, since the events of blocks are not even read. Without a trail of its own, a lane writes into the same ring;
+    /// [`Events::lost`] counts those too.
+    pub fn rare_events(&self, since: &mut u64) -> Events {
+        let Some(ring) = self.ring() else { return Events::default() };
+        let (read, lost, end) = ring.read_since(*since);
+        *since = end;
+        let is_rare = |event: &Event| event.kind as u8 > EventKind::RecordStream as u8;
+        Events { entries: read.into_iter().filter(is_rare).collect(), lost }
     }
 
     /// Events ever written, those dropped by writers that met on a slot, and those that the rings can hold.

@@ -36,21 +36,50 @@ const MAKING: Duration = Duration::from_secs(60);
 /// The records in `directory`, by name. An error is that of reading the folder.
 pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
+    for path in names(directory)? {
+        found.extend(look(path));
+    }
+    Ok(found)
+}
+
+/// As [`list`], without those of dead processes, which are only counted: for who looks again and again. (A dead record is read by copying it.)
+pub fn living(directory: &Path) -> io::Result<(Vec<Found>, usize)> {
+    let (mut found, mut stale) = (Vec::new(), 0);
+    for path in names(directory)? {
+        if Reader::is_abandoned(&path) {
+            stale += 1;
+            continue;
+        }
+        match look(path) {
+            // Killed since.
+            Some(Found { state: State::Stale, .. }) => stale += 1,
+            other => found.extend(other),
+        }
+    }
+    Ok((found, stale))
+}
+
+/// Opens a file that is named like a record; `None`: it is gone meanwhile, by a clean exit.
+fn look(path: PathBuf) -> Option<Found> {
+    let reader = Reader::open(&path);
+    if matches!(&reader, Err(error) if error.is_missing()) {
+        return None;
+    }
+    Some(Found { state: state(&path, &reader), path, reader })
+}
+
+/// The files in `directory` that are named like records, in order.
+fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX) {
-            let path = entry.path();
-            let reader = Reader::open(&path);
-            // Gone meanwhile: a clean exit.
-            if matches!(&reader, Err(error) if error.is_missing()) {
-                continue;
-            }
-            found.push(Found { state: state(&path, &reader), path, reader });
+            found.push(entry.path());
         }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found.sort();
     Ok(found)
 }
 

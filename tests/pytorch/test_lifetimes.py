@@ -72,6 +72,10 @@ def test_alerts_are_heard_on_a_thread_of_their_own(phantom):
     assert ran.err.count("which listens to alerts, failed") == 4
 
 
+def test_a_passed_threshold_is_heard_with_its_text_and_its_value(phantom):
+    run(phantom, "marks", "thresholds", GRUYERE_CONF="alert:live>500MiB=callback+live>1TiB=callback").check()
+
+
 @pytest.mark.parametrize("conf", ["reserve:persistent=64MiB+step=32MiB", "reserve:step=1%"])
 def test_a_reserve_is_mapped_at_the_first_request(phantom, conf):
     ran = run(phantom, "lifetimes", "plain", GRUYERE_CONF=conf).check()

@@ -49,6 +49,7 @@ calls = {
     "gruyere_latest_out_of_memory": lambda f: f(buffer, ctypes.c_size_t(40)),
     "gruyere_on_alert": lambda f: f(None, None),
     "gruyere_next_alert": lambda f: f(buffer, ctypes.c_uint32(0)),
+    "gruyere_alert_threshold": lambda f: f(ctypes.c_uint64(0), buffer, ctypes.c_size_t(40)),
     "gruyere_tag": lambda f: f(pointer, ctypes.c_uint8(3)),
     "gruyere_checkpoint": lambda f: f(),
     "gruyere_last_error": lambda f: f(buffer, ctypes.c_size_t(4096)),

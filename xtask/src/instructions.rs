@@ -1,11 +1,14 @@
 //! Instructions of a malloc and of a free: callgrind's count, inclusive, without what the stand-in's driver does.
 
 use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::parts::{cargo, output};
 
+/// What replays it (a package of the workspace).
+const PROGRAM: &str = "gruyere-instructions";
 /// The trace that the bar is set on.
 const TRACE: &str = "traces/moe.trace.zst";
 /// The bar: instructions of a malloc or a free, on average over both.
@@ -24,11 +27,36 @@ struct Cost {
     instructions: u64,
 }
 
-/// Counts, prints, and fails above the bar.
+/// By how many instructions two counts may differ: which calls are timed, and when the clock's facts are refreshed, is by the clock.
+const CHANCE: f64 = 1.0;
+/// Samples of the process that `gruyere top` must have taken, or nothing was tried.
+const LEAST_SAMPLES: usize = 3;
+
+/// Counts, prints, and fails above the bars; then counts once more while `gruyere top` reads the record ten times a second.
 pub fn check(root: &Path) -> Result<(), String> {
-    output(&mut cargo(root, &["build", "--release", "--quiet", "--package", "gruyere-instructions"]))?;
+    for package in ["gruyere-instructions", "gruyere-cli"] {
+        output(&mut cargo(root, &["build", "--release", "--quiet", "--package", package]))?;
+    }
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
+    let alone = count(root, &target)?;
+    report(&calls(&alone), in_files(&alone, &RECORD))?;
+    let (read, samples) = while_read(&target, || count(root, &target))?;
+    let [alone, read] = [&alone, &read].map(|profile| average(&calls(profile)));
+    println!(
+        "  an operation while `gruyere top` reads, {samples} times: {read:.2} instructions ({alone:.2} without)"
+    );
+    if samples < LEAST_SAMPLES {
+        return Err(format!("`gruyere top` saw the process {samples} times only"));
+    }
+    if (read - alone).abs() > CHANCE {
+        return Err(format!("readers cost the writer {:.2} instructions", read - alone));
+    }
+    Ok(())
+}
+
+/// Runs the trace under callgrind; the profile.
+fn count(root: &Path, target: &Path) -> Result<String, String> {
     let profile = target.join("callgrind.out");
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--quiet", "--collect-atstart=no"]);
@@ -38,19 +66,51 @@ pub fn check(root: &Path) -> Result<(), String> {
         "--compress-strings=no",
     ]);
     valgrind.arg(format!("--callgrind-out-file={}", profile.display()));
-    valgrind.arg(target.join("release/gruyere-instructions")).arg(root.join(TRACE));
+    valgrind.arg(target.join("release").join(PROGRAM)).arg(root.join(TRACE));
     output(&mut valgrind)?;
-    let text =
-        std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))?;
-    report(&calls(&text), in_files(&text, &RECORD))
+    std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))
+}
+
+/// Runs `body` while `gruyere top` reads all records at 10 Hz; how many of its samples had the program.
+fn while_read(
+    target: &Path,
+    body: impl FnOnce() -> Result<String, String>,
+) -> Result<(String, usize), String> {
+    let mut top = Command::new(target.join("release/gruyere"))
+        .args(["top", "--json", "--count", "1000000", "--interval", "100ms"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("gruyere top: {error}"))?;
+    let lines = top.stdout.take().map(BufReader::new).ok_or("gruyere top has no output")?;
+    let samples = std::thread::spawn(move || {
+        lines.lines().map_while(Result::ok).filter(|line| line.contains(PROGRAM)).count()
+    });
+    let profile = body();
+    // It reads until it is told to stop.
+    let _ = top.kill();
+    let _ = top.wait();
+    Ok((profile?, samples.join().map_err(|_| "reading what gruyere top says failed")?))
+}
+
+/// Instructions of a malloc or a free, without the driver's.
+fn average(calls: &HashMap<&str, Cost>) -> f64 {
+    let [malloc, free] =
+        ["gruyere_malloc", "gruyere_free"].map(|name| calls.get(name).copied().unwrap_or_default());
+    let own = (malloc.instructions + free.instructions).saturating_sub(driver(calls));
+    own as f64 / (malloc.calls + free.calls).max(1) as f64
+}
+
+/// Instructions of the stand-in's driver.
+fn driver(calls: &HashMap<&str, Cost>) -> u64 {
+    calls.iter().filter(|(name, _)| name.contains(DRIVER)).map(|(_, cost)| cost.instructions).sum()
 }
 
 fn report(calls: &HashMap<&str, Cost>, record: u64) -> Result<(), String> {
     let of = |name: &str| calls.get(name).copied().filter(|cost| cost.calls > 0);
     let (malloc, free) =
         of("gruyere_malloc").zip(of("gruyere_free")).ok_or("the profile has no malloc or no free")?;
-    let driver: u64 =
-        calls.iter().filter(|(name, _)| name.contains(DRIVER)).map(|(_, cost)| cost.instructions).sum();
+    let driver = driver(calls);
     let operations = malloc.calls + free.calls;
     let own = (malloc.instructions + free.instructions).saturating_sub(driver);
     let average = own.div_ceil(operations);

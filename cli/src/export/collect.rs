@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use gruyere::record::ReadError;
 use gruyere::record::facts;
-use gruyere::record::sweep::State;
 
 use super::exposition::{Family, Kind, Labels, Value};
 use super::families::{Families, Identity, Of, of_record};
@@ -63,17 +62,16 @@ impl Collector {
     /// The folder can't be read.
     pub fn look(&mut self) -> Result<Vec<Family>, Failure> {
         let began = Instant::now();
-        let mut found = self.folder.list()?;
+        let (mut found, stale) = self.folder.living()?;
         // The newest processes first, should there be too many: those that matter run now.
         found.sort_by_key(|found| {
             std::cmp::Reverse(found.reader.as_ref().map_or(0, |reader| reader.process().created))
         });
         let mut families = Families::default();
-        let mut states = States::default();
+        let mut states = States { stale: stale as u64, ..States::default() };
         let mut seen = HashSet::new();
         for found in found {
             match found.reader {
-                _ if found.state == State::Stale => states.stale += 1,
                 Ok(reader) => {
                     let process = reader.process();
                     let identity = Identity::new(&process, self.namespace, self.job.as_deref());

@@ -114,6 +114,12 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
         G::DriverCalls => counter(("gruyere_driver_calls", "", "Calls of the driver.")),
         G::DriverErrors => counter(("gruyere_driver_errors", "", "Calls of the driver that failed.")),
         G::Grows => counter(("gruyere_grows", "", "Times that memory was taken from the driver.")),
+        G::Moves => counter((
+            "gruyere_moves",
+            "",
+            "Times that idle pages were mapped where a row of them was needed.",
+        )),
+        G::MovedBytes => counter(("gruyere_moved_bytes", "bytes", "The bytes of those pages.")),
         G::Releases => counter(("gruyere_releases", "", "Times that memory was given back to the driver.")),
         G::Trims => counter(("gruyere_trims", "", "Driver pools trimmed.")),
         G::EventRecords => counter(("gruyere_event_records", "", "CUDA events recorded.")),

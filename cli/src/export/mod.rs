@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments) -> Ended {
             std::thread::sleep(Duration::from_secs(arguments.interval.into()));
         }
     }
-    arguments.folder.list().map(drop)?;
+    arguments.folder.living().map(drop)?;
     let (listener, at) = serve::listen(&arguments.listen)?;
     eprintln!("gruyere export: serving http://{at}/metrics");
     if !at.ip().is_loopback() {

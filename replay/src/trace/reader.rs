@@ -1,8 +1,10 @@
 //! The reader: text, compressed or not, to checked operations.
 
 use super::{Damage, Op, Trace, TraceError, rounded};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read};
+use zstd::stream::read::Decoder;
 
 /// Longest line accepted, bytes. Events take under 60; marks are free text.
 pub(super) const LONGEST_LINE: usize = 4096;
@@ -18,8 +20,46 @@ struct Known {
     freed_at: u64,
 }
 
-struct Reader {
+/// The text of compressed pieces (zstd frames), one after the other. Programs that write their own trace add a piece now and then, and may be killed while they do:
+/// a last piece that is cut short ends the text. Of one piece only, it is damage, as of any file that was not fetched whole.
+struct Pieces<'a, R: BufRead> {
+    decoder: Option<Decoder<'static, R>>,
+    first: bool,
+    cut: &'a Cell<bool>,
+}
+
+impl<'a, R: BufRead> Pieces<'a, R> {
+    fn new(input: R, cut: &'a Cell<bool>) -> io::Result<Self> {
+        Ok(Self { decoder: Some(Decoder::with_buffer(input)?.single_frame()), first: true, cut })
+    }
+}
+
+impl<R: BufRead> Read for Pieces<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(decoder) = &mut self.decoder {
+            match decoder.read(buffer) {
+                Ok(0) if !buffer.is_empty() => {
+                    let Some(mut input) = self.decoder.take().map(Decoder::finish) else { break };
+                    if !input.fill_buf()?.is_empty() {
+                        self.first = false;
+                        self.decoder = Some(Decoder::with_buffer(input)?.single_frame());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && !self.first => {
+                    self.cut.set(true);
+                    self.decoder = None;
+                }
+                other => return other,
+            }
+        }
+        Ok(0)
+    }
+}
+
+struct Reader<'a> {
     trace: Trace,
+    /// Set where the text ends because its last piece is not whole.
+    cut: Option<&'a Cell<bool>>,
     ids: HashMap<u64, Known>,
     events: HashMap<u64, u32>,
     streams: HashMap<u64, u16>,
@@ -33,18 +73,25 @@ pub(super) fn read(name: &str, input: impl Read) -> Result<Trace, TraceError> {
         .fill_buf()
         .map_err(|e| TraceError::new(0, Damage::Unreadable(e.to_string())))?
         .starts_with(&ZSTD_MAGIC);
+    let cut = Cell::new(false);
     let mut reader = Reader::new(name);
     if compressed {
-        let decoder = zstd::stream::read::Decoder::with_buffer(input)
-            .map_err(|e| TraceError::new(0, Damage::Compression(e.to_string())))?;
-        reader.lines(BufReader::with_capacity(1 << 16, decoder), |e| Damage::Compression(e.to_string()))?;
+        let pieces =
+            Pieces::new(input, &cut).map_err(|e| TraceError::new(0, Damage::Compression(e.to_string())))?;
+        reader.cut = Some(&cut);
+        reader.lines(BufReader::with_capacity(1 << 16, pieces), |e| Damage::Compression(e.to_string()))?;
+        if cut.get() {
+            reader
+                .mark("cut short: its writer was killed while it wrote")
+                .map_err(|damage| TraceError::new(reader.line, damage))?;
+        }
     } else {
         reader.lines(input, |e| Damage::Unreadable(e.to_string()))?;
     }
     reader.finish()
 }
 
-impl Reader {
+impl Reader<'_> {
     fn new(name: &str) -> Self {
         let trace = Trace {
             name: name.to_owned(),
@@ -59,6 +106,7 @@ impl Reader {
         };
         Self {
             trace,
+            cut: None,
             ids: HashMap::new(),
             events: HashMap::new(),
             streams: HashMap::from([(0, 0)]),
@@ -83,6 +131,7 @@ impl Reader {
             }
             let damage = match line.strip_suffix(b"\n") {
                 None if line.len() > LONGEST_LINE => Err(Damage::LineTooLong),
+                None if self.cut.is_some_and(Cell::get) => return Ok(()),
                 None => Err(Damage::CutShort),
                 Some(text) => {
                     std::str::from_utf8(text).map_err(|_| Damage::NotText).and_then(|t| self.event(t))

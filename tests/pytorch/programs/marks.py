@@ -112,4 +112,19 @@ def alerts():
     assert [thread.daemon for thread in threads] == [True] and threading.current_thread() not in threads
 
 
-{part.__name__: part for part in (lifetimes, numbers, alerts)}[sys.argv[1]]()
+def thresholds():
+    """Who listens hears of a passed threshold of `alert:`, with its text and the value."""
+    heard = []
+    gruyere.on_alert(heard.append)
+    kept = tensor(600)
+    gruyere.step()
+    end = time.monotonic() + 60
+    while not heard and time.monotonic() < end:
+        time.sleep(0.01)
+    (alert,) = heard
+    assert (alert.kind, alert.threshold, alert.value, alert.count) == ("threshold", "live>500MiB", 600 * MIB, 1), alert
+    assert (alert.device, alert.live, alert.asked) == (0, 600 * MIB, 0), alert
+    del kept
+
+
+{part.__name__: part for part in (lifetimes, numbers, alerts, thresholds)}[sys.argv[1]]()

@@ -1,0 +1,289 @@
+//! Processes that come and go, followed from look to look: what `top` and `watch` read.
+//!
+//! A look is cheap: a record is opened once, and then only its gauges are read, and once a second its timeline; never the block map. The record of
+//! a process that has ended stays readable for as long as it is followed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use gruyere::record::facts::Process;
+use gruyere::record::mapping::{FILE_PREFIX, FILE_SUFFIX};
+use gruyere::record::reader::DeviceSnapshot;
+use gruyere::record::timeline::TimelineEntry;
+use gruyere::record::{DeviceGauge, Reader};
+use gruyere::watch::{Facts, Forecast, Point, Rate, capacity, forecast};
+
+use crate::failure::Failure;
+use crate::target::{Folder, Target};
+
+/// Between two looks for new processes, and at a device's timeline.
+const SECOND: Duration = Duration::from_secs(1);
+/// Processes that ended well are followed for so long after.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Which processes are followed.
+#[derive(Clone, Debug)]
+pub enum Which {
+    /// All of a folder, those that come later too.
+    All(Folder),
+    /// One.
+    One(Target),
+}
+
+/// How it stands with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It runs (or that can't be told).
+    Live,
+    /// It ended, and took its record away.
+    Ended,
+    /// It ended without a clean exit, and its record stayed.
+    Killed,
+}
+
+impl Life {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Life::Live => "live",
+            Life::Ended => "ended",
+            Life::Killed => "killed",
+        }
+    }
+}
+
+/// A device of a process.
+#[derive(Debug)]
+pub struct Device {
+    /// Its numbers at the last look.
+    pub snapshot: DeviceSnapshot,
+    /// What it held over the run, as of a second ago at most.
+    pub timeline: Vec<TimelineEntry>,
+    /// Bytes allocated a second.
+    pub rate: Option<f64>,
+    /// When its memory will have run out.
+    pub forecast: Forecast,
+    rates: Rate,
+}
+
+impl Device {
+    /// Whether anything was ever allocated on it.
+    pub fn is_used(&self) -> bool {
+        self.snapshot.gauge(DeviceGauge::Limit) > 0 || self.snapshot.live_peak > 0
+    }
+
+    /// What thresholds go by.
+    pub fn facts(&self) -> Facts<'_> {
+        Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
+    }
+}
+
+/// A process that is followed.
+#[derive(Debug)]
+pub struct Followed {
+    /// Its record.
+    pub reader: Reader<'static>,
+    /// Who it is.
+    pub process: Process,
+    /// How it stands with it.
+    pub life: Life,
+    /// Its devices, by number.
+    pub devices: Vec<Device>,
+    /// When it was seen to have ended.
+    ended: Option<Instant>,
+    timelines_at: Option<Instant>,
+}
+
+impl Followed {
+    fn new(reader: Reader<'static>) -> Self {
+        let process = reader.process();
+        let life = life(&reader);
+        Self { reader, process, life, devices: Vec::new(), ended: None, timelines_at: None }
+    }
+
+    /// The devices that it has used.
+    pub fn used(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().filter(|device| device.is_used())
+    }
+
+    fn look(&mut self, begin: Instant, now: Instant) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.life = life(&self.reader);
+        if self.life != Life::Live {
+            // One look more: these are its last words.
+            (self.ended, self.timelines_at) = (Some(now), None);
+        }
+        let seconds = now.duration_since(begin).as_secs_f64();
+        let is_due = self.timelines_at.is_none_or(|at| now.duration_since(at) >= SECOND);
+        if is_due {
+            self.timelines_at = Some(now);
+        }
+        for (number, snapshot) in self.reader.device_snapshots().into_iter().enumerate() {
+            if self.devices.len() <= number {
+                self.devices.push(Device {
+                    snapshot: DeviceSnapshot::default(),
+                    timeline: Vec::new(),
+                    rate: None,
+                    forecast: Forecast::default(),
+                    rates: Rate::default(),
+                });
+            }
+            let device = &mut self.devices[number];
+            device.snapshot = snapshot;
+            if !device.is_used() {
+                continue;
+            }
+            device.rate = device.rates.look(seconds, device.snapshot.total().malloc_bytes);
+            if is_due {
+                device.timeline = self.reader.timeline(number as u32).entries;
+                let points: Vec<Point> = device.timeline.iter().map(Point::from).collect();
+                device.forecast = forecast(&points, capacity(&device.snapshot));
+            }
+        }
+    }
+}
+
+fn life(reader: &Reader<'_>) -> Life {
+    if reader.health().closed {
+        Life::Ended
+    } else if reader.is_live() == Some(false) {
+        Life::Killed
+    } else {
+        Life::Live
+    }
+}
+
+/// Follows processes.
+#[derive(Debug)]
+pub struct Follower {
+    which: Which,
+    begin: Instant,
+    followed: BTreeMap<PathBuf, Followed>,
+    /// Records of processes that had ended before: there were so many, and nobody asked for them.
+    old: BTreeSet<PathBuf>,
+    /// What could not be read, and why.
+    trouble: BTreeMap<PathBuf, String>,
+    looked_for_new: Option<Instant>,
+}
+
+impl Follower {
+    /// Follows `which`.
+    ///
+    /// # Errors
+    /// One process that there is not, or that can't be read; a folder that can't be read.
+    pub fn new(which: Which) -> Result<Self, Failure> {
+        let mut follower = Self {
+            which,
+            begin: Instant::now(),
+            followed: BTreeMap::new(),
+            old: BTreeSet::new(),
+            trouble: BTreeMap::new(),
+            looked_for_new: None,
+        };
+        match &follower.which {
+            Which::One(target) => {
+                let reader = target.open()?;
+                follower.followed.insert(reader.path().to_owned(), Followed::new(reader));
+            }
+            Which::All(folder) => {
+                std::fs::read_dir(&folder.directory).map_err(|error| unreadable(folder, &error))?;
+            }
+        }
+        Ok(follower)
+    }
+
+    /// The processes, by the path of their record.
+    pub fn followed(&self) -> &BTreeMap<PathBuf, Followed> {
+        &self.followed
+    }
+
+    /// Records of processes that had ended before they could be followed.
+    pub fn old(&self) -> usize {
+        self.old.len()
+    }
+
+    /// Why records could not be read, each with its file's name.
+    pub fn trouble(&self) -> impl Iterator<Item = &str> {
+        self.trouble.values().map(String::as_str)
+    }
+
+    /// Whether there is nobody left to follow, nor will be.
+    pub fn is_over(&self) -> bool {
+        matches!(self.which, Which::One(_))
+            && self.followed.values().all(|followed| followed.life != Life::Live)
+    }
+
+    /// Forgets those that were killed.
+    pub fn forget_killed(&mut self) {
+        let killed = |followed: &Followed| followed.life == Life::Killed;
+        if let Which::All(_) = self.which {
+            let gone: Vec<PathBuf> =
+                self.followed.iter().filter(|(_, one)| killed(one)).map(|(path, _)| path.clone()).collect();
+            for path in gone {
+                self.followed.remove(&path);
+                self.old.insert(path);
+            }
+        }
+    }
+
+    /// Looks at all of them at the moment `now`, and for new ones.
+    pub fn look(&mut self, now: Instant) {
+        if let Which::All(folder) = &self.which
+            && self.looked_for_new.is_none_or(|at| now.duration_since(at) >= SECOND)
+        {
+            self.looked_for_new = Some(now);
+            let folder = folder.clone();
+            self.look_for_new(&folder.directory);
+            // A killed one whose record was swept is nobody's any more.
+            self.followed.retain(|path, followed| match (followed.life, followed.ended) {
+                (Life::Killed, _) => path.exists(),
+                (_, Some(ended)) => now.duration_since(ended) < FAREWELL,
+                _ => true,
+            });
+        }
+        let begin = self.begin;
+        self.followed.values_mut().for_each(|followed| followed.look(begin, now));
+    }
+
+    fn look_for_new(&mut self, directory: &Path) {
+        let Ok(entries) = std::fs::read_dir(directory) else { return };
+        let mut there = BTreeSet::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if !name.starts_with(FILE_PREFIX) || !name.ends_with(FILE_SUFFIX) {
+                continue;
+            }
+            let path = entry.path();
+            there.insert(path.clone());
+            if self.followed.contains_key(&path) || self.old.contains(&path) {
+                continue;
+            }
+            match Reader::open(&path) {
+                Ok(reader) => {
+                    self.trouble.remove(&path);
+                    let followed = Followed::new(reader);
+                    if followed.life == Life::Live {
+                        self.followed.insert(path, followed);
+                    } else {
+                        self.old.insert(path);
+                    }
+                }
+                Err(error) if error.is_missing() => {}
+                Err(error) => {
+                    self.trouble.insert(path, error.to_string());
+                }
+            }
+        }
+        self.old.retain(|path| there.contains(path));
+        self.trouble.retain(|path, _| there.contains(path));
+    }
+}
+
+fn unreadable(folder: &Folder, error: &std::io::Error) -> Failure {
+    let folder = folder.directory.display();
+    Failure::new(format_args!("{folder}: {error}; name the folder of the records with --directory"))
+}

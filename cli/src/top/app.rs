@@ -1,0 +1,352 @@
+//! What the screen says, and what keys do to it: no terminal, no drawing.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use gruyere::record::facts::Process;
+use gruyere::record::reader::DeviceSnapshot;
+use gruyere::record::timeline::TimelineEntry;
+use gruyere::watch::{Facts, Forecast};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::columns::Sort;
+use super::details::Details;
+use super::theme::Theme;
+use crate::follow::{Follower, Life};
+
+/// A device of a process: its record, and its number there.
+pub type Key = (PathBuf, u32);
+
+/// A line of the table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Which it is.
+    pub key: Key,
+    /// Whose it is.
+    pub process: Process,
+    /// How it stands with the process.
+    pub life: Life,
+    /// The device's numbers.
+    pub snapshot: DeviceSnapshot,
+    /// Bytes allocated a second.
+    pub rate: Option<f64>,
+    /// When its memory will have run out.
+    pub forecast: Forecast,
+}
+
+impl Row {
+    /// What metrics go by.
+    pub fn facts(&self) -> Facts<'_> {
+        Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
+    }
+
+    /// What runs, without the path of the interpreter.
+    pub fn command(&self) -> String {
+        let command = plain(&self.process.command);
+        let command = command.trim();
+        let (first, rest) = command.split_once(' ').unwrap_or((command, ""));
+        let name = first.rsplit('/').next().unwrap_or(first);
+        if rest.is_empty() { name.to_owned() } else { format!("{name} {rest}") }
+    }
+}
+
+/// Text of another process without what would move the terminal: control characters, and those that turn the direction of writing.
+pub fn plain(text: &str) -> String {
+    let moves = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().map(|c| if moves(c) { ' ' } else { c }).collect()
+}
+
+/// One look at a device, for the small graphs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tick {
+    /// Seconds since 1970.
+    pub seconds: f64,
+    /// Live bytes.
+    pub live: u64,
+    /// Bytes held.
+    pub reserved: u64,
+    /// 1 - live / reserved.
+    pub fragmentation: f64,
+    /// Bytes allocated a second.
+    pub rate: f64,
+}
+
+/// Looks that are remembered: ten minutes at two a second.
+const TICKS: usize = 1200;
+
+/// The part of the run that the graph shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Span {
+    /// From its start.
+    #[default]
+    Run,
+    /// The latest minute.
+    Minute,
+    /// The latest ten.
+    TenMinutes,
+    /// The latest hour.
+    Hour,
+}
+
+impl Span {
+    /// Seconds; `None`: all.
+    pub fn seconds(self) -> Option<f64> {
+        match self {
+            Self::Run => None,
+            Self::Minute => Some(60.0),
+            Self::TenMinutes => Some(600.0),
+            Self::Hour => Some(3600.0),
+        }
+    }
+
+    /// Its name on the screen.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Run => "whole run",
+            Self::Minute => "last minute",
+            Self::TenMinutes => "last 10 minutes",
+            Self::Hour => "last hour",
+        }
+    }
+
+    fn next(self) -> Self {
+        match self {
+            Self::Run => Self::Minute,
+            Self::Minute => Self::TenMinutes,
+            Self::TenMinutes => Self::Hour,
+            Self::Hour => Self::Run,
+        }
+    }
+}
+
+/// What fills the screen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum View {
+    /// The table and the graphs.
+    #[default]
+    Main,
+    /// All of one process.
+    Detail,
+    /// The keys.
+    Help,
+}
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Nothing but drawing.
+    Stay,
+    /// A look at once.
+    Look,
+    /// Killed processes are to go.
+    ForgetKilled,
+    /// The end.
+    Quit,
+}
+
+/// The screen's state.
+pub struct App {
+    /// Lines of the table, in order.
+    pub rows: Vec<Row>,
+    /// What the table is sorted by.
+    pub sort: Sort,
+    /// The other way round.
+    pub is_reversed: bool,
+    /// Nothing is read while it is.
+    pub is_paused: bool,
+    /// What fills the screen.
+    pub view: View,
+    /// Lines of the detail that are above the screen.
+    pub scroll: u16,
+    /// The part of the run that the graph shows.
+    pub span: Span,
+    /// Between two looks.
+    pub interval: Duration,
+    /// How things look.
+    pub theme: Theme,
+    /// The timeline of the chosen device.
+    pub timeline: Vec<TimelineEntry>,
+    /// What is read of the chosen process only.
+    pub details: Details,
+    /// Records of processes that had ended before.
+    pub old: usize,
+    /// Why records could not be read.
+    pub trouble: Vec<String>,
+    /// This machine.
+    pub host: String,
+    chosen: Option<Key>,
+    ticks: BTreeMap<Key, VecDeque<Tick>>,
+}
+
+impl App {
+    /// Before the first look.
+    pub fn new(sort: Sort, interval: Duration, theme: Theme) -> Self {
+        Self {
+            rows: Vec::new(),
+            sort,
+            is_reversed: false,
+            is_paused: false,
+            view: View::Main,
+            scroll: 0,
+            span: Span::default(),
+            interval,
+            theme,
+            timeline: Vec::new(),
+            details: Details::default(),
+            old: 0,
+            trouble: Vec::new(),
+            host: String::new(),
+            chosen: None,
+            ticks: BTreeMap::new(),
+        }
+    }
+
+    /// The chosen row; the first where none was chosen, or the chosen one is gone.
+    pub fn chosen(&self) -> Option<&Row> {
+        self.rows.get(self.chosen_at())
+    }
+
+    /// Its place in the table.
+    pub fn chosen_at(&self) -> usize {
+        let chosen = self.chosen.as_ref();
+        self.rows.iter().position(|row| Some(&row.key) == chosen).unwrap_or(0)
+    }
+
+    /// The latest looks at the chosen device, the oldest first.
+    pub fn ticks(&self) -> impl DoubleEndedIterator<Item = &Tick> {
+        self.chosen().and_then(|row| self.ticks.get(&row.key)).into_iter().flatten()
+    }
+
+    /// Looks at a device that were made elsewhere.
+    #[cfg(test)]
+    pub fn remember(&mut self, key: Key, ticks: impl Iterator<Item = Tick>) {
+        self.ticks.insert(key, ticks.collect());
+    }
+
+    /// Takes in what was read.
+    pub fn update(&mut self, follower: &Follower, now: Instant) {
+        if self.is_paused {
+            return;
+        }
+        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seconds = since_1970.map_or(0.0, |time| time.as_secs_f64());
+        self.old = follower.old();
+        self.trouble = follower.trouble().map(str::to_owned).collect();
+        self.rows.clear();
+        for (path, followed) in follower.followed() {
+            // A process that has used no device yet is there all the same, with its first.
+            let first = followed.devices.first().filter(|_| followed.used().next().is_none());
+            for device in followed.used().chain(first) {
+                let key = (path.clone(), device.snapshot.device);
+                let row = Row {
+                    key: key.clone(),
+                    process: followed.process.clone(),
+                    life: followed.life,
+                    snapshot: device.snapshot.clone(),
+                    rate: device.rate.filter(|_| followed.life == Life::Live),
+                    forecast: if followed.life == Life::Live { device.forecast } else { Forecast::Unknown },
+                };
+                if followed.life == Life::Live {
+                    let ticks = self.ticks.entry(key).or_default();
+                    if ticks.len() == TICKS {
+                        ticks.pop_front();
+                    }
+                    ticks.push_back(Tick {
+                        seconds,
+                        live: row.snapshot.live,
+                        reserved: row.snapshot.gauge(gruyere::record::DeviceGauge::Reserved),
+                        fragmentation: row.snapshot.fragmentation(),
+                        rate: row.rate.unwrap_or(0.0),
+                    });
+                }
+                self.rows.push(row);
+            }
+        }
+        self.ticks.retain(|(path, _), _| follower.followed().contains_key(path));
+        if let Some(row) = self.rows.first() {
+            self.host.clone_from(&row.process.host);
+        }
+        self.arrange();
+        let chosen = self.chosen().map(|row| row.key.clone());
+        if let Some(key) = chosen
+            && let Some(followed) = follower.followed().get(&key.0)
+        {
+            if let Some(device) = followed.devices.get(key.1 as usize) {
+                self.timeline.clone_from(&device.timeline);
+            }
+            self.details.look(&key, &followed.reader, now);
+        } else {
+            self.timeline.clear();
+            self.details = Details::default();
+        }
+    }
+
+    fn arrange(&mut self) {
+        let (sort, is_reversed) = (self.sort, self.is_reversed);
+        self.rows.sort_by(|a, b| {
+            let order = sort.compare(a, b);
+            if is_reversed { order.reverse() } else { order }
+        });
+    }
+
+    /// What a key does.
+    pub fn key(&mut self, key: KeyEvent) -> Flow {
+        let with_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match (key.code, self.view) {
+            (KeyCode::Char('c'), _) if with_control => return Flow::Quit,
+            (KeyCode::Char('q'), View::Main) => return Flow::Quit,
+            (KeyCode::Esc | KeyCode::Char('q' | '?' | 'h') | KeyCode::Enter, View::Help) => {
+                self.view = View::Main
+            }
+            (KeyCode::Esc | KeyCode::Char('q') | KeyCode::Enter | KeyCode::Backspace, View::Detail) => {
+                (self.view, self.scroll) = (View::Main, 0);
+            }
+            (KeyCode::Char('?' | 'h'), _) => self.view = View::Help,
+            (KeyCode::Enter, View::Main) if !self.rows.is_empty() => {
+                (self.view, self.scroll) = (View::Detail, 0)
+            }
+            (KeyCode::Down | KeyCode::Char('j'), View::Detail) => self.scroll = self.scroll.saturating_add(1),
+            (KeyCode::Up | KeyCode::Char('k'), View::Detail) => self.scroll = self.scroll.saturating_sub(1),
+            (KeyCode::PageDown, View::Detail) => self.scroll = self.scroll.saturating_add(10),
+            (KeyCode::PageUp, View::Detail) => self.scroll = self.scroll.saturating_sub(10),
+            (KeyCode::Home, View::Detail) => self.scroll = 0,
+            (KeyCode::Down | KeyCode::Char('j'), _) => return self.choose(self.chosen_at() + 1),
+            (KeyCode::Up | KeyCode::Char('k'), _) => return self.choose(self.chosen_at().saturating_sub(1)),
+            (KeyCode::PageDown, _) => return self.choose(self.chosen_at() + 10),
+            (KeyCode::PageUp, _) => return self.choose(self.chosen_at().saturating_sub(10)),
+            (KeyCode::Home, _) => return self.choose(0),
+            (KeyCode::End, _) => return self.choose(usize::MAX),
+            (KeyCode::Char('s'), _) => {
+                (self.sort, self.is_reversed) = (self.sort.next(), false);
+                self.arrange();
+            }
+            (KeyCode::Char('r'), _) => {
+                self.is_reversed = !self.is_reversed;
+                self.arrange();
+            }
+            (KeyCode::Char(' ' | 'p'), _) => {
+                self.is_paused = !self.is_paused;
+                return Flow::Look;
+            }
+            (KeyCode::Char('t'), _) => self.span = self.span.next(),
+            (KeyCode::Char('x'), _) => return Flow::ForgetKilled,
+            (KeyCode::Char('+'), _) => self.interval = (self.interval / 2).max(super::SHORTEST),
+            (KeyCode::Char('-'), _) => self.interval = (self.interval * 2).min(LONGEST),
+            _ => {}
+        }
+        Flow::Stay
+    }
+
+    fn choose(&mut self, at: usize) -> Flow {
+        let at = at.min(self.rows.len().saturating_sub(1));
+        self.chosen = self.rows.get(at).map(|row| row.key.clone());
+        if self.is_paused { Flow::Stay } else { Flow::Look }
+    }
+}
+
+/// The longest time between two looks that a key makes.
+const LONGEST: Duration = Duration::from_secs(10);

@@ -1,0 +1,212 @@
+//! The columns of the table: what they say, how wide they are, and what sorting by one means.
+
+use std::cmp::Ordering;
+
+use clap::ValueEnum;
+use gruyere::record::DeviceGauge;
+use gruyere::watch::{Duration, Forecast, Metric, Unit};
+
+use super::app::Row;
+use crate::follow::Life;
+
+/// What the table is sorted by. The highest first, but ranks, pids and times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Rank, then pid, then device.
+    #[default]
+    Rank,
+    /// Process number.
+    Pid,
+    /// Live bytes.
+    Live,
+    /// Bytes held.
+    Reserved,
+    /// 1 - live / reserved.
+    Fragmentation,
+    /// The largest satisfiable request, the least first.
+    Largest,
+    /// Bytes allocated a second.
+    Rate,
+    /// Time to out of memory, the soonest first.
+    OomIn,
+}
+
+impl Sort {
+    /// The next one.
+    pub fn next(self) -> Self {
+        let all = Self::value_variants();
+        let at = all.iter().position(|sort| *sort == self).unwrap_or(0);
+        all[(at + 1) % all.len()]
+    }
+
+    /// The column that it sorts by.
+    pub fn column(self) -> Column {
+        match self {
+            Self::Rank => Column::Rank,
+            Self::Pid => Column::Pid,
+            Self::Live => Column::Live,
+            Self::Reserved => Column::Reserved,
+            Self::Fragmentation => Column::Fragmentation,
+            Self::Largest => Column::Largest,
+            Self::Rate => Column::Rate,
+            Self::OomIn => Column::OomIn,
+        }
+    }
+
+    /// The order of two rows.
+    pub fn compare(self, a: &Row, b: &Row) -> Ordering {
+        // Those without a value come last.
+        let least = |metric: Metric| {
+            let value = |row: &Row| metric.value(&row.facts()).unwrap_or(f64::INFINITY);
+            value(a).total_cmp(&value(b))
+        };
+        let most = |metric: Metric| {
+            let value = |row: &Row| metric.value(&row.facts()).unwrap_or(f64::NEG_INFINITY);
+            value(b).total_cmp(&value(a))
+        };
+        let by = match self {
+            Self::Rank => Ordering::Equal,
+            Self::Pid => a.process.pid.cmp(&b.process.pid),
+            Self::Live => most(Metric::Live),
+            Self::Reserved => most(Metric::Reserved),
+            Self::Fragmentation => most(Metric::Fragmentation),
+            Self::Largest => least(Metric::Largest),
+            Self::Rate => most(Metric::Rate),
+            Self::OomIn => least(Metric::OomIn),
+        };
+        // Those without a rank come last.
+        let rank = |row: &Row| row.process.rank.unwrap_or(u64::MAX);
+        let name = |row: &Row| (rank(row), row.process.pid, row.key.clone());
+        by.then_with(|| name(a).cmp(&name(b)))
+    }
+}
+
+/// A column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Column {
+    /// Process number.
+    Pid,
+    /// Rank.
+    Rank,
+    /// Device number.
+    Device,
+    /// Training step.
+    Step,
+    /// Live bytes.
+    Live,
+    /// Bytes held.
+    Reserved,
+    /// A bar: live and held, of the ceiling.
+    Bar,
+    /// Fragmentation.
+    Fragmentation,
+    /// The largest satisfiable request.
+    Largest,
+    /// Bytes allocated a second.
+    Rate,
+    /// Time to out of memory.
+    OomIn,
+    /// What runs, or how it ended.
+    Command,
+}
+
+impl Column {
+    /// The columns for a screen of this width, in order. The last takes what is left.
+    pub fn fitting(width: u16) -> Vec<Column> {
+        use Column::*;
+        let wide =
+            [Pid, Rank, Device, Step, Live, Reserved, Bar, Fragmentation, Largest, Rate, OomIn, Command];
+        // What goes first where there is no room.
+        let mut dispensable = [Bar, Rate, Step, Largest].into_iter();
+        let mut columns = wide.to_vec();
+        while columns.iter().map(|column| column.width() + 1).sum::<u16>() + COMMAND > width {
+            match dispensable.next() {
+                Some(gone) => columns.retain(|column| *column != gone),
+                // Fewer cells say nothing of a command.
+                None => {
+                    columns.retain(|column| *column != Command);
+                    break;
+                }
+            }
+        }
+        columns
+    }
+
+    /// Cells; 0 for the one that takes what is left.
+    pub fn width(self) -> u16 {
+        match self {
+            Self::Pid => 7,
+            Self::Rank => 5,
+            Self::Device => 4,
+            Self::Step => 7,
+            Self::Live | Self::Reserved | Self::Largest => 10,
+            Self::Bar => 16,
+            Self::Fragmentation => 6,
+            Self::Rate => 12,
+            Self::OomIn => 8,
+            Self::Command => 0,
+        }
+    }
+
+    /// The heading.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pid => "PID",
+            Self::Rank => "RANK",
+            Self::Device => "GPU",
+            Self::Step => "STEP",
+            Self::Live => "LIVE",
+            Self::Reserved => "RESERVED",
+            Self::Bar => "OF THE CEILING",
+            Self::Fragmentation => "FRAG",
+            Self::Largest => "LARGEST",
+            Self::Rate => "ALLOC/S",
+            Self::OomIn => "OOM IN",
+            Self::Command => "COMMAND",
+        }
+    }
+
+    /// Whether it is numbers, which stand to the right.
+    pub fn is_number(self) -> bool {
+        !matches!(self, Self::Bar | Self::Command)
+    }
+
+    /// What it says of a row; nothing for the bar.
+    pub fn text(self, row: &Row) -> String {
+        let metric = |metric: Metric| {
+            let value = metric.value(&row.facts());
+            value.map_or_else(|| "-".to_owned(), |value| metric.unit().show(value))
+        };
+        match self {
+            Self::Pid => row.process.pid.to_string(),
+            Self::Rank => row.process.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
+            Self::Device => row.key.1.to_string(),
+            Self::Step => match row.snapshot.gauge(DeviceGauge::Step) {
+                0 => "-".to_owned(),
+                step => step.to_string(),
+            },
+            Self::Live => metric(Metric::Live),
+            Self::Reserved => metric(Metric::Reserved),
+            Self::Bar => String::new(),
+            Self::Fragmentation => metric(Metric::Fragmentation),
+            Self::Largest => metric(Metric::Largest),
+            Self::Rate => row.rate.map_or_else(|| "-".to_owned(), |rate| Unit::BytesPerSecond.show(rate)),
+            Self::OomIn if row.life != Life::Live => row.life.name().to_owned(),
+            Self::OomIn => oom_in(row.forecast),
+            Self::Command => row.command(),
+        }
+    }
+}
+
+/// The least that is left for the command.
+const COMMAND: u16 = 10;
+
+/// A forecast in a few cells.
+pub fn oom_in(forecast: Forecast) -> String {
+    match forecast {
+        Forecast::Unknown => "...".to_owned(),
+        Forecast::NoGrowth => "-".to_owned(),
+        Forecast::Growing(growth) if growth.seconds < 1.0 => "now".to_owned(),
+        Forecast::Growing(growth) => Duration(growth.seconds).to_string(),
+    }
+}

@@ -1,0 +1,101 @@
+//! What is read of the chosen process only: its slabs by size class, who holds blocks on which stream, and its latest events.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use gruyere::record::clock::Scale;
+use gruyere::record::ring::Event;
+use gruyere::record::{BlockState, Reader, SegmentKind};
+
+use super::app::Key;
+
+/// Events that are shown at most.
+const EVENTS: usize = 200;
+/// Between two looks at the segments.
+const SEGMENTS_EVERY: Duration = Duration::from_secs(2);
+/// Between two looks at the blocks, at least; and so many times as long as the last look took: never more than 2% of the time.
+const BLOCKS_EVERY: Duration = Duration::from_secs(5);
+const REST: u32 = 50;
+
+/// Blocks or slabs of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// How many.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Sum {
+    fn add(&mut self, bytes: u64) {
+        (self.count, self.bytes) = (self.count + 1, self.bytes.saturating_add(bytes));
+    }
+}
+
+/// What is known of the chosen device.
+#[derive(Debug, Default)]
+pub struct Details {
+    /// Slabs by the size of their slots.
+    pub slabs: BTreeMap<u64, Sum>,
+    /// Segments that are no slabs, by their kind's number.
+    pub segments: BTreeMap<u8, Sum>,
+    /// Live blocks by stream, those with the most bytes first.
+    pub streams: Vec<(u32, Sum)>,
+    /// When the blocks were looked at.
+    pub streams_at: Option<Instant>,
+    /// The latest events that are no mallocs and no frees, the oldest first.
+    pub events: VecDeque<Event>,
+    /// Events of the kind that were overwritten before they could be read.
+    pub lost: u64,
+    /// What turns their ticks into time.
+    pub scale: Option<Scale>,
+    key: Option<Key>,
+    cursor: u64,
+    segments_at: Option<Instant>,
+    took: Duration,
+}
+
+impl Details {
+    /// Looks at what is due of the device `key`, whose record `reader` reads.
+    pub fn look(&mut self, key: &Key, reader: &Reader<'_>, now: Instant) {
+        if self.key.as_ref() != Some(key) {
+            *self = Self { key: Some(key.clone()), ..Self::default() };
+        }
+        let device = key.1;
+        self.scale = reader.scale();
+        let is_first = self.cursor == 0;
+        let events = reader.rare_events(&mut self.cursor);
+        // What was before the first look is not lost: nobody wanted it.
+        self.lost += if is_first { 0 } else { events.lost };
+        self.events.extend(events.entries.into_iter().filter(|event| u32::from(event.device) == device));
+        while self.events.len() > EVENTS {
+            self.events.pop_front();
+        }
+        if self.segments_at.is_none_or(|at| now.duration_since(at) >= SEGMENTS_EVERY) {
+            self.segments_at = Some(now);
+            (self.slabs, self.segments) = (BTreeMap::new(), BTreeMap::new());
+            for segment in reader.segments().entries {
+                if u32::from(segment.device) != device {
+                    continue;
+                }
+                match segment.kind {
+                    SegmentKind::Slab => self.slabs.entry(segment.slot).or_default().add(segment.bytes),
+                    kind => self.segments.entry(kind as u8).or_default().add(segment.bytes),
+                }
+            }
+        }
+        let rest = BLOCKS_EVERY.max(self.took * REST);
+        if self.streams_at.is_none_or(|at| now.duration_since(at) >= rest) {
+            let begin = Instant::now();
+            let mut streams: BTreeMap<u32, Sum> = BTreeMap::new();
+            for (block, state) in reader.blocks().entries {
+                if u32::from(block.device) == device && state == BlockState::Live {
+                    streams.entry(block.stream).or_default().add(block.size);
+                }
+            }
+            self.streams = streams.into_iter().collect();
+            self.streams.sort_by_key(|(stream, sum)| (std::cmp::Reverse(sum.bytes), *stream));
+            (self.streams_at, self.took) = (Some(now), begin.elapsed());
+        }
+    }
+}

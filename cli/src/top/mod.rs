@@ -1,0 +1,204 @@
+//! `gruyere top`: all processes on one screen, for as long as one likes.
+//!
+//! [`app`] is what the screen says and what keys do to it, without a terminal; [`draw`] puts it into a buffer; [`details`] reads of the chosen process
+//! what is too much to read of all; [`sample`] is the same for programs.
+
+mod app;
+mod columns;
+mod details;
+mod draw;
+mod panels;
+mod sample;
+#[cfg(test)]
+mod tests;
+mod theme;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use gruyere::watch;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+
+use crate::failure::{Ended, Exit, Failure};
+use crate::follow::{Follower, Which};
+use crate::target::{Folder, Target};
+use app::{App, Flow};
+use columns::Sort;
+use theme::Theme;
+
+/// Watches all processes that use gruyere on one screen, or one of them.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere top                    all processes, those that come later too
+  gruyere top 4242               one
+  gruyere top --sort oom-in      who will be out of memory first, first
+  gruyere top --once             the screen as text, once
+  gruyere top --json | jq '.processes[].devices[0].oom_in_seconds'
+  gruyere top --json --count 60 --interval 1s
+                                 a line a second for a minute
+
+Keys: arrows choose, Enter shows all of a process, s sorts by the next column, Space pauses, t changes the
+time that the graph shows, ? helps, q quits. NO_COLOR is honoured.
+
+Reading never disturbs a process: no lock, no signal, and the tables of blocks are only read for the chosen
+process, and seldom.
+
+Exit codes: 0 fine (also when the process that was named has ended); 1 no such process or record, it
+can't be read, or there is no terminal; 2 wrong usage.")]
+pub struct Arguments {
+    /// The process (its pid) or the file of its record; left out or `all`: all of them.
+    #[arg(value_name = "PID|FILE|all", default_value = "all")]
+    target: String,
+    /// Between two looks; 100ms at least.
+    #[arg(long, value_name = "DURATION", default_value = "500ms")]
+    interval: watch::Duration,
+    /// Sort by this column.
+    #[arg(long, value_enum, default_value_t = Sort::Rank)]
+    sort: Sort,
+    /// Print a sample as JSON.
+    #[arg(long, conflicts_with = "once")]
+    json: bool,
+    /// With --json: so many samples, one a line, an interval apart.
+    #[arg(long, value_name = "N", requires = "json")]
+    count: Option<u64>,
+    /// Print the screen as text, once.
+    #[arg(long)]
+    once: bool,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// The shortest time between two looks: more would show no more, and cost.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// The first sample's rates need two looks; longer apart than [`watch::Rate`] asks.
+const RATE: Duration = Duration::from_millis(450);
+/// A screen where there is no terminal to ask.
+const SCREEN: (u16, u16) = (120, 40);
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let which = match arguments.target.as_str() {
+        "all" => Which::All(arguments.folder.clone()),
+        target => Which::One(Target { target: target.to_owned(), folder: arguments.folder.clone() }),
+    };
+    let mut follower = Follower::new(which)?;
+    let interval = Duration::from(arguments.interval).max(SHORTEST);
+    if arguments.json {
+        return Ok(print_samples(&mut follower, arguments.count, interval));
+    }
+    let theme = Theme::new(std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()));
+    let mut app = App::new(arguments.sort, interval, theme);
+    if arguments.once {
+        follower.look(Instant::now());
+        app.update(&follower, Instant::now());
+        std::thread::sleep(RATE);
+        follower.look(Instant::now());
+        app.update(&follower, Instant::now());
+        // A closed pipe (`| head`) is no trouble.
+        let _ = io::stdout().write_all(text(&mut app, size())?.as_bytes());
+        return Ok(Exit::Fine);
+    }
+    if !io::stdout().is_terminal() {
+        return Err(Failure::new("stdout is no terminal; --once prints the screen, --json a sample"));
+    }
+    watch(&mut follower, &mut app)
+}
+
+/// The size of the terminal, or what COLUMNS and LINES say, or a middling one.
+fn size() -> (u16, u16) {
+    let variable = |name| std::env::var(name).ok().and_then(|value| value.parse::<u16>().ok());
+    let asked =
+        ratatui::crossterm::terminal::size().ok().filter(|size| io::stdout().is_terminal() && size.0 > 0);
+    let (width, height) = asked.unwrap_or(SCREEN);
+    let sized = |name, other: u16| variable(name).filter(|&cells| cells > 0).unwrap_or(other).min(500);
+    (sized("COLUMNS", width), sized("LINES", height))
+}
+
+/// The screen as text, without what trails on each line.
+fn text(app: &mut App, (width, height): (u16, u16)) -> Result<String, Failure> {
+    let cannot = |error| Failure::new(format_args!("the screen could not be drawn: {error}"));
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).map_err(cannot)?;
+    terminal.draw(|frame| draw::draw(frame, app)).map_err(cannot)?;
+    Ok(lines(terminal.backend().buffer()))
+}
+
+fn lines(buffer: &Buffer) -> String {
+    let mut text = String::new();
+    for row in buffer.content().chunks(usize::from(buffer.area.width)) {
+        let mut line = String::new();
+        let mut skip = 0;
+        for cell in row {
+            if skip == 0 {
+                line.push_str(cell.symbol());
+                skip = unicode_width(cell.symbol());
+            }
+            skip = skip.saturating_sub(1);
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Cells that a symbol takes.
+fn unicode_width(symbol: &str) -> usize {
+    ratatui::text::Span::raw(symbol).width().max(1)
+}
+
+fn print_samples(follower: &mut Follower, count: Option<u64>, interval: Duration) -> Exit {
+    follower.look(Instant::now());
+    let mut out = io::stdout().lock();
+    for n in 0..count.unwrap_or(1) {
+        std::thread::sleep(if n == 0 { interval.max(RATE) } else { interval });
+        follower.look(Instant::now());
+        let sample = sample::sample(follower);
+        let line = if count.is_none() { format!("{sample:#}") } else { sample.to_string() };
+        // A closed pipe (`| head`) is no trouble.
+        if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() || follower.is_over() {
+            break;
+        }
+    }
+    Exit::Fine
+}
+
+/// Until the user quits.
+fn watch(follower: &mut Follower, app: &mut App) -> Ended {
+    let trouble = |error: io::Error| Failure::new(format_args!("the terminal: {error}"));
+    let mut terminal = ratatui::try_init().map_err(trouble)?;
+    let ended = turn(&mut terminal, follower, app).map_err(trouble);
+    ratatui::restore();
+    ended.map(|()| Exit::Fine)
+}
+
+fn turn(terminal: &mut ratatui::DefaultTerminal, follower: &mut Follower, app: &mut App) -> io::Result<()> {
+    let mut next = Instant::now();
+    loop {
+        let now = Instant::now();
+        if now >= next {
+            follower.look(now);
+            app.update(follower, now);
+            // From now, not from then: after a suspended terminal nothing is made up for.
+            next = now + app.interval;
+        }
+        terminal.draw(|frame| draw::draw(frame, app))?;
+        if event::poll(next.saturating_duration_since(Instant::now()))?
+            && let Event::Key(key) = event::read()?
+            && key.kind != KeyEventKind::Release
+        {
+            match app.key(key) {
+                Flow::Quit => return Ok(()),
+                Flow::ForgetKilled => {
+                    follower.forget_killed();
+                    next = now;
+                }
+                // What was chosen is looked at at once.
+                Flow::Look => next = now,
+                Flow::Stay => {}
+            }
+        }
+    }
+}

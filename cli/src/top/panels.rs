@@ -1,0 +1,453 @@
+//! The panels below the table: each draws into the area that it is given.
+
+use gruyere::record::histogram::bucket_floor;
+use gruyere::record::ring::Event;
+use gruyere::record::{DeviceGauge, EventKind, LIFETIME_NAMES};
+use gruyere::watch::{Duration, Forecast, Metric, Unit};
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Rect};
+use ratatui::style::Style;
+use ratatui::symbols::Marker;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{
+    Axis, Block, Borders, Chart, Dataset, GraphType, Paragraph, RenderDirection, Sparkline,
+};
+
+use super::app::{App, Row, plain};
+use super::columns::oom_in;
+
+/// Bytes for people.
+pub fn bytes(value: u64) -> String {
+    Unit::Bytes.show(value as f64)
+}
+
+/// A count for people.
+pub fn count(value: u64) -> String {
+    match value {
+        0..10_000 => value.to_string(),
+        10_000..10_000_000 => format!("{:.1}k", value as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1}M", value as f64 / 1e6),
+        _ => format!("{:.1}G", value as f64 / 1e9),
+    }
+}
+
+/// A bar of `width` cells, an eighth of a cell fine, of `share` of it.
+pub fn bar(share: f64, width: usize) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let eighths = (share.clamp(0.0, 1.0) * (width * 8) as f64).round() as usize;
+    // What there is shows.
+    let eighths = if share > 0.0 { eighths.max(1) } else { 0 };
+    let mut bar = "█".repeat(eighths / 8);
+    bar.push_str(EIGHTHS[eighths % 8]);
+    let used = eighths.div_ceil(8);
+    bar.push_str(&" ".repeat(width.saturating_sub(used)));
+    bar
+}
+
+fn panel<'a>(app: &App, title: impl Into<Line<'a>>) -> Block<'a> {
+    Block::new().borders(Borders::TOP).border_style(app.theme.dim()).title(title)
+}
+
+fn heading<'a>(app: &App, name: &'a str, rest: String) -> Line<'a> {
+    Line::from(vec![
+        Span::raw(" "),
+        Span::styled(name, app.theme.title()),
+        Span::styled(if rest.is_empty() { " ".to_owned() } else { format!(" {rest} ") }, app.theme.dim()),
+    ])
+}
+
+/// What the chosen device is and how it stands, in one line. A short one says the worst.
+pub fn summary<'a>(app: &App, row: &Row, is_short: bool) -> Line<'a> {
+    let rank = row.process.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
+    let theme = app.theme;
+    let limit = row.facts().limit();
+    let held = row.snapshot.gauge(DeviceGauge::Reserved);
+    let name = if is_short { "" } else { row.snapshot.facts.name.trim() };
+    let mut spans = vec![
+        Span::raw(" "),
+        Span::styled(format!("{rank}GPU {} {}", row.key.1, plain(name)).trim_end().to_owned(), theme.title()),
+    ];
+    let amounts = [
+        Span::styled(" live ", theme.dim()),
+        Span::styled(bytes(row.snapshot.live), theme.live()),
+        Span::styled(" held ", theme.dim()),
+        Span::styled(bytes(held), theme.reserved()),
+        Span::styled(" of ", theme.dim()),
+        Span::styled(bytes(limit), theme.limit()),
+    ];
+    let is_growing = matches!(row.forecast, Forecast::Growing(_));
+    if !(is_short && is_growing) {
+        spans.extend(amounts);
+    }
+    if let Forecast::Growing(growth) = row.forecast {
+        let style = if growth.seconds < SOON { theme.bad() } else { theme.warn() };
+        let steps = growth.steps.map(|steps| format!(", {steps:.0} steps")).unwrap_or_default();
+        let rate = Unit::BytesPerSecond.show(growth.bytes_per_second);
+        spans.push(Span::styled(
+            format!("  grows {rate}: out of memory in {}{steps}", oom_in(row.forecast)),
+            style,
+        ));
+    }
+    spans.push(Span::raw(" "));
+    Line::from(spans)
+}
+
+/// A forecast below this many seconds is red.
+pub const SOON: f64 = 600.0;
+
+/// Live and held memory over time.
+pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
+    let Some(row) = app.chosen() else { return };
+    let title = heading(app, "memory", app.span.name().to_owned());
+    let block = panel(app, title).title(legend(app).alignment(Alignment::Right));
+    let series = series(app, area.width.saturating_sub(10));
+    let (Some(first), Some(last)) = (series.first(), series.last()) else {
+        let text = Paragraph::new(" nothing was looked at yet").style(app.theme.dim()).block(block);
+        frame.render_widget(text, area);
+        return;
+    };
+    let (begin, end) = (first.seconds, last.seconds.max(first.seconds + 1.0));
+    // Highs and lows in turn: what goes up and down in every step shows as a band.
+    let live: Vec<(f64, f64)> =
+        series.iter().flat_map(|cell| [(cell.seconds, cell.low), (cell.seconds, cell.high)]).collect();
+    let held: Vec<(f64, f64)> = series.iter().map(|cell| (cell.seconds, cell.held)).collect();
+    let limit = row.facts().limit() as f64;
+    let highest = held
+        .iter()
+        .map(|point| point.1)
+        .fold(1.0, f64::max)
+        .max(live.iter().map(|point| point.1).fold(1.0, f64::max));
+    // The ceiling shows once it is not far.
+    let top = if highest > 0.5 * limit { limit.max(highest) } else { round(highest * 1.05) };
+    let ceiling = [(begin, limit), (end, limit)];
+    let line = |data, style| {
+        Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).style(style).data(data)
+    };
+    let mut sets = vec![line(&live, app.theme.live()), line(&held, app.theme.reserved())];
+    if top >= limit {
+        sets.push(line(&ceiling, app.theme.limit()));
+    }
+    let label = |value: f64| Span::styled(Unit::Bytes.show(value).replace(".00", ""), app.theme.dim());
+    let ago = |seconds: f64| Span::styled(format!("{} ago", Duration(seconds)), app.theme.dim());
+    let chart = Chart::new(sets)
+        .block(block)
+        .legend_position(None)
+        .x_axis(
+            Axis::default()
+                .bounds([begin, end])
+                .labels([ago(end - begin), Span::styled("now", app.theme.dim())]),
+        )
+        .y_axis(Axis::default().bounds([0.0, top]).labels([label(0.0), label(top / 2.0), label(top)]))
+        .style(app.theme.dim());
+    frame.render_widget(chart, area);
+}
+
+/// The next amount that is one, two, four or eight of a unit or ten or a hundred times that.
+fn round(value: f64) -> f64 {
+    let mut unit = 1.0;
+    while value >= 1024.0 * unit {
+        unit *= 1024.0;
+    }
+    let steps = [1.0, 2.0, 4.0, 8.0];
+    let mut scale = unit;
+    loop {
+        if let Some(step) = steps.iter().find(|step| *step * scale >= value) {
+            return step * scale;
+        }
+        scale *= 10.0;
+    }
+}
+
+fn legend<'a>(app: &App) -> Line<'a> {
+    let theme = app.theme;
+    Line::from(vec![
+        Span::styled(" ━ live ", theme.live()),
+        Span::styled("━ held ", theme.reserved()),
+        Span::styled("━ ceiling ", theme.limit()),
+    ])
+}
+
+/// A column of the graph.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    seconds: f64,
+    low: f64,
+    high: f64,
+    held: f64,
+}
+
+/// What the graph shows in so many columns: the record's timeline, and after its end our own looks.
+fn series(app: &App, columns: u16) -> Vec<Cell> {
+    let mut cells: Vec<Cell> = app
+        .timeline
+        .iter()
+        .map(|entry| Cell {
+            seconds: entry.realtime_nanoseconds as f64 / 1e9,
+            low: entry.sample.live_low as f64,
+            high: entry.sample.in_use_high.max(entry.sample.live_high) as f64,
+            held: entry.sample.reserved_high as f64,
+        })
+        .collect();
+    let timeline_ends = cells.last().map_or(0.0, |cell| cell.seconds);
+    cells.extend(app.ticks().filter(|tick| tick.seconds > timeline_ends).map(|tick| Cell {
+        seconds: tick.seconds,
+        low: tick.live as f64,
+        high: tick.live as f64,
+        held: tick.reserved as f64,
+    }));
+    let end = cells.last().map_or(0.0, |cell| cell.seconds);
+    if let Some(span) = app.span.seconds() {
+        cells.retain(|cell| cell.seconds >= end - span);
+    }
+    let begin = cells.first().map_or(0.0, |cell| cell.seconds);
+    let width = (end - begin) / f64::from(columns.max(1));
+    let mut merged: Vec<Cell> = Vec::new();
+    for cell in cells {
+        match merged.last_mut() {
+            Some(last) if cell.seconds - last.seconds < width => {
+                last.low = last.low.min(cell.low);
+                last.high = last.high.max(cell.high);
+                last.held = last.held.max(cell.held);
+            }
+            _ => merged.push(cell),
+        }
+    }
+    merged
+}
+
+/// The rate of allocation and the fragmentation, as a line each.
+pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
+    let width = usize::from(area.width);
+    let latest = |value: fn(&super::app::Tick) -> f64| -> Vec<f64> {
+        app.ticks().rev().take(width).map(value).collect()
+    };
+    // The latest first: they are drawn from the right.
+    let rates = latest(|tick| tick.rate);
+    let fragmentation = latest(|tick| tick.fragmentation);
+    let half = area.height / 2;
+    let draw = |frame: &mut Frame, area: Rect, name, now: String, values: &[f64], most: f64, style: Style| {
+        let data: Vec<u64> = values.iter().map(|value| (value / most * 1000.0) as u64).collect();
+        let block = panel(app, heading(app, name, now));
+        frame.render_widget(
+            Sparkline::default()
+                .direction(RenderDirection::RightToLeft)
+                .block(block)
+                .data(data)
+                .max(1000)
+                .style(style),
+            area,
+        );
+    };
+    let most = rates.iter().copied().fold(1.0, f64::max);
+    let now = rates.first().map(|rate| Unit::BytesPerSecond.show(*rate)).unwrap_or_default();
+    let upper = Rect { height: half, ..area };
+    draw(
+        frame,
+        upper,
+        "allocated",
+        format!("{now}, at most {}", Unit::BytesPerSecond.show(most)),
+        &rates,
+        most,
+        app.theme.live(),
+    );
+    let now = fragmentation.first().map(|share| Unit::Share.show(*share)).unwrap_or_default();
+    let lower = Rect { y: area.y + half, height: area.height - half, ..area };
+    draw(frame, lower, "fragmentation", format!("{now}, of 100%"), &fragmentation, 1.0, app.theme.reserved());
+}
+
+/// Live memory by lifetime, and what is held without being live.
+pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
+    let Some(row) = app.chosen() else { return };
+    let held = row.snapshot.gauge(DeviceGauge::Reserved).max(row.snapshot.live).max(1);
+    let total = row.snapshot.total();
+    let mut lines = Vec::new();
+    let mut add = |name: &str, value: u64, blocks: Option<u64>, style: Style| {
+        let blocks = blocks.map(|blocks| format!("{:>8}", count(blocks))).unwrap_or_default();
+        let width = usize::from(area.width).saturating_sub(12 + 12 + 9).clamp(4, 60);
+        lines.push(Line::from(vec![
+            Span::raw(format!(" {name:<11}")),
+            Span::raw(format!("{:>10} ", bytes(value))),
+            Span::styled(bar(value as f64 / held as f64, width), style),
+            Span::styled(blocks, app.theme.dim()),
+        ]));
+    };
+    for (number, name) in LIFETIME_NAMES.iter().enumerate() {
+        let counts = row.snapshot.sum(|_, lifetime| lifetime == number);
+        add(name, counts.live_bytes(), Some(counts.live_blocks()), app.theme.lifetime(number));
+    }
+    add("waiting", total.pending_bytes(), Some(total.pending_blocks()), app.theme.warn());
+    add("free, held", row.snapshot.free_held(), None, app.theme.dim());
+    let title = heading(app, "by lifetime", "of what is held; blocks".to_owned());
+    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+}
+
+/// The classes of the size histogram: each ends at eight times the last.
+const CLASSES: [(u64, &str); 9] = [
+    (4 << 10, "to 4 KiB"),
+    (32 << 10, "32 KiB"),
+    (256 << 10, "256 KiB"),
+    (1 << 20, "1 MiB"),
+    (8 << 20, "8 MiB"),
+    (64 << 20, "64 MiB"),
+    (512 << 20, "512 MiB"),
+    (4 << 30, "4 GiB"),
+    (u64::MAX, "more"),
+];
+
+/// Requests by size, and the slabs of those sizes.
+pub fn sizes(frame: &mut Frame, area: Rect, app: &App) {
+    let Some(row) = app.chosen() else { return };
+    let mut requests = [0u64; CLASSES.len()];
+    let class = |size: u64| CLASSES.iter().position(|(most, _)| size <= *most).unwrap_or(CLASSES.len() - 1);
+    for (bucket, &number) in row.snapshot.malloc_sizes.0.iter().enumerate().filter(|(_, number)| **number > 0)
+    {
+        let sum = &mut requests[class(bucket_floor(bucket))];
+        *sum = sum.saturating_add(number);
+    }
+    let mut slabs = [0u64; CLASSES.len()];
+    for (&slot, sum) in &app.details.slabs {
+        let all = &mut slabs[class(slot)];
+        *all = all.saturating_add(sum.bytes);
+    }
+    let most = requests.iter().copied().max().unwrap_or(0).max(1);
+    let width = usize::from(area.width).saturating_sub(10 + 9 + 20).clamp(4, 60);
+    let lines: Vec<Line> = CLASSES
+        .iter()
+        .zip(requests.iter().zip(slabs))
+        .map(|((_, name), (&number, slab))| {
+            let slab = if slab > 0 { format!("  slabs {}", bytes(slab)) } else { String::new() };
+            Line::from(vec![
+                Span::raw(format!(" {name:<9}")),
+                Span::raw(format!("{:>8} ", count(number))),
+                Span::styled(bar(number as f64 / most as f64, width), app.theme.live()),
+                Span::styled(slab, app.theme.dim()),
+            ])
+        })
+        .collect();
+    let title = heading(app, "by size", "requests so far".to_owned());
+    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+}
+
+/// Live memory by stream.
+pub fn streams(frame: &mut Frame, area: Rect, app: &App) {
+    let title = heading(app, "by stream", "live; blocks".to_owned());
+    let room = usize::from(area.height.saturating_sub(1));
+    let all = app.details.streams.iter().fold(0u64, |all, (_, sum)| all.saturating_add(sum.bytes));
+    let width = usize::from(area.width).saturating_sub(12 + 12 + 9).clamp(4, 60);
+    let mut lines: Vec<Line> = app
+        .details
+        .streams
+        .iter()
+        .map(|(stream, sum)| {
+            let name = if *stream == u32::MAX { "any".to_owned() } else { format!("stream {stream}") };
+            Line::from(vec![
+                Span::raw(format!(" {name:<11}")),
+                Span::raw(format!("{:>10} ", bytes(sum.bytes))),
+                Span::styled(bar(sum.bytes as f64 / all.max(1) as f64, width), app.theme.live()),
+                Span::styled(format!("{:>8}", count(sum.count)), app.theme.dim()),
+            ])
+        })
+        .collect();
+    if lines.len() > room {
+        let more = lines.len() - room + 1;
+        lines.truncate(room.saturating_sub(1));
+        lines.push(Line::styled(format!(" and {more} more"), app.theme.dim()));
+    }
+    if lines.is_empty() {
+        lines.push(Line::styled(" no blocks on the map", app.theme.dim()));
+    }
+    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+}
+
+/// The latest events.
+pub fn events(frame: &mut Frame, area: Rect, app: &App) {
+    let lost = match app.details.lost {
+        0 => String::new(),
+        lost => format!("({} were overwritten unseen)", count(lost)),
+    };
+    let title = heading(app, "events", lost);
+    let room = usize::from(area.height.saturating_sub(1));
+    let is_step = |event: &&Event| event.kind == EventKind::Step;
+    // Steps would drown the rest: one line for all of them.
+    let steps: Vec<&Event> = app.details.events.iter().filter(is_step).collect();
+    let mut lines: Vec<Line> = steps.last().map(|last| steps_line(app, &steps, last)).into_iter().collect();
+    let others = app.details.events.iter().rev().filter(|event| !is_step(event));
+    lines.extend(others.take(room.saturating_sub(lines.len())).map(|event| event_line(app, event)));
+    if lines.is_empty() {
+        lines.push(Line::styled(" none yet", app.theme.dim()));
+    }
+    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+}
+
+/// The latest step, and how long steps take.
+fn steps_line<'a>(app: &App, steps: &[&Event], last: &Event) -> Line<'a> {
+    let between = steps.first().zip(app.details.scale).filter(|_| steps.len() > 1).map(|(first, scale)| {
+        let ticks = last.time.saturating_sub(first.time) as f64;
+        Duration(ticks * scale.nanoseconds_per_tick / 1e9 / (steps.len() - 1) as f64)
+    });
+    let mut line = event_line(app, last);
+    if let Some(between) = between {
+        line.push_span(Span::styled(format!(", one in {between}"), app.theme.dim()));
+    }
+    line
+}
+
+fn event_line<'a>(app: &App, event: &Event) -> Line<'a> {
+    let theme = app.theme;
+    let now = app.ticks().next_back().map_or(0.0, |tick| tick.seconds);
+    let ago = app.details.scale.map(|scale| (now - scale.realtime(event.time) as f64 / 1e9).max(0.0));
+    let ago = ago.map_or_else(|| "?".to_owned(), |seconds| format!("{} ago", Duration(seconds)));
+    let (style, text) = match event.kind {
+        EventKind::OutOfMemory => (theme.bad(), format!("{} could not be had", bytes(event.size))),
+        EventKind::BadFree => (theme.bad(), format!("{:#x} is no live block", event.address)),
+        EventKind::DriverError => (theme.bad(), String::new()),
+        EventKind::Wait => (theme.warn(), format!("{}", Duration(event.size as f64 / 1e9))),
+        EventKind::Grow => (theme.reserved(), format!("{} from the driver", bytes(event.size))),
+        EventKind::Move => (theme.reserved(), format!("{} of idle pages", bytes(event.size))),
+        EventKind::Release | EventKind::Trim => {
+            (theme.good(), format!("{} to the driver", bytes(event.size)))
+        }
+        EventKind::Step => (theme.dim(), format!("{}", event.size)),
+        _ => (Style::new(), String::new()),
+    };
+    Line::from(vec![
+        Span::styled(format!(" {ago:>12}  "), theme.dim()),
+        Span::styled(format!("{:<16}", event.kind.name().replace('_', " ")), style),
+        Span::raw(text),
+    ])
+}
+
+/// The shares of a device's memory in one bar: live, held, ceiling.
+pub fn shares<'a>(app: &App, row: &Row, width: usize) -> Vec<Span<'a>> {
+    let limit = row.facts().limit().max(1) as f64;
+    let held = row.snapshot.gauge(DeviceGauge::Reserved).max(row.snapshot.live) as f64 / limit;
+    let cells = |share: f64| ((share.clamp(0.0, 1.0) * width as f64).round() as usize).min(width);
+    let live = cells(row.snapshot.live as f64 / limit);
+    let held = cells(held).max(live);
+    vec![
+        Span::styled("█".repeat(live), app.theme.live()),
+        Span::styled("▒".repeat(held - live), app.theme.reserved()),
+        Span::styled("·".repeat(width - held), app.theme.dim()),
+    ]
+}
+
+/// How a value of the table looks: red and yellow where it is worth a look.
+pub fn urgency(app: &App, row: &Row, column: super::columns::Column) -> Style {
+    use super::columns::Column;
+    let theme = app.theme;
+    match column {
+        Column::Fragmentation => match Metric::Fragmentation.value(&row.facts()) {
+            // While little is live, what is held for the next step is no trouble.
+            Some(share) if share > 0.5 => theme.warn(),
+            _ => Style::new(),
+        },
+        Column::OomIn => match row.forecast {
+            Forecast::Growing(growth) if growth.seconds < SOON => theme.bad(),
+            Forecast::Growing(_) => theme.warn(),
+            _ => theme.dim(),
+        },
+        Column::Live => theme.live(),
+        Column::Reserved => theme.reserved(),
+        _ => Style::new(),
+    }
+}

@@ -1,0 +1,334 @@
+//! The screen in a buffer: what it shows of made-up processes, on screens of every size, and what keys do.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gruyere::record::clock::{Moment, Scale};
+use gruyere::record::facts::Process;
+use gruyere::record::reader::DeviceSnapshot;
+use gruyere::record::ring::Event;
+use gruyere::record::timeline::{Sample, TimelineEntry};
+use gruyere::record::{
+    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, bucket_of, clock,
+};
+use gruyere::watch::{Forecast, Growth};
+use insta::assert_snapshot;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::style::{Color, Modifier};
+
+use super::app::{App, Flow, Row, Tick, View};
+use super::columns::{Column, Sort};
+use super::details::Sum;
+use super::sample::sample;
+use super::theme::Theme;
+use super::{draw, text};
+use crate::follow::{Follower, Life, Which};
+use crate::target::{Folder, Target};
+
+const GIB: u64 = 1 << 30;
+const NOW: u64 = 1_790_000_000;
+
+/// A process of this rank: its live bytes grow with it.
+fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
+    let mut snapshot = DeviceSnapshot {
+        device: rank as u32 % 8,
+        live: (30 + 3 * rank) * GIB,
+        gauges: vec![0; DeviceGauge::ALL.len()],
+        ..DeviceSnapshot::default()
+    };
+    snapshot.facts.name = "NVIDIA H100 80GB HBM3".to_owned();
+    for (gauge, value) in [
+        (DeviceGauge::Limit, 80 * GIB),
+        (DeviceGauge::TotalMemory, 80 * GIB),
+        (DeviceGauge::Reserved, (45 + rank) * GIB),
+        (DeviceGauge::LargestGrowing, 33 * GIB),
+        (DeviceGauge::Step, 1200 + rank),
+    ] {
+        snapshot.gauges[gauge as usize] = value;
+    }
+    for (lifetime, (blocks, bytes)) in
+        [(900, 10 * GIB), (12, GIB / 4), (400, 6 * GIB), (3000, 13 * GIB)].into_iter().enumerate()
+    {
+        let counts = &mut snapshot.blocks[1][lifetime];
+        (counts.mallocs, counts.malloc_bytes, counts.malloc_requested) = (blocks, bytes, bytes - bytes / 50);
+    }
+    snapshot.blocks[0][0].pending_begun = 7;
+    snapshot.blocks[0][0].pending_begun_bytes = GIB / 2;
+    for (size, number) in [(512u64, 80_000u64), (20 << 10, 160_000), (2 << 20, 610_000), (100 << 20, 215_000)]
+    {
+        snapshot.malloc_sizes.0[bucket_of(size)] = number;
+    }
+    let process = Process {
+        pid: 4200 + rank,
+        rank: Some(rank),
+        local_rank: Some(rank),
+        world_size: Some(4),
+        host: "node-17".to_owned(),
+        command: "/usr/bin/python3 train.py --model llama-7b --batch 4".to_owned(),
+        version: "0.1.0".to_owned(),
+        ..Process::default()
+    };
+    let key = (PathBuf::from(format!("/dev/shm/gruyere-1-{}-3-0.record", 4200 + rank)), snapshot.device);
+    Row { key, process, life, snapshot, rate: Some(3.5e10), forecast }
+}
+
+fn growing(seconds: f64) -> Forecast {
+    Forecast::Growing(Growth { seconds, bytes_per_second: 2e6, steps: Some(seconds / 3.0) })
+}
+
+/// Four ranks, of which one will be out of memory soon and one was killed.
+fn app(theme: Theme) -> App {
+    let mut app = App::new(Sort::Rank, Duration::from_millis(500), theme);
+    app.host = "node-17".to_owned();
+    app.rows = vec![
+        row(0, Life::Live, Forecast::NoGrowth),
+        row(1, Life::Live, growing(400.0)),
+        row(2, Life::Live, growing(9000.0)),
+        row(3, Life::Killed, Forecast::Unknown),
+    ];
+    app.timeline = (0..600)
+        .map(|n| TimelineEntry {
+            realtime_nanoseconds: (NOW - 600 + n) * 1_000_000_000,
+            sample: Sample {
+                live_low: 20 * GIB,
+                in_use_high: (30 + n % 40 / 4) * GIB,
+                reserved_high: (35 + n / 60) * GIB,
+                step: n / 3,
+                ..Sample::default()
+            },
+        })
+        .collect();
+    let ticks = (0..50).map(|n| Tick {
+        seconds: (NOW - 25) as f64 + f64::from(n) / 2.0,
+        live: 30 * GIB,
+        reserved: 45 * GIB,
+        fragmentation: 0.2 + f64::from(n % 10) / 50.0,
+        rate: 1e9 * f64::from(1 + n % 7),
+    });
+    let key = app.rows[0].key.clone();
+    app.remember(key, ticks);
+    let details = &mut app.details;
+    details.slabs.insert(512, Sum { count: 2, bytes: 4 << 20 });
+    details.slabs.insert(20 << 10, Sum { count: 30, bytes: 60 << 20 });
+    details.streams = vec![(0, Sum { count: 4000, bytes: 29 * GIB }), (7, Sum { count: 312, bytes: GIB })];
+    // A tick is a nanosecond; the clock's origin is now.
+    let first = Moment { ticks: 0, realtime: 0, monotonic: 0 };
+    let later = Moment { ticks: 1 << 40, realtime: NOW * 1_000_000_000, monotonic: 1 << 40 };
+    details.scale = Scale::between(first, later);
+    let event = |kind, seconds_ago: u64, size| Event {
+        position: 0,
+        kind,
+        device: 0,
+        lifetime: 0,
+        stream: 0,
+        address: 0,
+        size,
+        time: (1 << 40) - seconds_ago * 1_000_000_000,
+    };
+    details.events = [
+        event(EventKind::Step, 12, 1197),
+        event(EventKind::Grow, 10, 512 << 20),
+        event(EventKind::Step, 9, 1198),
+        event(EventKind::Wait, 8, 3_000_000),
+        event(EventKind::OutOfMemory, 7, 12 * GIB),
+        event(EventKind::Step, 3, 1200),
+    ]
+    .into();
+    app
+}
+
+fn shown(app: &mut App, width: u16, height: u16) -> String {
+    text(app, (width, height)).expect("a buffer can be drawn to")
+}
+
+fn press(app: &mut App, code: KeyCode) -> Flow {
+    app.key(KeyEvent::new(code, KeyModifiers::NONE))
+}
+
+#[test]
+fn a_wide_screen_shows_all_panels() {
+    assert_snapshot!(shown(&mut app(Theme::new(false)), 160, 46));
+}
+
+#[test]
+fn a_narrow_screen_shows_what_is_most_wanted() {
+    assert_snapshot!(shown(&mut app(Theme::new(false)), 60, 40));
+}
+
+#[test]
+fn a_short_screen_keeps_the_table() {
+    assert_snapshot!(shown(&mut app(Theme::new(false)), 80, 10));
+}
+
+#[test]
+fn the_detail_shows_all_that_is_known() {
+    let mut app = app(Theme::new(false));
+    press(&mut app, KeyCode::Enter);
+    app.details.streams_at = None;
+    assert_snapshot!(shown(&mut app, 100, 60));
+}
+
+#[test]
+fn every_size_can_be_drawn_and_no_line_is_longer_than_the_screen() {
+    let mut app = app(Theme::new(false));
+    for width in [1, 2, 19, 20, 40, 59, 60, 61, 79, 80, 99, 100, 120, 149, 150, 200, 250] {
+        for height in [1, 3, 4, 5, 8, 12, 14, 20, 24, 30, 50, 70] {
+            for view in [View::Main, View::Detail, View::Help] {
+                app.view = view;
+                for line in shown(&mut app, width, height).lines() {
+                    let cells = ratatui::text::Span::raw(line).width();
+                    assert!(cells <= usize::from(width), "{width}x{height}: {line}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sixty_columns_have_who_what_and_when() {
+    let columns = Column::fitting(60);
+    for needed in
+        [Column::Pid, Column::Rank, Column::Live, Column::Reserved, Column::Fragmentation, Column::OomIn]
+    {
+        assert!(columns.contains(&needed), "{needed:?}");
+    }
+    assert_eq!(Column::fitting(200).len(), 12);
+}
+
+#[test]
+fn without_colour_no_cell_has_one() {
+    for view in [View::Main, View::Detail, View::Help] {
+        let mut app = app(Theme::new(true));
+        app.view = view;
+        let mut terminal = Terminal::new(TestBackend::new(120, 40)).expect("a buffer");
+        terminal.draw(|frame| draw::draw(frame, &mut app)).expect("drawn");
+        for cell in terminal.backend().buffer().content() {
+            assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset), "{cell:?}");
+        }
+        // What is urgent stands out all the same.
+        let urgent = |cell: &ratatui::buffer::Cell| cell.modifier.contains(Modifier::REVERSED);
+        assert!(view != View::Main || terminal.backend().buffer().content().iter().any(urgent));
+    }
+}
+
+#[test]
+fn keys_choose_sort_pause_and_quit() {
+    let mut app = app(Theme::new(true));
+    let chosen = |app: &App| app.chosen().map(|row| row.process.pid);
+    assert_eq!(chosen(&app), Some(4200));
+    assert_eq!(press(&mut app, KeyCode::Down), Flow::Look);
+    assert_eq!(chosen(&app), Some(4201));
+    press(&mut app, KeyCode::End);
+    assert_eq!(chosen(&app), Some(4203));
+    press(&mut app, KeyCode::Down);
+    assert_eq!(chosen(&app), Some(4203), "there is nobody further down");
+    // The chosen one stays chosen, wherever it is sorted to.
+    press(&mut app, KeyCode::Char('r'));
+    assert_eq!((chosen(&app), app.chosen_at()), (Some(4203), 0));
+    app.sort = Sort::Rate;
+    press(&mut app, KeyCode::Char('s'));
+    let order: Vec<u64> = app.rows.iter().map(|row| row.process.pid).collect();
+    assert_eq!((app.sort, order), (Sort::OomIn, vec![4201, 4202, 4200, 4203]));
+    assert_eq!(press(&mut app, KeyCode::Char(' ')), Flow::Look);
+    assert!(app.is_paused);
+    assert_eq!(press(&mut app, KeyCode::Char('x')), Flow::ForgetKilled);
+    press(&mut app, KeyCode::Char('?'));
+    assert_eq!(app.view, View::Help);
+    assert_eq!(press(&mut app, KeyCode::Esc), Flow::Stay);
+    press(&mut app, KeyCode::Enter);
+    assert_eq!(app.view, View::Detail);
+    assert_eq!(press(&mut app, KeyCode::Char('q')), Flow::Stay);
+    assert_eq!(app.view, View::Main);
+    assert_eq!(press(&mut app, KeyCode::Char('q')), Flow::Quit);
+    let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+    app.view = View::Help;
+    assert_eq!(app.key(control_c), Flow::Quit);
+}
+
+#[test]
+fn a_command_of_a_strange_process_does_not_move_the_terminal() {
+    let mut app = app(Theme::new(false));
+    app.rows[0].process.command = "evil \u{1b}[2J\u{7} \u{202e}name\n".to_owned();
+    for view in [View::Main, View::Detail] {
+        app.view = view;
+        let screen = shown(&mut app, 200, 40);
+        assert!(screen.contains("evil"), "{screen}");
+        assert!(!screen.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{screen:?}");
+    }
+}
+
+#[test]
+fn a_damaged_record_is_drawn_or_refused_but_never_a_panic() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = RecordOptions {
+        directory: folder.path().to_owned(),
+        ring_events: 64,
+        max_blocks: 256,
+        ..RecordOptions::default()
+    };
+    let facts = DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
+    let mut lane = record.lane(0, 0);
+    for n in 1..20 {
+        lane.block_insert(&BlockEntry {
+            address: n << 30,
+            size: 1 << 20,
+            requested: 1,
+            ..BlockEntry::default()
+        });
+        record.device(0).set(&[(DeviceGauge::Limit, 80 << 30), (DeviceGauge::Reserved, n << 30)]);
+        record.device(0).sample(n << 30);
+        record.event(EventKind::Grow, 0, 0, 0, n << 30, 1 << 30, clock::now());
+    }
+    let whole = std::fs::read(record.path().expect("a file")).expect("read");
+    record.close();
+    // What is not zero is where something is said.
+    let said: Vec<usize> = (0..whole.len()).filter(|&at| whole[at] != 0).collect();
+    let mut seed = 7u64;
+    let mut draw_lot = move |below: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) as usize % below
+    };
+    let mut drawn = 0;
+    for n in 0..300 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + n % 20 {
+            let near = said[draw_lot(said.len())] & !7;
+            let at = (near + draw_lot(16)).min(bytes.len() - 1);
+            bytes[at] = [0xff, 0x80, 0x01, 0x7f][draw_lot(4)];
+        }
+        if n % 10 == 0 {
+            bytes.truncate(draw_lot(bytes.len()));
+        }
+        let path = folder.path().join(format!("gruyere-1-2-{n}-0.record"));
+        std::fs::write(&path, bytes).expect("written");
+        let folder = Folder { directory: folder.path().to_owned() };
+        let target = Target { target: path.display().to_string(), folder };
+        let Ok(mut follower) = Follower::new(Which::One(target)) else { continue };
+        let mut app = App::new(Sort::OomIn, Duration::from_millis(500), Theme::new(false));
+        for _ in 0..2 {
+            follower.look(std::time::Instant::now());
+            app.update(&follower, std::time::Instant::now());
+        }
+        for view in [View::Main, View::Detail] {
+            app.view = view;
+            assert!(!shown(&mut app, 160, 50).is_empty());
+        }
+        sample(&follower);
+        std::fs::remove_file(&path).expect("removed");
+        drawn += 1;
+    }
+    assert!(drawn > 100, "only {drawn} of 300 could be opened");
+}
+
+#[test]
+fn no_process_is_no_trouble() {
+    let mut app = App::new(Sort::Rank, Duration::from_millis(500), Theme::new(false));
+    app.trouble = vec!["gruyere-1-2-3-0.record: damaged".to_owned()];
+    let screen = shown(&mut app, 80, 10);
+    assert!(screen.contains("no process here") && screen.contains("damaged"), "{screen}");
+    press(&mut app, KeyCode::Enter);
+    assert_eq!(app.view, View::Main);
+}

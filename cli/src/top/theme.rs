@@ -1,0 +1,86 @@
+//! Colours by meaning; without colour (NO_COLOR), weight and inversion.
+
+use ratatui::style::{Color, Modifier, Style};
+
+/// How things look.
+#[derive(Clone, Copy, Debug)]
+pub struct Theme {
+    plain: bool,
+}
+
+/// The lifetimes' colours, by number: auto, transient, step, persistent.
+const LIFETIMES: [Color; 4] = [Color::Blue, Color::Magenta, Color::Yellow, Color::Green];
+
+impl Theme {
+    /// `plain`: without colour.
+    pub fn new(plain: bool) -> Self {
+        Self { plain }
+    }
+
+    fn coloured(self, colour: Color) -> Style {
+        if self.plain { Style::new() } else { Style::new().fg(colour) }
+    }
+
+    /// Names and headings.
+    pub fn title(self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+
+    /// What is seldom read.
+    pub fn dim(self) -> Style {
+        if self.plain { Style::new().add_modifier(Modifier::DIM) } else { Style::new().fg(Color::DarkGray) }
+    }
+
+    /// The chosen row, and the bars at the edge of the screen.
+    pub fn chosen(self) -> Style {
+        if self.plain {
+            Style::new().add_modifier(Modifier::REVERSED)
+        } else {
+            Style::new().bg(Color::Indexed(237)).add_modifier(Modifier::BOLD)
+        }
+    }
+
+    /// Live memory.
+    pub fn live(self) -> Style {
+        self.coloured(Color::Cyan)
+    }
+
+    /// Memory held that is not live.
+    pub fn reserved(self) -> Style {
+        self.coloured(Color::Yellow)
+    }
+
+    /// A ceiling.
+    pub fn limit(self) -> Style {
+        self.coloured(Color::Red)
+    }
+
+    /// A lifetime.
+    pub fn lifetime(self, number: usize) -> Style {
+        self.coloured(LIFETIMES[number % LIFETIMES.len()])
+    }
+
+    /// All is well.
+    pub fn good(self) -> Style {
+        self.coloured(Color::Green)
+    }
+
+    /// Worth a look.
+    pub fn warn(self) -> Style {
+        self.coloured(Color::Yellow).add_modifier(Modifier::BOLD)
+    }
+
+    /// Worth getting up for.
+    pub fn bad(self) -> Style {
+        if self.plain {
+            Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED)
+        } else {
+            Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)
+        }
+    }
+
+    /// A key, in the line of keys.
+    pub fn key(self) -> Style {
+        if self.plain { self.title() } else { Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD) }
+    }
+}

@@ -1,0 +1,304 @@
+//! `gruyere watch`: says when a threshold is passed.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::CommandFactory;
+use gruyere::record::DeviceGauge;
+use gruyere::watch::{self as thresholds, Alarm, Passed, Threshold, Unit};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::failure::{Ended, Exit};
+use crate::follow::{Device, Followed, Follower, Life, Which};
+use crate::target::{Folder, Target};
+
+/// Watches one process, or all of them, and says when a threshold is passed.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere watch 'fragmentation>30%' 'oom-in<10min'
+                                        all processes, those that come later too
+  gruyere watch 4242 'largest<2GiB' --exit || echo trouble
+                                        ends with code 4 as soon as it is passed, with 0 when the process ends
+  gruyere watch all 'reserved>95%' --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
+  gruyere watch 4242 'retries>=1' --json --for 1h
+
+Metrics: fragmentation, external, internal (per cent); largest, live, reserved, pending (a size, or a
+share of the device's ceiling); rate (a size a second); oom-in (a duration); and every gauge that
+`gruyere stat` prints. `<`, `<=`, `>` and `>=` are known; mind the shell's quotes.
+
+A threshold speaks once when it is passed, and again only after the value was back by a tenth of the
+bound, and not more often than --every says, for each process and device.
+
+--command runs in `sh -c`, with what happened in the environment, never in the text: GRUYERE_WATCH_ and
+MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, HOST, COMMAND, RECORD, DEVICE,
+DEVICE_NAME, LIVE_BYTES, RESERVED_BYTES, LIMIT_BYTES. It runs beside the watch.
+
+Exit codes: 0 the process ended, or --for is over; 1 no such process or record, or it can't be read;
+2 wrong usage; 4 with --exit: a threshold is passed.")]
+pub struct Arguments {
+    /// The process (its pid, or the file of its record; left out or `all`: all of them), then the thresholds.
+    #[arg(value_name = "PID|FILE|all] [THRESHOLD", required = true)]
+    words: Vec<String>,
+    /// End with code 4 at the first threshold that is passed.
+    #[arg(long)]
+    exit: bool,
+    /// Run CMD with the shell whenever a threshold is passed.
+    #[arg(long, value_name = "CMD")]
+    command: Option<String>,
+    /// One line of JSON for each.
+    #[arg(long)]
+    json: bool,
+    /// The least time between two times that one threshold speaks.
+    #[arg(long, value_name = "DURATION", default_value = "1min")]
+    every: thresholds::Duration,
+    /// End after so long.
+    #[arg(long = "for", value_name = "DURATION")]
+    time: Option<thresholds::Duration>,
+    /// Between two looks; 100ms at least.
+    #[arg(long, value_name = "DURATION", default_value = "1s")]
+    interval: thresholds::Duration,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// The shortest time between two looks.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// Ends the process as clap does at wrong usage.
+fn wrong_usage(text: impl std::fmt::Display) -> ! {
+    let mut command = crate::Cli::command();
+    let command = command.find_subcommand_mut("watch").cloned().unwrap_or_default();
+    command.bin_name("gruyere watch").error(clap::error::ErrorKind::ValueValidation, text).exit()
+}
+
+impl Arguments {
+    /// Whom, and what for.
+    fn read(&self) -> (Which, Vec<Threshold>) {
+        let is_threshold = |word: &String| word.contains(['<', '>']);
+        let (target, rest) = match self.words.split_first() {
+            Some((first, rest)) if !is_threshold(first) => (first.as_str(), rest),
+            _ => ("all", self.words.as_slice()),
+        };
+        if rest.is_empty() {
+            wrong_usage("no threshold is given: add one, such as 'fragmentation>30%'");
+        }
+        let read = |word: &String| word.parse().unwrap_or_else(|error| wrong_usage(error));
+        let which = match target {
+            "all" => Which::All(self.folder.clone()),
+            target => Which::One(Target { target: target.to_owned(), folder: self.folder.clone() }),
+        };
+        (which, rest.iter().map(read).collect())
+    }
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let (which, thresholds) = arguments.read();
+    let mut follower = Follower::new(which)?;
+    let begin = Instant::now();
+    let end = arguments.time.map(Duration::from);
+    let interval = Duration::from(arguments.interval).max(SHORTEST);
+    let mut alarms: BTreeMap<(PathBuf, u32), Vec<Alarm>> = BTreeMap::new();
+    let mut runs = Runs::default();
+    let mut passed_any = false;
+    loop {
+        let now = Instant::now();
+        follower.look(now);
+        let seconds = now.duration_since(begin).as_secs_f64();
+        for (path, followed) in follower.followed() {
+            for device in followed.used() {
+                let alarms = alarms.entry((path.clone(), device.snapshot.device)).or_insert_with(|| {
+                    let new = |threshold: &Threshold| Alarm::new(threshold.clone(), arguments.every.0);
+                    thresholds.iter().map(new).collect()
+                });
+                for alarm in alarms {
+                    let Some(passed) = alarm.look(seconds, &device.facts()) else { continue };
+                    passed_any = true;
+                    let event = Event { followed, device, threshold: alarm.threshold(), passed };
+                    let line = if arguments.json { event.json().to_string() } else { event.line() };
+                    let mut out = io::stdout().lock();
+                    if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+                        // A closed pipe (`| head`) is no trouble.
+                        return Ok(if arguments.exit { Exit::Past } else { Exit::Fine });
+                    }
+                    if let Some(command) = &arguments.command {
+                        runs.start(command, &event);
+                    }
+                }
+            }
+        }
+        alarms.retain(|(path, _), _| follower.followed().contains_key(path));
+        runs.reap();
+        if arguments.exit && passed_any {
+            runs.wait();
+            return Ok(Exit::Past);
+        }
+        if follower.is_over() {
+            for followed in follower.followed().values().filter(|followed| followed.life == Life::Killed) {
+                eprintln!("gruyere watch: process {} ended without a clean exit", followed.process.pid);
+            }
+            break;
+        }
+        let rest = end.map(|end| end.saturating_sub(begin.elapsed()));
+        if rest.is_some_and(|rest| rest.is_zero()) {
+            break;
+        }
+        std::thread::sleep(rest.map_or(interval, |rest| rest.min(interval)));
+    }
+    runs.wait();
+    Ok(Exit::Fine)
+}
+
+/// A threshold was passed.
+struct Event<'a> {
+    followed: &'a Followed,
+    device: &'a Device,
+    threshold: &'a Threshold,
+    passed: Passed,
+}
+
+impl Event<'_> {
+    fn unit(&self) -> Unit {
+        self.threshold.metric.unit()
+    }
+
+    /// What happened, without the time.
+    fn message(&self) -> String {
+        let process = &self.followed.process;
+        let rank = process.rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
+        let (live, limit) = (self.device.snapshot.live, self.device.facts().limit());
+        let reserved = self.device.snapshot.gauge(DeviceGauge::Reserved);
+        let bytes = |bytes: u64| Unit::Bytes.show(bytes as f64);
+        format!(
+            "pid {}{rank} device {}: {} is passed: {} is {} (live {}, reserved {} of {})",
+            process.pid,
+            self.device.snapshot.device,
+            self.threshold,
+            self.threshold.metric.name(),
+            self.unit().show(self.passed.value),
+            bytes(live),
+            bytes(reserved),
+            bytes(limit)
+        )
+    }
+
+    fn line(&self) -> String {
+        format!("{} {}", time(), self.message())
+    }
+
+    fn json(&self) -> Value {
+        let process = &self.followed.process;
+        let snapshot = &self.device.snapshot;
+        json!({
+            "time": time(),
+            "threshold": self.threshold.text(),
+            "metric": self.threshold.metric.name(),
+            "value": finite(self.passed.value),
+            "bound": finite(self.threshold.bound(&self.device.facts())),
+            "unit": self.unit().name(),
+            "count": self.passed.count,
+            "pid": process.pid,
+            "rank": process.rank,
+            "local_rank": process.local_rank,
+            "host": process.host,
+            "command": process.command,
+            "record": self.followed.reader.path().display().to_string(),
+            "device": snapshot.device,
+            "device_name": snapshot.facts.name,
+            "live_bytes": snapshot.live,
+            "reserved_bytes": snapshot.gauge(DeviceGauge::Reserved),
+            "limit_bytes": self.device.facts().limit(),
+            "message": self.message(),
+        })
+    }
+
+    /// Names and values of the command's environment.
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        let process = &self.followed.process;
+        let snapshot = &self.device.snapshot;
+        let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+        vec![
+            ("MESSAGE", self.message()),
+            ("THRESHOLD", self.threshold.text().to_owned()),
+            ("METRIC", self.threshold.metric.name().to_owned()),
+            ("VALUE", self.passed.value.to_string()),
+            ("VALUE_TEXT", self.unit().show(self.passed.value)),
+            ("UNIT", self.unit().name().to_owned()),
+            ("PID", process.pid.to_string()),
+            ("RANK", number(process.rank)),
+            ("LOCAL_RANK", number(process.local_rank)),
+            ("HOST", process.host.clone()),
+            ("COMMAND", process.command.clone()),
+            ("RECORD", self.followed.reader.path().display().to_string()),
+            ("DEVICE", snapshot.device.to_string()),
+            ("DEVICE_NAME", snapshot.facts.name.clone()),
+            ("LIVE_BYTES", snapshot.live.to_string()),
+            ("RESERVED_BYTES", snapshot.gauge(DeviceGauge::Reserved).to_string()),
+            ("LIMIT_BYTES", self.device.facts().limit().to_string()),
+        ]
+    }
+}
+
+fn time() -> String {
+    Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// JSON knows no infinity: "never" is null.
+fn finite(value: f64) -> Value {
+    if value.is_finite() { json!(value) } else { Value::Null }
+}
+
+/// Commands that run. At most so many at a time: a command that hangs must not fill the machine.
+#[derive(Default)]
+struct Runs(Vec<Child>);
+
+const MOST_RUNS: usize = 16;
+
+impl Runs {
+    fn start(&mut self, command: &str, event: &Event<'_>) {
+        self.reap();
+        if self.0.len() >= MOST_RUNS {
+            eprintln!("gruyere watch: {MOST_RUNS} commands still run; this one is left out");
+            return;
+        }
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(command).stdin(Stdio::null());
+        for (name, value) in event.environment() {
+            shell.env(format!("GRUYERE_WATCH_{name}"), value);
+        }
+        match shell.spawn() {
+            Ok(child) => self.0.push(child),
+            Err(error) => eprintln!("gruyere watch: --command could not be run: {error}"),
+        }
+    }
+
+    fn reap(&mut self) {
+        self.0.retain_mut(|child| match child.try_wait() {
+            Ok(None) => true,
+            Ok(Some(status)) => {
+                report(status);
+                false
+            }
+            Err(_) => false,
+        });
+    }
+
+    fn wait(&mut self) {
+        for mut child in self.0.drain(..) {
+            if let Ok(status) = child.wait() {
+                report(status);
+            }
+        }
+    }
+}
+
+fn report(status: std::process::ExitStatus) {
+    if !status.success() {
+        eprintln!("gruyere watch: --command failed: {status}");
+    }
+}

@@ -1,0 +1,277 @@
+//! `gruyere watch` and `gruyere top` from another process.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use gruyere::record::{BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
+use serde_json::Value;
+
+/// A record of this process: a device of 80 GiB, of which 60 are held and 1 is live.
+fn record(directory: &Path) -> &'static Record {
+    let options = RecordOptions {
+        directory: directory.to_owned(),
+        ring_events: 256,
+        max_blocks: 4096,
+        ..RecordOptions::default()
+    };
+    let facts =
+        DeviceFacts { name: "Phantom $(touch pwned)".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
+    let mut lane = record.lane(0, 0);
+    let entry = BlockEntry { address: 1 << 30, size: 1 << 30, requested: 1 << 30, ..BlockEntry::default() };
+    lane.block_insert(&entry);
+    record.event(EventKind::Grow, 0, 0, 0, 1 << 30, 60 << 30, clock::now());
+    record.device(0).set(&[
+        (DeviceGauge::Reserved, 60 << 30),
+        (DeviceGauge::Limit, 80 << 30),
+        (DeviceGauge::TotalMemory, 80 << 30),
+        (DeviceGauge::Step, 7),
+    ]);
+    record
+}
+
+fn command(arguments: &[&str], directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    command.args(arguments).arg("--directory").arg(directory).env_remove("NO_COLOR");
+    command
+}
+
+fn gruyere(arguments: &[&str], directory: &Path) -> Output {
+    command(arguments, directory).output().expect("the command runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+fn pid() -> String {
+    std::process::id().to_string()
+}
+
+fn lines(bytes: &[u8]) -> Vec<Value> {
+    text(bytes).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+/// Waits for it; killed after 20 s.
+fn wait(mut child: Child) -> (Option<i32>, String, String) {
+    let begin = Instant::now();
+    while child.try_wait().expect("waited for").is_none() {
+        if begin.elapsed() > Duration::from_secs(20) {
+            child.kill().expect("killed");
+            panic!("it did not end");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut out));
+    child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut err));
+    (child.wait().expect("waited for").code(), out, err)
+}
+
+#[test]
+fn a_passed_threshold_is_said_once_and_exit_ends_with_4() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let all =
+        ["watch", "fragmentation>30%", "live<2GiB", "live>2GiB", "--for", "600ms", "--interval", "100ms"];
+    let output = gruyere(&all, folder.path());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said = text(&output.stdout);
+    assert_eq!(said.lines().count(), 2, "each once: {said}");
+    assert!(said.contains("fragmentation>30% is passed: fragmentation is 98.3%"), "{said}");
+    assert!(
+        said.contains(&format!("pid {}", pid())) && said.contains("reserved 60.00 GiB of 80.00 GiB"),
+        "{said}"
+    );
+    let one = gruyere(&["watch", &pid(), "live<2GiB", "--exit"], folder.path());
+    assert_eq!(one.status.code(), Some(4), "{one:?}");
+    let fine = gruyere(&["watch", &pid(), "live>99%", "--exit", "--for", "300ms"], folder.path());
+    assert_eq!((fine.status.code(), text(&fine.stdout)), (Some(0), String::new()));
+    record.close();
+}
+
+#[test]
+fn json_has_a_line_each_with_the_facts() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let output = gruyere(&["watch", "all", "reserved>=60GiB", "--json", "--exit"], folder.path());
+    let lines = lines(&output.stdout);
+    assert_eq!(lines.len(), 1);
+    let line = &lines[0];
+    assert_eq!((&line["threshold"], &line["metric"]), (&"reserved>=60GiB".into(), &"reserved".into()));
+    assert_eq!(
+        (&line["value"], &line["bound"]),
+        (&((60u64 << 30) as f64).into(), &((60u64 << 30) as f64).into())
+    );
+    assert_eq!(
+        (&line["pid"], &line["device"], &line["unit"]),
+        (&std::process::id().into(), &0.into(), &"bytes".into())
+    );
+    assert_eq!(line["limit_bytes"], 80u64 << 30);
+    record.close();
+}
+
+#[test]
+fn a_command_gets_the_facts_and_nothing_of_a_record_is_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let command_text = "printf '%s|%s|%s|%s' \"$GRUYERE_WATCH_PID\" \"$GRUYERE_WATCH_METRIC\" \"$GRUYERE_WATCH_DEVICE_NAME\" \
+                        \"$GRUYERE_WATCH_VALUE_TEXT\" > facts";
+    let child = command(&["watch", &pid(), "live<2GiB", "--exit", "--command", command_text], folder.path())
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    let (code, _, err) = wait(child);
+    assert_eq!(code, Some(4), "{err}");
+    let facts = std::fs::read_to_string(folder.path().join("facts"))
+        .expect("the command has run, and was waited for");
+    assert_eq!(facts, format!("{}|live|Phantom $(touch pwned)|1.00 GiB", pid()));
+    assert!(!folder.path().join("pwned").exists());
+    let failing = gruyere(&["watch", &pid(), "live<2GiB", "--exit", "--command", "exit 3"], folder.path());
+    assert!(text(&failing.stderr).contains("--command failed"), "{failing:?}");
+    record.close();
+}
+
+#[test]
+fn a_watch_ends_when_its_process_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let watching = |directory: &Path| {
+        command(&["watch", &pid(), "live>99%", "--exit", "--interval", "100ms"], directory)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("runs")
+    };
+    let child = watching(folder.path());
+    std::thread::sleep(Duration::from_millis(400));
+    record.close();
+    let (code, out, _) = wait(child);
+    assert_eq!((code, out.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_closed_pipe_ends_a_watch_without_noise() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let mut child = command(&["watch", "live<2GiB", "reserved>1GiB", "--interval", "100ms"], folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    let mut line = String::new();
+    {
+        let out = child.stdout.take().expect("piped");
+        BufReader::new(out).read_line(&mut line).expect("a line");
+    }
+    assert!(line.contains("is passed"), "{line}");
+    child.kill().expect("killed");
+    let (_, _, err) = wait(child);
+    assert_eq!(err, "");
+    record.close();
+}
+
+#[test]
+fn what_is_wrong_with_a_threshold_is_said_with_code_2() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, part) in [
+        (&["watch", "fragmentaton>30%"][..], "did you mean fragmentation?"),
+        (&["watch", "oom-in<10"], "10min"),
+        (&["watch", "all"], "no threshold"),
+        (&["watch"], "required"),
+        (&["watch", "live>1GiB", "--every", "soon"], "10min"),
+        (&["top", "--sort", "beauty"], "fragmentation"),
+        (&["top", "--count", "3"], "--json"),
+    ] {
+        let output = gruyere(arguments, folder.path());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(text(&output.stderr).contains(part), "{arguments:?}: {}", text(&output.stderr));
+    }
+    for command in ["watch", "top"] {
+        let nobody: &[&str] = if command == "watch" {
+            &["watch", "999999999", "live>1GiB"]
+        } else {
+            &["top", "999999999", "--once"]
+        };
+        let output = gruyere(nobody, folder.path());
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains("gruyere ps"), "{output:?}");
+        let help = Command::new(env!("CARGO_BIN_EXE_gruyere")).args([command, "--help"]).output().unwrap();
+        let help = text(&help.stdout);
+        assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    }
+    let missing = gruyere(&["top", "--once"], Path::new("/nowhere"));
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).contains("--directory"), "{missing:?}");
+}
+
+#[test]
+fn top_prints_the_screen_once_as_text_of_the_size_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    for (width, height) in [(60, 24), (200, 50)] {
+        let output = command(&["top", "--once"], folder.path())
+            .env("COLUMNS", width.to_string())
+            .env("LINES", height.to_string())
+            .output()
+            .expect("runs");
+        assert!(output.status.success(), "{output:?}");
+        let screen = text(&output.stdout);
+        assert_eq!(screen.lines().count(), height);
+        assert!(screen.lines().all(|line| line.chars().count() <= width), "{screen}");
+        assert!(
+            screen.contains(&pid()) && screen.contains("60.00 GiB") && screen.contains("98.3%"),
+            "{screen}"
+        );
+        assert!(!screen.contains('\u{1b}'), "{screen:?}");
+    }
+    let screen = text(&gruyere(&["top", &pid(), "--once"], folder.path()).stdout);
+    assert!(screen.contains("grow") && screen.contains("from the driver"), "{screen}");
+    let no_terminal = gruyere(&["top"], folder.path());
+    assert_eq!(no_terminal.status.code(), Some(1));
+    assert!(text(&no_terminal.stderr).contains("--once"), "{no_terminal:?}");
+    record.close();
+}
+
+#[test]
+fn top_prints_samples_as_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let one: Value =
+        serde_json::from_slice(&gruyere(&["top", "--json"], folder.path()).stdout).expect("JSON");
+    let device = &one["processes"][0]["devices"][0];
+    assert_eq!(
+        (&device["live_bytes"], &device["reserved_bytes"]),
+        (&(1u64 << 30).into(), &(60u64 << 30).into())
+    );
+    assert_eq!((&device["step"], &device["forecast"]), (&7.into(), &"unknown".into()));
+    assert_eq!(device["allocated_bytes_per_second"], 0.0);
+    assert_eq!(one["processes"][0]["state"], "live");
+    let three = gruyere(&["top", "--json", "--count", "3", "--interval", "100ms"], folder.path());
+    assert_eq!(lines(&three.stdout).len(), 3);
+    record.close();
+}
+
+#[test]
+fn a_record_of_a_killed_process_and_one_that_is_none_are_shown_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let dead = folder.path().join("gruyere-1-2-3-0.record");
+    std::fs::copy(record.path().unwrap(), &dead).unwrap();
+    std::fs::write(folder.path().join("gruyere-1-2-4-0.record"), "junk of more than eight bytes").unwrap();
+    let sample: Value =
+        serde_json::from_slice(&gruyere(&["top", "--json"], folder.path()).stdout).expect("JSON");
+    assert_eq!((&sample["stale"], sample["processes"].as_array().map(Vec::len)), (&1.into(), Some(1)));
+    assert!(sample["unreadable"][0].as_str().unwrap().contains("not a record"), "{sample}");
+    let named = gruyere(&["top", dead.to_str().unwrap(), "--once"], folder.path());
+    assert!(named.status.success() && text(&named.stdout).contains("killed"), "{named:?}");
+    let watched = gruyere(&["watch", dead.to_str().unwrap(), "live<2GiB"], folder.path());
+    assert_eq!(watched.status.code(), Some(0), "{watched:?}");
+    assert!(text(&watched.stdout).contains("is passed"), "its last words count: {watched:?}");
+    assert!(text(&watched.stderr).contains("without a clean exit"), "{watched:?}");
+    record.close();
+}

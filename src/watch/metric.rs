@@ -1,0 +1,230 @@
+//! What can be watched, by name.
+
+use super::amount::Unit;
+use super::forecast::Forecast;
+use crate::record::DeviceGauge;
+use crate::record::reader::DeviceSnapshot;
+
+/// What the values of metrics are taken from.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// The device now.
+    pub device: &'a DeviceSnapshot,
+    /// Bytes allocated a second of late, where that is known yet.
+    pub rate: Option<f64>,
+    /// When its memory will have run out.
+    pub forecast: Forecast,
+}
+
+impl Facts<'_> {
+    /// The ceiling on what may be held, bytes; 0 where the device has not been used.
+    pub fn limit(&self) -> u64 {
+        limit(self.device)
+    }
+}
+
+pub(super) fn limit(device: &DeviceSnapshot) -> u64 {
+    let (limit, total) = (device.gauge(DeviceGauge::Limit), device.gauge(DeviceGauge::TotalMemory));
+    if limit == 0 || total == 0 { limit.max(total) } else { limit.min(total) }
+}
+
+/// Something that has a value on each device at each moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// 1 - live / reserved.
+    Fragmentation,
+    /// 1 - largest request that what is held could satisfy / free bytes held.
+    External,
+    /// 1 - requested / live.
+    Internal,
+    /// The largest request that could be satisfied, with what may still be taken from the driver.
+    Largest,
+    /// Live bytes.
+    Live,
+    /// Bytes held from the driver.
+    Reserved,
+    /// Bytes that the program freed and that wait for streams.
+    Pending,
+    /// Bytes allocated a second.
+    Rate,
+    /// Seconds until memory will have run out.
+    OomIn,
+    /// A gauge of the record.
+    Gauge(DeviceGauge),
+}
+
+/// The metrics that are no gauges.
+const NAMED: [(&str, Metric); 9] = [
+    ("fragmentation", Metric::Fragmentation),
+    ("external", Metric::External),
+    ("internal", Metric::Internal),
+    ("largest", Metric::Largest),
+    ("live", Metric::Live),
+    ("reserved", Metric::Reserved),
+    ("pending", Metric::Pending),
+    ("rate", Metric::Rate),
+    ("oom-in", Metric::OomIn),
+];
+
+/// Alike enough to be what was meant ([`strsim::jaro_winkler`]).
+const NEAR: f64 = 0.8;
+/// Names suggested at most.
+const SUGGESTIONS: usize = 3;
+
+impl Metric {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Metric> {
+        let gauges = DeviceGauge::ALL.iter().map(|&gauge| Metric::Gauge(gauge));
+        NAMED.iter().map(|&(_, metric)| metric).chain(gauges)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gauge(gauge) => gauge.name(),
+            named => NAMED.iter().find(|(_, metric)| *metric == named).map_or("", |(name, _)| name),
+        }
+    }
+
+    /// The metric of a name; `-` and `_` are the same.
+    pub fn named(name: &str) -> Option<Metric> {
+        let plain = |text: &str| text.to_ascii_lowercase().replace('_', "-");
+        let wanted = plain(name);
+        Self::all().find(|metric| plain(metric.name()) == wanted)
+    }
+
+    /// Names like `name`, the likest first; none where nothing is like it.
+    pub fn near(name: &str) -> Vec<&'static str> {
+        let wanted = name.to_ascii_lowercase().replace('_', "-");
+        let likeness = |metric: Metric| {
+            let name = metric.name().replace('_', "-");
+            let whole = strsim::jaro_winkler(&wanted, &name);
+            // `host-wait` is near `host_waits`, and `grow` is near `grows`: but a part is a likeness too, as `driver` of `driver_calls`.
+            if wanted.len() >= 3 && name.contains(&wanted) { whole.max(0.9) } else { whole }
+        };
+        let mut found: Vec<(f64, &'static str)> = Self::all()
+            .map(|metric| (likeness(metric), metric.name()))
+            .filter(|(near, _)| *near >= NEAR)
+            .collect();
+        found.sort_by(|a, b| b.0.total_cmp(&a.0));
+        found.into_iter().take(SUGGESTIONS).map(|(_, name)| name).collect()
+    }
+
+    /// What it is counted in.
+    pub fn unit(self) -> Unit {
+        match self {
+            Self::Fragmentation | Self::External | Self::Internal => Unit::Share,
+            Self::Largest | Self::Live | Self::Reserved | Self::Pending => Unit::Bytes,
+            Self::Rate => Unit::BytesPerSecond,
+            Self::OomIn => Unit::Seconds,
+            Self::Gauge(gauge) => match gauge.name() {
+                name if name.ends_with("_bytes") => Unit::Bytes,
+                name if name.ends_with("_nanoseconds") || name.ends_with("_microseconds") => Unit::Seconds,
+                _ => Unit::Count,
+            },
+        }
+    }
+
+    /// Its value, in its unit. `None`: not known (yet), as where nothing was allocated on the device. `oom-in` is infinite where nothing grows.
+    pub fn value(self, facts: &Facts<'_>) -> Option<f64> {
+        let device = facts.device;
+        if facts.limit() == 0 {
+            return None;
+        }
+        Some(match self {
+            Self::Fragmentation => device.fragmentation(),
+            Self::External => device.external_fragmentation(),
+            Self::Internal => device.internal_fragmentation(),
+            Self::Largest => {
+                // The gauge is as old as the last step mark; what may still be taken from the driver is known at every moment.
+                let room = facts.limit().saturating_sub(device.gauge(DeviceGauge::Reserved));
+                device.gauge(DeviceGauge::LargestGrowing).max(room) as f64
+            }
+            Self::Live => device.live as f64,
+            Self::Reserved => device.gauge(DeviceGauge::Reserved) as f64,
+            Self::Pending => device.total().pending_bytes() as f64,
+            Self::Rate => facts.rate?,
+            Self::OomIn => match facts.forecast {
+                Forecast::Unknown => return None,
+                Forecast::NoGrowth => f64::INFINITY,
+                Forecast::Growing(growth) => growth.seconds,
+            },
+            Self::Gauge(gauge) => {
+                let value = device.gauge(gauge) as f64;
+                match gauge.name() {
+                    name if name.ends_with("_nanoseconds") => value / 1e9,
+                    name if name.ends_with("_microseconds") => value / 1e6,
+                    _ => value,
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Growth;
+    use super::*;
+
+    fn device(gauges: &[(DeviceGauge, u64)]) -> DeviceSnapshot {
+        let mut device = DeviceSnapshot { gauges: vec![0; DeviceGauge::ALL.len()], ..Default::default() };
+        for &(gauge, value) in gauges {
+            device.gauges[gauge as usize] = value;
+        }
+        device
+    }
+
+    #[test]
+    fn every_metric_is_found_by_its_name_however_it_is_written() {
+        for metric in Metric::all() {
+            assert_eq!(Metric::named(metric.name()), Some(metric));
+            assert_eq!(Metric::named(&metric.name().replace('_', "-")), Some(metric));
+        }
+        assert_eq!(Metric::named("OOM_IN"), Some(Metric::OomIn));
+        assert_eq!(Metric::named("nonsense"), None);
+    }
+
+    #[test]
+    fn a_misspelt_name_suggests_what_was_meant() {
+        assert_eq!(Metric::near("fragmentatoin").first(), Some(&"fragmentation"));
+        assert_eq!(Metric::near("oomin").first(), Some(&"oom-in"));
+        assert_eq!(Metric::near("bad_free").first(), Some(&"bad_frees"));
+        assert!(Metric::near("driver").contains(&"driver_errors"));
+        assert!(Metric::near("xyzzy").is_empty());
+    }
+
+    #[test]
+    fn values_come_in_the_unit_of_their_metric() {
+        let device = device(&[
+            (DeviceGauge::Limit, 80 << 30),
+            (DeviceGauge::TotalMemory, 100 << 30),
+            (DeviceGauge::Reserved, 50 << 30),
+            (DeviceGauge::LargestGrowing, 20 << 30),
+            (DeviceGauge::HostWaitNanoseconds, 2_500_000_000),
+            (DeviceGauge::Rung1Microseconds, 1500),
+            (DeviceGauge::OutOfMemories, 3),
+        ]);
+        let growth = Growth { seconds: 90.0, bytes_per_second: 1e6, steps: None };
+        let facts = Facts { device: &device, rate: None, forecast: Forecast::Growing(growth) };
+        let value = |metric: Metric| metric.value(&facts);
+        assert_eq!(value(Metric::OomIn), Some(90.0));
+        assert_eq!(value(Metric::Rate), None);
+        // 30 GiB may still be taken, whatever an older gauge says.
+        assert_eq!(value(Metric::Largest), Some((30u64 << 30) as f64));
+        assert_eq!(value(Metric::Gauge(DeviceGauge::HostWaitNanoseconds)), Some(2.5));
+        assert_eq!(value(Metric::Gauge(DeviceGauge::Rung1Microseconds)), Some(0.0015));
+        assert_eq!(value(Metric::Gauge(DeviceGauge::OutOfMemories)), Some(3.0));
+        let steady = Facts { forecast: Forecast::NoGrowth, ..facts };
+        assert_eq!(Metric::OomIn.value(&steady), Some(f64::INFINITY));
+        assert_eq!(Metric::OomIn.value(&Facts { forecast: Forecast::Unknown, ..facts }), None);
+    }
+
+    #[test]
+    fn a_device_that_was_never_used_has_no_values() {
+        let device = device(&[]);
+        let facts = Facts { device: &device, rate: Some(1.0), forecast: Forecast::NoGrowth };
+        for metric in Metric::all() {
+            assert_eq!(metric.value(&facts), None, "{}", metric.name());
+        }
+    }
+}
