@@ -1,12 +1,14 @@
 //! Gruyère: a CUDA memory allocator with almost no holes.
 //!
 //! One shared library that PyTorch loads through `torch.cuda.memory.CUDAPluggableAllocator`. Callers come in through
-//! [`door`], [`heap`] decides where a block goes, [`driver`] is how device memory comes and goes, and [`record`] is what
+//! [`door`], [`heap`] decides where a block goes, [`driver`] is how device memory comes and goes, [`dump`] is what an out-of-memory leaves behind, and [`record`] is what
 //! other processes can read of it all.
 
 pub mod config;
 pub mod door;
 pub mod driver;
+pub mod dump;
 pub mod heap;
+pub mod nvtx;
 pub mod record;
 pub mod watch;

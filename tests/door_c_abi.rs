@@ -160,9 +160,12 @@ fn an_out_of_memory_leaves_a_dump_in_the_folder_that_was_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let (_turn, _gpu) = fresh(&format!("dump_dir:{}", folder.path().display()));
     assert!(malloc(3 * GIB as isize).is_null());
-    let dumps: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
-    assert_eq!(dumps.len(), 1);
-    let text = std::fs::read_to_string(dumps[0].as_ref().unwrap().path()).unwrap();
+    let dumps = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path());
+    let mut dumps: Vec<_> = dumps.collect();
+    dumps.sort();
+    let extensions: Vec<_> = dumps.iter().filter_map(|path| path.extension()).collect();
+    assert_eq!(extensions, ["json", "pickle", "txt"]);
+    let text = std::fs::read_to_string(&dumps[2]).unwrap();
     assert!(text.starts_with("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has"), "{text}");
 }
 

@@ -3,8 +3,9 @@
 mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
-use gruyere::record::Reader;
+use gruyere::record::reader::Cursor;
 use gruyere::record::timeline::Sample;
+use gruyere::record::{DeviceGauge, EventKind, Reader};
 
 fn timeline(rig: &Rig) -> Vec<Sample> {
     let reader = Reader::own(rig.heap.record()).expect("the record is on");
@@ -59,4 +60,27 @@ fn frees_alone_are_noted_without_a_step_mark() {
     }
     let samples = timeline(&rig);
     assert_eq!(samples.iter().map(|sample| sample.in_use_high).max(), Some(1 << 30));
+}
+
+#[test]
+fn memory_that_came_and_pages_that_moved_are_told_apart() {
+    let rig = Rig::bare(GIB, "record:on,headroom:0,backing:stitch");
+    rig.heap.announce_hooks(3);
+    let blocks: Vec<u64> = (0..16).map(|_| rig.malloc(48 * MIB, DEFAULT)).collect();
+    for block in blocks.iter().step_by(2) {
+        assert!(rig.heap.free(*block));
+    }
+    let reserved = rig.heap.stats(0).unwrap().reserved;
+    // More than any hole has, and more than the device has left.
+    let row = rig.malloc(300 * MIB, DEFAULT);
+    let (reader, stats) = (Reader::own(rig.heap.record()).unwrap(), rig.heap.stats(0).unwrap());
+    let device = reader.device(0).unwrap();
+    let events = reader.events(&mut Cursor::default()).entries;
+    let bytes_of =
+        |kind| events.iter().filter(|event| event.kind == kind).map(|event| event.size).sum::<u64>();
+    let moved = bytes_of(EventKind::Move);
+    assert!(moved >= 300 * MIB - (GIB - reserved), "{moved}");
+    assert_eq!((device.gauge(DeviceGauge::MovedBytes), device.gauge(DeviceGauge::Moves)), (moved, 1));
+    assert_eq!(bytes_of(EventKind::Grow) - bytes_of(EventKind::Release), stats.reserved);
+    assert!(rig.heap.free(row));
 }

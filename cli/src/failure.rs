@@ -14,7 +14,7 @@ pub enum Exit {
     /// It was read, but some values are not of one moment: the process was killed while it wrote.
     Torn = 3,
     /// A bound that was asked for is passed.
-    Passed = 4,
+    Past = 4,
 }
 
 impl From<Exit> for ExitCode {

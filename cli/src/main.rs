@@ -1,9 +1,19 @@
 //! The `gruyere` command.
 
 mod bench;
+mod completions;
+mod device_uuid;
+mod diff;
+mod doctor;
+mod export;
 mod failure;
 mod follow;
+mod map;
+mod post;
 mod ps;
+mod record;
+mod report;
+mod snapshot;
 mod stat;
 mod target;
 mod top;
@@ -23,8 +33,26 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::Args),
+    /// Print the completions of this command for a shell.
+    Completions(completions::Arguments),
+    /// Compare two states of a process's memory: what is new, what is gone.
+    Diff(diff::Arguments),
+    /// Look for what stands in the way: driver, devices, memory, configuration, torch.
+    Doctor(doctor::Arguments),
+    /// Serve Prometheus metrics of all processes.
+    Export(export::Arguments),
+    /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
+    Map(map::Arguments),
+    /// Show the last state of a process that was killed.
+    Post(post::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),
+    /// Write a trace of a running process, for `gruyere bench --trace`.
+    Record(record::Arguments),
+    /// Compare a run with an earlier one.
+    Report(report::Arguments),
+    /// Write a snapshot of a process's memory for PyTorch's memory_viz.
+    Snapshot(snapshot::Arguments),
     /// Print all gauges of one process.
     Stat(stat::Arguments),
     /// Watch all processes on one screen.
@@ -36,7 +64,18 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::main(&args),
+        Command::Completions(args) => {
+            failure::end("completions", completions::run(&args, <Cli as clap::CommandFactory>::command()))
+        }
+        Command::Diff(args) => failure::end("diff", diff::run(&args)),
+        Command::Doctor(args) => failure::end("doctor", doctor::run(&args)),
+        Command::Export(args) => failure::end("export", export::run(&args)),
+        Command::Map(args) => failure::end("map", map::run(&args)),
+        Command::Post(args) => failure::end("post", post::run(&args)),
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
+        Command::Record(args) => failure::end("record", record::run(&args)),
+        Command::Report(args) => failure::end("report", report::run(&args)),
+        Command::Snapshot(args) => failure::end("snapshot", snapshot::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
         Command::Top(args) => failure::end("top", top::run(&args)),
         Command::Watch(args) => failure::end("watch", watch::run(&args)),

@@ -124,7 +124,7 @@ pub fn run(arguments: &Arguments) -> Ended {
                     let mut out = io::stdout().lock();
                     if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
                         // A closed pipe (`| head`) is no trouble.
-                        return Ok(if arguments.exit { Exit::Passed } else { Exit::Fine });
+                        return Ok(if arguments.exit { Exit::Past } else { Exit::Fine });
                     }
                     if let Some(command) = &arguments.command {
                         runs.start(command, &event);
@@ -136,7 +136,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         runs.reap();
         if arguments.exit && passed_any {
             runs.wait();
-            return Ok(Exit::Passed);
+            return Ok(Exit::Past);
         }
         if follower.is_over() {
             for followed in follower.followed().values().filter(|followed| followed.life == Life::Killed) {

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
 use super::{Backing, Config, Waits};
+use crate::record::run::{MAX_NAME, is_name};
 use crate::watch::{Rule, parse_rules};
 
 /// A key of `GRUYERE_CONF`.
@@ -44,6 +45,9 @@ enum Kind {
         field: fn(&mut Config) -> &mut u32,
     },
     Folder(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
+    /// The name of a run, or `none`.
+    Name(fn(&mut Config) -> &mut Option<String>),
+    File(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
     /// Sizes for lifetimes, `NAME=SIZE+NAME=SIZE`, or `none`.
     Reserves(fn(&mut Config) -> &mut [Size; 4]),
     /// Thresholds with actions, `THRESHOLD=ACTION+THRESHOLD=ACTION`, or `none`.
@@ -162,6 +166,19 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Folder(|config| &mut config.dump_dir),
     },
     Key {
+        name: "history",
+        default: "none",
+        meaning: "Folder to keep what each run did: peaks and a timeline, some dozen KiB a process, written at exit, at an out-of-memory and now and \
+                  then. `gruyere report` compares runs. The path must have no comma.",
+        kind: Kind::Folder(|config| &mut config.history),
+    },
+    Key {
+        name: "name",
+        default: "none",
+        meaning: "The run's name in its history; `none`: that of its script or program.",
+        kind: Kind::Name(|config| &mut config.name),
+    },
+    Key {
         name: "release_threshold",
         default: "all",
         meaning: "Free memory that each driver pool may keep when the device synchronises, in bytes or as a share of the \
@@ -188,9 +205,25 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Switch(|config| &mut config.reuse_internal),
     },
     Key {
+        name: "nvtx",
+        default: "off",
+        meaning: "Show growth, moved pages, waits, trims and out-of-memory in Nsight Systems, in the domain `gruyere`, with counters of \
+                  what is held and live.",
+        kind: Kind::Switch(|config| &mut config.nvtx),
+    },
+    Key {
+        name: "trace",
+        default: "none",
+        meaning: "File to write a trace of every malloc, free and record_stream to, for `gruyere bench --trace`: `%p` in it stands \
+                  for the pid, `%r` for the rank. Every call takes some hundred nanoseconds more. The path must have no comma.",
+        kind: Kind::File(|config| &mut config.trace),
+    },
+    Key {
         name: "alert",
         default: "none",
-        meaning: "Thresholds, and what the process does when one is passed: `fragmentation>30%=log+oom-in<10min=callback`. The actions: `log`                   a warning, `trim` as `empty_cache` does (and log), `callback` to those who listen (`gruyere.on_alert`). docs/watching.md                   has the metrics.",
+        meaning: "Thresholds, and what the process does when one is passed: `fragmentation>30%=log+oom-in<10min=callback`. The actions: `log` \
+                  a warning, `trim` as `empty_cache` does (and log), `callback` to those who listen (`gruyere.on_alert`). docs/watching.md \
+                  has the metrics.",
         kind: Kind::Alerts(|config| &mut config.alert),
     },
 ];
@@ -215,7 +248,8 @@ impl Key {
             Kind::Size { .. } => "SIZE".into(),
             Kind::Bound { unbounded, .. } => format!("SIZE|{unbounded}"),
             Kind::Count { least, most, .. } => format!("{least} to {most}"),
-            Kind::Folder(_) => "PATH|none".into(),
+            Kind::Folder(_) | Kind::File(_) => "PATH|none".into(),
+            Kind::Name(_) => "NAME|none".into(),
             Kind::Reserves(_) => "LIFETIME=SIZE+...|none".into(),
             Kind::Alerts(_) => "THRESHOLD=log|trim|callback+...|none".into(),
         }
@@ -232,6 +266,10 @@ impl Key {
             }
             Kind::Count { least, most, .. } => format!("expected a whole number from {least} to {most}"),
             Kind::Folder(_) => "expected a folder's path, or none".into(),
+            Kind::Name(_) => format!(
+                "expected none, or up to {MAX_NAME} letters, digits, `.`, `_` and `-`, the first of them no dot"
+            ),
+            Kind::File(_) => "expected a file's path, or none".into(),
             Kind::Reserves(_) => format!(
                 "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",
                 names(&LIFETIMES)
@@ -269,7 +307,16 @@ impl Key {
                 let count = value.parse().ok().filter(|count| (*least..=*most).contains(count));
                 *field(config) = count.ok_or_else(refuse)?;
             }
-            Kind::Folder(field) => *field(config) = (value != "none").then(|| value.into()),
+            Kind::Name(field) => {
+                *field(config) = match value {
+                    "none" => None,
+                    name if is_name(name) => Some(name.to_owned()),
+                    _ => return Err(refuse()),
+                }
+            }
+            Kind::Folder(field) | Kind::File(field) => {
+                *field(config) = (value != "none").then(|| value.into())
+            }
             Kind::Reserves(field) => {
                 *field(config) = if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
             }

@@ -85,6 +85,10 @@ pub struct Config {
     pub ring_events: u32,
     /// Folder for out-of-memory dumps; `None`: they only go to the log.
     pub dump_dir: Option<PathBuf>,
+    /// Folder that keeps what runs did; `None`: nothing is kept.
+    pub history: Option<PathBuf>,
+    /// The run's name; `None`: that of its program.
+    pub name: Option<String>,
     /// Bytes a driver pool keeps at a synchronisation; `None`: all of them.
     pub release_threshold: Option<Size>,
     /// Driver pools: reuse along event dependencies.
@@ -93,6 +97,10 @@ pub struct Config {
     pub reuse_opportunistic: bool,
     /// Driver pools: reuse by waits that the driver inserts.
     pub reuse_internal: bool,
+    /// Whether a profiler is told what the heap does.
+    pub nvtx: bool,
+    /// File for a trace of all requests.
+    pub trace: Option<PathBuf>,
     /// Thresholds, and what to do when one is passed.
     pub alert: Vec<Rule>,
 }
@@ -113,10 +121,14 @@ impl Default for Config {
             record_blocks: 1 << 22,
             ring_events: 1 << 16,
             dump_dir: None,
+            history: None,
+            name: None,
             release_threshold: None,
             reuse_event_dependencies: true,
             reuse_opportunistic: true,
             reuse_internal: true,
+            nvtx: false,
+            trace: None,
             alert: Vec::new(),
         }
     }
@@ -208,7 +220,8 @@ mod tests {
         let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
-                    reuse_opportunistic:off , reuse_internal:off,alert:live>90%=trim+oom-in<1h";
+                    reuse_opportunistic:off , reuse_internal:off,history:/var/runs,name:llama-7b,nvtx:on,\
+                    trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             backing: Backing::Fixed,
             share: false,
@@ -223,10 +236,14 @@ mod tests {
             record_blocks: 4096,
             ring_events: 2048,
             dump_dir: Some("/tmp/a:b".into()),
+            history: Some("/var/runs".into()),
+            name: Some("llama-7b".into()),
             release_threshold: Some(Size::Bytes(2 << 20)),
             reuse_event_dependencies: false,
             reuse_opportunistic: false,
             reuse_internal: false,
+            nvtx: true,
+            trace: Some("/tmp/%p.zst".into()),
             alert: crate::watch::parse_rules("live>90%=trim+oom-in<1h=log").expect("valid"),
         };
         assert_eq!(Config::parse(text), Ok(expected));

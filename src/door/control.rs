@@ -2,7 +2,7 @@
 //!
 //! Every function may be called from any thread. In a forked child, or where CUDA is not to be had, each answers its failure value.
 
-use super::{announce, current, fork, guarded, heap};
+use super::{announce, current, fork, guarded, heap, run_file};
 use crate::heap::lifetime::{self, Lifetime};
 use crate::heap::phase::Phase;
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -54,6 +54,7 @@ pub extern "C" fn gruyere_mark_step() {
         guarded((), || {
             if let Some(heap) = current() {
                 heap.mark_step();
+                run_file::at_a_step(heap);
             }
         });
     }

@@ -8,6 +8,7 @@ pub mod loader;
 mod oom;
 pub mod pool;
 pub mod raise;
+mod run_file;
 pub mod torch;
 pub mod torch_stats;
 
@@ -132,7 +133,9 @@ fn close_at_exit() {
         if !fork::is_forked_child() {
             guarded((), || {
                 if let Some(heap) = current() {
+                    run_file::at_exit(heap);
                     heap.record().close();
+                    heap.flush_trace();
                 }
             });
         }

@@ -1,28 +1,13 @@
-//! What an out-of-memory leaves behind: a line in the log, and a dump where one is wanted.
+//! What an out-of-memory leaves behind, where the configuration wants it.
 #![deny(unsafe_code)]
 
+use super::guarded;
 use crate::heap::{Heap, oom::Report};
-use std::fmt::Write as _;
 
-/// Dumps written before it is enough: programs that halve their batch until it fits run out of memory on purpose.
-const MAX_DUMPS: u64 = 32;
-
-/// Writes the dump to `dump_dir:`, if one is set. Never fails the program: what goes wrong is logged.
+/// Writes the dumps ([`crate::dump`]). Whatever happens there, the program gets its out-of-memory.
 pub(super) fn dump(heap: &Heap, report: &Report) {
-    let Some(folder) = &heap.config().dump_dir else { return };
-    if report.count > MAX_DUMPS {
-        return;
-    }
-    let name = format!("gruyere-oom-{}-gpu{}-{}.txt", std::process::id(), report.device, report.count);
-    let path = folder.join(name);
-    let mut text = String::new();
-    let _ = writeln!(text, "{report}\n");
-    text.push_str(&heap.dump());
-    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, text));
-    match written {
-        Ok(()) => log::warn!("out of memory: the dump is in {}", path.display()),
-        Err(error) => {
-            log::error!("out of memory: the dump could not be written to {}: {error}", path.display())
-        }
-    }
+    guarded((), || {
+        heap.flush_trace();
+        crate::dump::out_of_memory(heap, report);
+    });
 }

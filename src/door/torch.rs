@@ -3,7 +3,7 @@
 //! The signatures are those of torch's headers (2.4 to 2.15). Only [`gruyere_malloc`] ever throws; where it cannot throw torch's own error
 //! it logs and answers NULL. In a forked child every function returns at once.
 
-use super::{current, fork, guarded, heap, oom, raise};
+use super::{current, fork, guarded, heap, oom, raise, run_file};
 use crate::driver::StreamHandle;
 use crate::heap::device::Device;
 use crate::heap::page_table::Page;
@@ -101,6 +101,7 @@ fn refusal(heap: &Heap, error: Error, stream: StreamHandle) -> Refusal {
     match error {
         Error::OutOfMemory(report) => {
             oom::dump(heap, &report);
+            run_file::at_an_out_of_memory(heap);
             heap.note_out_of_memory(&report, stream);
             Refusal::OutOfMemory(report.to_string())
         }

@@ -20,6 +20,7 @@ use super::tally::Tally;
 use super::waits::Order;
 use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
+use crate::nvtx;
 use crate::record::{
     Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
     SegmentEntry, SegmentKind, bucket_of, clock,
@@ -232,6 +233,7 @@ impl Central {
     /// # Errors
     /// The driver's; out of memory also where the ceiling would be passed. Nothing is lost then.
     pub fn extend(&mut self, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
+        let _range = nvtx::range(nvtx::What::Growth, want.bytes);
         match self.backing.kind {
             Kind::Stitch => {
                 let done = self.stitch(ctx, want);
@@ -345,6 +347,7 @@ impl Central {
     /// Tells the record what is held.
     pub fn publish_reserved(&mut self) {
         let reserved = self.backing.reserved;
+        nvtx::reserved(self.device, reserved);
         self.peak_reserved = self.peak_reserved.max(reserved);
         self.tally.hold(reserved, self.pieces());
         self.gauges.set(&[
@@ -353,7 +356,7 @@ impl Central {
             (DeviceGauge::DriverCalls, self.backing.calls),
             (DeviceGauge::DriverErrors, self.backing.errors),
         ]);
-        self.gauges.sample(self.arenas.busy());
+        self.gauges.sample(self.arenas.busy_peak());
     }
 
     /// The large block that starts at `address`, among those that the page table named.
@@ -594,9 +597,12 @@ impl Central {
         self.direct.iter().map(|(&address, block)| (address, block.size))
     }
 
-    /// Blocks of `backing:passthrough`: address, bytes, and bytes asked for.
-    pub fn direct_facts(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        self.direct.iter().map(|(&address, block)| (address, block.size, block.requested))
+    /// Blocks of `backing:passthrough`, as far as they are known, and their places in the block map.
+    pub fn direct_facts(&self) -> impl Iterator<Item = (BlockEntry, BlockSlot)> {
+        self.direct.iter().map(|(&address, block)| {
+            let &Direct { size, requested, lifetime, slot } = block;
+            (BlockEntry { address, size, requested, lifetime, ..BlockEntry::default() }, slot)
+        })
     }
 
     /// Pieces of memory that the driver gave and has not got back.

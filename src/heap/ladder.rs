@@ -54,6 +54,21 @@ impl Ladder {
     }
 }
 
+impl Ladder {
+    /// What was done since it was as `before`.
+    pub fn since(&self, before: &Ladder) -> Ladder {
+        let rung = |number: usize| {
+            let (now, then) = (self.rungs[number], before.rungs[number]);
+            Rung {
+                calls: now.calls.saturating_sub(then.calls),
+                bytes: now.bytes.saturating_sub(then.bytes),
+                nanoseconds: now.nanoseconds.saturating_sub(then.nanoseconds),
+            }
+        };
+        Ladder { rungs: std::array::from_fn(rung) }
+    }
+}
+
 impl Central {
     /// Counts one turn on a rung, here and on the record.
     pub(super) fn count_rung(&mut self, number: usize, bytes: u64, elapsed: Duration) {

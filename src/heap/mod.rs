@@ -14,6 +14,7 @@ pub mod arena;
 pub mod backing;
 pub mod capture;
 pub mod captured;
+pub mod census;
 pub mod central;
 mod checkpoint;
 pub mod device;
@@ -51,6 +52,9 @@ mod watching;
 
 use crate::config::Config;
 use crate::driver::{CaptureStatus, DeviceId, Driver, DriverError, StreamHandle};
+use crate::nvtx;
+use crate::record::facts::Process;
+use crate::record::trace::{self, Tracer};
 use crate::record::{DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
 use backing::Kind;
 use capture::{CapturePool, PoolId};
@@ -178,6 +182,8 @@ const PASSTHROUGH: u32 = 2;
 const DEBUG: u32 = 4;
 /// A history of blocks is kept.
 const HISTORY: u32 = 8;
+/// A trace is written.
+const TRACE: u32 = 16;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;
@@ -206,6 +212,8 @@ pub struct Heap {
     brackets: Mutex<u32>,
     bad_frees: AtomicU64,
     history: history::History,
+    /// The trace that `trace:` asks for.
+    trace: Option<Tracer>,
 }
 
 impl Heap {
@@ -214,6 +222,9 @@ impl Heap {
     /// # Errors
     /// The driver's, where there is no device to be asked.
     pub fn new(driver: Arc<dyn Driver>, config: Config) -> Result<Self, DriverError> {
+        if config.nvtx {
+            nvtx::attach();
+        }
         let count = driver.device_count()?.min(MAX_DEVICES);
         let facts: Vec<DeviceFacts> = (0..count)
             .map(|id| {
@@ -239,6 +250,11 @@ impl Heap {
         let passthrough = config.backing == crate::config::Backing::Passthrough;
         let special =
             WATCH_CAPTURES | if passthrough { PASSTHROUGH } else { 0 } | if debug { DEBUG } else { 0 };
+        let trace = config.trace.as_ref().and_then(|name| {
+            let process = Process::current();
+            Tracer::start(&trace::expand(name, process.pid, process.rank))
+        });
+        let special = special | if trace.is_some() { TRACE } else { 0 };
         Ok(Self {
             shared: Shared {
                 driver,
@@ -255,6 +271,7 @@ impl Heap {
             brackets: Mutex::new(0),
             bad_frees: AtomicU64::new(0),
             history: history::History::default(),
+            trace,
         })
     }
 
@@ -266,6 +283,17 @@ impl Heap {
     /// The configuration in force.
     pub fn config(&self) -> &Config {
         &self.shared.config
+    }
+
+    /// The training step.
+    pub fn step(&self) -> u32 {
+        self.shared.step()
+    }
+
+    /// The driver's name of a device; empty where it has not been used.
+    pub fn device_name(&self, id: DeviceId) -> String {
+        let device = self.device_in_use(id.into()).ok().flatten();
+        device.map_or_else(String::new, |device| device.capabilities.name.clone())
     }
 
     /// Devices that there are.
@@ -416,6 +444,9 @@ impl Heap {
         if special & HISTORY != 0 {
             self.note_malloc(device.id, address, request.size, stream);
         }
+        if let Some(trace) = &self.trace {
+            trace.malloc(address, request.size, device.id, request.stream);
+        }
         Ok(address)
     }
 
@@ -442,7 +473,7 @@ impl Heap {
 
     /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
     pub fn free(&self, address: u64) -> bool {
-        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY);
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE);
         if special != 0 && address != 0 {
             self.before_free(address);
         }
@@ -456,7 +487,7 @@ impl Heap {
     /// Who owns `address`, for the free that follows at once; `None` wherever something is out of the ordinary: then [`Heap::free`] knows.
     #[inline(always)]
     pub fn owner(&self, address: u64) -> Option<Owned<'_>> {
-        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY);
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE);
         if special != 0 { None } else { self.find_owner(address) }
     }
 
@@ -533,11 +564,14 @@ impl Heap {
         }
     }
 
-    /// The history's, and `debug:sync` and `debug:poison`, at a free.
+    /// The history's, the trace's, and `debug:sync` and `debug:poison`, at a free.
     #[cold]
     fn before_free(&self, address: u64) {
         if self.has_history() {
             self.note_free(address);
+        }
+        if let Some(trace) = &self.trace {
+            trace.free(address);
         }
         let shared = &self.shared;
         let owner = shared.table.get(address);
@@ -575,6 +609,9 @@ impl Heap {
                         // The block must be kept from being reused too soon, number or not.
                         .unwrap_or(streams::STRANGER);
                     device.record_stream(address, owner, user)?;
+                    if let Some(trace) = &self.trace {
+                        trace.record_stream(address, device.id, user);
+                    }
                     if matches!(owner, Owner::Large { .. }) {
                         device.seal_batch(&self.shared);
                     }
@@ -766,6 +803,10 @@ impl Heap {
     /// A training step (or a request of a server) is over.
     pub fn mark_step(&self) {
         let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
+        nvtx::mark(nvtx::What::Step, u64::from(step));
+        if let Some(trace) = &self.trace {
+            trace.step();
+        }
         for device in self.devices() {
             if let Some(_asking) = device.ask() {
                 let driver = &*self.shared.driver;
@@ -779,6 +820,21 @@ impl Heap {
             device.publish_gauges(&self.shared);
             device.event(&self.shared, EventKind::Step, 0, u64::from(step));
             device.watch(&self.shared, Occasion::Step);
+        }
+    }
+
+    /// Brings the record's timeline up to now, as looks and growth do meanwhile.
+    pub fn sample(&self) {
+        for device in self.devices() {
+            let central = &mut *lock(&device.central);
+            central.gauges.sample(central.arenas.busy_peak());
+        }
+    }
+
+    /// Writes what waits to go to the trace's file, where there is one.
+    pub fn flush_trace(&self) {
+        if let Some(trace) = &self.trace {
+            trace.flush();
         }
     }
 
@@ -801,6 +857,7 @@ impl Heap {
             }
         }
         self.shared.record.close();
+        self.flush_trace();
     }
 }
 

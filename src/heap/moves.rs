@@ -13,6 +13,7 @@ use super::size_class::PAGE;
 use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
 use super::streams::Streams;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
+use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -220,6 +221,8 @@ impl Central {
         pieces: &[Piece],
         mut gathered: Gathered,
     ) -> Result<()> {
+        let moved = gathered.pages * PAGE;
+        let _range = if moved > 0 { nvtx::range(nvtx::What::Stitch, moved) } else { None };
         let shadows = gathered.shadows();
         let row = plan.address - shadows.0..plan.address + plan.bytes + shadows.1;
         ctx.table.cover(row.start, row.end - row.start);
@@ -242,10 +245,25 @@ impl Central {
             epoch = epoch.max(loose.used.map_or(0, used));
         }
         self.arenas.commit(plan, shadows, want.stream, epoch);
-        self.gauges.add(DeviceGauge::Grows, 1);
-        let (kind, device, lifetime) = (EventKind::Grow, self.device as u8, ctx.lifetime as u8);
-        ctx.record.event(kind, device, lifetime, EVERYBODY, plan.address, plan.bytes, clock::now());
+        self.note_row(ctx, plan.address, moved, plan.bytes - moved);
         Ok(())
+    }
+
+    /// Tells the record of a row at `address`, of so many bytes that lay idle elsewhere and so many that were nobody's.
+    fn note_row(&mut self, ctx: &Growth<'_>, address: u64, moved: u64, fresh: u64) {
+        let event = |kind, bytes| {
+            let (device, lifetime) = (self.device as u8, ctx.lifetime as u8);
+            ctx.record.event(kind, device, lifetime, EVERYBODY, address, bytes, clock::now());
+        };
+        if moved > 0 {
+            event(EventKind::Move, moved);
+            self.gauges.add(DeviceGauge::Moves, 1);
+            self.gauges.add(DeviceGauge::MovedBytes, moved);
+        }
+        if fresh > 0 {
+            event(EventKind::Grow, fresh);
+            self.gauges.add(DeviceGauge::Grows, 1);
+        }
     }
 
     /// Unmaps the retired views whose work is done.

@@ -4,8 +4,9 @@
 use super::backing::Kind;
 use super::device::Device;
 use super::ladder::Ladder;
-use super::lifetime::{LIFETIMES, Lifetime};
-use super::{Shared, lock};
+use super::lifetime::{self, LIFETIMES, Lifetime};
+use super::stats::{free_rows, torn};
+use super::{Shared, history, lock};
 use std::fmt;
 
 /// What is known of an out-of-memory. All numbers but `device` and `count` are bytes.
@@ -17,6 +18,14 @@ pub struct Report {
     pub count: u64,
     /// What was asked for.
     pub asked: u64,
+    /// The stream that it was for: its number, and its handle.
+    pub stream: (u32, u64),
+    /// The tag of the asking thread's requests.
+    pub lifetime: Lifetime,
+    /// What the asking thread was doing ([`super::history::set_context`]).
+    pub context: u64,
+    /// The training step.
+    pub step: u32,
     /// Physical memory of the device.
     pub total: u64,
     /// Of it free, as the driver says; `None`: it could not say.
@@ -45,6 +54,10 @@ pub struct Report {
     pub capturing: bool,
     /// What the reclaim ladder has done on this device so far.
     pub ladder: Ladder,
+    /// What it did for this request alone; `None`: it was not climbed (during captures, or for a request beyond all bounds).
+    pub climb: Option<Ladder>,
+    /// Held, on pages that blocks lie on too: free, or more than a block needs.
+    pub partly: u64,
     /// Held by named pools.
     pub pooled: u64,
     /// The named pool that the request was for.
@@ -86,13 +99,17 @@ impl fmt::Display for PoolNote {
 
 impl Report {
     /// Looks at everything; takes one lock after the other.
-    pub(super) fn gather(device: &Device, shared: &Shared, asked: u64, _stream: u32, count: u64) -> Self {
+    pub(super) fn gather(device: &Device, shared: &Shared, asked: u64, stream: u32, count: u64) -> Self {
         let (live, live_peak) = shared.record.live(device.id);
         let info = shared.driver.memory_info(device.id).ok();
         let mut report = Self {
             device: device.id,
             count,
             asked,
+            stream: (stream, device.streams.handle(stream).map_or(0, |handle| handle.0 as u64)),
+            lifetime: lifetime::current(),
+            context: history::context(),
+            step: shared.step(),
             total: device.capabilities.total_memory,
             free: info.map(|info| info.free),
             live,
@@ -105,6 +122,8 @@ impl Report {
             let cell = lock(lane);
             report.pending += cell.lane.pending_bytes();
             report.slab_free += cell.lane.slabs().map(|(_, slab)| slab.free_bytes()).sum::<u64>();
+            let used = cell.lane.slabs().filter(|(_, slab)| slab.used() > 0);
+            report.partly += used.map(|(_, slab)| slab.unused_bytes()).sum::<u64>();
         }
         let central = lock(&device.central);
         report.limit = central.limit;
@@ -114,6 +133,10 @@ impl Report {
         report.largest = central.largest_request(shared.shares());
         report.ladder = central.ladder.clone();
         report.immovable = device.capabilities.vmm && central.backing.kind != Kind::Stitch;
+        for (id, _) in central.arenas.regions() {
+            let rows = free_rows(central.arenas.runs_of(id).map(|(_, run)| run));
+            report.partly += rows.into_iter().map(|(address, bytes)| torn(address, bytes)).sum::<u64>();
+        }
         for lifetime in Lifetime::ALL {
             let space = central.space(lifetime);
             report.arena_free[lifetime as usize] = central.arenas.free_bytes(space).0;
@@ -148,7 +171,7 @@ impl Report {
     }
 
     /// What to do about it, in sentences; only what applies.
-    fn advice(&self) -> Vec<String> {
+    pub fn advice(&self) -> Vec<String> {
         let asked = self.asked;
         if let Some(PoolNote { name, live, limit: Some(limit), .. }) = &self.pool
             && live.saturating_add(asked) > *limit
@@ -233,6 +256,9 @@ impl fmt::Display for Report {
             }
         }
         write!(f, ".")?;
+        if self.partly > 0 {
+            write!(f, " {} of what is held lies unused beside blocks, on their pages.", Bytes(self.partly))?;
+        }
         if self.largest > 0 {
             write!(f, " The largest free piece has {}.", Bytes(self.largest))?;
         }

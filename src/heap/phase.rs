@@ -26,6 +26,7 @@ use super::size_class::PAGE;
 use super::streams::Streams;
 use super::{Shared, lock};
 use crate::driver::Driver;
+use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, Record};
 use std::time::{Duration, Instant};
 
@@ -329,6 +330,7 @@ impl Device {
         let mut central = lock(&self.central);
         self.take_in(shared, &mut central);
         let Some(_giving) = self.giving(shared) else { return };
+        let _range = nvtx::range(nvtx::What::LowMemoryTrim, central.backing.reserved);
         let completed = |stream| self.streams.completed(stream);
         let bytes = central.give_idle(driver, shared.record, &self.streams, &completed, drain);
         if bytes > 0 {

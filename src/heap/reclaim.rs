@@ -21,6 +21,7 @@ use super::ladder::Stopwatch;
 use super::{Error, MutexGuard, Shared, lock, oom};
 use crate::config::Waits;
 use crate::driver::{DriverError, ErrorKind};
+use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -68,6 +69,7 @@ impl Device {
             return Ok((central, run));
         }
         central.failure = None;
+        let before = central.ladder.clone();
         let looking = Instant::now();
         let run = self.look_again(shared, &mut central, want);
         central.count_rung(0, if run.is_some() { bytes } else { 0 }, looking.elapsed());
@@ -99,7 +101,13 @@ impl Device {
         self.alert(shared, AlertKind::Reclaim, request.size, reserved, retries);
         match self.climb(shared, &request, want) {
             Some(found) => Ok(found),
-            None => Err(self.refusal(shared, &request)),
+            None => Err(match self.refusal(shared, &request) {
+                Error::OutOfMemory(mut report) => {
+                    report.climb = Some(report.ladder.since(&before));
+                    Error::OutOfMemory(report)
+                }
+                other => other,
+            }),
         }
     }
 
@@ -233,6 +241,7 @@ impl Device {
         request: &Request,
         want: Want,
     ) -> Option<(MutexGuard<'a, Central>, RunId)> {
+        let _range = nvtx::range(nvtx::What::Reclaim, want.bytes);
         let driver = &*shared.driver;
         let mut stopwatch = Stopwatch::start();
         let mut retry = |room: Room, rung: usize, bytes: u64| {
@@ -333,7 +342,9 @@ impl Device {
 
     fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {
         let start = Instant::now();
+        let range = nvtx::range(nvtx::What::HostWait, 0);
         let done = wait();
+        drop(range);
         if done {
             let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
             let mut central = lock(&self.central);
@@ -348,6 +359,7 @@ impl Device {
     /// `empty_cache`: gives everything back that nobody uses. The bytes that the driver got.
     pub(super) fn trim(&self, shared: &Shared) -> u64 {
         let before = lock(&self.central).backing.reserved;
+        let _range = nvtx::range(nvtx::What::Trim, before);
         if !self.synchronize(shared) {
             self.return_empty_slabs(shared);
         }
@@ -385,6 +397,7 @@ impl Device {
             central.gauges.set(&[(DeviceGauge::OutOfMemories, count)]);
             (count, central.backing.reserved)
         };
+        nvtx::mark(nvtx::What::OutOfMemory, asked);
         self.alert(shared, AlertKind::OutOfMemory, asked, reserved, count);
         shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
         Error::OutOfMemory(Box::new(oom::Report::gather(self, shared, asked, stream, count)))

@@ -1,6 +1,7 @@
 //! A slab: a few pages cut into equal slots of one size class.
 #![deny(unsafe_code)]
 
+use super::lane::round;
 use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, SizeClass};
 use crate::record::{BlockSlot, BlockTag, SegmentSlot};
 
@@ -138,6 +139,12 @@ impl Slab {
     /// Bytes of the free slots.
     pub fn free_bytes(&self) -> u64 {
         u64::from(self.size_class().slots - self.used) * u64::from(self.size_class().slot)
+    }
+
+    /// Bytes that are no block's, each block rounded up to 512. Looks at every slot.
+    pub fn unused_bytes(&self) -> u64 {
+        let used = (0..self.shape.slots).filter(|&slot| self.state(slot) != SlotState::Free);
+        self.shape.slab_bytes() - used.map(|slot| round(self.facts(slot).requested)).sum::<u64>()
     }
 
     /// Whether no slot is free.

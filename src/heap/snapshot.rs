@@ -5,15 +5,18 @@
 //! microseconds before the rest.
 #![deny(unsafe_code)]
 
-use super::arena::{Run, RunState};
+use super::arena::{Run, RunState, SpaceId};
 use super::capture::PoolId;
+use super::census::{Census, Place};
 use super::central::Central;
 use super::device::Device;
 use super::lane::round;
 use super::slab::{Slab, SlotState};
-use super::stats::CapturePoolHeld;
+use super::stats::{CapturePoolHeld, free_rows, torn};
 use super::streams::Streams;
 use super::{Error, Heap, lock};
+use crate::driver::DeviceId;
+use crate::record::LaneWriter;
 use std::collections::HashMap;
 
 /// What a block is.
@@ -41,6 +44,26 @@ pub struct Block {
     pub stream: u64,
     /// What it is.
     pub state: BlockState,
+    /// Its lifetime's number; 0 where it is nobody's.
+    pub lifetime: u8,
+    /// The step of its allocation, where the record knows it.
+    pub step: Option<u32>,
+}
+
+/// Whose memory a segment is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Holder {
+    /// Anybody's with blocks of this lifetime (its number).
+    Ordinary(u8),
+    /// A CUDA graph's.
+    Capture,
+    /// The named pool's.
+    Pool(String),
+    /// The driver's, which would not take it back.
+    Orphan,
+    /// One block's: `backing:passthrough`.
+    #[default]
+    Direct,
 }
 
 /// A contiguous range of memory held.
@@ -56,13 +79,15 @@ pub struct Segment {
     pub small: bool,
     /// It may grow and shrink page by page.
     pub stitched: bool,
+    /// Whose it is.
+    pub holder: Holder,
     /// They tile it, by address.
     pub blocks: Vec<Block>,
 }
 
 impl Segment {
-    fn new(address: u64, pool: PoolId, stitched: bool) -> Self {
-        Self { address, bytes: 0, pool, small: true, stitched, blocks: Vec::new() }
+    fn new(address: u64, pool: PoolId, stitched: bool, holder: Holder) -> Self {
+        Self { address, bytes: 0, pool, small: true, stitched, holder, blocks: Vec::new() }
     }
 
     /// Adds a piece at its end. Free pieces of one stream are one.
@@ -89,6 +114,8 @@ pub struct Snapshot {
     pub unmapped: u64,
     /// What each capture pool of torch's holds.
     pub pools: Vec<CapturePoolHeld>,
+    /// Small blocks that are told as one with others of their slab, because there were too many.
+    pub merged: u64,
 }
 
 fn handle(streams: &Streams, stream: u32) -> u64 {
@@ -96,68 +123,138 @@ fn handle(streams: &Streams, stream: u32) -> u64 {
 }
 
 fn free(address: u64, bytes: u64, stream: u64) -> Block {
-    Block { address, bytes, requested: 0, stream, state: BlockState::Inactive }
-}
-
-/// The slots of a slab that are used, by address.
-fn used_slots(slab: &Slab, streams: &Streams) -> Vec<Block> {
-    let stream = handle(streams, slab.stream);
-    let block = |slot| {
-        let state = match slab.state(slot) {
-            SlotState::Free => return None,
-            SlotState::Live { .. } => BlockState::Allocated,
-            SlotState::Pending => BlockState::PendingFree,
-        };
-        let requested = slab.facts(slot).requested;
-        Some(Block { address: slab.address(slot), bytes: round(requested), requested, stream, state })
-    };
-    (0..slab.size_class().slots).filter_map(block).collect()
+    Block { address, bytes, requested: 0, stream, state: BlockState::Inactive, lifetime: 0, step: None }
 }
 
 type Slabs = HashMap<u64, Vec<Block>>;
 
+/// What is gathered on the way.
+struct Walk {
+    slabs: Slabs,
+    census: Census,
+    /// Small blocks that may still be told one by one.
+    room: usize,
+    merged: u64,
+}
+
+impl Walk {
+    /// Notes the slots of a slab that are used, by address.
+    fn add(&mut self, slab: &Slab, streams: &Streams, writer: &LaneWriter) {
+        let stream = handle(streams, slab.stream);
+        let block = |slot| {
+            let state = match slab.state(slot) {
+                SlotState::Free => return None,
+                SlotState::Live { .. } => BlockState::Allocated,
+                SlotState::Pending => BlockState::PendingFree,
+            };
+            let facts = slab.facts(slot);
+            Some(Block {
+                address: slab.address(slot),
+                bytes: round(facts.requested),
+                requested: facts.requested,
+                stream,
+                state,
+                lifetime: slab.lifetime,
+                step: writer.step_of(facts.block),
+            })
+        };
+        let used = (0..slab.size_class().slots).filter_map(block);
+        let blocks: Vec<Block> = used.inspect(|block| self.census.block(block, slab.stream)).collect();
+        let blocks = match self.room.checked_sub(blocks.len()) {
+            Some(room) => {
+                self.room = room;
+                blocks
+            }
+            None => {
+                self.merged += blocks.len() as u64;
+                merge(slab.base, &blocks)
+            }
+        };
+        self.slabs.insert(slab.base, blocks);
+    }
+}
+
+/// The blocks of a slab as two at its beginning: what is live, and what waits for streams.
+fn merge(base: u64, blocks: &[Block]) -> Vec<Block> {
+    let mut merged: Vec<Block> = Vec::new();
+    let mut at = base;
+    for state in [BlockState::Allocated, BlockState::PendingFree] {
+        let mut alike = blocks.iter().filter(|block| block.state == state);
+        let Some(&first) = alike.next() else { continue };
+        let sum = alike.fold(Block { address: at, step: None, ..first }, |sum, block| Block {
+            bytes: sum.bytes + block.bytes,
+            requested: sum.requested + block.requested,
+            ..sum
+        });
+        at += sum.bytes;
+        merged.push(sum);
+    }
+    merged
+}
+
 impl Device {
-    /// Looks at everything; takes one lock after the other.
-    pub fn snapshot(&self) -> Snapshot {
-        let mut slabs = Slabs::new();
+    /// Looks at everything; takes one lock after the other. At most `most` small blocks are told one by one.
+    pub fn snapshot(&self, most: usize) -> (Snapshot, Census) {
+        let mut walk = Walk { slabs: Slabs::new(), census: Census::default(), room: most, merged: 0 };
         for lane in self.lanes.iter() {
             let cell = lock(lane);
-            slabs.extend(cell.lane.slabs().map(|(_, slab)| (slab.base, used_slots(slab, &self.streams))));
+            for (_, slab) in cell.lane.slabs() {
+                walk.add(slab, &self.streams, &cell.writer);
+            }
         }
         let central = lock(&self.central);
-        for pool in central.captures.pools.iter().flatten() {
-            slabs.extend(pool.lane.slabs().map(|(_, slab)| (slab.base, used_slots(slab, &self.streams))));
+        let captured = central.captures.pools.iter().flatten().map(|pool| &pool.lane);
+        for lane in captured.chain(central.named.iter().map(|(_, pool)| &pool.lane)) {
+            for (_, slab) in lane.slabs() {
+                walk.add(slab, &self.streams, &central.writer);
+            }
         }
-        for (_, pool) in central.named.iter() {
-            slabs.extend(pool.lane.slabs().map(|(_, slab)| (slab.base, used_slots(slab, &self.streams))));
-        }
-        let mut segments = self.segments_of_regions(&central, &slabs);
-        let whole = |address, bytes, block| Segment {
+        let mut segments = self.segments_of_regions(&central, &mut walk);
+        let Walk { mut census, merged, .. } = walk;
+        let whole = |address, bytes, holder, block| Segment {
             bytes,
             small: false,
             blocks: vec![block],
-            ..Segment::new(address, (0, 0), false)
+            ..Segment::new(address, (0, 0), false, holder)
         };
-        segments.extend(
-            central.backing.orphans().map(|(address, bytes)| whole(address, bytes, free(address, bytes, 0))),
-        );
-        segments.extend(central.direct_facts().map(|(address, bytes, requested)| {
-            let state = BlockState::Allocated;
-            whole(address, bytes, Block { address, bytes, requested, stream: 0, state })
+        segments.extend(central.backing.orphans().map(|(address, bytes)| {
+            census.free(Place::Orphan, bytes);
+            whole(address, bytes, Holder::Orphan, free(address, bytes, 0))
+        }));
+        segments.extend(central.direct_facts().map(|(entry, slot)| {
+            let block = Block {
+                address: entry.address,
+                bytes: entry.size,
+                requested: entry.requested,
+                stream: 0,
+                state: BlockState::Allocated,
+                lifetime: entry.lifetime,
+                step: central.writer.step_of(slot),
+            };
+            census.block(&block, entry.stream);
+            whole(entry.address, entry.size, Holder::Direct, block)
         }));
         segments.sort_by_key(|segment| segment.address);
         let unmapped = central.backing.pages.spare();
+        census.free(Place::Unmapped, unmapped);
+        census.close(central.backing.reserved);
         drop(central);
-        Snapshot { segments, unmapped, pools: self.capture_pools() }
+        (Snapshot { segments, unmapped, pools: self.capture_pools(), merged }, census)
     }
 
-    fn segments_of_regions(&self, central: &Central, slabs: &Slabs) -> Vec<Segment> {
+    fn segments_of_regions(&self, central: &Central, walk: &mut Walk) -> Vec<Segment> {
         let mut segments = Vec::new();
         for (id, region) in central.arenas.regions() {
             let mut pools = central.captures.pools.iter().flatten();
             let pool = pools.find(|pool| pool.space == region.space).and_then(|pool| pool.id);
             let stitched = central.arenas.is_stitched(id);
-            let fresh = |address| Segment::new(address, pool.unwrap_or_default(), stitched);
+            let holder = holder(central, region.space);
+            let fresh = |address| Segment::new(address, pool.unwrap_or_default(), stitched, holder.clone());
+            for (address, bytes) in free_rows(central.arenas.runs_of(id).map(|(_, run)| run)) {
+                let torn = torn(address, bytes);
+                walk.census.free(Place::of(&holder, Place::Idle), bytes - torn);
+                walk.census.free(Place::of(&holder, Place::Between), torn);
+            }
             let mut segment = fresh(region.address);
             for (_, run) in central.arenas.runs_of(id) {
                 // In a shadow nothing of this region's is mapped: its pages belong elsewhere.
@@ -166,7 +263,7 @@ impl Device {
                     segments.push(std::mem::replace(&mut segment, next));
                     continue;
                 }
-                self.add_run(&mut segment, run, slabs);
+                self.add_run(&mut segment, run, walk, &central.writer);
             }
             segments.push(segment);
         }
@@ -174,31 +271,55 @@ impl Device {
         segments
     }
 
-    fn add_run(&self, segment: &mut Segment, run: &Run, slabs: &Slabs) {
+    fn add_run(&self, segment: &mut Segment, run: &Run, walk: &mut Walk, writer: &LaneWriter) {
         let stream = handle(&self.streams, run.stream);
         if !run.is_slab || run.state == RunState::Free {
-            let (state, requested) = match run.state {
-                RunState::Live => (BlockState::Allocated, run.requested()),
-                RunState::Pending => (BlockState::PendingFree, run.requested()),
-                _ => (BlockState::Inactive, 0),
-            };
             segment.small = false;
-            segment.push(Block { address: run.address, bytes: run.bytes, requested, stream, state });
+            let state = match run.state {
+                RunState::Live => BlockState::Allocated,
+                RunState::Pending => BlockState::PendingFree,
+                _ => return segment.push(free(run.address, run.bytes, stream)),
+            };
+            let block = Block {
+                address: run.address,
+                bytes: run.bytes,
+                requested: run.requested(),
+                stream,
+                state,
+                lifetime: run.lifetime,
+                step: writer.step_of(run.slot),
+            };
+            walk.census.block(&block, run.stream);
+            segment.push(block);
             return;
         }
         // A slab that came after its lane was looked at is told as empty.
         let mut at = run.address;
-        for block in slabs.get(&run.address).map_or(&[][..], Vec::as_slice) {
+        let mut used = 0;
+        for block in walk.slabs.get(&run.address).map_or(&[][..], Vec::as_slice) {
             if block.address > at {
                 segment.push(free(at, block.address - at, stream));
             }
             segment.push(*block);
+            used += block.bytes;
             at = block.address + block.bytes;
         }
         let end = run.address + run.bytes;
         if end > at {
             segment.push(free(at, end - at, stream));
         }
+        let place = if used == 0 { Place::Idle } else { Place::Slab };
+        walk.census.free(Place::of(&segment.holder, place), run.bytes.saturating_sub(used));
+    }
+}
+
+fn holder(central: &Central, space: SpaceId) -> Holder {
+    if let Some(lifetime) = central.ordinary_spaces().position(|ordinary| ordinary == space) {
+        return Holder::Ordinary(lifetime as u8);
+    }
+    match central.named.iter().find(|(_, pool)| pool.space == space) {
+        Some((_, pool)) => Holder::Pool(pool.name.clone()),
+        None => Holder::Capture,
     }
 }
 
@@ -208,6 +329,19 @@ impl Heap {
     /// # Errors
     /// A device that there is not.
     pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
-        Ok(self.device_in_use(device)?.map_or_else(Snapshot::default, Device::snapshot))
+        Ok(self.device_in_use(device)?.map_or_else(Snapshot::default, |device| device.snapshot(usize::MAX).0))
+    }
+
+    /// As [`Heap::snapshot`], with sums; of the small blocks at most `most` are told one by one. `None` where the device has not been used.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn census(&self, device: i64, most: usize) -> Result<Option<(Snapshot, Census)>, Error> {
+        Ok(self.device_in_use(device)?.map(|device| device.snapshot(most)))
+    }
+
+    /// The devices in use.
+    pub fn devices_in_use(&self) -> Vec<DeviceId> {
+        self.devices().map(|device| device.id).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, Movable, RegionId, Run};
+use super::arena::{Arenas, Movable, RegionId, Run, RunState};
 use super::backing::Kind;
 use super::capture::{CapturePool, PoolId};
 use super::central::Central;
@@ -12,6 +12,7 @@ use super::page_table::Owner;
 use super::size_class::{PAGE, SMALL_MAX};
 use super::tally::HeldStats;
 use super::{Error, Heap, Shared, lane, lock};
+use crate::nvtx;
 use crate::record::peaks::{BlockStats, SMALL};
 use crate::record::{DeviceGauge, Reader, missing_share};
 use std::collections::BTreeMap;
@@ -109,19 +110,34 @@ pub struct CapturePoolHeld {
     pub small: u64,
 }
 
+/// Bytes of a free row that share their pages with others.
+pub(super) fn torn(address: u64, bytes: u64) -> u64 {
+    let end = (address + bytes) / PAGE * PAGE;
+    bytes - end.saturating_sub(address.next_multiple_of(PAGE))
+}
+
+/// The free rows among the runs of a region: address and bytes. Neighbours of different streams' are one.
+pub(super) fn free_rows<'a>(runs: impl Iterator<Item = &'a Run>) -> Vec<(u64, u64)> {
+    let mut rows: Vec<(u64, u64)> = Vec::new();
+    for run in runs.filter(|run| run.state == RunState::Free) {
+        match rows.last_mut() {
+            Some((address, bytes)) if *address + *bytes == run.address => *bytes += run.bytes,
+            _ => rows.push((run.address, run.bytes)),
+        }
+    }
+    rows
+}
+
 /// Free runs that cannot be given back, and their bytes: all of a span that has a block, what is not whole pages where pages come and go
 /// by themselves.
 fn bound(arenas: &Arenas) -> (u64, u64) {
-    let torn = |run: &Run| {
-        let end = (run.address + run.bytes) / PAGE * PAGE;
-        run.bytes - end.saturating_sub(run.address.next_multiple_of(PAGE))
-    };
     let (mut count, mut bytes) = (0, 0);
     let mut spans: BTreeMap<RegionId, (u64, u64)> = BTreeMap::new();
     for run in arenas.free_runs() {
         if arenas.is_stitched(run.region) {
-            count += u64::from(torn(run) > 0);
-            bytes += torn(run);
+            let torn = torn(run.address, run.bytes);
+            count += u64::from(torn > 0);
+            bytes += torn;
         } else {
             let span = spans.entry(run.region).or_default();
             *span = (span.0 + 1, span.1 + run.bytes);
@@ -189,6 +205,7 @@ impl Device {
     /// Writes the gauges that the straight path leaves alone.
     pub fn publish_gauges(&self, shared: &Shared) {
         let stats = self.stats(shared);
+        nvtx::gauges(self.id, stats.live, stats.pending, stats.largest_request);
         let mut central = lock(&self.central);
         let (calls, errors) = (central.backing.calls, central.backing.errors);
         central.gauges.set(&[

@@ -16,6 +16,7 @@ use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
 use super::{MutexGuard, Shared, lock};
 use crate::config::Waits;
+use crate::nvtx;
 use crate::record::{EventKind, clock};
 use std::collections::HashMap;
 
@@ -81,6 +82,7 @@ impl Device {
                 continue;
             }
             central.order.add(want.stream, stream, epoch);
+            nvtx::mark(nvtx::What::StreamWait, want.bytes);
             shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
             central.settle_ordered(&self.streams, want);
             if let Some(run) = central.fit_ordered(&self.streams, want) {

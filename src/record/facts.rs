@@ -44,7 +44,9 @@ pub struct ProcessFacts {
     command: [AtomicU64; 255],
     configuration_bytes: AtomicU64,
     configuration: [AtomicU64; 127],
-    _room: [AtomicU64; 72],
+    job_bytes: AtomicU64,
+    job: [AtomicU64; 15],
+    _room: [AtomicU64; 56],
 }
 
 #[cfg(not(loom))]
@@ -82,6 +84,8 @@ pub struct Process {
     pub command: String,
     /// GRUYERE_CONF, cut to 1 KiB.
     pub configuration: String,
+    /// The Slurm job or the torchrun run it is part of, cut to 120 bytes; empty: of none.
+    pub job: String,
 }
 
 impl Process {
@@ -105,8 +109,15 @@ impl Process {
             boot: line("/proc/sys/kernel/random/boot_id"),
             command,
             configuration: std::env::var("GRUYERE_CONF").unwrap_or_default(),
+            job: job(|name| std::env::var(name).ok()),
         }
     }
+}
+
+/// The job that an environment tells of: Slurm's, else torchrun's run, whose default id `none` names none.
+fn job(variable: impl Fn(&str) -> Option<String>) -> String {
+    let named = |name| variable(name).filter(|id| !id.is_empty() && id != "none");
+    named("SLURM_JOB_ID").or_else(|| named("TORCHELASTIC_RUN_ID")).unwrap_or_default()
 }
 
 /// The kernel's id of this boot: ticks of two boots can't be compared.
@@ -159,6 +170,7 @@ impl ProcessFacts {
         store_text(&self.boot_bytes, &self.boot, &process.boot);
         store_text(&self.command_bytes, &self.command, &process.command);
         store_text(&self.configuration_bytes, &self.configuration, &process.configuration);
+        store_text(&self.job_bytes, &self.job, &process.job);
     }
 
     /// Reads them back.
@@ -180,6 +192,23 @@ impl ProcessFacts {
             boot: load_text(&self.boot_bytes, &self.boot),
             command: load_text(&self.command_bytes, &self.command),
             configuration: load_text(&self.configuration_bytes, &self.configuration),
+            job: load_text(&self.job_bytes, &self.job),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::job;
+
+    #[test]
+    fn a_job_is_slurms_or_torchruns_and_the_default_run_is_none() {
+        let of = |set: &[(&str, &str)]| {
+            job(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+        };
+        assert_eq!(of(&[("SLURM_JOB_ID", "4711"), ("TORCHELASTIC_RUN_ID", "llama")]), "4711");
+        assert_eq!(of(&[("SLURM_JOB_ID", ""), ("TORCHELASTIC_RUN_ID", "llama")]), "llama");
+        assert_eq!(of(&[("TORCHELASTIC_RUN_ID", "none")]), "");
+        assert_eq!(of(&[]), "");
     }
 }

@@ -62,6 +62,12 @@ pub struct LaneWriter {
 // this writer's own.
 unsafe impl Send for LaneWriter {}
 
+/// Lane `number`'s trails for small and for large blocks, in `cells`.
+fn trails_of(number: u8, cells: *const TrailCell) -> [*const TrailCell; 2] {
+    let small = if usize::from(number) == LANES - 1 { std::ptr::null() } else { cells };
+    [small, cells]
+}
+
 impl LaneWriter {
     /// A writer over its parts of the mapping.
     ///
@@ -79,6 +85,9 @@ impl LaneWriter {
         let stack: &'static mut [u32] = if detail { vec![0; LANE_SLOTS].leak() } else { &mut [] };
         let stack = stack.as_mut_ptr_range();
         let (bottom, limit) = (stack.start, stack.end);
+        // With the record off, events go to a cell that nobody reads: the straight path is the same one, and off is never slower than on.
+        let unread: *const TrailCell =
+            if detail { std::ptr::null() } else { Box::leak(Box::<TrailCell>::default()) };
         LaneWriter {
             detail,
             device,
@@ -88,7 +97,7 @@ impl LaneWriter {
             bottom,
             top: bottom,
             limit,
-            trails: [std::ptr::null(); 2],
+            trails: trails_of(number, unread),
             trail_mask: 0,
             patience: 0,
             trailless: false,
@@ -199,7 +208,8 @@ impl LaneWriter {
         if let Some(cell) = self.cell(slot) {
             cell.fill(tag, address, size, requested, step());
         }
-        // SAFETY: not null, so `open_trail` put `trail_mask + 1` cells there, for ever; this is the lane's only writer.
+        // SAFETY: not null, so `open_trail` (or, with the record off, `new`) put `trail_mask + 1` cells there, for ever; this is the lane's only
+        // writer.
         unsafe { lane.trail.push(trail, self.trail_mask, EventKind::Malloc, tag, address, requested, time) };
     }
 
@@ -336,7 +346,7 @@ impl LaneWriter {
         if self.trails[1].is_null() && !self.open_trail() {
             return self.trailless_event(kind, lifetime, stream, address, size, time);
         }
-        // SAFETY: `open_trail` put `trail_mask + 1` cells there, allocated, for ever; this is the lane's only writer.
+        // SAFETY: as in `malloc`.
         unsafe {
             let tag = BlockTag::new(self.device, lifetime, 0, stream);
             self.lane().trail.push(self.trails[1], self.trail_mask, kind, tag, address, size, time);
@@ -366,8 +376,7 @@ impl LaneWriter {
         }
         match self.record.trail_cells(self.device, self.number) {
             Some((cells, mask)) => {
-                let small = if usize::from(self.number) == LANES - 1 { std::ptr::null() } else { cells };
-                (self.trails, self.trail_mask) = ([small, cells], mask);
+                (self.trails, self.trail_mask) = (trails_of(self.number, cells), mask);
                 self.lane().trail.open();
                 true
             }

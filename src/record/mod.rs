@@ -13,8 +13,10 @@ mod lane;
 pub mod layout;
 pub mod mapping;
 pub mod peaks;
+pub mod picture;
 pub mod reader;
 pub mod ring;
+pub mod run;
 pub mod segments;
 pub mod seqlock;
 mod slots;
@@ -23,6 +25,7 @@ pub mod sweep;
 pub mod sync;
 pub mod timeline;
 pub mod totals;
+pub mod trace;
 pub mod trail;
 mod writer;
 
@@ -241,6 +244,8 @@ numbered! {
         BadFree = 13 "bad_free",
         /// A driver call failed.
         DriverError = 14 "driver_error",
+        /// Pages that lay idle elsewhere were mapped where a row of them was needed; its size is theirs.
+        Move = 15 "move",
     }
 }
 
@@ -355,6 +360,10 @@ gauges! {
     LargestRequest "largest_request_bytes",
     /// The largest request that could be satisfied if the ceiling is reached for it.
     LargestGrowing "largest_request_growing_bytes",
+    /// Times that idle pages were mapped where a row of them was needed.
+    Moves "moves",
+    /// The bytes of those pages.
+    MovedBytes "moved_bytes",
 }
 
 /// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one of these.

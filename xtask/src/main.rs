@@ -15,7 +15,7 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's commands")]
 enum Arguments {
-    /// Run every test: Rust, loom, the header, the exports, the bar on instructions, real PyTorch. Runs all parts, then fails if one failed.
+    /// Run every test: Rust, loom, the header, the exports, the bar on instructions, a real Prometheus, real PyTorch. Runs all parts, then fails if one failed.
     Test {
         /// Leave real PyTorch out (it installs a wheel of half a gigabyte the first time).
         #[arg(long)]

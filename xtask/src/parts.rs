@@ -34,6 +34,7 @@ pub fn all(root: &Path, fast: bool) -> Vec<Part> {
         Part { name: "exports", run: at(|root| check(exports::check(root))) },
         Part { name: "loom", run: at(loom) },
         Part { name: "instructions", run: at(count_instructions) },
+        Part { name: "prometheus", run: at(prometheus) },
     ];
     if !fast {
         parts.push(Part {
@@ -57,6 +58,20 @@ fn count_instructions(root: &Path) -> Outcome {
         Ok(_) => check(instructions::check(root)),
         Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
     }
+}
+
+/// The exporter under a real Prometheus: installed, or unpacked by .ci/run.
+fn prometheus(root: &Path) -> Outcome {
+    let unpacked = root.join("target/prometheus/usr/bin");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = std::env::split_paths(&path).chain([unpacked]);
+    let Some(folder) =
+        folders.find(|folder| ["prometheus", "promtool"].iter().all(|name| folder.join(name).is_file()))
+    else {
+        return Outcome::Skipped("no prometheus and promtool (Debian: apt install prometheus)".into());
+    };
+    let arguments = ["test", "--package", "gruyere-cli", "--test", "prometheus"];
+    runner::command(cargo(root, &arguments).env("GRUYERE_PROMETHEUS", folder))
 }
 
 /// The model-checked tests: every test target of the root package with "loom" in its name, built with `--cfg loom` in a

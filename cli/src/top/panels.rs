@@ -403,6 +403,7 @@ fn event_line<'a>(app: &App, event: &Event) -> Line<'a> {
         EventKind::DriverError => (theme.bad(), String::new()),
         EventKind::Wait => (theme.warn(), format!("{}", Duration(event.size as f64 / 1e9))),
         EventKind::Grow => (theme.reserved(), format!("{} from the driver", bytes(event.size))),
+        EventKind::Move => (theme.reserved(), format!("{} of idle pages", bytes(event.size))),
         EventKind::Release | EventKind::Trim => {
             (theme.good(), format!("{} to the driver", bytes(event.size)))
         }

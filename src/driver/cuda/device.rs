@@ -7,6 +7,7 @@ use once_cell::sync::OnceCell;
 
 use super::super::Capabilities;
 use super::super::error::Result;
+use super::HandleTypes;
 use super::symbols::{POOLS, Symbols, VMM};
 
 /// A device of the driver.
@@ -80,6 +81,13 @@ impl Device {
             Ok(()) => u32::try_from(value).unwrap_or(0),
             Err(_) => 0,
         }
+    }
+
+    /// How memory of the device can be handed to other processes.
+    pub(super) fn handle_types(&self, symbols: &Symbols) -> HandleTypes {
+        let posix = Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+        let pools = Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES;
+        HandleTypes { pages_as_files: self.flag(symbols, posix), pools: self.number(symbols, pools) }
     }
 
     fn flag(&self, symbols: &Symbols, attribute: Attribute) -> bool {

@@ -27,6 +27,15 @@ const NOT_READY: u32 = 600;
 /// Since this driver, `CUmemPoolProps` has `maxSize`; before, those bytes are reserved and must be 0.
 const POOL_MAX_SIZE_SINCE: i32 = 12020;
 
+/// How memory of a device can be handed to other processes: for reports only, as nothing of ours is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandleTypes {
+    /// Physical handles, as POSIX file descriptors.
+    pub pages_as_files: bool,
+    /// Pools: bits of `CUmemAllocationHandleType` (1: POSIX file descriptors, 8: fabric handles).
+    pub pools: u32,
+}
+
 /// The CUDA driver of this process. May be shared by all threads.
 pub struct CudaDriver {
     library: Library,
@@ -78,6 +87,14 @@ impl CudaDriver {
     /// The CUDA version of the driver: 12020 for 12.2.
     pub fn version(&self) -> i32 {
         self.version
+    }
+
+    /// How memory of `device` can be handed to other processes.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn handle_types(&self, device: DeviceId) -> Result<HandleTypes> {
+        Ok(self.device(device)?.handle_types(self.symbols()))
     }
 
     fn symbols(&self) -> &Symbols {

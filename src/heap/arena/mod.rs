@@ -706,6 +706,11 @@ impl Arenas {
         self.busy
     }
 
+    /// The highest that [`Arenas::busy`] was since [`Arenas::take_busy_peak`] was asked last.
+    pub fn busy_peak(&self) -> u64 {
+        self.busy_peak
+    }
+
     /// The highest that [`Arenas::busy`] was since this was asked last.
     pub fn take_busy_peak(&mut self) -> u64 {
         std::mem::replace(&mut self.busy_peak, self.busy)

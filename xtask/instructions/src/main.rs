@@ -1,4 +1,4 @@
-//! Replays a trace through Gruyère's C ABI on the stand-in GPU and prints how many mallocs and frees that were. `cargo xtask
+//! Replays a trace through Gruyère's C ABI on the stand-in GPU, configured by the second argument, and prints how many mallocs and frees that were. `cargo xtask
 //! instructions` runs this under callgrind, which counts inside `gruyere_malloc` and `gruyere_free` only.
 
 use std::error::Error;
@@ -13,10 +13,13 @@ use gruyere_replay::trace::Trace;
 const MEMORY: u64 = 512 << 30;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let path = PathBuf::from(std::env::args_os().nth(1).ok_or("the trace to replay is missing")?);
+    let mut arguments = std::env::args_os().skip(1);
+    let path = PathBuf::from(arguments.next().ok_or("the trace to replay is missing")?);
+    let configuration =
+        arguments.next().map_or("record:on".to_owned(), |text| text.to_string_lossy().into_owned());
     let trace = Trace::open(&path)?;
     let mut stage = PhantomStage::new(&trace, Setup::instant(MEMORY));
-    let mut gruyere = Gruyere::install(stage.driver(), "record:on")?;
+    let mut gruyere = Gruyere::install(stage.driver(), &configuration)?;
     let end = replay(&trace, &mut stage, &mut gruyere, &mut Blind)?;
     println!("{} operations, {end:?}", trace.operations);
     Ok(())

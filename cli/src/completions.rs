@@ -1,0 +1,30 @@
+//! `gruyere completions`: what a shell needs to complete this command, made by clap's own tool.
+
+use std::io::{self, Write as _};
+
+use clap_complete::Shell;
+
+use crate::failure::{Ended, Exit};
+
+/// Prints the completions of this command for a shell.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere completions bash > ~/.local/share/bash-completion/completions/gruyere
+  gruyere completions zsh > ~/.zfunc/_gruyere         (a folder of $fpath)
+  gruyere completions fish > ~/.config/fish/completions/gruyere.fish
+
+Exit codes: 0 printed; 2 wrong usage, or a shell that is not known.")]
+pub struct Arguments {
+    /// The shell.
+    shell: Shell,
+}
+
+/// Runs it for `command`, the whole of the command line.
+pub fn run(arguments: &Arguments, mut command: clap::Command) -> Ended {
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut command, "gruyere", &mut script);
+    // A closed pipe (`| head`) is no trouble.
+    let _ = io::stdout().write_all(&script);
+    Ok(Exit::Fine)
+}

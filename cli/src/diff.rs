@@ -1,0 +1,192 @@
+//! `gruyere diff`: what is new in a process's memory, and what is gone.
+
+mod bound;
+mod compare;
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::Path;
+
+use gruyere::dump::outside;
+use gruyere::dump::state::{self, State};
+use indicatif::BinaryBytes;
+use serde_json::{Value, json};
+
+use crate::failure::{Ended, Exit, Failure};
+use crate::target::{Folder, Target};
+use bound::Bound;
+use compare::{Change, DeviceChange};
+
+/// Compares two states of a process's memory, or of two processes': what is new, what is gone.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Each of A and B is a process (its pid), the file of a record, or JSON: of `gruyere snapshot --json`, or of an out-of-memory
+dump (dump_dir:).
+
+Examples:
+  gruyere snapshot 4242 --json -o before.json; sleep 60; gruyere diff before.json 4242
+  gruyere diff before.json 4242 --json | jq '.devices[0].lifetimes'
+  gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB' --fail-if 'reserved>+5%'
+
+A block is the same in both where its address, size and step of allocation are.
+
+Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, reserved, pending, blocks, and a size, a count (blocks),
+or a share; with a plus, of the growth from A to B; without, of B. They hold for each device by itself.
+
+Exit codes: 0 all well; 1 A or B is missing or can't be read; 2 wrong usage; 3 some entries of a record could not be read whole;
+4 a bound is passed.")]
+pub struct Arguments {
+    /// The earlier state.
+    #[arg(value_name = "A")]
+    before: String,
+    /// The later state.
+    #[arg(value_name = "B")]
+    after: String,
+    /// Exit with 4 where this is passed, as in 'live>+1GiB'.
+    #[arg(long, value_name = "BOUND")]
+    fail_if: Vec<Bound>,
+    /// Largest new and gone blocks to list.
+    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    largest: usize,
+    /// Print JSON. Bytes are bytes.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let before = load(&arguments.before, &arguments.folder)?;
+    let after = load(&arguments.after, &arguments.folder)?;
+    let changes = compare::devices(&before, &after, arguments.largest);
+    let passed: Vec<String> = changes
+        .iter()
+        .flat_map(|change| arguments.fail_if.iter().filter_map(|bound| bound.passed_by(change)))
+        .collect();
+    let text = match arguments.json {
+        true => format!("{:#}\n", json(&before, &after, &changes, &passed)),
+        false => text(&before, &after, &changes),
+    };
+    // A closed pipe (`| head`) is no trouble.
+    let _ = write!(io::stdout(), "{text}");
+    passed.iter().for_each(|passed| eprintln!("gruyere diff: {passed}"));
+    let torn = [&before, &after].iter().any(|state| state.devices.iter().any(|device| device.torn > 0));
+    Ok(match (passed.is_empty(), torn) {
+        (false, _) => Exit::Past,
+        (true, true) => Exit::Torn,
+        (true, false) => Exit::Fine,
+    })
+}
+
+/// The most that is read of a file of JSON.
+const MOST_BYTES: u64 = 4 << 30;
+
+fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
+    let target = Target { target: name.to_owned(), folder: folder.clone() };
+    if name.parse::<u64>().is_err() && begins_with(Path::new(name), b"{") {
+        return load_json(Path::new(name));
+    }
+    if begins_with(Path::new(name), b"\x80") {
+        return Err(Failure::new(format_args!(
+            "{name}: a pickle; a snapshot to compare is written as JSON, by `gruyere snapshot --json`, and the dump of an \
+             out-of-memory has one beside it"
+        )));
+    }
+    Ok(outside::state(&target.open()?, 0))
+}
+
+fn begins_with(path: &Path, bytes: &[u8]) -> bool {
+    let regular = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+    let mut head = vec![0; bytes.len()];
+    let read = regular
+        .then(|| std::fs::File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut head)));
+    read.is_some_and(|read| read.is_ok()) && head == bytes
+}
+
+fn load_json(path: &Path) -> Result<State, Failure> {
+    let name = path.display();
+    let wrong = |reason: &dyn std::fmt::Display| {
+        Failure::new(format_args!(
+            "{name}: {reason}; name a file of `gruyere snapshot --json`, or the JSON of an out-of-memory dump"
+        ))
+    };
+    let file = std::fs::File::open(path).map_err(|error| wrong(&error))?;
+    let file = io::Read::take(file, MOST_BYTES);
+    let state: State = serde_json::from_reader(io::BufReader::new(file)).map_err(|error| wrong(&error))?;
+    match (state.format.as_str(), state.version) {
+        (state::FORMAT, state::VERSION) => Ok(state),
+        (state::FORMAT, version) => Err(wrong(&format_args!(
+            "version {version} of the format, and this command reads version {}",
+            state::VERSION
+        ))),
+        _ => Err(wrong(&"not the state of a process's memory")),
+    }
+}
+
+fn json(before: &State, after: &State, changes: &[DeviceChange], passed: &[String]) -> Value {
+    let side = |state: &State| {
+        json!({ "pid": state.process.pid, "rank": state.process.rank, "command": state.process.command,
+                "time_nanoseconds": state.time_nanoseconds })
+    };
+    json!({ "before": side(before), "after": side(after), "devices": changes, "passed_bounds": passed })
+}
+
+/// A change of bytes, with its sign.
+fn signed(change: Change) -> String {
+    match change.after.cmp(&change.before) {
+        std::cmp::Ordering::Less => format!("-{}", BinaryBytes(change.before - change.after)),
+        std::cmp::Ordering::Equal => "0 B".to_owned(),
+        std::cmp::Ordering::Greater => format!("+{}", BinaryBytes(change.after - change.before)),
+    }
+}
+
+fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        let _ = writeln!(out, "{text}");
+    };
+    if before.process.pid != after.process.pid {
+        line(format_args!("two processes: {} and {}", before.process.pid, after.process.pid));
+    }
+    let seconds = after.time_nanoseconds as f64 / 1e9 - before.time_nanoseconds as f64 / 1e9;
+    line(format_args!("B is {seconds:.1} s after A"));
+    for change in changes {
+        line(format_args!("\ndevice {:<24} {:>12} {:>12} {:>13}", change.device, "A", "B", "change"));
+        let mut row = |name: &str, change: Change| {
+            let [a, b] = [change.before, change.after].map(|bytes| BinaryBytes(bytes).to_string());
+            line(format_args!("  {name:<29} {a:>12} {b:>12} {:>13}", signed(change)));
+        };
+        row("reserved", change.reserved);
+        row("live", change.live);
+        row("pending", change.pending);
+        row("free, on partly used pages", change.partly_used);
+        for (title, classes) in change.tables() {
+            for (name, change) in classes.iter().filter(|(_, change)| change.before != change.after) {
+                row(&format!("{title} {}", escaped(name)), *change);
+            }
+        }
+        for (title, blocks) in [("new", &change.new), ("gone", &change.gone)] {
+            let bytes = BinaryBytes(blocks.bytes);
+            line(format_args!("  {title}: {} blocks, {bytes}", blocks.blocks));
+            for block in &blocks.largest {
+                let step = block.step.map_or("?".to_owned(), |step| step.to_string());
+                line(format_args!(
+                    "    {:#014x} {:>12}  lifetime {}, step {step}",
+                    block.address,
+                    BinaryBytes(block.requested_bytes).to_string(),
+                    escaped(&block.lifetime)
+                ));
+            }
+        }
+    }
+    out
+}
+
+/// A text of a file: control characters would have a meaning for a terminal.
+fn escaped(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .collect()
+}

@@ -1,0 +1,99 @@
+//! Bounds on what a comparison may show.
+#![deny(unsafe_code)]
+
+use std::str::FromStr;
+
+use gruyere::config::Size;
+
+use super::compare::{Change, DeviceChange};
+
+/// What is bounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Metric {
+    Live,
+    Reserved,
+    Pending,
+    Blocks,
+}
+
+const METRICS: [(&str, Metric); 4] = [
+    ("live", Metric::Live),
+    ("reserved", Metric::Reserved),
+    ("pending", Metric::Pending),
+    ("blocks", Metric::Blocks),
+];
+
+/// A bound, as in `live>+1GiB`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bound {
+    text: String,
+    metric: Metric,
+    /// Of the growth, rather than of what is there in the end.
+    growth: bool,
+    most: Size,
+}
+
+impl FromStr for Bound {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Bound, String> {
+        let expected = "expected METRIC>BOUND, as in live>+1GiB, with live, reserved, pending or blocks";
+        let (name, bound) = text.split_once('>').ok_or(expected)?;
+        let metric = METRICS.iter().find(|(known, _)| *known == name.trim()).ok_or(expected)?.1;
+        let bound = bound.trim();
+        let (growth, bound) = match bound.strip_prefix('+') {
+            Some(rest) => (true, rest),
+            None => (false, bound),
+        };
+        let most: Size = bound.parse().map_err(|reason| format!("{bound:?}: {reason}"))?;
+        if !growth && matches!(most, Size::Percent(_)) {
+            return Err("a share is of what was there: write it with a plus, as in live>+5%".to_owned());
+        }
+        Ok(Bound { text: text.to_owned(), metric, growth, most })
+    }
+}
+
+impl Bound {
+    /// What to say where it is passed.
+    pub fn passed_by(&self, change: &DeviceChange) -> Option<String> {
+        let Change { before, after } = match self.metric {
+            Metric::Live => change.live,
+            Metric::Reserved => change.reserved,
+            Metric::Pending => change.pending,
+            Metric::Blocks => change.blocks,
+        };
+        let value = if self.growth { after.saturating_sub(before) } else { after };
+        (value > self.most.resolve(before)).then(|| {
+            format!("device {}: {} is passed: {before} before, {after} after", change.device, self.text)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_is_of_the_growth_or_of_the_end() {
+        let change =
+            |before, after| DeviceChange { live: Change { before, after }, ..DeviceChange::default() };
+        let passed = |text: &str, before, after| {
+            text.parse::<Bound>().unwrap().passed_by(&change(before, after)).is_some()
+        };
+        assert!(passed("live>+1KiB", 0, 1025) && !passed("live>+1KiB", 0, 1024));
+        assert!(!passed("live>+1KiB", 9999, 0));
+        assert!(passed("live > 1KiB", 2000, 1025) && !passed("live>1KiB", 2000, 10));
+        assert!(passed("live>+5%", 100, 106) && !passed("live>+5%", 100, 105));
+        assert!(!passed("reserved>+0", 0, 9));
+    }
+
+    #[test]
+    fn what_is_no_bound_says_what_would_be() {
+        for (text, named) in
+            [("live", "METRIC>BOUND"), ("heat>1", "reserved"), ("live>lots", "lots"), ("live>5%", "plus")]
+        {
+            let error = text.parse::<Bound>().unwrap_err();
+            assert!(error.contains(named), "{text}: {error}");
+        }
+    }
+}

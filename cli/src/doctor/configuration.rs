@@ -1,0 +1,141 @@
+//! The configuration in force, and where it came from.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use gruyere::config::{Config, Size, VARIABLE, logging};
+use gruyere::nvtx;
+use gruyere::record::sweep::{Found, State};
+
+use super::finding::Findings;
+
+/// An environment.
+pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Examines the configuration of this shell, and that of processes that run.
+pub fn examine(findings: &mut Findings, environment: Environment, records: &[Found]) {
+    let set = environment(VARIABLE);
+    match Config::parse(set.as_deref().unwrap_or("")) {
+        Err(error) => findings.problem(
+            "configuration",
+            error.to_string(),
+            format!("correct {VARIABLE} in this environment: with it as it is, programs do not start"),
+        ),
+        Ok(config) => {
+            match &set {
+                Some(text) if !text.trim().is_empty() => {
+                    findings.ok("configuration", format!("{VARIABLE} of this environment: {text}"));
+                }
+                _ => findings.ok("configuration", format!("{VARIABLE} is not set here: the defaults hold")),
+            }
+            consequences(findings, &config, environment);
+        }
+    }
+    for name in ["GRUYERE_ENABLE", "GRUYERE_LIBRARY", logging::VARIABLE] {
+        let Some(value) = environment(name) else { continue };
+        if name == "GRUYERE_LIBRARY" && !Path::new(&value).is_file() {
+            findings.problem(
+                "configuration",
+                format!("{name}={value}: no such file"),
+                format!("name libgruyere.so, or unset {name}"),
+            );
+        } else {
+            findings.ok("configuration", format!("{name}={value}"));
+        }
+    }
+    for name in ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
+        if let Some(value) = environment(name).filter(|value| !value.trim().is_empty()) {
+            findings.note(
+                "configuration",
+                format!("{name}={value}: torch's own; `python -m gruyere --doctor` says what of it holds"),
+            );
+        }
+    }
+    running(findings, set.as_deref().unwrap_or(""), records);
+}
+
+/// What follows from settings that are fine in themselves.
+fn consequences(findings: &mut Findings, config: &Config, environment: Environment) {
+    if let Some(folder) = &config.dump_dir
+        && !std::fs::metadata(folder)
+            .is_ok_and(|metadata| metadata.is_dir() && !metadata.permissions().readonly())
+    {
+        findings.warning(
+            "configuration",
+            format!("dump_dir:{}: no folder that can be written to", folder.display()),
+            "make it; dumps only go to the log as it is",
+        );
+    }
+    if !config.record {
+        findings
+            .note("configuration", "record:off: `gruyere ps`, `top` and `export` do not see such processes");
+    }
+    if config.debug.poison || config.debug.sync {
+        findings.note("configuration", "debug: is on: programs are slow, as they are meant to be");
+    }
+    if config.nvtx && environment(nvtx::VARIABLE).is_none() {
+        findings.note(
+            "configuration",
+            format!("nvtx:on: and no tool in {}, which `nsys profile` sets", nvtx::VARIABLE),
+        );
+    }
+    if matches!(config.headroom, Size::Percent(share) if share >= 50.0) {
+        findings.warning(
+            "configuration",
+            "headroom: leaves half of the device or more to others",
+            "headroom:512MiB is the default",
+        );
+    }
+}
+
+/// Processes that run with another configuration than this shell's.
+fn running(findings: &mut Findings, here: &str, records: &[Found]) {
+    let mut by_text: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for found in records.iter().filter(|found| found.state != State::Stale) {
+        let Ok(reader) = &found.reader else { continue };
+        let process = reader.process();
+        if process.configuration.trim() != here.trim() {
+            by_text.entry(process.configuration).or_default().push(process.pid);
+        }
+    }
+    for (text, pids) in by_text.into_iter().take(8) {
+        let some: Vec<String> = pids.iter().take(8).map(u64::to_string).collect();
+        let text = if text.trim().is_empty() { "the defaults" } else { text.trim() };
+        findings
+            .note("configuration", format!("{} processes ({}) run with {text}", pids.len(), some.join(", ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    fn found(set: &[(&str, &str)]) -> Findings {
+        let mut findings = Findings::default();
+        let environment =
+            |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        examine(&mut findings, &environment, &[]);
+        findings
+    }
+
+    #[test]
+    fn what_is_set_is_told_and_what_is_wrong_is_a_problem() {
+        let plain = found(&[]);
+        assert_eq!((plain.count(Level::Problem), plain.count(Level::Warning)), (0, 0));
+        assert!(plain.text().contains("the defaults hold"));
+        let wrong = found(&[
+            ("GRUYERE_CONF", "slack:none,limits:1GiB"),
+            ("GRUYERE_LIBRARY", "/nowhere/libgruyere.so"),
+        ]);
+        assert_eq!(wrong.count(Level::Problem), 2, "{}", wrong.text());
+        assert!(wrong.text().contains("limits:1GiB") && wrong.text().contains("/nowhere/libgruyere.so"));
+        let odd = found(&[
+            ("GRUYERE_CONF", "dump_dir:/nowhere,record:off,nvtx:on"),
+            ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
+        ]);
+        assert_eq!((odd.count(Level::Problem), odd.count(Level::Warning)), (0, 1), "{}", odd.text());
+        assert_eq!(odd.count(Level::Note), 3, "{}", odd.text());
+    }
+}

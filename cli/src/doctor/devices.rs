@@ -1,0 +1,419 @@
+//! The driver, NVML, and who holds what on each device.
+//!
+//! The driver is asked through the library's own layer, so that what is said here is what a program will meet. That and NVML run in processes of
+//! their own ([`super::probe`]). Asking the driver for free memory makes a context on each device for a moment; NVML needs none and is
+//! asked first.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::process::Command;
+use std::time::Duration;
+
+use gruyere::driver::Driver as _;
+use gruyere::driver::cuda::CudaDriver;
+use gruyere::record::sweep::{Found, State};
+use gruyere::record::{DeviceGauge, facts};
+use indicatif::BinaryBytes;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use serde::{Deserialize, Serialize};
+
+use super::finding::Findings;
+use super::probe::{Silence, ask};
+use crate::device_uuid::uuid_text;
+
+/// A question that is asked in a process of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Probe {
+    /// The driver, without a context.
+    Driver,
+    /// The driver, with free memory.
+    DriverMemory,
+    /// NVML.
+    Nvml,
+}
+
+/// What the driver says.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DriverFacts {
+    library: String,
+    /// The CUDA version, 12020 for 12.2.
+    pub version: i32,
+    devices: Vec<DeviceSays>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct DeviceSays {
+    name: String,
+    uuid: String,
+    total_bytes: u64,
+    free_bytes: Option<u64>,
+    compute_capability: (u32, u32),
+    vmm: bool,
+    granularity_bytes: u64,
+    pools: bool,
+    stream_ids: bool,
+    gpu_direct_rdma: bool,
+    pages_as_files: bool,
+    pool_handle_types: u32,
+    trouble: Option<String>,
+}
+
+/// What NVML says.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NvmlFacts {
+    driver: String,
+    devices: Vec<NvmlDevice>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct NvmlDevice {
+    name: String,
+    uuid: String,
+    total_bytes: u64,
+    free_bytes: u64,
+    compute_mode: Option<String>,
+    mig: bool,
+    /// Pids (of the host's namespace) and bytes, where those are told.
+    processes: Vec<(u32, Option<u64>)>,
+}
+
+/// Answers a probe, in its process.
+///
+/// # Errors
+/// Why it cannot be answered.
+pub fn answer(probe: Probe) -> Result<String, String> {
+    let value = match probe {
+        Probe::Driver => serde_json::to_string(&driver(false)?),
+        Probe::DriverMemory => serde_json::to_string(&driver(true)?),
+        Probe::Nvml => serde_json::to_string(&nvml()?),
+    };
+    value.map_err(|error| error.to_string())
+}
+
+fn driver(memory: bool) -> Result<DriverFacts, String> {
+    let driver = CudaDriver::load().map_err(|error| error.to_string())?;
+    let count = driver.device_count().map_err(|error| error.to_string())?;
+    let devices = (0..count)
+        .map(|id| {
+            let handles = driver.handle_types(id).ok();
+            let free = memory.then(|| driver.memory_info(id));
+            let mut says = DeviceSays {
+                name: String::new(),
+                uuid: String::new(),
+                total_bytes: 0,
+                free_bytes: None,
+                compute_capability: (0, 0),
+                vmm: false,
+                granularity_bytes: 0,
+                pools: false,
+                stream_ids: false,
+                gpu_direct_rdma: false,
+                pages_as_files: handles.is_some_and(|types| types.pages_as_files),
+                pool_handle_types: handles.map_or(0, |types| types.pools),
+                trouble: None,
+            };
+            match driver.capabilities(id) {
+                Ok(can) => {
+                    says = DeviceSays {
+                        name: can.name,
+                        uuid: uuid_text(&can.uuid),
+                        total_bytes: can.total_memory,
+                        compute_capability: can.compute_capability,
+                        vmm: can.vmm,
+                        granularity_bytes: can.granularity,
+                        pools: can.pools,
+                        stream_ids: can.stream_ids,
+                        gpu_direct_rdma: can.gpu_direct_rdma,
+                        ..says
+                    }
+                }
+                Err(error) => says.trouble = Some(error.to_string()),
+            }
+            match free {
+                Some(Ok(info)) => says.free_bytes = Some(info.free),
+                Some(Err(error)) => says.trouble = Some(error.to_string()),
+                None => {}
+            }
+            says
+        })
+        .collect();
+    Ok(DriverFacts {
+        library: driver.library_path().display().to_string(),
+        version: driver.version(),
+        devices,
+    })
+}
+
+fn nvml() -> Result<NvmlFacts, String> {
+    // Distributions without the -dev package have only the versioned name.
+    let library = std::ffi::OsStr::new("libnvidia-ml.so.1");
+    let nvml = Nvml::builder().lib_path(library).init().map_err(|error| error.to_string())?;
+    let count = nvml.device_count().map_err(|error| error.to_string())?;
+    let mut devices = Vec::new();
+    for index in 0..count {
+        // One that fell off the bus must not hide the others.
+        let Ok(device) = nvml.device_by_index(index) else { continue };
+        let Ok(memory) = device.memory_info() else { continue };
+        let compute = device.running_compute_processes().unwrap_or_default();
+        let graphics = device.running_graphics_processes().unwrap_or_default();
+        let mut processes: Vec<(u32, Option<u64>)> = compute
+            .into_iter()
+            .chain(graphics)
+            .map(|process| match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => (process.pid, Some(bytes)),
+                UsedGpuMemory::Unavailable => (process.pid, None),
+            })
+            .collect();
+        processes.sort_unstable();
+        processes.dedup_by_key(|process| process.0);
+        devices.push(NvmlDevice {
+            name: device.name().unwrap_or_default(),
+            uuid: device.uuid().unwrap_or_default(),
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+            compute_mode: device.compute_mode().ok().map(|mode| format!("{mode:?}")),
+            mig: device.mig_mode().is_ok_and(|mode| mode.current == 1),
+            processes,
+        });
+    }
+    Ok(NvmlFacts { driver: nvml.sys_driver_version().unwrap_or_default(), devices })
+}
+
+/// Asks this program itself.
+fn asked<T: serde::de::DeserializeOwned>(probe: &str, limit: Duration) -> Result<T, Silence> {
+    // The file may have been replaced since we began; this is still the one that runs.
+    let text =
+        ask(Command::new("/proc/self/exe").args(["doctor", "--probe", probe]), limit).map_err(|silence| {
+            match silence {
+                // Its own words, which it says as any command does.
+                Silence::Died(how) => Silence::Died(
+                    how.rsplit_once("gruyere doctor: ").map_or(how.clone(), |(_, words)| words.to_owned()),
+                ),
+                other => other,
+            }
+        })?;
+    serde_json::from_str(&text).map_err(|error| Silence::Died(format!("an answer that is none: {error}")))
+}
+
+/// What was learnt of the devices.
+pub struct Devices {
+    /// The driver's word, where it works.
+    pub driver: Option<DriverFacts>,
+    /// NVML's, where there is one.
+    pub nvml: Option<NvmlFacts>,
+}
+
+/// Examines driver, devices, and who holds what on them.
+pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> Devices {
+    let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+    if let Some(line) = module.as_deref().and_then(|text| text.lines().next()) {
+        findings.ok(
+            "kernel module",
+            line.trim_start_matches("NVRM version: ").split_whitespace().collect::<Vec<_>>().join(" "),
+        );
+    }
+    let nvml: Option<NvmlFacts> = match asked::<NvmlFacts>("nvml", limit) {
+        Ok(facts) => {
+            let (driver, count) = (&facts.driver, facts.devices.len());
+            findings.ok("NVML", format!("driver {driver}, {}", devices(count)));
+            Some(facts)
+        }
+        Err(Silence::TooLate(limit)) => {
+            findings.problem(
+                "NVML",
+                format!("no answer within {} s: the driver hangs", limit.as_secs()),
+                "see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs needs a reset or a reboot",
+            );
+            None
+        }
+        Err(silence) => {
+            findings.note("NVML", format!("not usable here, so other processes are not told: {silence}"));
+            None
+        }
+    };
+    let probe = if nvml.is_some() { "driver" } else { "driver-memory" };
+    let driver = match asked::<DriverFacts>(probe, limit) {
+        Ok(facts) => {
+            let (major, minor) = (facts.version / 1000, facts.version % 1000 / 10);
+            let (library, count) = (&facts.library, facts.devices.len());
+            findings.ok("driver", format!("CUDA {major}.{minor} from {library}, {}", devices(count)));
+            if facts.devices.is_empty() {
+                findings.problem(
+                    "driver",
+                    "it shows no device",
+                    "CUDA_VISIBLE_DEVICES may hide them (unset it, or name one); a container needs --gpus",
+                );
+            }
+            Some(facts)
+        }
+        Err(silence) => {
+            no_driver(findings, &silence, module.is_some());
+            None
+        }
+    };
+    for (number, device) in driver.iter().flat_map(|facts| &facts.devices).enumerate() {
+        capabilities(findings, number, device);
+    }
+    let ours = held_by_records(records);
+    for (number, device) in driver.iter().flat_map(|facts| &facts.devices).enumerate() {
+        let same = nvml.iter().flat_map(|facts| &facts.devices).find(|other| other.uuid == device.uuid);
+        memory(findings, number, device, same, ours.get(device.uuid.as_str()).copied().unwrap_or(0), records);
+    }
+    Devices { driver, nvml }
+}
+
+fn devices(count: usize) -> String {
+    if count == 1 { "1 device".to_owned() } else { format!("{count} devices") }
+}
+
+fn no_driver(findings: &mut Findings, silence: &Silence, module: bool) {
+    let remedy = match silence {
+        Silence::TooLate(_) => {
+            "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs needs a reset or a reboot"
+        }
+        _ if module => {
+            "the kernel has the driver, this system does not have its library: in a container, start it with --gpus all (NVIDIA \
+             Container Toolkit); else install the driver's libcuda, or name its folder in LD_LIBRARY_PATH"
+        }
+        _ => {
+            "on a machine with an NVIDIA GPU, install its driver (nvidia-smi must work); in a container, start it with --gpus all; \
+             without a GPU only records and traces can be read here"
+        }
+    };
+    findings.problem("driver", silence.to_string(), remedy);
+}
+
+fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
+    let DeviceSays { name, uuid, compute_capability: (major, minor), .. } = device;
+    findings.ok(
+        "device",
+        format!("{number}: {name}, {}, sm_{major}{minor}, {uuid}", BinaryBytes(device.total_bytes)),
+    );
+    if let Some(trouble) = &device.trouble {
+        findings.problem(
+            "device",
+            format!("{number}: {trouble}"),
+            "another process may hold it for itself (compute mode), or it is broken: nvidia-smi -q -d COMPUTE,ECC",
+        );
+        return;
+    }
+    match (device.vmm, device.pools) {
+        (true, pools) => {
+            let pools = if pools { "memory pools" } else { "no memory pools" };
+            let granularity = BinaryBytes(device.granularity_bytes);
+            findings.ok("device", format!("{number}: virtual memory in pages of {granularity}, {pools}: backing:auto moves pages"));
+        }
+        (false, true) => findings.warning(
+            "device",
+            format!("{number}: no virtual memory management, so pages cannot move; backing:auto takes the driver's pools"),
+            "vGPUs and some containers lack it: use the GPU itself, or a newer driver",
+        ),
+        (false, false) => findings.warning(
+            "device",
+            format!("{number}: neither virtual memory management nor memory pools; backing:auto takes plain allocations"),
+            "vGPUs and old drivers lack both: use the GPU itself, or a driver of CUDA 11.4 or newer",
+        ),
+    }
+    if !device.stream_ids {
+        findings.note("device", format!("{number}: no stream ids (drivers before CUDA 12.0): a stream that takes a dead one's handle counts as the same"));
+    }
+    let mut ways = Vec::new();
+    if device.pages_as_files {
+        ways.push("pages as file descriptors");
+    }
+    for (bit, way) in [(1, "pools as file descriptors"), (8, "pools as fabric handles")] {
+        if device.pool_handle_types & bit != 0 {
+            ways.push(way);
+        }
+    }
+    if device.gpu_direct_rdma {
+        ways.push("GPUDirect RDMA");
+    }
+    let ways = if ways.is_empty() { "none".to_owned() } else { ways.join(", ") };
+    findings.ok("device", format!("{number}: ways to share memory: {ways}; CUDA IPC needs backing:fixed"));
+}
+
+/// Bytes that live processes with records hold, by the device's UUID.
+fn held_by_records(records: &[Found]) -> HashMap<String, u64> {
+    let mut held = HashMap::new();
+    for found in records.iter().filter(|found| found.state != State::Stale) {
+        let Ok(reader) = &found.reader else { continue };
+        for device in reader.device_snapshots() {
+            let bytes = device.gauge(DeviceGauge::Reserved);
+            let sum: &mut u64 = held.entry(uuid_text(&device.facts.uuid)).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    held
+}
+
+/// Who holds what: our records, other processes, and what nobody owns to.
+fn memory(
+    findings: &mut Findings,
+    number: usize,
+    device: &DeviceSays,
+    nvml: Option<&NvmlDevice>,
+    ours: u64,
+    records: &[Found],
+) {
+    let total = device.total_bytes;
+    let Some(free) = nvml.map(|nvml| nvml.free_bytes).or(device.free_bytes) else { return };
+    let used = nvml.map_or(total, |nvml| nvml.total_bytes).max(total).saturating_sub(free);
+    let namespace = facts::pid_namespace();
+    let known: Vec<u64> = records
+        .iter()
+        .filter(|found| found.state != State::Stale)
+        .filter_map(|found| found.reader.as_ref().ok())
+        .map(|reader| reader.process())
+        .filter(|process| process.pid_namespace == namespace)
+        .map(|process| process.pid)
+        .collect();
+    let others: Vec<&(u32, Option<u64>)> = nvml
+        .iter()
+        .flat_map(|nvml| &nvml.processes)
+        .filter(|(pid, _)| !known.contains(&u64::from(*pid)))
+        .collect();
+    let elsewhere = used.saturating_sub(ours);
+    let mut text = format!(
+        "{number}: {} free of {}; {} held by processes with records, {} by others, contexts and libraries",
+        BinaryBytes(free),
+        BinaryBytes(total),
+        BinaryBytes(ours),
+        BinaryBytes(elsewhere)
+    );
+    for (pid, bytes) in others.iter().take(8) {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let bytes = bytes.map_or("unknown".to_owned(), |bytes| BinaryBytes(bytes).to_string());
+        text.push_str(&format!("; pid {pid} {} {bytes}", name.trim()));
+    }
+    if others.len() > 8 {
+        text.push_str(&format!("; and {} more", others.len() - 8));
+    }
+    // A context takes half a gigabyte; more than a twentieth of a device is somebody's.
+    if elsewhere > (1 << 30) && elsewhere > total / 20 {
+        findings.warning(
+            "memory",
+            text,
+            "what others hold is not there for you: end them, or expect out-of-memory earlier (`nvidia-smi` and `gruyere ps` name processes)",
+        );
+    } else {
+        findings.ok("memory", text);
+    }
+    if let Some(nvml) = nvml {
+        match nvml.compute_mode.as_deref() {
+            Some("Prohibited") => findings.problem(
+                "device",
+                format!("{number}: compute mode is prohibited: no CUDA program can use it"),
+                "nvidia-smi -c DEFAULT (as root)",
+            ),
+            Some(mode @ ("ExclusiveProcess" | "ExclusiveThread")) => {
+                findings.note("device", format!("{number}: compute mode {mode}: one process at a time"));
+            }
+            _ => {}
+        }
+        if nvml.mig {
+            findings.note("device", format!("{number}: MIG is on; instances have UUIDs of their own, and NVML does not tell their processes"));
+        }
+    }
+}

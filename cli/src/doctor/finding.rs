@@ -1,0 +1,124 @@
+//! What the doctor finds, and how it is said.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Worth knowing.
+    Note,
+    /// Something is lost, and could be had.
+    Warning,
+    /// Gruyère does not work so.
+    Problem,
+}
+
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Level::Ok => "ok",
+            Level::Note => "note",
+            Level::Warning => "warning",
+            Level::Problem => "problem",
+        }
+    }
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is about.
+    pub area: &'static str,
+    /// How bad it is.
+    pub level: Level,
+    /// One line.
+    pub text: String,
+    /// What to change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+/// All findings, in order.
+#[derive(Debug, Default)]
+pub struct Findings(pub Vec<Finding>);
+
+/// Text of the environment and of other processes, without what a terminal would obey.
+fn tame(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
+}
+
+impl Findings {
+    fn add(&mut self, area: &'static str, level: Level, text: &str, remedy: Option<&str>) {
+        self.0.push(Finding { area, level, text: tame(text), remedy: remedy.map(tame) });
+    }
+
+    /// As it should be.
+    pub fn ok(&mut self, area: &'static str, text: impl AsRef<str>) {
+        self.add(area, Level::Ok, text.as_ref(), None);
+    }
+
+    /// Worth knowing.
+    pub fn note(&mut self, area: &'static str, text: impl AsRef<str>) {
+        self.add(area, Level::Note, text.as_ref(), None);
+    }
+
+    /// Something is lost, and could be had.
+    pub fn warning(&mut self, area: &'static str, text: impl AsRef<str>, remedy: impl AsRef<str>) {
+        self.add(area, Level::Warning, text.as_ref(), Some(remedy.as_ref()));
+    }
+
+    /// Gruyère does not work so.
+    pub fn problem(&mut self, area: &'static str, text: impl AsRef<str>, remedy: impl AsRef<str>) {
+        self.add(area, Level::Problem, text.as_ref(), Some(remedy.as_ref()));
+    }
+
+    /// How many there are of a level.
+    pub fn count(&self, level: Level) -> usize {
+        self.0.iter().filter(|finding| finding.level == level).count()
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        let width = self.0.iter().map(|finding| finding.area.len()).max().unwrap_or(0);
+        for Finding { area, level, text, remedy } in &self.0 {
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "{:<8} {area:<width$}  {text}", level.word());
+            if let Some(remedy) = remedy {
+                let _ = writeln!(out, "{:<8} {:<width$}  -> {remedy}", "", "");
+            }
+        }
+        let count = |level, one: &str, many: &str| match self.count(level) {
+            0 => format!("no {many}"),
+            1 => format!("1 {one}"),
+            number => format!("{number} {many}"),
+        };
+        let problems = count(Level::Problem, "problem", "problems");
+        let _ = writeln!(out, "{problems}, {}", count(Level::Warning, "warning", "warnings"));
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_of_others_do_not_reach_the_terminal() {
+        let mut findings = Findings::default();
+        findings.problem("x", "a\u{1b}[2Jb\nc", "d\re");
+        let text = findings.text();
+        assert!(
+            text.contains("a [2Jb c")
+                && text.contains("-> d e")
+                && text.ends_with("1 problem, no warnings\n")
+        );
+        assert!(text.chars().all(|character| character == '\n' || !character.is_control()));
+    }
+}

@@ -1,0 +1,88 @@
+//! `gruyere doctor`: what stands in the way, and what to change.
+
+mod configuration;
+mod devices;
+mod finding;
+mod machine;
+mod probe;
+mod python;
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::failure::{Ended, Exit, Failure};
+use crate::target::Folder;
+use finding::{Findings, Level};
+
+/// Looks for what stands in the way: driver and devices, who holds what, shared memory, configuration, torch.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere doctor                              this machine, this environment, the python3 of the PATH
+  gruyere doctor --python .venv/bin/python    another interpreter
+  gruyere doctor --json | jq '.findings[] | select(.level == \"problem\")'
+  srun gruyere doctor                         on the nodes of a job, with the job's environment
+
+Each line: ok, note, warning (something is lost, and could be had) or problem (Gruyère does not work so), and below it
+what to change. Driver, NVML and Python are asked in processes of their own, so one that hangs is told and waited for
+no longer than --time-limit. Where NVML is missing, a context is made on each device for a moment to ask for free memory.
+`python -m gruyere --doctor` tries Gruyère with torch.
+
+Exit codes: 0 no problem; 1 a problem, or the findings can't be printed; 2 wrong usage.")]
+pub struct Arguments {
+    /// Print JSON: findings, and the facts behind them.
+    #[arg(long)]
+    json: bool,
+    /// The interpreter whose torch is looked for. Default: the python3 of the PATH.
+    #[arg(long, value_name = "PYTHON")]
+    python: Option<PathBuf>,
+    /// Seconds that driver, NVML and Python have for an answer each.
+    #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    time_limit: u32,
+    /// Answer one question, as JSON: how this command asks itself.
+    #[arg(long, hide = true)]
+    probe: Option<devices::Probe>,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    if let Some(probe) = arguments.probe {
+        let answer = devices::answer(probe).map_err(Failure::new)?;
+        // Nobody else reads this.
+        let _ = writeln!(io::stdout(), "{answer}");
+        return Ok(Exit::Fine);
+    }
+    let limit = Duration::from_secs(arguments.time_limit.into());
+    let mut findings = Findings::default();
+    findings.ok("gruyere", format!("command of version {}", env!("CARGO_PKG_VERSION")));
+    machine::limits(&mut findings);
+    let records = arguments.folder.list().unwrap_or_default();
+    let devices = devices::examine(&mut findings, &records, limit);
+    machine::shared_memory(&mut findings, &arguments.folder.directory);
+    machine::records(&mut findings, &records);
+    let environment = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    configuration::examine(&mut findings, &environment, &records);
+    let version = devices.driver.as_ref().map(|driver| driver.version);
+    python::examine(&mut findings, arguments.python.as_deref(), version, limit);
+    let problems = findings.count(Level::Problem);
+    let text = if arguments.json {
+        let value = json!({
+            "findings": findings.0,
+            "problems": problems,
+            "warnings": findings.count(Level::Warning),
+            "driver": devices.driver,
+            "nvml": devices.nvml,
+        });
+        format!("{value:#}\n")
+    } else {
+        findings.text()
+    };
+    // A closed pipe (`| head`) is no trouble.
+    let _ = io::stdout().write_all(text.as_bytes());
+    Ok(if problems > 0 { Exit::Failed } else { Exit::Fine })
+}

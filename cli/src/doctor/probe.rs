@@ -1,0 +1,132 @@
+//! Questions that may hang or crash, asked in a process of their own with a time limit.
+//!
+//! A driver that is stuck leaves its caller in the kernel, where no signal reaches it: such a process is left behind, and told of.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// An answer longer than this is none.
+const LONGEST: u64 = 4 << 20;
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// The program is not there, or cannot be run.
+    NotRun(String),
+    /// No answer within the limit.
+    TooLate(Duration),
+    /// It ended badly: how, and its last words.
+    Died(String),
+}
+
+impl std::fmt::Display for Silence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Silence::NotRun(reason) => write!(f, "cannot be run: {reason}"),
+            Silence::TooLate(limit) => write!(f, "no answer within {} s", limit.as_secs()),
+            Silence::Died(how) => f.write_str(how),
+        }
+    }
+}
+
+/// Runs `command` for what it prints, for no longer than `limit`.
+///
+/// # Errors
+/// It cannot be run, prints nothing in time, or fails.
+pub fn ask(command: &mut Command, limit: Duration) -> Result<String, Silence> {
+    let deadline = Instant::now() + limit;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| Silence::NotRun(error.to_string()))?;
+    let (answer, words) = (listen(child.stdout.take()), listen(child.stderr.take()));
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) => {
+                give_up(&mut child);
+                return Err(Silence::TooLate(limit));
+            }
+            Err(error) => return Err(Silence::NotRun(error.to_string())),
+        }
+    };
+    // A grandchild may hold the pipes open.
+    let left = |receiver: Receiver<String>| {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(500));
+        receiver.recv_timeout(left).unwrap_or_default()
+    };
+    if status.success() {
+        return Ok(left(answer));
+    }
+    let words = left(words);
+    let last = words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim();
+    let how = match status.signal() {
+        Some(signal) => format!("killed by signal {signal}"),
+        None => format!("ended with {}", status.code().unwrap_or(-1)),
+    };
+    Err(Silence::Died(format!("{how}: {last}")))
+}
+
+/// Reads to the end on a thread of its own.
+fn listen(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(from) = from {
+            let _ = from.take(LONGEST).read_to_end(&mut bytes);
+        }
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
+}
+
+fn give_up(child: &mut Child) {
+    let _ = child.kill();
+    // Stuck in the kernel, it does not even die.
+    for _ in 0..20 {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, limit: u64) -> Result<String, Silence> {
+        ask(Command::new("sh").args(["-c", script]), Duration::from_millis(limit))
+    }
+
+    #[test]
+    fn an_answer_comes_a_failure_is_told_and_silence_ends() {
+        assert_eq!(shell("echo yes", 10_000), Ok("yes\n".to_owned()));
+        assert_eq!(shell("echo why >&2; exit 3", 10_000), Err(Silence::Died("ended with 3: why".to_owned())));
+        assert_eq!(
+            shell("kill -9 $$", 10_000),
+            Err(Silence::Died("killed by signal 9: it said nothing".to_owned()))
+        );
+        let began = Instant::now();
+        assert_eq!(shell("exec sleep 60", 100), Err(Silence::TooLate(Duration::from_millis(100))));
+        assert!(began.elapsed() < Duration::from_secs(10));
+        assert!(matches!(
+            ask(&mut Command::new("/nowhere/x"), Duration::from_secs(1)),
+            Err(Silence::NotRun(_))
+        ));
+    }
+
+    #[test]
+    fn a_grandchild_that_keeps_the_pipe_open_holds_nobody() {
+        let began = Instant::now();
+        assert!(shell("sleep 60 & echo yes", 1000).is_ok());
+        assert!(began.elapsed() < Duration::from_secs(10));
+    }
+}

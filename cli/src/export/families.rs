@@ -1,0 +1,469 @@
+//! What a record says, as families of metrics: names, units, types, labels. Pure.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use gruyere::heap::ladder::RUNG_NAMES;
+use gruyere::record::facts::Process;
+use gruyere::record::histogram::{BUCKETS, Counts, bucket_ceiling, bucket_floor};
+use gruyere::record::reader::DeviceSnapshot;
+use gruyere::record::timeline::TimelineEntry;
+use gruyere::record::{DeviceGauge, LIFETIME_NAMES, Reader};
+
+use super::exposition::{Family, Kind, Labels, Sample, Value};
+use crate::device_uuid::uuid_text;
+
+/// Devices of one process that are exported; a damaged record may speak of more.
+const MOST_DEVICES: usize = 64;
+
+/// Families as they come together, in the order of their first samples.
+#[derive(Default)]
+pub struct Families {
+    families: Vec<Family>,
+    places: HashMap<&'static str, usize>,
+}
+
+/// What a sample is of: labels, and when that came into being.
+#[derive(Clone)]
+pub struct Of {
+    labels: Labels,
+    born: u64,
+}
+
+impl Of {
+    /// With these labels, and no beginning.
+    pub fn labels(pairs: &[(&str, &str)]) -> Of {
+        Of { labels: Labels::new(pairs), born: 0 }
+    }
+
+    fn with(&self, name: &'static str, value: &'static str) -> Of {
+        Of { labels: self.labels.with(name, value), born: self.born }
+    }
+}
+
+/// Name, base unit (the name's end, or empty) and one sentence of help.
+type Said = (&'static str, &'static str, &'static str);
+
+impl Families {
+    /// Adds a sample.
+    pub fn add(&mut self, kind: Kind, (name, unit, help): Said, of: &Of, value: Value) {
+        let place = *self.places.entry(name).or_insert_with(|| {
+            self.families.push(Family::new(name, kind, unit, help));
+            self.families.len() - 1
+        });
+        self.families[place].samples.push(Sample { labels: of.labels.clone(), value, born: of.born });
+    }
+
+    /// Adds a gauge.
+    pub fn gauge(&mut self, said: Said, of: &Of, value: u64) {
+        self.add(Kind::Gauge, said, of, Value::Count(value));
+    }
+
+    /// Adds a gauge that is no whole number.
+    pub fn number(&mut self, said: Said, of: &Of, value: f64) {
+        self.add(Kind::Gauge, said, of, Value::Number(value));
+    }
+
+    /// Adds a counter.
+    pub fn counter(&mut self, said: Said, of: &Of, value: u64) {
+        self.add(Kind::Counter, said, of, Value::Count(value));
+    }
+
+    /// All of them.
+    pub fn into_inner(self) -> Vec<Family> {
+        self.families
+    }
+}
+
+/// A device's gauge as a metric: its kind and words, and what its number is divided by to be in the base unit.
+fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
+    use DeviceGauge as G;
+    let gauge_of = |said: Said| Some((Kind::Gauge, said, 1));
+    let counter = |said: Said| Some((Kind::Counter, said, 1));
+    match gauge {
+        G::Reserved => gauge_of(("gruyere_reserved_bytes", "bytes", "Physical memory held from the driver.")),
+        G::ReservedPeak => {
+            gauge_of(("gruyere_reserved_peak_bytes", "bytes", "The most that was ever held from the driver."))
+        }
+        G::ArenaFree => {
+            gauge_of(("gruyere_arena_free_bytes", "bytes", "Free memory of the arenas (large blocks)."))
+        }
+        G::LargestFree => {
+            gauge_of(("gruyere_largest_free_bytes", "bytes", "The largest free run of the arenas."))
+        }
+        G::CapturePinned => {
+            gauge_of(("gruyere_capture_pinned_bytes", "bytes", "Memory that CUDA graphs hold."))
+        }
+        G::SlabBytes => gauge_of(("gruyere_slab_bytes", "bytes", "Memory cut into slabs (small blocks).")),
+        G::Limit => gauge_of(("gruyere_limit_bytes", "bytes", "The ceiling on held memory.")),
+        G::TotalMemory => {
+            gauge_of(("gruyere_device_memory_bytes", "bytes", "Physical memory of the device."))
+        }
+        G::LargestRequest => gauge_of((
+            "gruyere_largest_request_bytes",
+            "bytes",
+            "The largest request that what is held could satisfy.",
+        )),
+        G::LargestGrowing => gauge_of((
+            "gruyere_largest_request_growing_bytes",
+            "bytes",
+            "The largest request that could be satisfied if the ceiling is reached for it.",
+        )),
+        G::Step => gauge_of(("gruyere_step", "", "The training step.")),
+        G::DriverCalls => counter(("gruyere_driver_calls", "", "Calls of the driver.")),
+        G::DriverErrors => counter(("gruyere_driver_errors", "", "Calls of the driver that failed.")),
+        G::Grows => counter(("gruyere_grows", "", "Times that memory was taken from the driver.")),
+        G::Moves => counter((
+            "gruyere_moves",
+            "",
+            "Times that idle pages were mapped where a row of them was needed.",
+        )),
+        G::MovedBytes => counter(("gruyere_moved_bytes", "bytes", "The bytes of those pages.")),
+        G::Releases => counter(("gruyere_releases", "", "Times that memory was given back to the driver.")),
+        G::Trims => counter(("gruyere_trims", "", "Driver pools trimmed.")),
+        G::EventRecords => counter(("gruyere_event_records", "", "CUDA events recorded.")),
+        G::EventQueries => counter(("gruyere_event_queries", "", "CUDA events asked.")),
+        G::HostWaits => counter(("gruyere_host_waits", "", "Waits of the host for the device.")),
+        G::HostWaitNanoseconds => Some((
+            Kind::Counter,
+            ("gruyere_host_wait_seconds", "seconds", "Time in waits of the host."),
+            1_000_000_000,
+        )),
+        G::Retries => counter(("gruyere_retries", "", "Requests met only after memory was reclaimed.")),
+        G::OutOfMemories => counter(("gruyere_out_of_memory", "", "Requests that could not be met.")),
+        G::BadFrees => counter(("gruyere_bad_frees", "", "Frees of what is no live block.")),
+        G::CapturesBegun => counter(("gruyere_captures", "", "CUDA graph captures begun.")),
+        G::LowPhaseTrims => counter((
+            "gruyere_low_memory_trims",
+            "",
+            "Times that a low-memory phase gave memory back to the device.",
+        )),
+        G::LowPhaseBytes => {
+            counter(("gruyere_low_memory_trimmed_bytes", "bytes", "Memory that low-memory phases gave back."))
+        }
+        // By lifetime, of the blocks themselves.
+        G::Pending => None,
+        // By rung, below; what is neither is told in tests.
+        _ => None,
+    }
+}
+
+/// Calls, bytes and microseconds of each rung of the reclaim ladder.
+const RUNGS: [[DeviceGauge; 3]; RUNG_NAMES.len()] = {
+    use DeviceGauge::*;
+    [
+        [Rung0Calls, Rung0Bytes, Rung0Microseconds],
+        [Rung1Calls, Rung1Bytes, Rung1Microseconds],
+        [Rung2Calls, Rung2Bytes, Rung2Microseconds],
+        [Rung3Calls, Rung3Bytes, Rung3Microseconds],
+        [Rung4Calls, Rung4Bytes, Rung4Microseconds],
+        [Rung5Calls, Rung5Bytes, Rung5Microseconds],
+    ]
+};
+
+/// Who a process is, in labels. `namespace`: of our own pids.
+pub struct Identity {
+    pid: String,
+    rank: String,
+    local_rank: String,
+    job: String,
+    born: u64,
+}
+
+impl Identity {
+    /// Of `process`; `job` overrides what it says itself.
+    pub fn new(process: &Process, namespace: u64, job: Option<&str>) -> Identity {
+        let number = |value: Option<u64>| value.map_or(String::new(), |value| value.to_string());
+        let pid = match process.pid_namespace == namespace {
+            true => process.pid.to_string(),
+            // Another container's: the number alone may be somebody else's here.
+            false => format!("{}@{}", process.pid, process.pid_namespace),
+        };
+        Identity {
+            pid,
+            rank: number(process.rank),
+            local_rank: number(process.local_rank),
+            job: job.unwrap_or(&process.job).to_owned(),
+            born: process.created,
+        }
+    }
+
+    /// What no two processes have in common.
+    pub fn unique(&self) -> &str {
+        &self.pid
+    }
+
+    fn of(&self, more: &[(&str, &str)]) -> Of {
+        let mut pairs = vec![
+            ("pid", self.pid.as_str()),
+            ("rank", &self.rank),
+            ("local_rank", &self.local_rank),
+            ("job", &self.job),
+        ];
+        pairs.extend_from_slice(more);
+        Of { labels: Labels::new(&pairs), born: self.born }
+    }
+}
+
+/// Everything that one record says.
+pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, identity: &Identity) {
+    let world_size = process.world_size.map_or(String::new(), |size| size.to_string());
+    let facts = [
+        ("host", process.host.as_str()),
+        ("version", &process.version),
+        ("world_size", &world_size),
+        ("backing", backing(&process.configuration)),
+    ];
+    let said = ("gruyere_process", "", "A process that uses Gruyère.");
+    families.add(Kind::Info, said, &identity.of(&facts), Value::Count(1));
+    let of = identity.of(&[]);
+    let said = (
+        "gruyere_process_start_time_seconds",
+        "seconds",
+        "When the record of the process was made, since 1970.",
+    );
+    families.number(said, &of, process.created as f64 / 1e9);
+    let health = reader.health();
+    let said = ("gruyere_blocks_unrecorded", "", "Blocks that the record had no room for.");
+    families.counter(said, &of, health.blocks_unrecorded);
+    let said = ("gruyere_segments_unrecorded", "", "Segments that the record had no room for.");
+    families.counter(said, &of, health.segments_unrecorded);
+    let histograms = reader.histograms();
+    if let Some(scale) = reader.scale() {
+        // Rounded, so that it does not change from scrape to scrape as the clock is known better.
+        let seconds = format!("{:.2e}", scale.nanoseconds_per_tick).parse::<f64>().unwrap_or(1.0) / 1e9;
+        let said = (
+            "gruyere_malloc_duration_seconds",
+            "seconds",
+            "Host time of sampled mallocs; the sum is of bucket middles.",
+        );
+        families.add(Kind::Histogram, said, &of, durations(&histograms.malloc_latency, seconds));
+        let said = (
+            "gruyere_free_duration_seconds",
+            "seconds",
+            "Host time of sampled frees; the sum is of bucket middles.",
+        );
+        families.add(Kind::Histogram, said, &of, durations(&histograms.free_latency, seconds));
+    }
+    let used = |device: &DeviceSnapshot| {
+        device.total().mallocs > 0
+            || device.gauge(DeviceGauge::Reserved) > 0
+            || device.gauge(DeviceGauge::DriverCalls) > 0
+    };
+    for device in reader.device_snapshots().iter().filter(|device| used(device)).take(MOST_DEVICES) {
+        let recent = recent_peak(&reader.timeline(device.device).entries, device);
+        of_device(families, device, recent, identity);
+    }
+}
+
+/// The configured backing, if one of the known ones is.
+fn backing(configuration: &str) -> &'static str {
+    match gruyere::config::Config::parse(configuration).map(|config| config.backing) {
+        Ok(gruyere::config::Backing::Auto) => "auto",
+        Ok(gruyere::config::Backing::Stitch) => "stitch",
+        Ok(gruyere::config::Backing::Pool) => "pool",
+        Ok(gruyere::config::Backing::Fixed) => "fixed",
+        Ok(gruyere::config::Backing::Passthrough) => "passthrough",
+        Err(_) => "",
+    }
+}
+
+/// Counters of different lanes are read some microseconds apart, so a difference may come out below nothing.
+fn whole(difference: u64) -> u64 {
+    if difference > i64::MAX as u64 { 0 } else { difference }
+}
+
+/// A training step goes up and down: what is in use is told at its highest in this time.
+const RECENT: Duration = Duration::from_secs(60);
+
+/// The most that was in use of late. Where nothing has happened for longer, what is in use now is.
+fn recent_peak(timeline: &[TimelineEntry], device: &DeviceSnapshot) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = u64::try_from(now.saturating_sub(RECENT).as_nanos()).unwrap_or(u64::MAX);
+    let recent = timeline.iter().rev().take_while(|entry| entry.realtime_nanoseconds >= since);
+    let high = recent.map(|entry| whole(entry.sample.in_use_high)).max().unwrap_or(0);
+    high.max(device.live.saturating_add(whole(device.total().pending_bytes())))
+}
+
+fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, identity: &Identity) {
+    let (gpu, uuid) = (device.device.to_string(), uuid_text(&device.facts.uuid));
+    let place = [("gpu", gpu.as_str()), ("uuid", &uuid)];
+    let of = identity.of(&place);
+    let named = [place[0], place[1], ("model", &device.facts.name)];
+    let said = ("gruyere_device", "", "A device that a process uses.");
+    families.add(Kind::Info, said, &identity.of(&named), Value::Count(1));
+    for (lifetime, &name) in LIFETIME_NAMES.iter().enumerate() {
+        let counts = device.sum(|_, number| number == lifetime);
+        let of = of.with("lifetime", name);
+        let said = ("gruyere_live_bytes", "bytes", "Memory in the program's hands, as it was handed out.");
+        families.gauge(said, &of, whole(counts.live_bytes()));
+        let said =
+            ("gruyere_requested_bytes", "bytes", "Memory in the program's hands, as it was asked for.");
+        families.gauge(said, &of, whole(counts.live_requested()));
+        families.gauge(
+            ("gruyere_live_blocks", "", "Blocks in the program's hands."),
+            &of,
+            whole(counts.live_blocks()),
+        );
+        let said =
+            ("gruyere_pending_bytes", "bytes", "Memory that the program freed and streams may still use.");
+        families.gauge(said, &of, whole(counts.pending_bytes()));
+    }
+    let said = ("gruyere_live_peak_bytes", "bytes", "The most that was ever in the program's hands.");
+    families.gauge(said, &of, device.live_peak);
+    let said = (
+        "gruyere_in_use_peak_bytes",
+        "bytes",
+        "The most that was in use (live, waiting, in slabs) in the last minute.",
+    );
+    families.gauge(said, &of, recent);
+    // By pool and not by lifetime: a block may change its lifetime, and a counter must not fall.
+    for (pool, name) in [(0, "small"), (1, "large")] {
+        let counts = device.sum(|number, _| number == pool);
+        let of = of.with("pool", name);
+        families.counter(("gruyere_allocations", "", "Blocks handed out."), &of, counts.mallocs);
+        families.counter(("gruyere_frees", "", "Blocks that the program freed."), &of, counts.frees);
+        let said = ("gruyere_allocated_bytes", "bytes", "Bytes handed out, as they were handed out.");
+        families.counter(said, &of, counts.malloc_bytes);
+        let said = ("gruyere_freed_bytes", "bytes", "Bytes that the program freed.");
+        families.counter(said, &of, counts.free_bytes);
+    }
+    let said = ("gruyere_fragmentation_ratio", "ratio", "1 - live / reserved.");
+    families.number(said, &of, device.fragmentation());
+    let said = (
+        "gruyere_external_fragmentation_ratio",
+        "ratio",
+        "1 - largest satisfiable request / free bytes held.",
+    );
+    families.number(said, &of, device.external_fragmentation());
+    let said = ("gruyere_internal_fragmentation_ratio", "ratio", "1 - requested / live.");
+    families.number(said, &of, device.internal_fragmentation());
+    let said =
+        ("gruyere_free_held_bytes", "bytes", "Memory held that is neither live nor waiting for streams.");
+    families.gauge(said, &of, device.free_held());
+    for &gauge in DeviceGauge::ALL {
+        if let Some((kind, said, scale)) = of_gauge(gauge) {
+            let value = device.gauge(gauge);
+            families.add(kind, said, &of, scaled(value, scale));
+        }
+    }
+    for (name, [calls, bytes, microseconds]) in RUNG_NAMES.into_iter().zip(RUNGS) {
+        let of = of.with("rung", name);
+        let said = ("gruyere_reclaim_calls", "", "Times that a rung of the reclaim ladder was climbed.");
+        families.counter(said, &of, device.gauge(calls));
+        let said = ("gruyere_reclaim_bytes", "bytes", "Memory that a rung of the reclaim ladder gained.");
+        families.counter(said, &of, device.gauge(bytes));
+        let said = ("gruyere_reclaim_seconds", "seconds", "Host time in a rung of the reclaim ladder.");
+        families.add(Kind::Counter, said, &of, scaled(device.gauge(microseconds), 1_000_000));
+    }
+    let torn = device.torn_gauges || device.torn_lanes > 0;
+    let said = ("gruyere_torn", "", "1: the values of this device are not of one moment.");
+    families.gauge(said, &of, u64::from(torn));
+    let total = device.total();
+    let said = ("gruyere_malloc_size_bytes", "bytes", "Sizes of mallocs, as they were handed out.");
+    let sizes = sizes(&device.malloc_sizes, total.malloc_bytes);
+    families.add(Kind::Histogram, said, &of, sizes);
+}
+
+fn scaled(value: u64, scale: u64) -> Value {
+    if scale == 1 { Value::Count(value) } else { Value::Number(value as f64 / scale as f64) }
+}
+
+/// Powers of two at which sizes are told apart. Our own buckets begin at them, so a bound is one byte less.
+const SIZE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 21, 22, 24, 26, 28, 30, 32, 34];
+
+fn sizes(counts: &Counts, sum: u64) -> Value {
+    let bounds: Vec<u64> = SIZE_POWERS.iter().map(|power| (1 << power) - 1).collect();
+    let names = bounds.iter().map(|bound| format!("{bound}.0"));
+    let counted = grouped(counts, bounds.len(), |bucket| {
+        bounds.partition_point(|bound| *bound < bucket_ceiling(bucket))
+    });
+    Value::Buckets(named(names, counted), sum as f64)
+}
+
+/// Bounds of durations, seconds.
+const DURATIONS: [&str; 14] = [
+    "1e-07", "2e-07", "5e-07", "1e-06", "2e-06", "5e-06", "1e-05", "2e-05", "5e-05", "0.0001", "0.001",
+    "0.01", "0.1", "1.0",
+];
+
+/// A bucket of ticks counts where its middle lies.
+fn durations(counts: &Counts, seconds_per_tick: f64) -> Value {
+    let bounds: Vec<f64> = DURATIONS.iter().filter_map(|bound| bound.parse().ok()).collect();
+    let middle = |bucket| {
+        let floor = bucket_floor(bucket);
+        (floor + (bucket_ceiling(bucket) - floor) / 2) as f64 * seconds_per_tick
+    };
+    let counted =
+        grouped(counts, bounds.len(), |bucket| bounds.partition_point(|bound| *bound < middle(bucket)));
+    let sum = (0..BUCKETS).filter(|&b| counts.0[b] > 0).map(|b| counts.0[b] as f64 * middle(b)).sum();
+    Value::Buckets(named(DURATIONS.iter().map(|bound| (*bound).to_owned()), counted), sum)
+}
+
+/// Counts by group, the last being for all that is above the bounds.
+fn grouped(counts: &Counts, bounds: usize, group: impl Fn(usize) -> usize) -> Vec<u64> {
+    let mut groups = vec![0u64; bounds + 1];
+    for (bucket, &count) in counts.0.iter().enumerate().filter(|&(_, &count)| count > 0) {
+        let place = &mut groups[group(bucket).min(bounds)];
+        *place = place.saturating_add(count);
+    }
+    groups
+}
+
+fn named(names: impl Iterator<Item = String>, counted: Vec<u64>) -> Vec<(String, u64)> {
+    names.chain(["+Inf".to_owned()]).zip(counted).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gruyere::record::bucket_of;
+
+    #[test]
+    fn every_gauge_of_a_device_is_exported() {
+        for &gauge in DeviceGauge::ALL {
+            let by_rung = RUNGS.iter().flatten().any(|&other| other == gauge);
+            let otherwise = by_rung || gauge == DeviceGauge::Pending;
+            assert_ne!(of_gauge(gauge).is_some(), otherwise, "{} is not exported, or twice", gauge.name());
+        }
+    }
+
+    #[test]
+    fn names_end_in_their_units_and_counters_have_no_suffix_of_their_own() {
+        for (_, (name, unit, help), _) in DeviceGauge::ALL.iter().filter_map(|&gauge| of_gauge(gauge)) {
+            assert!(name.starts_with("gruyere_") && name.ends_with(unit), "{name} in {unit}");
+            assert!(!name.ends_with("_total") && help.ends_with('.'), "{name}: {help}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_counted_at_or_below_their_bounds() {
+        let mut counts = Counts::default();
+        for size in [512u64, 1 << 10, (1 << 20) - 512, 1 << 20, 2 << 20, 40 << 30] {
+            counts.0[bucket_of(size)] += 1;
+        }
+        let Value::Buckets(buckets, sum) = sizes(&counts, 42) else { panic!("no histogram") };
+        assert_eq!((buckets.len(), sum), (15, 42.0));
+        let up_to = |bound: &str| -> u64 {
+            let place = buckets.iter().position(|(name, _)| name == bound).expect("a bound");
+            buckets[..=place].iter().map(|(_, count)| count).sum()
+        };
+        for (bound, count) in
+            [("1023.0", 1), ("4095.0", 2), ("1048575.0", 3), ("2097151.0", 4), ("4194303.0", 5), ("+Inf", 6)]
+        {
+            assert_eq!(up_to(bound), count, "{bound}");
+        }
+    }
+
+    #[test]
+    fn durations_are_in_seconds_whatever_a_tick_is() {
+        let mut counts = Counts::default();
+        counts.0[bucket_of(3000)] += 7;
+        let Value::Buckets(buckets, sum) = durations(&counts, 1e-9 / 3.0) else { panic!("no histogram") };
+        let counted: Vec<_> = buckets.iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted.len(), 1);
+        assert!(["1e-06", "2e-06"].contains(&counted[0].0.as_str()) && counted[0].1 == 7, "{counted:?}");
+        assert!((sum / 7e-6 - 1.0).abs() < 0.07, "{sum}");
+    }
+}

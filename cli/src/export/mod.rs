@@ -1,0 +1,101 @@
+//! `gruyere export`: all records of a folder as Prometheus metrics.
+
+mod collect;
+mod exposition;
+mod families;
+mod serve;
+mod textfile;
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use collect::Collector;
+use exposition::Format;
+
+use crate::failure::{Ended, Exit};
+use crate::target::Folder;
+
+/// Serves what all processes of this machine hold as Prometheus metrics.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere export                              serve http://127.0.0.1:9404/metrics
+  gruyere export --listen 0.0.0.0:9404        for a Prometheus on another machine; anybody there may read it
+  gruyere export --textfile /var/lib/prometheus/node-exporter/gruyere.prom
+                                              for node_exporter's textfile collector, every 15 s
+  gruyere export --textfile FILE --once       the same from cron or a Slurm epilog
+  gruyere export --print | promtool check metrics
+
+Pages: /metrics (Prometheus text, or OpenMetrics where the client accepts it) and /-/healthy.
+One exporter tells of all processes of the machine whose records it may read: run it as their user, or as root.
+In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torchrun run and not the scrape's.
+Alert rules and a Grafana dashboard are in dashboards/ of the repository.
+
+Exit codes: 0 written or printed; 1 the folder can't be read, the address can't be had, or the file
+can't be written; 2 wrong usage. Serving ends with a signal.")]
+pub struct Arguments {
+    /// Address and port to serve at. Anything but loopback is open to whoever can reach it.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9404", conflicts_with_all = ["textfile", "print"])]
+    listen: String,
+    /// Write this file, at once and again, in place of serving.
+    #[arg(long, value_name = "FILE", conflicts_with = "print")]
+    textfile: Option<PathBuf>,
+    /// With --textfile: write it once, and end.
+    #[arg(long, requires = "textfile", conflicts_with = "interval")]
+    once: bool,
+    /// With --textfile: seconds between two writings.
+    #[arg(long, value_name = "SECONDS", requires = "textfile", default_value = "15",
+          value_parser = clap::value_parser!(u32).range(1..=86400))]
+    interval: u32,
+    /// Print the metrics once, and end.
+    #[arg(long)]
+    print: bool,
+    /// With --print: OpenMetrics in place of Prometheus text.
+    #[arg(long, requires = "print")]
+    openmetrics: bool,
+    /// The label `job` of all processes. Default: the Slurm job or the torchrun run of each.
+    #[arg(long, value_name = "NAME")]
+    job: Option<String>,
+    /// Processes that are exported, the newest first; the rest are only counted.
+    #[arg(long, value_name = "COUNT", default_value = "256", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    max_processes: u32,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let mut collector = Collector::new(
+        arguments.folder.clone(),
+        arguments.job.clone(),
+        usize::try_from(arguments.max_processes).unwrap_or(usize::MAX),
+    );
+    // A folder that can't be read is said at once, not at the first scrape.
+    if arguments.print {
+        let format = if arguments.openmetrics { Format::OpenMetrics } else { Format::Prometheus };
+        let text = exposition::write(&collector.look()?, format);
+        // A closed pipe (`| head`) is no trouble.
+        let _ = io::stdout().write_all(text.as_bytes());
+        return Ok(Exit::Fine);
+    }
+    if let Some(path) = &arguments.textfile {
+        loop {
+            textfile::write(path, &exposition::write(&collector.look()?, Format::Prometheus))?;
+            if arguments.once {
+                return Ok(Exit::Fine);
+            }
+            std::thread::sleep(Duration::from_secs(arguments.interval.into()));
+        }
+    }
+    arguments.folder.list().map(drop)?;
+    let (listener, at) = serve::listen(&arguments.listen)?;
+    eprintln!("gruyere export: serving http://{at}/metrics");
+    if !at.ip().is_loopback() {
+        eprintln!(
+            "gruyere export: {at} is not loopback, as was asked for: whoever can reach it may read what processes of this \
+             machine hold, without a password"
+        );
+    }
+    serve::serve(&listener, collector)
+}

@@ -1,0 +1,279 @@
+//! The HTTP server: two pages, GET and HEAD, one request a connection.
+//!
+//! Whoever can reach the address may connect, so a request has a deadline, a length and few company: of too many connections those that have
+//! been silent for longest are closed, which a scraper, who speaks at once, never is. The parser is hyper's (`httparse`); a server with
+//! keep-alive, chunks and upgrades would be more to attack and nothing that a scraper needs.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::collect::Collector;
+use super::exposition::{self, Family, Format};
+use crate::failure::Failure;
+
+/// Connections at a time.
+const MOST_CONNECTIONS: usize = 32;
+/// A request must have come within this, and its answer gone within as much again.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A request is no longer than this.
+const MOST_BYTES: usize = 16 << 10;
+/// A look at the records serves whoever asks within this.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// Locks; a panic of another holder is no reason to stop serving.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Listens at `address`.
+///
+/// # Errors
+/// It is no address, or it can't be had.
+pub fn listen(address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let addresses: Vec<SocketAddr> = address
+        .to_socket_addrs()
+        .map_err(|error| {
+            Failure::new(format_args!(
+                "--listen {address}: {error}; name an address and a port, as in 127.0.0.1:9404"
+            ))
+        })?
+        .collect();
+    let listener = TcpListener::bind(&addresses[..]).map_err(|error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                "another exporter, or another program, has it: one exporter tells of all processes of the machine; stop \
+                 that one, or choose another port with --listen"
+            }
+            io::ErrorKind::PermissionDenied => "ports below 1024 are the system's: choose another with --listen",
+            io::ErrorKind::AddrNotAvailable => "this machine has no such address: `ip addr` lists those it has",
+            _ => "choose another with --listen",
+        };
+        Failure::new(format_args!("--listen {address}: {error}; {remedy}"))
+    })?;
+    let at =
+        listener.local_addr().map_err(|error| Failure::new(format_args!("--listen {address}: {error}")))?;
+    Ok((listener, at))
+}
+
+/// Who asks now.
+#[derive(Default)]
+struct Guests {
+    /// Connections whose request is not complete, oldest first.
+    silent: VecDeque<(u64, TcpStream)>,
+    /// All connections.
+    all: usize,
+    next: u64,
+}
+
+/// Looks at records, at most so often.
+struct Looks {
+    collector: Collector,
+    latest: Option<(Instant, Vec<Family>)>,
+}
+
+/// Serves for good.
+pub fn serve(listener: &TcpListener, collector: Collector) -> ! {
+    let guests = Mutex::new(Guests::default());
+    let looks = Mutex::new(Looks { collector, latest: None });
+    std::thread::scope(|scope| {
+        loop {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                // Out of descriptors, say: the next ones must not spin.
+                Err(_) => {
+                    std::thread::sleep(Duration::from_millis(50));
+                    continue;
+                }
+            };
+            let Some(number) = admit(&guests, &stream) else { continue };
+            let (guests, looks) = (&guests, &looks);
+            let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
+                // What goes wrong with one connection is its own affair.
+                let _ = answer(stream, number, guests, looks);
+                leave(guests, number);
+            });
+            if spawned.is_err() {
+                leave(guests, number);
+            }
+        }
+    })
+}
+
+/// Makes room for a connection; its number.
+fn admit(guests: &Mutex<Guests>, stream: &TcpStream) -> Option<u64> {
+    let copy = stream.try_clone().ok()?;
+    let mut guests = lock(guests);
+    if guests.all >= MOST_CONNECTIONS {
+        // Its thread wakes up, and leaves. With all of them being answered there is nobody to send away but this one.
+        let (_, oldest) = guests.silent.pop_front()?;
+        let _ = oldest.shutdown(Shutdown::Both);
+    }
+    guests.next += 1;
+    let number = guests.next;
+    guests.silent.push_back((number, copy));
+    guests.all += 1;
+    Some(number)
+}
+
+fn heard(guests: &Mutex<Guests>, number: u64) {
+    lock(guests).silent.retain(|(other, _)| *other != number);
+}
+
+fn leave(guests: &Mutex<Guests>, number: u64) {
+    let mut guests = lock(guests);
+    guests.silent.retain(|(other, _)| *other != number);
+    guests.all -= 1;
+}
+
+/// A request, as far as it matters.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    method: String,
+    path: String,
+    accept: String,
+}
+
+/// What came, once it is complete; `None`: more must come.
+fn parse(bytes: &[u8]) -> Result<Option<Asked>, httparse::Error> {
+    let mut headers = [httparse::EMPTY_HEADER; 64];
+    let mut request = httparse::Request::new(&mut headers);
+    if request.parse(bytes)?.is_partial() {
+        return Ok(None);
+    }
+    let text = |part: Option<&str>| part.unwrap_or("").to_owned();
+    let accept = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("accept"));
+    let accept: Vec<_> = accept.map(|header| String::from_utf8_lossy(header.value)).collect();
+    Ok(Some(Asked { method: text(request.method), path: text(request.path), accept: accept.join(",") }))
+}
+
+/// Reads a request until `deadline`.
+fn read(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Asked, &'static str>> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(Err("408 Request Timeout"));
+        }
+        stream.set_read_timeout(Some(left))?;
+        let got = match stream.read(&mut buffer) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(got) => got,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                return Ok(Err("408 Request Timeout"));
+            }
+            Err(error) => return Err(error),
+        };
+        bytes.extend_from_slice(&buffer[..got]);
+        match parse(&bytes) {
+            Ok(Some(asked)) => return Ok(Ok(asked)),
+            Ok(None) if bytes.len() > MOST_BYTES => return Ok(Err("431 Request Header Fields Too Large")),
+            Ok(None) => {}
+            Err(_) => return Ok(Err("400 Bad Request")),
+        }
+    }
+}
+
+/// Writes all of `bytes` until `deadline`, however slowly the other side takes them.
+fn write(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+const FRONT: &str = "<!DOCTYPE html><html><head><title>gruyere export</title></head><body><h1>gruyere export</h1>\
+                     <p><a href=\"/metrics\">/metrics</a> <a href=\"/-/healthy\">/-/healthy</a></p></body></html>\n";
+
+fn answer(
+    mut stream: TcpStream,
+    number: u64,
+    guests: &Mutex<Guests>,
+    looks: &Mutex<Looks>,
+) -> io::Result<()> {
+    let asked = read(&mut stream, Instant::now() + PATIENCE);
+    heard(guests, number);
+    let (status, kind, body, head) = match asked? {
+        Err(status) => (status, PLAIN, format!("{status}\n"), false),
+        Ok(Asked { method, path, accept }) => {
+            let head = method == "HEAD";
+            let (status, kind, body) = if head || method == "GET" {
+                page(path.split('?').next().unwrap_or(""), &accept, looks)
+            } else {
+                ("405 Method Not Allowed", PLAIN, "only GET and HEAD\n".to_owned())
+            };
+            (status, kind, body, head)
+        }
+    };
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let mut out = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{allow}Connection: close\r\n\
+         X-Content-Type-Options: nosniff\r\n\r\n",
+        body.len()
+    );
+    if !head {
+        out.push_str(&body);
+    }
+    write(&mut stream, out.as_bytes(), Instant::now() + PATIENCE)?;
+    stream.shutdown(Shutdown::Write)
+}
+
+fn page(path: &str, accept: &str, looks: &Mutex<Looks>) -> (&'static str, &'static str, String) {
+    match path {
+        "/metrics" => {
+            let format = Format::accepted(accept);
+            match look(&mut lock(looks), format) {
+                Ok(text) => ("200 OK", format.content_type(), text),
+                Err(failure) => ("500 Internal Server Error", PLAIN, format!("{failure}\n")),
+            }
+        }
+        "/-/healthy" => ("200 OK", PLAIN, "healthy\n".to_owned()),
+        "/" => ("200 OK", "text/html; charset=utf-8", FRONT.to_owned()),
+        _ => ("404 Not Found", PLAIN, "there are /metrics and /-/healthy\n".to_owned()),
+    }
+}
+
+fn look(looks: &mut Looks, format: Format) -> Result<String, Failure> {
+    let families = match &looks.latest {
+        Some((at, families)) if at.elapsed() < FRESH => families,
+        _ => {
+            let families = looks.collector.look()?;
+            &looks.latest.insert((Instant::now(), families)).1
+        }
+    };
+    Ok(exposition::write(families, format))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_parsed_in_pieces_and_their_accepts_joined() {
+        let request =
+            b"GET /metrics?x=1 HTTP/1.1\r\nHost: h\r\nACCEPT: text/plain;q=0.5\r\nAccept: a/b\r\n\r\n";
+        for end in 0..request.len() {
+            assert_eq!(parse(&request[..end]).expect("so far so good"), None, "{end}");
+        }
+        let asked = parse(request).expect("good").expect("whole");
+        assert_eq!((asked.method.as_str(), asked.path.as_str()), ("GET", "/metrics?x=1"));
+        assert_eq!(asked.accept, "text/plain;q=0.5,a/b");
+        assert!(parse(b"\x00\x01\x02 nonsense\r\n\r\n").is_err());
+    }
+}

@@ -1,0 +1,209 @@
+//! The layout as one HTML file that opens offline.
+//!
+//! What is many goes in as columns of numbers: written one behind the other, compressed (raw deflate), and embedded as base64, which the page turns
+//! back into typed arrays. So a million blocks are a few MiB, and no parser of JSON meets them. All text from the record is JSON's, with `<` escaped,
+//! and the page sets it as text only.
+
+use std::collections::HashMap;
+use std::io::{self, Write as _};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
+use gruyere::record::picture::Picture;
+use gruyere::record::timeline::TimelineEntry;
+use serde_json::{Value, json};
+
+use super::strokes::{Ink, Stroke, of_range};
+
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+/// One script to the browser.
+const SCRIPT: &str = concat!(
+    include_str!("page/data.js"),
+    include_str!("page/canvas.js"),
+    include_str!("page/words.js"),
+    include_str!("page/timeline.js"),
+    include_str!("page/page.js"),
+);
+
+/// Stands for a page of no chunk.
+const NO_CHUNK: u32 = u32::MAX;
+
+/// Columns of 32-bit numbers, by name; the page knows them by these names.
+#[derive(Default)]
+struct Columns {
+    named: Vec<(&'static str, Vec<u32>)>,
+}
+
+impl Columns {
+    fn add(&mut self, name: &'static str, numbers: Vec<u32>) {
+        self.named.push((name, numbers));
+    }
+
+    /// Names and lengths, in the order of the bytes.
+    fn facts(&self) -> Value {
+        self.named.iter().map(|(name, numbers)| json!({ "name": name, "count": numbers.len() })).collect()
+    }
+
+    /// # Errors
+    /// Writing to memory does not fail; the encoder's signature says it may.
+    fn encoded(&self) -> io::Result<String> {
+        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::new(4));
+        let mut bytes = Vec::new();
+        for (_, numbers) in &self.named {
+            bytes.clear();
+            bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+            encoder.write_all(&bytes)?;
+        }
+        Ok(STANDARD.encode(encoder.finish()?))
+    }
+}
+
+/// What strokes have in common, said once: (ink, lifetime, capture, stream, slot).
+type Kind = (u8, u8, u8, u32, u64);
+
+/// The strokes, one behind the other; ranges and pages say where they lie.
+struct Strokes {
+    /// Lengths are in this many bytes.
+    unit: u64,
+    lengths: Vec<u32>,
+    kinds: Vec<u32>,
+    /// Of blocks: bytes that were not asked for.
+    slack: Vec<u32>,
+    steps: Vec<u32>,
+    table: Vec<Kind>,
+    numbers: HashMap<Kind, u32>,
+}
+
+impl Strokes {
+    fn push(&mut self, stroke: &Stroke<'_>) {
+        let piece = stroke.piece;
+        let kind = (stroke.ink as u8, piece.lifetime, piece.capture, piece.stream, piece.slot);
+        let number = *self.numbers.entry(kind).or_insert_with(|| {
+            self.table.push(kind);
+            self.table.len() as u32 - 1
+        });
+        let is_block = matches!(stroke.ink, Ink::Live | Ink::Pending);
+        let slack = if is_block { piece.bytes.saturating_sub(piece.requested) } else { 0 };
+        let mut left = stroke.bytes / self.unit;
+        while left > 0 {
+            // Longer ones than a column takes are several: only in a record whose lengths are not whole units.
+            let part = left.min(u64::from(u32::MAX));
+            self.lengths.push(part as u32);
+            self.kinds.push(number);
+            self.slack.push(u32::try_from(slack).unwrap_or(u32::MAX));
+            self.steps.push(piece.step);
+            left -= part;
+        }
+    }
+}
+
+/// The page. `facts` are about the process and the device; more is added here.
+///
+/// # Errors
+/// As [`Columns::encoded`].
+pub fn page(picture: &Picture, timeline: &[TimelineEntry], mut facts: Value) -> io::Result<String> {
+    let whole = picture.pieces.iter().all(|piece| piece.address % 512 == 0 && piece.bytes % 512 == 0);
+    let mut strokes = Strokes {
+        unit: if whole { 512 } else { 1 },
+        lengths: Vec::new(),
+        kinds: Vec::new(),
+        slack: Vec::new(),
+        steps: Vec::new(),
+        table: Vec::new(),
+        numbers: HashMap::new(),
+    };
+    let mut columns = Columns::default();
+    let (mut low, mut high, mut counts, mut range_facts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for range in &picture.ranges {
+        let before = strokes.lengths.len();
+        of_range(picture, range).for_each(|stroke| strokes.push(&stroke));
+        counts.push((strokes.lengths.len() - before) as u32);
+        low.push(range.address as u32);
+        high.push((range.address >> 32) as u32);
+        range_facts.push(
+            u32::from(range.kind as u8) | u32::from(range.lifetime) << 8 | u32::from(range.capture) << 16,
+        );
+    }
+    let pages = &picture.pages;
+    columns.add("lengths", strokes.lengths);
+    columns.add("kinds", strokes.kinds);
+    columns.add("slack", strokes.slack);
+    columns.add("steps", strokes.steps);
+    columns.add("rangeLow", low);
+    columns.add("rangeHigh", high);
+    columns.add("rangeStrokes", counts);
+    columns.add("rangeFacts", range_facts);
+    columns.add("pageChunk", pages.iter().map(|page| page.chunk.unwrap_or(NO_CHUNK)).collect());
+    columns.add("pageNumber", pages.iter().map(|page| page.number).collect());
+    columns.add("pageBytes", pages.iter().map(|page| page.bytes).collect());
+    let text = columns.encoded()?;
+    facts["unit"] = json!(strokes.unit);
+    facts["columns"] = columns.facts();
+    facts["kinds"] = json!(strokes.table);
+    facts["mapped_pages"] = json!(pages.iter().filter(|page| !page.is_spare()).count());
+    facts["timeline"] = timeline_columns(timeline);
+    // The one character that could end the script element.
+    let facts = facts.to_string().replace('<', "\\u003c");
+    Ok(fill(&[("/*STYLE*/", STYLE), ("/*FACTS*/", &facts), ("/*COLUMNS*/", &text), ("/*SCRIPT*/", SCRIPT)]))
+}
+
+/// Each field as a list, times in milliseconds since 1970.
+fn timeline_columns(entries: &[TimelineEntry]) -> Value {
+    let list = |of: fn(&TimelineEntry) -> u64| entries.iter().map(of).collect::<Vec<u64>>();
+    json!({
+        "time": entries.iter().map(|entry| entry.realtime_nanoseconds as f64 / 1e6).collect::<Vec<f64>>(),
+        "step": list(|entry| entry.sample.step),
+        "liveLow": list(|entry| entry.sample.live_low),
+        "liveHigh": list(|entry| entry.sample.live_high),
+        "reserved": list(|entry| entry.sample.reserved_high),
+        "pending": list(|entry| entry.sample.pending_high),
+    })
+}
+
+/// The page with its parts put in, each at its mark; what is put in is not looked through for marks.
+fn fill(parts: &[(&str, &str)]) -> String {
+    let mut out = String::with_capacity(PAGE.len() + parts.iter().map(|part| part.1.len()).sum::<usize>());
+    let mut rest = PAGE;
+    for (mark, text) in parts {
+        let Some((before, after)) = rest.split_once(mark) else { continue };
+        out.push_str(before);
+        out.push_str(text);
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_a_mark_for_each_part_in_their_order() {
+        let filled =
+            fill(&[("/*STYLE*/", "1"), ("/*FACTS*/", "2"), ("/*COLUMNS*/", "3"), ("/*SCRIPT*/", "4")]);
+        assert!(!filled.contains("/*"), "{filled}");
+    }
+
+    #[test]
+    fn what_the_record_says_cannot_end_the_element_that_it_is_in() {
+        let facts = json!({ "command": "</script><script>alert(1)</script><!--" });
+        let page = page(&Picture::default(), &[], facts).unwrap();
+        assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
+        assert!(!page.contains("<script>alert"));
+    }
+
+    #[test]
+    fn nothing_of_the_page_comes_from_outside() {
+        for part in [PAGE, STYLE, SCRIPT] {
+            for word in ["http://", "https://", "import ", "@import", "url(", "src=", "fetch("] {
+                assert!(!part.contains(word), "{word}");
+            }
+        }
+        assert!(PAGE.contains("default-src 'none'"));
+        assert!(!SCRIPT.contains("innerHTML"), "names of the record are set as text");
+    }
+}

@@ -1,0 +1,140 @@
+//! The sums and ranges as JSON (docs/map.md). Addresses are text, in hexadecimal: they may be beyond what JSON's readers keep exact.
+
+use gruyere::record::picture::{Picture, Piece, Range};
+use gruyere::record::{DeviceGauge, LIFETIME_NAMES, LIFETIMES, Reader};
+use serde_json::{Map, Value, json};
+
+use super::strokes::{Ink, of_range};
+
+/// Largest blocks and free runs that are listed.
+const LISTED: usize = 20;
+
+fn address(address: u64) -> String {
+    format!("{address:#x}")
+}
+
+fn lifetime(number: u8) -> &'static str {
+    LIFETIME_NAMES[usize::from(number) % LIFETIMES]
+}
+
+/// Whose record it is.
+pub fn process(reader: &Reader<'_>) -> Value {
+    let process = reader.process();
+    json!({
+        "pid": process.pid,
+        "rank": process.rank,
+        "local_rank": process.local_rank,
+        "world_size": process.world_size,
+        "host": process.host,
+        "command": process.command,
+        "version": process.version,
+        "live": reader.is_live(),
+    })
+}
+
+/// The sums, by name.
+pub fn sums(picture: &Picture) -> Value {
+    let sums = &picture.sums;
+    let lifetimes: Map<String, Value> = LIFETIME_NAMES
+        .iter()
+        .zip(sums.live_by_lifetime)
+        .map(|(name, bytes)| ((*name).to_owned(), bytes.into()))
+        .collect();
+    json!({
+        "held_bytes": sums.held,
+        "live_bytes": sums.live,
+        "live_requested_bytes": sums.live_requested,
+        "live_blocks": sums.live_blocks,
+        "live_bytes_by_lifetime": lifetimes,
+        "pending_bytes": sums.pending,
+        "pending_blocks": sums.pending_blocks,
+        "free_whole_bytes": sums.free_whole,
+        "free_whole_bound_bytes": sums.free_whole_bound,
+        "free_partial_bytes": sums.free_partial,
+        "gap_bytes": sums.gaps,
+        "free_slot_bytes": sums.free_slots,
+        "slot_rest_bytes": sums.slot_rests,
+        "slab_tail_bytes": sums.slab_tails,
+        "spare_bytes": sums.spare,
+        "movable_bytes": sums.movable(),
+        "largest_free_run_bytes": sums.largest_run,
+        "pages": {
+            "full": sums.full_pages,
+            "partly_used": sums.partial_pages,
+            "free": sums.free_pages,
+            "spare": sums.spare_pages,
+        },
+        "address_space": {
+            "reserved_bytes": sums.reserved_address,
+            "shadow_bytes": sums.shadows,
+            "retired_bytes": sums.retired,
+        },
+    })
+}
+
+/// Entries that did not fit together, by name.
+pub fn misfits(picture: &Picture) -> Value {
+    picture
+        .misfits
+        .parts()
+        .iter()
+        .map(|(name, count)| ((*name).to_owned(), json!(count)))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+fn block(piece: &Piece) -> Value {
+    json!({
+        "address": address(piece.address),
+        "bytes": piece.bytes,
+        "requested_bytes": piece.requested,
+        "lifetime": lifetime(piece.lifetime),
+        "stream": piece.stream,
+        "step": piece.step,
+        "capture": piece.capture,
+    })
+}
+
+fn range(picture: &Picture, range: &Range) -> Value {
+    let mut inks = [0u64; Ink::ALL.len()];
+    for stroke in of_range(picture, range) {
+        inks[stroke.ink as usize] += stroke.bytes;
+    }
+    let of = |ink: Ink| inks[ink as usize];
+    let blocks = picture.pieces_of(range).iter().filter(|piece| piece.kind.is_block()).count();
+    json!({
+        "address": address(range.address),
+        "bytes": range.bytes,
+        "kind": range.kind.name(),
+        "lifetime": lifetime(range.lifetime),
+        "capture": range.capture,
+        "blocks": blocks,
+        "live_bytes": of(Ink::Live),
+        "pending_bytes": of(Ink::Pending),
+        "free_whole_bytes": of(Ink::Whole) + of(Ink::Bound),
+        "free_partial_bytes": Ink::ALL.iter().filter(|ink| ink.is_unusable()).map(|&ink| of(ink)).sum::<u64>(),
+    })
+}
+
+/// All of it.
+pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
+    let device = reader.device(picture.device);
+    let gauge = |gauge| device.as_ref().map(|device| device.gauge(gauge));
+    json!({
+        "process": process(reader),
+        "device": picture.device,
+        "name": device.as_ref().map(|device| device.facts.name.clone()),
+        "step": picture.step,
+        "reserved_bytes": gauge(DeviceGauge::Reserved),
+        "limit_bytes": gauge(DeviceGauge::Limit),
+        "sums": sums(picture),
+        "did_not_fit": misfits(picture),
+        "ranges": picture.ranges.iter().map(|one| range(picture, one)).collect::<Vec<_>>(),
+        "largest_free_runs": picture
+            .largest_runs(LISTED)
+            .iter()
+            .map(|run| json!({ "address": address(run.address), "bytes": run.bytes }))
+            .collect::<Vec<_>>(),
+        "largest_live_blocks": picture.largest_live(LISTED).iter().map(block).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,237 @@
+//! `gruyere map`: where every byte of a device is.
+
+mod cells;
+mod html;
+mod json;
+mod strokes;
+mod terminal;
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use gruyere::record::picture::Picture;
+use gruyere::record::{DeviceGauge, Reader};
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::failure::{Ended, Exit, Failure};
+use crate::target::Target;
+use strokes::By;
+use terminal::Style;
+
+/// Draws the layout of a device's memory: blocks, free runs, partly used pages.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere map 4242                      the address space, coloured by lifetime
+  gruyere map 4242 --by age --watch     by age, drawn again every second
+  gruyere map 4242 --physical           in the order of physical pages
+  gruyere map 4242 --html heap.html     a page to zoom in; it opens offline
+  gruyere map /dev/shm/gruyere-4026531836-4242-99-0.record --json | jq .sums
+                                        the last state of a killed process
+
+A cell is filled from below by what blocks take of it. What is left is dark where it is whole pages, which can move or go back, and
+red where it lies in partly used pages, which is lost until the blocks there go. docs/map.md tells more.
+
+Exit codes: 0 all well; 1 no such process, record or device, or it can't be read or written; 2 wrong usage;
+3 drawn, but some entries could not be read whole (the process was killed while it wrote them).")]
+pub struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// The device, by its number in the process; else the first that holds memory.
+    #[arg(long, value_name = "NUMBER")]
+    device: Option<u32>,
+    /// What live blocks are coloured by.
+    #[arg(long, value_enum, default_value_t)]
+    by: By,
+    /// In the order of physical pages, in place of addresses.
+    #[arg(long)]
+    physical: bool,
+    /// Letters of ASCII only.
+    #[arg(long)]
+    ascii: bool,
+    /// Colours; `auto` is where the output is a terminal and NO_COLOR is not set.
+    #[arg(long, value_enum, default_value_t)]
+    color: Colour,
+    /// Columns of text; else the terminal's, or 100.
+    #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(40..))]
+    width: Option<u16>,
+    /// Rows of cells; else what fits the terminal, or 32.
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u16).range(1..))]
+    rows: Option<u16>,
+    /// Draw it again, every so many seconds, until it is interrupted or the process is gone.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", require_equals = true,
+          value_parser = clap::value_parser!(u32).range(1..=86_400), conflicts_with_all = ["json", "html"])]
+    watch: Option<u32>,
+    /// Print the sums and ranges as JSON. Bytes are bytes.
+    #[arg(long, conflicts_with = "html")]
+    json: bool,
+    /// Write a page to FILE, whole in itself.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Colour {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+/// Lines around the rows of cells, about.
+const AROUND: usize = 12;
+/// Fewer rows of cells than this are no picture.
+const LEAST_ROWS: usize = 6;
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let reader = arguments.target.open()?;
+    let device = device(&reader, arguments.device)?;
+    if let Some(seconds) = arguments.watch {
+        return watch(&reader, device, arguments, Duration::from_secs(seconds.into()));
+    }
+    let picture = look(&reader, device)?;
+    if let Some(path) = &arguments.html {
+        write_page(&reader, &picture, path)?;
+    } else {
+        let text = match arguments.json {
+            true => format!("{:#}\n", json::value(&reader, &picture)),
+            false => drawn(&picture, &title(&reader, device), arguments),
+        };
+        // A closed pipe (`| head`) is no trouble.
+        let _ = io::stdout().write_all(text.as_bytes());
+    }
+    Ok(if picture.misfits.torn > 0 { Exit::Torn } else { Exit::Fine })
+}
+
+/// Which device is meant.
+fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
+    let devices = reader.devices();
+    match asked {
+        Some(device) if device < devices => Ok(device),
+        Some(device) => Err(Failure::new(format_args!(
+            "there is no device {device}: the process has {devices}, counted from 0"
+        ))),
+        None if devices == 0 => Err(Failure::new(format_args!(
+            "{}: its process has no device, so there is no memory to draw",
+            reader.path().display()
+        ))),
+        None => {
+            let holds = |device: &u32| {
+                reader
+                    .device(*device)
+                    .is_some_and(|device| device.gauge(DeviceGauge::Reserved) > 0 || device.live > 0)
+            };
+            Ok((0..devices).find(holds).unwrap_or(0))
+        }
+    }
+}
+
+fn look(reader: &Reader<'_>, device: u32) -> Result<Picture, Failure> {
+    Picture::read(reader, device).ok_or_else(|| {
+        Failure::new(format_args!("{}: it tells nothing of device {device}", reader.path().display()))
+    })
+}
+
+/// What comes from a record may hold anything, also what a terminal takes for commands.
+fn printable(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+}
+
+fn title(reader: &Reader<'_>, device: u32) -> String {
+    let process = reader.process();
+    let rank = process.rank.map_or(String::new(), |rank| format!(", rank {rank}"));
+    let life = match reader.is_live() {
+        Some(false) => " (ended)",
+        _ => "",
+    };
+    let snapshot = reader.device(device);
+    let name = snapshot.as_ref().map_or(String::new(), |snapshot| printable(&snapshot.facts.name));
+    let step = snapshot.map_or(0, |snapshot| snapshot.gauge(DeviceGauge::Step));
+    format!("process {}{life}{rank}, device {device} {name}, step {step}", process.pid)
+}
+
+/// The picture as text, in as many rows as the terminal has room for.
+fn drawn(picture: &Picture, title: &str, arguments: &Arguments) -> String {
+    let (style, lines) = style(arguments);
+    let text = terminal::draw(picture, title, style);
+    // How many lines the legend takes is known once it is written. One is the prompt's.
+    let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
+    if excess == 0 || arguments.rows.is_some() {
+        return text;
+    }
+    terminal::draw(picture, title, Style { rows: style.rows.saturating_sub(excess).max(LEAST_ROWS), ..style })
+}
+
+/// How to draw, and how many lines the terminal has, where there is one.
+fn style(arguments: &Arguments) -> (Style, Option<usize>) {
+    let terminal = io::stdout().is_terminal();
+    let size = terminal.then(terminal_size::terminal_size).flatten();
+    let (columns, lines) = size.map_or((100, None), |(width, height)| (width.0, Some(usize::from(height.0))));
+    let fitting = lines.map_or(32, |lines| lines.saturating_sub(AROUND).max(LEAST_ROWS));
+    let colour = match arguments.color {
+        Colour::Always => true,
+        Colour::Never => false,
+        // https://no-color.org: any value but an empty one.
+        Colour::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+    };
+    let style = Style {
+        columns: usize::from(arguments.width.unwrap_or(columns)).max(40),
+        rows: arguments.rows.map_or(fitting, usize::from),
+        ascii: arguments.ascii,
+        colour,
+        physical: arguments.physical,
+        by: arguments.by,
+    };
+    (style, lines)
+}
+
+/// Draws again and again. Ends well when the process does, or nobody reads on.
+fn watch(reader: &Reader<'_>, device: u32, arguments: &Arguments, pause: Duration) -> Ended {
+    loop {
+        let picture = look(reader, device)?;
+        let text = drawn(&picture, &title(reader, device), arguments);
+        // Each line is overwritten and its rest cleared, so nothing flickers.
+        let text = match io::stdout().is_terminal() {
+            true => format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")),
+            false => text,
+        };
+        let mut out = io::stdout().lock();
+        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+            return Ok(Exit::Fine);
+        }
+        if reader.is_live() != Some(true) {
+            return Ok(if picture.misfits.torn > 0 { Exit::Torn } else { Exit::Fine });
+        }
+        drop(out);
+        std::thread::sleep(pause);
+    }
+}
+
+fn write_page(reader: &Reader<'_>, picture: &Picture, path: &PathBuf) -> Result<(), Failure> {
+    let timeline = reader.timeline(picture.device);
+    let snapshot = reader.device(picture.device);
+    let gauge = |gauge| snapshot.as_ref().map_or(0, |snapshot| snapshot.gauge(gauge));
+    let facts = json!({
+        "process": json::process(reader),
+        "device": picture.device,
+        "name": snapshot.as_ref().map(|snapshot| snapshot.facts.name.clone()),
+        "step": picture.step,
+        "taken": Timestamp::now().to_string(),
+        "limit": gauge(DeviceGauge::Limit),
+        "sums": json::sums(picture),
+        "misfits": json::misfits(picture),
+    });
+    let failed = |error: io::Error| {
+        Failure::new(format_args!(
+            "{}: {error}; name a file in a folder that can be written, with room",
+            path.display()
+        ))
+    };
+    let page = html::page(picture, &timeline.entries, facts).map_err(failed)?;
+    std::fs::write(path, page).map_err(failed)
+}

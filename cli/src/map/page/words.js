@@ -1,0 +1,155 @@
+// What is said in words: tool tip, selection, lists, summary, legend.
+
+function describe(i, at) {
+  if (i < 0) {
+    const v = views.physical, label = v.label[indexAt(v.at, at)];
+    return [["", INK_NAMES[SPARE]], ["page", label ? "chunk " + label.chunk + ", page " + (label.page + Math.floor((at - v.at[indexAt(v.at, at)]) / PAGE)) : "-"]];
+  }
+  const f = strokeFacts(i);
+  const lines = [["", INK_NAMES[f.ink]], ["address", hex(f.address)], ["bytes", exact(f.bytes)]];
+  if (f.block) {
+    lines.push(["requested", exact(f.requested)]);
+    lines.push(["lifetime", LIFETIMES[f.lifetime % 4]], ["stream", f.stream], ["step", f.step], ["age", f.age + (f.age === 1 ? " step" : " steps")]);
+  } else if (f.stream !== NOBODY) lines.push(["lifetime", LIFETIMES[f.lifetime % 4]], ["stream", f.stream]);
+  if (f.slot) lines.push(["size class", bytesText(f.slot)]);
+  if (f.capture) lines.push(["capture", f.capture]);
+  lines.push(["page", pageText(at === undefined ? starts[i] : lineAt(at))]);
+  const kinds = ["span", "stitched pages", "alone"];
+  lines.push(["range", kinds[f.range.kind] + " at " + hex(f.range.address) + ", " + bytesText(f.range.end - f.range.start)]);
+  return lines;
+}
+
+function lineAt(at) {
+  const v = views[view], part = indexAt(v.at, at);
+  return v.line[part] + at - v.at[part];
+}
+
+/** Fills a list of terms. */
+function fillTerms(list, lines) {
+  list.replaceChildren(...lines.flatMap(([name, value]) => {
+    const term = document.createElement("dt"), text = document.createElement("dd");
+    term.textContent = name || "what";
+    text.textContent = value;
+    return [term, text];
+  }));
+}
+
+function fillSelected() {
+  fillTerms($("selected"), selected < 0 ? [["nothing", "click a piece, or press an arrow key"]] : describe(selected));
+}
+
+function showTip(x, y) {
+  const tip = $("tip"), at = byteAt(x, y);
+  if (at === null) { tip.hidden = true; return; }
+  const lines = describe(strokeAt(at), at);
+  // How many are under the pointer: a column of many blocks is no block.
+  const perColumn = rowBytes / columnsWide();
+  const i = strokeAt(at), j = i < 0 ? i : strokeAt(Math.min(at + perColumn, total() - 1));
+  if (view === "address" && j - i > 1) lines.push(["here", (j - i + 1) + " pieces in one column; zoom in"]);
+  tip.textContent = lines.map(([name, value]) => name ? name + ": " + value : value).join("\n");
+  tip.hidden = false;
+  tip.style.left = Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 6)) + "px";
+  tip.style.top = (y + 18 + tip.offsetHeight > height ? Math.max(2, y - tip.offsetHeight - 10) : y + 18) + "px";
+}
+
+/** The largest of those that `measure` gives a length to: [index, length] pairs. */
+function largest(count, most, measure) {
+  const found = [];
+  let least = 0;
+  const cut = () => { found.sort((a, b) => b[1] - a[1] || a[0] - b[0]); found.length = Math.min(found.length, most); };
+  for (let i = 0; i < count; i++) {
+    const length = measure(i);
+    if (length > least) {
+      found.push([i, length]);
+      if (found.length >= 4 * most) { cut(); least = found[found.length - 1][1]; }
+    }
+  }
+  cut();
+  return found;
+}
+
+function fillLists() {
+  const count = columns.lengths.length;
+  const inks = Uint8Array.from(facts.kinds, (kind) => kind[0]);
+  const isFree = (i) => { const ink = inks[columns.kinds[i]]; return ink === WHOLE || ink === BOUND || ink === GAP; };
+  const ends = new Uint8Array(count + 1);
+  for (const range of ranges) ends[range.first] = 1;
+  // A run is told by its first stroke.
+  const runLength = (i) => {
+    if (!isFree(i) || (i > 0 && !ends[i] && isFree(i - 1))) return 0;
+    let end = i + 1;
+    while (end < count && !ends[end] && isFree(end)) end++;
+    return starts[end] - starts[i];
+  };
+  const entry = (i, length, note) => {
+    const item = document.createElement("li"), button = document.createElement("button");
+    button.type = "button";
+    for (const [tag, text] of [["span", hex(strokeFacts(i).address)], ["small", note], ["b", bytesText(length)]]) {
+      const part = document.createElement(tag);
+      part.textContent = text;
+      button.append(part);
+    }
+    button.addEventListener("click", () => select(i, true));
+    item.append(button);
+    return item;
+  };
+  $("runs").replaceChildren(...largest(count, 100, runLength).map(([i, length]) => entry(i, length, "")));
+  const live = largest(count, 100, (i) => inks[columns.kinds[i]] === LIVE ? starts[i + 1] - starts[i] : 0);
+  $("blocks").replaceChildren(...live.map(([i, length]) => entry(i, length, LIFETIMES[strokeFacts(i).lifetime % 4] + " " + columns.steps[i])));
+}
+
+function fillSummary() {
+  const { process, sums } = facts;
+  const rank = process.rank === null ? "" : ", rank " + process.rank;
+  $("title").textContent = "process " + process.pid + rank + ", device " + facts.device + " " + (facts.name || "");
+  $("subtitle").textContent = "step " + facts.step + " · " + facts.taken.slice(0, 19).replace("T", " ") + " UTC · " + process.host + " · " + process.command;
+  $("subtitle").title = process.command;
+  document.title = "gruyere map " + process.pid;
+  const free = sums.free_whole_bytes + sums.free_partial_bytes + sums.spare_bytes;
+  const figures = [["held", bytesText(sums.held_bytes)], ["live", bytesText(sums.live_bytes) + " (" + share(sums.live_bytes, sums.held_bytes) + ")"],
+    ["blocks", sums.live_blocks.toLocaleString("en")], ["pending", bytesText(sums.pending_bytes)], ["free", bytesText(free)],
+    ["lost in partly used pages", bytesText(sums.free_partial_bytes) + " (" + share(sums.free_partial_bytes, sums.held_bytes) + ")", "lost"],
+    ["largest free run", bytesText(sums.largest_free_run_bytes)], ["can be joined to one run", bytesText(sums.movable_bytes)]];
+  $("figures").replaceChildren(...figures.map(([name, value, kind]) => {
+    const span = document.createElement("span"), b = document.createElement("b");
+    if (kind) span.className = kind;
+    b.textContent = value;
+    span.append(name + " ", b);
+    return span;
+  }));
+  const p = sums.pages, a = sums.address_space;
+  const terms = [["pages, full", p.full], ["partly used", p.partly_used], ["free", p.free], ["spare", p.spare],
+    ["free slots", bytesText(sums.free_slot_bytes)], ["rests of slots", bytesText(sums.slot_rest_bytes)], ["tails of slabs", bytesText(sums.slab_tail_bytes)],
+    ["gaps between blocks", bytesText(sums.gap_bytes)],
+    ["ranges", ranges.length], ["reserved addresses", bytesText(a.reserved_bytes)], ["shadows", bytesText(a.shadow_bytes)], ["retired mappings", bytesText(a.retired_bytes)]];
+  const misfits = Object.values(facts.misfits).reduce((sum, n) => sum + n, 0);
+  if (misfits) terms.push(["did not fit together", misfits]);
+  fillTerms($("pages"), terms);
+}
+
+function fillLegend() {
+  const names = classNames(), sums = new Float64Array(BINS);
+  for (let i = 0; i < bins.length; i++) sums[bins[i]] += columns.lengths[i] * facts.unit;
+  sums[B_SPARE] = facts.sums.spare_bytes;
+  const entries = names.map((name, bin) => [name, bin]).concat([["pending", B_PENDING], ["rests of slots, tails", B_REST], ["free slots", B_SLOTS],
+    ["gaps in partly used pages", B_GAP], ["whole pages that stay", B_BOUND], ["free whole pages", B_WHOLE], ["spare pages", B_SPARE]]);
+  const there = entries.filter(([, bin]) => sums[bin] > 0);
+  const colour = (bin) => "rgb(" + palette[bin].join(" ") + ")";
+  $("legend").replaceChildren(...there.map(([name, bin]) => {
+    const button = document.createElement("button"), mark = document.createElement("i"), small = document.createElement("small");
+    button.type = "button";
+    button.setAttribute("aria-pressed", String(bin === highlighted));
+    mark.style.background = colour(bin);
+    small.textContent = bytesText(sums[bin]) + ", " + share(sums[bin], facts.sums.held_bytes);
+    button.append(mark, name, small);
+    button.addEventListener("click", () => { highlighted = highlighted === bin ? -1 : bin; recolour(); });
+    return button;
+  }));
+  $("bar").replaceChildren(...there.map(([name, bin]) => {
+    const part = document.createElement("div");
+    part.style.background = colour(bin);
+    part.style.flex = sums[bin] + " 0 0";
+    part.title = name + ": " + bytesText(sums[bin]);
+    return part;
+  }));
+}

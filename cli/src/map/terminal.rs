@@ -1,0 +1,324 @@
+//! The layout in the terminal: rows of cells, a legend with the sums, and what was noted while reading.
+
+use std::fmt::Write as _;
+
+use super::cells::{self, Cell, Place, Stretch};
+use super::strokes::{By, CLASSES, Ink};
+use gruyere::record::picture::{Picture, Piece, Sums};
+use indicatif::BinaryBytes;
+
+/// How to draw.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// Columns there are.
+    pub columns: usize,
+    /// Rows of cells there should be.
+    pub rows: usize,
+    /// Only characters of ASCII.
+    pub ascii: bool,
+    /// Escape codes of 256 colours.
+    pub colour: bool,
+    /// In the order of physical pages.
+    pub physical: bool,
+    /// What live blocks are coloured by.
+    pub by: By,
+}
+
+/// Foreground of live classes (xterm's 256 colours): cool ones, since the warm ones are the holes'.
+const LIFETIMES: [u8; CLASSES] = [110, 150, 43, 32, 0, 0, 0, 0];
+/// From new to old, and from small to large.
+const RAMP: [u8; CLASSES] = [157, 79, 37, 32, 26, 61, 0, 0];
+const STREAMS: [u8; CLASSES] = [32, 43, 150, 110, 68, 37, 72, 104];
+const PENDING: u8 = 176;
+/// Background where free memory can move, where it stays, and where it is lost.
+const WHOLE: u8 = 236;
+const BOUND: u8 = 239;
+const LOST: u8 = 160;
+const FAINT: u8 = 244;
+
+/// By eighths of a cell that blocks have.
+const FILL: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+const LETTERS: [char; CLASSES] = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'];
+const LIFETIME_LETTERS: [char; CLASSES] = ['a', 't', 's', 'p', 'e', 'f', 'g', 'h'];
+
+/// A row's label and the space behind it.
+const LABEL: usize = 16;
+
+impl Style {
+    fn class_colour(&self, class: usize) -> u8 {
+        match self.by {
+            By::Lifetime => LIFETIMES[class],
+            By::Age | By::Size => RAMP[class],
+            By::Stream => STREAMS[class],
+        }
+    }
+
+    fn class_letter(&self, class: usize) -> char {
+        match self.by {
+            By::Lifetime => LIFETIME_LETTERS[class],
+            _ => LETTERS[class],
+        }
+    }
+
+    /// Letters in place of fills: where there are no colours, fills would all be alike.
+    fn letters(&self) -> bool {
+        self.ascii || !self.colour
+    }
+
+    fn paint(&self, text: &str, front: Option<u8>, back: Option<u8>) -> String {
+        if !self.colour {
+            return text.to_owned();
+        }
+        let mut codes = String::new();
+        if let Some(front) = front {
+            let _ = write!(codes, "\x1b[38;5;{front}m");
+        }
+        if let Some(back) = back {
+            let _ = write!(codes, "\x1b[48;5;{back}m");
+        }
+        format!("{codes}{text}\x1b[0m")
+    }
+
+    /// The character of a cell and its colours.
+    fn glyph(&self, cell: &Cell) -> (char, Option<u8>, Option<u8>) {
+        let bytes = cell.bytes().max(1);
+        let (taken, lost) = (cell.taken(), cell.unusable());
+        let is_pending = cell.of(Ink::Pending) > cell.of(Ink::Live);
+        let front = if is_pending { PENDING } else { self.class_colour(cell.class()) };
+        if taken == 0 && lost == 0 {
+            return match (cell.of(Ink::Spare) * 2 > bytes, cell.of(Ink::Bound) * 2 > bytes) {
+                (true, _) => (if self.letters() { '_' } else { ' ' }, None, None),
+                (_, true) => (':', Some(FAINT), Some(BOUND)),
+                _ => (if self.letters() { '.' } else { '·' }, Some(FAINT), Some(WHOLE)),
+            };
+        }
+        // The rest of the cell is lost where that is most of what is free in it.
+        let free = bytes - taken;
+        let back = match lost * 2 > free {
+            true => LOST,
+            false if cell.of(Ink::Bound) > cell.of(Ink::Whole) => BOUND,
+            false => WHOLE,
+        };
+        let colours = |letter| (letter, Some(front), Some(back));
+        if !self.letters() {
+            // Any free eighth is shown, and so is any block.
+            let eighths = (taken * 8 / bytes).clamp(u64::from(taken > 0), 8);
+            return colours(FILL[eighths as usize]);
+        }
+        if lost * 4 > bytes {
+            return colours('!');
+        }
+        if is_pending {
+            return colours('~');
+        }
+        let letter = self.class_letter(cell.class());
+        colours(if taken * 16 >= bytes * 15 { letter.to_ascii_uppercase() } else { letter })
+    }
+}
+
+/// The whole picture, as text.
+pub fn draw(picture: &Picture, title: &str, style: Style) -> String {
+    let mut out = String::new();
+    wrapped(&mut out, title, style.columns);
+    let sums = picture.sums;
+    if sums.held == 0 {
+        let _ = writeln!(out, "nothing is held on device {}", picture.device);
+        notes(&mut out, picture, style.columns);
+        return out;
+    }
+    let width = style.columns.saturating_sub(LABEL).max(8);
+    let cell = cell_bytes(sums.held, width, style.rows);
+    let of_free = |part: u64| share(part, sums.free());
+    let held = format!(
+        "held {}: live {} ({}), pending {}, free {}, of which {} are in partly used pages ({} of all held)",
+        bytes(sums.held),
+        bytes(sums.live),
+        share(sums.live, sums.held),
+        bytes(sums.pending),
+        bytes(sums.free()),
+        bytes(sums.free_partial),
+        share(sums.free_partial, sums.held),
+    );
+    wrapped(&mut out, &held, style.columns);
+    let view = if style.physical { "physical pages, by chunk and page" } else { "address space, by address" };
+    wrapped(&mut out, &format!("{view}; a cell is {}", bytes(cell)), style.columns);
+    out.push('\n');
+    let stretches = if style.physical {
+        cells::by_page(picture, style.by, cell)
+    } else {
+        // Many small ranges would each take a row's part of their own.
+        let joined = picture.ranges.len() * 24 > width * style.rows;
+        cells::by_address(picture, style.by, cell, joined)
+    };
+    rows(&mut out, &stretches, width, style);
+    legend(&mut out, picture, &stretches, style);
+    let longest = format!(
+        "largest free run {}; whole pages that can move, and spare ones: {} ({} of what is free)",
+        bytes(sums.largest_run),
+        bytes(sums.movable()),
+        of_free(sums.movable())
+    );
+    wrapped(&mut out, &longest, style.columns);
+    let pages = format!(
+        "pages: {} full, {} partly used, {} free, {} spare; address space: {} reserved, {} in shadows, {} retired",
+        sums.full_pages,
+        sums.partial_pages,
+        sums.free_pages,
+        sums.spare_pages,
+        bytes(sums.reserved_address),
+        bytes(sums.shadows),
+        bytes(sums.retired)
+    );
+    wrapped(&mut out, &pages, style.columns);
+    notes(&mut out, picture, style.columns);
+    out
+}
+
+/// A power of two, such that all that is held fits in the rows, about.
+fn cell_bytes(held: u64, width: usize, rows: usize) -> u64 {
+    let cells = (width * rows.max(1)) as u64;
+    held.div_ceil(cells).max(512).checked_next_power_of_two().unwrap_or(1 << 63)
+}
+
+/// Cells in rows; a bar where the address jumps.
+fn rows(out: &mut String, stretches: &[Stretch], width: usize, style: Style) {
+    let bar = if style.letters() { "|" } else { "│" };
+    let mut column = 0;
+    for (number, stretch) in stretches.iter().enumerate() {
+        if number > 0 && column > 0 && column < width {
+            out.push_str(&style.paint(bar, Some(FAINT), None));
+            column += 1;
+        }
+        for cell in stretch {
+            if column == 0 || column >= width {
+                if column > 0 {
+                    out.push('\n');
+                }
+                out.push_str(&style.paint(&label(cell.place), Some(FAINT), None));
+                column = 0;
+            }
+            let (letter, front, back) = style.glyph(cell);
+            out.push_str(&style.paint(letter.encode_utf8(&mut [0; 4]), front, back));
+            column += 1;
+        }
+    }
+    out.push_str("\n\n");
+}
+
+fn label(place: Place) -> String {
+    match place {
+        Place::Address(address) => format!("{:<LABEL$}", format!("{address:#x}")),
+        Place::Page(chunk, page) => format!("{:<LABEL$}", format!("chunk {chunk}.{page}")),
+    }
+}
+
+/// What each colour and letter means, with the bytes.
+fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Style) {
+    let sums: Sums = picture.sums;
+    let mut entries: Vec<(String, String)> = Vec::new();
+    let mut classes = [0u64; CLASSES];
+    for cell in stretches.iter().flatten() {
+        classes.iter_mut().zip(cell.classes).for_each(|(sum, more)| *sum += more);
+    }
+    for (class, name) in style.by.names().into_iter().enumerate() {
+        if classes[class] > 0 {
+            let letter = style.class_letter(class).to_ascii_uppercase();
+            let mark = if style.letters() { letter } else { '█' };
+            entries.push((
+                style.paint(&mark.to_string(), Some(style.class_colour(class)), None),
+                format!("{name} {}", bytes(classes[class])),
+            ));
+        }
+    }
+    let mut add =
+        |ascii: char, fine: char, front: u8, back: Option<u8>, name: &str, amount: u64, always: bool| {
+            if amount > 0 || always {
+                let mark = if style.letters() { ascii } else { fine };
+                entries.push((
+                    style.paint(&mark.to_string(), Some(front), back),
+                    format!("{name} {}", bytes(amount)),
+                ));
+            }
+        };
+    add('~', '█', PENDING, None, "pending", sums.pending, false);
+    add('.', '·', FAINT, Some(WHOLE), "free whole pages", sums.free_whole - sums.free_whole_bound, true);
+    add(':', ':', FAINT, Some(BOUND), "free whole pages that stay", sums.free_whole_bound, false);
+    add('_', ' ', FAINT, None, "spare pages", sums.spare, false);
+    add('!', ' ', LOST, Some(LOST), "free in partly used pages", sums.free_partial, true);
+    let mut column = 0;
+    for (mark, name) in &entries {
+        // The mark and a space, and three spaces between two entries.
+        let width = name.chars().count() + 2;
+        if column > 0 && column + 3 + width <= style.columns {
+            out.push_str("   ");
+            column += 3;
+        } else if column > 0 {
+            out.push('\n');
+            column = 0;
+        }
+        let _ = write!(out, "{mark} {}", name.replace('\u{a0}', " "));
+        column += width;
+    }
+    out.push('\n');
+    if style.letters() {
+        wrapped(out, "capital: 15 of 16 parts of the cell are taken; small: less", style.columns);
+    }
+    let beyond = |piece: &Piece| piece.kind.is_block() && piece.stream as usize >= CLASSES;
+    if style.by == By::Stream && picture.pieces.iter().any(beyond) {
+        wrapped(out, "a stream of 8 or more is drawn as its number less 8, 16, and so on", style.columns);
+    }
+    let parts = format!(
+        "in partly used pages: gaps between blocks {}, free slots {}, rests of slots {}, tails of slabs {}",
+        bytes(sums.gaps),
+        bytes(sums.free_slots),
+        bytes(sums.slot_rests),
+        bytes(sums.slab_tails)
+    );
+    wrapped(out, &parts, style.columns);
+}
+
+fn notes(out: &mut String, picture: &Picture, columns: usize) {
+    if picture.misfits.total() > 0 {
+        let parts: Vec<String> = picture
+            .misfits
+            .parts()
+            .iter()
+            .filter(|part| part.1 > 0)
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        let note =
+            format!("did not fit together (the record was read while it was written): {}", parts.join(", "));
+        wrapped(out, &note, columns);
+    }
+}
+
+/// A line, broken between words; a number and its unit are one word.
+fn wrapped(out: &mut String, text: &str, columns: usize) {
+    let mut column = 0;
+    for word in text.split(' ') {
+        let width = word.chars().count();
+        if column > 0 && column + 1 + width > columns {
+            out.push('\n');
+            column = 0;
+        } else if column > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(&word.replace('\u{a0}', " "));
+        column += width;
+    }
+    out.push('\n');
+}
+
+fn bytes(value: u64) -> String {
+    BinaryBytes(value).to_string().replace(' ', "\u{a0}")
+}
+
+fn share(part: u64, whole: u64) -> String {
+    let percent = part as f64 * 100.0 / whole as f64;
+    match (part, percent) {
+        _ if whole == 0 => "-".to_owned(),
+        (1.., ..0.05) => "<0.1%".to_owned(),
+        _ => format!("{percent:.1}%"),
+    }
+}

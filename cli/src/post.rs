@@ -1,0 +1,275 @@
+//! `gruyere post`: the last state of a process that is gone.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use gruyere::dump::state::{Event, State};
+use gruyere::dump::{outside, text};
+use gruyere::heap::ladder::RUNG_NAMES;
+use gruyere::heap::oom::Bytes;
+use gruyere::record::reader::DeviceSnapshot;
+use gruyere::record::{EventKind, Reader, facts};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::failure::{Ended, Exit};
+use crate::target::Target;
+
+/// Shows the last state of a process that was killed: how it ended, what was live, the last events.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere post 4242                     a process that was killed, by its pid
+  gruyere post /dev/shm/gruyere-4026531836-4242-99-0.record
+  gruyere post 4242 --json | jq '.ended'
+
+The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart of the machine.
+
+Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, but some values are not of
+one moment (marked torn: the process was killed while it wrote).")]
+pub struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// The last events to show.
+    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    events: usize,
+    /// Print JSON: `state` is as in docs/schema/oom-dump.json.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a process ended, as far as its record tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum End {
+    /// It holds the lock of its record.
+    Runs,
+    /// It closed its record.
+    Clean,
+    /// Neither.
+    Killed,
+    /// There is no telling, for instance of a copy on another machine.
+    Unknown,
+}
+
+/// What the record says of the end.
+#[derive(Clone, Debug, Serialize)]
+struct Ending {
+    how: End,
+    /// The latest time in the record (nanoseconds since 1970).
+    last_sign_of_life_nanoseconds: Option<u64>,
+    /// The machine has not been restarted since.
+    same_boot: bool,
+    out_of_memories: u64,
+    /// Of the last event, if that is one.
+    last_event_is_out_of_memory: bool,
+    /// Counters of lanes, gauges of devices, and entries that are not of one moment.
+    torn_lanes: u32,
+    torn_gauges: u32,
+    torn_entries: u64,
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let reader = arguments.target.open()?;
+    let devices = reader.device_snapshots();
+    let state = outside::state(&reader, arguments.events);
+    let ended = ended(&reader, &devices, &state);
+    let next = next(&ended, &state, &reader);
+    let text = match arguments.json {
+        true => {
+            let ladder: Vec<_> = devices.iter().map(ladder).collect();
+            format!("{:#}\n", json!({ "ended": ended, "ladder": ladder, "next": next, "state": state }))
+        }
+        false => page(&ended, &devices, &state, &next),
+    };
+    // A closed pipe (`| head`) is no trouble.
+    let _ = write!(io::stdout(), "{text}");
+    let torn = ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0;
+    Ok(if torn { Exit::Torn } else { Exit::Fine })
+}
+
+fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Ending {
+    let how = match (reader.health().closed, reader.is_live()) {
+        (true, _) => End::Clean,
+        (_, Some(true)) => End::Runs,
+        (_, Some(false)) => End::Killed,
+        (_, None) => End::Unknown,
+    };
+    let last: Option<&Event> = state.events.entries.last();
+    let process = reader.process();
+    Ending {
+        how,
+        last_sign_of_life_nanoseconds: last.map(|event| event.time_nanoseconds),
+        same_boot: process.boot == facts::boot_id(),
+        out_of_memories: devices
+            .iter()
+            .map(|device| device.gauge(gruyere::record::DeviceGauge::OutOfMemories))
+            .sum(),
+        last_event_is_out_of_memory: last.is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
+        torn_lanes: devices.iter().map(|device| device.torn_lanes).sum(),
+        torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
+        torn_entries: state.devices.iter().map(|device| device.torn).sum(),
+    }
+}
+
+#[derive(Serialize)]
+struct Rung {
+    name: &'static str,
+    calls: u64,
+    bytes: u64,
+    microseconds: u64,
+}
+
+fn ladder(device: &DeviceSnapshot) -> Vec<Rung> {
+    let gauge = |name: String| {
+        let gauges = gruyere::record::DeviceGauge::ALL.iter();
+        gauges.filter(|gauge| gauge.name() == name).map(|&gauge| device.gauge(gauge)).sum()
+    };
+    let rung = |(number, &name): (usize, &&'static str)| Rung {
+        name,
+        calls: gauge(format!("rung{number}_calls")),
+        bytes: gauge(format!("rung{number}_bytes")),
+        microseconds: gauge(format!("rung{number}_microseconds")),
+    };
+    RUNG_NAMES.iter().enumerate().map(rung).collect()
+}
+
+/// What to look at next; only what applies.
+fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
+    let mut next = Vec::new();
+    let pid = state.process.pid;
+    let path = reader.path().display();
+    match ended.how {
+        End::Runs => next.push(format!("It runs: `gruyere top` and `gruyere map {pid}` show it live.")),
+        End::Clean => {}
+        End::Killed | End::Unknown => {
+            if ended.same_boot {
+                next.push(
+                    "Who killed it: `dmesg | grep -i -e oom -e 'killed process'` (the kernel, out of host memory), the scheduler's log \
+                     (a time limit, a cgroup's limit), `dmesg | grep -i xid` (the GPU driver)."
+                        .to_owned(),
+                );
+            }
+            next.push(format!(
+                "What lay where: `gruyere map {path}`, or `gruyere snapshot {path} -o end.pickle` for memory_viz."
+            ));
+        }
+    }
+    if ended.out_of_memories > 0 {
+        match dump_folder(&state.process.configuration) {
+            Some(folder) => next.push(format!(
+                "It ran out of device memory: the dumps are {folder}/gruyere-oom-{pid}-gpu*, as text, JSON and a snapshot."
+            )),
+            None => next.push(
+                "It ran out of device memory: with `dump_dir:FOLDER` in GRUYERE_CONF the next run leaves the causes in a file."
+                    .to_owned(),
+            ),
+        }
+    }
+    for device in &state.devices {
+        let held = &device.held;
+        if held.pending_bytes > held.reserved_bytes / 4 {
+            next.push(format!(
+                "Device {}: a quarter of what is held is freed and waits for streams (record_stream).",
+                device.device
+            ));
+        }
+        if held.between_bytes + held.slab_free_bytes > held.reserved_bytes / 4 {
+            next.push(format!(
+                "Device {}: a quarter of what is held lies unused beside blocks; tagging what lives long \
+                 (gruyere.lifetime(\"persistent\")) keeps it apart.",
+                device.device
+            ));
+        }
+        if let Some(oldest) = device.live.ages.last()
+            && oldest.class >= 3
+            && device.step > oldest.class / 2
+            && oldest.sum.bytes > device.live.all.bytes / 2
+            && !device.live.lifetimes.contains_key("persistent")
+        {
+            next.push(format!(
+                "Device {}: most of what is live is from more than {} steps before the end: weights and optimiser state, or what \
+                 nobody lets go of.",
+                device.device,
+                oldest.class / 2
+            ));
+        }
+    }
+    if ended.how != End::Runs {
+        next.push(
+            "When you are done: `gruyere ps --sweep` removes the records of processes that are gone."
+                .to_owned(),
+        );
+    }
+    next
+}
+
+fn dump_folder(configuration: &str) -> Option<String> {
+    let config = gruyere::config::Config::parse(configuration).ok()?;
+    Some(config.dump_dir?.display().to_string())
+}
+
+/// The end in words.
+fn end_in_words(ended: &Ending) -> String {
+    let mut words = match ended.how {
+        End::Runs => "It runs: this is its state now.".to_owned(),
+        End::Clean => "It ended cleanly.".to_owned(),
+        End::Killed => {
+            "It ended without a clean exit: killed (SIGKILL, the host's memory, a scheduler), crashed, or left by _exit.".to_owned()
+        }
+        End::Unknown => "Whether it runs can't be told from here.".to_owned(),
+    };
+    if let Some(time) = ended.last_sign_of_life_nanoseconds {
+        let time = i128::from(time);
+        if let Ok(time) = jiff::Timestamp::from_nanosecond(time) {
+            let _ = write!(words, " The last event is of {time:.3}.");
+        }
+    }
+    if !ended.same_boot {
+        words.push_str(" The machine was restarted since, or is another one.");
+    }
+    if ended.out_of_memories > 0 {
+        let _ = write!(words, " It ran out of device memory {} times", ended.out_of_memories);
+        words.push_str(match ended.last_event_is_out_of_memory {
+            true => "; that is the last that it did.",
+            false => ", and went on.",
+        });
+    }
+    if ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0 {
+        let _ = write!(
+            words,
+            " Torn (it was killed while it wrote): counters of {} lanes, gauges of {} devices, {} entries.",
+            ended.torn_lanes, ended.torn_gauges, ended.torn_entries
+        );
+    }
+    words
+}
+
+fn page(ended: &Ending, devices: &[DeviceSnapshot], state: &State, next: &[String]) -> String {
+    let mut out = format!("{}\n\n{}", end_in_words(ended), text::text(state));
+    for device in devices {
+        let climbed: Vec<Rung> = ladder(device).into_iter().filter(|rung| rung.calls > 0).collect();
+        if !climbed.is_empty() {
+            let _ = writeln!(out, "\nThe reclaim ladder of device {}", device.device);
+        }
+        for Rung { name, calls, bytes, microseconds } in climbed {
+            let _ = writeln!(
+                out,
+                "  {name:<18} {calls:>8} times {:>12} {microseconds:>10} us",
+                Bytes(bytes).to_string()
+            );
+        }
+    }
+    if !next.is_empty() {
+        let _ = writeln!(out, "\nWhat to look at next");
+    }
+    next.iter().for_each(|line| {
+        let _ = writeln!(
+            out,
+            "- {}",
+            line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect::<String>()
+        );
+    });
+    out
+}

@@ -1,0 +1,179 @@
+//! `gruyere record`: a trace of a running process, from its record.
+
+mod follow;
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use gruyere::record::Reader;
+use gruyere::record::reader::Cursor;
+use gruyere::record::{BlockState, EventKind, clock, trace::TraceFile};
+use serde_json::json;
+
+use crate::failure::{Ended, Exit, Failure};
+use crate::target::Target;
+use follow::Follower;
+
+/// Writes a trace of a running process, which `gruyere bench --trace` replays.
+///
+/// From outside: the process is not asked and does not wait. The events are those of its record's rings, which older ones leave when
+/// they are full: what was lost is counted, marked in the trace, and mended by the map of live blocks. For a trace without loss
+/// set `trace:FILE` in GRUYERE_CONF.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere record 4242 -o run.trace.zst                until the process ends, or Ctrl-C
+  gruyere record 4242 -o run.trace.zst --for 30s
+  gruyere bench --trace run.trace.zst                 what other allocators would have made of it
+  GRUYERE_CONF=trace:run-%p.trace.zst python train.py without loss, from the first request on
+
+Blocks that are live when it begins come first in the trace. What is written is on the file system within 0.2 s, in pieces that can be read
+whatever happens to the recorder. With `ring_events:` of the process the rings are longer.
+
+Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be written; 2 wrong usage;
+3 written, but events were lost (the trace says where).")]
+pub struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// The trace to write.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// End after this long, as in 30s or 5min.
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    period: Option<Duration>,
+    /// Print the summary as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: Result<jiff::SignedDuration, _> = text.parse();
+    let parsed = parsed.ok().and_then(|duration| Duration::try_from(duration).ok());
+    parsed.ok_or_else(|| "expected a time, as in 30s, 5min or 1h 30min".to_owned())
+}
+
+/// Between two looks at the rings, and between two pieces of the file.
+const LOOK: Duration = Duration::from_millis(5);
+const WRITE: Duration = Duration::from_millis(200);
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let reader = arguments.target.open()?;
+    if reader.is_live() != Some(true) {
+        return Err(Failure::new(format_args!(
+            "{}: its process does not run any more, so there is nothing to record; `gruyere post` shows its last state",
+            reader.path().display()
+        )));
+    }
+    let path = arguments.output.display();
+    let failed = |error: io::Error| Failure::new(format_args!("{path}: {error}; name another file with -o"));
+    let mut file = TraceFile::create(&arguments.output).map_err(failed)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(failed)?;
+    }
+    let end = arguments.period.map(|period| Instant::now() + period);
+    let mut recorder = Recorder::start(&reader);
+    let mut written = Instant::now();
+    loop {
+        let over = stop.load(Ordering::Relaxed)
+            || end.is_some_and(|end| Instant::now() >= end)
+            || reader.is_live() != Some(true)
+            || reader.health().closed;
+        recorder.look(&reader, over);
+        if over || written.elapsed() >= WRITE || recorder.follower.lines.waiting() > 1 << 20 {
+            file.write(&recorder.follower.lines.take()).map_err(failed)?;
+            written = Instant::now();
+        }
+        if over {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    let tally = recorder.follower.tally;
+    let (bytes, text) = file.lengths();
+    // A closed pipe is no trouble.
+    let _ = match arguments.json {
+        true => {
+            let summary = json!({
+                "events": tally.events, "lost_events": tally.lost, "mended_blocks": tally.mended,
+                "unknown_frees": tally.unknown_frees, "blocks_at_start": tally.at_start, "file_bytes": bytes, "text_bytes": text,
+            });
+            writeln!(io::stdout(), "{summary:#}")
+        }
+        false => writeln!(
+            io::stdout(),
+            "{path}: {} events and {} blocks of before, {bytes} bytes; {} events lost, {} blocks mended, {} frees of unknown blocks left out",
+            tally.events,
+            tally.at_start,
+            tally.lost,
+            tally.mended,
+            tally.unknown_frees
+        ),
+    };
+    Ok(if tally.lost > 0 { Exit::Torn } else { Exit::Fine })
+}
+
+/// The rings' follower with its place in them.
+struct Recorder {
+    cursor: Cursor,
+    follower: Follower,
+}
+
+impl Recorder {
+    fn start(reader: &Reader<'_>) -> Recorder {
+        let ticks = |duration: Duration| {
+            let nanoseconds = duration.as_nanos() as f64;
+            reader.scale().map_or(1 << 28, |scale| (nanoseconds / scale.nanoseconds_per_tick) as u64)
+        };
+        let mut cursor = Cursor::default();
+        // What was before is not of this trace.
+        let _ = reader.events(&mut cursor);
+        let blocks = live(reader);
+        let since = reader.events(&mut cursor);
+        let mut follower = Follower::new(ticks(Duration::from_millis(200)), ticks(Duration::from_millis(1)));
+        follower.begin(&blocks, &since.entries);
+        follower.add(since.entries);
+        if since.lost > 0 {
+            follower.lost(since.lost);
+        }
+        Recorder { cursor, follower }
+    }
+
+    /// Takes in what happened since the last look; all of it, where there is none after this.
+    fn look(&mut self, reader: &Reader<'_>, last: bool) {
+        // Before the rings are read: what is younger may still miss older events of other lanes.
+        let now = clock::now();
+        let found = reader.events(&mut self.cursor);
+        self.follower.add(found.entries);
+        if found.lost == 0 {
+            self.follower.apply(if last { u64::MAX } else { now });
+            return;
+        }
+        self.follower.lost(found.lost);
+        self.follower.apply(u64::MAX);
+        let blocks = live(reader);
+        let since = reader.events(&mut self.cursor);
+        self.follower.mend(&blocks, &since.entries);
+        self.follower.add(since.entries);
+        if since.lost > 0 {
+            self.follower.lost(since.lost);
+        }
+        if last {
+            self.follower.apply(u64::MAX);
+        }
+    }
+}
+
+fn live(reader: &Reader<'_>) -> Vec<gruyere::record::BlockEntry> {
+    let blocks = reader.blocks().entries.into_iter().filter(|(_, state)| *state == BlockState::Live);
+    blocks.map(|(block, _)| block).collect()
+}
+
+/// Whether an event says that a block came or went.
+fn is_of_block(kind: EventKind) -> bool {
+    matches!(kind, EventKind::Malloc | EventKind::Free)
+}

@@ -1,0 +1,78 @@
+//! `gruyere snapshot`: the state of a process's memory, in the form that PyTorch's viewers open.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use gruyere::dump::{self, file, outside, state::State};
+
+use crate::failure::{Ended, Exit, Failure};
+use crate::target::Target;
+
+/// Writes a snapshot of a process's memory, living or killed, for PyTorch's memory_viz.
+///
+/// From outside: the process is not asked and does not wait. The file is what `torch.cuda.memory._dump_snapshot` writes:
+/// open it at pytorch.org/memory_viz, or with `python -m torch.cuda._memory_viz`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere snapshot 4242 -o now.pickle
+  python -m torch.cuda._memory_viz trace_plot now.pickle -o now.html
+  gruyere snapshot 4242 --json -o before.json        for `gruyere diff`
+  gruyere snapshot 4242 --json -o - | jq '.devices[0].held'
+
+A block's one stack frame is what Gruyère knows of it: its lifetime, and the step of its allocation. Streams are numbers of the
+record, not handles. The trace is what is left of the latest events (`ring_events:`).
+
+Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be written; 2 wrong usage;
+3 written, but some entries of the record could not be read whole or do not fit together.")]
+pub struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// The file to write; `-`: standard output.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Write JSON, as out-of-memory dumps have it (docs/schema/oom-dump.json), instead of a pickle.
+    #[arg(long)]
+    json: bool,
+    /// The latest events to write, at most.
+    #[arg(long, value_name = "COUNT", default_value_t = 1 << 18)]
+    events: usize,
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let reader = arguments.target.open()?;
+    let state = outside::state(&reader, arguments.events);
+    let torn: u64 = state.devices.iter().map(|device| device.torn).sum();
+    write(&state, arguments)?;
+    if torn > 0 {
+        eprintln!(
+            "gruyere snapshot: {torn} entries of the record could not be read whole, or do not fit together"
+        );
+    }
+    Ok(if torn > 0 { Exit::Torn } else { Exit::Fine })
+}
+
+fn write(state: &State, arguments: &Arguments) -> Result<(), Failure> {
+    let form = |out: &mut dyn Write| match arguments.json {
+        true => dump::write_json(out, state),
+        false => dump::write_snapshot(out, state),
+    };
+    let path = arguments.output.display();
+    let written = match arguments.output.as_os_str() == "-" {
+        true => {
+            let mut out = io::BufWriter::new(io::stdout().lock());
+            // A closed pipe (`| head`) is no trouble.
+            form(&mut out).and_then(|()| out.flush()).or_else(|error| match error.kind() {
+                io::ErrorKind::BrokenPipe => Ok(()),
+                _ => Err(error),
+            })
+        }
+        false => file::replace(&arguments.output, u64::MAX, form),
+    };
+    written.map_err(|error| {
+        Failure::new(format_args!(
+            "{path} could not be written: {error}; name a file in a folder with room, with -o"
+        ))
+    })
+}

@@ -1,0 +1,506 @@
+//! Programs that are looked at from outside, recorded and killed.
+//!
+//! Not libtest's harness: this program is also the one that is looked at, started again with a role as its first argument.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gruyere::config::Config;
+use gruyere::driver::StreamHandle;
+use gruyere::heap::Heap;
+use gruyere::heap::lifetime::{self, Lifetime};
+use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
+use gruyere_phantom_driver::PhantomDriver;
+use gruyere_replay::trace::{Op, Trace};
+use serde_json::Value;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments[..] {
+        [role, conf] if role == "program" => return role_program(conf, 1),
+        [role, conf] if role == "threads" => return role_program(conf, 4),
+        [role, conf] if role == "forever" => return role_forever(conf),
+        _ => {}
+    }
+    let tests: &[(&str, fn())] = &[
+        ("a_snapshot_from_outside_is_read_by_python_and_tiles_what_is_held", snapshots),
+        ("a_diff_tells_what_is_new_and_what_is_gone_and_fails_beyond_a_bound", diffs),
+        ("post_reads_whatever_a_killed_process_leaves", killed),
+        ("a_trace_in_the_process_has_every_call", traced),
+        ("a_trace_survives_the_death_of_its_process", traced_and_killed),
+        ("a_trace_from_outside_has_the_programs_peak", recorded),
+        ("a_trace_with_loss_says_so_and_is_mended", recorded_with_loss),
+        ("what_can_not_be_done_is_said_with_its_remedy", refused),
+    ];
+    // As libtest: words are filters, options are not ours.
+    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    for (name, test) in tests {
+        if filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())) {
+            println!("test {name} ...");
+            test();
+            println!("test {name} ... ok");
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+// ---- roles -----------------------------------------------------------------------------------------------------------
+
+const MIB: u64 = 1 << 20;
+
+fn heap(conf: &str) -> (Arc<Gpu>, &'static Heap) {
+    let gpu = Arc::new(Gpu::new(GpuConfig::new(32 << 30)));
+    let driver = Arc::new(PhantomDriver::new(gpu.clone()));
+    let heap: &'static Heap = Box::leak(Box::new(Heap::new(driver, Config::parse(conf).unwrap()).unwrap()));
+    heap.announce_hooks(3);
+    (gpu, heap)
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// Allocates and frees at random, `calls` times; what is live then.
+fn work(heap: &Heap, streams: &[StreamHandle], seed: u64, calls: u64, pace: u64) -> Vec<u64> {
+    let mut random = Random(seed);
+    let mut live = Vec::new();
+    for call in 0..calls {
+        if live.len() < 20 || random.below(2) == 0 && live.len() < 400 {
+            let size =
+                if random.below(8) == 0 { MIB + random.below(8 * MIB) } else { 1 + random.below(60_000) };
+            let tag = Lifetime::ALL[random.below(4) as usize];
+            assert!(lifetime::push(tag));
+            let stream = streams[random.below(streams.len() as u64) as usize];
+            live.push(heap.malloc(size, 0, stream).unwrap());
+            assert!(lifetime::pop());
+        } else {
+            let block = live.swap_remove(random.below(live.len() as u64) as usize);
+            if random.below(10) == 0 {
+                assert!(heap.record_stream(block, streams[random.below(streams.len() as u64) as usize]));
+            }
+            assert!(heap.free(block));
+        }
+        if call % 500 == 499 {
+            heap.mark_step();
+        }
+        if pace > 0 && call % pace == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    live
+}
+
+/// Works before and after a line of its input, and says what its heap says then.
+fn role_program(conf: &str, threads: u64) -> ExitCode {
+    let (gpu, heap) = heap(conf);
+    let side = StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+    let streams = [StreamHandle(0), side];
+    let pace = if conf.contains("ring_events:1024") { 0 } else { 100 };
+    let mut lines = std::io::stdin().lines();
+    let mut say = |heap: &Heap| {
+        let stats = heap.stats(0).unwrap();
+        println!(
+            "{{\"live\": {}, \"peak\": {}, \"reserved\": {}}}",
+            stats.live, stats.live_peak, stats.reserved
+        );
+        lines.next().is_some()
+    };
+    work(heap, &streams, 7, 300, 0);
+    if !say(heap) {
+        return ExitCode::SUCCESS;
+    }
+    std::thread::scope(|scope| {
+        (0..threads).for_each(|n| {
+            scope.spawn(move || work(heap, &streams, 99 + n, 20_000, pace));
+        });
+    });
+    say(heap);
+    heap.record().close();
+    heap.flush_trace();
+    ExitCode::SUCCESS
+}
+
+/// Works until it is killed.
+fn role_forever(conf: &str) -> ExitCode {
+    let (_gpu, heap) = heap(conf);
+    println!("{}", heap.record().path().expect("a file").display());
+    for n in 1..3 {
+        std::thread::spawn(move || {
+            loop {
+                let live = work(heap, &[StreamHandle(0)], n, 5000, 0);
+                live.into_iter().for_each(|block| assert!(heap.free(block)));
+            }
+        });
+    }
+    std::thread::sleep(Duration::from_secs(60));
+    ExitCode::SUCCESS
+}
+
+// ---- helpers ---------------------------------------------------------------------------------------------------------
+
+/// A child in a role; killed when it is dropped.
+struct Running {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+}
+
+impl Running {
+    fn start(role: &str, conf: &str) -> Running {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([role, conf]).stdin(Stdio::piped()).stdout(Stdio::piped()).env_remove("GRUYERE_CONF");
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Running { child, out }
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn json(&mut self) -> Value {
+        serde_json::from_str(&self.line()).unwrap()
+    }
+
+    fn go_on(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+
+    fn ends(mut self) {
+        self.go_on();
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    command.args(arguments).env("RUST_BACKTRACE", "0");
+    command
+}
+
+fn gruyere(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// What is live at the end of a trace (rounded bytes).
+fn live_at_the_end(trace: &Trace) -> u64 {
+    let mut live = std::collections::HashMap::new();
+    for op in &trace.ops {
+        match *op {
+            Op::Alloc { size, block, .. } => _ = live.insert(block, size.next_multiple_of(512)),
+            Op::Free { block } => _ = live.remove(&block),
+            _ => {}
+        }
+    }
+    live.values().sum()
+}
+
+/// The command that replays a trace takes it.
+fn replays(path: &Path) {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments =
+        ["bench", "--json", "--out", folder.path().to_str().unwrap(), "--trace", path.to_str().unwrap()];
+    let output = gruyere(&arguments);
+    assert!(output.status.success(), "{output:?}");
+    let report = json(&output);
+    for run in report["traces"][0]["runs"].as_array().unwrap() {
+        assert_eq!(run["fault_count"], 0, "{run}");
+    }
+}
+
+// ---- tests -----------------------------------------------------------------------------------------------------------
+
+fn snapshots() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Running::start("program", "record:on");
+    let said = program.json();
+    let pickle = folder.path().join("now.pickle");
+    let output = gruyere(&["snapshot", &program.pid(), "-o", pickle.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    let script = "import json, pickle, sys\n\
+                  raw = open(sys.argv[1], 'rb').read()\n\
+                  assert raw[:2] == b'\\x80\\x04'\n\
+                  snapshot = pickle.loads(raw)\n\
+                  for segment in snapshot['segments']:\n\
+                  \x20   at = segment['address']\n\
+                  \x20   for block in segment['blocks']:\n\
+                  \x20       assert block['address'] == at\n\
+                  \x20       at += block['size']\n\
+                  \x20   assert at == segment['address'] + segment['total_size']\n\
+                  print(json.dumps({'live': sum(s['allocated_size'] for s in snapshot['segments']),\n\
+                  \x20   'reserved': sum(s['total_size'] for s in snapshot['segments']), 'traces': len(snapshot['device_traces'][0]),\n\
+                  \x20   'keys': sorted(snapshot)}))\n";
+    let python = Command::new("python3").args(["-c", script]).arg(&pickle).output().expect("python3");
+    assert!(python.status.success(), "{python:?}");
+    let read = json(&python);
+    assert_eq!(read["live"], said["live"]);
+    assert!(read["reserved"].as_u64() <= said["reserved"].as_u64());
+    assert!(read["traces"].as_u64().unwrap() > 300);
+    let keys: Value =
+        serde_json::json!(["allocator_settings", "device_traces", "external_annotations", "segments"]);
+    assert_eq!(read["keys"], keys);
+    let state = json(&gruyere(&["snapshot", &program.pid(), "--json", "-o", "-"]));
+    assert_eq!(state["devices"][0]["held"]["live_bytes"], said["live"]);
+    assert_eq!(state["devices"][0]["held"]["reserved_bytes"], said["reserved"]);
+    program.go_on();
+    program.line();
+    program.ends();
+}
+
+fn diffs() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = folder.path().join("before.json");
+    let before = before.to_str().unwrap();
+    let mut program = Running::start("program", "record:on");
+    let first = program.json();
+    assert!(gruyere(&["snapshot", &program.pid(), "--json", "-o", before]).status.success());
+    let same = gruyere(&["diff", before, &program.pid(), "--json", "--fail-if", "live>+0"]);
+    assert_eq!(same.status.code(), Some(0), "{same:?}");
+    assert_eq!(
+        (&json(&same)["devices"][0]["new"]["blocks"], &json(&same)["devices"][0]["gone"]["blocks"]),
+        (&0.into(), &0.into())
+    );
+    program.go_on();
+    let second = program.json();
+    let pid = program.pid();
+    let output =
+        gruyere(&["diff", before, &pid, "--json", "--fail-if", "blocks>+1", "--fail-if", "live>100GiB"]);
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    assert!(text(&output.stderr).contains("blocks>+1") && !text(&output.stderr).contains("100GiB"));
+    let device = json(&output)["devices"][0].clone();
+    assert_eq!((&device["live"]["before"], &device["live"]["after"]), (&first["live"], &second["live"]));
+    let number = |value: &Value| value.as_u64().unwrap();
+    assert_eq!(
+        number(&first["live"]) + number(&device["new"]["bytes"]) - number(&device["gone"]["bytes"]),
+        number(&second["live"])
+    );
+    for table in ["lifetimes", "sizes", "streams"] {
+        let rows = device[table].as_array().unwrap();
+        let after: u64 = rows.iter().map(|row| number(&row[1]["after"])).sum();
+        assert_eq!(after, number(&second["live"]), "{table}");
+    }
+    let page = text(&gruyere(&["diff", before, &pid]).stdout);
+    assert!(
+        page.contains("lifetime persistent") && page.contains("new: ") && page.contains("s after A"),
+        "{page}"
+    );
+    program.ends();
+}
+
+fn killed() {
+    let mut random = Random(12345);
+    let (mut torn, mut read) = (0, 0);
+    for round in 0..40 {
+        let mut program = Running::start("forever", "record:on");
+        let path = program.line();
+        std::thread::sleep(Duration::from_micros(2000 + random.below(30_000)));
+        program.child.kill().unwrap();
+        program.child.wait().unwrap();
+        let output = gruyere(&["post", &path, "--json"]);
+        let code = output.status.code();
+        assert!(matches!(code, Some(0 | 3)), "round {round}: {output:?}");
+        torn += u32::from(code == Some(3));
+        let post = json(&output);
+        assert_eq!(post["ended"]["how"], "killed");
+        let device = &post["state"]["devices"][0];
+        read += u32::from(device["live"]["all"]["blocks"].as_u64().unwrap() > 0);
+        if round == 0 {
+            let page = text(&gruyere(&["post", &path]).stdout);
+            for part in [
+                "without a clean exit",
+                "The last event is of",
+                "lifetime ",
+                "The last events",
+                "What to look at next",
+                "--sweep",
+            ] {
+                assert!(page.contains(part), "no {part:?} in\n{page}");
+            }
+            let snapshot = gruyere(&["snapshot", &path, "--json", "-o", "-"]);
+            assert!(snapshot.status.code().is_some_and(|code| matches!(code, 0 | 3)));
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+    println!("{torn} of 40 were torn, {read} had live blocks");
+    assert!(read >= 30, "{read} of 40 had live blocks");
+    let mut program = Running::start("program", "record:on");
+    program.line();
+    let running = gruyere(&["post", &program.pid()]);
+    assert!(text(&running.stdout).contains("It runs"), "{running:?}");
+    program.go_on();
+    program.line();
+    program.ends();
+}
+
+fn traced() {
+    let folder = tempfile::tempdir().unwrap();
+    for role in ["program", "threads"] {
+        let name = folder.path().join(format!("{role}-%p-%r.trace.zst"));
+        let mut program = Running::start(role, &format!("trace:{}", name.display()));
+        let path = folder.path().join(format!("{role}-{}-0.trace.zst", program.pid()));
+        program.line();
+        program.go_on();
+        let said = program.json();
+        program.ends();
+        let trace = Trace::open(&path).unwrap();
+        assert_eq!(live_at_the_end(&trace), said["live"].as_u64().unwrap());
+        let peak = said["peak"].as_u64().unwrap();
+        match role {
+            "program" => assert_eq!(trace.peak_live, peak),
+            // A free is noted before it is done, and a malloc after.
+            _ => assert!(
+                trace.peak_live <= peak && trace.peak_live > peak - 64 * MIB,
+                "{} {peak}",
+                trace.peak_live
+            ),
+        }
+        assert!(trace.ops.contains(&Op::Step) && trace.streams.len() == 2);
+        replays(&path);
+    }
+}
+
+fn traced_and_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = Random(777);
+    for round in 0..10 {
+        let path = folder.path().join(format!("{round}.trace.zst"));
+        let mut program = Running::start("forever", &format!("trace:{}", path.display()));
+        let record = program.line();
+        std::thread::sleep(Duration::from_millis(500 + random.below(300)));
+        program.child.kill().unwrap();
+        program.child.wait().unwrap();
+        let trace = Trace::open(&path).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        assert!(trace.operations > 1000, "{} calls in half a second", trace.operations);
+        std::fs::remove_file(record).unwrap();
+    }
+}
+
+/// Records a program from outside; the summary, what the program said, and the trace.
+fn record(conf: &str, role: &str, path: &Path) -> (Value, i32, Value, Trace) {
+    let mut program = Running::start(role, conf);
+    program.line();
+    let mut recorder = command(&["record", &program.pid(), "--json", "-o", path.to_str().unwrap()]);
+    let recorder = recorder.stdout(Stdio::piped()).spawn().unwrap();
+    // The file is there before the rings are looked at for the first time; the mark of the start comes after.
+    while Trace::open(path).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    program.go_on();
+    let said = program.json();
+    program.ends();
+    let output = recorder.wait_with_output().unwrap();
+    let summary = json(&output);
+    (summary, output.status.code().unwrap(), said, Trace::open(path).unwrap())
+}
+
+fn recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    for role in ["program", "threads"] {
+        let path = folder.path().join("a.trace.zst");
+        let (summary, code, said, trace) = record("ring_events:1048576", role, &path);
+        assert_eq!(
+            (code, &summary["lost_events"], &summary["unknown_frees"]),
+            (0, &0.into(), &0.into()),
+            "{summary}"
+        );
+        assert!(summary["blocks_at_start"].as_u64().unwrap() > 10);
+        assert_eq!(live_at_the_end(&trace), said["live"].as_u64().unwrap());
+        let peak = said["peak"].as_u64().unwrap();
+        match role {
+            "program" => assert_eq!(trace.peak_live, peak),
+            _ => assert!(trace.peak_live.abs_diff(peak) < 64 * MIB, "{} {peak}", trace.peak_live),
+        }
+        assert!(trace.ops.contains(&Op::Step));
+        replays(&path);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+fn recorded_with_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.trace.zst");
+    // Rings that are overwritten many times between two looks.
+    let (summary, code, said, trace) = record("ring_events:1024", "program", &path);
+    assert_eq!(code, 3, "{summary}");
+    assert!(
+        summary["lost_events"].as_u64().unwrap() > 0 && summary["mended_blocks"].as_u64().unwrap() > 0,
+        "{summary}"
+    );
+    assert!(trace.marks.iter().any(|mark| mark.contains("events lost until here")), "{:?}", trace.marks);
+    assert_eq!(live_at_the_end(&trace), said["live"].as_u64().unwrap(), "the block map is right in the end");
+    replays(&path);
+}
+
+fn refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let out = out.to_str().unwrap();
+    let mut program = Running::start("program", "record:on");
+    program.line();
+    let pid = program.pid();
+    let failed = |arguments: &[&str], code: i32, part: &str| {
+        let output = gruyere(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+        assert!(text(&output.stderr).contains(part), "{arguments:?}: {output:?}");
+    };
+    failed(&["snapshot", &pid], 2, "--output");
+    failed(&["snapshot", &pid, "-o", "/no/such/folder/x"], 1, "-o");
+    failed(&["record", &pid, "-o", "/dev/full"], 1, "-o");
+    failed(&["record", &pid, "-o", out, "--for", "long"], 2, "30s");
+    failed(&["diff", &pid, &pid, "--fail-if", "heat>1"], 2, "reserved");
+    let pickle = folder.path().join("now.pickle");
+    let pickle = pickle.to_str().unwrap();
+    assert!(gruyere(&["snapshot", &pid, "-o", pickle]).status.success());
+    failed(&["diff", pickle, &pid], 1, "--json");
+    std::fs::write(out, "{\"format\": 3}").unwrap();
+    failed(&["diff", out, &pid], 1, "--json");
+    let mut recorder = command(&["record", &pid, "-o", out]).stdout(Stdio::piped()).spawn().unwrap();
+    while Trace::open(Path::new(out)).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    failed(&["record", &pid, "-o", out], 1, "another process");
+    // SAFETY: our own child, which has not been waited for.
+    unsafe { libc::kill(recorder.id() as i32, libc::SIGINT) };
+    let mut said = String::new();
+    recorder.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(recorder.wait().unwrap().success() && said.contains("0 events lost"), "{said}");
+    let record = json(&gruyere(&["stat", &pid, "--json"]))["record"]["path"].as_str().unwrap().to_owned();
+    program.child.kill().unwrap();
+    program.child.wait().unwrap();
+    failed(&["record", &record, "-o", out], 1, "gruyere post");
+    std::fs::remove_file(record).unwrap();
+    for name in ["diff", "post", "record", "snapshot"] {
+        let help = text(&gruyere(&[name, "--help"]).stdout);
+        assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    }
+}

@@ -1,0 +1,104 @@
+//! A record of this process with a known state, and an exporter of it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use gruyere::record::{BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions};
+
+/// Two devices, of which only the second is used: 3 blocks live (8, 16 and 32 MiB), one of 4 MiB pending.
+pub fn record(directory: &Path) -> &'static Record {
+    let options = RecordOptions {
+        directory: directory.to_owned(),
+        ring_events: 256,
+        max_blocks: 4096,
+        ..RecordOptions::default()
+    };
+    let facts = |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
+    let mut lane = record.lane(1, 0);
+    for n in 0..5u64 {
+        let size = 2 << (20 + n);
+        let entry = BlockEntry {
+            address: n << 30,
+            size,
+            requested: size - 100,
+            lifetime: n as u8 % 4,
+            device: 1,
+            ..BlockEntry::default()
+        };
+        let slot = lane.block_insert(&entry);
+        match n {
+            0 => lane.block_remove(slot, size, size - 100, entry.lifetime, false),
+            1 => lane.block_pending(slot, size, size - 100, entry.lifetime),
+            _ => {}
+        }
+    }
+    record.device(1).set(&[
+        (DeviceGauge::Reserved, 112 << 20),
+        (DeviceGauge::ReservedPeak, 120 << 20),
+        (DeviceGauge::Limit, 1 << 30),
+        (DeviceGauge::DriverCalls, 17),
+        (DeviceGauge::HostWaitNanoseconds, 1_500_000_000),
+        (DeviceGauge::Rung4Calls, 3),
+        (DeviceGauge::Rung4Microseconds, 1500),
+        (DeviceGauge::LargestRequest, 26 << 20),
+        (DeviceGauge::LargestGrowing, 640 << 20),
+        (DeviceGauge::OutOfMemories, 2),
+    ]);
+    record.latency(true, 3000);
+    record
+}
+
+/// `gruyere export` that serves, until it is dropped.
+pub struct Exporter {
+    child: Child,
+    /// Where it listens.
+    pub address: String,
+}
+
+impl Exporter {
+    /// Starts it at a free port.
+    pub fn start(directory: &Path, more: &[&str]) -> Exporter {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+            .args(["export", "--listen", "127.0.0.1:0", "--directory"])
+            .arg(directory)
+            .args(more)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command runs");
+        let mut line = String::new();
+        BufReader::new(child.stderr.take().expect("piped")).read_line(&mut line).expect("a line");
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+        let address = address.unwrap_or_else(|| panic!("no address in {line:?}")).to_owned();
+        Exporter { child, address }
+    }
+
+    /// The answer's head and body.
+    #[allow(dead_code)] // not of every test program
+    pub fn get(&self, path: &str, accept: &str) -> (String, String) {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n");
+        let answer = ask(&self.address, request.as_bytes());
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        (head.to_owned(), body.to_owned())
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What is answered to these bytes.
+pub fn ask(address: &str, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).expect("somebody listens");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    stream.write_all(request).expect("it is taken");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer");
+    String::from_utf8(answer).expect("text")
+}

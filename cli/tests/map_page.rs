@@ -1,0 +1,108 @@
+//! `gruyere map --html` of a process with a million live blocks, in a real browser.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use gruyere::config::Config;
+use gruyere::driver::StreamHandle;
+use gruyere::heap::Heap;
+use gruyere_phantom::{Config as GpuConfig, Gpu};
+use gruyere_phantom_driver::PhantomDriver;
+use serde_json::Value;
+
+const BLOCKS: usize = 1_000_000;
+/// What "interactive" may take, from the start of the navigation.
+const MOST_MILLISECONDS: u64 = 3000;
+/// What `measure.py` ends with where there is no browser.
+const SKIPPED: i32 = 77;
+
+/// A heap of this process with a million live blocks of many sizes, lives and ages, and holes between them.
+fn heap() -> Heap {
+    let gpu = Arc::new(Gpu::new(GpuConfig::new(80 << 30)));
+    let config = Config::parse("record:on,headroom:0").unwrap();
+    let heap = Heap::new(Arc::new(PhantomDriver::new(gpu)), config).unwrap();
+    heap.announce_hooks(3);
+    let mut random = 1u64;
+    let mut next = |most: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % most
+    };
+    let mut blocks = Vec::with_capacity(BLOCKS + 1);
+    let mut turn = 0;
+    while blocks.len() < BLOCKS {
+        turn += 1;
+        let size = match next(2000) {
+            0 => 1 + next(40 << 20),
+            1..=40 => 1 + next(200 << 10),
+            _ => 1 + next(6 << 10),
+        };
+        blocks.push(heap.malloc(size, 0, StreamHandle(0)).unwrap());
+        if next(8) == 0 {
+            let at = next(blocks.len() as u64) as usize;
+            assert!(heap.free(blocks.swap_remove(at)));
+        }
+        if turn % 20_000 == 0 {
+            heap.mark_step();
+        }
+    }
+    heap
+}
+
+fn measure(page: &Path, arguments: &[&str]) -> Option<Value> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/html/measure.py");
+    let output =
+        Command::new("python3").arg(script).arg(page).args(arguments).output().expect("python3 runs");
+    if output.status.code() == Some(SKIPPED) {
+        let reason = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_ne!(
+            std::env::var("CI").as_deref(),
+            Ok("true"),
+            "{reason}: CI must have it (Debian: chromium)"
+        );
+        eprintln!("{reason}");
+        return None;
+    }
+    assert!(output.status.success(), "{output:?}");
+    Some(serde_json::from_slice(&output.stdout).expect("JSON"))
+}
+
+#[test]
+fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
+    let heap = heap();
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("heap.html");
+    let record = heap.record().path().unwrap().to_owned();
+    let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+        .args(["map", record.to_str().unwrap(), "--html", page.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    eprintln!("the page has {} KiB", std::fs::metadata(&page).unwrap().len() >> 10);
+    let Some(found) = measure(&page, &[]) else { return };
+    eprintln!("{found:#}");
+    let text = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
+    assert_eq!(found["exceptions"].as_array().map(Vec::len), Some(0), "{found:#}");
+    assert!(found["strokes"].as_u64().unwrap() >= BLOCKS as u64, "{found:#}");
+    assert!(found["ready"].as_u64().unwrap() <= MOST_MILLISECONDS, "{found:#}");
+    assert!(found["colours"].as_u64().unwrap() > 4, "something is drawn: {found:#}");
+    // What the pointer and the keys do.
+    assert!(text("tip").contains("address: 0x"), "{found:#}");
+    assert!(text("selected").contains("bytes") && text("selected") != text("after_next"), "{found:#}");
+    assert_eq!((text("view"), text("by")), ("physical".into(), "age".into()));
+    assert!(text("found").contains(&text("searched")), "an address is found: {found:#}");
+    for name in ["hover_ms", "zoom_ms", "select_ms", "next_ms", "view_ms", "colour_ms", "theme_ms", "all_ms"]
+    {
+        assert!(found[name].as_f64().unwrap() < 1500.0, "{name}: {found:#}");
+    }
+    // The other scheme, and a narrow window.
+    let picture = folder.path().join("dark.png");
+    let arguments = ["--dark", "--size", "480x900", "--screenshot", picture.to_str().unwrap()];
+    let found = measure(&page, &arguments).expect("it was there a moment ago");
+    assert_eq!(
+        (&found["theme"], found["exceptions"].as_array().map(Vec::len)),
+        (&"dark".into(), Some(0)),
+        "{found:#}"
+    );
+    assert!(std::fs::metadata(picture).unwrap().len() > 10_000);
+}

@@ -1,0 +1,175 @@
+//! `gruyere report`: runs compared, as a user and as continuous integration do it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use gruyere::record::run::{Cell, Run, RunDevice, SCHEMA, VERSION};
+use gruyere::record::timeline::Sample;
+use gruyere::record::{DeviceFacts, DeviceGauge, Record, RecordOptions};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// A run of 40 steps: in use is `in_use(step)` MiB, held a sixteenth more than the most so far and `extra` MiB.
+fn keep(folder: &Path, started: u64, in_use: impl Fn(u64) -> u64, extra: u64) -> PathBuf {
+    let mut high = 0;
+    let mut cell = |step: u64| {
+        let in_use = in_use(step) * MIB;
+        high = in_use.max(high);
+        let reserved_high = high + high / 16 + extra * MIB;
+        let sample = Sample {
+            step: step + 1,
+            live_high: in_use,
+            in_use_high: in_use,
+            reserved_high,
+            ..Sample::default()
+        };
+        Cell { nanoseconds: step * 1_000_000, sample }
+    };
+    let timeline: Vec<Cell> = (0..40).map(&mut cell).collect();
+    let device = RunDevice {
+        device: 0,
+        name: "Phantom".into(),
+        live_peak_bytes: high,
+        reserved_peak_bytes: timeline.last().unwrap().sample.reserved_high,
+        steps: 40,
+        mallocs: 1000,
+        timeline,
+        ..RunDevice::default()
+    };
+    let run = Run {
+        schema: SCHEMA.into(),
+        version: VERSION,
+        name: "train".into(),
+        pid: 7,
+        started_nanoseconds: started * 1_000_000_000,
+        devices: vec![device],
+        ..Run::default()
+    };
+    let path = folder.join(run.file_name());
+    std::fs::write(&path, serde_json::to_string(&run).unwrap()).unwrap();
+    path
+}
+
+fn report(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    command.arg("report").args(arguments).current_dir(folder);
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn the_latest_run_is_compared_with_the_one_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    keep(folder.path(), 1_700_000_000, |_| 4000, 0);
+    keep(folder.path(), 1_700_000_900, |_| 1000, 0);
+    keep(folder.path(), 1_700_001_800, |step| if step < 20 { 1000 } else { 1100 }, 0);
+    let output = report(folder.path(), &["--history", ".", "--name", "train", "--parts", "4"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for words in ["2023-11-14T22:43:20Z", "2023-11-14T22:28:20Z", "+10.00%", "steps 30 to 39", "1.07 GiB"] {
+        assert!(shown.contains(words), "{words} is missing in\n{shown}");
+    }
+    let output = report(folder.path(), &["--history", ".", "--json", "--parts", "2"]);
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let steps = &value["devices"][0]["by_step"];
+    assert_eq!(steps[0]["now"]["in_use_bytes"], 1000 * MIB);
+    assert_eq!(steps[1]["now"]["in_use_bytes"], 1100 * MIB);
+    assert_eq!(steps[1]["before"]["in_use_bytes"], 1000 * MIB);
+    assert_eq!(value["against"]["started_nanoseconds"], 1_700_000_900_000_000_000u64);
+}
+
+#[test]
+fn a_run_that_got_worse_than_a_bound_ends_with_4_and_names_where() {
+    let folder = tempfile::tempdir().unwrap();
+    keep(folder.path(), 1, |_| 1000, 0);
+    let same = keep(folder.path(), 2, |_| 1005, 0);
+    let grown = keep(folder.path(), 3, |step| if step < 30 { 1000 } else { 1030 }, 0);
+    let torn = keep(folder.path(), 4, |_| 1000, 50);
+    let bounds = ["--history", ".", "--max-growth", "2%", "--max-fragmentation", "1%", "--against"];
+    let first = "train.rank0.1-7.run.json";
+    let check = |run: &Path| {
+        let mut arguments = vec![run.file_name().unwrap().to_str().unwrap()];
+        arguments.extend(bounds);
+        arguments.push(first);
+        report(folder.path(), &arguments)
+    };
+    assert_eq!(check(&same).status.code(), Some(0));
+    let output = check(&grown);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(4), "{shown}");
+    assert!(shown.contains("device 0: in use in steps 30 to 32 grew by 3.00%"), "{shown}");
+    assert!(
+        !shown.contains("steps 0 to 2 grew") && !shown.contains("fragmentation of the run rose"),
+        "{shown}"
+    );
+    let output = check(&torn);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(4), "{shown}");
+    assert!(shown.contains("fragmentation of the run rose from 5.88% to 10.11%"), "{shown}");
+}
+
+#[test]
+fn a_process_that_runs_now_is_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = RecordOptions {
+        directory: folder.path().to_owned(),
+        ring_events: 256,
+        max_blocks: 4096,
+        ..RecordOptions::default()
+    };
+    let facts = DeviceFacts { name: "Phantom".into(), uuid: [1; 16], total_memory: 80 << 30 };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
+    let mut device = record.device(0);
+    for step in 0..3 {
+        device.set(&[
+            (DeviceGauge::Step, step),
+            (DeviceGauge::Reserved, 64 * MIB),
+            (DeviceGauge::ReservedPeak, 64 * MIB),
+        ]);
+        device.sample(48 * MIB);
+    }
+    let path = record.path().unwrap().to_str().unwrap();
+    let output = report(folder.path(), &[path, "--json"]);
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["devices"][0]["now"]["reserved_peak_bytes"], 64 * MIB);
+    assert_eq!(value["devices"][0]["by_step"][0]["now"]["in_use_bytes"], 48 * MIB);
+    assert_eq!(value["against"], Value::Null);
+}
+
+#[test]
+fn bad_input_is_named_with_its_reason_and_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = keep(folder.path(), 1, |_| 10, 0);
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("cut.run.json", &std::fs::read_to_string(&good).unwrap()[..200]);
+    write("other.run.json", "{\"schema\": 3}");
+    let newer = std::fs::read_to_string(&good).unwrap().replace("\"version\":1", "\"version\":99");
+    write("newer.run.json", &newer);
+    std::fs::create_dir(folder.path().join("folder.run.json")).unwrap();
+    let cases: [(&[&str], &str); 7] = [
+        (&["missing.run.json"], "name a file that `history:` made"),
+        (&["cut.run.json"], "delete it, or name another"),
+        (&["other.run.json"], "delete it, or name another"),
+        (&["newer.run.json"], "use the command of the version that wrote it"),
+        (&["folder.run.json"], "not the history of a run"),
+        (&["--history", "nowhere"], "name the folder that `history:` names"),
+        (&["--history", ".", "--name", "other"], "no run of \"other\""),
+    ];
+    for (arguments, words) in cases {
+        let output = report(folder.path(), arguments);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
+        assert!(error.starts_with("gruyere report: ") && error.contains(words), "{arguments:?}: {error}");
+    }
+    for arguments in [&[][..], &["x.run.json", "--max-growth", "much"], &["x.run.json", "--name", "y"]] {
+        assert_eq!(report(folder.path(), arguments).status.code(), Some(2), "{arguments:?}");
+    }
+    // Those in the folder that can't be read are passed over, and said.
+    let output = report(folder.path(), &["--history", "."]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stderr).contains("passed over: ./cut.run.json"), "{}", text(&output.stderr));
+}

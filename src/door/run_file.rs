@@ -1,0 +1,78 @@
+//! Keeps a run's history on disk, where `history:` names a folder: at exit, at an out-of-memory, and every minute at a step's mark, so that a
+//! run that is killed has its history too.
+#![deny(unsafe_code)]
+
+use std::io;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::heap::Heap;
+use crate::record::Reader;
+use crate::record::run::Run;
+
+/// Between two writings at steps. One takes about a millisecond.
+const STEPS: Duration = Duration::from_secs(60);
+/// Between two writings at out-of-memories: programs that halve their batch until it fits have many.
+const OUT_OF_MEMORIES: Duration = Duration::from_secs(1);
+
+/// When it was written last.
+static WRITTEN: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// A step is over. Never fails the program: what goes wrong is logged.
+pub(super) fn at_a_step(heap: &Heap) {
+    write_if_due(heap, STEPS);
+}
+
+/// A request could not be met.
+pub(super) fn at_an_out_of_memory(heap: &Heap) {
+    write_if_due(heap, OUT_OF_MEMORIES);
+}
+
+fn write_if_due(heap: &Heap, interval: Duration) {
+    if heap.config().history.is_none() {
+        return;
+    }
+    // Another thread is about to.
+    let Ok(mut written) = WRITTEN.try_lock() else { return };
+    if written.is_none_or(|at| at.elapsed() >= interval) {
+        *written = Some(Instant::now());
+        write(heap);
+    }
+}
+
+/// The process ends.
+pub(super) fn at_exit(heap: &Heap) {
+    write(heap);
+}
+
+fn write(heap: &Heap) {
+    let config = heap.config();
+    let Some(folder) = &config.history else { return };
+    let Some(reader) = Reader::own(heap.record()) else {
+        log::warn!("history: nothing is kept while the record is off; take record:off away");
+        return;
+    };
+    heap.sample();
+    let run = Run::of(&reader, config.name.as_deref());
+    // A process that only looked at the device is no run.
+    if run.devices.is_empty() {
+        return;
+    }
+    if let Err(error) = keep(folder, &run) {
+        log::error!("history: {}: {error}; the folder must be writable", folder.display());
+    }
+}
+
+/// Writes `run` in one piece: a reader finds the old file or the new.
+fn keep(folder: &Path, run: &Run) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let name = run.file_name();
+    let unfinished = folder.join(format!(".{name}.{}", std::process::id()));
+    let text = serde_json::to_string(run).map_err(io::Error::other)?;
+    std::fs::write(&unfinished, text)
+        .and_then(|()| std::fs::rename(&unfinished, folder.join(name)))
+        .inspect_err(|_| {
+            let _ = std::fs::remove_file(&unfinished);
+        })
+}

@@ -1,0 +1,205 @@
+//! The state of this process, from the heap's own books: what a dump is made of.
+#![deny(unsafe_code)]
+
+use super::state::{
+    self, Block, BlockKind, Cause, Class, Climb, DeviceState, Held, Largest, Live, OutOfMemory, Rung,
+    Segment, State, Sum, lifetime_name,
+};
+use crate::heap::Heap;
+use crate::heap::census::{self, Census, Place};
+use crate::heap::ladder::{self, Ladder, RUNG_NAMES};
+use crate::heap::oom::Report;
+use crate::heap::snapshot::{self, BlockState, Holder, Snapshot};
+use crate::record::facts::Process;
+use crate::record::{LIFETIMES, Reader};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Small blocks that are told one by one; beyond them, those of a slab are told as one. A dump of so many has some tens of MiB.
+pub const MOST_BLOCKS: usize = 1 << 18;
+/// The latest events that are told.
+pub const MOST_EVENTS: usize = 1 << 15;
+/// Steps that are told apart.
+const MOST_STEPS: usize = 64;
+
+impl From<census::Sum> for Sum {
+    fn from(sum: census::Sum) -> Self {
+        Self { blocks: sum.blocks, bytes: sum.bytes, requested_bytes: sum.requested }
+    }
+}
+
+/// The heap's state now.
+pub fn state(heap: &Heap, report: Option<&Report>) -> State {
+    let reader = Reader::own(heap.record());
+    let process = reader.as_ref().map_or_else(Process::current, Reader::process);
+    let devices = heap.devices_in_use();
+    let share = MOST_BLOCKS / devices.len().max(1);
+    State {
+        format: state::FORMAT.to_owned(),
+        version: state::VERSION,
+        gruyere: env!("CARGO_PKG_VERSION").to_owned(),
+        time_nanoseconds: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |time| time.as_nanos() as u64),
+        process: process.into(),
+        out_of_memory: report.map(out_of_memory),
+        devices: devices.into_iter().filter_map(|id| device(heap, reader.as_ref(), id, share)).collect(),
+        events: reader.as_ref().map(|reader| state::events(reader, MOST_EVENTS)).unwrap_or_default(),
+    }
+}
+
+fn out_of_memory(report: &Report) -> OutOfMemory {
+    let climb = |ladder: &Ladder, number: usize| {
+        let ladder::Rung { calls, bytes, nanoseconds } = ladder.rungs[number];
+        Climb { calls, bytes, nanoseconds }
+    };
+    let rungs = RUNG_NAMES.iter().enumerate().map(|(number, name)| Rung {
+        name: (*name).to_owned(),
+        all: climb(&report.ladder, number),
+        this_time: report.climb.as_ref().map(|ladder| climb(ladder, number)),
+    });
+    OutOfMemory {
+        message: report.to_string(),
+        advice: report.advice(),
+        device: report.device,
+        count: report.count,
+        asked_bytes: report.asked,
+        lifetime: report.lifetime.name().to_owned(),
+        stream: report.stream.0,
+        stream_handle: report.stream.1,
+        step: report.step,
+        context: report.context,
+        thread: thread_name(),
+        pool: report.pool.as_ref().map(|pool| pool.name.clone()),
+        capturing: report.capturing,
+        cause: Cause {
+            total_bytes: report.total,
+            free_bytes: report.free,
+            others_bytes: report.others(),
+            limit_bytes: report.limit,
+            reserved_bytes: report.reserved,
+            live_bytes: report.live,
+            pending_bytes: report.pending,
+            captured_bytes: report.captured,
+            pooled_bytes: report.pooled,
+            partly_used_bytes: report.partly,
+            largest_request_bytes: report.largest,
+            orphaned_bytes: report.orphaned,
+        },
+        ladder: rungs.collect(),
+    }
+}
+
+/// As the system has it: threads of C++ have no name for Rust.
+fn thread_name() -> String {
+    let name = std::fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+fn device(heap: &Heap, reader: Option<&Reader<'_>>, id: u32, share: usize) -> Option<DeviceState> {
+    let (snapshot, census) = heap.census(id.into(), share).ok()??;
+    let stats = heap.stats(id.into()).unwrap_or_default();
+    let recorded = reader.and_then(|reader| reader.device(id));
+    let gauges = recorded.iter().flat_map(|device| {
+        crate::record::DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), device.gauge(gauge)))
+    });
+    let step = heap.step();
+    Some(DeviceState {
+        device: id,
+        name: heap.device_name(id),
+        total_bytes: stats.total_memory,
+        limit_bytes: stats.limit,
+        live_peak_bytes: stats.live_peak,
+        reserved_peak_bytes: stats.reserved_peak,
+        step: step.into(),
+        held: held(&census),
+        live: live(&census, step),
+        gauges: gauges.collect(),
+        merged_blocks: snapshot.merged,
+        segments: segments(snapshot),
+        torn: 0,
+    })
+}
+
+fn held(census: &Census) -> Held {
+    Held {
+        reserved_bytes: census.reserved,
+        live_bytes: census.live.bytes,
+        pending_bytes: census.pending.bytes,
+        slab_free_bytes: census.bytes_in(Place::Slab),
+        between_bytes: census.bytes_in(Place::Between),
+        idle_bytes: census.bytes_in(Place::Idle),
+        captured_free_bytes: census.bytes_in(Place::Capture),
+        pooled_free_bytes: census.bytes_in(Place::Pool),
+        unmapped_bytes: census.bytes_in(Place::Unmapped),
+        orphaned_bytes: census.bytes_in(Place::Orphan),
+        rest_bytes: census.rest,
+    }
+}
+
+/// The last step of an age's class: its exponent is that of the power of two above the age.
+fn oldest(exponent: u32) -> u64 {
+    (1u64 << exponent.min(63)) - 1
+}
+
+pub(super) fn live(census: &Census, step: u32) -> Live {
+    let class = |class: u64, sum: census::Sum| Class { class, sum: sum.into() };
+    let mut steps: Vec<Class> = census.steps.iter().map(|(&step, &sum)| class(step.into(), sum)).collect();
+    steps.sort_unstable_by_key(|entry| (std::cmp::Reverse(entry.sum.bytes), entry.class));
+    let mut other_steps: Sum = census.stepless.into();
+    steps.drain(MOST_STEPS.min(steps.len())..).for_each(|entry| other_steps.add(entry.sum));
+    let lifetimes = (0..LIFETIMES).filter(|&number| census.lifetimes[number].blocks > 0);
+    Live {
+        all: census.live.into(),
+        lifetimes: lifetimes
+            .map(|number| (lifetime_name(number as u8), census.lifetimes[number].into()))
+            .collect(),
+        sizes: census
+            .sizes
+            .iter()
+            .map(|(&power, &sum)| class(1u64.checked_shl(power).unwrap_or(u64::MAX), sum))
+            .collect(),
+        steps,
+        other_steps,
+        ages: census.ages(step).into_iter().map(|(power, sum)| class(oldest(power), sum)).collect(),
+        streams: census.streams.iter().map(|(&stream, &sum)| class(stream.into(), sum)).collect(),
+        largest: census
+            .largest()
+            .into_iter()
+            .map(|block| Largest {
+                address: block.address,
+                requested_bytes: block.requested,
+                lifetime: lifetime_name(block.lifetime),
+                stream: block.stream,
+                step: block.step,
+            })
+            .collect(),
+    }
+}
+
+fn segments(snapshot: Snapshot) -> Vec<Segment> {
+    let block = |block: &snapshot::Block| {
+        let kind = match block.state {
+            BlockState::Inactive => BlockKind::Free,
+            BlockState::Allocated => BlockKind::Live,
+            BlockState::PendingFree => BlockKind::Pending,
+        };
+        Block(block.bytes, kind, block.requested, block.lifetime, block.stream, block.step)
+    };
+    let holder = |holder: &Holder| match holder {
+        Holder::Ordinary(number) => lifetime_name(*number),
+        Holder::Capture => "captured".to_owned(),
+        Holder::Pool(name) => format!("pool {name}"),
+        Holder::Orphan => "orphaned".to_owned(),
+        Holder::Direct => "direct".to_owned(),
+    };
+    let segment = |segment: snapshot::Segment| Segment {
+        address: segment.address,
+        bytes: segment.bytes,
+        holder: holder(&segment.holder),
+        pool_id: segment.pool,
+        stitched: segment.stitched,
+        small: segment.small,
+        blocks: segment.blocks.iter().map(block).collect(),
+    };
+    snapshot.segments.into_iter().map(segment).collect()
+}

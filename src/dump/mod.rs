@@ -1,0 +1,72 @@
+//! What an out-of-memory leaves behind: the state of the process's memory as text, as JSON, and as a snapshot that memory_viz opens.
+//!
+//! The model ([`state`]) is what files have; [`gather`] fills it from the heap's books, and the `gruyere` command from the record of another
+//! process. Locks of the heap are held while its books are copied, one after the other, and none while files are written. No dump fails the
+//! program: what goes wrong is logged.
+
+pub mod file;
+pub mod gather;
+pub mod memory_viz;
+pub mod outside;
+pub mod pickle;
+pub mod state;
+pub mod text;
+
+use crate::heap::{Heap, oom::Report};
+use state::State;
+use std::io::{self, Write};
+
+/// Dumps written before it is enough, on each device: programs that halve their batch until it fits run out of memory on purpose.
+pub const MOST_DUMPS: u64 = 32;
+
+/// The longest file that a dump has.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// Writes a state as JSON.
+///
+/// # Errors
+/// `out`'s.
+pub fn write_json(out: &mut dyn Write, state: &State) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, state)?;
+    out.write_all(b"\n")
+}
+
+/// Writes a state as a snapshot of torch's.
+///
+/// # Errors
+/// `out`'s.
+pub fn write_snapshot(out: &mut dyn Write, state: &State) -> io::Result<()> {
+    Ok(pickle::write(out, &memory_viz::Snapshot::of(state))?)
+}
+
+/// Writes the dumps of an out-of-memory to `dump_dir:`, if one is set.
+pub fn out_of_memory(heap: &Heap, report: &Report) {
+    let Some(folder) = &heap.config().dump_dir else { return };
+    if report.count > MOST_DUMPS {
+        return;
+    }
+    if let Err(error) = std::fs::create_dir_all(folder) {
+        log::error!("out of memory: no dump is written: {}: {error}", folder.display());
+        return;
+    }
+    let state = gather::state(heap, Some(report));
+    let name = format!("gruyere-oom-{}-gpu{}-{}", std::process::id(), report.device, report.count);
+    let write = |extension: &str, write: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
+        let path = folder.join(format!("{name}.{extension}"));
+        let written = file::replace(&path, MOST_BYTES, |out| write(out));
+        if let Err(error) = &written {
+            log::error!("out of memory: the dump could not be written to {}: {error}", path.display());
+        }
+        written.is_ok()
+    };
+    // The shortest first: where the disk is full, there is room for that.
+    let written = [
+        ("txt", write("txt", &|out| out.write_all(text::text(&state).as_bytes()))),
+        ("json", write("json", &|out| write_json(out, &state))),
+        ("pickle", write("pickle", &|out| write_snapshot(out, &state))),
+    ];
+    let names: Vec<&str> = written.into_iter().filter(|file| file.1).map(|file| file.0).collect();
+    if !names.is_empty() {
+        log::warn!("out of memory: the dump is in {}.{{{}}}", folder.join(&name).display(), names.join(","));
+    }
+}

@@ -1,0 +1,137 @@
+//! The state of another process, living or dead, from its record.
+#![deny(unsafe_code)]
+
+use super::state::{self, Block, BlockKind, DeviceState, Held, Segment, State, Sum, lifetime_name};
+use crate::heap::census::Census;
+use crate::heap::snapshot;
+use crate::record::picture::{Picture, Piece, PieceKind, RangeKind};
+use crate::record::reader::DeviceSnapshot;
+use crate::record::{DeviceGauge, Reader};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What the record says now; at most `most_events` of the last events.
+pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
+    let devices = (0..reader.devices()).filter_map(|number| {
+        let recorded = reader.device(number)?;
+        Some(device(&recorded, &Picture::read(reader, number)?))
+    });
+    let process = reader.process();
+    State {
+        format: state::FORMAT.to_owned(),
+        version: state::VERSION,
+        gruyere: process.version.clone(),
+        time_nanoseconds: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |time| time.as_nanos() as u64),
+        process: process.into(),
+        out_of_memory: None,
+        devices: devices.collect(),
+        events: state::events(reader, most_events),
+    }
+}
+
+/// A device, by its gauges and its picture. Sums are the picture's: the gauges are of another moment.
+pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
+    let gauges = DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), recorded.gauge(gauge)));
+    let mut census = Census::default();
+    for piece in picture.pieces.iter().filter(|piece| piece.kind.is_block()) {
+        let state = match piece.kind {
+            PieceKind::Live => snapshot::BlockState::Allocated,
+            _ => snapshot::BlockState::PendingFree,
+        };
+        let &Piece { address, bytes, requested, stream, step, lifetime, .. } = piece;
+        let step = Some(step);
+        let block =
+            snapshot::Block { address, bytes, requested, stream: stream.into(), state, lifetime, step };
+        census.block(&block, stream);
+    }
+    let sums = &picture.sums;
+    let captured = free_in(picture, |range| range.capture != 0);
+    let [slabs, gaps, whole] = free_in(picture, |range| range.capture == 0);
+    let mut live = super::gather::live(&census, picture.step);
+    live.all = Sum { blocks: sums.live_blocks, bytes: sums.live, requested_bytes: sums.live_requested };
+    DeviceState {
+        device: recorded.device,
+        name: recorded.facts.name.clone(),
+        total_bytes: recorded.facts.total_memory,
+        limit_bytes: recorded.gauge(DeviceGauge::Limit),
+        live_peak_bytes: recorded.live_peak,
+        reserved_peak_bytes: recorded.gauge(DeviceGauge::ReservedPeak),
+        step: picture.step.into(),
+        held: Held {
+            reserved_bytes: sums.held,
+            live_bytes: sums.live,
+            pending_bytes: sums.pending,
+            slab_free_bytes: slabs,
+            between_bytes: gaps,
+            idle_bytes: whole,
+            captured_free_bytes: captured.iter().sum(),
+            unmapped_bytes: sums.spare,
+            ..Held::default()
+        },
+        live,
+        gauges: gauges.collect(),
+        segments: picture.ranges.iter().map(|range| segment(picture, range)).collect(),
+        merged_blocks: 0,
+        torn: picture.misfits.total(),
+    }
+}
+
+/// Free bytes of some ranges: in slabs with blocks, beside blocks on their pages, in whole pages.
+fn free_in(picture: &Picture, chosen: impl Fn(&crate::record::picture::Range) -> bool) -> [u64; 3] {
+    let pages = picture.ranges.iter().filter(|range| chosen(range)).flat_map(|range| picture.pages_of(range));
+    pages.fold([0; 3], |[slabs, gaps, whole], page| {
+        let free = u64::from(page.free);
+        let [gap, idle] = if page.is_free() { [0, free] } else { [free, 0] };
+        [slabs + u64::from(page.slab_free), gaps + gap, whole + idle]
+    })
+}
+
+fn segment(picture: &Picture, range: &crate::record::picture::Range) -> Segment {
+    let pieces = picture.pieces_of(range);
+    let mut blocks: Vec<Block> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let stream = u64::from(piece.stream);
+        match (piece.kind, blocks.last_mut()) {
+            (PieceKind::Live, _) => {
+                let kind = BlockKind::Live;
+                blocks.push(Block(
+                    piece.bytes,
+                    kind,
+                    piece.requested,
+                    piece.lifetime,
+                    stream,
+                    Some(piece.step),
+                ));
+            }
+            (PieceKind::Pending, _) => {
+                let kind = BlockKind::Pending;
+                blocks.push(Block(
+                    piece.bytes,
+                    kind,
+                    piece.requested,
+                    piece.lifetime,
+                    stream,
+                    Some(piece.step),
+                ));
+            }
+            (_, Some(Block(bytes, BlockKind::Free, ..))) => *bytes += piece.bytes,
+            _ => blocks.push(Block(piece.bytes, BlockKind::Free, 0, 0, 0, None)),
+        }
+    }
+    let holder = match (range.capture, range.kind) {
+        (0, RangeKind::Alone) => "direct".to_owned(),
+        (0, _) => lifetime_name(range.lifetime),
+        _ => "captured".to_owned(),
+    };
+    Segment {
+        address: range.address,
+        bytes: range.bytes,
+        holder,
+        // The record has the pools' places, not torch's ids.
+        pool_id: (0, range.capture.into()),
+        stitched: range.kind == RangeKind::Stitched,
+        small: range.kind != RangeKind::Alone && pieces.iter().all(|piece| piece.slot != 0),
+        blocks,
+    }
+}

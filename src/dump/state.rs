@@ -1,0 +1,391 @@
+//! The state of a process's memory as it goes into files: dumps at an out-of-memory, and what `gruyere snapshot --json` writes. Described by
+//! docs/schema/oom-dump.json.
+//!
+//! All sizes are in bytes, and all times in nanoseconds since 1970. Blocks are short lists rather than objects: there are many.
+#![deny(unsafe_code)]
+
+use crate::record::facts::Process;
+use crate::record::{LIFETIME_NAMES, reader};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// [`State::format`].
+pub const FORMAT: &str = "gruyere-state";
+/// [`State::version`].
+pub const VERSION: u32 = 1;
+
+/// A process's memory at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Always [`FORMAT`].
+    pub format: String,
+    /// Goes up when a reader of the one before could go wrong.
+    pub version: u32,
+    /// The version of the library that wrote it.
+    pub gruyere: String,
+    /// When.
+    pub time_nanoseconds: u64,
+    /// Whose.
+    pub process: ProcessState,
+    /// The request that could not be met, in the dump of an out-of-memory.
+    pub out_of_memory: Option<OutOfMemory>,
+    /// The devices that the process uses.
+    pub devices: Vec<DeviceState>,
+    /// The last events.
+    pub events: Events,
+}
+
+/// A process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessState {
+    /// Its pid.
+    pub pid: u64,
+    /// Its rank, where it has one.
+    pub rank: Option<u64>,
+    /// Its rank on this machine.
+    pub local_rank: Option<u64>,
+    /// How many ranks there are.
+    pub world_size: Option<u64>,
+    /// The machine.
+    pub host: String,
+    /// Its command line.
+    pub command: String,
+    /// `GRUYERE_CONF`.
+    pub configuration: String,
+}
+
+impl From<Process> for ProcessState {
+    fn from(process: Process) -> Self {
+        let Process { pid, rank, local_rank, world_size, host, command, configuration, .. } = process;
+        Self { pid, rank, local_rank, world_size, host, command, configuration }
+    }
+}
+
+/// A request that could not be met, and why.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OutOfMemory {
+    /// All of it in words, as the exception has it.
+    pub message: String,
+    /// What would help.
+    pub advice: Vec<String>,
+    /// The device.
+    pub device: u32,
+    /// How many there were on it, this one included.
+    pub count: u64,
+    /// What was asked for.
+    pub asked_bytes: u64,
+    /// The tag of the request.
+    pub lifetime: String,
+    /// The number of its stream.
+    pub stream: u32,
+    /// The handle of its stream.
+    pub stream_handle: u64,
+    /// The training step.
+    pub step: u32,
+    /// The asking thread's context, a number of its loader's; 0: none.
+    pub context: u64,
+    /// The asking thread, as the system names it.
+    pub thread: String,
+    /// The named pool that it was for.
+    pub pool: Option<String>,
+    /// Whether a capture kept the allocator from asking and waiting.
+    pub capturing: bool,
+    /// The causes.
+    pub cause: Cause,
+    /// What each rung of the reclaim ladder was climbed for and gave.
+    pub ladder: Vec<Rung>,
+}
+
+/// The causes, as they were when the request was refused. They overlap: what CUDA graphs hold may be live, too. [`Held`] counts each byte once.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cause {
+    /// Physical memory of the device.
+    pub total_bytes: u64,
+    /// Of it free, as the driver says.
+    pub free_bytes: Option<u64>,
+    /// Taken by others on the device: processes, contexts, libraries that allocate for themselves.
+    pub others_bytes: Option<u64>,
+    /// The ceiling on what may be reserved.
+    pub limit_bytes: u64,
+    /// Held.
+    pub reserved_bytes: u64,
+    /// Live blocks.
+    pub live_bytes: u64,
+    /// Freed by the program, waiting for streams.
+    pub pending_bytes: u64,
+    /// Held for CUDA graphs.
+    pub captured_bytes: u64,
+    /// Held by named pools.
+    pub pooled_bytes: u64,
+    /// Free, on pages that blocks lie on too.
+    pub partly_used_bytes: u64,
+    /// The largest request that what is held could satisfy.
+    pub largest_request_bytes: u64,
+    /// The driver would not take it back.
+    pub orphaned_bytes: u64,
+}
+
+/// A rung of the reclaim ladder.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rung {
+    /// What it does.
+    pub name: String,
+    /// Since the process began.
+    pub all: Climb,
+    /// For this request; `None`: the ladder was not climbed for it.
+    pub this_time: Option<Climb>,
+}
+
+/// What a rung did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Climb {
+    /// Times.
+    pub calls: u64,
+    /// Bytes that it gained.
+    pub bytes: u64,
+    /// Host time in it.
+    pub nanoseconds: u64,
+}
+
+/// A device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceState {
+    /// Its number in the process.
+    pub device: u32,
+    /// The driver's name of it.
+    pub name: String,
+    /// Its physical memory.
+    pub total_bytes: u64,
+    /// The ceiling on what may be reserved.
+    pub limit_bytes: u64,
+    /// The highest that live blocks were.
+    pub live_peak_bytes: u64,
+    /// The highest that was reserved.
+    pub reserved_peak_bytes: u64,
+    /// The training step.
+    pub step: u64,
+    /// Where the bytes held are, each counted once.
+    pub held: Held,
+    /// The live blocks by what they have in common.
+    pub live: Live,
+    /// The gauges of the record, where it is on.
+    pub gauges: BTreeMap<String, u64>,
+    /// What lies where.
+    pub segments: Vec<Segment>,
+    /// Small blocks that are told as one with others, because there were too many.
+    pub merged_blocks: u64,
+    /// Blocks and segments that could not be read whole.
+    pub torn: u64,
+}
+
+/// Where the bytes held are: `reserved_bytes` is the sum of the others, while nobody else allocates meanwhile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// All of it.
+    pub reserved_bytes: u64,
+    /// Live blocks, each rounded up to 512 B.
+    pub live_bytes: u64,
+    /// Freed by the program, waiting for streams.
+    pub pending_bytes: u64,
+    /// In slabs that have blocks: free slots, and what is over at the ends of slots and slabs.
+    pub slab_free_bytes: u64,
+    /// Free, on pages that blocks lie on too.
+    pub between_bytes: u64,
+    /// Whole pages that nobody uses.
+    pub idle_bytes: u64,
+    /// Free, and kept for CUDA graphs.
+    pub captured_free_bytes: u64,
+    /// Free, and kept for named pools.
+    pub pooled_free_bytes: u64,
+    /// Mapped nowhere.
+    pub unmapped_bytes: u64,
+    /// The driver would not take it back.
+    pub orphaned_bytes: u64,
+    /// Ends of spans that no page fits into, and what is not known better.
+    pub rest_bytes: u64,
+}
+
+impl Held {
+    /// The parts, with what they are.
+    pub fn parts(&self) -> [(&'static str, u64); 10] {
+        [
+            ("live", self.live_bytes),
+            ("freed, waiting for streams", self.pending_bytes),
+            ("free slots of slabs", self.slab_free_bytes),
+            ("free on partly used pages", self.between_bytes),
+            ("free, whole pages", self.idle_bytes),
+            ("free, kept for CUDA graphs", self.captured_free_bytes),
+            ("free, kept for named pools", self.pooled_free_bytes),
+            ("mapped nowhere", self.unmapped_bytes),
+            ("not taken back by the driver", self.orphaned_bytes),
+            ("the rest", self.rest_bytes),
+        ]
+    }
+}
+
+/// Blocks, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sum {
+    /// How many.
+    pub blocks: u64,
+    /// Their bytes, each rounded up to 512.
+    pub bytes: u64,
+    /// What the program asked for.
+    pub requested_bytes: u64,
+}
+
+impl Sum {
+    /// Adds others.
+    pub fn add(&mut self, other: Sum) {
+        self.blocks += other.blocks;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
+    }
+}
+
+/// Live blocks of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Class {
+    /// Which: by size, the power of two that no block of it exceeds; by age, the most steps ago; else the step's or stream's number.
+    pub class: u64,
+    /// The blocks.
+    #[serde(flatten)]
+    pub sum: Sum,
+}
+
+/// The live blocks by what they have in common. Each list has every live block once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Live {
+    /// All of them.
+    pub all: Sum,
+    /// By lifetime.
+    pub lifetimes: BTreeMap<String, Sum>,
+    /// By size.
+    pub sizes: Vec<Class>,
+    /// By step of allocation: those with the most bytes.
+    pub steps: Vec<Class>,
+    /// Of other steps, or of which the step is not known.
+    pub other_steps: Sum,
+    /// By how many steps ago they were allocated, where that is known.
+    pub ages: Vec<Class>,
+    /// By stream.
+    pub streams: Vec<Class>,
+    /// The largest.
+    pub largest: Vec<Largest>,
+}
+
+/// A live block.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Largest {
+    /// Where it lies.
+    pub address: u64,
+    /// Bytes that the program asked for.
+    pub requested_bytes: u64,
+    /// Its lifetime.
+    pub lifetime: String,
+    /// The number of its stream.
+    pub stream: u32,
+    /// The step of its allocation.
+    pub step: Option<u32>,
+}
+
+/// A contiguous range of memory held.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// First byte.
+    pub address: u64,
+    /// Length.
+    pub bytes: u64,
+    /// Whose: the name of a lifetime, `captured`, `pool NAME`, `orphaned`, `direct`.
+    pub holder: String,
+    /// torch's id of the capture pool.
+    pub pool_id: (u64, u64),
+    /// It may grow and shrink page by page.
+    pub stitched: bool,
+    /// It is cut into small blocks only.
+    pub small: bool,
+    /// They tile it, by address.
+    pub blocks: Vec<Block>,
+}
+
+/// What a block is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BlockKind {
+    /// Nobody's.
+    #[default]
+    Free,
+    /// The program's.
+    Live,
+    /// Freed by the program, waiting for streams.
+    Pending,
+}
+
+/// A piece of a segment: bytes, what it is, bytes asked for, the lifetime's number, the stream, the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block(
+    /// Length.
+    pub u64,
+    /// What it is.
+    pub BlockKind,
+    /// Bytes that the program asked for.
+    pub u64,
+    /// The lifetime's number.
+    pub u8,
+    /// The stream: its handle in a dump, its number in what was read from outside.
+    pub u64,
+    /// The step of its allocation.
+    pub Option<u32>,
+);
+
+/// The last events.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Events {
+    /// Events before the first one that is told, and others that were lost.
+    pub earlier: u64,
+    /// By time.
+    pub entries: Vec<Event>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When.
+    pub time_nanoseconds: u64,
+    /// What.
+    pub kind: String,
+    /// The device.
+    pub device: u8,
+    /// Where.
+    pub address: u64,
+    /// Bytes; of a wait, nanoseconds; of a step, its number.
+    pub size: u64,
+    /// The number of the stream.
+    pub stream: u32,
+    /// The lifetime's name.
+    pub lifetime: String,
+}
+
+/// The name of a lifetime's number, which may come from anywhere.
+pub fn lifetime_name(number: u8) -> String {
+    LIFETIME_NAMES.get(number as usize).copied().unwrap_or("?").to_owned()
+}
+
+/// The latest `most` events of a record.
+pub fn events(reader: &reader::Reader<'_>, most: usize) -> Events {
+    let mut found = reader.events(&mut reader::Cursor::default());
+    let Some(scale) = reader.scale() else {
+        return Events { earlier: found.lost + found.entries.len() as u64, entries: Vec::new() };
+    };
+    let excess = found.entries.len().saturating_sub(most);
+    let entries = found.entries.drain(excess..).map(|event| Event {
+        time_nanoseconds: scale.realtime(event.time),
+        kind: event.kind.name().to_owned(),
+        device: event.device,
+        address: event.address,
+        size: event.size,
+        stream: event.stream,
+        lifetime: lifetime_name(event.lifetime),
+    });
+    Events { earlier: found.lost + excess as u64, entries: entries.collect() }
+}

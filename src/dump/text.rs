@@ -1,0 +1,248 @@
+//! A state for people.
+#![deny(unsafe_code)]
+
+use super::state::{Class, DeviceState, Segment, State, Sum};
+use crate::heap::oom::Bytes;
+use std::fmt::{self, Write};
+
+/// Segments that are drawn, the longest first; events that are told; characters of a drawing.
+const MOST_SEGMENTS: usize = 64;
+const MOST_EVENTS: usize = 64;
+const WIDTH: u64 = 64;
+
+/// All of it, as a dump has it.
+pub fn text(state: &State) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write(&mut out, state);
+    out
+}
+
+/// A text of another process: control characters would have a meaning for a terminal.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn write(out: &mut String, state: &State) -> fmt::Result {
+    if let Some(oom) = &state.out_of_memory {
+        writeln!(out, "{}\n", oom.message)?;
+    }
+    let process = &state.process;
+    write!(out, "gruyere {}, pid {}", plain(&state.gruyere), process.pid)?;
+    if let Some(rank) = process.rank {
+        write!(out, ", rank {rank}")?;
+    }
+    writeln!(out, ", {}: {}", plain(&process.host), plain(&process.command))?;
+    if !process.configuration.is_empty() {
+        writeln!(out, "GRUYERE_CONF={}", plain(&process.configuration))?;
+    }
+    if let Some(oom) = &state.out_of_memory {
+        writeln!(
+            out,
+            "\nThe request: {} on device {}, stream {} (handle {:#x}), lifetime {}, step {}, thread {:?}, context {}",
+            Bytes(oom.asked_bytes),
+            oom.device,
+            oom.stream,
+            oom.stream_handle,
+            oom.lifetime,
+            oom.step,
+            oom.thread,
+            oom.context
+        )?;
+        writeln!(out, "\nThe reclaim ladder{:>21} {:>12} {:>10}   all in all", "this time", "gained", "us")?;
+        for rung in &oom.ladder {
+            let this = rung.this_time.unwrap_or_default();
+            writeln!(
+                out,
+                "  {:<18} {:>18} {:>12} {:>10}   {} times, {}, {} us",
+                rung.name,
+                if rung.this_time.is_some() {
+                    format!("{} times", this.calls)
+                } else {
+                    "not climbed".to_owned()
+                },
+                Bytes(this.bytes).to_string(),
+                this.nanoseconds / 1000,
+                rung.all.calls,
+                Bytes(rung.all.bytes),
+                rung.all.nanoseconds / 1000
+            )?;
+        }
+    }
+    for device in &state.devices {
+        of_device(out, device)?;
+    }
+    events(out, state)
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
+}
+
+fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
+    let held = &device.held;
+    writeln!(out, "\ndevice {} ({}), step {}", device.device, plain(&device.name), device.step)?;
+    for (name, bytes) in [
+        ("total memory", device.total_bytes),
+        ("limit", device.limit_bytes),
+        ("reserved", held.reserved_bytes),
+        ("reserved, peak", device.reserved_peak_bytes),
+        ("live, peak", device.live_peak_bytes),
+    ] {
+        writeln!(out, "  {name:<29} {bytes:>16} B  {:>12}", Bytes(bytes).to_string())?;
+    }
+    writeln!(out, "\n  Where the reserved bytes are")?;
+    for (name, bytes) in held.parts().into_iter().filter(|part| part.1 > 0) {
+        let percent = share(bytes, held.reserved_bytes);
+        writeln!(out, "  {name:<29} {bytes:>16} B  {:>12} {percent:>5.1}%", Bytes(bytes).to_string())?;
+    }
+    let live = &device.live;
+    writeln!(out, "\n  Live blocks{:>24} {:>14} {:>14}", "blocks", "bytes", "requested")?;
+    let line = |out: &mut String, name: &str, sum: &Sum| {
+        writeln!(
+            out,
+            "  {name:<26} {:>8} {:>14} {:>14} {:>5.1}%",
+            sum.blocks,
+            Bytes(sum.bytes).to_string(),
+            Bytes(sum.requested_bytes).to_string(),
+            share(sum.bytes, live.all.bytes)
+        )
+    };
+    line(out, "all", &live.all)?;
+    for (name, sum) in &live.lifetimes {
+        line(out, &format!("lifetime {}", plain(name)), sum)?;
+    }
+    for Class { class, sum } in &live.sizes {
+        line(out, &format!("up to {}", Bytes(*class)), sum)?;
+    }
+    for Class { class, sum } in live.steps.iter().take(16) {
+        line(out, &format!("of step {class}"), sum)?;
+    }
+    let mut others = live.other_steps;
+    live.steps.iter().skip(16).for_each(|class| others.add(class.sum));
+    if others.blocks > 0 {
+        line(out, "of other or unknown steps", &others)?;
+    }
+    for Class { class, sum } in &live.ages {
+        line(out, &format!("up to {class} steps old"), sum)?;
+    }
+    for Class { class, sum } in &live.streams {
+        line(out, &format!("of stream {class}"), sum)?;
+    }
+    if !live.largest.is_empty() {
+        writeln!(out, "\n  The largest live blocks")?;
+    }
+    for block in live.largest.iter().take(16) {
+        let step = block.step.map_or("?".to_owned(), |step| step.to_string());
+        writeln!(
+            out,
+            "  {:#014x} {:>14}  lifetime {}, step {step}, stream {}",
+            block.address,
+            Bytes(block.requested_bytes).to_string(),
+            plain(&block.lifetime),
+            block.stream
+        )?;
+    }
+    map(out, device)
+}
+
+fn map(out: &mut String, device: &DeviceState) -> fmt::Result {
+    writeln!(out, "\n  The map: # live, + partly, w waiting for streams, . free")?;
+    let mut chosen: Vec<&Segment> = device.segments.iter().collect();
+    chosen.sort_by_key(|segment| std::cmp::Reverse(segment.bytes));
+    let left_out = chosen.len().saturating_sub(MOST_SEGMENTS);
+    chosen.truncate(MOST_SEGMENTS);
+    chosen.sort_by_key(|segment| segment.address);
+    for segment in chosen {
+        let holder = plain(&segment.holder);
+        writeln!(
+            out,
+            "  {:#014x} {:>12} {holder:<10} {}",
+            segment.address,
+            Bytes(segment.bytes).to_string(),
+            strip(segment)
+        )?;
+    }
+    if left_out > 0 {
+        writeln!(out, "  and {left_out} shorter segments")?;
+    }
+    if device.merged_blocks > 0 {
+        writeln!(out, "  {} small blocks are told as one with others of their slab", device.merged_blocks)?;
+    }
+    Ok(())
+}
+
+/// A segment in [`WIDTH`] characters.
+fn strip(segment: &Segment) -> String {
+    let cells = WIDTH.min(segment.bytes.div_ceil(512)).max(1);
+    let mut filled = vec![[0u128; 3]; cells as usize];
+    let bytes = u128::from(segment.bytes.max(1));
+    let cell_at = |offset: u128| (offset * u128::from(cells) / bytes).min(u128::from(cells) - 1);
+    let mut at = 0u128;
+    for block in &segment.blocks {
+        let end = at + u128::from(block.0);
+        let mut from = at;
+        for cell in cell_at(at)..=cell_at(end.saturating_sub(1)) {
+            // Where the next cell begins.
+            let to = ((cell + 1) * bytes).div_ceil(u128::from(cells)).min(end);
+            filled[cell as usize][block.1 as usize] += to.saturating_sub(from);
+            from = to;
+        }
+        at = end;
+    }
+    let letter = |[free, live, pending]: [u128; 3]| match (free, live, pending) {
+        (0, 0, 0) => ' ',
+        (_, 0, 0) => '.',
+        (0, _, 0) => '#',
+        (_, live, pending) if pending > live => 'w',
+        _ => '+',
+    };
+    filled.into_iter().map(letter).collect()
+}
+
+fn events(out: &mut String, state: &State) -> fmt::Result {
+    let Some(last) = state.events.entries.last() else { return Ok(()) };
+    writeln!(out, "\nThe last events, in ms before the last")?;
+    let entries = &state.events.entries;
+    for event in &entries[entries.len().saturating_sub(MOST_EVENTS)..] {
+        let before = last.time_nanoseconds.saturating_sub(event.time_nanoseconds) as f64 / 1e6;
+        let size = match event.kind.as_str() {
+            "step" => event.size.to_string(),
+            "wait" => format!("{} us", event.size / 1000),
+            _ => Bytes(event.size).to_string(),
+        };
+        writeln!(
+            out,
+            "  -{before:<12.3} {:<15} device {} {:#014x} {size:>14} stream {} {}",
+            plain(&event.kind),
+            event.device,
+            event.address,
+            event.stream,
+            plain(&event.lifetime)
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dump::state::{Block, BlockKind};
+
+    #[test]
+    fn a_strip_shows_what_lies_where() {
+        let block = |bytes, kind| Block(bytes, kind, 0, 0, 0, None);
+        let mut segment = Segment { bytes: 64 << 20, ..Segment::default() };
+        segment.blocks = vec![
+            block(16 << 20, BlockKind::Live),
+            block(16 << 20, BlockKind::Free),
+            block(16 << 20, BlockKind::Pending),
+            block(15 << 20, BlockKind::Live),
+            block(1 << 19, BlockKind::Free),
+            block(1 << 19, BlockKind::Live),
+        ];
+        let expected = format!("{}{}{}{}+", "#".repeat(16), ".".repeat(16), "w".repeat(16), "#".repeat(15));
+        assert_eq!(strip(&segment), expected);
+        assert_eq!(strip(&Segment::default()), " ");
+    }
+}
