@@ -9,6 +9,7 @@ use std::path::Path;
 
 use gruyere::dump::outside;
 use gruyere::dump::state::{self, State};
+use gruyere::record::plain;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
@@ -164,7 +165,7 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
         row("free, on partly used pages", change.partly_used);
         for (title, classes) in change.tables() {
             for (name, change) in classes.iter().filter(|(_, change)| change.before != change.after) {
-                row(&format!("{title} {}", escaped(name)), *change);
+                row(&format!("{title} {}", plain(name)), *change);
             }
         }
         for (title, blocks) in [("new", &change.new), ("gone", &change.gone)] {
@@ -176,17 +177,10 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
                     "    {:#014x} {:>12}  lifetime {}, step {step}",
                     block.address,
                     BinaryBytes(block.requested_bytes).to_string(),
-                    escaped(&block.lifetime)
+                    plain(&block.lifetime)
                 ));
             }
         }
     }
     out
-}
-
-/// A text of a file: control characters would have a meaning for a terminal.
-fn escaped(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
-        .collect()
 }

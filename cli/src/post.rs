@@ -7,6 +7,7 @@ use gruyere::dump::state::{Event, State};
 use gruyere::dump::{outside, text};
 use gruyere::heap::ladder::RUNG_NAMES;
 use gruyere::heap::oom::Bytes;
+use gruyere::record::plain;
 use gruyere::record::reader::DeviceSnapshot;
 use gruyere::record::{EventKind, Reader, facts};
 use serde::Serialize;
@@ -325,11 +326,7 @@ fn page(
         let _ = writeln!(out, "\nWhat to look at next");
     }
     next.iter().for_each(|line| {
-        let _ = writeln!(
-            out,
-            "- {}",
-            line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect::<String>()
-        );
+        let _ = writeln!(out, "- {}", plain(line));
     });
     out
 }

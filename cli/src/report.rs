@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use gruyere::record::missing_share;
+use gruyere::record::plain;
 use gruyere::record::run::{self, Run, RunDevice, Steps};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
@@ -374,11 +375,6 @@ fn value(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[S
         "devices": comparisons.iter().map(device).collect::<Vec<_>>(),
         "worse": worse,
     })
-}
-
-/// Text of a record on one line of a terminal.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(200).collect()
 }
 
 fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[String]) -> String {

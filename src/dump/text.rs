@@ -3,6 +3,7 @@
 
 use super::state::{Class, DeviceState, Segment, State, Sum};
 use crate::heap::oom::Bytes;
+use crate::record::plain;
 use std::fmt::{self, Write};
 
 /// Segments that are drawn, the longest first; events that are told; characters of a drawing.
@@ -16,11 +17,6 @@ pub fn text(state: &State) -> String {
     // Writing to a String cannot fail.
     let _ = write(&mut out, state);
     out
-}
-
-/// A text of another process: control characters would have a meaning for a terminal.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn write(out: &mut String, state: &State) -> fmt::Result {

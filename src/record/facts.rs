@@ -1,6 +1,7 @@
 //! Process facts: who writes this record. Written once, before the record is published.
 
 use super::layout::Shared;
+use super::plain;
 use super::sync::{AtomicU64, Ordering};
 
 /// Writes `text`, cut at a character to what fits.
@@ -22,7 +23,7 @@ pub(super) fn load_text(bytes: &AtomicU64, words: &[AtomicU64]) -> String {
     let length = (bytes.load(Ordering::Relaxed)).min(words.len() as u64 * 8) as usize;
     let mut raw: Vec<u8> = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
     raw.truncate(length);
-    String::from_utf8_lossy(&raw).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    plain(&String::from_utf8_lossy(&raw))
 }
 
 /// The process facts in the mapping, 4 KiB.

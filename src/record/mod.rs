@@ -14,6 +14,7 @@ pub mod layout;
 pub mod mapping;
 pub mod peaks;
 pub mod picture;
+mod plain;
 pub mod reader;
 pub mod ring;
 pub mod run;
@@ -31,6 +32,7 @@ mod writer;
 
 pub use histogram::bucket_of;
 pub use lane::{Block, LaneWriter};
+pub use plain::plain;
 pub use reader::{ReadError, Reader};
 pub use writer::{DeviceWriter, Record};
 

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use gruyere::record::plain;
 use serde::Serialize;
 
 /// How bad it is.
@@ -48,14 +49,9 @@ pub struct Finding {
 #[derive(Debug, Default)]
 pub struct Findings(pub Vec<Finding>);
 
-/// Text of the environment and of other processes, without what a terminal would obey.
-fn tame(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
-}
-
 impl Findings {
     fn add(&mut self, area: &'static str, level: Level, text: &str, remedy: Option<&str>) {
-        self.0.push(Finding { area, level, text: tame(text), remedy: remedy.map(tame) });
+        self.0.push(Finding { area, level, text: plain(text), remedy: remedy.map(plain) });
     }
 
     /// As it should be.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use gruyere::record::picture::Picture;
+use gruyere::record::plain;
 use gruyere::record::{DeviceGauge, Reader};
 use jiff::Timestamp;
 use serde_json::json;
@@ -139,11 +140,6 @@ fn look(reader: &Reader<'_>, device: u32) -> Result<Picture, Failure> {
     })
 }
 
-/// What comes from a record may hold anything, also what a terminal takes for commands.
-fn printable(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
-}
-
 fn title(reader: &Reader<'_>, device: u32) -> String {
     let process = reader.process();
     let rank = process.rank.map_or(String::new(), |rank| format!(", rank {rank}"));
@@ -152,7 +148,7 @@ fn title(reader: &Reader<'_>, device: u32) -> String {
         _ => "",
     };
     let snapshot = reader.device(device);
-    let name = snapshot.as_ref().map_or(String::new(), |snapshot| printable(&snapshot.facts.name));
+    let name = snapshot.as_ref().map_or(String::new(), |snapshot| plain(&snapshot.facts.name));
     let step = snapshot.map_or(0, |snapshot| snapshot.gauge(DeviceGauge::Step));
     format!("process {}{life}{rank}, device {device} {name}, step {step}", process.pid)
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use gruyere::record::facts::Process;
+use gruyere::record::plain;
 use gruyere::record::reader::DeviceSnapshot;
 use gruyere::record::timeline::TimelineEntry;
 use gruyere::watch::{Facts, Forecast};
@@ -49,15 +50,6 @@ impl Row {
         let name = first.rsplit('/').next().unwrap_or(first);
         if rest.is_empty() { name.to_owned() } else { format!("{name} {rest}") }
     }
-}
-
-/// Text of another process without what would move the terminal: control characters, and those that turn the direction of writing.
-pub fn plain(text: &str) -> String {
-    let moves = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    text.chars().map(|c| if moves(c) { ' ' } else { c }).collect()
 }
 
 /// One look at a device, for the small graphs.

@@ -1,5 +1,6 @@
 //! Puts the state into a frame: where the panels are on a screen of any size, the table, the detail and the help.
 
+use gruyere::record::plain;
 use gruyere::record::{DeviceGauge, LIFETIME_NAMES};
 use gruyere::watch::{Duration, Metric, Unit};
 use ratatui::Frame;
@@ -8,7 +9,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph};
 
-use super::app::{App, Row, View, plain};
+use super::app::{App, Row, View};
 use super::columns::Column;
 use super::panels::{self, bytes, count};
 use crate::follow::Life;

@@ -1,6 +1,7 @@
 //! The panels below the table: each draws into the area that it is given.
 
 use gruyere::record::histogram::bucket_floor;
+use gruyere::record::plain;
 use gruyere::record::ring::Event;
 use gruyere::record::{DeviceGauge, EventKind, LIFETIME_NAMES};
 use gruyere::watch::{Duration, Forecast, Metric, Unit};
@@ -13,7 +14,7 @@ use ratatui::widgets::{
     Axis, Block, Borders, Chart, Dataset, GraphType, Paragraph, RenderDirection, Sparkline,
 };
 
-use super::app::{App, Row, plain};
+use super::app::{App, Row};
 use super::columns::oom_in;
 
 /// Bytes for people.
