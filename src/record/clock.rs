@@ -129,6 +129,9 @@ impl ClockFacts {
     }
 }
 
+/// Moments closer than this say too little of a tick's length.
+const LEAST_NANOSECONDS: u64 = 5_000_000;
+
 /// Turns ticks into time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
@@ -138,11 +141,20 @@ pub struct Scale {
 }
 
 impl Scale {
+    /// From a moment of this machine to now. Where that is too short a time, it waits: 5 ms at most.
+    pub fn until_now(first: Moment) -> Option<Scale> {
+        let passed = nanoseconds(libc::CLOCK_MONOTONIC).checked_sub(first.monotonic)?;
+        if let Some(left @ 1..) = LEAST_NANOSECONDS.checked_sub(passed) {
+            std::thread::sleep(std::time::Duration::from_nanos(left));
+        }
+        Scale::between(first, Moment::take())
+    }
+
     /// From two moments of one machine at least 5 ms apart.
     pub fn between(first: Moment, later: Moment) -> Option<Scale> {
         let (ticks, nanoseconds) =
             (later.ticks.checked_sub(first.ticks)?, later.monotonic.checked_sub(first.monotonic)?);
-        if ticks == 0 || nanoseconds < 5_000_000 {
+        if ticks == 0 || nanoseconds < LEAST_NANOSECONDS {
             return None;
         }
         Some(Scale { nanoseconds_per_tick: nanoseconds as f64 / ticks as f64, origin: later })
@@ -168,6 +180,13 @@ mod tests {
         let apart = scale.realtime(later.ticks) as i128 - scale.realtime(first.ticks) as i128;
         let truth = (later.monotonic - first.monotonic) as i128;
         assert!((apart - truth).abs() < truth / 100, "{apart} against {truth}");
+    }
+
+    #[test]
+    fn a_young_record_has_times_too() {
+        assert!(Scale::until_now(Moment::take()).is_some());
+        let future = Moment { monotonic: u64::MAX, ..Moment::take() };
+        assert_eq!(Scale::until_now(future), None);
     }
 
     #[test]

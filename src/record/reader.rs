@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::block_map::{BlockCell, SlotRead};
-use super::clock::{COUNTER, Moment, Scale};
+use super::clock::{COUNTER, Scale};
 use super::facts::{Process, ProcessFacts, boot_id};
 use super::gauges::{BlockCounts, DeviceArea, DeviceFactsRead, Lane};
 use super::histogram::{Buckets, Counts};
@@ -684,7 +684,7 @@ impl<'a> Reader<'a> {
         let (counter, first, latest) = self.header()?.clock.read(self.attempts());
         Scale::between(first, latest).or_else(|| {
             let here = counter == COUNTER && self.process().boot == boot_id();
-            here.then(|| Scale::between(first, Moment::take())).flatten()
+            here.then(|| Scale::until_now(first)).flatten()
         })
     }
 }
