@@ -38,7 +38,8 @@ def _findings() -> Iterator[tuple[str, str]]:
     except GruyereError as error:
         yield "library", str(error)
     heard = "is heard by this interpreter, in child processes too" if _hears() else (
-        "is NOT heard by this interpreter, nor by child processes: the package is used without being installed; pip install gruyere"
+        "is NOT heard by this interpreter, nor by child processes: the package is used without being installed; "
+        "`pip install ./python_loader` in a clone of the repository"
     )
     yield "GRUYERE_ENABLE", heard
     yield "GRUYERE_CONF", os.environ.get(_settings.VARIABLE) or "not set"

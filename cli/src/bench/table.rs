@@ -58,7 +58,13 @@ const COLUMNS: &[Column] = &[
     Column {
         heading: "device\nend",
         note: "device end: end of the last kernel, driver calls charged / with an allocator that costs nothing",
-        cell: |_, run| timeline(run, |time| format!("{:+.2}%", (time.end_ratio() - 1.0) * 100.0)),
+        // A trace without kernels has no end of the device's.
+        cell: |_, run| {
+            timeline(run, |time| match time.perfect_end_ns {
+                0 => "-".to_owned(),
+                _ => format!("{:+.2}%", (time.end_ratio() - 1.0) * 100.0),
+            })
+        },
         shown: |report| report.measured.timeline,
     },
     Column {

@@ -122,14 +122,14 @@ fn torch(findings: &mut Findings, says: &Says, driver: Option<i32>) {
 fn package(findings: &mut Findings, says: &Says) {
     const OURS: &str = env!("CARGO_PKG_VERSION");
     let Some(place) = &says.gruyere else {
-        findings.note("package", "`gruyere` is not installed for this interpreter; pip install gruyere makes `gruyere.enable()` and GRUYERE_ENABLE=1 work");
+        findings.note("package", "`gruyere` is not installed for this interpreter; `pip install ./python_loader` in a clone of the repository makes `gruyere.enable()` and GRUYERE_ENABLE=1 work");
         return;
     };
     let Some(version) = &says.gruyere_version else {
         findings.warning(
             "package",
             format!("gruyere in {place} is not installed, only found: GRUYERE_ENABLE=1 is not heard"),
-            "pip install gruyere",
+            "`pip install ./python_loader` in a clone of the repository",
         );
         return;
     };
