@@ -13,7 +13,7 @@ use gruyere::record::plain;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
-use crate::failure::{Ended, Exit, Failure};
+use crate::failure::{Ended, Exit, Failure, say};
 use crate::target::{Folder, Target};
 use bound::Bound;
 use compare::{Change, DeviceChange};
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     };
     // A closed pipe (`| head`) is no trouble.
     let _ = write!(io::stdout(), "{text}");
-    passed.iter().for_each(|passed| eprintln!("gruyere diff: {passed}"));
+    passed.iter().for_each(|passed| say("diff", format_args!("{passed}")));
     let torn = [&before, &after].iter().any(|state| state.devices.iter().any(|device| device.torn > 0));
     Ok(match (passed.is_empty(), torn) {
         (false, _) => Exit::Past,

@@ -1,6 +1,7 @@
 //! How commands end: one table of exit codes, and one way to say what stands in the way.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// What a command's end means; each command's help names those that it uses.
@@ -42,6 +43,11 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// A line on stderr of the command `name`. Where nobody reads it any more, that is no trouble of the command's.
+pub fn say(name: &str, text: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "gruyere {name}: {text}");
+}
+
 /// What a command answers.
 pub type Ended = Result<Exit, Failure>;
 
@@ -50,7 +56,7 @@ pub fn end(name: &str, ended: Ended) -> ExitCode {
     match ended {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            eprintln!("gruyere {name}: {failure}");
+            say(name, failure);
             Exit::Failed.into()
         }
     }

@@ -10,7 +10,7 @@ use gruyere::record::{DeviceGauge, Reader};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
-use crate::failure::{Ended, Exit};
+use crate::failure::{Ended, Exit, say};
 use crate::target::Folder;
 
 /// Lists the live processes that use gruyere: one line for each device they use.
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> Ended {
             Ok(_) | Err(_) if *state == State::Stale => stale.push(path.clone()),
             Ok(reader) => rows.push(row(reader, *state)),
             Err(error) => {
-                eprintln!("gruyere ps: {error}");
+                say("ps", format_args!("{error}"));
                 trouble = true;
             }
         }
@@ -72,9 +72,9 @@ pub fn run(arguments: &Arguments) -> Ended {
     rows.sort_by_key(|row| (row.process.rank, row.process.pid));
     let swept = if arguments.sweep { sweep::sweep(directory) } else { sweep::Swept::default() };
     if swept.failed > 0 {
-        eprintln!(
-            "gruyere ps: {} stale records could not be removed; they may be another user's",
-            swept.failed
+        say(
+            "ps",
+            format_args!("{} stale records could not be removed; they may be another user's", swept.failed),
         );
         trouble = true;
     }

@@ -75,7 +75,8 @@ pub fn run(arguments: &Arguments) -> Ended {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.clone()).map_err(failed)?;
     }
-    let end = arguments.period.map(|period| Instant::now() + period);
+    // None: so long that it never ends.
+    let end = arguments.period.and_then(|period| Instant::now().checked_add(period));
     let mut recorder = Recorder::start(&reader);
     let mut written = Instant::now();
     loop {

@@ -12,7 +12,7 @@ use gruyere::record::run::{self, Run, RunDevice, Steps};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
-use crate::failure::{Ended, Exit, Failure};
+use crate::failure::{Ended, Exit, Failure, say};
 use crate::target::{Folder, Target};
 
 /// Compares a run's peaks and fragmentation, by step, with those of an earlier run of the same name.
@@ -193,7 +193,10 @@ pub fn run(arguments: &Arguments) -> Ended {
         (None, None) => None,
     };
     if before.is_none() && (arguments.max_growth.is_some() || arguments.max_fragmentation.is_some()) {
-        eprintln!("gruyere report: no earlier run of {:?} to compare with: the bounds say nothing", now.name);
+        say(
+            "report",
+            format_args!("no earlier run of {:?} to compare with: the bounds say nothing", now.name),
+        );
     }
     let comparisons: Vec<Comparison> = now
         .devices
@@ -290,7 +293,7 @@ fn latest(
             Ok(run) => run,
             // One that is damaged does not stand in the way of the others.
             Err(failure) => {
-                eprintln!("gruyere report: passed over: {failure}");
+                say("report", format_args!("passed over: {failure}"));
                 continue;
             }
         };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use gruyere::dump::{self, file, outside, state::State};
 
-use crate::failure::{Ended, Exit, Failure};
+use crate::failure::{Ended, Exit, Failure, say};
 use crate::target::Target;
 
 /// Writes a snapshot of a process's memory, living or killed, for PyTorch's memory_viz.
@@ -46,8 +46,9 @@ pub fn run(arguments: &Arguments) -> Ended {
     let torn: u64 = state.devices.iter().map(|device| device.torn).sum();
     write(&state, arguments)?;
     if torn > 0 {
-        eprintln!(
-            "gruyere snapshot: {torn} entries of the record could not be read whole, or do not fit together"
+        say(
+            "snapshot",
+            format_args!("{torn} entries of the record could not be read whole, or do not fit together"),
         );
     }
     Ok(if torn > 0 { Exit::Torn } else { Exit::Fine })

@@ -12,7 +12,7 @@ use gruyere::watch::{self as thresholds, Alarm, Passed, Threshold, Unit};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::failure::{Ended, Exit};
+use crate::failure::{Ended, Exit, say};
 use crate::follow::{Device, Followed, Follower, Life, Which};
 use crate::target::{Folder, Target};
 
@@ -140,7 +140,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
         if follower.is_over() {
             for followed in follower.followed().values().filter(|followed| followed.life == Life::Killed) {
-                eprintln!("gruyere watch: process {} ended without a clean exit", followed.process.pid);
+                say("watch", format_args!("process {} ended without a clean exit", followed.process.pid));
             }
             break;
         }
@@ -263,7 +263,7 @@ impl Runs {
     fn start(&mut self, command: &str, event: &Event<'_>) {
         self.reap();
         if self.0.len() >= MOST_RUNS {
-            eprintln!("gruyere watch: {MOST_RUNS} commands still run; this one is left out");
+            say("watch", format_args!("{MOST_RUNS} commands still run; this one is left out"));
             return;
         }
         let mut shell = Command::new("sh");
@@ -273,7 +273,7 @@ impl Runs {
         }
         match shell.spawn() {
             Ok(child) => self.0.push(child),
-            Err(error) => eprintln!("gruyere watch: --command could not be run: {error}"),
+            Err(error) => say("watch", format_args!("--command could not be run: {error}")),
         }
     }
 
@@ -299,6 +299,6 @@ impl Runs {
 
 fn report(status: std::process::ExitStatus) {
     if !status.success() {
-        eprintln!("gruyere watch: --command failed: {status}");
+        say("watch", format_args!("--command failed: {status}"));
     }
 }

@@ -405,16 +405,22 @@ fn traced_and_killed() {
     }
 }
 
+/// Waits until the recorder has begun to write its trace.
+fn until_recording(recorder: &mut Child, path: &Path) {
+    while Trace::open(path).is_err() {
+        assert_eq!(recorder.try_wait().unwrap(), None, "the recorder has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Records a program from outside; the summary, what the program said, and the trace.
 fn record(conf: &str, role: &str, path: &Path) -> (Value, i32, Value, Trace) {
     let mut program = Running::start(role, conf);
     program.line();
     let mut recorder = command(&["record", &program.pid(), "--json", "-o", path.to_str().unwrap()]);
-    let recorder = recorder.stdout(Stdio::piped()).spawn().unwrap();
+    let mut recorder = recorder.stdout(Stdio::piped()).spawn().unwrap();
     // The file is there before the rings are looked at for the first time; the mark of the start comes after.
-    while Trace::open(path).is_err() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_recording(&mut recorder, path);
     program.go_on();
     let said = program.json();
     program.ends();
@@ -485,9 +491,7 @@ fn refused() {
     std::fs::write(out, "{\"format\": 3}").unwrap();
     failed(&["diff", out, &pid], 1, "--json");
     let mut recorder = command(&["record", &pid, "-o", out]).stdout(Stdio::piped()).spawn().unwrap();
-    while Trace::open(Path::new(out)).is_err() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_recording(&mut recorder, Path::new(out));
     failed(&["record", &pid, "-o", out], 1, "another process");
     // SAFETY: our own child, which has not been waited for.
     unsafe { libc::kill(recorder.id() as i32, libc::SIGINT) };

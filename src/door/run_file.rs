@@ -4,9 +4,12 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
+use super::guarded;
+use crate::dump::file;
 use crate::heap::Heap;
 use crate::record::Reader;
 use crate::record::run::Run;
@@ -16,7 +19,10 @@ const STEPS: Duration = Duration::from_secs(60);
 /// Between two writings at out-of-memories: programs that halve their batch until it fits have many.
 const OUT_OF_MEMORIES: Duration = Duration::from_secs(1);
 
-/// When it was written last.
+/// How long the end of a process waits for a thread that is writing.
+const AT_EXIT: Duration = Duration::from_secs(1);
+
+/// When it was written last; held by who writes.
 static WRITTEN: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// A step is over. Never fails the program: what goes wrong is logged.
@@ -34,16 +40,21 @@ fn write_if_due(heap: &Heap, interval: Duration) {
         return;
     }
     // Another thread is about to.
-    let Ok(mut written) = WRITTEN.try_lock() else { return };
+    let Some(mut written) = WRITTEN.try_lock() else { return };
     if written.is_none_or(|at| at.elapsed() >= interval) {
         *written = Some(Instant::now());
-        write(heap);
+        // Whatever happens here, the program gets its out-of-memory.
+        guarded((), || write(heap));
     }
 }
 
 /// The process ends.
 pub(super) fn at_exit(heap: &Heap) {
-    write(heap);
+    if heap.config().history.is_some()
+        && let Some(_written) = WRITTEN.try_lock_for(AT_EXIT)
+    {
+        write(heap);
+    }
 }
 
 fn write(heap: &Heap) {
@@ -67,12 +78,6 @@ fn write(heap: &Heap) {
 /// Writes `run` in one piece: a reader finds the old file or the new.
 fn keep(folder: &Path, run: &Run) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
-    let name = run.file_name();
-    let unfinished = folder.join(format!(".{name}.{}", std::process::id()));
     let text = serde_json::to_string(run).map_err(io::Error::other)?;
-    std::fs::write(&unfinished, text)
-        .and_then(|()| std::fs::rename(&unfinished, folder.join(name)))
-        .inspect_err(|_| {
-            let _ = std::fs::remove_file(&unfinished);
-        })
+    file::replace(&folder.join(run.file_name()), u64::MAX, |out| out.write_all(text.as_bytes()))
 }

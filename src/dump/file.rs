@@ -17,6 +17,13 @@ pub fn replace(
     most: u64,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
+    // A pipe or a device is written to, and never replaced.
+    if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+        let file = OpenOptions::new().write(true).custom_flags(libc::O_CLOEXEC).open(path)?;
+        let mut out = BufWriter::with_capacity(1 << 16, Bounded { file, left: most.min(trace::limit()) });
+        write(&mut out)?;
+        return out.flush();
+    }
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut other = std::ffi::OsString::from(".");
     other.push(name);

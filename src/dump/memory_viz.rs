@@ -110,7 +110,9 @@ fn block(address: u64, block: &Block) -> VizBlock {
 
 fn segment(device: u32, segment: &Segment) -> VizSegment<'_> {
     let sum = |kinds: &[BlockKind], bytes: fn(&Block) -> u64| {
-        segment.blocks.iter().filter(|block| kinds.contains(&block.1)).map(bytes).sum()
+        // Saturating, here and below: the numbers may be a record's.
+        let chosen = segment.blocks.iter().filter(|block| kinds.contains(&block.1));
+        chosen.map(bytes).fold(0, u64::saturating_add)
     };
     // As in the Python package: memory belongs to no stream for good. A span in which all blocks are of one is told as that stream's.
     let mut streams: Vec<u64> =
@@ -138,7 +140,7 @@ fn traces(event: &Event, state: &State, out: &mut Vec<Trace>) {
         action,
         addr: Some(event.address),
         device_free: None,
-        size: event.size.next_multiple_of(512),
+        size: event.size.checked_next_multiple_of(512).unwrap_or(u64::MAX),
         stream: event.stream.into(),
         time_us: event.time_nanoseconds / 1000,
         compile_context: "N/A",

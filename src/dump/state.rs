@@ -375,7 +375,10 @@ pub fn lifetime_name(number: u8) -> String {
 pub fn events(reader: &reader::Reader<'_>, most: usize) -> Events {
     let mut found = reader.events(&mut reader::Cursor::default());
     let Some(scale) = reader.scale() else {
-        return Events { earlier: found.lost + found.entries.len() as u64, entries: Vec::new() };
+        return Events {
+            earlier: found.lost.saturating_add(found.entries.len() as u64),
+            entries: Vec::new(),
+        };
     };
     let excess = found.entries.len().saturating_sub(most);
     let entries = found.entries.drain(excess..).map(|event| Event {
@@ -387,5 +390,5 @@ pub fn events(reader: &reader::Reader<'_>, most: usize) -> Events {
         stream: event.stream,
         lifetime: lifetime_name(event.lifetime),
     });
-    Events { earlier: found.lost + excess as u64, entries: entries.collect() }
+    Events { earlier: found.lost.saturating_add(excess as u64), entries: entries.collect() }
 }

@@ -20,9 +20,10 @@ pub struct Sum {
 impl Sum {
     /// Adds one block, or many.
     pub fn add(&mut self, other: Sum) {
-        self.blocks += other.blocks;
-        self.bytes += other.bytes;
-        self.requested += other.requested;
+        // Saturating: they may be a record's numbers.
+        self.blocks = self.blocks.saturating_add(other.blocks);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.requested = self.requested.saturating_add(other.requested);
     }
 }
 

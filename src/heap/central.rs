@@ -356,7 +356,7 @@ impl Central {
             (DeviceGauge::DriverCalls, self.backing.calls),
             (DeviceGauge::DriverErrors, self.backing.errors),
         ]);
-        self.gauges.sample(self.arenas.busy_peak());
+        self.gauges.sample(self.arenas.sample_busy_peak());
     }
 
     /// The large block that starts at `address`, among those that the page table named.

@@ -827,7 +827,7 @@ impl Heap {
     pub fn sample(&self) {
         for device in self.devices() {
             let central = &mut *lock(&device.central);
-            central.gauges.sample(central.arenas.busy_peak());
+            central.gauges.sample(central.arenas.sample_busy_peak());
         }
     }
 

@@ -297,6 +297,7 @@ impl Device {
         let (drain, publish) = {
             let central = &mut *lock(&self.central);
             let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
+            let recent = central.arenas.sample_busy_peak();
             let seen = Seen {
                 now: central.arenas.changes(),
                 time: now,
@@ -304,7 +305,7 @@ impl Device {
                 peak: central.arenas.take_busy_peak(),
                 held: central.backing.held,
             };
-            central.gauges.sample(seen.peak);
+            central.gauges.sample(recent);
             nvtx::live(self.id, || shared.record.live(self.id).0);
             (central.watch.look(occasion, seen), publish)
         };

@@ -603,7 +603,7 @@ impl<'a> Reader<'a> {
         if let Some(ring) = self.ring() {
             let (read, lost, end) = ring.read_since(cursor.ring);
             events.entries.extend(read);
-            events.lost += lost;
+            events.lost = events.lost.saturating_add(lost);
             cursor.ring = end;
         }
         let lanes = self.many::<Lane>(Section::Lanes);
@@ -615,7 +615,7 @@ impl<'a> Reader<'a> {
                 let cells = cells.get(number * each..(number + 1) * each).unwrap_or(&[]);
                 let (read, lost, end) = lane.trail.read_since(cells, *since);
                 events.entries.extend(read);
-                events.lost += lost;
+                events.lost = events.lost.saturating_add(lost);
                 *since = end;
             }
         }

@@ -13,7 +13,7 @@ use gruyere::record::facts;
 
 use super::exposition::{Family, Kind, Labels, Value};
 use super::families::{Families, Identity, Of, of_record};
-use crate::failure::Failure;
+use crate::failure::{Failure, say};
 use crate::target::Folder;
 
 /// Looks at records, and remembers what may not fall.
@@ -160,7 +160,7 @@ impl Collector {
             self.told.clear();
         }
         if self.told.insert(error.path().to_owned()) {
-            eprintln!("gruyere export: {error}");
+            say("export", format_args!("{error}"));
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use collect::Collector;
 use exposition::Format;
 
-use crate::failure::{Ended, Exit};
+use crate::failure::{Ended, Exit, say};
 use crate::target::Folder;
 
 /// Serves what all processes of this machine hold as Prometheus metrics.
@@ -90,11 +90,14 @@ pub fn run(arguments: &Arguments) -> Ended {
     }
     arguments.folder.living().map(drop)?;
     let (listener, at) = serve::listen(&arguments.listen)?;
-    eprintln!("gruyere export: serving http://{at}/metrics");
+    say("export", format_args!("serving http://{at}/metrics"));
     if !at.ip().is_loopback() {
-        eprintln!(
-            "gruyere export: {at} is not loopback, as was asked for: whoever can reach it may read what processes of this \
+        say(
+            "export",
+            format_args!(
+                "{at} is not loopback, as was asked for: whoever can reach it may read what processes of this \
              machine hold, without a password"
+            ),
         );
     }
     serve::serve(&listener, collector)

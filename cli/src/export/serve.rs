@@ -93,14 +93,23 @@ pub fn serve(listener: &TcpListener, collector: Collector) -> ! {
             let (guests, looks) = (&guests, &looks);
             let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
                 // What goes wrong with one connection is its own affair.
+                let _leaving = Leaving(guests, number);
                 let _ = answer(stream, number, guests, looks);
-                leave(guests, number);
             });
             if spawned.is_err() {
                 leave(guests, number);
             }
         }
     })
+}
+
+/// A connection leaves at the end of its thread, also at that of a panic.
+struct Leaving<'a>(&'a Mutex<Guests>, u64);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        leave(self.0, self.1);
+    }
 }
 
 /// Makes room for a connection; its number.

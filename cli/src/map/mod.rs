@@ -7,7 +7,9 @@ mod json;
 mod strokes;
 mod terminal;
 
+use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -237,5 +239,8 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &PathBuf) -> Result<
         ))
     };
     let page = html::page(picture, &timeline.entries, facts).map_err(failed)?;
-    std::fs::write(path, page).map_err(failed)
+    // A command line may hold what others shall not read: for its owner only, as records are.
+    let mut file = OpenOptions::new();
+    file.write(true).create(true).truncate(true).mode(0o600);
+    file.open(path).and_then(|mut file| file.write_all(page.as_bytes())).map_err(failed)
 }

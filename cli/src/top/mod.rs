@@ -14,6 +14,8 @@ mod tests;
 mod theme;
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gruyere::watch;
@@ -21,6 +23,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::{Ended, Exit, Failure};
 use crate::follow::{Follower, Which};
@@ -174,18 +177,29 @@ fn watch(follower: &mut Follower, app: &mut App) -> Ended {
     ended.map(|()| Exit::Fine)
 }
 
+/// Between two times that a signal is looked for.
+const SIGNALS: Duration = Duration::from_millis(250);
+/// Between two looks, whatever is asked for.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
 fn turn(terminal: &mut ratatui::DefaultTerminal, follower: &mut Follower, app: &mut App) -> io::Result<()> {
     let mut next = Instant::now();
-    loop {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    // The terminal is put right when somebody ends us, too.
+    while !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
         if now >= next {
             follower.look(now);
             app.update(follower, now);
             // From now, not from then: after a suspended terminal nothing is made up for.
-            next = now + app.interval;
+            next = now.checked_add(app.interval).unwrap_or(now + LONGEST);
         }
         terminal.draw(|frame| draw::draw(frame, app))?;
-        if event::poll(next.saturating_duration_since(Instant::now()))?
+        // Not longer, so that a signal is seen.
+        if event::poll(next.saturating_duration_since(Instant::now()).min(SIGNALS))?
             && let Event::Key(key) = event::read()?
             && key.kind != KeyEventKind::Release
         {
@@ -201,4 +215,5 @@ fn turn(terminal: &mut ratatui::DefaultTerminal, follower: &mut Follower, app: &
             }
         }
     }
+    Ok(())
 }

@@ -233,6 +233,8 @@ pub struct Arenas {
     /// Bytes of live and pending runs, and the highest that was since [`Arenas::take_busy_peak`].
     busy: u64,
     busy_peak: u64,
+    /// The highest that samples have taken out of it since [`Arenas::take_busy_peak`].
+    sampled_peak: u64,
 }
 
 impl Arenas {
@@ -706,14 +708,17 @@ impl Arenas {
         self.busy
     }
 
-    /// The highest that [`Arenas::busy`] was since [`Arenas::take_busy_peak`] was asked last.
-    pub fn busy_peak(&self) -> u64 {
-        self.busy_peak
+    /// The highest that [`Arenas::busy`] was since this was asked last, for samples of the timeline.
+    pub fn sample_busy_peak(&mut self) -> u64 {
+        let peak = std::mem::replace(&mut self.busy_peak, self.busy);
+        self.sampled_peak = self.sampled_peak.max(peak);
+        peak
     }
 
-    /// The highest that [`Arenas::busy`] was since this was asked last.
+    /// The highest that [`Arenas::busy`] was since this was asked last, whatever samples were taken meanwhile.
     pub fn take_busy_peak(&mut self) -> u64 {
-        std::mem::replace(&mut self.busy_peak, self.busy)
+        let peak = self.sample_busy_peak();
+        peak.max(std::mem::take(&mut self.sampled_peak))
     }
 
     /// Whether a region is a reservation, mapped page by page.

@@ -181,7 +181,7 @@ fn spread(pieces: &[Piece], range: &Range, pages: &mut [Page]) {
         let mut at = piece.address;
         while at < piece.end() {
             let offset = at - range.address;
-            let end = piece.end().min(range.address + (offset / PAGE + 1) * PAGE);
+            let end = piece.end().min(range.address.saturating_add((offset / PAGE + 1) * PAGE));
             let Some(page) = pages.get_mut((offset / PAGE) as usize) else { return };
             let sum = match piece.kind {
                 PieceKind::Live => &mut page.live,
