@@ -152,6 +152,10 @@ impl Recorder {
         self.follower.add(found.entries);
         if found.lost == 0 {
             self.follower.apply(if last { u64::MAX } else { now });
+            // After a loss, which free is whose is a guess: the block map has the last word.
+            if last && self.follower.tally.lost > 0 {
+                self.follower.mend(&live(reader), &[]);
+            }
             return;
         }
         self.follower.lost(found.lost);

@@ -5,7 +5,7 @@
 //! that is missing is written before it, and passed over when it comes.
 #![deny(unsafe_code)]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use gruyere::record::ring::Event;
 use gruyere::record::trace::{Lines, stream_name};
@@ -38,8 +38,9 @@ pub struct Follower {
     /// Ticks by which a free may be later than the malloc at its address, where events were lost.
     early: u64,
     waiting: Vec<Event>,
-    /// Frees that were written before they came: when, by address.
-    owed: HashMap<u64, u64>,
+    /// Frees that were written before they came: when, by address, the oldest first. Several, where several mallocs of one address began before
+    /// the frees between them did.
+    owed: HashMap<u64, VecDeque<u64>>,
     /// What the live blocks were asked for.
     sizes: HashMap<u64, u64>,
     step: Option<u64>,
@@ -95,13 +96,13 @@ impl Follower {
         match event.kind {
             EventKind::Malloc => {
                 if self.lines.is_live(address) {
-                    self.owed.insert(address, event.time);
+                    self.owed.entry(address).or_default().push_back(event.time);
                 }
                 self.lines.malloc(address, event.size, device, stream_name(device, event.stream));
                 self.sizes.insert(address, event.size);
             }
             EventKind::Free => {
-                let owed = self.owed.remove(&address);
+                let owed = self.owed.get_mut(&address).and_then(VecDeque::pop_front);
                 // Where nothing was lost, the free that is owed does come. Else it may have been lost, and this is another.
                 if owed.is_some_and(|since| {
                     self.tally.lost == 0 || event.time.saturating_sub(since) < self.early
@@ -205,6 +206,18 @@ mod tests {
         follower.apply(u64::MAX);
         assert_eq!(follower.lines.take(), "a 1 7 0 0\nf 1\na 2 8 0 0\nf 2\n");
         assert_eq!(follower.tally, Tally { events: 4, ..Tally::default() });
+    }
+
+    #[test]
+    fn of_several_mallocs_of_an_address_that_began_early_each_has_its_free() {
+        let mut follower = Follower::new(0, 10);
+        // In truth each free came before the next malloc, which had begun long before and was kept from its lock.
+        let mallocs = [(1, 1), (2, 2), (3, 3)].map(|(size, time)| event(M, 1, size, time));
+        let frees = [(1, 7), (2, 8), (3, 9)].map(|(size, time)| event(F, 1, size, time));
+        follower.add([mallocs, frees].concat());
+        follower.apply(u64::MAX);
+        assert_eq!(follower.lines.take(), "a 1 1 0 0\nf 1\na 2 2 0 0\nf 2\na 3 3 0 0\nf 3\n");
+        assert_eq!(follower.tally, Tally { events: 6, ..Tally::default() });
     }
 
     #[test]
