@@ -92,28 +92,15 @@ fn segment(picture: &Picture, range: &crate::record::picture::Range) -> Segment 
     let mut blocks: Vec<Block> = Vec::with_capacity(pieces.len());
     for piece in pieces {
         let stream = u64::from(piece.stream);
-        match (piece.kind, blocks.last_mut()) {
-            (PieceKind::Live, _) => {
-                let kind = BlockKind::Live;
-                blocks.push(Block(
-                    piece.bytes,
-                    kind,
-                    piece.requested,
-                    piece.lifetime,
-                    stream,
-                    Some(piece.step),
-                ));
-            }
-            (PieceKind::Pending, _) => {
-                let kind = BlockKind::Pending;
-                blocks.push(Block(
-                    piece.bytes,
-                    kind,
-                    piece.requested,
-                    piece.lifetime,
-                    stream,
-                    Some(piece.step),
-                ));
+        let kind = match piece.kind {
+            PieceKind::Live => BlockKind::Live,
+            PieceKind::Pending => BlockKind::Pending,
+            _ => BlockKind::Free,
+        };
+        match (kind, blocks.last_mut()) {
+            (BlockKind::Live | BlockKind::Pending, _) => {
+                let Piece { bytes, requested, lifetime, step, .. } = *piece;
+                blocks.push(Block(bytes, kind, requested, lifetime, stream, Some(step)));
             }
             (_, Some(Block(bytes, BlockKind::Free, ..))) => *bytes += piece.bytes,
             _ => blocks.push(Block(piece.bytes, BlockKind::Free, 0, 0, 0, None)),

@@ -91,35 +91,14 @@ pub struct Cell {
 
 impl From<[u64; 8]> for Cell {
     fn from(words: [u64; 8]) -> Cell {
-        let [nanoseconds, step, live_low, live_high, in_use_high, reserved_high, largest_low, pending_high] =
-            words;
-        let ticks = 0;
-        let sample = Sample {
-            ticks,
-            step,
-            live_low,
-            live_high,
-            in_use_high,
-            reserved_high,
-            largest_low,
-            pending_high,
-        };
-        Cell { nanoseconds, sample }
+        Cell { nanoseconds: words[0], sample: Sample { ticks: 0, ..Sample::from_words(words) } }
     }
 }
 
 impl From<Cell> for [u64; 8] {
     fn from(Cell { nanoseconds, sample }: Cell) -> [u64; 8] {
-        [
-            nanoseconds,
-            sample.step,
-            sample.live_low,
-            sample.live_high,
-            sample.in_use_high,
-            sample.reserved_high,
-            sample.largest_low,
-            sample.pending_high,
-        ]
+        // In the place of the ticks.
+        Sample { ticks: nanoseconds, ..sample }.words()
     }
 }
 

@@ -53,7 +53,8 @@ impl Sample {
         }
     }
 
-    fn words(&self) -> [u64; WORDS] {
+    /// Its numbers, in the order of the fields.
+    pub(super) fn words(&self) -> [u64; WORDS] {
         [
             self.ticks,
             self.step,
@@ -66,7 +67,8 @@ impl Sample {
         ]
     }
 
-    fn from_words(words: [u64; WORDS]) -> Sample {
+    /// The sample of these numbers.
+    pub(super) fn from_words(words: [u64; WORDS]) -> Sample {
         let [ticks, step, live_low, live_high, in_use_high, reserved_high, largest_low, pending_high] = words;
         Sample { ticks, step, live_low, live_high, in_use_high, reserved_high, largest_low, pending_high }
     }
