@@ -143,6 +143,11 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
+    /// One of our own results.
+    pub fn to(place: &mut T) -> Self {
+        Self(place)
+    }
+
     /// Writes the result; refuses NULL.
     pub fn put(self, value: T) -> Answer {
         if self.0.is_null() {

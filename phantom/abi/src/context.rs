@@ -118,7 +118,7 @@ driver! {
     }
 
     fn cuDevicePrimaryCtxReset_v2(device: i32) {
-        gpu().device(device).map(|_| ())
+        gpu().reset(gpu().device(device)?)
     }
 
     fn cuDevicePrimaryCtxSetFlags_v2(device: i32, _flags: u32) {
@@ -274,7 +274,7 @@ runtime! {
     }
 
     fn cudaDeviceReset() {
-        Ok(())
+        gpu().reset(runtime_device())
     }
 
     fn cudaDeviceCanAccessPeer(out: Out<i32>, device: i32, peer: i32) {

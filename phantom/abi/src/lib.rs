@@ -41,6 +41,7 @@ mod driver_vmm;
 mod gpu;
 mod graph;
 mod host;
+mod ipc;
 mod launch;
 mod lookup;
 mod process;

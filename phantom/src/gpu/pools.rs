@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    fn drop_chunk(&mut self, call: &'static str, device: u32, address: u64, chunk: Chunk) {
+    pub(crate) fn drop_chunk(&mut self, call: &'static str, device: u32, address: u64, chunk: Chunk) {
         self.time.spend(self.config.costs.pool_shrink_of(chunk.bytes));
         let now = self.time.now();
         self.devices[device as usize].books.give(chunk.bytes, Part::Pools, now);
