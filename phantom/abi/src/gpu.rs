@@ -161,6 +161,11 @@ impl Phantom {
             "calls" => Some(Costs::default()),
             _ => None,
         })?;
+        let oracle = setting("PHANTOM_ORACLE", false, |text| match text {
+            "on" => Some(true),
+            "off" => Some(false),
+            _ => None,
+        })?;
         let without = setting("PHANTOM_WITHOUT", String::new(), |text| Some(text.to_owned()))?;
         let (mut vmm, mut pools, mut stream_ids, mut context_events) = (true, true, true, true);
         for feature in without.split(',').filter(|feature| !feature.is_empty()) {
@@ -181,12 +186,14 @@ impl Phantom {
             costs,
             stream_ids,
             context_events,
-            oracle: false,
+            oracle,
             ..Config::new(memory)
         };
         let (addresses, window) = HostAddresses::new()?;
+        let sim = Gpu::with_addresses(config, Box::new(addresses));
+        sim.print_faults();
         Ok(Self {
-            sim: Gpu::with_addresses(config, Box::new(addresses)),
+            sim,
             host: HostMemory::default(),
             devices,
             default_pools: (0..devices).map(|_| OnceLock::new()).collect(),
@@ -335,6 +342,12 @@ impl Phantom {
         self.sim.launch(device, stream, count, self.kernel).map_err(failed)
     }
 
+    /// One kernel on `stream`, that reads and writes a range.
+    pub fn touch(&self, stream: usize, address: u64, bytes: u64) -> Answer {
+        let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        self.sim.launch_touching(device, stream, self.kernel, &[(address, bytes)]).map_err(failed)
+    }
+
     /// A function of the host's in the order of `stream`: run at once, or never while the stream captures.
     pub fn host_function(&self, stream: usize, function: impl FnOnce()) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
@@ -373,7 +386,10 @@ impl Phantom {
         if !self.accessible(to, bytes) || !self.accessible(from, bytes) {
             return Err(code::INVALID_VALUE);
         }
-        self.sim.launch(device, stream, 1, 0).map_err(failed)?;
+        let on_device = |&(address, _): &(u64, u64)| (self.window.0..self.window.1).contains(&address);
+        let ranges: Vec<_> =
+            [(to, bytes as u64), (from, bytes as u64)].into_iter().filter(on_device).collect();
+        self.sim.launch_copy(device, stream, &ranges).map_err(failed)?;
         if bytes <= self.copy_limit
             && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
         {

@@ -8,6 +8,7 @@ mod pools;
 mod queries;
 mod rendezvous;
 mod reset;
+mod touch;
 mod watch;
 
 use std::collections::BTreeMap;

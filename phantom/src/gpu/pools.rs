@@ -69,7 +69,9 @@ impl State {
         self.devices[device as usize].books.give(chunk.bytes, Part::Pools, now);
         self.addresses.release(address, chunk.bytes);
         if let Some(oracle) = &mut self.oracle {
-            oracle.pool_gave_back(call, Taken { address, physical: chunk.physical, bytes: chunk.bytes });
+            let taken = Taken { address, physical: chunk.physical, bytes: chunk.bytes };
+            oracle.taken_from_kernels(call, taken, now);
+            oracle.pool_gave_back(call, taken);
         }
     }
 

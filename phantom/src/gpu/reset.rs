@@ -33,6 +33,11 @@ impl Gpu {
         let gone: Vec<Backing> =
             state.backings.iter().filter(|backing| backing.device == device).copied().collect();
         for backing in gone {
+            if let Some(oracle) = &mut state.oracle
+                && !matches!(backing.source, Source::Mapping(_))
+            {
+                oracle.disowned_within(backing.address, backing.bytes);
+            }
             match backing.source {
                 Source::Mapping(_) => {}
                 // Its chunk goes below.
