@@ -1,6 +1,6 @@
 //! libcuda: plain memory, pools, copies and fills.
 
-use crate::abi::{Answer, In, Out, code, driver};
+use crate::abi::{Answer, In, Out, SomeResult, code, driver};
 use crate::context::{driver_device, stream_device};
 use crate::gpu::{failed, gpu, own, pool_attribute};
 use gruyere_phantom::{CaptureStatus, error};
@@ -49,15 +49,10 @@ pub fn pool_create(out: Out<usize>, props: In<PoolProps>) -> Answer {
     out.put(pool)
 }
 
-pub fn pool_get_attribute(pool: usize, number: i32, out: Out<u64>) -> Answer {
+pub fn pool_get_attribute(pool: usize, number: i32, out: Out<SomeResult>) -> Answer {
     let (attribute, is_int) = pool_attribute(number)?;
     let value = gpu().sim.pool_attribute(0, pool, attribute).map_err(failed)?;
-    if is_int {
-        // SAFETY: for this attribute the result is an int; `Out` is a transparent pointer.
-        unsafe { std::mem::transmute::<Out<u64>, Out<u32>>(out) }.put(value as u32)
-    } else {
-        out.put(value)
-    }
+    if is_int { out.cast::<u32>().put(value as u32) } else { out.cast::<u64>().put(value) }
 }
 
 pub fn pool_set_attribute(pool: usize, number: i32, value: In<u64>) -> Answer {
@@ -148,7 +143,7 @@ driver! {
         gpu().sim.pool_trim(0, pool, keep as u64).map_err(failed)
     }
 
-    fn cuMemPoolGetAttribute(pool: usize, number: i32, out: Out<u64>) {
+    fn cuMemPoolGetAttribute(pool: usize, number: i32, out: Out<SomeResult>) {
         pool_get_attribute(pool, number, out)
     }
 

@@ -205,6 +205,11 @@ impl Phantom {
         })
     }
 
+    /// The addresses of device memory: first, and behind the last.
+    pub fn window(&self) -> (u64, u64) {
+        self.window
+    }
+
     pub fn device_count(&self) -> u32 {
         self.devices
     }

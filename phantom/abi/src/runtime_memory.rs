@@ -1,6 +1,6 @@
 //! libcudart: memory, pools, copies and fills.
 
-use crate::abi::{Answer, In, Out, runtime};
+use crate::abi::{Answer, In, Out, SomeResult, runtime};
 use crate::context::runtime_device;
 use crate::driver_memory::{
     AccessDesc, PoolProps, alloc_from_current, alloc_from_pool, alloc_rows, pool_create, pool_get_attribute,
@@ -88,7 +88,7 @@ runtime! {
     fn cudaMemPoolCreate(out: Out<usize>, props: In<PoolProps>) { pool_create(out, props) }
     fn cudaMemPoolDestroy(pool: usize) { gpu().sim.pool_destroy(0, pool).map_err(failed) }
     fn cudaMemPoolTrimTo(pool: usize, keep: usize) { gpu().sim.pool_trim(0, pool, keep as u64).map_err(failed) }
-    fn cudaMemPoolGetAttribute(pool: usize, number: i32, out: Out<u64>) { pool_get_attribute(pool, number, out) }
+    fn cudaMemPoolGetAttribute(pool: usize, number: i32, out: Out<SomeResult>) { pool_get_attribute(pool, number, out) }
     fn cudaMemPoolSetAttribute(pool: usize, number: i32, value: In<u64>) { pool_set_attribute(pool, number, value) }
     fn cudaMemPoolSetAccess(pool: usize, descs: In<AccessDesc>, n: usize) { pool_set_access(pool, descs, n) }
 
