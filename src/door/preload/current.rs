@@ -1,7 +1,7 @@
 //! Where the calling thread is: its device, its context, the device of a stream. Only primary contexts are served, as the
 //! runtime itself knows no others; memory of any other context is the real functions' business.
 
-use super::runtime::{Runtime, Stream};
+use super::runtime::{Runtime, Stream, has};
 use crate::heap::MAX_DEVICES;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
@@ -55,6 +55,9 @@ pub fn is_default_pool(runtime: Runtime, pool: *mut c_void, device: i64) -> bool
 
 /// Whether cudaMallocAsync takes from the default pool of `device`: the program may have put one of its own in its place.
 pub fn default_pool_is_current(runtime: Runtime, device: i64) -> bool {
+    if !has::cudaDeviceGetMemPool(runtime) {
+        return true;
+    }
     let mut current = ptr::null_mut();
     // SAFETY: `current` may be written.
     let found = unsafe { runtime.cudaDeviceGetMemPool(&mut current, device as c_int) } == 0;
@@ -127,8 +130,12 @@ impl Driver {
 
 /// The driver's functions, once libcuda is in the process.
 fn driver() -> Option<&'static Driver> {
-    static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
-    DRIVER.get_or_init(find).as_ref()
+    static DRIVER: OnceLock<Driver> = OnceLock::new();
+    match DRIVER.get() {
+        Some(driver) => Some(driver),
+        // Not there yet: the runtime loads it when it is first needed.
+        None => find().map(|driver| DRIVER.get_or_init(|| driver)),
+    }
 }
 
 fn find() -> Option<Driver> {
