@@ -83,6 +83,7 @@ type GetCurrent = unsafe extern "C" fn(*mut usize) -> c_uint;
 type DeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_uint;
 type PrimaryState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_uint;
 type Retain = unsafe extern "C" fn(*mut usize, c_int) -> c_uint;
+type AddressRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> c_uint;
 type StreamContext = unsafe extern "C" fn(usize, *mut usize) -> c_uint;
 
 /// What is asked of the driver about contexts.
@@ -92,6 +93,7 @@ struct Driver {
     primary_state: PrimaryState,
     retain: Retain,
     stream_context: StreamContext,
+    address_range: AddressRange,
 }
 
 impl Driver {
@@ -128,6 +130,13 @@ impl Driver {
     }
 }
 
+/// The start of the driver's allocation that `address` lies in, where the driver can tell.
+pub fn start_of_allocation(address: u64) -> Option<u64> {
+    let (mut start, mut bytes) = (0, 0);
+    // SAFETY: any address may be asked for; each pointer may be written.
+    (unsafe { (driver()?.address_range)(&mut start, &mut bytes, address) } == 0).then_some(start)
+}
+
 /// The driver's functions, once libcuda is in the process.
 fn driver() -> Option<&'static Driver> {
     static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -161,6 +170,9 @@ fn find() -> Option<Driver> {
                 c"cuDevicePrimaryCtxGetState",
             )?),
             retain: std::mem::transmute::<*mut c_void, Retain>(look(c"cuDevicePrimaryCtxRetain")?),
+            address_range: std::mem::transmute::<*mut c_void, AddressRange>(look(
+                c"cuMemGetAddressRange_v2",
+            )?),
             stream_context: std::mem::transmute::<*mut c_void, StreamContext>(look(c"cuStreamGetCtx")?),
         })
     }
