@@ -18,6 +18,7 @@ use super::size_class::{PAGE, round_up};
 use super::streams::{EVERY, Streams};
 use super::tally::Tally;
 use super::waits::Order;
+use super::watcher::Watched;
 use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::nvtx;
@@ -101,6 +102,8 @@ pub struct Central {
     pub watch: Watch,
     /// What the rungs of the reclaim ladder did.
     pub ladder: Ladder,
+    /// The blocks of another allocator, where this heap only keeps books.
+    pub(super) watched: Watched,
 }
 
 impl Central {
@@ -142,6 +145,7 @@ impl Central {
             tally,
             watch: Watch::new(false),
             ladder: Ladder::default(),
+            watched: Watched::default(),
         }
     }
 

@@ -12,7 +12,6 @@ use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use super::slab::Slab;
 use super::streams::Streams;
-use super::watcher::Watched;
 use super::watching::Watching;
 use super::{Error, Mutex, MutexGuard, Shared, central, lock};
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
@@ -53,8 +52,6 @@ pub struct Device {
     askers: AtomicU32,
     /// Where its memory comes from.
     pub kind: Kind,
-    /// What another allocator has given the program, where we only watch.
-    pub(super) watched: Mutex<Watched>,
     /// The thresholds of `alert:`.
     pub(super) watching: Watching,
 }
@@ -144,7 +141,6 @@ impl Device {
             capturing: Mutex::default(),
             askers: AtomicU32::new(0),
             kind,
-            watched: Mutex::default(),
             watching: Watching::new(&shared.config.alert),
             capabilities,
         })

@@ -5,8 +5,8 @@
 //! lock. [`streams`] knows what stream order allows, [`backing`] takes memory from the driver, [`reclaim`] finds some when there is
 //! none, [`capture`] and [`captured`] keep the memory of CUDA graphs apart.
 //!
-//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both
-//! (a watcher's book before the central lock); under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
+//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both;
+//! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
 pub mod alerts;

@@ -34,7 +34,7 @@ fn tell() {
         return;
     }
     let Ok(config) = Config::from_env() else { return };
-    if config.preload.mode == PreloadMode::Off || !has_a_driver() {
+    if config.preload.mode == PreloadMode::Off || !has_a_driver() || mode::is_second_copy() {
         return;
     }
     logging::init();
