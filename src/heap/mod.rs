@@ -9,6 +9,7 @@
 //! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
+mod address_book;
 pub mod alerts;
 pub mod arena;
 pub mod backing;

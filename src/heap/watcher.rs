@@ -4,6 +4,7 @@
 //! ([`AbsentDriver`]). Blocks are on the record as a managing heap's are, so everything that reads a record shows them.
 #![deny(unsafe_code)]
 
+use super::address_book::AddressBook;
 use super::central::Central;
 use super::device::Device;
 use super::size_class::{SMALL_MAX, round_up};
@@ -12,8 +13,6 @@ use crate::config::{Backing, Config};
 use crate::driver::absent::AbsentDriver;
 use crate::driver::{DriverError, StreamHandle};
 use crate::record::{Block, BlockSlot, BlockTag, DeviceGauge, bucket_of, clock};
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 /// Devices that a watched program may use: no node has more.
@@ -25,25 +24,6 @@ const POOLS: [usize; 2] = [0, 1];
 /// How often (in blocks that came or went) the timeline is brought up to now.
 const SAMPLE_EVERY: u64 = 64;
 
-/// Addresses are multiples of 512, and far from random; a multiplication by an odd constant (2^64 over the golden ratio; Knuth, The Art of Computer
-/// Programming 3, 6.4) spreads them over the high bits, from which the low ones are taken.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, address: u64) {
-        self.0 = (self.0 ^ address).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
-    }
-}
-
 /// A block of the program's.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
@@ -52,10 +32,16 @@ struct Seen {
     slot: BlockSlot,
 }
 
+impl Default for Seen {
+    fn default() -> Self {
+        Self { size: 0, stream: 0, slot: BlockSlot::NONE }
+    }
+}
+
 /// The blocks of a device.
 #[derive(Debug, Default)]
 pub struct Watched {
-    blocks: HashMap<u64, Seen, BuildHasherDefault<AddressHasher>>,
+    blocks: AddressBook<Seen>,
     held: u64,
     changes: u64,
 }
@@ -91,9 +77,27 @@ impl Heap {
         }
         known
     }
+
+    /// The program is about to reset `device`: all that was given there is gone.
+    pub fn saw_reset(&self, device: i64) {
+        if let Ok(Some(device)) = self.device_in_use(device) {
+            let addresses: Vec<_> = {
+                let central = lock(&device.central);
+                central.watched.blocks.iter().map(|(address, _)| address).collect()
+            };
+            for address in addresses {
+                if device.saw_free(address)
+                    && let Some(trace) = &self.trace
+                {
+                    trace.free(address);
+                }
+            }
+        }
+    }
 }
 
 impl Device {
+    #[inline(always)]
     fn saw_malloc(&self, shared: &Shared, address: u64, requested: u64, stream: u32) {
         // Beyond all memory there is; nothing is lost by not counting it.
         if round_up(requested, super::size_class::ALIGNMENT).is_none() {
@@ -121,30 +125,31 @@ impl Device {
         };
         // A block that was there was freed in a way that we do not see.
         if let Some(known) = known {
-            self.wrote_free(address, known, time);
+            self.forget(address, known, time);
         }
     }
 
+    #[inline(always)]
     fn saw_free(&self, address: u64) -> bool {
         let time = clock::now();
-        let known = {
-            let central = &mut *lock(&self.central);
-            let Some(known) = central.watched.blocks.remove(&address) else { return false };
-            let block = self.seen(address, known.size, known.stream);
-            central.watched.held -= block.size;
-            central.publish_watched();
-            if known.size > SMALL_MAX {
-                central.writer.free(POOLS[1], known.slot, block, time);
-                return true;
-            }
-            known
-        };
-        self.wrote_free(address, known, time);
+        let mut central = lock(&self.central);
+        let Some(known) = central.watched.blocks.remove(address) else { return false };
+        let block = self.seen(address, known.size, known.stream);
+        central.watched.held -= block.size;
+        central.publish_watched();
+        if known.size <= SMALL_MAX {
+            drop(central);
+            self.lane(known.stream).writer.free(POOLS[0], known.slot, block, time);
+        } else {
+            central.writer.free(POOLS[1], known.slot, block, time);
+        }
         true
     }
 
     /// Takes a block that is in the book no more off the record.
-    fn wrote_free(&self, address: u64, known: Seen, time: u64) {
+    #[cold]
+    #[inline(never)]
+    fn forget(&self, address: u64, known: Seen, time: u64) {
         let block = self.seen(address, known.size, known.stream);
         if known.size <= SMALL_MAX {
             self.lane(known.stream).writer.free(POOLS[0], known.slot, block, time);
@@ -154,7 +159,7 @@ impl Device {
     }
 
     /// A block as the record describes it.
-    #[inline]
+    #[inline(always)]
     fn seen(&self, address: u64, requested: u64, stream: u32) -> Block {
         let size = lane::round(requested);
         let tag = BlockTag::new(self.id as u8, 0, 0, stream);
@@ -163,7 +168,7 @@ impl Device {
 }
 
 impl Central {
-    #[inline]
+    #[inline(always)]
     fn publish_watched(&mut self) {
         let Watched { held, changes, .. } = &mut self.watched;
         *changes += 1;
@@ -176,8 +181,15 @@ impl Central {
             self.gauges.set(&[(DeviceGauge::Reserved, held)]);
         }
         if is_due {
-            self.tally.hold(held, self.watched.blocks.len() as u64);
-            self.gauges.sample(held);
+            self.sample_watched();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn sample_watched(&mut self) {
+        let held = self.watched.held;
+        self.tally.hold(held, self.watched.blocks.len() as u64);
+        self.gauges.sample(held);
     }
 }
