@@ -7,6 +7,7 @@
 //! Every method may be called from any thread, with any or no CUDA context current, and leaves the caller's current
 //! context as it was. Every method may fail at any time. No method panics.
 
+pub mod absent;
 pub mod cuda;
 pub mod error;
 
