@@ -221,9 +221,9 @@ static void step(uint64_t *state) {
     if (block->at == NULL) {
         if (atomic_load(&held) < BUDGET) allocate(block, state);
     } else {
-        uint64_t what = below(state, 16);
-        if (what < 8) touch(block, state);
-        else if (what < 9) {
+        uint64_t what = below(state, 64);
+        if (what < 32) touch(block, state);
+        else if (what < 33) {
             struct slot *slot = some_slot(state);
             struct cudaPointerAttributes facts;
             OK(cudaPointerGetAttributes(&facts, block->at + block->bytes / 2));
