@@ -1,8 +1,10 @@
 //! The program as a child: in our process group and on our terminal, so that it lives as if a shell had started it.
 //!
 //! The terminal's signals (Ctrl-C, Ctrl-\, Ctrl-Z, a hang-up) reach the whole process group, the program included, so they are not sent on: it
-//! would get them twice. Signals that a process sends are sent on, except where the sender is in our process group: `kill(0, ...)` of the program
-//! reached it as well. When the program stops, we stop in the same way, so that the shell gets its terminal back; `fg` wakes both.
+//! would get them twice. Signals that a process sends are sent on, except the program's own (`kill(0, ...)`), which reached it as well. Who
+//! signals the whole group from outside (`kill %1`) reaches the program twice: a process is not told whether it was meant alone.
+//!
+//! When the program stops, we stop in the same way, so that the shell gets its terminal back; `fg` wakes both.
 //!
 //! All of this is one loop over `sigwaitinfo`, with every signal blocked: no handler runs, and none is missed.
 
@@ -73,7 +75,7 @@ pub fn run(program: &OsStr, words: &[OsString], variables: &[(OsString, OsString
                 }
             }
             Some(signal) => {
-                if signal.is_meant_for_us_alone(pid) {
+                if signal.is_for_the_program() {
                     send(pid, signal.number);
                 }
             }
@@ -95,13 +97,29 @@ struct Signal {
 }
 
 impl Signal {
-    /// Whether the program has not got it too.
-    fn is_meant_for_us_alone(&self, child: c_int) -> bool {
-        // SAFETY: no memory is involved. A sender that is gone has no group: it is taken for a stranger.
-        self.sender.is_some_and(|sender| unsafe {
-            sender != child && (sender == 0 || libc::getpgid(sender) != libc::getpgrp())
-        })
+    /// Whether it is to be sent on: a process sent it, and not the program or one that it started, for those mean their process group.
+    fn is_for_the_program(&self) -> bool {
+        self.sender.is_some_and(|sender| !is_below(sender, std::process::id() as c_int))
     }
+}
+
+/// Whether `process` was started by `ancestor`, or by who was, as far as that can be seen.
+fn is_below(mut process: libc::pid_t, ancestor: libc::pid_t) -> bool {
+    // No tree is deeper; and numbers that are used anew must not make a circle.
+    for _ in 0..64 {
+        if process <= 1 {
+            return false;
+        }
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        // The fields behind the command in brackets are the state and the parent.
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        match parent {
+            Some(parent) if parent == ancestor => return true,
+            Some(parent) => process = parent,
+            None => return false,
+        }
+    }
+    false
 }
 
 /// The signals that are blocked for the loop, and what there was before.

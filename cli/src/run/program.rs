@@ -98,14 +98,57 @@ fn privilege(path: &Path) -> Option<&'static str> {
     if without_rights {
         return None;
     }
-    let mode = facts.mode();
-    if mode & libc::S_ISUID != 0 && facts.uid() != user {
+    let (owner, owners) = (facts.uid(), facts.gid());
+    privilege_of(facts.mode(), (owner, owners), (user, group), has_capabilities)
+}
+
+/// Rights by mode and owner, for a user.
+fn privilege_of(
+    mode: u32,
+    (owner, owners): (u32, u32),
+    (user, group): (u32, u32),
+    has_capabilities: bool,
+) -> Option<&'static str> {
+    if mode & libc::S_ISUID != 0 && owner != user {
         Some("setuid")
-    } else if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 && facts.gid() != group {
+    } else if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 && owners != group {
         Some("setgid")
     } else if has_capabilities && user != 0 {
         Some("given file capabilities")
     } else {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_beyond_the_users_own_are_named() {
+        let (me, root) = ((1000, 1000), (0, 0));
+        assert_eq!(privilege_of(0o104_755, root, me, false), Some("setuid"));
+        assert_eq!(privilege_of(0o104_755, root, root, false), None, "root gains nothing");
+        assert_eq!(privilege_of(0o102_755, root, me, false), Some("setgid"));
+        assert_eq!(privilege_of(0o102_745, root, me, false), None, "that is a lock's mark");
+        assert_eq!(privilege_of(0o100_755, root, me, true), Some("given file capabilities"));
+        assert_eq!(privilege_of(0o100_755, root, root, true), None);
+        assert_eq!(privilege_of(0o100_755, root, me, false), None);
+    }
+
+    #[test]
+    fn the_interpreter_of_a_script_is_what_its_first_line_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("script");
+        for (text, expected) in [
+            ("#!/usr/bin/env python3\nx", Some("/usr/bin/env")),
+            ("#! /bin/sh -e", Some("/bin/sh")),
+            ("#!\n/bin/sh", None),
+            ("/bin/sh", None),
+            ("", None),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(interpreter(&file), expected.map(PathBuf::from), "{text:?}");
+        }
     }
 }
