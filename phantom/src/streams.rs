@@ -43,6 +43,8 @@ pub(crate) struct Streams {
     all: Vec<Stream>,
     by_handle: FxHashMap<usize, StreamKey>,
     legacy: FxHashMap<u32, StreamKey>,
+    /// What events of a whole device are recorded behind where work is open; nobody's handle names them.
+    marks: FxHashMap<u32, StreamKey>,
     per_thread: FxHashMap<(ThreadId, u32), StreamKey>,
     /// Handles of destroyed streams; the last one destroyed is the first one reused.
     recycled: Vec<usize>,
@@ -84,6 +86,16 @@ impl Streams {
         }
     }
 
+    /// The stream that stands for all of a device's.
+    pub(crate) fn marks(&mut self, device: u32) -> StreamKey {
+        if let Some(&key) = self.marks.get(&device) {
+            return key;
+        }
+        let key = self.add(0, device, StreamKind::NonBlocking);
+        self.marks.insert(device, key);
+        key
+    }
+
     pub(crate) fn create(&mut self, device: u32, kind: StreamKind) -> usize {
         let handle = self.recycled.pop().unwrap_or(FIRST_HANDLE + self.all.len() * HANDLE_STEP);
         let key = self.add(handle, device, kind);
@@ -100,6 +112,14 @@ impl Streams {
         if let Some(blocking) = self.blocking.get_mut(&stream.device) {
             blocking.retain(|&k| k != key);
         }
+    }
+
+    /// The users' streams of a device.
+    pub(crate) fn of_device(&self, device: u32) -> Vec<StreamKey> {
+        let mut keys: Vec<_> =
+            self.by_handle.values().copied().filter(|&key| self.get(key).device == device).collect();
+        keys.sort_unstable();
+        keys
     }
 
     pub(crate) fn get(&self, key: StreamKey) -> &Stream {

@@ -9,12 +9,13 @@ use super::lifetime::Lifetime;
 use super::mapping_book::MappingBook;
 use super::page_table::{Owner, Page};
 use super::phase::{Occasion, Watch};
-use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX};
+use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use super::slab::Slab;
 use super::streams::Streams;
+use super::watcher::Watched;
 use super::watching::Watching;
 use super::{Error, Mutex, MutexGuard, Shared, central, lock};
-use crate::driver::{Capabilities, DeviceId, ErrorKind};
+use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
 use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
 use crossbeam_utils::{Backoff, CachePadded};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -47,9 +48,13 @@ pub struct Device {
     /// ```
     /// Both are SeqCst: of a begin hook and an asker at the same time, one sees the other. The hook waits then, the asker never does.
     pub brackets: AtomicU32,
+    /// The streams that capture, as their callers say ([`super::Heap::capture_begins`]); each has a bracket open.
+    pub(super) capturing: Mutex<Vec<StreamHandle>>,
     askers: AtomicU32,
     /// Where its memory comes from.
     pub kind: Kind,
+    /// What another allocator has given the program, where we only watch.
+    pub(super) watched: Mutex<Watched>,
     /// The thresholds of `alert:`.
     pub(super) watching: Watching,
 }
@@ -123,20 +128,23 @@ impl Device {
         let mut central =
             Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
         central.slack = shared.config.slack;
+        central.arenas.whole_runs = shared.own_spans && kind == Kind::Fixed;
         central.pace = Pace::new(shared.config.slack.is_some());
         // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
         central.watch = Watch::new(shared.config.auto_trim && matches!(kind, Kind::Stitch | Kind::Pool));
         Ok(Self {
             id,
-            streams: Streams::new(id, capabilities.stream_ids),
+            streams: Streams::new(id, capabilities.stream_ids, capabilities.context_events),
             lanes: lanes
                 .collect::<Box<[_]>>()
                 .try_into()
                 .map_err(|_| Error::Internal("lanes were miscounted"))?,
             central: Mutex::new(central),
             brackets: AtomicU32::new(0),
+            capturing: Mutex::default(),
             askers: AtomicU32::new(0),
             kind,
+            watched: Mutex::default(),
             watching: Watching::new(&shared.config.alert),
             capabilities,
         })
@@ -267,6 +275,19 @@ impl Device {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
         let (mut central, run) = self.obtain(shared, request, round(request.size), ALIGNMENT)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
+    }
+
+    /// A block that is alone in its span, and starts it.
+    ///
+    /// # Errors
+    /// As [`Device::malloc`].
+    #[cold]
+    pub(super) fn malloc_whole(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        let Some(bytes) = round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size)) else {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        };
+        let (mut central, run) = self.obtain(shared, request, bytes, PAGE)?;
         Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 

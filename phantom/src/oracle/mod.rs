@@ -26,6 +26,7 @@ mod driver;
 mod fault;
 mod graphs;
 mod intervals;
+mod touches;
 
 use rustc_hash::FxHashMap;
 
@@ -40,6 +41,8 @@ use content::{Content, Use};
 pub(crate) use driver::Taken;
 use graphs::Group;
 use intervals::Intervals;
+pub(crate) use touches::Kernel;
+use touches::Touches;
 
 /// Faults kept; more are only counted.
 const KEPT: usize = 10_000;
@@ -67,6 +70,9 @@ pub(crate) struct Oracle {
     before_capture: FxHashMap<StreamKey, Clock>,
     faults: Vec<Fault>,
     fault_count: u64,
+    pub(crate) touches: Touches,
+    /// Faults are printed as they are found.
+    pub(crate) loud: bool,
 }
 
 impl Oracle {
@@ -104,6 +110,11 @@ impl Oracle {
         Use { stream: key, position }
     }
 
+    /// The last work of a stream.
+    pub(crate) fn last_use(&self, key: StreamKey) -> Use {
+        Use { stream: key, position: self.streams[key as usize].clock.of(key) }
+    }
+
     /// Later work of `key` comes after all work of `other` so far.
     pub(crate) fn follow(&mut self, key: StreamKey, other: StreamKey) {
         let clock = std::mem::take(self.clock(other));
@@ -119,6 +130,14 @@ impl Oracle {
     /// An event is recorded on `key`.
     pub(crate) fn record(&mut self, key: StreamKey, event: &mut Clock) {
         event.assign(self.clock(key));
+    }
+
+    /// An event is recorded behind all work of `device`.
+    pub(crate) fn record_device(&mut self, device: u32, event: &mut Clock) {
+        *event = Clock::default();
+        for &key in self.open.get(device as usize).into_iter().flatten() {
+            event.join(&self.streams[key as usize].clock);
+        }
     }
 
     /// The host knows that what an event stands for is done.
@@ -158,6 +177,9 @@ impl Oracle {
 
     pub(crate) fn report(&mut self, fault: Fault) {
         self.fault_count += 1;
+        if self.loud {
+            eprintln!("phantom oracle: {fault}");
+        }
         if self.faults.len() < KEPT {
             self.faults.push(fault);
         }
@@ -184,5 +206,22 @@ impl Oracle {
 
     pub(crate) fn live_blocks(&self) -> usize {
         self.blocks.len()
+    }
+}
+
+/// One fault about a pair of blocks says enough, however many pieces of them it was found in.
+fn push_of_block(faults: &mut Vec<Fault>, fault: Fault) {
+    let pair = |fault: &Fault| match *fault {
+        Fault::HandedOutBusy { block, previous, on, .. } | Fault::Race { block, previous, on, .. } => {
+            (block, previous, on.id)
+        }
+        Fault::TakenUnderWork { block, on, .. } => (0, block.unwrap_or(0), on.id),
+        _ => (0, 0, 0),
+    };
+    let is_same = |known: &Fault| {
+        std::mem::discriminant(known) == std::mem::discriminant(&fault) && pair(known) == pair(&fault)
+    };
+    if !faults.iter().any(is_same) {
+        faults.push(fault);
     }
 }
