@@ -11,6 +11,7 @@ from torch import nn
 
 import gpu
 
+preloaded = "libgruyere" in os.environ["LD_PRELOAD"]
 library = ctypes.CDLL(os.environ["GRUYERE_TEST_LIBRARY"])
 
 
@@ -24,7 +25,8 @@ def outside(*arguments):
 def state():
     torch.cuda.synchronize()
     stats = gpu.Stats(size=ctypes.sizeof(gpu.Stats))
-    known = library.gruyere_stats(0, ctypes.byref(stats)) == 0
+    # Asked in a process that has no heap, it would make one.
+    known = preloaded and library.gruyere_stats(0, ctypes.byref(stats)) == 0
     return {
         "torch": torch.cuda.memory_reserved(),
         "phantom": gpu.phantom.phantom_physical(0),
@@ -62,5 +64,5 @@ torch.cuda.empty_cache()
 low = state()
 print(json.dumps({
     "high": high, "low": low, "top": seen, "map": json.loads(picture) if picture else None, "arrived": arrived,
-    "valid": library.gruyere_validate(),
+    "valid": library.gruyere_validate() if preloaded else None,
 }))  # fmt: skip
