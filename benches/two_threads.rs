@@ -59,6 +59,7 @@ delegate! {
     fn event_create(&self, device: DeviceId) -> Result<EventHandle>;
     fn event_destroy(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()>;
+    fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
     fn event_synchronize(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     fn stream_wait_event(&self, device: DeviceId, stream: StreamHandle, event: EventHandle) -> Result<()>;

@@ -72,6 +72,8 @@ call_kinds! {
     EventDestroy => "cuEventDestroy",
     /// An event is recorded.
     EventRecord => "cuEventRecord",
+    /// An event is recorded behind all work of a context.
+    ContextEventRecord => "cuCtxRecordEvent",
     /// An event is asked for.
     EventQuery => "cuEventQuery",
     /// The host waits for an event.

@@ -37,6 +37,8 @@ pub struct Config {
     pub plain_granularity: u64,
     /// Streams have ids (drivers from 12.0 on).
     pub stream_ids: bool,
+    /// An event can be recorded behind all work of a context (drivers from 12.5 on).
+    pub context_events: bool,
     /// Watch the order of all work (see [`crate::oracle`]).
     pub oracle: bool,
 }
@@ -51,6 +53,7 @@ impl Config {
             address_bits: 47,
             plain_granularity: crate::GRANULARITY,
             stream_ids: true,
+            context_events: true,
             oracle: true,
         }
     }

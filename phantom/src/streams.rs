@@ -43,6 +43,8 @@ pub(crate) struct Streams {
     all: Vec<Stream>,
     by_handle: FxHashMap<usize, StreamKey>,
     legacy: FxHashMap<u32, StreamKey>,
+    /// What events of a whole device are recorded behind where work is open; nobody's handle names them.
+    marks: FxHashMap<u32, StreamKey>,
     per_thread: FxHashMap<(ThreadId, u32), StreamKey>,
     /// Handles of destroyed streams; the last one destroyed is the first one reused.
     recycled: Vec<usize>,
@@ -82,6 +84,16 @@ impl Streams {
             }
             _ => self.by_handle.get(&handle).copied(),
         }
+    }
+
+    /// The stream that stands for all of a device's.
+    pub(crate) fn marks(&mut self, device: u32) -> StreamKey {
+        if let Some(&key) = self.marks.get(&device) {
+            return key;
+        }
+        let key = self.add(0, device, StreamKind::NonBlocking);
+        self.marks.insert(device, key);
+        key
     }
 
     pub(crate) fn create(&mut self, device: u32, kind: StreamKind) -> usize {

@@ -93,6 +93,7 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
     let Ok(size) = u64::try_from(size) else {
         return Err(Refusal::Other(format!("gruyere_malloc: the size {size} is negative")));
     };
+    heap.meet_hooks();
     heap.malloc(size, i64::from(device), handle(stream)).map_err(|error| refusal(heap, error, handle(stream)))
 }
 

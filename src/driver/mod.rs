@@ -7,6 +7,7 @@
 //! Every method may be called from any thread, with any or no CUDA context current, and leaves the caller's current
 //! context as it was. Every method may fail at any time. No method panics.
 
+pub mod absent;
 pub mod cuda;
 pub mod error;
 
@@ -21,6 +22,12 @@ pub type DeviceId = u32;
 /// A raw `CUstream`: 0 and 1 name the legacy default stream, 2 the calling thread's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamHandle(pub usize);
+
+impl StreamHandle {
+    /// Not a stream of CUDA's but all of a device's at once, those included that nobody told us of: what `cudaMalloc` gives is for any of them,
+    /// and `cudaFree` promises that all are done with it. Never handed to the driver.
+    pub const EVERY: Self = Self(usize::MAX);
+}
 
 /// A raw `CUevent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,6 +50,8 @@ pub struct Capabilities {
     pub pools: bool,
     /// Stream ids (`cuStreamGetId`), which tell a recycled handle from the stream that had it before.
     pub stream_ids: bool,
+    /// An event can be recorded behind all work of a context (`cuCtxRecordEvent`, CUDA 12.5).
+    pub context_events: bool,
     /// Physical memory can be registered with a NIC (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`).
     pub gpu_direct_rdma: bool,
     /// The smallest unit of physical memory, bytes (2 MiB on every device so far). 0 without VMM.
@@ -183,6 +192,9 @@ pub trait Driver: Send + Sync {
     fn event_destroy(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     /// Records the work enqueued on `stream` so far.
     fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()>;
+    /// Records all work enqueued in the context of `device` so far, on streams that nobody told us of too (`cuCtxRecordEvent`);
+    /// `NotSupported` before CUDA 12.5. While any stream of the context captures, the driver refuses and makes the capture fail: never then.
+    fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     /// True once the recorded work is done (or nothing was recorded).
     fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
     /// Waits on the host until the recorded work is done.

@@ -15,7 +15,7 @@ use super::named::NamedPools;
 use super::page_table::{Page, PageTable};
 use super::phase::Watch;
 use super::size_class::{PAGE, round_up};
-use super::streams::Streams;
+use super::streams::{EVERY, Streams};
 use super::tally::Tally;
 use super::waits::Order;
 use crate::config::Size;
@@ -420,7 +420,7 @@ impl Central {
     /// Notes that `user` uses the large block at `address` too. `None`: no such block.
     pub fn record_stream(&mut self, address: u64, blocks: [Option<RunId>; 2], user: u32) -> Option<()> {
         let (id, run) = self.find(address, blocks)?;
-        if run.stream != user {
+        if run.stream != user || user == EVERY {
             self.arenas.run_mut(id)?.shared = true;
             let users = self.users.entry(id).or_default();
             if !users.contains(&user) {
@@ -559,6 +559,11 @@ impl Central {
     /// What blocks of `backing:passthrough` were asked for, in sum.
     pub fn direct_requested(&self) -> u64 {
         self.direct.values().map(|block| block.requested).sum()
+    }
+
+    /// Live bytes and bytes asked for of the block of `backing:passthrough` at `address`.
+    pub fn direct_block(&self, address: u64) -> Option<(u64, u64)> {
+        self.direct.get(&address).map(|block| (block.size, block.requested))
     }
 
     /// Whether `address` is a block of `backing:passthrough`.

@@ -12,9 +12,10 @@ use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX};
 use super::slab::Slab;
 use super::streams::Streams;
+use super::watcher::Watched;
 use super::watching::Watching;
 use super::{Error, Mutex, MutexGuard, Shared, central, lock};
-use crate::driver::{Capabilities, DeviceId, ErrorKind};
+use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
 use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
 use crossbeam_utils::{Backoff, CachePadded};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -47,9 +48,13 @@ pub struct Device {
     /// ```
     /// Both are SeqCst: of a begin hook and an asker at the same time, one sees the other. The hook waits then, the asker never does.
     pub brackets: AtomicU32,
+    /// The streams that capture, as their callers say ([`super::Heap::capture_begins`]); each has a bracket open.
+    pub(super) capturing: Mutex<Vec<StreamHandle>>,
     askers: AtomicU32,
     /// Where its memory comes from.
     pub kind: Kind,
+    /// What another allocator has given the program, where we only watch.
+    pub(super) watched: Mutex<Watched>,
     /// The thresholds of `alert:`.
     pub(super) watching: Watching,
 }
@@ -128,15 +133,17 @@ impl Device {
         central.watch = Watch::new(shared.config.auto_trim && matches!(kind, Kind::Stitch | Kind::Pool));
         Ok(Self {
             id,
-            streams: Streams::new(id, capabilities.stream_ids),
+            streams: Streams::new(id, capabilities.stream_ids, capabilities.context_events),
             lanes: lanes
                 .collect::<Box<[_]>>()
                 .try_into()
                 .map_err(|_| Error::Internal("lanes were miscounted"))?,
             central: Mutex::new(central),
             brackets: AtomicU32::new(0),
+            capturing: Mutex::default(),
             askers: AtomicU32::new(0),
             kind,
+            watched: Mutex::default(),
             watching: Watching::new(&shared.config.alert),
             capabilities,
         })

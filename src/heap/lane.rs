@@ -9,7 +9,7 @@ use super::device::Request;
 use super::lifetime::LIFETIMES;
 use super::size_class::{ALIGNMENT, CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, small, small_again};
 use super::slab::{Freed, Slab, SlotState};
-use super::streams::Streams;
+use super::streams::{EVERY, Streams};
 use crate::record::{Block, EventKind, LaneWriter};
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -441,7 +441,7 @@ impl Lane {
         let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
         let slot = slab.slot_at(address)?;
         let SlotState::Live { .. } = slab.state(slot) else { return None };
-        if user != slab.stream {
+        if user != slab.stream || user == EVERY {
             slab.set_shared(slot);
             let users = self.users.entry(address).or_default();
             if !users.contains(&user) {

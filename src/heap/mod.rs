@@ -5,8 +5,8 @@
 //! lock. [`streams`] knows what stream order allows, [`backing`] takes memory from the driver, [`reclaim`] finds some when there is
 //! none, [`capture`] and [`captured`] keep the memory of CUDA graphs apart.
 //!
-//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both;
-//! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
+//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both
+//! (a watcher's book before the central lock); under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
 pub mod alerts;
@@ -18,6 +18,7 @@ pub mod census;
 pub mod central;
 mod checkpoint;
 pub mod device;
+pub mod everywhere;
 mod gather;
 mod growth;
 pub mod history;
@@ -48,6 +49,7 @@ mod tag;
 pub mod tally;
 mod validate;
 mod waits;
+mod watcher;
 mod watching;
 
 use crate::config::Config;
@@ -76,6 +78,8 @@ pub const MAX_DEVICES: u32 = 64;
 pub const HOOK_RECORD_STREAM: u32 = 1;
 /// The loader has wired the capture hooks (begin, end, release).
 pub const HOOK_CAPTURES: u32 = 2;
+/// The callers keep CUDA's own rules of order ([`Heap::announce_ordered_callers`]).
+const ORDERED_CALLERS: u32 = 4;
 
 /// Locks; a panic of another holder is no reason to stop serving, so these locks know none.
 #[inline(always)]
@@ -137,7 +141,8 @@ pub struct Shared {
     /// What other processes read.
     pub record: &'static Record,
     step: AtomicU32,
-    /// What the loader has announced. States: bits are only ever set.
+    /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once and for all when torch's hooks are met
+    /// that nobody announced.
     hooks: AtomicU32,
 }
 
@@ -148,14 +153,14 @@ impl Shared {
         self.step.load(Ordering::Relaxed)
     }
 
-    /// Whether memory may pass from stream to stream: only where record_stream reaches us.
+    /// Whether memory may pass from stream to stream: only where record_stream reaches us, or nobody needs it.
     pub fn shares(&self) -> bool {
-        self.config.share && self.hooks.load(Ordering::Relaxed) & HOOK_RECORD_STREAM != 0
+        self.config.share && self.hooks.load(Ordering::Relaxed) & (HOOK_RECORD_STREAM | ORDERED_CALLERS) != 0
     }
 
-    /// Whether the loader tells of every capture.
+    /// Whether the loader tells of every capture, or the callers do.
     pub fn hears_of_captures(&self) -> bool {
-        self.hooks.load(Ordering::Relaxed) & HOOK_CAPTURES != 0
+        self.hooks.load(Ordering::Relaxed) & (HOOK_CAPTURES | ORDERED_CALLERS) != 0
     }
 
     fn growth<'a>(&'a self, streams: &'a Streams, lifetime: Lifetime) -> Growth<'a> {
@@ -184,6 +189,8 @@ const DEBUG: u32 = 4;
 const HISTORY: u32 = 8;
 /// A trace is written.
 const TRACE: u32 = 16;
+/// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been announced.
+const UNANNOUNCED: u32 = 32;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;
@@ -206,7 +213,8 @@ pub struct Heap {
     count: u32,
     making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set while the hooks are not
-    /// announced or a bracket is open anywhere, HISTORY while a history is kept; the others never change.
+    /// announced or a bracket is open anywhere, HISTORY while a history is kept, UNANNOUNCED from the first call of a CUDA program until torch's hooks are
+    /// announced or met; the others never change.
     special: AtomicU32,
     /// Brackets open on all devices; guards the setting of WATCH_CAPTURES.
     brackets: Mutex<u32>,
@@ -398,7 +406,7 @@ impl Heap {
         };
         let tags = lifetime::tags();
         let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
-        let address = if self.special.load(Ordering::Acquire) == 0 && !tags.is_routed() {
+        let address = if self.special.load(Ordering::Acquire) & !UNANNOUNCED == 0 && !tags.is_routed() {
             device.malloc(shared, request)?
         } else {
             self.malloc_special(device, request, stream)?
@@ -411,10 +419,12 @@ impl Heap {
     fn malloc_special(&self, device: &Device, request: Request, stream: StreamHandle) -> Result<u64, Error> {
         let shared = &self.shared;
         let special = self.special.load(Ordering::Acquire);
-        if self.hooks() != HOOK_RECORD_STREAM | HOOK_CAPTURES {
+        if self.hooks() & (HOOK_RECORD_STREAM | HOOK_CAPTURES) != HOOK_RECORD_STREAM | HOOK_CAPTURES
+            && self.hooks() & ORDERED_CALLERS == 0
+        {
             self.warn_of_missing_hooks();
         }
-        let capture = if special & WATCH_CAPTURES != 0 {
+        let capture = if special & WATCH_CAPTURES != 0 && request.stream != streams::EVERY {
             device.capture_of(shared, stream, request.stream)?
         } else {
             None
@@ -434,7 +444,7 @@ impl Heap {
                 None => device.malloc(shared, request)?,
             },
         };
-        if shared.config.debug.poison && capture.is_none() {
+        if shared.config.debug.poison && capture.is_none() && request.stream != streams::EVERY {
             let result =
                 shared.driver.memset(device.id, address, POISON_FRESH, lane::round(request.size), stream);
             if let Err(error) = result {
@@ -607,7 +617,7 @@ impl Heap {
                         .resolve(&*self.shared.driver, stream)
                         .or_else(|| device.resolve_by_recycling(&self.shared, stream))
                         // The block must be kept from being reused too soon, number or not.
-                        .unwrap_or(streams::STRANGER);
+                        .unwrap_or(streams::EVERY);
                     device.record_stream(address, owner, user)?;
                     if let Some(trace) = &self.trace {
                         trace.record_stream(address, device.id, user);
@@ -640,8 +650,11 @@ impl Heap {
         }
         let brackets = lock(&self.brackets);
         let hooks = self.shared.hooks.fetch_or(bits, Ordering::AcqRel) | bits;
-        if hooks & HOOK_CAPTURES != 0 && *brackets == 0 {
+        if hooks & (HOOK_CAPTURES | ORDERED_CALLERS) != 0 && *brackets == 0 {
             self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
+        }
+        if hooks & HOOK_RECORD_STREAM != 0 {
+            self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel);
         }
     }
 
@@ -720,7 +733,7 @@ impl Heap {
         device.brackets.fetch_sub(count, Ordering::AcqRel);
         let mut brackets = lock(&self.brackets);
         *brackets = brackets.saturating_sub(count);
-        if *brackets == 0 && self.hooks() & HOOK_CAPTURES != 0 {
+        if *brackets == 0 && self.shared.hears_of_captures() {
             self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
         }
     }

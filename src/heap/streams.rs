@@ -11,9 +11,9 @@
 //!                                 synchronised the device, never lowered.
 //!   dirty       false <-> true    true: a free may belong to the open epoch. Set by the freeing thread after it read `epoch`,
 //!                                 cleared by the sealer before it raises `epoch`: a free that slips between is covered by the event.
-//!   dead        false -> true     the handle names another stream by now, or the driver has refused it: nothing is recorded on
-//!                                 it again, and only a synchronisation of the device completes its epochs. A program that
-//!                                 still uses the handle gets a new number for it.
+//!   dead        false -> true     the program has destroyed the stream, its handle names another by now, or the driver has refused it:
+//!                                 nothing is recorded on it again, and only what is behind all work of the device completes its
+//!                                 epochs. A program that still uses the handle gets a new number for it.
 //! ```
 #![deny(unsafe_code)]
 
@@ -28,9 +28,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 pub const MAX_STREAMS: usize = 4096;
 /// The number of the legacy default stream.
 pub const DEFAULT_STREAM: u32 = 0;
-/// The number of every stream that has got no number of its own and uses another's block: only a synchronisation of the device
-/// completes its epochs.
-pub const STRANGER: u32 = MAX_STREAMS as u32;
+/// The number that stands for all streams of the device, those included that nobody told us of: blocks of `cudaMalloc` are its own, and the
+/// free of a block used by a stream that got no number is one of its frees. Its events are recorded behind all work of the device's context, where
+/// the driver can; else only a synchronisation of the device completes its epochs.
+///
+/// Nothing that is freed on it is used again before such an event or synchronisation: unlike a stream it comes in no order with itself.
+pub const EVERY: u32 = MAX_STREAMS as u32;
 
 /// Entries of the handle cache; a power of two.
 const CACHE: usize = 256;
@@ -102,6 +105,8 @@ struct Fence {
 struct Fences {
     /// By stream, oldest first. In the order of numbers, so that a replay asks its events in the same order each time.
     pending: BTreeMap<u32, VecDeque<Fence>>,
+    /// By the age of a fence of [`EVERY`]: the epochs of dead streams that it stands for too.
+    dead: HashMap<u64, Vec<(u32, u64)>>,
     spare: Vec<EventHandle>,
 }
 
@@ -126,6 +131,7 @@ pub struct FenceCounts {
 pub struct Streams {
     device: DeviceId,
     ids: bool,
+    context_events: bool,
     streams: Box<[OnceLock<Stream>]>,
     count: AtomicU32,
     /// handle -> number + 1, direct mapped. A pair is published number first; a reader checks the stream's handle.
@@ -165,16 +171,17 @@ fn thread_has_ended(thread: u32) -> bool {
 }
 
 impl Streams {
-    /// The streams of `device`; `ids`: the driver tells stream ids.
-    pub fn new(device: DeviceId, ids: bool) -> Self {
+    /// The streams of `device`; `ids`: the driver tells stream ids; `context_events`: it records events behind all work of a context.
+    pub fn new(device: DeviceId, ids: bool, context_events: bool) -> Self {
         let streams: Box<[OnceLock<Stream>]> = (0..=MAX_STREAMS).map(|_| OnceLock::new()).collect();
         let _ = streams[DEFAULT_STREAM as usize].set(Stream::new(StreamHandle(0), 0));
-        let stranger = Stream::new(StreamHandle(0), 0);
-        stranger.dead.store(true, Ordering::Release);
-        let _ = streams[STRANGER as usize].set(stranger);
+        let every = Stream::new(StreamHandle(0), 0);
+        every.dead.store(true, Ordering::Release);
+        let _ = streams[EVERY as usize].set(every);
         Self {
             device,
             ids,
+            context_events,
             streams,
             count: AtomicU32::new(1),
             cache: (0..CACHE).map(|_| (AtomicUsize::new(0), AtomicU32::new(0))).collect(),
@@ -214,6 +221,9 @@ impl Streams {
     }
 
     fn resolve_other(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
+        if handle == StreamHandle::EVERY {
+            return Some(EVERY);
+        }
         let identity = if handle == PER_THREAD {
             thread_token()
         } else if self.ids {
@@ -285,6 +295,7 @@ impl Streams {
         let unused = lock(&self.numbers).unused.clone();
         let is_gone = |stream: &Stream| match stream.handle() {
             handle if handle.0 < PER_THREAD.0 => false,
+            _ if stream.is_dead() => true,
             PER_THREAD => thread_has_ended(stream.thread.load(Ordering::Acquire)),
             _ if !self.ids => false,
             handle => match driver.stream_id(self.device, handle) {
@@ -304,6 +315,26 @@ impl Streams {
                 })
             })
             .collect()
+    }
+
+    /// The program destroys the stream that `handle` names: its number is a dead one's from now on. Seal before, where that can be done.
+    pub fn end(&self, handle: StreamHandle) {
+        let mut numbers = lock(&self.numbers);
+        let ended =
+            numbers.by_handle.iter().filter(|((known, _), _)| *known == handle.0 && handle.0 > PER_THREAD.0);
+        for stream in ended.filter_map(|(_, &number)| self.get(number)) {
+            stream.dead.store(true, Ordering::Release);
+        }
+        numbers.by_handle.retain(|&(known, _), _| known != handle.0 || handle.0 <= PER_THREAD.0);
+    }
+
+    /// All streams but the default one are gone, and all that was enqueued is done: the device's context is made anew.
+    pub fn end_all(&self) {
+        let mut numbers = lock(&self.numbers);
+        for stream in (1..self.count()).filter_map(|number| self.get(number)) {
+            stream.dead.store(true, Ordering::Release);
+        }
+        numbers.by_handle.clear();
     }
 
     /// Lets `numbers`, of streams that are gone and that nothing refers to, be used again; call it under [`Streams::recycling`].
@@ -330,6 +361,11 @@ impl Streams {
         self.get(stream).map_or(0, |stream| stream.completed.load(Ordering::Acquire))
     }
 
+    /// Whether `handle` has a number.
+    pub fn is_known(&self, handle: StreamHandle) -> bool {
+        lock(&self.numbers).by_handle.keys().any(|&(known, _)| known == handle.0)
+    }
+
     /// Whether the stream is known to be gone.
     pub fn is_dead(&self, stream: u32) -> bool {
         self.get(stream).is_none_or(Stream::is_dead)
@@ -340,15 +376,16 @@ impl Streams {
     /// Never call it while anything captures on the device.
     pub fn poll(&self, driver: &dyn Driver) -> bool {
         let mut fences = lock(&self.fences);
-        let Fences { pending, spare } = &mut *fences;
+        let Fences { pending, spare, dead } = &mut *fences;
         let mut further = false;
         for (&number, queue) in pending.iter_mut() {
             let Some(stream) = self.get(number) else { continue };
-            while let Some(&Fence { epoch, event, .. }) = queue.front() {
+            while let Some(&Fence { epoch, event, age }) = queue.front() {
                 self.queried.fetch_add(1, Ordering::Relaxed);
                 match driver.event_query(self.device, event) {
                     Ok(true) => {
                         stream.completed.fetch_max(epoch, Ordering::AcqRel);
+                        self.pass(dead.remove(&age).unwrap_or_default());
                         further = true;
                     }
                     Ok(false) => break,
@@ -357,7 +394,10 @@ impl Streams {
                     }
                     // An event that cannot be asked proves nothing, and those behind it must not wait for it: the next one
                     // stands for its frees.
-                    Err(_) => stream.dirty.store(true, Ordering::Release),
+                    Err(_) => {
+                        stream.dirty.store(true, Ordering::Release);
+                        self.soil(&dead.remove(&age).unwrap_or_default());
+                    }
                 }
                 queue.pop_front();
                 spare.push(event);
@@ -374,7 +414,54 @@ impl Streams {
         for number in 0..self.count() {
             any |= self.seal_one(driver, number);
         }
-        any
+        any | self.seal_every(driver)
+    }
+
+    /// Records an event behind all work of the device, where something is freed that waits for all streams, or for one that is no more. Not while
+    /// a stream captures that we know of: the driver would refuse, and make the capture fail.
+    fn seal_every(&self, driver: &dyn Driver) -> bool {
+        let numbers = (0..self.count()).chain([EVERY]);
+        let is_soiled = |number: &u32| {
+            self.get(*number).is_some_and(|stream| stream.is_dead() && stream.dirty.load(Ordering::Acquire))
+        };
+        let mut soiled: Vec<u32> =
+            if self.context_events { numbers.filter(is_soiled).collect() } else { Vec::new() };
+        if soiled.is_empty() || self.any_capturing(driver) {
+            return false;
+        }
+        // The fence is one of an epoch of its own, whoever it is for.
+        if !soiled.contains(&EVERY) {
+            soiled.push(EVERY);
+        }
+        let mut fences = lock(&self.fences);
+        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
+            return false;
+        };
+        let close = |number| {
+            let stream = self.get(number)?;
+            stream.dirty.store(false, Ordering::SeqCst);
+            Some((number, stream.epoch.fetch_add(1, Ordering::SeqCst)))
+        };
+        let epochs: Vec<(u32, u64)> = soiled.into_iter().filter_map(close).collect();
+        if driver.context_event_record(self.device, event).is_err() {
+            // The epochs stay without an event; the next one covers them.
+            self.soil(&epochs);
+            fences.spare.push(event);
+            return false;
+        }
+        let age = self.recorded.fetch_add(1, Ordering::Relaxed);
+        let own = epochs.iter().find(|&&(number, _)| number == EVERY);
+        let epoch = own.map_or(0, |&(_, epoch)| epoch);
+        fences.pending.entry(EVERY).or_default().push_back(Fence { epoch, event, age });
+        fences.dead.insert(age, epochs);
+        true
+    }
+
+    /// The frees of these epochs need another event.
+    fn soil(&self, epochs: &[(u32, u64)]) {
+        for stream in epochs.iter().filter_map(|&(number, _)| self.get(number)) {
+            stream.dirty.store(true, Ordering::Release);
+        }
     }
 
     fn seal_one(&self, driver: &dyn Driver, number: u32) -> bool {
@@ -506,7 +593,7 @@ impl Streams {
     /// The epochs that are open now, by stream: take them before a device-wide synchronisation, and hand them to
     /// [`Streams::passed`] after it.
     pub fn open_epochs(&self) -> HashMap<u32, u64> {
-        let numbers = (0..self.count()).chain([STRANGER]);
+        let numbers = (0..self.count()).chain([EVERY]);
         // Closes each epoch, so that frees during the synchronisation belong to a later one.
         numbers
             .filter_map(|number| Some((number, self.get(number)?.epoch.fetch_add(1, Ordering::SeqCst))))
@@ -515,7 +602,12 @@ impl Streams {
 
     /// The device was synchronised after `epochs` were taken: every stream is past its own.
     pub fn passed(&self, epochs: &HashMap<u32, u64>) {
-        for (&number, &epoch) in epochs {
+        self.pass(epochs.iter().map(|(&number, &epoch)| (number, epoch)));
+    }
+
+    /// Each of these streams is past its epoch.
+    fn pass(&self, epochs: impl IntoIterator<Item = (u32, u64)>) {
+        for (number, epoch) in epochs {
             if let Some(stream) = self.get(number) {
                 stream.completed.fetch_max(epoch, Ordering::AcqRel);
             }
@@ -534,6 +626,7 @@ impl Streams {
     pub fn destroy_events(&self, driver: &dyn Driver) {
         let mut fences = lock(&self.fences);
         let pending = std::mem::take(&mut fences.pending);
+        fences.dead.clear();
         let events = pending.into_values().flatten().map(|fence| fence.event);
         for event in events.chain(std::mem::take(&mut fences.spare)) {
             let _ = driver.event_destroy(self.device, event);

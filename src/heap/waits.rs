@@ -14,6 +14,7 @@ use super::arena::RunId;
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
+use super::streams::EVERY;
 use super::{MutexGuard, Shared, lock};
 use crate::config::Waits;
 use crate::nvtx;
@@ -30,7 +31,11 @@ pub struct Order {
 impl Order {
     /// The last epoch of `stream` that the work to come of `waiter` comes after, as far as waits of ours tell.
     pub fn of(&self, waiter: u32, stream: u32) -> u64 {
-        if waiter == stream { u64::MAX } else { self.epochs.get(&(waiter, stream)).copied().unwrap_or(0) }
+        if waiter == stream && stream != EVERY {
+            u64::MAX
+        } else {
+            self.epochs.get(&(waiter, stream)).copied().unwrap_or(0)
+        }
     }
 
     fn add(&mut self, waiter: u32, stream: u32, epoch: u64) {

@@ -154,15 +154,16 @@ impl Phantom {
             _ => None,
         })?;
         let without = setting("PHANTOM_WITHOUT", String::new(), |text| Some(text.to_owned()))?;
-        let (mut vmm, mut pools, mut stream_ids) = (true, true, true);
+        let (mut vmm, mut pools, mut stream_ids, mut context_events) = (true, true, true, true);
         for feature in without.split(',').filter(|feature| !feature.is_empty()) {
             match feature {
                 "vmm" => vmm = false,
                 "pools" => pools = false,
                 "stream_ids" => stream_ids = false,
+                "context_events" => context_events = false,
                 _ => {
                     return Err(format!(
-                        "PHANTOM_WITHOUT={without}: vmm, pools and stream_ids can be left out"
+                        "PHANTOM_WITHOUT={without}: vmm, pools, stream_ids and context_events can be left out"
                     ));
                 }
             }
@@ -171,6 +172,7 @@ impl Phantom {
             devices: vec![DeviceConfig { vmm, pools, ..DeviceConfig::new(memory) }; devices as usize],
             costs,
             stream_ids,
+            context_events,
             oracle: false,
             ..Config::new(memory)
         };

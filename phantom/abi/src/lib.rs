@@ -12,7 +12,7 @@
 //! | `PHANTOM_COPY_LIMIT` | copies and fills above this size are skipped | 64KiB |
 //! | `PHANTOM_KERNEL_NS` | how long a kernel runs on the virtual clock, ns | 0 |
 //! | `PHANTOM_COSTS` | what costs the host time on it: `none`, `launches`, or `calls` (every driver call, as published) | none |
-//! | `PHANTOM_WITHOUT` | what the devices lack: `vmm`, `pools`, `stream_ids`, comma-separated | |
+//! | `PHANTOM_WITHOUT` | what the devices lack: `vmm`, `pools`, `stream_ids`, `context_events` (`cuCtxRecordEvent`), comma-separated | |
 //! | `PHANTOM_BOOKS` | file for the books as JSON, written at exit (`%p`: the process id) | |
 //! | `PHANTOM_EXIT` | `deinitialize`: after the exit handlers every call answers DEINITIALIZED, as a real driver's | |
 //! | `PHANTOM_QUIET` | do not name functions that are not simulated on stderr | |

@@ -67,6 +67,7 @@ impl Driver for PhantomDriver {
             vmm: config.vmm,
             pools: config.pools,
             stream_ids: self.gpu.has_stream_ids(),
+            context_events: self.gpu.has_context_events(),
             gpu_direct_rdma: false,
             granularity: if config.vmm { GRANULARITY } else { 0 },
             total_memory: config.capacity,
@@ -190,6 +191,10 @@ impl Driver for PhantomDriver {
 
     fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()> {
         call(|| self.gpu.event_record(device, event.0, stream.0))
+    }
+
+    fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()> {
+        call(|| self.gpu.context_event_record(device, event.0))
     }
 
     fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool> {

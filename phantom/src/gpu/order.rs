@@ -128,6 +128,38 @@ impl Gpu {
         Ok(())
     }
 
+    /// Records all work enqueued on `device` so far, whatever its stream. Code 801 where the driver cannot; code 900 while a stream of the
+    /// device captures, and the capture fails.
+    pub fn context_event_record(&self, device: u32, event: usize) -> SimResult<()> {
+        const KIND: CallKind = CallKind::ContextEventRecord;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.event)?;
+        if !state.config.context_events {
+            return fail(KIND, code::NOT_SUPPORTED);
+        }
+        if state.event(KIND, event)?.device != device {
+            return fail(KIND, code::INVALID_HANDLE);
+        }
+        state.no_capture_on(KIND, device)?;
+        let recorded = match state.open_works(device) {
+            works if works.is_empty() => Recorded::At(state.devices[device as usize].tail),
+            works => {
+                let marks = state.streams.marks(device);
+                let tail = state.devices[device as usize].tail;
+                state.streams.get_mut(marks).tail = tail;
+                Recorded::Behind(state.add_open(marks, works, Task::Run { nanoseconds: 0, floor: 0 }))
+            }
+        };
+        if let Some(event) = state.events.get_mut(&event) {
+            event.recorded = recorded;
+            if let Some(oracle) = &mut state.oracle {
+                oracle.record_device(device, &mut event.clock);
+            }
+        }
+        Ok(())
+    }
+
     /// True once the recorded work is done (or nothing was recorded).
     pub fn event_query(&self, device: u32, event: usize) -> SimResult<bool> {
         const KIND: CallKind = CallKind::EventQuery;

@@ -80,6 +80,11 @@ impl Gpu {
         self.lock().config.stream_ids
     }
 
+    /// Whether events can be recorded behind all work of a context.
+    pub fn has_context_events(&self) -> bool {
+        self.lock().config.context_events
+    }
+
     /// Whether `device` can map memory of `peer`; false for itself, as the driver answers.
     pub fn can_access_peer(&self, device: u32, peer: u32) -> SimResult<bool> {
         let mut guard = self.lock();

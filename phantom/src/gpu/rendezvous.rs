@@ -43,6 +43,12 @@ impl State {
         }
     }
 
+    /// The works of `device` that are open.
+    pub(crate) fn open_works(&self, device: u32) -> Vec<WorkId> {
+        let streams = (0..self.streams.len() as StreamKey).map(|key| self.streams.get(key));
+        streams.filter(|stream| stream.device == device).filter_map(|stream| stream.open).collect()
+    }
+
     /// Refuses a host wait for work of `device` that is open: with one host for all ranks it would never end. Real ranks end in
     /// their watchdog, so the code is that of a timeout.
     pub(crate) fn no_endless_wait(&self, kind: CallKind, device: u32) -> SimResult<()> {

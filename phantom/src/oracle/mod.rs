@@ -121,6 +121,14 @@ impl Oracle {
         event.assign(self.clock(key));
     }
 
+    /// An event is recorded behind all work of `device`.
+    pub(crate) fn record_device(&mut self, device: u32, event: &mut Clock) {
+        *event = Clock::default();
+        for &key in self.open.get(device as usize).into_iter().flatten() {
+            event.join(&self.streams[key as usize].clock);
+        }
+    }
+
     /// The host knows that what an event stands for is done.
     pub(crate) fn host_saw(&mut self, event: &Clock) {
         self.host.join(event);

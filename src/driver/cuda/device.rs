@@ -61,6 +61,7 @@ impl Device {
             pools: symbols.missing(POOLS).is_empty()
                 && self.flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
             stream_ids: symbols.missing(&["cuStreamGetId"]).is_empty(),
+            context_events: symbols.missing(&["cuCtxRecordEvent"]).is_empty(),
             gpu_direct_rdma,
             granularity,
             total_memory: total_memory as u64,

@@ -365,6 +365,13 @@ impl Driver for CudaDriver {
         unsafe { self.symbols().cuEventRecord(event(handle), stream(on)) }
     }
 
+    fn context_event_record(&self, device: DeviceId, handle: EventHandle) -> Result<()> {
+        let context = self.device(device)?.context(self.symbols())?;
+        let _entered = self.enter(device)?;
+        // SAFETY: above.
+        unsafe { self.symbols().cuCtxRecordEvent(context, event(handle)) }
+    }
+
     fn event_query(&self, device: DeviceId, handle: EventHandle) -> Result<bool> {
         let _entered = self.enter_relaxed(device)?;
         // SAFETY: above.

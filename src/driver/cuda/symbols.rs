@@ -1,7 +1,7 @@
 //! The driver's entry points that we call, looked up once.
 //!
 //! The types are cudarc's, and so are the signatures: each one below is checked against cudarc's binding when this file is
-//! compiled. cudarc's own functions are not called, because they cannot be used safely inside somebody's Python:
+//! compiled (but for `newer`). cudarc's own functions are not called, because they cannot be used safely inside somebody's Python:
 //!
 //! - they panic on a missing library or symbol, and an old driver lacks some;
 //! - they open `libcuda.so` before `libcuda.so.1`. The first may be the toolkit's stub, in which every call fails, and opening
@@ -18,7 +18,14 @@ use cudarc::driver::sys;
 use super::super::error::{DriverError, ErrorKind, Result};
 
 macro_rules! symbols {
-    ($($name:ident($($argument:ident: $type:ty),*);)*) => {
+    (of_cudarc { $($bound:ident($($bound_argument:ident: $bound_type:ty),*);)* }
+     newer { $($newer:ident($($newer_argument:ident: $newer_type:ty),*);)* }) => {
+        symbols! { all: $($bound($($bound_argument: $bound_type),*);)* $($newer($($newer_argument: $newer_type),*);)* }
+
+        // The signatures are those of cudarc's bindings, or this does not compile.
+        $(const _: unsafe fn($($bound_type),*) -> sys::CUresult = sys::$bound;)*
+    };
+    (all: $($name:ident($($argument:ident: $type:ty),*);)*) => {
         /// The driver's functions, each under its own name. A missing one answers `NotSupported`.
         pub(super) struct Symbols {
             $($name: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
@@ -73,92 +80,95 @@ macro_rules! symbols {
                 }
             )*
         }
-
-        // The signatures are those of cudarc's bindings, or this does not compile.
-        $(const _: unsafe fn($($type),*) -> sys::CUresult = sys::$name;)*
     };
 }
 
 symbols! {
-    cuInit(flags: c_uint);
-    cuDriverGetVersion(version: *mut c_int);
-    cuDeviceGetCount(count: *mut c_int);
-    cuDeviceGet(device: *mut sys::CUdevice, ordinal: c_int);
-    cuDeviceGetName(name: *mut c_char, len: c_int, device: sys::CUdevice);
-    cuDeviceGetUuid_v2(uuid: *mut sys::CUuuid, device: sys::CUdevice);
-    cuDeviceGetAttribute(value: *mut c_int, attribute: sys::CUdevice_attribute, device: sys::CUdevice);
-    cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
-    cuDeviceCanAccessPeer(can: *mut c_int, device: sys::CUdevice, peer: sys::CUdevice);
-    cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
+    of_cudarc {
+        cuInit(flags: c_uint);
+        cuDriverGetVersion(version: *mut c_int);
+        cuDeviceGetCount(count: *mut c_int);
+        cuDeviceGet(device: *mut sys::CUdevice, ordinal: c_int);
+        cuDeviceGetName(name: *mut c_char, len: c_int, device: sys::CUdevice);
+        cuDeviceGetUuid_v2(uuid: *mut sys::CUuuid, device: sys::CUdevice);
+        cuDeviceGetAttribute(value: *mut c_int, attribute: sys::CUdevice_attribute, device: sys::CUdevice);
+        cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
+        cuDeviceCanAccessPeer(can: *mut c_int, device: sys::CUdevice, peer: sys::CUdevice);
+        cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
 
-    cuCtxGetCurrent(context: *mut sys::CUcontext);
-    cuCtxPushCurrent_v2(context: sys::CUcontext);
-    cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
-    cuCtxSynchronize();
-    cuThreadExchangeStreamCaptureMode(mode: *mut sys::CUstreamCaptureMode);
+        cuCtxGetCurrent(context: *mut sys::CUcontext);
+        cuCtxPushCurrent_v2(context: sys::CUcontext);
+        cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
+        cuCtxSynchronize();
+        cuThreadExchangeStreamCaptureMode(mode: *mut sys::CUstreamCaptureMode);
 
-    cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
-    cuMemAlloc_v2(address: *mut sys::CUdeviceptr, bytes: usize);
-    cuMemFree_v2(address: sys::CUdeviceptr);
-    cuMemsetD8Async(address: sys::CUdeviceptr, value: c_uchar, bytes: usize, stream: sys::CUstream);
+        cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+        cuMemAlloc_v2(address: *mut sys::CUdeviceptr, bytes: usize);
+        cuMemFree_v2(address: sys::CUdeviceptr);
+        cuMemsetD8Async(address: sys::CUdeviceptr, value: c_uchar, bytes: usize, stream: sys::CUstream);
 
-    cuMemPoolCreate(pool: *mut sys::CUmemoryPool, properties: *const sys::CUmemPoolProps);
-    cuMemPoolDestroy(pool: sys::CUmemoryPool);
-    cuMemPoolGetAttribute(pool: sys::CUmemoryPool, attribute: sys::CUmemPool_attribute, value: *mut c_void);
-    cuMemPoolSetAttribute(pool: sys::CUmemoryPool, attribute: sys::CUmemPool_attribute, value: *mut c_void);
-    cuMemPoolTrimTo(pool: sys::CUmemoryPool, keep: usize);
-    cuMemPoolSetAccess(pool: sys::CUmemoryPool, access: *const sys::CUmemAccessDesc, count: usize);
-    cuMemAllocFromPoolAsync(address: *mut sys::CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream);
-    cuMemFreeAsync(address: sys::CUdeviceptr, stream: sys::CUstream);
+        cuMemPoolCreate(pool: *mut sys::CUmemoryPool, properties: *const sys::CUmemPoolProps);
+        cuMemPoolDestroy(pool: sys::CUmemoryPool);
+        cuMemPoolGetAttribute(pool: sys::CUmemoryPool, attribute: sys::CUmemPool_attribute, value: *mut c_void);
+        cuMemPoolSetAttribute(pool: sys::CUmemoryPool, attribute: sys::CUmemPool_attribute, value: *mut c_void);
+        cuMemPoolTrimTo(pool: sys::CUmemoryPool, keep: usize);
+        cuMemPoolSetAccess(pool: sys::CUmemoryPool, access: *const sys::CUmemAccessDesc, count: usize);
+        cuMemAllocFromPoolAsync(address: *mut sys::CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream);
+        cuMemFreeAsync(address: sys::CUdeviceptr, stream: sys::CUstream);
 
-    cuMemGetAllocationGranularity(
-        granularity: *mut usize,
-        properties: *const sys::CUmemAllocationProp,
-        option: sys::CUmemAllocationGranularity_flags
-    );
-    cuMemAddressReserve(
-        address: *mut sys::CUdeviceptr,
-        bytes: usize,
-        alignment: usize,
-        wish: sys::CUdeviceptr,
-        flags: c_ulonglong
-    );
-    cuMemAddressFree(address: sys::CUdeviceptr, bytes: usize);
-    cuMemCreate(
-        handle: *mut sys::CUmemGenericAllocationHandle,
-        bytes: usize,
-        properties: *const sys::CUmemAllocationProp,
-        flags: c_ulonglong
-    );
-    cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
-    cuMemMap(
-        address: sys::CUdeviceptr,
-        bytes: usize,
-        offset: usize,
-        handle: sys::CUmemGenericAllocationHandle,
-        flags: c_ulonglong
-    );
-    cuMemSetAccess(address: sys::CUdeviceptr, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize);
-    cuMemUnmap(address: sys::CUdeviceptr, bytes: usize);
+        cuMemGetAllocationGranularity(
+            granularity: *mut usize,
+            properties: *const sys::CUmemAllocationProp,
+            option: sys::CUmemAllocationGranularity_flags
+        );
+        cuMemAddressReserve(
+            address: *mut sys::CUdeviceptr,
+            bytes: usize,
+            alignment: usize,
+            wish: sys::CUdeviceptr,
+            flags: c_ulonglong
+        );
+        cuMemAddressFree(address: sys::CUdeviceptr, bytes: usize);
+        cuMemCreate(
+            handle: *mut sys::CUmemGenericAllocationHandle,
+            bytes: usize,
+            properties: *const sys::CUmemAllocationProp,
+            flags: c_ulonglong
+        );
+        cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
+        cuMemMap(
+            address: sys::CUdeviceptr,
+            bytes: usize,
+            offset: usize,
+            handle: sys::CUmemGenericAllocationHandle,
+            flags: c_ulonglong
+        );
+        cuMemSetAccess(address: sys::CUdeviceptr, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize);
+        cuMemUnmap(address: sys::CUdeviceptr, bytes: usize);
 
-    cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
-    cuEventDestroy_v2(event: sys::CUevent);
-    cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
-    cuEventQuery(event: sys::CUevent);
-    cuEventSynchronize(event: sys::CUevent);
-    cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);
-    cuStreamDestroy_v2(stream: sys::CUstream);
-    cuStreamSynchronize(stream: sys::CUstream);
-    cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
-    cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
-    cuStreamGetCaptureInfo_v2(
-        stream: sys::CUstream,
-        status: *mut sys::CUstreamCaptureStatus,
-        id: *mut sys::cuuint64_t,
-        graph: *mut sys::CUgraph,
-        dependencies: *mut *const sys::CUgraphNode,
-        dependency_count: *mut usize
-    );
+        cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
+        cuEventDestroy_v2(event: sys::CUevent);
+        cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
+        cuEventQuery(event: sys::CUevent);
+        cuEventSynchronize(event: sys::CUevent);
+        cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);
+        cuStreamDestroy_v2(stream: sys::CUstream);
+        cuStreamSynchronize(stream: sys::CUstream);
+        cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
+        cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
+        cuStreamGetCaptureInfo_v2(
+            stream: sys::CUstream,
+            status: *mut sys::CUstreamCaptureStatus,
+            id: *mut sys::cuuint64_t,
+            graph: *mut sys::CUgraph,
+            dependencies: *mut *const sys::CUgraphNode,
+            dependency_count: *mut usize
+        );
+    }
+    // What the bindings of the CUDA version that we build against do not have yet, as later ones bind it.
+    newer {
+        cuCtxRecordEvent(context: sys::CUcontext, event: sys::CUevent);
+    }
 }
 
 /// Without these there is no allocator: every driver since CUDA 11.4 has them.

@@ -1,0 +1,291 @@
+//! Callers that keep CUDA's own rules of order: `cudaMalloc` and its kin, which come in through the LD_PRELOAD door.
+//!
+//! torch's hooks say on which streams a block is used, and free it as soon as the host is done with it. A CUDA program says less and promises more:
+//! - what `cudaMalloc` gives may be used on any stream at once, and `cudaFree` must not let its memory go before all work on the device is past it.
+//!   Such blocks belong to [`streams::EVERY`]: all streams together. A free waits for an event behind all work of the context, or for a synchronisation,
+//!   which the program's own may be ([`Heap::synchronized`]); the free itself never waits. One event serves any number of frees, and is recorded
+//!   when somebody needs memory.
+//! - `cudaFreeAsync` names a stream, and the program vouches that all uses come before that point of it, whichever stream the block is of.
+#![deny(unsafe_code)]
+
+use super::arena::{Movable, RunState};
+use super::backing::Kind;
+use super::capture::CapturePool;
+use super::device::Device;
+use super::lane::{LANES, Lane};
+use super::named::NAMED_LANES;
+use super::oom::Bytes;
+use super::page_table::Owner;
+use super::size_class::PAGE;
+use super::slab::SlotState;
+use super::{HOOK_RECORD_STREAM, Heap, ORDERED_CALLERS, UNANNOUNCED, WATCH_CAPTURES, lane, lock, streams};
+use crate::driver::StreamHandle;
+use crate::record::{DeviceGauge, EventKind};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnedBlock {
+    /// The device that it is on.
+    pub device: u32,
+    /// Its bytes, rounded up to 512.
+    pub bytes: u64,
+    /// Bytes that were asked for.
+    pub requested: u64,
+}
+
+/// A moment before a synchronisation: what was freed until then.
+#[derive(Debug, Default)]
+#[must_use = "to be handed to Heap::synchronized once the device is"]
+pub struct SyncPoint(HashMap<u32, u64>);
+
+impl Heap {
+    /// All frees from now on are ordered by CUDA's own rules, so that memory may pass from stream to stream without record_stream; and captures are told of
+    /// by [`Heap::capture_begins`]. To be called before the first block is handed out.
+    ///
+    /// If torch's hooks come too, and nobody has announced them ([`Heap::announce_hooks`]), that ends: their callers promise less.
+    pub fn announce_ordered_callers(&self) {
+        if self.hooks() & (ORDERED_CALLERS | HOOK_RECORD_STREAM) == 0 {
+            self.special.fetch_or(UNANNOUNCED, Ordering::AcqRel);
+        }
+        self.announce_hooks(ORDERED_CALLERS);
+    }
+
+    /// A malloc came in through torch's hooks. Costs a load but for the first time.
+    pub fn meet_hooks(&self) {
+        if self.special.load(Ordering::Acquire) & UNANNOUNCED == 0 {
+            return;
+        }
+        let _brackets = lock(&self.brackets);
+        if self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel) & UNANNOUNCED != 0 {
+            // What torch frees from now on stays with its stream, and its captures are asked for.
+            self.shared.hooks.fetch_and(!ORDERED_CALLERS, Ordering::AcqRel);
+            self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether `address` is one of ours: it lies in a page that has blocks.
+    #[inline]
+    pub fn is_ours(&self, address: u64) -> bool {
+        self.find_owner(address).is_some() || self.is_direct(address)
+    }
+
+    fn is_direct(&self, address: u64) -> bool {
+        self.special.load(Ordering::Relaxed) & super::PASSTHROUGH != 0
+            && self.devices().any(|device| lock(&device.central).is_direct(address))
+    }
+
+    /// The live block that starts at `address`.
+    pub fn owns(&self, address: u64) -> Option<OwnedBlock> {
+        let owner = self.shared.table.get(address);
+        let requested = |device: &Device| device.requested_at(owner, address);
+        match owner {
+            Owner::Slab { device, .. } | Owner::Large { device, .. } => {
+                let (device, requested) = (device, requested(self.device(i64::from(device)).ok()?)?);
+                Some(OwnedBlock { device, bytes: lane::round(requested), requested })
+            }
+            Owner::None => self.devices().find_map(|device| {
+                let (bytes, requested) = lock(&device.central).direct_block(address)?;
+                Some(OwnedBlock { device: device.id, bytes, requested })
+            }),
+        }
+    }
+
+    /// `cudaFree`: frees the block at `address`, which is not reused before all work that the device has been given so far is done. False: no live
+    /// block starts there (counted and logged as a bad free is).
+    pub fn free_everywhere(&self, address: u64) -> bool {
+        self.free_on(address, StreamHandle::EVERY)
+    }
+
+    /// `cudaFreeAsync`: frees the block at `address`, all uses of which come before the work that `stream` is given from now on. False: no live
+    /// block starts there (counted and logged as a bad free is).
+    pub fn free_on(&self, address: u64, stream: StreamHandle) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let owner = self.shared.table.get(address);
+        if let Owner::Slab { device, .. } | Owner::Large { device, .. } = owner
+            && let Ok(device) = self.device(i64::from(device))
+        {
+            let shared = &self.shared;
+            let user = device
+                .streams
+                .resolve(&*shared.driver, stream)
+                .or_else(|| device.resolve_by_recycling(shared, stream))
+                .unwrap_or(streams::EVERY);
+            let known = device.record_stream(address, owner, user).is_some();
+            let freed = self.free(address);
+            if known && matches!(owner, Owner::Large { .. }) {
+                device.seal_batch(shared);
+            }
+            return freed;
+        }
+        self.free(address)
+    }
+
+    /// Before the program synchronises `device`: what [`Heap::synchronized`] is to be given. While it waits, frees go on, and are later ones.
+    pub fn before_synchronize(&self, device: i64) -> SyncPoint {
+        let device = self.device_in_use(device).ok().flatten();
+        SyncPoint(device.map_or_else(HashMap::new, |device| device.streams.open_epochs()))
+    }
+
+    /// The device has been synchronised since `point`: what was freed before is free.
+    pub fn synchronized(&self, device: i64, point: SyncPoint) {
+        if let Ok(Some(device)) = self.device_in_use(device) {
+            device.streams.passed(&point.0);
+        }
+    }
+
+    /// The program is about to destroy `stream`; its frees so far get their event now.
+    pub fn stream_ends(&self, device: i64, stream: StreamHandle) {
+        let Ok(Some(device)) = self.device_in_use(device) else { return };
+        if device.streams.is_known(stream) {
+            self.capture_ends(i64::from(device.id), stream);
+            if let Some(_asking) = device.ask() {
+                device.streams.seal(&*self.shared.driver);
+            }
+            device.streams.end(stream);
+        }
+    }
+
+    /// A capture is about to begin on `stream` of `device`: until it ends, nothing is asked of the driver that could make it fail.
+    pub fn capture_begins(&self, device: i64, stream: StreamHandle) {
+        let Ok(device) = self.device(device) else { return };
+        // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
+        if let Some(_asking) = device.ask() {
+            device.streams.seal(&*self.shared.driver);
+        }
+        // So that a stream of which we have seen nothing yet is found when it ends.
+        let _ = device.streams.resolve(&*self.shared.driver, stream);
+        device.stop_asking();
+        lock(&device.capturing).push(stream);
+        let mut brackets = lock(&self.brackets);
+        *brackets += 1;
+        self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
+        drop(brackets);
+        lock(&device.central).gauges.add(DeviceGauge::CapturesBegun, 1);
+        device.event(&self.shared, EventKind::CaptureBegin, 0, 0);
+    }
+
+    /// The capture on `stream` has ended, or never begun: the driver refused it. Nothing where none was told of.
+    pub fn capture_ends(&self, device: i64, stream: StreamHandle) {
+        let Ok(Some(device)) = self.device_in_use(device) else { return };
+        {
+            let mut capturing = lock(&device.capturing);
+            let Some(at) = capturing.iter().position(|&known| known == stream) else { return };
+            capturing.swap_remove(at);
+        }
+        self.brackets_closed(device, 1);
+        device.event(&self.shared, EventKind::CaptureEnd, 0, 0);
+    }
+
+    /// Bytes that the device would have free in addition, if the heap gave back what it can: idle whole pages, and large blocks that wait
+    /// for streams.
+    pub fn could_give_back(&self, device: i64) -> u64 {
+        let Ok(Some(device)) = self.device_in_use(device) else { return 0 };
+        let shared = &self.shared;
+        if let Some(_asking) = device.ask() {
+            device.streams.seal(&*shared.driver);
+            device.streams.poll(&*shared.driver);
+        }
+        device.return_empty_slabs(shared);
+        let mut central = lock(&device.central);
+        device.take_in(shared, &mut central);
+        let waiting = central.pending_bytes() / PAGE * PAGE;
+        if central.backing.kind == Kind::Stitch {
+            let spaces: Vec<_> = central.ordinary_spaces().collect();
+            let loose = central.arenas.loose_runs(&spaces, &[], &|_, _| Movable::Idle);
+            let parts = loose.iter().flat_map(|loose| central.backing.pages.parts(&loose.pages));
+            let whole: u64 = parts.map(|part| u64::from(part.count()) * PAGE).sum();
+            return whole + central.backing.pages.spare() + waiting;
+        }
+        let spaces = central.ordinary_spaces();
+        let empty: Vec<_> =
+            spaces.flat_map(|space| central.arenas.empty_regions(space, &|_| u64::MAX)).collect();
+        empty.into_iter().map(|region| central.arenas.region(region).bytes).sum::<u64>() + waiting
+    }
+
+    /// The program is about to reset `device` (`cudaDeviceReset`): every block on it is dropped, and all memory goes back. The heap of the device is
+    /// as new then, and its streams are gone. No other thread may be using the device, as CUDA asks too.
+    pub fn reset_device(&self, device: i64) {
+        let Ok(Some(device)) = self.device_in_use(device) else { return };
+        let shared = &self.shared;
+        let capturing = std::mem::take(&mut *lock(&device.capturing)).len();
+        self.brackets_closed(device, u32::try_from(capturing).unwrap_or(0));
+        // Work that is still running is cut off by the reset; our memory must not be unmapped under it.
+        let _ = shared.driver.device_synchronize(device.id);
+        for address in device.live_addresses() {
+            self.free(address);
+        }
+        let epochs = device.streams.open_epochs();
+        device.streams.passed(&epochs);
+        device.return_empty_slabs(shared);
+        let mut central = lock(&device.central);
+        device.take_in(shared, &mut central);
+        let completed = |stream| device.streams.completed(stream);
+        central.reserves = Default::default();
+        central.shrink_completed(&*shared.driver, shared.record, &device.streams, &completed);
+        central.backing.trim(&*shared.driver);
+        central.publish_reserved();
+        device.streams.destroy_events(&*shared.driver);
+        if central.backing.held == 0 {
+            central.backing.destroy(&*shared.driver);
+        } else {
+            log::warn!(
+                "cudaDeviceReset: {} of device {} could not be given back before it (captured graphs or named pools keep them)",
+                Bytes(central.backing.held),
+                device.id
+            );
+        }
+        device.streams.end_all();
+    }
+}
+
+impl Device {
+    /// Bytes asked for of the live block that starts at `address`.
+    fn requested_at(&self, owner: Owner, address: u64) -> Option<u64> {
+        let (lane, slab) = match owner {
+            Owner::Slab { lane, slab, .. } => (lane, slab),
+            Owner::Large { blocks, .. } => {
+                return lock(&self.central).find(address, blocks).map(|(_, run)| run.requested());
+            }
+            Owner::None => return None,
+        };
+        if let Some(cell) = self.lanes.get(lane as usize) {
+            return lock(cell).lane.requested(slab, address);
+        }
+        let central = lock(&self.central);
+        let of_capture = |number| Some(&central.captures.pools.get(number as usize)?.as_ref()?.lane);
+        let lane: Option<&Lane> = match lane.checked_sub(NAMED_LANES) {
+            Some(number) => central.named.get(number).map(|pool| &pool.lane),
+            None => of_capture(lane - LANES as u32),
+        };
+        lane?.requested(slab, address)
+    }
+
+    /// Where all live blocks start.
+    fn live_addresses(&self) -> Vec<u64> {
+        fn of_lane(lane: &Lane, found: &mut Vec<u64>) {
+            for (_, slab) in lane.slabs() {
+                let live = (0..u32::from(slab.size_class().slots)).map(|slot| slab.address(slot));
+                found.extend(live.filter(|&address| {
+                    slab.slot_at(address)
+                        .is_some_and(|slot| matches!(slab.state(slot), SlotState::Live { .. }))
+                }));
+            }
+        }
+        let mut found = Vec::new();
+        for cell in self.lanes.iter() {
+            of_lane(&lock(cell).lane, &mut found);
+        }
+        let central = lock(&self.central);
+        let pools: Vec<&CapturePool> = central.captures.pools.iter().flatten().collect();
+        pools.iter().for_each(|pool| of_lane(&pool.lane, &mut found));
+        central.named.iter().for_each(|(_, pool)| of_lane(&pool.lane, &mut found));
+        let large = central.arenas.blocks().map(|(_, run)| run);
+        found.extend(large.filter(|run| run.state == RunState::Live && !run.is_slab).map(|run| run.address));
+        found.extend(central.direct_blocks().map(|(address, _)| address));
+        found
+    }
+}
