@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
-use super::{Backing, Config, Waits};
+use super::{Backing, Config, Preload, PreloadMode, Waits};
 use crate::record::run::{MAX_NAME, is_name};
 use crate::watch::{Rule, parse_rules};
 
@@ -50,6 +50,8 @@ enum Kind {
     File(fn(&mut Config) -> &mut Option<std::path::PathBuf>),
     /// Sizes for lifetimes, `NAME=SIZE+NAME=SIZE`, or `none`.
     Reserves(fn(&mut Config) -> &mut [Size; 4]),
+    /// A mode, `driver`, or both joined by `+`.
+    Preload(&'static [(&'static str, PreloadMode)], fn(&mut Config) -> &mut Preload),
     /// Thresholds with actions, `THRESHOLD=ACTION+THRESHOLD=ACTION`, or `none`.
     Alerts(fn(&mut Config) -> &mut Vec<Rule>),
 }
@@ -205,6 +207,23 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Switch(|config| &mut config.reuse_internal),
     },
     Key {
+        name: "preload",
+        default: "auto",
+        meaning: "What is done with the program's own CUDA allocations: they are served (`manage`), or go through untouched and are \
+                  recorded (`observe`). `auto`: `manage` where the library was put in by LD_PRELOAD, else `off`. `driver`, alone or \
+                  joined by `+`: the driver's calls too, for programs that link the CUDA runtime statically \
+                  (libgruyere_driver.so must be preloaded then; `gruyere run` does it).",
+        kind: Kind::Preload(
+            &[
+                ("auto", PreloadMode::Auto),
+                ("manage", PreloadMode::Manage),
+                ("observe", PreloadMode::Observe),
+                ("off", PreloadMode::Off),
+            ],
+            |config| &mut config.preload,
+        ),
+    },
+    Key {
         name: "nvtx",
         default: "off",
         meaning: "Show growth, moved pages, waits, trims and out-of-memory in Nsight Systems, in the domain `gruyere`, with counters of \
@@ -250,6 +269,7 @@ impl Key {
             Kind::Count { least, most, .. } => format!("{least} to {most}"),
             Kind::Folder(_) | Kind::File(_) => "PATH|none".into(),
             Kind::Name(_) => "NAME|none".into(),
+            Kind::Preload(modes, _) => format!("{}, +driver", names(modes)),
             Kind::Reserves(_) => "LIFETIME=SIZE+...|none".into(),
             Kind::Alerts(_) => "THRESHOLD=log|trim|callback+...|none".into(),
         }
@@ -270,6 +290,9 @@ impl Key {
                 "expected none, or up to {MAX_NAME} letters, digits, `.`, `_` and `-`, the first of them no dot"
             ),
             Kind::File(_) => "expected a file's path, or none".into(),
+            Kind::Preload(modes, _) => {
+                format!("expected {}, or driver, or one of them and driver joined by +, as in manage+driver; off goes with nothing", names(modes))
+            }
             Kind::Reserves(_) => format!(
                 "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",
                 names(&LIFETIMES)
@@ -314,6 +337,7 @@ impl Key {
                     _ => return Err(refuse()),
                 }
             }
+            Kind::Preload(modes, field) => *field(config) = preload(modes, value).ok_or_else(refuse)?,
             Kind::Folder(field) | Kind::File(field) => {
                 *field(config) = (value != "none").then(|| value.into())
             }
@@ -345,6 +369,22 @@ impl Key {
         }
         Ok(sizes.map(|size| size.unwrap_or(Size::Bytes(0))))
     }
+}
+
+/// A mode at most and `driver` at most once, joined by `+`; `off` alone.
+fn preload(modes: &[(&str, PreloadMode)], value: &str) -> Option<Preload> {
+    let (mut mode, mut driver) = (None, false);
+    for word in value.split('+').map(str::trim) {
+        let twice = match word {
+            "driver" => std::mem::replace(&mut driver, true),
+            word => mode.replace(pick(modes, word)?).is_some(),
+        };
+        if twice {
+            return None;
+        }
+    }
+    let mode = mode.unwrap_or_default();
+    (mode != PreloadMode::Off || !driver).then_some(Preload { mode, driver })
 }
 
 fn names<T>(choices: &[(&str, T)]) -> String {

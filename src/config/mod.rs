@@ -55,6 +55,29 @@ pub struct Debug {
     pub sync: bool,
 }
 
+/// What the interposed CUDA calls of the process do ([`crate::door::preload`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PreloadMode {
+    /// [`PreloadMode::Manage`] where the library was put in by LD_PRELOAD, else [`PreloadMode::Off`].
+    #[default]
+    Auto,
+    /// The heap serves the calls.
+    Manage,
+    /// The calls go through untouched and are recorded.
+    Observe,
+    /// The calls go through.
+    Off,
+}
+
+/// `preload:`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preload {
+    /// What is done with a call.
+    pub mode: PreloadMode,
+    /// Whether the driver's calls are interposed too.
+    pub driver: bool,
+}
+
 /// Everything `GRUYERE_CONF` can say. The default is what an empty variable means.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -97,6 +120,8 @@ pub struct Config {
     pub reuse_opportunistic: bool,
     /// Driver pools: reuse by waits that the driver inserts.
     pub reuse_internal: bool,
+    /// What the interposed CUDA calls do.
+    pub preload: Preload,
     /// Whether a profiler is told what the heap does.
     pub nvtx: bool,
     /// File for a trace of all requests.
@@ -127,6 +152,7 @@ impl Default for Config {
             reuse_event_dependencies: true,
             reuse_opportunistic: true,
             reuse_internal: true,
+            preload: Preload::default(),
             nvtx: false,
             trace: None,
             alert: Vec::new(),
@@ -221,7 +247,7 @@ mod tests {
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off,history:/var/runs,name:llama-7b,nvtx:on,\
-                    trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
+                    preload:observe+driver,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             backing: Backing::Fixed,
             share: false,
@@ -242,6 +268,7 @@ mod tests {
             reuse_event_dependencies: false,
             reuse_opportunistic: false,
             reuse_internal: false,
+            preload: Preload { mode: PreloadMode::Observe, driver: true },
             nvtx: true,
             trace: Some("/tmp/%p.zst".into()),
             alert: crate::watch::parse_rules("live>90%=trim+oom-in<1h=log").expect("valid"),
@@ -318,6 +345,19 @@ mod tests {
             assert!(message.contains(&format!("alert:{value}")) && message.contains(named), "{message}");
         }
         assert_eq!(Config::parse("alert:live>1GiB,alert:none"), Ok(Config::default()));
+    }
+
+    #[test]
+    fn preload_takes_a_mode_and_the_driver_and_no_nonsense() {
+        let preload = |text: &str| Config::parse(&format!("preload:{text}")).map(|config| config.preload);
+        let of = |mode, driver| Ok(Preload { mode, driver });
+        assert_eq!(preload("driver"), of(PreloadMode::Auto, true));
+        assert_eq!(preload("driver + manage"), of(PreloadMode::Manage, true));
+        assert_eq!(preload("off"), of(PreloadMode::Off, false));
+        for wrong in ["manage+observe", "off+driver", "driver+driver", "on", "manage+"] {
+            let message = error(&format!("preload:{wrong}"));
+            assert!(message.contains(wrong) && message.contains("auto|manage|observe|off"), "{message}");
+        }
     }
 
     #[test]

@@ -1,0 +1,53 @@
+//! Errors of ours, as the CUDA runtime tells of its own: the code is answered, and the thread's last error says the same.
+
+use super::super::{oom, run_file};
+use super::runtime::{CudaError, Runtime};
+use crate::driver::StreamHandle;
+use crate::heap::{Heap, oom::Report};
+use std::ffi::c_uint;
+use std::ptr;
+
+/// `cudaErrorInvalidValue`.
+pub const INVALID_VALUE: CudaError = 1;
+/// `cudaErrorMemoryAllocation`.
+pub const OUT_OF_MEMORY: CudaError = 2;
+/// More than any device has, and a multiple of whatever a runtime rounds to.
+const IMPOSSIBLE: usize = 1 << 62;
+/// `cudaStreamCaptureModeRelaxed`.
+const RELAXED: c_uint = 2;
+
+/// Answers `cudaErrorMemoryAllocation`, with the dump and the log of any out-of-memory of ours.
+#[cold]
+pub fn out_of_memory(runtime: Runtime, heap: &Heap, report: &Report, stream: StreamHandle) -> CudaError {
+    oom::dump(heap, report);
+    run_file::at_an_out_of_memory(heap);
+    heap.note_out_of_memory(report, stream);
+    log::error!("{report}");
+    set_last_error_out_of_memory(runtime);
+    OUT_OF_MEMORY
+}
+
+/// The runtime's last error becomes 2: only the runtime can set it, so it is asked for what it cannot give.
+fn set_last_error_out_of_memory(runtime: Runtime) {
+    let mut address = ptr::null_mut();
+    let mut mode = RELAXED;
+    // SAFETY: `mode` and `address` may be written. In the relaxed mode an allocation disturbs no capture; the mode is put back. What should
+    // be impossible and was given is freed again.
+    unsafe {
+        let relaxed = runtime.cudaThreadExchangeStreamCaptureMode(&mut mode) == 0;
+        if runtime.cudaMalloc(&mut address, IMPOSSIBLE) == 0 {
+            runtime.cudaFree(address);
+        }
+        if relaxed {
+            runtime.cudaThreadExchangeStreamCaptureMode(&mut mode);
+        }
+    }
+}
+
+/// Answers `cudaErrorInvalidValue`. The log has said why.
+#[cold]
+pub fn invalid_value(runtime: Runtime) -> CudaError {
+    // SAFETY: the documented answer to NULL is this very error, and nothing is written.
+    unsafe { runtime.cudaRuntimeGetVersion(ptr::null_mut()) };
+    INVALID_VALUE
+}

@@ -1,0 +1,83 @@
+//! The end of a process: a program in which no call was seen is told so, with what would help.
+
+use super::super::{fork, guarded};
+use super::mode;
+use crate::config::{Config, PreloadMode, logging};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether an allocation came by. States: false -> true, at the first.
+static SEEN: AtomicBool = AtomicBool::new(false);
+
+/// An allocation came by.
+#[inline]
+pub fn saw_a_call() {
+    // A load first: all threads share the word.
+    if !SEEN.load(Ordering::Relaxed) {
+        SEEN.store(true, Ordering::Relaxed);
+    }
+}
+
+/// From now on the end of the process is looked at.
+pub fn watch() {
+    extern "C" fn at_exit() {
+        guarded((), tell);
+    }
+    // SAFETY: the handler is a function of this library, which is never unloaded (`-z nodelete`). Where there is no memory for it, there is no
+    // message.
+    unsafe { libc::atexit(at_exit) };
+}
+
+fn tell() {
+    // A forked child that ends by exit would say it once more.
+    if SEEN.load(Ordering::Relaxed) || fork::is_forked_child() || !mode::was_preloaded_here() {
+        return;
+    }
+    let Ok(config) = Config::from_env() else { return };
+    if config.preload.mode == PreloadMode::Off || !has_a_driver() {
+        return;
+    }
+    logging::init();
+    let remedy = if config.preload.driver {
+        "Is libgruyere_driver.so preloaded too (`gruyere run` does it)? Or does the program allocate nothing itself?"
+    } else {
+        "Its CUDA runtime is linked in statically (nvcc's default, JAX, TensorFlow), or is called past the dynamic linker (RTLD_DEEPBIND, \
+         dlsym, a library that is preloaded before): GRUYERE_CONF=preload:driver, with `gruyere run`, sees its driver calls"
+    };
+    log::warn!("this program loaded the CUDA driver, but made no allocation that could be seen. {remedy}");
+}
+
+/// Whether libcuda is among the libraries of the process.
+fn has_a_driver() -> bool {
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: the loader's own structure, and the flag that was passed below, which nothing else refers to meanwhile.
+        let (name, found) = unsafe { ((*info).dlpi_name, &mut *data.cast::<bool>()) };
+        // SAFETY: where it is not null, the loader's string.
+        *found |= !name.is_null() && is_libcuda(unsafe { CStr::from_ptr(name) });
+        c_int::from(*found)
+    }
+    let mut found = false;
+    // SAFETY: `visit` is called back with the pointer that is passed here, before this returns.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    found
+}
+
+fn is_libcuda(path: &CStr) -> bool {
+    let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    name.strip_prefix(b"libcuda.so").is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_is_known_by_its_file_name() {
+        for name in [c"libcuda.so.1", c"/usr/lib/libcuda.so.535.104.05", c"/x/libcuda.so"] {
+            assert!(is_libcuda(name), "{name:?}");
+        }
+        for name in [c"libcudart.so.12", c"/libcuda.so.1/other.so", c"", c"libcuda.sort"] {
+            assert!(!is_libcuda(name), "{name:?}");
+        }
+    }
+}

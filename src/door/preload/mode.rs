@@ -1,0 +1,185 @@
+//! What the interposed calls of this process do: the configuration's wish, and how the library came in.
+
+use super::runtime;
+use crate::config::{Config, PreloadMode, logging};
+use std::ffi::{CStr, OsStr, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+
+/// What is done with an interposed call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// It goes through.
+    Off = 1,
+    /// The heap serves it.
+    Manage = 2,
+    /// It goes through and is recorded.
+    Observe = 3,
+    /// The process is ending: mallocs go through, and frees of what the heap served are swallowed.
+    Leaving = 4,
+}
+
+/// The [`Mode`], 0 while nobody has asked.
+///
+/// ```text
+/// 0        -> Off | Manage | Observe   decide(), at the first call
+/// Manage   -> Off                      fall_back(): there can be no heap here; or in a forked child, whose parent had one
+/// Manage   -> Leaving                  leave(), the exit handler
+/// Observe  -> Off                      fall_back(), leave(), a forked child
+/// ```
+/// Relaxed: nothing else hangs on it; the heap is published on its own.
+static MODE: AtomicU8 = AtomicU8::new(UNDECIDED);
+const UNDECIDED: u8 = 0;
+
+/// The process in which the library was put in by LD_PRELOAD, 0 where it was not (or its initialiser has not run). States: 0 -> pid, once, in the
+/// initialiser; a forked child keeps its parent's.
+static PRELOADED_IN: AtomicI32 = AtomicI32::new(0);
+
+/// Whether the library's initialiser has run. States: false -> true, once. Before that calls go through: Rust's own initialisers may be among
+/// those that have not run.
+static LOADED: AtomicBool = AtomicBool::new(false);
+
+/// The mode in force.
+#[inline]
+pub fn mode() -> Mode {
+    match MODE.load(Ordering::Relaxed) {
+        1 => Mode::Off,
+        2 => Mode::Manage,
+        3 => Mode::Observe,
+        4 => Mode::Leaving,
+        _ => decide(),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn decide() -> Mode {
+    if !LOADED.load(Ordering::Acquire) {
+        return Mode::Off;
+    }
+    let wish = match Config::from_env() {
+        Ok(config) => config.preload.mode,
+        Err(error) => {
+            logging::init();
+            log::error!("{error}. The program's CUDA calls go through as they are");
+            PreloadMode::Off
+        }
+    };
+    let mode = match wish {
+        PreloadMode::Auto if PRELOADED_IN.load(Ordering::Relaxed) == 0 => Mode::Off,
+        PreloadMode::Auto | PreloadMode::Manage if reached() => Mode::Manage,
+        PreloadMode::Observe if reached() => Mode::Observe,
+        _ => Mode::Off,
+    };
+    // Threads that decide at once decide alike; only a change that came meanwhile (an exit) must stay.
+    match MODE.compare_exchange(UNDECIDED, mode as u8, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => mode,
+        Err(_) => self::mode(),
+    }
+}
+
+/// Whether the program's calls come here at all: not where the library was loaded by dlopen, or after the runtime. A second copy of the
+/// library in the process is behind the first.
+fn reached() -> bool {
+    runtime::is_bound_to_us(c"cudaMalloc")
+}
+
+/// There can be no heap in this process: its calls go through.
+pub fn fall_back() {
+    MODE.store(Mode::Off as u8, Ordering::Relaxed);
+}
+
+/// In a forked child whose parent had a heap. Async-signal-safe: one store.
+pub fn forget() {
+    MODE.store(Mode::Off as u8, Ordering::Relaxed);
+}
+
+/// The process ends; what comes now comes from static destructors and other exit handlers.
+pub fn leave() {
+    let _ = MODE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |mode| match mode {
+        mode if mode == Mode::Manage as u8 => Some(Mode::Leaving as u8),
+        mode if mode == Mode::Observe as u8 => Some(Mode::Off as u8),
+        _ => None,
+    });
+}
+
+/// Whether LD_PRELOAD put the library into this very process (not into one that it was forked from).
+pub fn was_preloaded_here() -> bool {
+    // SAFETY: getpid has no preconditions.
+    PRELOADED_IN.load(Ordering::Relaxed) == unsafe { libc::getpid() }
+}
+
+/// The library's initialiser.
+extern "C" fn initialize() {
+    // A panic here would end programs that never heard of us.
+    super::super::guarded((), || {
+        if is_preloaded() {
+            // SAFETY: getpid has no preconditions.
+            PRELOADED_IN.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+            super::leave::watch();
+        }
+    });
+    LOADED.store(true, Ordering::Release);
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INITIALIZE: extern "C" fn() = initialize;
+
+/// Whether LD_PRELOAD or /etc/ld.so.preload names a file of this library's name. (The program may change the variable later; the
+/// initialiser runs before it.)
+fn is_preloaded() -> bool {
+    let Some(own) = own_name() else { return false };
+    let variable = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    names(variable.as_bytes(), own) || std::fs::read("/etc/ld.so.preload").is_ok_and(|list| names(&list, own))
+}
+
+/// Whether a list of the dynamic linker's (files, parted by spaces, colons or lines) names a file called `own`.
+fn names(list: &[u8], own: &OsStr) -> bool {
+    let mut files = list.split(|byte| byte.is_ascii_whitespace() || *byte == b':');
+    files.any(|file| Path::new(OsStr::from_bytes(file)).file_name() == Some(own))
+}
+
+/// The file name of this library.
+fn own_name() -> Option<&'static OsStr> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the address is of this library; dladdr fills `info` where it answers other than 0, and zeroed it is valid too.
+    let (found, info): (c_int, _) =
+        unsafe { (libc::dladdr(own_name as *const _, info.as_mut_ptr()), info.assume_init()) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's string, which lives as long as the library: for ever.
+    let path: &'static CStr = unsafe { CStr::from_ptr(info.dli_fname) };
+    Path::new(OsStr::from_bytes(path.to_bytes())).file_name()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_the_linker_are_parted_by_spaces_colons_and_lines() {
+        let own = OsStr::new("libgruyere.so");
+        for list in [
+            "libgruyere.so",
+            "/a/libgruyere.so",
+            "x.so:/a/libgruyere.so",
+            "/a/libgruyere.so x.so",
+            "x.so\n/a/libgruyere.so\n",
+        ] {
+            assert!(names(list.as_bytes(), own), "{list:?}");
+        }
+        for list in ["", " ", "libgruyere.so.1", "/libgruyere.so/x.so", "libgruyere_driver.so"] {
+            assert!(!names(list.as_bytes(), own), "{list:?}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_links_the_library_in_is_left_alone() {
+        assert_eq!(mode(), Mode::Off);
+        assert!(!was_preloaded_here());
+    }
+}

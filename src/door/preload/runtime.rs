@@ -1,0 +1,382 @@
+//! The real CUDA runtime behind the interposed functions: whichever the caller would have called without us.
+//!
+//! Usually it is the next one in the global scope (`RTLD_NEXT`). It is not there where the runtime came in privately (Python loads
+//! extension modules so, with all that they need), and a process may have several runtimes. So the caller's own libraries are asked too: the
+//! object that the return address lies in, and what it depends on.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A `cudaError_t`.
+pub type CudaError = c_int;
+/// `cudaStream_t`.
+pub type Stream = usize;
+/// `cudaErrorSharedObjectSymbolNotFound`: what is answered where the process has no such function.
+pub const SYMBOL_NOT_FOUND: CudaError = 302;
+
+/// `struct cudaPitchedPtr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PitchedPtr {
+    /// The memory.
+    pub ptr: *mut c_void,
+    /// Bytes from row to row.
+    pub pitch: usize,
+    /// Bytes of a row that were asked for.
+    pub xsize: usize,
+    /// Rows.
+    pub ysize: usize,
+}
+
+/// `struct cudaExtent`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Bytes of a row.
+    pub width: usize,
+    /// Rows of a slice.
+    pub height: usize,
+    /// Slices.
+    pub depth: usize,
+}
+
+/// `struct cudaIpcMemHandle_st`, never looked into.
+#[repr(C)]
+pub struct IpcMemHandle([u8; 64]);
+
+/// The runtime that serves a caller, found function by function.
+#[derive(Clone, Copy)]
+pub struct Runtime {
+    caller: *const c_void,
+}
+
+impl Runtime {
+    /// The runtime of whoever called from `caller`, a return address.
+    pub fn of(caller: *const c_void) -> Self {
+        Self { caller }
+    }
+}
+
+macro_rules! functions {
+    ($($name:ident($($argument:ident: $type:ty),*);)*) => {
+        /// The functions that are looked for.
+        #[allow(non_camel_case_types)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        enum Function { $($name),* }
+
+        impl Function {
+            fn symbol(self) -> &'static CStr {
+                const NAMES: &[&str] = &[$(concat!(stringify!($name), "\0")),*];
+                CStr::from_bytes_until_nul(NAMES[self as usize].as_bytes()).unwrap_or_default()
+            }
+        }
+
+        #[allow(non_snake_case)]
+        impl Runtime {$(
+            #[doc = concat!("The real `", stringify!($name), "`; [`SYMBOL_NOT_FOUND`] where there is none.")]
+            ///
+            /// # Safety
+            /// As the CUDA runtime's function of this name.
+            #[inline]
+            pub unsafe fn $name(self, $($argument: $type),*) -> CudaError {
+                type Signature = unsafe extern "C" fn($($type),*) -> CudaError;
+                let address = self.find(Function::$name);
+                if address == 0 {
+                    return missing(Function::$name);
+                }
+                // SAFETY: the address is of the runtime's function of this name, whose signature this is; the arguments are the caller's
+                // promise.
+                unsafe { std::mem::transmute::<usize, Signature>(address)($($argument),*) }
+            }
+        )*}
+    };
+}
+
+functions! {
+    cudaMalloc(out: *mut *mut c_void, bytes: usize);
+    cudaFree(pointer: *mut c_void);
+    cudaMallocAsync(out: *mut *mut c_void, bytes: usize, stream: Stream);
+    cudaMallocAsync_ptsz(out: *mut *mut c_void, bytes: usize, stream: Stream);
+    cudaFreeAsync(pointer: *mut c_void, stream: Stream);
+    cudaFreeAsync_ptsz(pointer: *mut c_void, stream: Stream);
+    cudaMallocFromPoolAsync(out: *mut *mut c_void, bytes: usize, pool: *mut c_void, stream: Stream);
+    cudaMallocFromPoolAsync_ptsz(out: *mut *mut c_void, bytes: usize, pool: *mut c_void, stream: Stream);
+    cudaMallocPitch(out: *mut *mut c_void, pitch: *mut usize, width: usize, height: usize);
+    cudaMalloc3D(out: *mut PitchedPtr, extent: Extent);
+    cudaMemGetInfo(free: *mut usize, total: *mut usize);
+    cudaStreamDestroy(stream: Stream);
+    cudaDeviceSynchronize();
+    cudaDeviceReset();
+    cudaThreadExit();
+    cudaThreadSynchronize();
+    cudaStreamBeginCapture(stream: Stream, mode: c_uint);
+    cudaStreamBeginCapture_ptsz(stream: Stream, mode: c_uint);
+    cudaStreamBeginCaptureToGraph(
+        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize, mode: c_uint
+    );
+    cudaStreamBeginCaptureToGraph_ptsz(
+        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize, mode: c_uint
+    );
+    cudaStreamEndCapture(stream: Stream, graph: *mut *mut c_void);
+    cudaStreamEndCapture_ptsz(stream: Stream, graph: *mut *mut c_void);
+    cudaStreamIsCapturing(stream: Stream, status: *mut c_uint);
+    cudaIpcGetMemHandle(handle: *mut IpcMemHandle, pointer: *mut c_void);
+    cudaGetDevice(device: *mut c_int);
+    cudaDeviceGetMemPool(pool: *mut *mut c_void, device: c_int);
+    cudaDeviceGetDefaultMemPool(pool: *mut *mut c_void, device: c_int);
+    cudaThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+    cudaRuntimeGetVersion(version: *mut c_int);
+}
+
+macro_rules! twins {
+    ($($name:ident, $twin:ident, $method:ident($($argument:ident: $type:ty),*);)*) => {
+        impl Runtime {$(
+            #[doc = concat!("The real `", stringify!($name), "` or its twin for per-thread default streams, which `per_thread` names.")]
+            ///
+            /// # Safety
+            /// As the CUDA runtime's function.
+            #[allow(clippy::too_many_arguments)]
+            pub unsafe fn $method(self, per_thread: bool, stream: Stream, $($argument: $type),*) -> CudaError {
+                // SAFETY: the caller's promise. Where a runtime lacks the twin, the plain function with the handle that means the
+                // same is its equal.
+                unsafe {
+                    twins!(@call self, per_thread, stream, $name, $twin, ($($argument),*))
+                }
+            }
+        )*}
+    };
+    (@call $self:ident, $per_thread:ident, $stream:ident, $name:ident, $twin:ident, ($a:ident, $b:ident)) => {
+        if $per_thread && $self.find(Function::$twin) != 0 { $self.$twin($a, $b, $stream) }
+        else { $self.$name($a, $b, effective($per_thread, $stream)) }
+    };
+    (@call $self:ident, $per_thread:ident, $stream:ident, $name:ident, $twin:ident, ($a:ident)) => {
+        if $per_thread && $self.find(Function::$twin) != 0 { $self.$twin($a, $stream) }
+        else { $self.$name($a, effective($per_thread, $stream)) }
+    };
+    (@call $self:ident, $per_thread:ident, $stream:ident, $name:ident, $twin:ident, ($a:ident, $b:ident, $c:ident)) => {
+        if $per_thread && $self.find(Function::$twin) != 0 { $self.$twin($a, $b, $c, $stream) }
+        else { $self.$name($a, $b, $c, effective($per_thread, $stream)) }
+    };
+}
+
+twins! {
+    cudaMallocAsync, cudaMallocAsync_ptsz, malloc_async(out: *mut *mut c_void, bytes: usize);
+    cudaFreeAsync, cudaFreeAsync_ptsz, free_async(pointer: *mut c_void);
+    cudaMallocFromPoolAsync, cudaMallocFromPoolAsync_ptsz,
+        malloc_from_pool_async(out: *mut *mut c_void, bytes: usize, pool: *mut c_void);
+}
+
+/// The stream that a caller means: for those that were compiled for per-thread default streams, 0 is the thread's own (handle 2).
+#[inline]
+pub fn effective(per_thread: bool, stream: Stream) -> Stream {
+    if per_thread && stream == 0 { 2 } else { stream }
+}
+
+#[cold]
+fn missing(function: Function) -> CudaError {
+    static TOLD: std::sync::Once = std::sync::Once::new();
+    TOLD.call_once(|| {
+        crate::config::logging::init();
+        log::error!(
+            "{}: this process has no CUDA runtime that defines it; the call is answered with error {SYMBOL_NOT_FOUND}. Load libcudart \
+             before the first call",
+            function.symbol().to_string_lossy()
+        );
+    });
+    SYMBOL_NOT_FOUND
+}
+
+/// Addresses that were found, by caller and function.
+///
+/// ```text
+/// key:  0 -> BUSY   the thread that claims the slot (compare-exchange)
+///       BUSY -> key the same thread, after it has written `address` (release; readers acquire)
+///       key         for good
+/// ```
+/// What is found stays right: libraries that were found are kept loaded. (A caller's library may be unloaded and another be loaded in
+/// its place, with another runtime: it would get the first one's. Nobody has been seen to do that.)
+struct Found {
+    key: AtomicUsize,
+    address: AtomicUsize,
+}
+
+const BUSY: usize = 1;
+/// A power of two. Programs have some dozen call sites.
+const SLOTS: usize = 512;
+/// Slots looked at for a key, before it is looked up each time.
+const PROBES: usize = 8;
+
+static FOUND: [Found; SLOTS] =
+    [const { Found { key: AtomicUsize::new(0), address: AtomicUsize::new(0) } }; SLOTS];
+
+impl Runtime {
+    /// The address of the real function, 0 where there is none.
+    #[inline]
+    fn find(self, function: Function) -> usize {
+        // Code lies below 2^48 on both architectures. The number is counted from 1, so that no key is 0 or BUSY.
+        let key = self.caller as usize ^ (function as usize + 1) << 48;
+        let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
+        let first = &FOUND[hash as usize % SLOTS];
+        if first.key.load(Ordering::Acquire) == key {
+            return first.address.load(Ordering::Relaxed);
+        }
+        self.find_slowly(function, key, hash as usize)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_slowly(self, function: Function, key: usize, hash: usize) -> usize {
+        let slots = (0..PROBES).map(|step| &FOUND[(hash + step) % SLOTS]);
+        for slot in slots.clone() {
+            if slot.key.load(Ordering::Acquire) == key {
+                return slot.address.load(Ordering::Relaxed);
+            }
+        }
+        let address = search(self.caller, function.symbol()) as usize;
+        if address != 0 {
+            for slot in slots {
+                if slot.key.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    slot.address.store(address, Ordering::Relaxed);
+                    slot.key.store(key, Ordering::Release);
+                    break;
+                }
+            }
+        }
+        address
+    }
+}
+
+/// What the caller would have called, null where there is nothing.
+fn search(caller: *const c_void, symbol: &CStr) -> *mut c_void {
+    // SAFETY: dlsym reads a NUL-terminated name. RTLD_NEXT is relative to the library that the call is in, which is ours.
+    let next = not_ours(unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) });
+    let own = in_tree_of(caller, symbol);
+    if next.is_null() {
+        return if own.is_null() { in_any_runtime(symbol) } else { own };
+    }
+    // References carry the runtime's version, ours satisfies them all: a caller that is linked with another major version than the next one's
+    // would have passed it by.
+    match (runtime_version(next), runtime_version(own)) {
+        (Some(one), Some(other)) if one != other => own,
+        _ => next,
+    }
+}
+
+/// The object that an address lies in.
+fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: dladdr takes any address and fills `info` where it answers other than 0; zeroed it is valid too.
+    let (found, info) = unsafe { (libc::dladdr(address, info.as_mut_ptr()), info.assume_init()) };
+    (found != 0 && !info.dli_fname.is_null()).then_some(info)
+}
+
+/// `address`, or null where it lies in this very library.
+fn not_ours(address: *mut c_void) -> *mut c_void {
+    let ours = object_of(search as *const c_void).map(|info| info.dli_fbase);
+    let its = object_of(address).map(|info| info.dli_fbase);
+    if its.is_some() && its == ours { ptr::null_mut() } else { address }
+}
+
+/// Whether a symbol that this library exports is the one that the program's references are bound to.
+pub fn is_bound_to_us(symbol: &CStr) -> bool {
+    // SAFETY: dlsym reads a NUL-terminated name.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
+    !first.is_null() && not_ours(first).is_null()
+}
+
+/// Looks in the object of `caller` and in what it depends on.
+fn in_tree_of(caller: *const c_void, symbol: &CStr) -> *mut c_void {
+    match object_of(caller) {
+        Some(object) => in_loaded(object.dli_fname, symbol),
+        None => ptr::null_mut(),
+    }
+}
+
+/// Looks in a library that is loaded, and in what it depends on; never loads one.
+fn in_loaded(file: *const c_char, symbol: &CStr) -> *mut c_void {
+    // SAFETY: `file` is the name of a loaded object, as the loader keeps it. The reference that the handle holds is leaked, so
+    // that what is found stays loaded.
+    unsafe {
+        let handle = libc::dlopen(file, libc::RTLD_NOLOAD | libc::RTLD_LAZY);
+        if handle.is_null() {
+            return ptr::null_mut();
+        }
+        not_ours(libc::dlsym(handle, symbol.as_ptr()))
+    }
+}
+
+/// The part of a runtime's file name after `libcudart.so.`, up to the first dot: its major version.
+fn version_in(path: &CStr) -> Option<&[u8]> {
+    let path = path.to_bytes();
+    let name = path.rsplit(|&byte| byte == b'/').next()?;
+    name.strip_prefix(b"libcudart.so.")?.split(|&byte| byte == b'.').next()
+}
+
+fn runtime_version(function: *mut c_void) -> Option<&'static [u8]> {
+    let object = (!function.is_null()).then(|| object_of(function))??;
+    // SAFETY: the name of a loaded object, kept loaded by whoever found the function in it.
+    version_in(unsafe { CStr::from_ptr(object.dli_fname) })
+}
+
+/// Looks in every libcudart of the process, however it came in.
+fn in_any_runtime(symbol: &CStr) -> *mut c_void {
+    struct Search<'a> {
+        symbol: &'a CStr,
+        files: Vec<std::ffi::CString>,
+    }
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: the loader's own structure, and the Search that was passed below; nothing else refers to it meanwhile.
+        let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
+        if !name.is_null() {
+            // SAFETY: the loader's string.
+            let name = unsafe { CStr::from_ptr(name) };
+            if version_in(name).is_some() {
+                search.files.push(name.to_owned());
+            }
+        }
+        0
+    }
+    let mut search = Search { symbol, files: Vec::new() };
+    // SAFETY: `visit` is called back with the pointer that is passed here, before this returns.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    let found = search.files.iter().map(|file| in_loaded(file.as_ptr(), search.symbol));
+    found.into_iter().find(|address| !address.is_null()).unwrap_or(ptr::null_mut())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_s_version_is_in_its_file_name() {
+        assert_eq!(version_in(c"/usr/lib/libcudart.so.12"), Some(&b"12"[..]));
+        assert_eq!(version_in(c"libcudart.so.11.8.89"), Some(&b"11"[..]));
+        assert_eq!(version_in(c"/usr/lib/libcudart.so"), None);
+        assert_eq!(version_in(c"/libcudart.so.12/libphantom_cuda.so"), None);
+        assert_eq!(version_in(c""), None);
+    }
+
+    #[test]
+    fn a_process_without_a_runtime_gets_an_error_and_no_jump_into_nothing() {
+        let runtime = Runtime::of(a_runtime_s_version_is_in_its_file_name as *const c_void);
+        let mut device = -1;
+        // SAFETY: there is no such function, so nothing is called.
+        assert_eq!(unsafe { runtime.cudaGetDevice(&mut device) }, SYMBOL_NOT_FOUND);
+        assert_eq!(device, -1);
+    }
+
+    #[test]
+    fn the_zero_stream_of_per_thread_callers_is_the_thread_s() {
+        assert_eq!([effective(true, 0), effective(true, 1), effective(true, 77)], [2, 1, 77]);
+        assert_eq!([effective(false, 0), effective(false, 2)], [0, 2]);
+    }
+
+    #[test]
+    fn symbols_are_the_functions_names() {
+        assert_eq!(Function::cudaMalloc.symbol(), c"cudaMalloc");
+        assert_eq!(Function::cudaRuntimeGetVersion.symbol(), c"cudaRuntimeGetVersion");
+    }
+}
