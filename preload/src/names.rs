@@ -36,7 +36,7 @@ const fn function(symbol: &'static CStr, base: &'static CStr, since: i32, stream
 }
 
 /// How many there are.
-pub const COUNT: usize = 27;
+pub const COUNT: usize = 26;
 
 /// Where [`FUNCTIONS`] has `cuGetProcAddress`.
 pub const GET_PROC_ADDRESS: usize = 0;
@@ -67,7 +67,6 @@ pub static FUNCTIONS: [Function; COUNT] = [
     function(c"cuStreamEndCapture_ptsz", c"cuStreamEndCapture", 10000, Streams::PerThread),
     function(c"cuIpcGetMemHandle", c"cuIpcGetMemHandle", 4010, Streams::Any),
     function(c"cuDevicePrimaryCtxReset_v2", c"cuDevicePrimaryCtxReset", 11000, Streams::Any),
-    function(c"cuCtxDestroy_v2", c"cuCtxDestroy", 4000, Streams::Any),
     // To watch them: pages that a program maps itself, as torch's expandable segments do.
     function(c"cuMemCreate", c"cuMemCreate", 10020, Streams::Any),
     function(c"cuMemRelease", c"cuMemRelease", 10020, Streams::Any),

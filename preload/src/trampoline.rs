@@ -156,11 +156,10 @@ exports! {
     19 cuStreamEndCapture_ptsz(Pointer, Pointer);
     20 cuIpcGetMemHandle(Pointer, u64);
     21 cuDevicePrimaryCtxReset_v2(c_int);
-    22 cuCtxDestroy_v2(Pointer);
-    23 cuMemCreate(Pointer, usize, Pointer, u64);
-    24 cuMemRelease(u64);
-    25 cuMemMap(u64, usize, usize, u64, u64);
-    26 cuMemUnmap(u64, usize);
+    22 cuMemCreate(Pointer, usize, Pointer, u64);
+    23 cuMemRelease(u64);
+    24 cuMemMap(u64, usize, usize, u64, u64);
+    25 cuMemUnmap(u64, usize);
 }
 
 #[cfg(test)]
