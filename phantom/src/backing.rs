@@ -11,6 +11,13 @@ pub enum Source {
     Mapping(u64),
     /// A plain allocation.
     Plain,
+    /// Allocated by a captured stream, and `freed` by one.
+    Graph {
+        /// The capture, and its graph.
+        capture: u64,
+        /// The graph frees it itself: it goes when the graph goes.
+        freed: bool,
+    },
 }
 
 /// One contiguous backed range.

@@ -94,6 +94,8 @@ call_kinds! {
     CaptureStatus => "cuStreamGetCaptureInfo",
     /// The host waits for a device.
     DeviceSynchronize => "cuCtxSynchronize",
+    /// A device is reset.
+    DeviceReset => "cuDevicePrimaryCtxReset",
     /// Kernels are launched (counted one by one).
     Launch => "cuLaunchKernel",
     /// A capture begins.

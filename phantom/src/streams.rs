@@ -114,6 +114,14 @@ impl Streams {
         }
     }
 
+    /// The users' streams of a device.
+    pub(crate) fn of_device(&self, device: u32) -> Vec<StreamKey> {
+        let mut keys: Vec<_> =
+            self.by_handle.values().copied().filter(|&key| self.get(key).device == device).collect();
+        keys.sort_unstable();
+        keys
+    }
+
     pub(crate) fn get(&self, key: StreamKey) -> &Stream {
         &self.all[key as usize]
     }

@@ -95,6 +95,7 @@ fn every_kind_of_call_can_fail() {
             gpu.free(0, memory),
             gpu.event_create(0).map(drop),
             gpu.event_record(0, event, stream),
+            gpu.context_event_record(0, event),
             gpu.event_query(0, event).map(drop),
             gpu.event_synchronize(0, event),
             gpu.stream_wait_event(0, stream, event),
@@ -112,6 +113,7 @@ fn every_kind_of_call_can_fail() {
             gpu.graph_destroy(0, 1),
             gpu.stream_destroy(0, stream),
             gpu.pool_destroy(0, pool),
+            gpu.reset_device(0, None),
         ];
         assert_eq!(results.len(), CallKind::ALL.len());
         let struck = results.iter().filter_map(|r| r.err()).find(|error| error.code == 999);

@@ -291,7 +291,10 @@ impl Key {
             ),
             Kind::File(_) => "expected a file's path, or none".into(),
             Kind::Preload(modes, _) => {
-                format!("expected {}, or driver, or one of them and driver joined by +, as in manage+driver; off goes with nothing", names(modes))
+                format!(
+                    "expected {}, or driver, or one of them and driver joined by +, as in manage+driver; off goes with nothing",
+                    names(modes)
+                )
             }
             Kind::Reserves(_) => format!(
                 "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",

@@ -41,7 +41,7 @@ pub fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Async-signal-safe, as what runs between a fork and an exec must be: two stores.
+/// Async-signal-safe, as what runs between a fork and an exec must be: three stores.
 unsafe extern "C" fn mark_child() {
     FORKED.store(true, Ordering::Relaxed);
     super::forget();

@@ -1,4 +1,4 @@
-//! How callers come in: torch's hooks ([`torch`]), the control API ([`control`]), and the one heap of the process behind both.
+//! How callers come in: torch's hooks ([`torch`]), any program's CUDA calls ([`preload`]), the control API ([`control`]), and the one heap of the process behind both.
 
 pub mod alert;
 pub mod control;
@@ -7,6 +7,8 @@ pub mod history;
 pub mod loader;
 mod oom;
 pub mod pool;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub mod preload;
 pub mod raise;
 mod run_file;
 pub mod torch;
@@ -58,9 +60,11 @@ pub fn current() -> Option<&'static Heap> {
     unsafe { HEAP.load(Ordering::Acquire).as_ref() }
 }
 
-/// In a forked child there is no heap. Async-signal-safe: one store.
+/// In a forked child there is no heap. Async-signal-safe: two stores.
 fn forget() {
     HEAP.store(std::ptr::null_mut(), Ordering::Relaxed);
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    preload::mode::forget();
 }
 
 #[cold]
@@ -74,6 +78,9 @@ fn make() -> Result<&'static Heap, String> {
     }
     logging::init();
     let made = Config::from_env().map_err(|error| error.to_string()).and_then(|config| {
+        if is_only_watched() {
+            return Heap::watcher(config).map_err(|error| format!("gruyere: {error}"));
+        }
         let driver = CudaDriver::load().map_err(|error| format!("gruyere: {error}"))?;
         Heap::new(Arc::new(driver), config)
             .map_err(|error| format!("gruyere: no usable CUDA device: {error}"))
@@ -82,6 +89,9 @@ fn make() -> Result<&'static Heap, String> {
         Ok(heap) => {
             // Before anybody can use it: nothing has been handed out yet.
             heap.announce_hooks(beginning.announced);
+            if is_program_served() {
+                heap.announce_ordered_callers();
+            }
             Ok(publish(heap))
         }
         Err(reason) => {
@@ -90,6 +100,22 @@ fn make() -> Result<&'static Heap, String> {
             Err(reason)
         }
     }
+}
+
+/// Whether the program's own CUDA calls come in, to be served.
+fn is_program_served() -> bool {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    return preload::mode() == preload::Mode::Manage;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
+}
+
+/// Whether the program's own CUDA calls come in, to be watched.
+fn is_only_watched() -> bool {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    return preload::mode() == preload::Mode::Observe;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
 }
 
 /// Tells the heap which hooks are wired; the one that comes, where there is none yet.
@@ -131,6 +157,8 @@ fn close_at_exit() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     extern "C" fn close() {
         if !fork::is_forked_child() {
+            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+            preload::mode::leave();
             guarded((), || {
                 if let Some(heap) = current() {
                     run_file::at_exit(heap);

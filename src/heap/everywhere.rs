@@ -197,7 +197,9 @@ impl Heap {
             let spaces: Vec<_> = central.ordinary_spaces().collect();
             let loose = central.arenas.loose_runs(&spaces, &[], &|_, _| Movable::Idle);
             let parts = loose.iter().flat_map(|loose| central.backing.pages.parts(&loose.pages));
-            let whole: u64 = parts.map(|part| u64::from(part.count()) * PAGE).sum();
+            // Only whole handles go back; idle pages of others serve blocks to come, where they are.
+            let whole = parts.filter(|part| part.first == 0 && part.behind == 0);
+            let whole: u64 = whole.map(|part| u64::from(part.count()) * PAGE).sum();
             return whole + central.backing.pages.spare() + waiting;
         }
         let spaces = central.ordinary_spaces();

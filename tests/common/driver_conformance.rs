@@ -318,6 +318,22 @@ pub fn events_follow_their_stream(driver: &dyn Driver) {
     }
 }
 
+pub fn an_event_behind_a_context_is_behind_all_its_streams(driver: &dyn Driver) {
+    let stream = driver.stream_create(0).unwrap();
+    let event = driver.event_create(0).unwrap();
+    let address = driver.alloc(0, MIB).unwrap();
+    driver.memset(0, address, 7, MIB, stream).unwrap();
+    driver.context_event_record(0, event).unwrap();
+    driver.event_synchronize(0, event).unwrap();
+    assert_eq!(driver.event_query(0, event), Ok(true));
+    let elsewhere = driver.event_create(1).unwrap();
+    assert!(driver.context_event_record(0, elsewhere).is_err(), "an event of another context");
+    driver.event_destroy(1, elsewhere).unwrap();
+    driver.event_destroy(0, event).unwrap();
+    driver.free(0, address).unwrap();
+    driver.stream_destroy(0, stream).unwrap();
+}
+
 pub fn streams_are_told_apart(driver: &dyn Driver) {
     let mut ids = Vec::new();
     for _ in 0..3 {

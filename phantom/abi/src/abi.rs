@@ -130,6 +130,10 @@ pub fn entry(counter: &'static Counter, face: Face, body: impl FnOnce() -> Answe
     code
 }
 
+/// A result whose type hangs on another argument.
+#[repr(C)]
+pub struct SomeResult([u8; 0]);
+
 /// A pointer of the C caller's through which a result goes back.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
@@ -143,6 +147,11 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
+    /// One of our own results.
+    pub fn to(place: &mut T) -> Self {
+        Self(place)
+    }
+
     /// Writes the result; refuses NULL.
     pub fn put(self, value: T) -> Answer {
         if self.0.is_null() {
@@ -158,6 +167,11 @@ impl<T> Out<T> {
             // SAFETY: by the C contract of every function that takes one, a non-null result pointer points to a writable T.
             unsafe { self.0.write_unaligned(value) }
         }
+    }
+
+    /// The same place, for what an attribute's number says is there.
+    pub fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
     }
 
     /// The bare pointer.
@@ -218,7 +232,14 @@ macro_rules! driver {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($arg: $ty),*) -> u32 {
             static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
-            $crate::abi::entry(&CALLS, $crate::abi::Face::Driver, move || $body)
+            let line = $crate::call_log::begin(stringify!($name), |_line| {
+                $($crate::call_log::Argument::passed(&$arg, _line); _line.push_str(", ");)*
+            });
+            let code = $crate::abi::entry(&CALLS, $crate::abi::Face::Driver, move || $body);
+            if let Some(line) = line {
+                line.end(code, |_line| { $($crate::call_log::Argument::got(&$arg, _line);)* });
+            }
+            code
         }
     )*};
 }
@@ -230,7 +251,14 @@ macro_rules! driver_early {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($arg: $ty),*) -> u32 {
             static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
-            $crate::abi::entry(&CALLS, $crate::abi::Face::DriverEarly, move || $body)
+            let line = $crate::call_log::begin(stringify!($name), |_line| {
+                $($crate::call_log::Argument::passed(&$arg, _line); _line.push_str(", ");)*
+            });
+            let code = $crate::abi::entry(&CALLS, $crate::abi::Face::DriverEarly, move || $body);
+            if let Some(line) = line {
+                line.end(code, |_line| { $($crate::call_log::Argument::got(&$arg, _line);)* });
+            }
+            code
         }
     )*};
 }
@@ -242,7 +270,14 @@ macro_rules! runtime {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($arg: $ty),*) -> u32 {
             static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
-            $crate::abi::entry(&CALLS, $crate::abi::Face::Runtime, move || $body)
+            let line = $crate::call_log::begin(stringify!($name), |_line| {
+                $($crate::call_log::Argument::passed(&$arg, _line); _line.push_str(", ");)*
+            });
+            let code = $crate::abi::entry(&CALLS, $crate::abi::Face::Runtime, move || $body);
+            if let Some(line) = line {
+                line.end(code, |_line| { $($crate::call_log::Argument::got(&$arg, _line);)* });
+            }
+            code
         }
     )*};
 }

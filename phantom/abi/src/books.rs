@@ -41,6 +41,8 @@ struct Report {
     forked_calls: u64,
     /// What was refused because its caller broke the driver's rules.
     misuse: Vec<String>,
+    /// What the oracle found, where it watched.
+    hazards: Option<Vec<String>>,
 }
 
 fn counts(counts: &CallCounts) -> BTreeMap<&'static str, u64> {
@@ -76,6 +78,7 @@ fn report() -> Option<Report> {
         program: counts(&sim.counts(Caller::Program)),
         forked_calls: process::forked_calls(),
         misuse: sim.misuses().iter().map(ToString::to_string).collect(),
+        hazards: sim.has_oracle().then(|| sim.faults().iter().map(ToString::to_string).collect()),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Contexts: one primary context a device, and a stack of current ones a thread.
 
 use crate::abi::{Out, code, driver, runtime};
-use crate::gpu::gpu;
+use crate::gpu::{failed, gpu};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
@@ -118,7 +118,7 @@ driver! {
     }
 
     fn cuDevicePrimaryCtxReset_v2(device: i32) {
-        gpu().device(device).map(|_| ())
+        gpu().reset(gpu().device(device)?)
     }
 
     fn cuDevicePrimaryCtxSetFlags_v2(device: i32, _flags: u32) {
@@ -229,6 +229,13 @@ driver! {
         gpu().device_synchronize(device_of(context)?)
     }
 
+    /// Everything that was enqueued on any stream of the context. Drivers before 12.5 have no such function; `PHANTOM_WITHOUT`
+    /// makes it answer "not supported".
+    fn cuCtxRecordEvent(context: Context, event: usize) {
+        let device = if context == 0 { driver_device()? } else { device_of(context)? };
+        gpu().sim.context_event_record(device, event).map_err(failed)
+    }
+
     fn cuCtxEnablePeerAccess(context: Context, _flags: u32) {
         let (device, peer) = (driver_device()?, device_of(context)?);
         gpu().enable_peer(device, peer)
@@ -274,7 +281,7 @@ runtime! {
     }
 
     fn cudaDeviceReset() {
-        Ok(())
+        gpu().reset(runtime_device())
     }
 
     fn cudaDeviceCanAccessPeer(out: Out<i32>, device: i32, peer: i32) {

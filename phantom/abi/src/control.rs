@@ -128,6 +128,47 @@ pub extern "C" fn phantom_launch(stream: usize, count: u64) -> u32 {
     answer(|| gruyere_phantom::as_program(|| gpu().launch_many(stream, count)))
 }
 
+/// `stream` for [`phantom_owns`]: any, as with what `cudaMalloc` gives.
+const EVERY_STREAM: usize = usize::MAX;
+
+/// With `PHANTOM_ORACLE=on`: the program got `bytes` at `address`, to be used in the order of `stream`, or (all bits set) by any
+/// stream at once. To be told after the call that gave it has returned.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_owns(address: u64, bytes: u64, stream: usize) {
+    if let Some(gpu) = try_gpu() {
+        gpu.sim.owns(address, bytes, (stream != EVERY_STREAM).then_some(stream));
+    }
+}
+
+/// The program gives the block at `address` back. To be told before the call that frees it is made.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_disowns(address: u64) {
+    if let Some(gpu) = try_gpu() {
+        gpu.sim.disowns(address);
+    }
+}
+
+/// Bytes that the program owns.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_owned() -> u64 {
+    try_gpu().map_or(0, |gpu| gpu.sim.owned().1)
+}
+
+/// Launches a kernel of `PHANTOM_KERNEL_NS` on `stream` that reads and writes `bytes` at `address`, as the program would.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_touch(stream: usize, address: u64, bytes: u64) -> u32 {
+    answer(|| gruyere_phantom::as_program(|| gpu().touch(stream, address, bytes)))
+}
+
+/// What the oracle has found so far, each named on stderr. All bits set where nothing watches (`PHANTOM_ORACLE`).
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_hazards() -> u64 {
+    match try_gpu() {
+        Some(gpu) if gpu.sim.has_oracle() => gpu.sim.fault_count(),
+        _ => u64::MAX,
+    }
+}
+
 /// The program's host works for `ns` nanoseconds of the virtual clock.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_host_spend(ns: u64) {

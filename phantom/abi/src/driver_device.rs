@@ -41,15 +41,15 @@ driver_early! {
         out.put(error_texts(error).1.as_ptr())
     }
 
-    fn cuGetProcAddress(name: Text, out: Out<usize>, version: i32, _flags: u64) {
-        let address = lookup::driver_symbol(name.get()?, version).ok_or(code::NOT_FOUND);
+    fn cuGetProcAddress(name: Text, out: Out<usize>, version: i32, flags: u64) {
+        let address = lookup::driver_symbol(name.get()?, version, flags).ok_or(code::NOT_FOUND);
         out.put(address.unwrap_or(0))?;
         address.map(|_| ())
     }
 
     /// CU_GET_PROC_ADDRESS_SUCCESS 0, SYMBOL_NOT_FOUND 1.
-    fn cuGetProcAddress_v2(name: Text, out: Out<usize>, version: i32, _flags: u64, status: Out<u32>) {
-        let address = lookup::driver_symbol(name.get()?, version);
+    fn cuGetProcAddress_v2(name: Text, out: Out<usize>, version: i32, flags: u64, status: Out<u32>) {
+        let address = lookup::driver_symbol(name.get()?, version, flags);
         status.put_if_wanted(u32::from(address.is_none()));
         out.put(address.unwrap_or(0))?;
         address.map(|_| ()).ok_or(code::NOT_FOUND)
@@ -115,7 +115,11 @@ driver! {
     }
 
     fn cuDeviceGetMemPool(out: Out<usize>, device: i32) {
-        out.put(gpu().default_pool(gpu().device(device)?)?)
+        out.put(gpu().current_pool(gpu().device(device)?)?)
+    }
+
+    fn cuDeviceSetMemPool(device: i32, pool: usize) {
+        gpu().set_current_pool(gpu().device(device)?, pool)
     }
 
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {

@@ -1,8 +1,9 @@
 //! libcuda: plain memory, pools, copies and fills.
 
-use crate::abi::{Answer, In, Out, code, driver};
+use crate::abi::{Answer, In, Out, SomeResult, code, driver};
 use crate::context::{driver_device, stream_device};
-use crate::gpu::{failed, gpu, pool_attribute};
+use crate::gpu::{failed, gpu, own, pool_attribute};
+use gruyere_phantom::{CaptureStatus, error};
 
 /// `CUmemLocation` and `cudaMemLocation`: 1 is a device.
 #[repr(C)]
@@ -48,15 +49,10 @@ pub fn pool_create(out: Out<usize>, props: In<PoolProps>) -> Answer {
     out.put(pool)
 }
 
-pub fn pool_get_attribute(pool: usize, number: i32, out: Out<u64>) -> Answer {
+pub fn pool_get_attribute(pool: usize, number: i32, out: Out<SomeResult>) -> Answer {
     let (attribute, is_int) = pool_attribute(number)?;
     let value = gpu().sim.pool_attribute(0, pool, attribute).map_err(failed)?;
-    if is_int {
-        // SAFETY: for this attribute the result is an int; `Out` is a transparent pointer.
-        unsafe { std::mem::transmute::<Out<u64>, Out<u32>>(out) }.put(value as u32)
-    } else {
-        out.put(value)
-    }
+    if is_int { out.cast::<u32>().put(value as u32) } else { out.cast::<u64>().put(value) }
 }
 
 pub fn pool_set_attribute(pool: usize, number: i32, value: In<u64>) -> Answer {
@@ -80,7 +76,44 @@ pub fn pool_set_access(pool: usize, descs: In<AccessDesc>, n: usize) -> Answer {
     Ok(())
 }
 
+/// Rows of `width` bytes begin at multiples of this, bytes.
+const PITCH: usize = 512;
+
+/// `cudaMallocPitch`; nothing: NULL.
+pub fn alloc_rows(device: u32, out: Out<u64>, pitch: Out<usize>, width: usize, rows: usize) -> Answer {
+    let row = width.checked_next_multiple_of(PITCH).ok_or(error::code::OUT_OF_MEMORY)?;
+    let bytes = row.checked_mul(rows).ok_or(error::code::OUT_OF_MEMORY)?;
+    out.put(if bytes == 0 { 0 } else { gpu().sim.alloc(device, bytes as u64).map_err(failed)? })?;
+    pitch.put(row)
+}
+
+/// `cudaMallocFromPoolAsync`: what a captured stream allocates is its graph's memory, and no pool's.
+pub fn alloc_from_pool(device: u32, out: Out<u64>, bytes: usize, pool: usize, stream: usize) -> Answer {
+    let sim = &gpu().sim;
+    let address = match sim.capture_status(device, stream).map_err(failed)? {
+        CaptureStatus::None => sim.pool_alloc(device, pool, bytes as u64, stream),
+        _ => sim.graph_alloc(device, bytes as u64, stream),
+    };
+    out.put(address.map_err(failed)?)
+}
+
+/// `cudaMallocAsync`: from the current pool of the stream's device; nothing: NULL.
+pub fn alloc_from_current(device: u32, out: Out<u64>, bytes: usize, stream: usize) -> Answer {
+    let owner = gpu().sim.stream_device(device, stream).map_err(failed)?;
+    if bytes == 0 {
+        return out.put(0);
+    }
+    alloc_from_pool(device, out, bytes, gpu().current_pool(owner)?, stream)
+}
+
 driver! {
+    fn cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
+        if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+            return Err(code::INVALID_VALUE);
+        }
+        alloc_rows(driver_device()?, out, pitch, width, height)
+    }
+
     fn cuMemAlloc_v2(out: Out<u64>, bytes: usize) {
         let device = driver_device()?;
         out.put(gpu().sim.alloc(device, bytes as u64).map_err(failed)?)
@@ -110,7 +143,7 @@ driver! {
         gpu().sim.pool_trim(0, pool, keep as u64).map_err(failed)
     }
 
-    fn cuMemPoolGetAttribute(pool: usize, number: i32, out: Out<u64>) {
+    fn cuMemPoolGetAttribute(pool: usize, number: i32, out: Out<SomeResult>) {
         pool_get_attribute(pool, number, out)
     }
 
@@ -123,29 +156,41 @@ driver! {
     }
 
     fn cuMemAllocAsync(out: Out<u64>, bytes: usize, stream: usize) {
-        let device = stream_device(stream)?;
-        let owner = gpu().sim.stream_device(device, stream).map_err(failed)?;
-        out.put(gpu().sim.pool_alloc(device, gpu().default_pool(owner)?, bytes as u64, stream).map_err(failed)?)
+        driver_malloc_async(out, bytes, stream)
+    }
+    fn cuMemAllocAsync_ptsz(out: Out<u64>, bytes: usize, stream: usize) {
+        driver_malloc_async(out, bytes, own(stream))
     }
 
+    /// On a captured stream refused, unlike a real driver: it is what an allocator calls, which must never make a graph's memory its own.
     fn cuMemAllocFromPoolAsync(out: Out<u64>, bytes: usize, pool: usize, stream: usize) {
-        let device = stream_device(stream)?;
-        out.put(gpu().sim.pool_alloc(device, pool, bytes as u64, stream).map_err(failed)?)
+        driver_alloc_from_pool(out, bytes, pool, stream)
+    }
+    fn cuMemAllocFromPoolAsync_ptsz(out: Out<u64>, bytes: usize, pool: usize, stream: usize) {
+        driver_alloc_from_pool(out, bytes, pool, own(stream))
     }
 
     fn cuMemFreeAsync(address: u64, stream: usize) {
-        let device = stream_device(stream)?;
-        gpu().sim.pool_free(device, address, stream).map_err(failed)
+        gpu().free_async(stream_device(stream)?, address, stream)
+    }
+    fn cuMemFreeAsync_ptsz(address: u64, stream: usize) {
+        gpu().free_async(stream_device(stream)?, address, own(stream))
     }
 
-    fn cuMemcpy(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
+    fn cuMemcpy(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, 0) }
     fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
-    fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
-    fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
+    fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, 0) }
+    fn cuMemcpyHtoD_v2_ptds(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, own(0)) }
+    fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, 0) }
+    fn cuMemcpyDtoH_v2_ptds(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, own(0)) }
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
     fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
     fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
+    fn cuMemcpyHtoDAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, own(stream)) }
+    fn cuMemcpyDtoHAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, own(stream)) }
+    fn cuMemcpyDtoDAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, own(stream)) }
+    fn cuMemcpyAsync_ptsz(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, own(stream)) }
     fn cuMemcpyPeer(to: u64, _to_context: usize, from: u64, _from_context: usize, bytes: usize) {
         gpu().copy(to, from, bytes, 0)
     }
@@ -172,4 +217,13 @@ driver! {
     fn cuStreamWriteValue64_v2(stream: usize, address: u64, value: u64, _flags: u32) {
         gpu().fill(address, &value.to_ne_bytes(), 1, stream)
     }
+}
+
+fn driver_malloc_async(out: Out<u64>, bytes: usize, stream: usize) -> Answer {
+    alloc_from_current(stream_device(stream)?, out, bytes, stream)
+}
+
+fn driver_alloc_from_pool(out: Out<u64>, bytes: usize, pool: usize, stream: usize) -> Answer {
+    let device = stream_device(stream)?;
+    out.put(gpu().sim.pool_alloc(device, pool, bytes as u64, stream).map_err(failed)?)
 }

@@ -2,7 +2,7 @@
 
 use crate::abi::{Answer, Out, code, driver};
 use crate::context::{self, driver_device, stream_device};
-use crate::gpu::{failed, gpu};
+use crate::gpu::{failed, gpu, own};
 use crate::graph;
 use gruyere_phantom::{CaptureMode, CaptureStatus, StreamKind};
 
@@ -68,6 +68,22 @@ driver! {
 
     fn cuStreamSynchronize(stream: usize) {
         gpu().sim.stream_synchronize(stream_device(stream)?, stream).map_err(failed)
+    }
+
+    fn cuStreamSynchronize_ptsz(stream: usize) {
+        gpu().sim.stream_synchronize(stream_device(own(stream))?, own(stream)).map_err(failed)
+    }
+
+    fn cuStreamQuery_ptsz(stream: usize) {
+        ready(gpu().sim.stream_query(stream_device(own(stream))?, own(stream)).map_err(failed)?)
+    }
+
+    fn cuStreamWaitEvent_ptsz(stream: usize, event: usize, _flags: u32) {
+        gpu().sim.stream_wait_event(stream_device(own(stream))?, own(stream), event).map_err(failed)
+    }
+
+    fn cuEventRecord_ptsz(event: usize, stream: usize) {
+        gpu().sim.event_record(stream_device(own(stream))?, event, own(stream)).map_err(failed)
     }
 
     fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {

@@ -8,6 +8,7 @@ use gruyere_phantom::{
     PoolAttribute, SimError, Source,
 };
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The simulator and what the C interface needs besides.
@@ -17,6 +18,8 @@ pub struct Phantom {
     devices: u32,
     /// Each device's default pool, created when first asked for.
     default_pools: Vec<OnceLock<usize>>,
+    /// The pool that each device's `cudaMallocAsync` takes from. 0: the default one.
+    current_pools: Vec<AtomicUsize>,
     peers_enabled: Mutex<HashSet<(u32, u32)>>,
     /// The host addresses behind device memory.
     window: (u64, u64),
@@ -135,6 +138,11 @@ impl AddressProvider for HostAddresses {
     }
 }
 
+/// The stream that a call of the `_ptsz` or `_ptds` kind means: 0 is the calling thread's own.
+pub fn own(stream: usize) -> usize {
+    if stream == 0 { 2 } else { stream }
+}
+
 /// A simulator's error as a code.
 pub fn failed(error: SimError) -> u32 {
     error.code
@@ -151,6 +159,11 @@ impl Phantom {
             "none" => Some(Costs::zero()),
             "launches" => Some(Costs { launch: Costs::default().launch, ..Costs::zero() }),
             "calls" => Some(Costs::default()),
+            _ => None,
+        })?;
+        let oracle = setting("PHANTOM_ORACLE", false, |text| match text {
+            "on" => Some(true),
+            "off" => Some(false),
             _ => None,
         })?;
         let without = setting("PHANTOM_WITHOUT", String::new(), |text| Some(text.to_owned()))?;
@@ -173,20 +186,28 @@ impl Phantom {
             costs,
             stream_ids,
             context_events,
-            oracle: false,
+            oracle,
             ..Config::new(memory)
         };
         let (addresses, window) = HostAddresses::new()?;
+        let sim = Gpu::with_addresses(config, Box::new(addresses));
+        sim.print_faults();
         Ok(Self {
-            sim: Gpu::with_addresses(config, Box::new(addresses)),
+            sim,
             host: HostMemory::default(),
             devices,
             default_pools: (0..devices).map(|_| OnceLock::new()).collect(),
+            current_pools: (0..devices).map(|_| AtomicUsize::new(0)).collect(),
             peers_enabled: Mutex::default(),
             window,
             copy_limit: copy_limit as usize,
             kernel,
         })
+    }
+
+    /// The addresses of device memory: first, and behind the last.
+    pub fn window(&self) -> (u64, u64) {
+        self.window
     }
 
     pub fn device_count(&self) -> u32 {
@@ -248,6 +269,37 @@ impl Phantom {
         }
     }
 
+    /// The pool that `cudaMallocAsync` takes from on `device`.
+    pub fn current_pool(&self, device: u32) -> Result<usize, u32> {
+        match self.current_pools.get(device as usize).ok_or(code::INVALID_DEVICE)?.load(Relaxed) {
+            0 => self.default_pool(device),
+            pool => Ok(pool),
+        }
+    }
+
+    pub fn set_current_pool(&self, device: u32, pool: usize) -> Answer {
+        self.sim.pool_books(pool).ok_or(code::INVALID_VALUE)?;
+        self.current_pools.get(device as usize).ok_or(code::INVALID_DEVICE)?.store(pool, Relaxed);
+        Ok(())
+    }
+
+    /// `cudaDeviceReset`: everything that this process has on `device` is gone.
+    pub fn reset(&self, device: u32) -> Answer {
+        let default = self.default_pools.get(device as usize).and_then(|pool| pool.get().copied());
+        self.sim.reset_device(device, default).map_err(failed)?;
+        self.current_pools[device as usize].store(0, Relaxed);
+        Ok(())
+    }
+
+    /// `cudaFreeAsync`: of pool memory, and of a graph's.
+    pub fn free_async(&self, device: u32, address: u64, stream: usize) -> Answer {
+        match self.sim.allocation(address).map(|backing| backing.source) {
+            _ if address == 0 => Err(code::INVALID_VALUE),
+            Some(Source::Graph { .. }) => self.sim.graph_free(device, address, stream).map_err(failed),
+            _ => self.sim.pool_free(device, address, stream).map_err(failed),
+        }
+    }
+
     /// Frees what `cuMemAlloc` or a pool gave, as `cuMemFree` does.
     pub fn free(&self, address: u64) -> Answer {
         if address == 0 {
@@ -258,6 +310,10 @@ impl Phantom {
             Some(Source::Pool(_)) => {
                 self.device_synchronize(device)?;
                 self.sim.pool_free(device, address, 0)
+            }
+            Some(Source::Graph { .. }) => {
+                self.device_synchronize(device)?;
+                self.sim.graph_free(device, address, 0)
             }
             _ => self.sim.free(device, address),
         }
@@ -291,6 +347,12 @@ impl Phantom {
         self.sim.launch(device, stream, count, self.kernel).map_err(failed)
     }
 
+    /// One kernel on `stream`, that reads and writes a range.
+    pub fn touch(&self, stream: usize, address: u64, bytes: u64) -> Answer {
+        let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        self.sim.launch_touching(device, stream, self.kernel, &[(address, bytes)]).map_err(failed)
+    }
+
     /// A function of the host's in the order of `stream`: run at once, or never while the stream captures.
     pub fn host_function(&self, stream: usize, function: impl FnOnce()) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
@@ -308,6 +370,18 @@ impl Phantom {
         address != 0
     }
 
+    /// The host waits for `stream`.
+    pub fn wait_for_stream(&self, stream: usize) -> Answer {
+        let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        self.sim.stream_synchronize(device, stream).map_err(failed)
+    }
+
+    /// [`Phantom::copy`], and the host waits for it.
+    pub fn copy_and_wait(&self, to: u64, from: u64, bytes: usize, stream: usize) -> Answer {
+        self.copy(to, from, bytes, stream)?;
+        self.wait_for_stream(stream)
+    }
+
     /// Copies between any two memories, in the order of `stream`, where it is small enough to be worth it.
     pub fn copy(&self, to: u64, from: u64, bytes: usize, stream: usize) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
@@ -317,7 +391,10 @@ impl Phantom {
         if !self.accessible(to, bytes) || !self.accessible(from, bytes) {
             return Err(code::INVALID_VALUE);
         }
-        self.sim.launch(device, stream, 1, 0).map_err(failed)?;
+        let on_device = |&(address, _): &(u64, u64)| (self.window.0..self.window.1).contains(&address);
+        let ranges: Vec<_> =
+            [(to, bytes as u64), (from, bytes as u64)].into_iter().filter(on_device).collect();
+        self.sim.launch_copy(device, stream, &ranges).map_err(failed)?;
         if bytes <= self.copy_limit
             && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
         {

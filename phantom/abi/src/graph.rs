@@ -1,38 +1,88 @@
-//! Graphs: what captures become. A template and its executables share one simulated graph, which goes with the last of them.
+//! Graphs: what captures become. A template and its executables share the simulated graphs, which go with the last of them.
 
-use crate::abi::{Answer, Out, code, runtime};
-use crate::context::runtime_device;
+use crate::abi::{Answer, Out, code, driver, runtime};
+use crate::context::{runtime_device, stream_device};
 use crate::driver_order::capture_mode;
-use crate::gpu::{failed, gpu};
+use crate::gpu::{failed, gpu, own};
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Handles look like the pointers that they are. Bit 7 tells an executable from a template.
 const BASE: usize = 0x2000_0000;
 const STEP: usize = 0x100;
 const EXECUTABLE: usize = 0x80;
 
-/// How many handles there are of each simulated graph.
-static HANDLES: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
-
-fn template(id: u64) -> usize {
-    BASE + id as usize * STEP
+/// A template with its executables.
+#[derive(Default)]
+struct Graph {
+    /// How many handles there are of it.
+    handles: u32,
+    /// What was captured into it, in order.
+    captured: Vec<u64>,
 }
 
-fn id_of(handle: usize) -> Result<u64, u32> {
-    let offset = handle.checked_sub(BASE).ok_or(code::INVALID_VALUE)?;
-    Ok((offset / STEP) as u64)
+#[derive(Default)]
+struct Graphs {
+    made: usize,
+    by_number: HashMap<usize, Graph>,
+    /// Streams that capture into a graph that was there before.
+    into: HashMap<usize, usize>,
+}
+
+static GRAPHS: LazyLock<Mutex<Graphs>> = LazyLock::new(Mutex::default);
+
+fn graphs() -> MutexGuard<'static, Graphs> {
+    GRAPHS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Graphs {
+    /// A new template, of what was captured.
+    fn add(&mut self, captured: Vec<u64>) -> usize {
+        self.made += 1;
+        self.by_number.insert(self.made, Graph { handles: 1, captured });
+        self.made
+    }
+
+    fn get(&mut self, handle: usize) -> Result<&mut Graph, u32> {
+        self.by_number.get_mut(&number_of(handle)?).ok_or(code::INVALID_VALUE)
+    }
+}
+
+fn template(number: usize) -> usize {
+    BASE + number * STEP
+}
+
+fn number_of(handle: usize) -> Result<usize, u32> {
+    Ok(handle.checked_sub(BASE).ok_or(code::INVALID_VALUE)? / STEP)
 }
 
 pub fn begin(device: u32, stream: usize, mode: u32) -> Answer {
     gpu().sim.begin_capture(device, stream, capture_mode(mode)?, None).map(|_| ()).map_err(failed)
 }
 
+/// What is captured goes to the end of a graph that is there already.
+fn begin_into(device: u32, stream: usize, graph: usize, mode: u32) -> Answer {
+    let number = number_of(graph)?;
+    graphs().get(graph)?;
+    begin(device, stream, mode)?;
+    graphs().into.insert(stream, number);
+    Ok(())
+}
+
 pub fn end(device: u32, stream: usize, out: Out<usize>) -> Answer {
-    match gpu().sim.end_capture(device, stream) {
+    let captured = gpu().sim.end_capture(device, stream);
+    let mut graphs = graphs();
+    let into = graphs.into.remove(&stream);
+    match captured {
         Ok(id) => {
-            HANDLES.lock().unwrap_or_else(PoisonError::into_inner).insert(id, 1);
-            out.put(template(id))
+            let number = match into {
+                Some(number) => {
+                    graphs.by_number.entry(number).or_default().captured.push(id);
+                    number
+                }
+                None => graphs.add(vec![id]),
+            };
+            out.put(template(number))
         }
         Err(error) => {
             out.put_if_wanted(0);
@@ -41,24 +91,29 @@ pub fn end(device: u32, stream: usize, out: Out<usize>) -> Answer {
     }
 }
 
+fn create(out: Out<usize>) -> Answer {
+    let number = graphs().add(Vec::new());
+    out.put(template(number))
+}
+
 pub fn instantiate(out: Out<usize>, handle: usize) -> Answer {
-    let id = id_of(handle)?;
-    *HANDLES.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&id).ok_or(code::INVALID_VALUE)? += 1;
-    out.put(template(id) | EXECUTABLE)
+    graphs().get(handle)?.handles += 1;
+    out.put(template(number_of(handle)?) | EXECUTABLE)
 }
 
 pub fn launch(handle: usize, device: u32, stream: usize) -> Answer {
-    gpu().sim.replay(device, id_of(handle)?, stream).map_err(failed)
+    let captured = graphs().get(handle)?.captured.clone();
+    captured.into_iter().try_for_each(|id| gpu().sim.replay(device, id, stream).map_err(failed))
 }
 
 fn drop_handle(handle: usize) -> Answer {
-    let id = id_of(handle)?;
-    let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);
-    let count = handles.get_mut(&id).ok_or(code::INVALID_VALUE)?;
-    *count -= 1;
-    if *count == 0 {
-        handles.remove(&id);
-        gpu().sim.graph_destroy(0, id).map_err(failed)?;
+    let mut graphs = graphs();
+    let graph = graphs.get(handle)?;
+    graph.handles -= 1;
+    if graph.handles == 0 {
+        let gone = std::mem::take(&mut graph.captured);
+        graphs.by_number.remove(&number_of(handle)?);
+        gone.into_iter().try_for_each(|id| gpu().sim.graph_destroy(0, id).map_err(failed))?;
     }
     Ok(())
 }
@@ -74,6 +129,29 @@ pub fn destroy_executable(handle: usize) -> Answer {
 runtime! {
     fn cudaStreamBeginCapture(stream: usize, mode: u32) {
         begin(runtime_device(), stream, mode)
+    }
+
+    /// The dependencies of what comes first are nobody's business here.
+    fn cudaStreamBeginCaptureToGraph(
+        stream: usize, graph: usize, _dependencies: usize, _edges: usize, _n: usize, mode: u32,
+    ) {
+        begin_into(runtime_device(), stream, graph, mode)
+    }
+
+    fn cudaGraphCreate(out: Out<usize>, _flags: u32) {
+        create(out)
+    }
+
+    fn cudaStreamBeginCapture_ptsz(stream: usize, mode: u32) {
+        begin(runtime_device(), own(stream), mode)
+    }
+
+    fn cudaStreamEndCapture_ptsz(stream: usize, out: Out<usize>) {
+        end(runtime_device(), own(stream), out)
+    }
+
+    fn cudaGraphLaunch_ptsz(handle: usize, stream: usize) {
+        launch(handle, runtime_device(), own(stream))
     }
 
     fn cudaStreamEndCapture(stream: usize, out: Out<usize>) {
@@ -102,7 +180,8 @@ runtime! {
 
     /// The number of kernels; there are no nodes to hand out.
     fn cudaGraphGetNodes(handle: usize, nodes: Out<usize>, n: Out<usize>) {
-        let (kernels, _) = gpu().sim.graph_work(id_of(handle)?).ok_or(code::INVALID_VALUE)?;
+        let captured = graphs().get(handle)?.captured.clone();
+        let kernels: u64 = captured.iter().filter_map(|&id| gpu().sim.graph_work(id)).map(|(kernels, _)| kernels).sum();
         n.put(if nodes.raw().is_null() { kernels as usize } else { 0 })
     }
 
@@ -112,5 +191,17 @@ runtime! {
 
     fn cudaGraphDebugDotPrint(_handle: usize, _path: usize, _flags: u32) {
         Err(code::NOT_SUPPORTED)
+    }
+}
+
+driver! {
+    fn cuStreamBeginCaptureToGraph(
+        stream: usize, graph: usize, _dependencies: usize, _edges: usize, _n: usize, mode: u32,
+    ) {
+        begin_into(stream_device(stream)?, stream, graph, mode)
+    }
+
+    fn cuGraphCreate(out: Out<usize>, _flags: u32) {
+        create(out)
     }
 }

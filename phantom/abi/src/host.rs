@@ -1,7 +1,8 @@
 //! Page-locked host memory, and which memory a pointer points to.
 
-use crate::abi::{In, Out, code, driver, runtime};
+use crate::abi::{In, Out, SomeResult, code, driver, runtime};
 use crate::gpu::gpu;
+use gruyere_phantom::Source;
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -156,7 +157,7 @@ driver! {
         out.put(0)
     }
 
-    fn cuPointerGetAttribute(out: Out<u64>, attribute: i32, address: usize) {
+    fn cuPointerGetAttribute(out: Out<SomeResult>, attribute: i32, address: usize) {
         pointer_attribute(out, attribute, address)
     }
 
@@ -165,7 +166,7 @@ driver! {
         for i in 0..n as usize {
             let (attribute, out) = (wanted.nth(i)?, outs.nth(i)?);
             // SAFETY: `Out` is a transparent pointer, and the caller's array holds result pointers.
-            let out = unsafe { std::mem::transmute::<usize, Out<u64>>(out) };
+            let out = unsafe { std::mem::transmute::<usize, Out<SomeResult>>(out) };
             let _ = pointer_attribute(out, attribute, address);
         }
         Ok(())
@@ -177,27 +178,35 @@ driver! {
 }
 
 /// One `CUpointer_attribute`. Results are of several sizes: an int is written as an int.
-fn pointer_attribute(out: Out<u64>, attribute: i32, address: usize) -> Result<(), u32> {
+fn pointer_attribute(out: Out<SomeResult>, attribute: i32, address: usize) -> Result<(), u32> {
     let facts = attributes(address);
     if facts.kind == 0 {
         return Err(code::INVALID_VALUE);
     }
-    let put_int = |value: u32| {
-        // SAFETY: for this attribute the result is an int; `Out` is a transparent pointer.
-        unsafe { std::mem::transmute::<Out<u64>, Out<u32>>(out) }.put(value)
-    };
+    let put_int = |value: u32| out.cast::<u32>().put(value);
+    let put = |value: u64| out.cast::<u64>().put(value);
     match attribute {
-        1 => out.put(crate::context::primary(facts.device as u32) as u64),
+        1 => put(crate::context::primary(facts.device as u32) as u64),
         2 => put_int(facts.kind),
-        3 => out.put(facts.device_pointer as u64),
-        4 => out.put(facts.host_pointer as u64),
+        3 => put(facts.device_pointer as u64),
+        4 => put(facts.host_pointer as u64),
         6 => Ok(()), // sync memops: set only
-        7 => out.put(gpu().allocation_of(address as u64).map_or(0, |(start, _)| start)),
+        7 => put(gpu().allocation_of(address as u64).map_or(0, |(start, _)| start)),
         9 => put_int(facts.device as u32),
-        10 => put_int(0),
-        11 => out.put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.0),
-        12 => out.put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.1),
+        8 => put_int(0), // managed
+        // What cudaIpcGetMemHandle takes.
+        10 => put_int(u32::from(source(address) == Some(Source::Plain))),
+        11 => put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.0),
+        12 => put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.1),
         13 => put_int(1),
+        17 => put(match source(address) {
+            Some(Source::Pool(pool)) => pool as u64,
+            _ => 0,
+        }),
         _ => Err(code::NOT_SUPPORTED),
     }
+}
+
+fn source(address: usize) -> Option<Source> {
+    gpu().sim.allocation(address as u64).map(|backing| backing.source)
 }

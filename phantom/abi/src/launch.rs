@@ -2,7 +2,7 @@
 
 use crate::abi::{Answer, In, Out, driver, runtime};
 use crate::context::runtime_device;
-use crate::gpu::gpu;
+use crate::gpu::{gpu, own};
 use std::cell::Cell;
 use std::ffi::c_void;
 
@@ -123,6 +123,14 @@ runtime! {
         launched_by_runtime(stream)
     }
 
+    fn cudaLaunchKernel_ptsz(_function: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
+        launched_by_runtime(own(stream))
+    }
+
+    fn cudaLaunchKernelExC_ptsz(config: In<LaunchConfig>, _function: usize, _args: usize) {
+        launched_by_runtime(own(config.get()?.stream))
+    }
+
     fn cudaLaunchCooperativeKernel(_f: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
         launched_by_runtime(stream)
     }
@@ -134,6 +142,10 @@ runtime! {
     /// Called at once: everything before it on the stream is done, since nothing takes time here.
     fn cudaLaunchHostFunc(stream: usize, function: Option<extern "C" fn(usize)>, data: usize) {
         gpu().host_function(stream, move || if let Some(function) = function { function(data) })
+    }
+
+    fn cudaLaunchHostFunc_ptsz(stream: usize, function: Option<extern "C" fn(usize)>, data: usize) {
+        gpu().host_function(own(stream), move || if let Some(function) = function { function(data) })
     }
 
     fn cudaStreamAddCallback(
@@ -163,6 +175,13 @@ driver! {
         _args: usize, _extra: usize,
     ) {
         launched(stream)
+    }
+
+    fn cuLaunchKernel_ptsz(
+        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: usize,
+        _args: usize, _extra: usize,
+    ) {
+        launched(own(stream))
     }
 
     fn cuLaunchCooperativeKernel(

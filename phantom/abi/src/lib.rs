@@ -13,6 +13,8 @@
 //! | `PHANTOM_KERNEL_NS` | how long a kernel runs on the virtual clock, ns | 0 |
 //! | `PHANTOM_COSTS` | what costs the host time on it: `none`, `launches`, or `calls` (every driver call, as published) | none |
 //! | `PHANTOM_WITHOUT` | what the devices lack: `vmm`, `pools`, `stream_ids`, `context_events` (`cuCtxRecordEvent`), comma-separated | |
+//! | `PHANTOM_ORACLE` | `on`: judge the order of all work and name what is wrong on stderr (`phantom_owns`, `phantom_touch`, `phantom_hazards`) | off |
+//! | `PHANTOM_CALL_LOG` | file for a line a call (`%p`: the process id) | |
 //! | `PHANTOM_BOOKS` | file for the books as JSON, written at exit (`%p`: the process id) | |
 //! | `PHANTOM_EXIT` | `deinitialize`: after the exit handlers every call answers DEINITIALIZED, as a real driver's | |
 //! | `PHANTOM_QUIET` | do not name functions that are not simulated on stderr | |
@@ -32,6 +34,7 @@
 mod abi;
 mod blas;
 mod books;
+mod call_log;
 mod context;
 mod control;
 mod driver_device;
@@ -41,6 +44,7 @@ mod driver_vmm;
 mod gpu;
 mod graph;
 mod host;
+mod ipc;
 mod launch;
 mod lookup;
 mod process;

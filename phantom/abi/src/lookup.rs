@@ -19,8 +19,12 @@ const VERSIONED: &[(&str, &[(i32, &str)])] = &[
     ("cuCtxGetDevice", &[(13_000, "cuCtxGetDevice"), (0, "cuCtxGetDevice")]),
 ];
 
-/// The address of the function that `name` means in CUDA `version` (12020 for 12.2).
-pub fn driver_symbol(name: &CStr, version: i32) -> Option<usize> {
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM` and its like in the runtime.
+const PER_THREAD: u64 = 2;
+
+/// The address of the function that `name` means in CUDA `version` (12020 for 12.2), and with the thread's own stream as stream 0
+/// where `flags` say so.
+pub fn driver_symbol(name: &CStr, version: i32, flags: u64) -> Option<usize> {
     let text = name.to_str().ok()?;
     if !text.starts_with("cu") {
         return None;
@@ -29,7 +33,10 @@ pub fn driver_symbol(name: &CStr, version: i32) -> Option<usize> {
         let (_, variant) = variants.iter().find(|(from, _)| version >= *from)?;
         return own_symbol(variant);
     }
-    own_symbol(&format!("{text}_v2")).or_else(|| own_symbol(text))
+    let twins = ["_v2_ptsz", "_v2_ptds", "_ptsz", "_ptds"];
+    let of_thread = twins.iter().filter(|_| flags & PER_THREAD != 0);
+    let plain = ["_v2", ""];
+    of_thread.chain(&plain).find_map(|ending| own_symbol(&format!("{text}{ending}")))
 }
 
 /// A function of this very library, wherever it was loaded from: other libraries of the process may define the same names.

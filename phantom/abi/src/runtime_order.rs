@@ -4,7 +4,7 @@ use crate::abi::{Out, Text, last_error, runtime};
 use crate::context::runtime_device;
 use crate::driver_device::{VERSION, error_texts};
 use crate::driver_order::{capture_info, elapsed, exchange_mode, ready, stream_create};
-use crate::gpu::{failed, gpu};
+use crate::gpu::{failed, gpu, own};
 use crate::lookup;
 use std::ffi::c_char;
 
@@ -15,6 +15,24 @@ runtime! {
         stream_create(out, flags, runtime_device())
     }
     fn cudaStreamDestroy(stream: usize) { gpu().sim.stream_destroy(runtime_device(), stream).map_err(failed) }
+    fn cudaStreamSynchronize_ptsz(stream: usize) {
+        gpu().sim.stream_synchronize(runtime_device(), own(stream)).map_err(failed)
+    }
+    fn cudaStreamQuery_ptsz(stream: usize) {
+        ready(gpu().sim.stream_query(runtime_device(), own(stream)).map_err(failed)?)
+    }
+    fn cudaStreamWaitEvent_ptsz(stream: usize, event: usize, _flags: u32) {
+        gpu().sim.stream_wait_event(runtime_device(), own(stream), event).map_err(failed)
+    }
+    fn cudaStreamIsCapturing_ptsz(stream: usize, out: Out<u32>) {
+        out.put(capture_info(runtime_device(), own(stream))?.0)
+    }
+    fn cudaEventRecord_ptsz(event: usize, stream: usize) {
+        gpu().sim.event_record(runtime_device(), event, own(stream)).map_err(failed)
+    }
+    fn cudaEventRecordWithFlags_ptsz(event: usize, stream: usize, _flags: u32) {
+        gpu().sim.event_record(runtime_device(), event, own(stream)).map_err(failed)
+    }
     fn cudaStreamQuery(stream: usize) { ready(gpu().sim.stream_query(runtime_device(), stream).map_err(failed)?) }
     fn cudaStreamSynchronize(stream: usize) {
         gpu().sim.stream_synchronize(runtime_device(), stream).map_err(failed)
@@ -63,14 +81,14 @@ runtime! {
     fn cudaRuntimeGetVersion(out: Out<i32>) { out.put(VERSION) }
 
     /// Found 0, not found 1.
-    fn cudaGetDriverEntryPointByVersion(name: Text, out: Out<usize>, version: u32, _flags: u64, status: Out<u32>) {
-        let address = lookup::driver_symbol(name.get()?, version as i32);
+    fn cudaGetDriverEntryPointByVersion(name: Text, out: Out<usize>, version: u32, flags: u64, status: Out<u32>) {
+        let address = lookup::driver_symbol(name.get()?, version as i32, flags);
         status.put_if_wanted(u32::from(address.is_none()));
         out.put(address.unwrap_or(0))
     }
 
-    fn cudaGetDriverEntryPoint(name: Text, out: Out<usize>, _flags: u64, status: Out<u32>) {
-        let address = lookup::driver_symbol(name.get()?, VERSION);
+    fn cudaGetDriverEntryPoint(name: Text, out: Out<usize>, flags: u64, status: Out<u32>) {
+        let address = lookup::driver_symbol(name.get()?, VERSION, flags);
         status.put_if_wanted(u32::from(address.is_none()));
         out.put(address.unwrap_or(0))
     }

@@ -252,6 +252,7 @@ impl Gpu {
                 if let Some(oracle) = &mut state.oracle {
                     oracle.graph_destroyed(gone.group);
                 }
+                Self::drop_graph_memory(state, graph);
                 Ok(())
             }
         }

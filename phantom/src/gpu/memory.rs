@@ -162,8 +162,12 @@ impl Gpu {
             Ok(whole) => whole,
         };
         state.time.spend(state.config.costs.unmap_of(bytes));
+        let now = state.time.now();
         if let Some(oracle) = &mut state.oracle {
             oracle.unmapped(address, bytes);
+            for piece in state.backings.pieces(address, bytes) {
+                oracle.taken_from_kernels(KIND.name(), Taken::of(&piece), now);
+            }
         }
         for mapping in &whole {
             if let Some(memory) = state.vmm.unmap(mapping, &mut state.backings) {

@@ -1,11 +1,14 @@
 //! The simulator: one state under one lock, the driver's calls as methods, a file a group of calls.
 
+mod graph_memory;
 mod graphs;
 mod memory;
 mod order;
 mod pools;
 mod queries;
 mod rendezvous;
+mod reset;
+mod touch;
 mod watch;
 
 use std::collections::BTreeMap;

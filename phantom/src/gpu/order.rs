@@ -365,6 +365,7 @@ impl Gpu {
             return Ok(());
         }
         state.enqueue(key, 1, 0, launch);
+        state.note_copy(key, &[(address, bytes)]);
         Ok(())
     }
 }

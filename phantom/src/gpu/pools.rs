@@ -63,13 +63,15 @@ impl State {
         }
     }
 
-    fn drop_chunk(&mut self, call: &'static str, device: u32, address: u64, chunk: Chunk) {
+    pub(crate) fn drop_chunk(&mut self, call: &'static str, device: u32, address: u64, chunk: Chunk) {
         self.time.spend(self.config.costs.pool_shrink_of(chunk.bytes));
         let now = self.time.now();
         self.devices[device as usize].books.give(chunk.bytes, Part::Pools, now);
         self.addresses.release(address, chunk.bytes);
         if let Some(oracle) = &mut self.oracle {
-            oracle.pool_gave_back(call, Taken { address, physical: chunk.physical, bytes: chunk.bytes });
+            let taken = Taken { address, physical: chunk.physical, bytes: chunk.bytes };
+            oracle.taken_from_kernels(call, taken, now);
+            oracle.pool_gave_back(call, taken);
         }
     }
 

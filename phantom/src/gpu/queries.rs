@@ -201,7 +201,7 @@ impl Gpu {
             match backing.source {
                 Source::Pool(_) => held.pool_allocations += 1,
                 Source::Mapping(_) => held.mappings += 1,
-                Source::Plain => held.plain += 1,
+                Source::Plain | Source::Graph { .. } => held.plain += 1,
             }
         }
         held

@@ -7,7 +7,7 @@ use crate::streams::StreamKey;
 
 impl State {
     /// The stream that the harness speaks of; a fault where there is none.
-    fn known_stream(&mut self, address: u64, device: u32, handle: usize) -> Option<StreamKey> {
+    pub(crate) fn known_stream(&mut self, address: u64, device: u32, handle: usize) -> Option<StreamKey> {
         let key = self.stream(CallKind::Launch, device, handle).ok();
         if key.is_none()
             && let Some(oracle) = &mut self.oracle

@@ -56,6 +56,7 @@ impl Oracle {
         let faults = self.judge_taking(taken, call, |_, _| true);
         self.report_all(faults);
         self.physical.clear(taken.physical, taken.physical + taken.bytes, |_, _, _| {});
+        self.forget_touches(taken.physical, taken.bytes);
     }
 
     /// Plain memory is freed, after the wait that this implies.
@@ -63,6 +64,7 @@ impl Oracle {
         let faults = self.judge_taking(taken, CallKind::Free.name(), |oracle, past| oracle.is_over(past));
         self.report_all(faults);
         self.physical.clear(taken.physical, taken.physical + taken.bytes, |_, _, _| {});
+        self.forget_touches(taken.physical, taken.bytes);
     }
 
     /// A mapping goes away: everything that went through its addresses must be over, and the host must know.
@@ -81,6 +83,7 @@ impl Oracle {
     /// Physical memory is gone: released, and mapped nowhere.
     pub(crate) fn vanished(&mut self, physical: u64, bytes: u64) {
         self.physical.clear(physical, physical + bytes, |_, _, _| {});
+        self.forget_touches(physical, bytes);
     }
 
     fn judge_taking(
@@ -118,7 +121,7 @@ impl Oracle {
         }
     }
 
-    fn report_all(&mut self, faults: Vec<Fault>) {
+    pub(super) fn report_all(&mut self, faults: Vec<Fault>) {
         for fault in faults {
             self.report(fault);
         }

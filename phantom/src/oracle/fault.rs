@@ -108,6 +108,41 @@ pub enum Fault {
         /// The capture whose memory it is.
         capture: u64,
     },
+    /// A program got memory on which a kernel still runs that does not come before its use.
+    HandedOutBusy {
+        /// The new block.
+        block: u64,
+        /// Where the busy bytes begin in it.
+        address: u64,
+        /// The stream that it may be used on first; `None`: all of them, at once.
+        stream: Option<StreamName>,
+        /// The block that the kernel uses.
+        previous: u64,
+        /// The kernel's stream.
+        on: StreamName,
+    },
+    /// A kernel uses memory that another one still uses, and neither comes before the other.
+    Race {
+        /// The block that it means, 0: none.
+        block: u64,
+        /// Where the shared bytes begin.
+        address: u64,
+        /// The kernel's stream.
+        stream: StreamName,
+        /// The block that the other one means.
+        previous: u64,
+        /// The other one's stream.
+        on: StreamName,
+    },
+    /// A kernel uses memory that is not all in one block of the program's: freed, or never given.
+    TouchedNobodys {
+        /// Where.
+        address: u64,
+        /// How much.
+        bytes: u64,
+        /// The kernel's stream.
+        stream: StreamName,
+    },
     /// A block was handed out for a stream, or a stream recorded, that does not exist (any more): a fault of the harness.
     UnknownStream {
         /// The block's address.
@@ -182,6 +217,21 @@ impl fmt::Display for Fault {
                     f,
                     "{call} at {address:#x} takes memory of capture {capture}, whose graph may still be replayed"
                 )
+            }
+            Fault::HandedOutBusy { block, address, stream, previous, on } => {
+                write!(f, "block {block} at {address:#x} for ")?;
+                match stream {
+                    Some(stream) => write!(f, "{stream}")?,
+                    None => f.write_str("every stream")?,
+                }
+                write!(f, " was handed out while a kernel on {on} still uses it as block {previous}")
+            }
+            Fault::Race { block, address, stream, previous, on } => write!(
+                f,
+                "a kernel on {stream} uses block {block} at {address:#x} while one on {on}, not ordered before it, still uses it as block {previous}"
+            ),
+            Fault::TouchedNobodys { address, bytes, stream } => {
+                write!(f, "a kernel on {stream} uses {address:#x}+{bytes}, which is in no live block")
             }
             Fault::UnknownStream { address, handle } => {
                 write!(f, "the block at {address:#x} is for {handle:#x}, which is no stream")

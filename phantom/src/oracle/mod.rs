@@ -26,6 +26,7 @@ mod driver;
 mod fault;
 mod graphs;
 mod intervals;
+mod touches;
 
 use rustc_hash::FxHashMap;
 
@@ -40,6 +41,8 @@ use content::{Content, Use};
 pub(crate) use driver::Taken;
 use graphs::Group;
 use intervals::Intervals;
+pub(crate) use touches::Kernel;
+use touches::Touches;
 
 /// Faults kept; more are only counted.
 const KEPT: usize = 10_000;
@@ -67,6 +70,9 @@ pub(crate) struct Oracle {
     before_capture: FxHashMap<StreamKey, Clock>,
     faults: Vec<Fault>,
     fault_count: u64,
+    pub(crate) touches: Touches,
+    /// Faults are printed as they are found.
+    pub(crate) loud: bool,
 }
 
 impl Oracle {
@@ -102,6 +108,11 @@ impl Oracle {
             stream.clock.raise(key, position);
         }
         Use { stream: key, position }
+    }
+
+    /// The last work of a stream.
+    pub(crate) fn last_use(&self, key: StreamKey) -> Use {
+        Use { stream: key, position: self.streams[key as usize].clock.of(key) }
     }
 
     /// Later work of `key` comes after all work of `other` so far.
@@ -166,6 +177,9 @@ impl Oracle {
 
     pub(crate) fn report(&mut self, fault: Fault) {
         self.fault_count += 1;
+        if self.loud {
+            eprintln!("phantom oracle: {fault}");
+        }
         if self.faults.len() < KEPT {
             self.faults.push(fault);
         }
@@ -192,5 +206,22 @@ impl Oracle {
 
     pub(crate) fn live_blocks(&self) -> usize {
         self.blocks.len()
+    }
+}
+
+/// One fault about a pair of blocks says enough, however many pieces of them it was found in.
+fn push_of_block(faults: &mut Vec<Fault>, fault: Fault) {
+    let pair = |fault: &Fault| match *fault {
+        Fault::HandedOutBusy { block, previous, on, .. } | Fault::Race { block, previous, on, .. } => {
+            (block, previous, on.id)
+        }
+        Fault::TakenUnderWork { block, on, .. } => (0, block.unwrap_or(0), on.id),
+        _ => (0, 0, 0),
+    };
+    let is_same = |known: &Fault| {
+        std::mem::discriminant(known) == std::mem::discriminant(&fault) && pair(known) == pair(&fault)
+    };
+    if !faults.iter().any(is_same) {
+        faults.push(fault);
     }
 }

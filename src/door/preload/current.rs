@@ -150,7 +150,9 @@ fn find() -> Option<Driver> {
         Some(Driver {
             get_current: std::mem::transmute::<*mut c_void, GetCurrent>(look(c"cuCtxGetCurrent")?),
             device_get: std::mem::transmute::<*mut c_void, DeviceGet>(look(c"cuDeviceGet")?),
-            primary_state: std::mem::transmute::<*mut c_void, PrimaryState>(look(c"cuDevicePrimaryCtxGetState")?),
+            primary_state: std::mem::transmute::<*mut c_void, PrimaryState>(look(
+                c"cuDevicePrimaryCtxGetState",
+            )?),
             retain: std::mem::transmute::<*mut c_void, Retain>(look(c"cuDevicePrimaryCtxRetain")?),
             stream_context: std::mem::transmute::<*mut c_void, StreamContext>(look(c"cuStreamGetCtx")?),
         })

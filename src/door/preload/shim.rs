@@ -13,14 +13,14 @@ macro_rules! export {
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! export_one {
-    ($name:ident, 0, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov rdi, [rsp]"); };
-    ($name:ident, 1, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov rsi, [rsp]"); };
-    ($name:ident, 2, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov rdx, [rsp]"); };
-    ($name:ident, 3, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov rcx, [rsp]"); };
-    ($name:ident, 4, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov r8, [rsp]"); };
+    ($name:ident, 0, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rdi, [rsp]"); };
+    ($name:ident, 1, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rsi, [rsp]"); };
+    ($name:ident, 2, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rdx, [rsp]"); };
+    ($name:ident, 3, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rcx, [rsp]"); };
+    ($name:ident, 4, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov r8, [rsp]"); };
     // One pointer, then a structure of 24 bytes by value: it lies on the stack, above the return address.
     ($name:ident, extent, $body:path) => {
-        $crate::door::preload::shim::naked!($name, $body, "mov rdx, [rsp]", "lea rsi, [rsp + 8]");
+        $crate::door::preload::shim::bare!($name, $body, "mov rdx, [rsp]", "lea rsi, [rsp + 8]");
     };
     // Six arguments fill the registers: the seventh goes on the stack, which is then aligned as at any call.
     ($name:ident, 6, $body:path) => {
@@ -48,18 +48,32 @@ macro_rules! export_one {
 
 #[cfg(target_arch = "aarch64")]
 macro_rules! export_one {
-    ($name:ident, 0, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov x0, x30"); };
-    ($name:ident, 1, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov x1, x30"); };
-    ($name:ident, 2, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov x2, x30"); };
-    ($name:ident, 3, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov x3, x30"); };
-    ($name:ident, 4, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov x4, x30"); };
+    ($name:ident, 0, $body:path) => {
+        $crate::door::preload::shim::bare!($name, $body, "mov x0, x30");
+    };
+    ($name:ident, 1, $body:path) => {
+        $crate::door::preload::shim::bare!($name, $body, "mov x1, x30");
+    };
+    ($name:ident, 2, $body:path) => {
+        $crate::door::preload::shim::bare!($name, $body, "mov x2, x30");
+    };
+    ($name:ident, 3, $body:path) => {
+        $crate::door::preload::shim::bare!($name, $body, "mov x3, x30");
+    };
+    ($name:ident, 4, $body:path) => {
+        $crate::door::preload::shim::bare!($name, $body, "mov x4, x30");
+    };
     // A structure of more than 16 bytes by value is a pointer to the caller's copy.
-    ($name:ident, extent, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov x2, x30"); };
-    ($name:ident, 6, $body:path) => { $crate::door::preload::shim::naked!($name, $body, "mov x6, x30"); };
+    ($name:ident, extent, $body:path) => {
+        $crate::door::preload::shim::bare!($name, $body, "mov x2, x30");
+    };
+    ($name:ident, 6, $body:path) => {
+        $crate::door::preload::shim::bare!($name, $body, "mov x6, x30");
+    };
 }
 
 /// A shim of the given instructions and a jump.
-macro_rules! naked {
+macro_rules! bare {
     ($name:ident, $body:path, $($line:literal),*) => {
         #[doc = concat!("`", stringify!($name), "` of the CUDA runtime.")]
         ///
@@ -92,4 +106,4 @@ macro_rules! jump {
     };
 }
 
-pub(crate) use {export, export_one, jump, naked};
+pub(crate) use {bare, export, export_one, jump};

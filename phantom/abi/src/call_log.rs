@@ -1,0 +1,158 @@
+//! The call log: one line for each call of an exported function, with its arguments and what came of it, so that a program can be
+//! compared call for call with the same program without whatever sits between it and here.
+//!
+//! `PHANTOM_CALL_LOG` names the file (`%p`: the process id). A line is `cudaMalloc(out, 1024) = 0 d+0x200000`: the function, its
+//! arguments, the code, and after a success what its result pointers got. What differs from run to run without meaning is left
+//! out: addresses of device memory count from the start of the window (`d+`), those of the host's are `host`. Functions that are
+//! not simulated, and those that tell of errors, are not in it.
+
+use crate::abi::{In, Out, Text};
+use crate::gpu::try_gpu;
+use crate::process::{self, Phase};
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::sync::OnceLock;
+
+/// `None`: nobody wants one.
+fn file() -> Option<&'static File> {
+    static FILE: OnceLock<Option<File>> = OnceLock::new();
+    FILE.get_or_init(|| {
+        let name = std::env::var("PHANTOM_CALL_LOG").ok().filter(|name| !name.is_empty())?;
+        let name = name.replace("%p", &std::process::id().to_string());
+        match OpenOptions::new().create(true).append(true).open(&name) {
+            Ok(file) => Some(file),
+            Err(error) => {
+                eprintln!("phantom: PHANTOM_CALL_LOG={name}: {error}");
+                std::process::abort();
+            }
+        }
+    })
+    .as_ref()
+}
+
+/// A line that waits for its call's end.
+pub struct Line(String);
+
+/// Begins a line, where a log is wanted.
+pub fn begin(name: &str, arguments: impl FnOnce(&mut String)) -> Option<Line> {
+    file().filter(|_| process::phase() != Phase::ForkedChild)?;
+    let mut text = format!("{name}(");
+    arguments(&mut text);
+    let kept = text.trim_end_matches(", ").len();
+    text.truncate(kept);
+    Some(Line(text))
+}
+
+impl Line {
+    /// Writes it, whole, so that lines of several threads do not mix.
+    pub fn end(mut self, code: u32, results: impl FnOnce(&mut String)) {
+        let _ = write!(self.0, ") = {code}");
+        if code == 0 {
+            results(&mut self.0);
+        }
+        self.0.push('\n');
+        if let Some(mut file) = file() {
+            // A full disk is no reason to fail the program's call; the log will be found short.
+            let _ = file.write_all(self.0.as_bytes());
+        }
+    }
+}
+
+/// An argument of an exported function.
+pub trait Argument {
+    /// Appends what the caller passed.
+    fn passed(&self, line: &mut String);
+    /// Appends what the caller got through it.
+    fn got(&self, _line: &mut String) {}
+}
+
+/// What a result pointer points to.
+pub trait Shown {
+    /// Appends the value at `place`, which has been written. What is too much for a line is not read.
+    fn show(_place: *const Self, _line: &mut String) {}
+}
+
+fn number(value: u64, line: &mut String) {
+    let window = try_gpu().map_or((0, 0), |gpu| gpu.window());
+    let _ = match value {
+        value if (window.0..window.1).contains(&value) => write!(line, "d+{:#x}", value - window.0),
+        u64::MAX => write!(line, "-1"),
+        value if value >> 40 != 0 => write!(line, "host"),
+        value => write!(line, "{value}"),
+    };
+}
+
+macro_rules! numbers {
+    ($($ty:ty)*) => {$(
+        impl Argument for $ty {
+            fn passed(&self, line: &mut String) {
+                number(*self as u64, line);
+            }
+        }
+
+        impl Shown for $ty {
+            fn show(place: *const Self, line: &mut String) {
+                line.push(' ');
+                // SAFETY: `place` is a result pointer that the function has just written through.
+                number(unsafe { place.read_unaligned() } as u64, line);
+            }
+        }
+    )*};
+}
+
+numbers! { u64 usize u32 i32 u16 u8 i64 }
+
+impl<T: Shown> Argument for Out<T> {
+    fn passed(&self, line: &mut String) {
+        line.push_str(if self.raw().is_null() { "NULL" } else { "out" });
+    }
+
+    fn got(&self, line: &mut String) {
+        if !self.raw().is_null() {
+            T::show(self.raw(), line);
+        }
+    }
+}
+
+impl<T> Argument for In<T> {
+    fn passed(&self, line: &mut String) {
+        line.push_str("in");
+    }
+}
+
+impl Argument for Text {
+    fn passed(&self, line: &mut String) {
+        line.push_str(self.get().ok().and_then(|text| text.to_str().ok()).unwrap_or("NULL"));
+    }
+}
+
+impl<T: Copy> Argument for Option<T> {
+    fn passed(&self, line: &mut String) {
+        line.push_str(if self.is_some() { "function" } else { "NULL" });
+    }
+}
+
+/// Structures that are passed by value.
+macro_rules! by_value {
+    ($($ty:ty)*) => {$(
+        impl Argument for $ty {
+            fn passed(&self, line: &mut String) {
+                line.push_str("..");
+            }
+        }
+    )*};
+}
+
+/// Results that are more than a number.
+macro_rules! large {
+    ($($ty:ty)*) => {$(
+        impl Shown for $ty {}
+    )*};
+}
+
+by_value! { crate::launch::Dim3 crate::ipc::MemHandle crate::runtime_memory::Extent f32 f64 }
+large! {
+    crate::abi::SomeResult crate::launch::Dim3 crate::ipc::MemHandle crate::runtime_memory::PitchedPtr
+    crate::host::PointerAttributes crate::properties::DeviceProp crate::properties::FuncAttributes f32 [u8; 16] *const std::ffi::c_char
+}

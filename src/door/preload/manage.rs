@@ -1,0 +1,434 @@
+//! `manage`: the heap serves the calls.
+//!
+//! A pointer of ours never reaches the real functions, which would not know it or, worse, would take it for the span that it lies in; and
+//! a pointer of anybody else's never stays here. What the heap cannot serve, short of an out-of-memory, goes to the real functions too:
+//! both kinds of memory may live side by side.
+
+use super::current;
+use super::failure::{INVALID_VALUE, invalid_value, out_of_memory};
+use super::mode;
+use super::runtime::{CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective};
+use crate::config::Backing;
+use crate::door::{current as heap_in_use, guarded, heap};
+use crate::driver::StreamHandle;
+use crate::heap::{Error, Heap};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Rows start at multiples of this (bytes), as the real cudaMallocPitch has it: the largest texture alignment.
+pub const PITCH: usize = 512;
+
+/// What became of a request.
+enum Outcome {
+    Served(u64),
+    /// Answered with this error.
+    Refused(CudaError),
+    /// For the real function.
+    NotOurs,
+}
+
+/// Asks the heap for `bytes` (not 0) in the order of `stream`, on the device that `place` finds.
+fn allocate(
+    runtime: Runtime,
+    bytes: usize,
+    stream: StreamHandle,
+    place: impl FnOnce(&Heap) -> Option<i64>,
+) -> Outcome {
+    let Ok(heap) = heap() else {
+        // The log has said why.
+        mode::fall_back();
+        return Outcome::NotOurs;
+    };
+    let Some(device) = place(heap) else { return Outcome::NotOurs };
+    match heap.malloc(bytes as u64, device, stream) {
+        Ok(address) => Outcome::Served(address),
+        Err(Error::OutOfMemory(report)) => Outcome::Refused(out_of_memory(runtime, heap, &report, stream)),
+        Err(other) => {
+            complain(&other.to_string());
+            Outcome::NotOurs
+        }
+    }
+}
+
+/// What the heap could not serve; the first few times, then ever more rarely.
+#[cold]
+fn complain(reason: &str) {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+    if count <= 10 || count.is_power_of_two() {
+        log::warn!("{reason}. The CUDA runtime serves this request, {count} so far");
+    }
+}
+
+/// `cudaMalloc`. Size 0 and NULL are answered by the real function, as each runtime does it.
+///
+/// # Safety
+/// `out` is NULL or may be written.
+pub unsafe fn malloc(runtime: Runtime, out: *mut *mut c_void, bytes: usize) -> CudaError {
+    let outcome = if out.is_null() || bytes == 0 {
+        Outcome::NotOurs
+    } else {
+        guarded(Outcome::NotOurs, || {
+            allocate(runtime, bytes, StreamHandle::EVERY, |_| current::served_device(runtime))
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answer(outcome, out, || runtime.cudaMalloc(out, bytes)) }
+}
+
+/// Writes what was served; asks the real function where that is for it.
+///
+/// # Safety
+/// `out` may be written where something was served.
+unsafe fn answer(outcome: Outcome, out: *mut *mut c_void, real: impl FnOnce() -> CudaError) -> CudaError {
+    match outcome {
+        Outcome::Served(address) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = address as *mut c_void };
+            0
+        }
+        Outcome::Refused(error) => error,
+        Outcome::NotOurs => real(),
+    }
+}
+
+/// `cudaMallocPitch`.
+///
+/// # Safety
+/// `out` and `pitch` are NULL or may be written.
+pub unsafe fn malloc_pitch(
+    runtime: Runtime,
+    out: *mut *mut c_void,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+) -> CudaError {
+    let row = width.checked_next_multiple_of(PITCH);
+    let outcome = match row.and_then(|row| row.checked_mul(height)) {
+        Some(bytes) if bytes > 0 && !out.is_null() && !pitch.is_null() => guarded(Outcome::NotOurs, || {
+            allocate(runtime, bytes, StreamHandle::EVERY, |_| current::served_device(runtime))
+        }),
+        _ => Outcome::NotOurs,
+    };
+    if let (Outcome::Served(_), Some(row)) = (&outcome, row) {
+        // SAFETY: not NULL, and so writable by the caller's promise.
+        unsafe { *pitch = row };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { answer(outcome, out, || runtime.cudaMallocPitch(out, pitch, width, height)) }
+}
+
+/// `cudaMalloc3D`.
+///
+/// # Safety
+/// `out` is NULL or may be written.
+pub unsafe fn malloc_3d(runtime: Runtime, out: *mut PitchedPtr, extent: Extent) -> CudaError {
+    let Extent { width, height, depth } = extent;
+    let row = width.checked_next_multiple_of(PITCH);
+    let bytes = row.and_then(|row| row.checked_mul(height)?.checked_mul(depth));
+    let outcome = match bytes {
+        Some(bytes) if bytes > 0 && !out.is_null() => guarded(Outcome::NotOurs, || {
+            allocate(runtime, bytes, StreamHandle::EVERY, |_| current::served_device(runtime))
+        }),
+        _ => Outcome::NotOurs,
+    };
+    match (outcome, row) {
+        (Outcome::Served(address), Some(pitch)) => {
+            // SAFETY: not NULL, and so writable by the caller's promise.
+            unsafe {
+                *out = PitchedPtr { ptr: address as *mut c_void, pitch, xsize: width, ysize: height };
+            }
+            0
+        }
+        (Outcome::Refused(error), _) => error,
+        // SAFETY: the caller's promise.
+        _ => unsafe { runtime.cudaMalloc3D(out, extent) },
+    }
+}
+
+/// The device on which a request on `stream` may be served from the heap. Not while the stream captures: what a capture allocates becomes a
+/// node of its graph, which ours never are.
+fn place_on_stream(runtime: Runtime, heap: &Heap, stream: Stream) -> Option<i64> {
+    let device = current::device_of_stream(runtime, stream, heap.device_count())?;
+    (!captures(runtime, stream)).then_some(device)
+}
+
+/// Whether `stream` captures, or cannot be used because another one does.
+fn captures(runtime: Runtime, stream: Stream) -> bool {
+    let mut status: c_uint = 0;
+    // SAFETY: the stream is the caller's; `status` may be written.
+    let error = unsafe { runtime.cudaStreamIsCapturing(stream, &mut status) };
+    error != 0 || status != 0
+}
+
+/// `cudaMallocAsync`. Where the program has made a pool of its own the current one, its properties are the program's wish: the real
+/// function serves it.
+///
+/// # Safety
+/// `out` is NULL or may be written.
+pub unsafe fn malloc_async(
+    runtime: Runtime,
+    out: *mut *mut c_void,
+    bytes: usize,
+    stream: Stream,
+    per_thread: bool,
+) -> CudaError {
+    let on = effective(per_thread, stream);
+    let outcome = if out.is_null() || bytes == 0 {
+        Outcome::NotOurs
+    } else {
+        guarded(Outcome::NotOurs, || {
+            allocate(runtime, bytes, StreamHandle(on), |heap| {
+                place_on_stream(runtime, heap, on)
+                    .filter(|&device| current::default_pool_is_current(runtime, device))
+            })
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answer(outcome, out, || runtime.malloc_async(per_thread, stream, out, bytes)) }
+}
+
+/// `cudaMallocFromPoolAsync`: the default pool of a device is served, any other is the program's own.
+///
+/// # Safety
+/// `out` is NULL or may be written.
+pub unsafe fn malloc_from_pool_async(
+    runtime: Runtime,
+    out: *mut *mut c_void,
+    bytes: usize,
+    pool: *mut c_void,
+    stream: Stream,
+    per_thread: bool,
+) -> CudaError {
+    let on = effective(per_thread, stream);
+    let outcome = if out.is_null() || bytes == 0 {
+        Outcome::NotOurs
+    } else {
+        guarded(Outcome::NotOurs, || {
+            allocate(runtime, bytes, StreamHandle(on), |heap| {
+                place_on_stream(runtime, heap, on)
+                    .filter(|&device| current::is_default_pool(runtime, pool, device))
+            })
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answer(outcome, out, || runtime.malloc_from_pool_async(per_thread, stream, out, bytes, pool)) }
+}
+
+/// Whose a pointer that is to be freed is.
+enum Whose {
+    /// A live block of ours.
+    Ours(&'static Heap),
+    /// In memory of ours, but no live block starts there: freed twice, or never handed out. (The real function might take it for the span that
+    /// it lies in.)
+    OursAndWrong,
+    NotOurs,
+}
+
+fn whose(pointer: *const c_void, call: &str) -> Whose {
+    let Some(heap) = heap_in_use().filter(|_| !pointer.is_null()) else { return Whose::NotOurs };
+    let address = pointer as u64;
+    if heap.owns(address).is_some() {
+        return Whose::Ours(heap);
+    }
+    if heap.base_of(address).is_none() {
+        return Whose::NotOurs;
+    }
+    log::error!(
+        "{call}({pointer:p}): no live block starts there (it was freed before, or is the inside of a block); nothing is freed, \
+         and cudaErrorInvalidValue is answered"
+    );
+    Whose::OursAndWrong
+}
+
+/// `cudaFree`.
+///
+/// # Safety
+/// As cudaFree.
+pub unsafe fn free(runtime: Runtime, pointer: *mut c_void) -> CudaError {
+    let done = guarded(None, || match whose(pointer, "cudaFree") {
+        Whose::Ours(heap) => {
+            heap.free_everywhere(pointer as u64);
+            Some(0)
+        }
+        Whose::OursAndWrong => Some(invalid_value(runtime)),
+        Whose::NotOurs => None,
+    });
+    // SAFETY: the caller's promise, and the pointer is not ours.
+    done.unwrap_or_else(|| unsafe { runtime.cudaFree(pointer) })
+}
+
+/// `cudaFreeAsync`. In a capture it would have to become a node of the graph, which takes graph memory only: CUDA refuses any other, and so
+/// do we.
+///
+/// # Safety
+/// As cudaFreeAsync.
+pub unsafe fn free_async(
+    runtime: Runtime,
+    pointer: *mut c_void,
+    stream: Stream,
+    per_thread: bool,
+) -> CudaError {
+    let on = effective(per_thread, stream);
+    let done = guarded(None, || match whose(pointer, "cudaFreeAsync") {
+        Whose::Ours(_) if captures(runtime, on) => {
+            log::error!(
+                "cudaFreeAsync({pointer:p}) on stream {on:#x}, which is capturing: the block was not allocated in the capture, so a graph \
+                 cannot free it. It stays allocated, and cudaErrorInvalidValue is answered; free it outside of the capture"
+            );
+            Some(invalid_value(runtime))
+        }
+        Whose::Ours(heap) => {
+            heap.free_on(pointer as u64, StreamHandle(on));
+            Some(0)
+        }
+        Whose::OursAndWrong => Some(invalid_value(runtime)),
+        Whose::NotOurs => None,
+    });
+    // SAFETY: the caller's promise, and the pointer is not ours.
+    done.unwrap_or_else(|| unsafe { runtime.free_async(per_thread, stream, pointer) })
+}
+
+/// Whether a pointer that is freed after the exit handlers is ours: then nothing is left to be done.
+pub fn is_ours_at_exit(pointer: *const c_void) -> bool {
+    guarded(false, || {
+        let heap = heap_in_use().filter(|_| !pointer.is_null());
+        heap.is_some_and(|heap| heap.owns(pointer as u64).is_some() || heap.base_of(pointer as u64).is_some())
+    })
+}
+
+/// `cudaMemGetInfo`: what we would give back counts as free.
+///
+/// # Safety
+/// `free` and `total` are NULL or may be written.
+pub unsafe fn mem_get_info(runtime: Runtime, free: *mut usize, total: *mut usize) -> CudaError {
+    // SAFETY: the caller's promise.
+    let error = unsafe { runtime.cudaMemGetInfo(free, total) };
+    if error == 0 && !free.is_null() {
+        let more = guarded(0, || {
+            let device = current::served_device(runtime);
+            device.zip(heap_in_use()).map_or(0, |(device, heap)| heap.could_give_back(device))
+        });
+        // SAFETY: not NULL, and so written by the real function; the total, where wanted, as well.
+        unsafe {
+            let sum = (*free).saturating_add(more as usize);
+            *free = if total.is_null() { sum } else { sum.min(*total) };
+        }
+    }
+    error
+}
+
+/// `cudaStreamDestroy`.
+///
+/// # Safety
+/// As cudaStreamDestroy.
+pub unsafe fn stream_destroy(runtime: Runtime, stream: Stream) -> CudaError {
+    guarded((), || {
+        if stream > 2
+            && let Some(heap) = heap_in_use()
+            && let Some(device) = current::device_of_stream(runtime, stream, heap.device_count())
+        {
+            heap.stream_ends(device, StreamHandle(stream));
+        }
+    });
+    // SAFETY: the caller's promise.
+    unsafe { runtime.cudaStreamDestroy(stream) }
+}
+
+/// A synchronisation of the device by `real`: what was freed before it is free for all after it.
+pub fn device_synchronize(runtime: Runtime, real: impl FnOnce() -> CudaError) -> CudaError {
+    let before = guarded(None, || {
+        let heap = heap_in_use()?;
+        let device = current::served_device(runtime)?;
+        Some((heap, device, heap.before_synchronize(device)))
+    });
+    let error = real();
+    if let Some((heap, device, point)) = before
+        && error == 0
+    {
+        guarded((), || heap.synchronized(device, point));
+    }
+    error
+}
+
+/// A reset of the device by `real`: all blocks on it are gone.
+pub fn device_reset(runtime: Runtime, real: impl FnOnce() -> CudaError) -> CudaError {
+    guarded((), || {
+        if let Some(heap) = heap_in_use()
+            && let Some(device) = current::device(runtime)
+        {
+            heap.reset_device(device);
+            current::forget_context(device);
+        }
+    });
+    real()
+}
+
+/// A capture that `real` begins on `stream`.
+pub fn begin_capture(runtime: Runtime, stream: Stream, real: impl FnOnce() -> CudaError) -> CudaError {
+    let place = guarded(None, || {
+        // A heap that is made while something captures would ask the driver what it must not be asked then.
+        let heap = heap().ok()?;
+        let device = current::device_of_stream(runtime, stream, heap.device_count())?;
+        heap.capture_begins(device, StreamHandle(stream));
+        Some((heap, device))
+    });
+    let error = real();
+    if let Some((heap, device)) = place
+        && error != 0
+    {
+        guarded((), || heap.capture_ends(device, StreamHandle(stream)));
+    }
+    error
+}
+
+/// The end of the capture on `stream`, by `real`. A failed capture ends as well; a call that the runtime refuses (from another thread)
+/// leaves it open.
+pub fn end_capture(runtime: Runtime, stream: Stream, real: impl FnOnce() -> CudaError) -> CudaError {
+    let error = real();
+    guarded((), || {
+        if let Some(heap) = heap_in_use()
+            && (error == 0 || !captures(runtime, stream))
+            && let Some(device) = current::device_of_stream(runtime, stream, heap.device_count())
+        {
+            heap.capture_ends(device, StreamHandle(stream));
+        }
+    });
+    error
+}
+
+/// `cudaIpcGetMemHandle`. A handle names the driver's allocation that a pointer lies in, and opens at its start: so only a block that starts
+/// its span can be exported, and only where spans are the driver's plain allocations.
+///
+/// # Safety
+/// As cudaIpcGetMemHandle.
+pub unsafe fn ipc_get_mem_handle(
+    runtime: Runtime,
+    handle: *mut IpcMemHandle,
+    pointer: *mut c_void,
+) -> CudaError {
+    let refused = guarded(true, || {
+        let Some(heap) = heap_in_use() else { return false };
+        let Some((base, _)) = heap.base_of(pointer as u64) else { return false };
+        let plain = matches!(heap.config().backing, Backing::Fixed | Backing::Passthrough);
+        let reason = if !plain {
+            "memory of this backing cannot be exported by handle"
+        } else if base != pointer as u64 {
+            "the block shares its span with others, and a handle opens at the span's start"
+        } else {
+            return false;
+        };
+        log::error!(
+            "cudaIpcGetMemHandle({pointer:p}): {reason}; cudaErrorInvalidValue is answered. GRUYERE_CONF=backing:fixed serves blocks of 1 MiB \
+             and more that can be exported, each by the address that cudaMalloc gave"
+        );
+        true
+    });
+    if refused {
+        return invalid_value(runtime);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { runtime.cudaIpcGetMemHandle(handle, pointer) }
+}
+
+const _: () = assert!(INVALID_VALUE as c_int == 1);
