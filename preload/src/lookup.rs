@@ -20,12 +20,23 @@ pub unsafe extern "C" fn answer(
     // SAFETY: as above.
     let found = unsafe { without_us(handle, name, caller) };
     if found.is_null() {
-        return found;
+        return undefined(name);
     }
-    match names::of_symbol(name) {
-        Some(index) => in_place_of(index, found, caller),
-        None => found,
+    let answer = names::of_symbol(name).map_or(found, |index| in_place_of(index, found, caller));
+    // What did not succeed on the way is no failure of the program's lookup: its dlerror must say nothing.
+    // SAFETY: no preconditions.
+    unsafe { libc::dlerror() };
+    answer
+}
+
+/// Null; and a lookup that fails, so that the program's dlerror has something to say.
+fn undefined(name: &CStr) -> *mut c_void {
+    if real::behind_us(name).is_null() {
+        return null_mut();
     }
+    // Behind us there is one, that the caller's handle does not reach: a name that nobody has.
+    real::behind_us(c"gruyere_no_such_function");
+    null_mut()
 }
 
 /// What to hand out to `caller` for the function of number `index`, whose real address is `real`.

@@ -1,7 +1,7 @@
 //! What libgruyere_driver.so asks: which function to hand out in place of one of the driver's.
 
 use super::super::super::fork;
-use super::super::mode::{self, Mode};
+use super::super::mode;
 use super::calls;
 use super::real::{self, Function};
 use crate::config::Config;
@@ -40,7 +40,7 @@ pub extern "C" fn gruyere_driver_door(version: u32) -> *const DriverDoor {
 /// Whether the configuration asks for the driver's calls.
 ///
 /// ```text
-/// 0 -> NO | YES   is_wanted(), once the library's initialiser has run; all threads read the same configuration
+/// 0 -> NO | YES   is_wanted(), at the first lookup; all threads read the same configuration
 /// ```
 static WANTED: AtomicU8 = AtomicU8::new(0);
 const NO: u8 = 1;
@@ -75,7 +75,8 @@ unsafe extern "C" fn replacement(
 }
 
 fn choose(name: &CStr, real: *mut c_void, caller: *const c_void) -> *mut c_void {
-    let shut = || mode::mode() == Mode::Off || !is_wanted();
+    // What is handed out before the library's initialiser has run may be kept for ever; ours goes straight through until then.
+    let shut = || !mode::may_open() || !is_wanted();
     // Our own lookups; the stub's functions, which all fail; a door that is shut.
     if real::same_object(caller, replacement as *const c_void) || real::is_in_stub(real) || shut() {
         return ptr::null_mut();
