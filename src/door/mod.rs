@@ -86,10 +86,11 @@ fn make() -> Result<&'static Heap, String> {
             .map_err(|error| format!("gruyere: no usable CUDA device: {error}"))
     });
     match made {
-        Ok(heap) => {
+        Ok(mut heap) => {
             // Before anybody can use it: nothing has been handed out yet.
             heap.announce_hooks(beginning.announced);
             if is_program_served() {
+                heap.give_blocks_spans_of_their_own();
                 heap.announce_ordered_callers();
             }
             Ok(publish(heap))

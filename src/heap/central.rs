@@ -252,7 +252,7 @@ impl Central {
     fn grow(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64, whole_span: bool) -> Result<RegionId> {
         let too_large = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let pages = round_up(bytes, PAGE).ok_or(too_large)?;
-        let span = if whole_span { self.span_for(pages) } else { pages };
+        let span = if whole_span && !self.arenas.whole_runs { self.span_for(pages) } else { pages };
         if self.backing.held.checked_add(span).is_none_or(|held| held > self.limit) {
             return Err(too_large);
         }

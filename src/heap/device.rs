@@ -9,7 +9,7 @@ use super::lifetime::Lifetime;
 use super::mapping_book::MappingBook;
 use super::page_table::{Owner, Page};
 use super::phase::{Occasion, Watch};
-use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX};
+use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use super::slab::Slab;
 use super::streams::Streams;
 use super::watcher::Watched;
@@ -128,6 +128,7 @@ impl Device {
         let mut central =
             Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
         central.slack = shared.config.slack;
+        central.arenas.whole_runs = shared.own_spans && kind == Kind::Fixed;
         central.pace = Pace::new(shared.config.slack.is_some());
         // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
         central.watch = Watch::new(shared.config.auto_trim && matches!(kind, Kind::Stitch | Kind::Pool));
@@ -274,6 +275,19 @@ impl Device {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
         let (mut central, run) = self.obtain(shared, request, round(request.size), ALIGNMENT)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
+    }
+
+    /// A block that is alone in its span, and starts it.
+    ///
+    /// # Errors
+    /// As [`Device::malloc`].
+    #[cold]
+    pub(super) fn malloc_whole(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        let Some(bytes) = round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size)) else {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        };
+        let (mut central, run) = self.obtain(shared, request, bytes, PAGE)?;
         Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 

@@ -140,6 +140,8 @@ pub struct Shared {
     pub table: PageTable,
     /// What other processes read.
     pub record: &'static Record,
+    /// Whether blocks from 1 MiB on get spans of their own.
+    own_spans: bool,
     step: AtomicU32,
     /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once and for all when torch's hooks are met
     /// that nobody announced.
@@ -191,6 +193,8 @@ const HISTORY: u32 = 8;
 const TRACE: u32 = 16;
 /// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been announced.
 const UNANNOUNCED: u32 = 32;
+/// Blocks from 1 MiB on get spans of their own.
+const OWN_SPANS: u32 = 64;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;
@@ -269,6 +273,7 @@ impl Heap {
                 config,
                 table: PageTable::default(),
                 record,
+                own_spans: false,
                 step: AtomicU32::new(0),
                 hooks: AtomicU32::new(0),
             },
@@ -281,6 +286,17 @@ impl Heap {
             history: history::History::default(),
             trace,
         })
+    }
+
+    /// With `backing:fixed`, blocks from 1 MiB on get spans of their own from now on: CUDA's handles for other processes name whole
+    /// allocations of the driver, and open at their starts. To be called before the first block is handed out.
+    ///
+    /// A span is the block's size rounded up to 2 MiB, and serves, once free, blocks of that very size, or goes back to the driver.
+    pub fn give_blocks_spans_of_their_own(&mut self) {
+        if self.shared.config.backing == crate::config::Backing::Fixed {
+            self.shared.own_spans = true;
+            self.special.fetch_or(OWN_SPANS, Ordering::AcqRel);
+        }
     }
 
     /// The record.
@@ -441,6 +457,12 @@ impl Heap {
             None if device.kind == Kind::Passthrough => device.malloc_direct(shared, request)?,
             None => match route::pool_on(device.id) {
                 Some(pool) => device.malloc_pooled(shared, request, pool)?,
+                None if shared.own_spans
+                    && device.kind == Kind::Fixed
+                    && request.size >= size_class::SMALL_MAX =>
+                {
+                    device.malloc_whole(shared, request)?
+                }
                 None => device.malloc(shared, request)?,
             },
         };

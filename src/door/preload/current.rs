@@ -1,7 +1,7 @@
 //! Where the calling thread is: its device, its context, the device of a stream. Only primary contexts are served, as the
 //! runtime itself knows no others; memory of any other context is the real functions' business.
 
-use super::runtime::{Runtime, Stream};
+use super::runtime::{Runtime, Stream, has};
 use crate::heap::MAX_DEVICES;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
@@ -55,6 +55,9 @@ pub fn is_default_pool(runtime: Runtime, pool: *mut c_void, device: i64) -> bool
 
 /// Whether cudaMallocAsync takes from the default pool of `device`: the program may have put one of its own in its place.
 pub fn default_pool_is_current(runtime: Runtime, device: i64) -> bool {
+    if !has::cudaDeviceGetMemPool(runtime) {
+        return true;
+    }
     let mut current = ptr::null_mut();
     // SAFETY: `current` may be written.
     let found = unsafe { runtime.cudaDeviceGetMemPool(&mut current, device as c_int) } == 0;
@@ -80,6 +83,7 @@ type GetCurrent = unsafe extern "C" fn(*mut usize) -> c_uint;
 type DeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_uint;
 type PrimaryState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_uint;
 type Retain = unsafe extern "C" fn(*mut usize, c_int) -> c_uint;
+type AddressRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> c_uint;
 type StreamContext = unsafe extern "C" fn(usize, *mut usize) -> c_uint;
 
 /// What is asked of the driver about contexts.
@@ -89,6 +93,7 @@ struct Driver {
     primary_state: PrimaryState,
     retain: Retain,
     stream_context: StreamContext,
+    address_range: AddressRange,
 }
 
 impl Driver {
@@ -125,10 +130,21 @@ impl Driver {
     }
 }
 
+/// The start of the driver's allocation that `address` lies in, where the driver can tell.
+pub fn start_of_allocation(address: u64) -> Option<u64> {
+    let (mut start, mut bytes) = (0, 0);
+    // SAFETY: any address may be asked for; each pointer may be written.
+    (unsafe { (driver()?.address_range)(&mut start, &mut bytes, address) } == 0).then_some(start)
+}
+
 /// The driver's functions, once libcuda is in the process.
 fn driver() -> Option<&'static Driver> {
-    static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
-    DRIVER.get_or_init(find).as_ref()
+    static DRIVER: OnceLock<Driver> = OnceLock::new();
+    match DRIVER.get() {
+        Some(driver) => Some(driver),
+        // Not there yet: the runtime loads it when it is first needed.
+        None => find().map(|driver| DRIVER.get_or_init(|| driver)),
+    }
 }
 
 fn find() -> Option<Driver> {
@@ -154,6 +170,9 @@ fn find() -> Option<Driver> {
                 c"cuDevicePrimaryCtxGetState",
             )?),
             retain: std::mem::transmute::<*mut c_void, Retain>(look(c"cuDevicePrimaryCtxRetain")?),
+            address_range: std::mem::transmute::<*mut c_void, AddressRange>(look(
+                c"cuMemGetAddressRange_v2",
+            )?),
             stream_context: std::mem::transmute::<*mut c_void, StreamContext>(look(c"cuStreamGetCtx")?),
         })
     }

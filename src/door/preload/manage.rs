@@ -5,14 +5,14 @@
 //! both kinds of memory may live side by side.
 
 use super::current;
-use super::failure::{INVALID_VALUE, invalid_value, out_of_memory};
+use super::failure::{invalid_value, out_of_memory};
 use super::mode;
 use super::runtime::{CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective};
 use crate::config::Backing;
 use crate::door::{current as heap_in_use, guarded, heap};
 use crate::driver::StreamHandle;
 use crate::heap::{Error, Heap};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Rows start at multiples of this (bytes), as the real cudaMallocPitch has it: the largest texture alignment.
@@ -409,11 +409,13 @@ pub unsafe fn ipc_get_mem_handle(
 ) -> CudaError {
     let refused = guarded(true, || {
         let Some(heap) = heap_in_use() else { return false };
-        let Some((base, _)) = heap.base_of(pointer as u64) else { return false };
+        if heap.base_of(pointer as u64).is_none() {
+            return false;
+        }
         let plain = matches!(heap.config().backing, Backing::Fixed | Backing::Passthrough);
         let reason = if !plain {
             "memory of this backing cannot be exported by handle"
-        } else if base != pointer as u64 {
+        } else if current::start_of_allocation(pointer as u64) != Some(pointer as u64) {
             "the block shares its span with others, and a handle opens at the span's start"
         } else {
             return false;
@@ -430,5 +432,3 @@ pub unsafe fn ipc_get_mem_handle(
     // SAFETY: the caller's promise.
     unsafe { runtime.cudaIpcGetMemHandle(handle, pointer) }
 }
-
-const _: () = assert!(INVALID_VALUE as c_int == 1);

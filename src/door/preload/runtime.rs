@@ -92,6 +92,19 @@ macro_rules! functions {
                 unsafe { std::mem::transmute::<usize, Signature>(address)($($argument),*) }
             }
         )*}
+
+        /// Whether the caller's runtime has a function: older ones lack some.
+        #[allow(non_snake_case)]
+        pub mod has {
+            use super::{Function, Runtime};
+            $(
+                #[doc = concat!("Whether there is a `", stringify!($name), "`.")]
+                #[inline]
+                pub fn $name(runtime: Runtime) -> bool {
+                    runtime.find(Function::$name) != 0
+                }
+            )*
+        }
     };
 }
 
@@ -217,7 +230,7 @@ impl Runtime {
     #[inline]
     fn find(self, function: Function) -> usize {
         // Code lies below 2^48 on both architectures. The number is counted from 1, so that no key is 0 or BUSY.
-        let key = self.caller as usize ^ (function as usize + 1) << 48;
+        let key = self.caller as usize ^ ((function as usize + 1) << 48);
         let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
         let first = &FOUND[hash as usize % SLOTS];
         if first.key.load(Ordering::Acquire) == key {

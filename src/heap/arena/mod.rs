@@ -226,6 +226,8 @@ pub struct Arenas {
     unused_regions: Vec<RegionId>,
     spaces: Vec<Space>,
     unused_spaces: Vec<SpaceId>,
+    /// Whether runs that are asked for at more than [`ALIGNMENT`] are only taken whole (`Heap::give_blocks_spans_of_their_own`).
+    pub whole_runs: bool,
     scratch: Vec<RunId>,
     /// By first byte.
     shadows: BTreeMap<u64, RunId>,
@@ -495,6 +497,9 @@ impl Arenas {
     fn take(&mut self, mut id: RunId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
         // Cutting takes at most two new records.
         if self.unused_runs.len() < 2 && self.runs.len() + 2 > BLOCK_LIMIT as usize {
+            return None;
+        }
+        if self.whole_runs && self.runs[id as usize].bytes != bytes {
             return None;
         }
         let owner = self.runs[id as usize].stream;

@@ -1,0 +1,128 @@
+//! Programs in C that run under LD_PRELOAD on the stand-in.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Builds a package's shared library as this test was built, and tells where it is.
+fn build(package: &str, file: &str) -> PathBuf {
+    let folder = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().file_name().unwrap().to_owned();
+    let profile = if folder == "debug" { "dev".as_ref() } else { folder.as_os_str() };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--quiet", "--lib", "--package", package, "--message-format=json", "--profile"])
+        .arg(profile)
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let messages = String::from_utf8(output.stdout).expect("cargo speaks UTF-8");
+    let ending = format!("/{file}");
+    PathBuf::from(messages.split('"').find(|word| word.ends_with(&ending)).expect("cargo names the library"))
+}
+
+/// A folder with the libraries under the names that programs look for, and what was compiled.
+pub struct Workshop {
+    pub folder: tempfile::TempDir,
+}
+
+/// How a program ended.
+pub struct Run {
+    pub success: bool,
+    pub status: String,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Run {
+    /// The program has kept its promise.
+    #[track_caller]
+    pub fn kept(&self) {
+        let Self { success, status, stdout, stderr } = self;
+        assert!(*success && stdout.contains("kept"), "{status}\n{stdout}{stderr}");
+    }
+}
+
+impl Workshop {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let link = |target: &Path, name: &str| {
+            std::os::unix::fs::symlink(target, folder.path().join(name)).unwrap();
+        };
+        let phantom = build("gruyere-phantom-abi", "libphantom_cuda.so");
+        link(&phantom, "libcudart.so.12");
+        link(&phantom, "libcuda.so.1");
+        link(&build("gruyere", "libgruyere.so"), "libgruyere.so");
+        Self { folder }
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn compile(&self, source: &str, output: &str, flags: &[&str], libraries: &str) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+        let result = Command::new(compiler)
+            .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"])
+            .args(flags)
+            .arg("-I")
+            .arg(root.join("include"))
+            .arg("-o")
+            .arg(self.folder.path().join(output))
+            .arg(root.join("tests/preload").join(source))
+            .arg("-L")
+            .arg(self.folder.path())
+            .args(libraries.split_whitespace())
+            .arg("-ldl")
+            .output()
+            .expect("a C compiler");
+        assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
+    }
+
+    /// Compiles a program of tests/preload, linked with `libraries`.
+    pub fn program(&self, source: &str, name: &str, libraries: &str) {
+        // Written elsewhere first: another test may run it.
+        let fresh = format!("{name}.new");
+        self.compile(source, &fresh, &[], libraries);
+        std::fs::rename(self.folder.path().join(fresh), self.folder.path().join(name)).unwrap();
+    }
+
+    /// Compiles a shared library of tests/preload.
+    pub fn library(&self, source: &str, name: &str, libraries: &str) {
+        self.compile(source, name, &["-shared", "-fPIC"], libraries);
+    }
+
+    /// Runs a program under preload.
+    pub fn preloaded(&self, name: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Run {
+        self.command(&self.folder.path().join(name), arguments, settings, true)
+    }
+
+    /// Runs a program without.
+    pub fn bare(&self, name: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Run {
+        self.command(&self.folder.path().join(name), arguments, settings, false)
+    }
+
+    pub fn command(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        settings: &[(&str, &str)],
+        preload: bool,
+    ) -> Run {
+        let mut command = Command::new(program);
+        command.args(arguments).env_remove("GRUYERE_CONF").env_remove("GRUYERE_LOG").env_remove("LD_PRELOAD");
+        command.env("LD_LIBRARY_PATH", self.folder.path()).env("PHANTOM_QUIET", "1");
+        command.envs(settings.iter().copied());
+        if preload {
+            command.env("LD_PRELOAD", self.folder.path().join("libgruyere.so"));
+        }
+        let output = command.output().expect("the program runs");
+        Run {
+            success: output.status.success(),
+            status: output.status.to_string(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}

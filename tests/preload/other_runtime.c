@@ -1,0 +1,12 @@
+/* Another CUDA runtime, of another version, that answers what only it would. */
+#include <stddef.h>
+
+int cudaMalloc(void **out, size_t bytes) {
+    *out = (void *)(bytes ? 0x1111000 : 0);
+    return 0;
+}
+int cudaFree(void *pointer) { return pointer == (void *)0x1111000 ? 0 : 17; }
+int cudaGetDevice(int *device) {
+    *device = 5;
+    return 0;
+}
