@@ -82,7 +82,7 @@ static void *symbol_of(const char *symbol) {
 #define GET_FLAGS 0
 #endif
 
-static void driver_open(void) {
+static inline void driver_open(void) {
     if (libcuda) return;
     CHECK((libcuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) != NULL);
 #ifdef STATIC_RUNTIME
@@ -114,11 +114,11 @@ DRIVER(DECLARE)
 #define cuMemcpyDtoH cuMemcpyDtoH_v2
 #define cuStreamDestroy cuStreamDestroy_v2
 #define cuStreamBeginCapture cuStreamBeginCapture_v2
-static void driver_open(void) {}
+static inline void driver_open(void) {}
 #endif
 
 /* CUDA as the runtime sets it up: the device's primary context is current. */
-static void driver_start(void) {
+static inline void driver_start(void) {
     CUcontext context;
     driver_open();
     OK(cuInit(0));

@@ -1,5 +1,5 @@
 /* A program's day: every allocating call of the driver, and the calls that say when memory is free again. argv[1]: what is expected,
- * "managed", "observed" or "alone". */
+ * "managed", "observed" or "alone"; argv[2]: "threads" for many of them. */
 #include "driver.h"
 #include <pthread.h>
 
@@ -179,7 +179,7 @@ static void shared(void) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc == 2);
+    CHECK(argc >= 2);
     managed = strcmp(argv[1], "managed") == 0;
     seen = managed || strcmp(argv[1], "observed") == 0;
     driver_start();
@@ -190,9 +190,10 @@ int main(int argc, char **argv) {
     own_context();
     own_pages();
     shared();
+    int wanted = argc > 2 ? THREADS : 1;
     pthread_t threads[THREADS];
-    for (uintptr_t i = 0; i < THREADS; i++) OK(pthread_create(&threads[i], NULL, worker, (void *)i));
-    for (int i = 0; i < THREADS; i++) OK(pthread_join(threads[i], NULL));
+    for (int i = 0; i < wanted; i++) OK(pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)i));
+    for (int i = 0; i < wanted; i++) OK(pthread_join(threads[i], NULL));
     if (seen) CHECK(live() == 0);
     if (managed) {
         int (*validate)(void) = (int (*)(void))of_gruyere("gruyere_validate");
@@ -203,6 +204,6 @@ int main(int argc, char **argv) {
     OK(cuMemAlloc(&left, MIB));
     OK(cuDevicePrimaryCtxReset(0));
     if (managed) CHECK(live() == 0);
-    puts("done");
+    puts("kept");
     return 0;
 }

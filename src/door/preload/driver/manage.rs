@@ -4,7 +4,7 @@
 use super::context;
 use super::real::{self, CuResult, DevicePtr, INVALID_VALUE, OUT_OF_MEMORY, Stream};
 use crate::config::Backing;
-use crate::door::preload::mode;
+use crate::door::preload::{current, mode};
 use crate::door::{current as heap_in_use, guarded, heap, oom, run_file};
 use crate::driver::StreamHandle;
 use crate::heap::{Error, Heap};
@@ -310,11 +310,13 @@ pub fn end_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult 
 pub fn ipc_get_mem_handle(address: DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
     let refused = guarded(true, || {
         let Some(heap) = heap_in_use() else { return false };
-        let Some((base, _)) = heap.base_of(address) else { return false };
+        if heap.base_of(address).is_none() {
+            return false;
+        }
         let plain = matches!(heap.config().backing, Backing::Fixed | Backing::Passthrough);
         let reason = if !plain {
             "memory of this backing cannot be exported by handle"
-        } else if base != address {
+        } else if current::start_of_allocation(address) != Some(address) {
             "the block shares its span with others, and a handle opens at the span's start"
         } else {
             return false;
