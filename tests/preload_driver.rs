@@ -57,7 +57,13 @@ fn with_conf(conf: &str, program: &str, arguments: &[&str]) -> Run {
 }
 
 /// How often each function of the driver was called, by the stand-in's books.
-fn calls(name: &str, libraries: &[&str], conf: &str, program: &str, arguments: &[&str]) -> BTreeMap<String, u64> {
+fn calls(
+    name: &str,
+    libraries: &[&str],
+    conf: &str,
+    program: &str,
+    arguments: &[&str],
+) -> BTreeMap<String, u64> {
     let books = workshop().path(name);
     preloaded(libraries, program, arguments, &[("GRUYERE_CONF", conf), ("PHANTOM_BOOKS", &books)]).kept();
     let text = std::fs::read_to_string(books).unwrap();
@@ -179,7 +185,10 @@ const REPLACED: &[&str] = &[
 #[test]
 fn lookups_find_what_they_would_find_without_us_where_the_door_is_off() {
     let alone = lookups(&[], "");
-    assert!(alone.len() > 300 && alone.iter().any(|line| line.contains("plugin RTLD_DEFAULT 'cuMemAlloc_v2': libcuda.so.1")));
+    assert!(
+        alone.len() > 300
+            && alone.iter().any(|line| line.contains("plugin RTLD_DEFAULT 'cuMemAlloc_v2': libcuda.so.1"))
+    );
     assert_eq!(lookups(BOTH, "preload:off"), alone);
     assert_eq!(lookups(BOTH, "preload:manage"), alone);
     assert_eq!(lookups(&["libgruyere_driver.so"], ""), alone);
@@ -205,7 +214,11 @@ fn lookups_by_handle_and_by_default_find_ours_for_the_functions_that_are_served_
             assert_eq!(after, before);
         }
     }
-    assert_eq!(replaced, 2 * REPLACED.len(), "by libcuda's handle, and by default from a library that links it");
+    assert_eq!(
+        replaced,
+        2 * REPLACED.len(),
+        "by libcuda's handle, and by default from a library that links it"
+    );
 }
 
 #[test]

@@ -87,7 +87,9 @@ pub fn is_default_pool(pool: *mut c_void, device: i64) -> bool {
 pub fn default_pool_is_current(device: i64) -> bool {
     let mut current = ptr::null_mut();
     // SAFETY: writes one pool.
-    unsafe { real::cuDeviceGetMemPool(&mut current, device as c_int) == 0 && is_default_pool(current, device) }
+    unsafe {
+        real::cuDeviceGetMemPool(&mut current, device as c_int) == 0 && is_default_pool(current, device)
+    }
 }
 
 /// Forgets the primary context of a device: it is about to be reset.

@@ -223,11 +223,7 @@ pub fn is_ours_at_exit(address: DevicePtr) -> bool {
 ///
 /// # Safety
 /// `free` and `total` are NULL or may be written.
-pub unsafe fn mem_get_info(
-    free: *mut usize,
-    total: *mut usize,
-    real: impl FnOnce() -> CuResult,
-) -> CuResult {
+pub unsafe fn mem_get_info(free: *mut usize, total: *mut usize, real: impl FnOnce() -> CuResult) -> CuResult {
     let code = real();
     if code == 0 && !free.is_null() {
         let more = guarded(0, || {

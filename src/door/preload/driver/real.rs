@@ -143,7 +143,8 @@ fn find(function: Function) -> usize {
 
 #[cold]
 fn find_slowly(function: Function) -> usize {
-    let Some(path) = object_of(LIBRARY.load(Ordering::Acquire) as *const c_void).map(|object| object.dli_fname)
+    let Some(path) =
+        object_of(LIBRARY.load(Ordering::Acquire) as *const c_void).map(|object| object.dli_fname)
     else {
         return 0;
     };
