@@ -366,7 +366,13 @@ impl Device {
     pub fn return_empty_slabs(&self, shared: &Shared) -> u64 {
         let mut bytes = 0;
         for lane in 0..LANES as u32 {
-            self.settle_lane(shared, lane);
+            // Asked at every growth past the slack, where mostly no lane has anything.
+            if self.lane(lane).lane.has_pending() {
+                self.settle_lane(shared, lane);
+            }
+            if !self.lane(lane).lane.has_empty_slabs() {
+                continue;
+            }
             let slabs: Vec<Slab> = {
                 let cell = &mut *self.lane(lane);
                 let empty = cell.lane.empty_slabs();

@@ -195,7 +195,7 @@ impl Heap {
         let waiting = central.pending_bytes() / PAGE * PAGE;
         if central.backing.kind == Kind::Stitch {
             let spaces: Vec<_> = central.ordinary_spaces().collect();
-            let loose = central.arenas.loose_runs(&spaces, &[], &|_, _| Movable::Idle);
+            let loose = central.arenas.loose_runs(&spaces, &|_, _| Movable::Idle);
             let parts = loose.iter().flat_map(|loose| central.backing.pages.parts(&loose.pages));
             // Only whole handles go back; idle pages of others serve blocks to come, where they are.
             let whole = parts.filter(|part| part.first == 0 && part.behind == 0);
@@ -270,7 +270,7 @@ impl Device {
     fn live_addresses(&self) -> Vec<u64> {
         fn of_lane(lane: &Lane, found: &mut Vec<u64>) {
             for (_, slab) in lane.slabs() {
-                let live = (0..u32::from(slab.size_class().slots)).map(|slot| slab.address(slot));
+                let live = (0..slab.size_class().slots).map(|slot| slab.address(slot));
                 found.extend(live.filter(|&address| {
                     slab.slot_at(address)
                         .is_some_and(|slot| matches!(slab.state(slot), SlotState::Live { .. }))

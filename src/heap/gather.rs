@@ -73,6 +73,16 @@ impl<'a> Idle<'a> {
     }
 }
 
+/// The parts of chunks of which `loose` consists, in the order of chunks and of pages within them.
+pub fn parts_of<'a>(pages: &Pages, loose: &'a [LoosePages]) -> Vec<(&'a LoosePages, Part)> {
+    let mut parts = Vec::with_capacity(loose.len());
+    for loose in loose {
+        parts.extend(pages.parts(&loose.pages).map(|part| (loose, part)));
+    }
+    parts.sort_unstable_by_key(|(_, part)| (part.chunk, part.first));
+    parts
+}
+
 /// What was found for a row.
 #[derive(Default)]
 pub struct Gathered {
@@ -104,17 +114,14 @@ impl Gathered {
         (u64::from(self.torn.0) * PAGE, u64::from(self.torn.1) * PAGE)
     }
 
-    /// Chooses up to `need` pages of those in `loose`: one part of a chunk that is long enough, else the tail of a chunk, whole chunks and the
+    /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk that is long enough, else the tail of a chunk, whole chunks and the
     /// head of a chunk. What a torn chunk takes before and behind the row must fit into `room` (bytes).
-    pub fn choose(pages: &Pages, loose: &[LoosePages], need: u32, room: (u64, u64)) -> Self {
+    pub fn choose(parts: &[(&LoosePages, Part)], need: u32, room: (u64, u64)) -> Self {
         let reaches = |idle: &Idle<'_>| {
             let (left, right) = (u64::from(idle.first) * PAGE, u64::from(idle.behind) * PAGE);
             (left <= room.0, right <= room.1)
         };
-        let mut parts: Vec<(&LoosePages, Part)> =
-            loose.iter().flat_map(|loose| pages.parts(&loose.pages).map(move |part| (loose, part))).collect();
-        parts.sort_unstable_by_key(|(_, part)| (part.chunk, part.first));
-        let idle = Idle::all(&parts);
+        let idle = Idle::all(parts);
         let mut gathered = Self::default();
         // One part: of a torn chunk before a whole one, and the shortest. It is cut where it is torn already.
         let one = idle.iter().filter(|idle| idle.count >= need).filter_map(|idle| {
@@ -166,7 +173,7 @@ impl Gathered {
         if let Some(head) = &head {
             gathered.push(head);
         }
-        let bytes: u64 = loose.iter().map(LoosePages::bytes).sum();
+        let bytes: u64 = parts.iter().map(|(_, part)| u64::from(part.count()) * PAGE).sum();
         gathered.idle = bytes - gathered.pages * PAGE;
         gathered
     }

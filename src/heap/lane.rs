@@ -496,10 +496,14 @@ impl Lane {
         Some(*slab)
     }
 
+    /// Whether a slab is empty. Costs no walk.
+    pub fn has_empty_slabs(&self) -> bool {
+        self.sums.used_bytes != self.sums.bytes
+    }
+
     /// The numbers of all empty slabs.
     pub fn empty_slabs(&self) -> Vec<u32> {
-        if self.sums.used_bytes == self.sums.bytes {
-            // Asked at every growth past the slack, where mostly none is.
+        if !self.has_empty_slabs() {
             return Vec::new();
         }
         self.slabs().filter(|(_, slab)| slab.used() == 0).map(|(id, _)| id).collect()

@@ -7,7 +7,7 @@
 
 use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
 use super::central::{Central, Growth, SPAN, Want};
-use super::gather::{Gathered, Source};
+use super::gather::{Gathered, Source, parts_of};
 use super::page_table::PageTable;
 use super::size_class::PAGE;
 use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
@@ -55,10 +55,17 @@ impl Central {
             let bytes = want.bytes.next_multiple_of(PAGE);
             let alone = self.arenas.plan_alone(want.space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
             let beside = Some(plan).filter(|plan| plan.needs != [None, None] || alone.is_none());
+            let loose = self.loose(ctx, want);
+            let parts = parts_of(&self.backing.pages, &loose);
             for other in [beside, alone].into_iter().flatten() {
-                let loose = self.loose(ctx, want, &other);
                 let (need, room) = ((other.bytes / PAGE) as u32, self.arenas.room_around(&other));
-                let found = Gathered::choose(&self.backing.pages, &loose, need, room);
+                // The runs beside which the row comes are to stay.
+                let is_free = |(loose, _): &&(&LoosePages, Part)| !other.needs.contains(&Some(loose.run));
+                let found = if other.needs == [None, None] {
+                    Gathered::choose(&parts, need, room)
+                } else {
+                    Gathered::choose(&parts.iter().filter(is_free).cloned().collect::<Vec<_>>(), need, room)
+                };
                 self.pace.left_idle(found.idle);
                 let missing = other.bytes - found.pages * PAGE;
                 if missing == 0 {
@@ -117,7 +124,7 @@ impl Central {
 
     /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the ordinary ones take fresh memory only, so
     /// that all of theirs can go back at once.
-    fn loose(&self, ctx: &Growth<'_>, want: Want, plan: &Plan) -> Vec<LoosePages> {
+    fn loose(&self, ctx: &Growth<'_>, want: Want) -> Vec<LoosePages> {
         let spaces = self.movable_spaces();
         let movable = |stream, epoch| {
             if epoch <= (ctx.completed)(stream) {
@@ -128,7 +135,7 @@ impl Central {
                 Movable::No
             }
         };
-        let mut loose = self.arenas.loose_runs(&spaces, &plan.needs, &movable);
+        let mut loose = self.arenas.loose_runs(&spaces, &movable);
         for space in spaces.into_iter().filter(|&space| space != want.space && self.reserve_of(space) > 0) {
             let mut spare = self.spare_of(space) / PAGE * PAGE;
             for loose in loose.iter_mut().filter(|loose| self.space_of(loose.run) == Some(space)) {

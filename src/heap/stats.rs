@@ -306,7 +306,7 @@ impl Central {
         if self.backing.kind != Kind::Stitch || !shares {
             return run;
         }
-        let loose = self.arenas.loose_runs(&spaces, &[], &|_, _| Movable::Idle);
+        let loose = self.arenas.loose_runs(&spaces, &|_, _| Movable::Idle);
         let (mut whole, mut tail, mut head) = (0, 0, 0);
         let (mut beside, mut beside_head) = (0, 0);
         let last = loose.len().saturating_sub(1);

@@ -31,6 +31,7 @@ macro_rules! driver_conformance {
             vmm_misuse_is_refused,
             memory_is_opened_to_peers,
             events_follow_their_stream,
+            an_event_behind_a_context_is_behind_all_its_streams,
             streams_are_told_apart,
             default_streams_work,
             nothing_captures_unasked,

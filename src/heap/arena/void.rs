@@ -163,18 +163,13 @@ impl Arenas {
         self.set_free(row, stream, epoch);
     }
 
-    /// Whole pages of single free runs of `spaces` but the `needed` ones, the shortest runs first. `used` tells of a run's owner and epoch
+    /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` tells of a run's owner and epoch
     /// whether its pages may move, and what the last work on them was if that may still run.
-    pub fn loose_runs(
-        &self,
-        spaces: &[SpaceId],
-        needed: &[Option<RunId>],
-        used: &dyn Fn(u32, u64) -> Movable,
-    ) -> Vec<LoosePages> {
+    pub fn loose_runs(&self, spaces: &[SpaceId], used: &dyn Fn(u32, u64) -> Movable) -> Vec<LoosePages> {
         let indexes = || spaces.iter().flat_map(|&space| self.spaces[space as usize].owners.iter()).flatten();
         let pages = |id: RunId| {
             let run = &self.runs[id as usize];
-            if needed.contains(&Some(id)) || !self.regions[run.region as usize].stitched {
+            if !self.regions[run.region as usize].stitched {
                 return None;
             }
             let used = match if run.stream == EVERYBODY { Movable::Idle } else { used(run.stream, run.epoch) }
