@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A `CUresult`.
-pub type CuResult = c_uint;
+pub(super) type CuResult = c_uint;
 /// A `CUdeviceptr`.
 pub type DevicePtr = u64;
 /// A `CUstream`.
@@ -15,9 +15,9 @@ pub type Stream = usize;
 pub type Context = usize;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
-pub const INVALID_VALUE: CuResult = 1;
+pub(super) const INVALID_VALUE: CuResult = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
-pub const OUT_OF_MEMORY: CuResult = 2;
+pub(super) const OUT_OF_MEMORY: CuResult = 2;
 /// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`: what is answered where the driver has no such function.
 const SYMBOL_NOT_FOUND: CuResult = 302;
 
