@@ -212,6 +212,9 @@ impl Heap {
     /// as new then, and its streams are gone. No other thread may be using the device, as CUDA asks too.
     pub fn reset_device(&self, device: i64) {
         let Ok(Some(device)) = self.device_in_use(device) else { return };
+        for address in device.seen() {
+            self.saw_free(address, StreamHandle::EVERY);
+        }
         let shared = &self.shared;
         let capturing = std::mem::take(&mut *lock(&device.capturing)).len();
         self.brackets_closed(device, u32::try_from(capturing).unwrap_or(0));
