@@ -77,23 +77,6 @@ impl Heap {
         }
         known
     }
-
-    /// The program is about to reset `device`: all that was given there is gone.
-    pub fn saw_reset(&self, device: i64) {
-        if let Ok(Some(device)) = self.device_in_use(device) {
-            let addresses: Vec<_> = {
-                let central = lock(&device.central);
-                central.watched.blocks.iter().map(|(address, _)| address).collect()
-            };
-            for address in addresses {
-                if device.saw_free(address)
-                    && let Some(trace) = &self.trace
-                {
-                    trace.free(address);
-                }
-            }
-        }
-    }
 }
 
 impl Device {
@@ -103,7 +86,7 @@ impl Device {
         if round_up(requested, super::size_class::ALIGNMENT).is_none() {
             return;
         }
-        let (block, time) = (self.seen(address, requested, stream), clock::now());
+        let (block, time) = (self.describe(address, requested, stream), clock::now());
         let small = (requested <= SMALL_MAX).then(|| {
             let cell = &mut *self.lane(stream);
             let slot = cell.writer.place();
@@ -129,12 +112,17 @@ impl Device {
         }
     }
 
+    /// The blocks that were seen and are not gone.
+    pub(super) fn seen(&self) -> Vec<u64> {
+        lock(&self.central).watched.blocks.addresses().collect()
+    }
+
     #[inline(always)]
     fn saw_free(&self, address: u64) -> bool {
         let time = clock::now();
         let mut central = lock(&self.central);
         let Some(known) = central.watched.blocks.remove(address) else { return false };
-        let block = self.seen(address, known.size, known.stream);
+        let block = self.describe(address, known.size, known.stream);
         central.watched.held -= block.size;
         central.publish_watched();
         if known.size <= SMALL_MAX {
@@ -150,7 +138,7 @@ impl Device {
     #[cold]
     #[inline(never)]
     fn forget(&self, address: u64, known: Seen, time: u64) {
-        let block = self.seen(address, known.size, known.stream);
+        let block = self.describe(address, known.size, known.stream);
         if known.size <= SMALL_MAX {
             self.lane(known.stream).writer.free(POOLS[0], known.slot, block, time);
         } else {
@@ -160,7 +148,7 @@ impl Device {
 
     /// A block as the record describes it.
     #[inline(always)]
-    fn seen(&self, address: u64, requested: u64, stream: u32) -> Block {
+    fn describe(&self, address: u64, requested: u64, stream: u32) -> Block {
         let size = lane::round(requested);
         let tag = BlockTag::new(self.id as u8, 0, 0, stream);
         Block { tag, address, size, requested, bucket: bucket_of(size) }

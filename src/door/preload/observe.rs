@@ -64,7 +64,7 @@ pub fn resetting(runtime: Runtime) {
         if let Some(heap) = heap_in_use()
             && let Some(device) = current::device(runtime)
         {
-            heap.saw_reset(device);
+            heap.reset_device(device);
         }
     });
 }
