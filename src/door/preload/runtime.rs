@@ -154,6 +154,7 @@ macro_rules! twins {
             /// # Safety
             /// As the CUDA runtime's function.
             #[allow(clippy::too_many_arguments)]
+            #[inline(always)]
             pub unsafe fn $method(self, per_thread: bool, stream: Stream, $($argument: $type),*) -> CudaError {
                 // SAFETY: the caller's promise. Where a runtime lacks the twin, the plain function with the handle that means the
                 // same is its equal.
