@@ -1,12 +1,12 @@
 //! A table from addresses to what is known of the block there, for a heap that only keeps books: two operations for each call of a program that is watched, so
 //! their cost is the cost of watching.
 //!
-//! Open addressing with linear probing in a table that is at most half full; a removal moves later cells of its row back, so there are no marks of what
+//! Open addressing with linear probing in a table that is at most a quarter full; a removal moves later cells of its row back, so there are no marks of what
 //! was (Knuth, The Art of Computer Programming 3, 6.4, algorithms L and R). About 15 instructions each, a third of what a general table takes.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 /// Cells of the smallest table.
-const LEAST: usize = 1024;
+const LEAST: usize = 2048;
 
 /// A cell. Address 0: empty.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,7 +47,7 @@ impl<T: Copy + Default> AddressBook<T> {
     /// Puts a value down; what was there.
     #[inline]
     pub fn insert(&mut self, address: u64, value: T) -> Option<T> {
-        if self.live * 2 >= self.cells.len() {
+        if self.live * 4 >= self.cells.len() {
             self.grow();
         }
         let mask = self.cells.len() - 1;

@@ -7,7 +7,7 @@
 use super::address_book::AddressBook;
 use super::central::Central;
 use super::device::Device;
-use super::size_class::{SMALL_MAX, round_up};
+use super::size_class::round_up;
 use super::{Heap, Shared, lane, lock, streams};
 use crate::config::{Backing, Config};
 use crate::driver::absent::AbsentDriver;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 /// Devices that a watched program may use: no node has more.
 const DEVICES: u32 = 16;
 
-/// The record's pools of small and of large blocks.
-const POOLS: [usize; 2] = [0, 1];
+/// The record's pool of large blocks: all go there, as nobody knows which of them share pages. (And one lock then serves the book and the record.)
+const POOL: usize = 1;
 
 /// How often (in blocks that came or went) the timeline is brought up to now.
 const SAMPLE_EVERY: u64 = 64;
@@ -57,6 +57,7 @@ impl Heap {
     }
 
     /// Another allocator gave `size` bytes at `address` of `device`, in the order of `stream` ([`StreamHandle::EVERY`]: of none).
+    #[inline(always)]
     pub fn saw_malloc(&self, device: i64, address: u64, size: u64, stream: StreamHandle) {
         if let Ok(device) = self.device(device)
             && address != 0
@@ -70,6 +71,7 @@ impl Heap {
     }
 
     /// The other allocator is about to take the block at `address` back. False: it is none that was seen.
+    #[inline(always)]
     pub fn saw_free(&self, address: u64, _stream: StreamHandle) -> bool {
         let known = self.devices().any(|device| device.saw_free(address));
         if known && let Some(trace) = &self.trace {
@@ -87,29 +89,15 @@ impl Device {
             return;
         }
         let (block, time) = (self.describe(address, requested, stream), clock::now());
-        let small = (requested <= SMALL_MAX).then(|| {
-            let cell = &mut *self.lane(stream);
-            let slot = cell.writer.place();
-            cell.writer.malloc(POOLS[0], slot, block, || shared.step(), time);
-            slot
-        });
-        let known = {
-            let central = &mut *lock(&self.central);
-            let slot = small.unwrap_or_else(|| {
-                let slot = central.writer.place();
-                central.writer.malloc(POOLS[1], slot, block, || shared.step(), time);
-                slot
-            });
-            let known = central.watched.blocks.insert(address, Seen { size: requested, stream, slot });
-            central.watched.held += block.size;
-            central.watched.held -= known.map_or(0, |known| lane::round(known.size));
-            central.publish_watched();
-            known
-        };
-        // A block that was there was freed in a way that we do not see.
+        let central = &mut *lock(&self.central);
+        let slot = central.writer.place();
+        central.writer.malloc(POOL, slot, block, || shared.step(), time);
+        let known = central.watched.blocks.insert(address, Seen { size: requested, stream, slot });
+        central.watched.held += block.size;
         if let Some(known) = known {
-            self.forget(address, known, time);
+            self.forget(central, address, known, time);
         }
+        central.publish_watched();
     }
 
     /// The blocks that were seen and are not gone.
@@ -120,30 +108,22 @@ impl Device {
     #[inline(always)]
     fn saw_free(&self, address: u64) -> bool {
         let time = clock::now();
-        let mut central = lock(&self.central);
+        let central = &mut *lock(&self.central);
         let Some(known) = central.watched.blocks.remove(address) else { return false };
         let block = self.describe(address, known.size, known.stream);
         central.watched.held -= block.size;
+        central.writer.free(POOL, known.slot, block, time);
         central.publish_watched();
-        if known.size <= SMALL_MAX {
-            drop(central);
-            self.lane(known.stream).writer.free(POOLS[0], known.slot, block, time);
-        } else {
-            central.writer.free(POOLS[1], known.slot, block, time);
-        }
         true
     }
 
-    /// Takes a block that is in the book no more off the record.
+    /// Takes a block off the record that was freed in a way that we do not see.
     #[cold]
     #[inline(never)]
-    fn forget(&self, address: u64, known: Seen, time: u64) {
+    fn forget(&self, central: &mut Central, address: u64, known: Seen, time: u64) {
         let block = self.describe(address, known.size, known.stream);
-        if known.size <= SMALL_MAX {
-            self.lane(known.stream).writer.free(POOLS[0], known.slot, block, time);
-        } else {
-            lock(&self.central).writer.free(POOLS[1], known.slot, block, time);
-        }
+        central.watched.held -= block.size;
+        central.writer.free(POOL, known.slot, block, time);
     }
 
     /// A block as the record describes it.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gruyere::config::{Config, Size, VARIABLE, logging};
+use gruyere::config::{Config, Preload, PreloadMode, Size, VARIABLE, logging};
 use gruyere::nvtx;
 use gruyere::record::sweep::{Found, State};
 
@@ -30,6 +30,7 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
                 _ => findings.ok("configuration", format!("{VARIABLE} is not set here: the defaults hold")),
             }
             consequences(findings, &config, environment);
+            preload(findings, &config, environment);
         }
     }
     for name in ["GRUYERE_ENABLE", "GRUYERE_LIBRARY", logging::VARIABLE] {
@@ -89,6 +90,46 @@ fn consequences(findings: &mut Findings, config: &Config, environment: Environme
     }
 }
 
+/// LD_PRELOAD and `preload:`, which want each other.
+fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
+    let list = environment("LD_PRELOAD").unwrap_or_default();
+    let files = || list.split([' ', ':']).filter(|file| !file.is_empty()).map(Path::new);
+    let named = |name: &str| {
+        files().find(|file| file.file_name().is_some_and(|found| found == std::ffi::OsStr::new(name)))
+    };
+    let library = named("libgruyere.so");
+    for file in ["libgruyere.so", "libgruyere_driver.so"].into_iter().filter_map(named) {
+        // Without a slash it is looked for where libraries are.
+        if file.components().count() > 1 && !file.is_file() {
+            findings.problem(
+                "configuration",
+                format!("LD_PRELOAD names {}: no such file", file.display()),
+                "correct LD_PRELOAD, or use `gruyere run`",
+            );
+        }
+    }
+    match library {
+        None if config.preload != Preload::default() => findings.note(
+            "configuration",
+            "preload: is set, and LD_PRELOAD does not name libgruyere.so: it holds for programs under `gruyere run`",
+        ),
+        Some(_) if config.preload.mode == PreloadMode::Off => findings.note(
+            "configuration",
+            "preload:off: libgruyere.so is preloaded and passes all calls on",
+        ),
+        Some(_) if config.preload.driver && named("libgruyere_driver.so").is_none() => findings.warning(
+            "configuration",
+            "preload:driver, and LD_PRELOAD does not name libgruyere_driver.so: the driver's calls are not seen",
+            "put libgruyere_driver.so before libgruyere.so there, or use `gruyere run`",
+        ),
+        Some(file) => findings.ok(
+            "configuration",
+            format!("LD_PRELOAD has {}: programs of this environment are served or watched", file.display()),
+        ),
+        None => {}
+    }
+}
+
 /// Processes that run with another configuration than this shell's.
 fn running(findings: &mut Findings, here: &str, records: &[Found]) {
     let mut by_text: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -137,5 +178,25 @@ mod tests {
         ]);
         assert_eq!((odd.count(Level::Problem), odd.count(Level::Warning)), (0, 1), "{}", odd.text());
         assert_eq!(odd.count(Level::Note), 3, "{}", odd.text());
+    }
+
+    #[test]
+    fn what_preload_and_ld_preload_lack_of_each_other_is_told() {
+        let here = std::env::current_exe().unwrap();
+        let folder = here.parent().unwrap().display();
+        let told = |conf: &str, list: &str| found(&[("GRUYERE_CONF", conf), ("LD_PRELOAD", list)]);
+        let alone = told("preload:observe", "");
+        assert_eq!(alone.count(Level::Note), 1, "{}", alone.text());
+        let missing = told("", &format!("x.so:{folder}/no/libgruyere.so"));
+        assert_eq!(missing.count(Level::Problem), 1, "{}", missing.text());
+        let half = told("preload:driver", "libgruyere.so");
+        assert!(
+            half.count(Level::Warning) == 1 && half.text().contains("libgruyere_driver.so"),
+            "{}",
+            half.text()
+        );
+        let whole = told("preload:driver", "libgruyere_driver.so libgruyere.so");
+        assert_eq!((whole.count(Level::Problem), whole.count(Level::Warning)), (0, 0), "{}", whole.text());
+        assert_eq!(told("preload:off", "libgruyere.so").count(Level::Note), 1);
     }
 }

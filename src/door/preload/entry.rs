@@ -71,7 +71,7 @@ export! {
 unsafe extern "C" fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
     // SAFETY: as above.
     unsafe {
-        if mode::mode() == Mode::Observe {
+        if mode::watches_runtime_alone() {
             watched_malloc(out, bytes, caller)
         } else {
             other_malloc(out, bytes, caller)
@@ -79,18 +79,14 @@ unsafe extern "C" fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller)
     }
 }
 
-/// `cudaMalloc` while watching. What watches is apart from what serves, so that it saves its own registers only.
+/// `cudaMalloc` while watching the runtime alone. Apart from the other ways, so that it saves its own registers only.
 #[inline(never)]
 unsafe fn watched_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
     let runtime = Runtime::of(caller);
     saw_a_call();
-    let inside = inside::enter();
     // SAFETY: as above.
     unsafe {
         let error = runtime.cudaMalloc(out, bytes);
-        if inside.is_none() {
-            return error;
-        }
         observe::allocated(runtime, error, out, bytes, StreamHandle::EVERY)
     }
 }
@@ -103,6 +99,10 @@ unsafe fn other_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> C
     unsafe {
         match way() {
             Way::Manage(_inside) => manage::malloc(runtime, out, bytes),
+            Way::Observe(_inside) => {
+                let error = runtime.cudaMalloc(out, bytes);
+                observe::allocated(runtime, error, out, bytes, StreamHandle::EVERY)
+            }
             _ => runtime.cudaMalloc(out, bytes),
         }
     }
@@ -111,7 +111,7 @@ unsafe fn other_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> C
 unsafe extern "C" fn free(pointer: *mut c_void, caller: Caller) -> CudaError {
     // SAFETY: as above.
     unsafe {
-        if mode::mode() == Mode::Observe {
+        if mode::watches_runtime_alone() {
             watched_free(pointer, caller)
         } else {
             other_free(pointer, caller)
@@ -122,10 +122,7 @@ unsafe extern "C" fn free(pointer: *mut c_void, caller: Caller) -> CudaError {
 /// As [`watched_malloc`].
 #[inline(never)]
 unsafe fn watched_free(pointer: *mut c_void, caller: Caller) -> CudaError {
-    let inside = inside::enter();
-    if inside.is_some() {
-        observe::freeing(pointer, StreamHandle::EVERY);
-    }
+    observe::freeing(pointer, StreamHandle::EVERY);
     // SAFETY: as above.
     unsafe { Runtime::of(caller).cudaFree(pointer) }
 }
@@ -137,6 +134,10 @@ unsafe fn other_free(pointer: *mut c_void, caller: Caller) -> CudaError {
     unsafe {
         match way() {
             Way::Manage(_inside) => manage::free(runtime, pointer),
+            Way::Observe(_inside) => {
+                observe::freeing(pointer, StreamHandle::EVERY);
+                runtime.cudaFree(pointer)
+            }
             Way::Leaving(_inside) if manage::is_ours_at_exit(pointer) => 0,
             _ => runtime.cudaFree(pointer),
         }
@@ -172,7 +173,7 @@ unsafe fn any_malloc_async<const PER_THREAD: bool>(
 ) -> CudaError {
     // SAFETY: as above.
     unsafe {
-        if mode::mode() == Mode::Observe {
+        if mode::watches_runtime_alone() {
             watched_malloc_async::<PER_THREAD>(out, bytes, stream, caller)
         } else {
             other_malloc_async::<PER_THREAD>(out, bytes, stream, caller)
@@ -190,13 +191,9 @@ unsafe fn watched_malloc_async<const PER_THREAD: bool>(
 ) -> CudaError {
     let runtime = Runtime::of(caller);
     saw_a_call();
-    let inside = inside::enter();
     // SAFETY: as above.
     unsafe {
         let error = runtime.malloc_async(PER_THREAD, stream, out, bytes);
-        if inside.is_none() {
-            return error;
-        }
         observe::allocated(runtime, error, out, bytes, observe::on(stream, PER_THREAD))
     }
 }
@@ -214,6 +211,10 @@ unsafe fn other_malloc_async<const PER_THREAD: bool>(
     unsafe {
         match way() {
             Way::Manage(_inside) => manage::malloc_async(runtime, out, bytes, stream, PER_THREAD),
+            Way::Observe(_inside) => {
+                let error = runtime.malloc_async(PER_THREAD, stream, out, bytes);
+                observe::allocated(runtime, error, out, bytes, observe::on(stream, PER_THREAD))
+            }
             _ => runtime.malloc_async(PER_THREAD, stream, out, bytes),
         }
     }
@@ -237,7 +238,7 @@ unsafe fn any_free_async<const PER_THREAD: bool>(
 ) -> CudaError {
     // SAFETY: as above.
     unsafe {
-        if mode::mode() == Mode::Observe {
+        if mode::watches_runtime_alone() {
             watched_free_async::<PER_THREAD>(pointer, stream, caller)
         } else {
             other_free_async::<PER_THREAD>(pointer, stream, caller)
@@ -252,10 +253,7 @@ unsafe fn watched_free_async<const PER_THREAD: bool>(
     stream: Stream,
     caller: Caller,
 ) -> CudaError {
-    let inside = inside::enter();
-    if inside.is_some() {
-        observe::freeing(pointer, observe::on(stream, PER_THREAD));
-    }
+    observe::freeing(pointer, observe::on(stream, PER_THREAD));
     // SAFETY: as above.
     unsafe { Runtime::of(caller).free_async(PER_THREAD, stream, pointer) }
 }
@@ -271,6 +269,10 @@ unsafe fn other_free_async<const PER_THREAD: bool>(
     unsafe {
         match way() {
             Way::Manage(_inside) => manage::free_async(runtime, pointer, stream, PER_THREAD),
+            Way::Observe(_inside) => {
+                observe::freeing(pointer, observe::on(stream, PER_THREAD));
+                runtime.free_async(PER_THREAD, stream, pointer)
+            }
             Way::Leaving(_inside) if manage::is_ours_at_exit(pointer) => 0,
             _ => runtime.free_async(PER_THREAD, stream, pointer),
         }

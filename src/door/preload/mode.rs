@@ -1,7 +1,7 @@
 //! What the interposed calls of this process do: the configuration's wish, and how the library came in.
 
 use super::runtime;
-use crate::config::{Config, PreloadMode, logging};
+use crate::config::{Config, Preload, PreloadMode, logging};
 use std::ffi::{CStr, OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -21,17 +21,18 @@ pub enum Mode {
     Leaving = 4,
 }
 
-/// The [`Mode`], 0 while nobody has asked.
+/// The [`Mode`], 0 while nobody has asked, 5 for Observe without the driver's calls.
 ///
 /// ```text
-/// 0        -> Off | Manage | Observe   decide(), at the first call
-/// Manage   -> Off                      fall_back(): there can be no heap here; or in a forked child, whose parent had one
-/// Manage   -> Leaving                  leave(), the exit handler
-/// Observe  -> Off                      fall_back(), leave(), a forked child
+/// 0              -> Off | Manage | Observe | 5   decide(), at the first call
+/// Manage         -> Off                          fall_back(): there can be no heap here; or in a forked child, whose parent had one
+/// Manage         -> Leaving                      leave(), the exit handler
+/// Observe, 5     -> Off                          fall_back(), leave(), a forked child
 /// ```
 /// Relaxed: nothing else hangs on it; the heap is published on its own.
 static MODE: AtomicU8 = AtomicU8::new(UNDECIDED);
 const UNDECIDED: u8 = 0;
+const RUNTIME_ALONE: u8 = 5;
 
 /// The process in which the library was put in by LD_PRELOAD, 0 where it was not (or its initialiser has not run). States: 0 -> pid, once, in the
 /// initialiser; a forked child keeps its parent's.
@@ -49,8 +50,16 @@ pub fn mode() -> Mode {
         2 => Mode::Manage,
         3 => Mode::Observe,
         4 => Mode::Leaving,
+        RUNTIME_ALONE => Mode::Observe,
         _ => decide(),
     }
+}
+
+/// Whether the runtime's calls are watched, and the driver's are not: then a watched call has no call inside it that would be seen again, and need not
+/// say that it is under way.
+#[inline(always)]
+pub fn watches_runtime_alone() -> bool {
+    MODE.load(Ordering::Relaxed) == RUNTIME_ALONE
 }
 
 #[cold]
@@ -59,22 +68,23 @@ fn decide() -> Mode {
     if !LOADED.load(Ordering::Acquire) {
         return Mode::Off;
     }
-    let wish = match Config::from_env() {
-        Ok(config) => config.preload.mode,
+    let preload = match Config::from_env() {
+        Ok(config) => config.preload,
         Err(error) => {
             logging::init();
             log::error!("{error}. The program's CUDA calls go through as they are");
-            PreloadMode::Off
+            Preload { mode: PreloadMode::Off, driver: false }
         }
     };
-    let mode = match wish {
+    let mode = match preload.mode {
         PreloadMode::Auto if PRELOADED_IN.load(Ordering::Relaxed) == 0 => Mode::Off,
         PreloadMode::Auto | PreloadMode::Manage if reached() => Mode::Manage,
         PreloadMode::Observe if reached() => Mode::Observe,
         _ => Mode::Off,
     };
     // Threads that decide at once decide alike; only a change that came meanwhile (an exit) must stay.
-    match MODE.compare_exchange(UNDECIDED, mode as u8, Ordering::Relaxed, Ordering::Relaxed) {
+    let state = if mode == Mode::Observe && !preload.driver { RUNTIME_ALONE } else { mode as u8 };
+    match MODE.compare_exchange(UNDECIDED, state, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => mode,
         Err(_) => self::mode(),
     }
@@ -105,7 +115,7 @@ pub fn forget() {
 pub fn leave() {
     let _ = MODE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |mode| match mode {
         mode if mode == Mode::Manage as u8 => Some(Mode::Leaving as u8),
-        mode if mode == Mode::Observe as u8 => Some(Mode::Off as u8),
+        mode if mode == Mode::Observe as u8 || mode == RUNTIME_ALONE => Some(Mode::Off as u8),
         _ => None,
     });
 }
