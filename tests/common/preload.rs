@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Builds a package's shared library as this test was built, and tells where it is.
-fn build(package: &str, file: &str) -> PathBuf {
+pub fn build(package: &str, file: &str) -> PathBuf {
     let folder = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().file_name().unwrap().to_owned();
     let profile = if folder == "debug" { "dev".as_ref() } else { folder.as_os_str() };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -23,7 +23,7 @@ fn build(package: &str, file: &str) -> PathBuf {
 
 /// A folder with the libraries under the names that programs look for, and what was compiled.
 pub struct Workshop {
-    pub folder: tempfile::TempDir,
+    pub folder: PathBuf,
 }
 
 /// How a program ended.
@@ -45,9 +45,13 @@ impl Run {
 
 impl Workshop {
     pub fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        // One for each test program, new at each run of it.
+        let name = std::env::current_exe().unwrap().file_stem().unwrap().to_owned();
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
         let link = |target: &Path, name: &str| {
-            std::os::unix::fs::symlink(target, folder.path().join(name)).unwrap();
+            std::os::unix::fs::symlink(target, folder.join(name)).unwrap();
         };
         let phantom = build("gruyere-phantom-abi", "libphantom_cuda.so");
         link(&phantom, "libcudart.so.12");
@@ -57,7 +61,7 @@ impl Workshop {
     }
 
     pub fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).to_str().unwrap().to_owned()
+        self.folder.join(name).to_str().unwrap().to_owned()
     }
 
     fn compile(&self, source: &str, output: &str, flags: &[&str], libraries: &str) {
@@ -69,10 +73,10 @@ impl Workshop {
             .arg("-I")
             .arg(root.join("include"))
             .arg("-o")
-            .arg(self.folder.path().join(output))
+            .arg(self.folder.join(output))
             .arg(root.join("tests/preload").join(source))
             .arg("-L")
-            .arg(self.folder.path())
+            .arg(&self.folder)
             .args(libraries.split_whitespace())
             .arg("-ldl")
             .output()
@@ -85,7 +89,7 @@ impl Workshop {
         // Written elsewhere first: another test may run it.
         let fresh = format!("{name}.new");
         self.compile(source, &fresh, &[], libraries);
-        std::fs::rename(self.folder.path().join(fresh), self.folder.path().join(name)).unwrap();
+        std::fs::rename(self.folder.join(fresh), self.folder.join(name)).unwrap();
     }
 
     /// Compiles a shared library of tests/preload.
@@ -95,12 +99,12 @@ impl Workshop {
 
     /// Runs a program under preload.
     pub fn preloaded(&self, name: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Run {
-        self.command(&self.folder.path().join(name), arguments, settings, true)
+        self.command(&self.folder.join(name), arguments, settings, true)
     }
 
     /// Runs a program without.
     pub fn bare(&self, name: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Run {
-        self.command(&self.folder.path().join(name), arguments, settings, false)
+        self.command(&self.folder.join(name), arguments, settings, false)
     }
 
     pub fn command(
@@ -112,10 +116,10 @@ impl Workshop {
     ) -> Run {
         let mut command = Command::new(program);
         command.args(arguments).env_remove("GRUYERE_CONF").env_remove("GRUYERE_LOG").env_remove("LD_PRELOAD");
-        command.env("LD_LIBRARY_PATH", self.folder.path()).env("PHANTOM_QUIET", "1");
+        command.env("LD_LIBRARY_PATH", &self.folder).env("PHANTOM_QUIET", "1");
         command.envs(settings.iter().copied());
         if preload {
-            command.env("LD_PRELOAD", self.folder.path().join("libgruyere.so"));
+            command.env("LD_PRELOAD", self.folder.join("libgruyere.so"));
         }
         let output = command.output().expect("the program runs");
         Run {

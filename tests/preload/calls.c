@@ -256,6 +256,7 @@ int main(int count, char **arguments) {
         const char *name;
         void (*run)(void);
     } promises[] = {
+        {"all_kinds", all_kinds},
         {"served", served},
         {"passed_on", passed_on},
         {"nothing", nothing},

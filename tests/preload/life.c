@@ -1,6 +1,5 @@
 /* Forks, execs, threads, static constructors and destructors under preload. The first argument names the scene. */
 #include "cuda.h"
-#include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -138,9 +137,6 @@ static void constructors(void) {
     atexit(free_in_exit_handler);
 }
 
-/* CUDA's driver is in the process, and nothing was allocated. */
-static void no_call(void) { CHECK(dlopen("libcuda.so.1", RTLD_NOW) != NULL); }
-
 static void no_cuda(void) {}
 
 int main(int count, char **arguments) {
@@ -154,7 +150,6 @@ int main(int count, char **arguments) {
         {"once", once},
         {"threads", threads},
         {"constructors", constructors},
-        {"no_call", no_call},
         {"no_cuda", no_cuda},
     };
     own_arguments = arguments;

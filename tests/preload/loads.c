@@ -67,6 +67,9 @@ int main(int count, char **arguments) {
             CHECK(two.free(other) == 0 && two.free((void *)1) == 17);
             CHECK(one.free(block) == 0);
         }
+    } else if (strcmp(scene, "driver") == 0) {
+        /* As a runtime that is linked in statically does it. */
+        CHECK(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != NULL);
     } else {
         return 2;
     }

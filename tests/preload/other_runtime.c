@@ -2,7 +2,7 @@
 #include <stddef.h>
 
 int cudaMalloc(void **out, size_t bytes) {
-    *out = (void *)(bytes ? 0x1111000 : 0);
+    *out = bytes ? (void *)0x1111000 : NULL;
     return 0;
 }
 int cudaFree(void *pointer) { return pointer == (void *)0x1111000 ? 0 : 17; }

@@ -15,7 +15,8 @@ pub struct Inside(PhantomData<*const ()>);
 /// Enters, unless the thread is inside already.
 #[inline]
 pub fn enter() -> Option<Inside> {
-    (!INSIDE.replace(true)).then_some(Inside(PhantomData))
+    // Made only where it is wanted: one that is dropped lets the thread out.
+    (!INSIDE.replace(true)).then(|| Inside(PhantomData))
 }
 
 impl Drop for Inside {
