@@ -540,4 +540,7 @@ fn where_nothing_was_seen_the_remedy_is_named() {
     let said = text(&ran(&["--", "true"]).stderr);
     assert!(said.contains("no CUDA call was seen") && said.contains("--conf preload:driver"), "{said}");
     assert!(text(&ran(&["-q", "--", "true"]).stderr).is_empty());
+    let mut expandable = gruyere(&["--", "true"]);
+    expandable.env("PYTORCH_ALLOC_CONF", "expandable_segments:True");
+    assert!(text(&expandable.output().unwrap().stderr).contains("expandable segments"));
 }
