@@ -59,20 +59,23 @@ class Rust(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         target = os.environ.get(TARGET)
         release = Path(workspace()["target_directory"])
-        command = [cargo(), "zigbuild" if target else "build", "--release", "--locked", "-p", "gruyere", "-p", "gruyere-cli"]
+        command = [cargo(), "zigbuild" if target else "build", "--release", "--locked"]
+        command += ["-p", "gruyere", "-p", "gruyere-preload", "-p", "gruyere-cli"]
         if target:
             command += ["--target", target]
             # A target may end in the glibc that is wanted; cargo's folder has the name without it.
             release /= target.split(".")[0]
         subprocess.run(command, cwd=WORKSPACE, check=True)
         release /= "release"
-        library, executable = release / "libgruyere.so", release / "gruyere"
+        library, driver, executable = release / "libgruyere.so", release / "libgruyere_driver.so", release / "gruyere"
         build_data["force_include"][str(library)] = "gruyere/libgruyere.so"
+        # Beside it, for `gruyere run` with preload:driver.
+        build_data["force_include"][str(driver)] = "gruyere/libgruyere_driver.so"
         build_data["shared_scripts"][str(executable)] = "gruyere"
         # At the root, where the interpreter looks for it when it starts.
         build_data["force_include"][str(Path(self.root, "gruyere_startup.pth"))] = "gruyere_startup.pth"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform(library, executable)}"
+        build_data["tag"] = f"py3-none-{platform(library, driver, executable)}"
 
 
 def platform(*files: Path) -> str:

@@ -131,6 +131,22 @@ fn unmapping_under_a_running_kernel_is_found() {
 }
 
 #[test]
+fn unmapping_one_of_two_addresses_is_no_matter_to_a_kernel_on_the_other() {
+    let (gpu, [a, _]) = gpu();
+    let handle = gpu.physical_create(0, PAGE).unwrap();
+    let [used, idle] = [0; 2].map(|_| {
+        let base = gpu.address_reserve(0, PAGE, 0).unwrap();
+        gpu.map(0, base, PAGE, 0, handle).unwrap();
+        gpu.set_access(0, base, PAGE, &[0]).unwrap();
+        base
+    });
+    gpu.owns(used, PAGE, None);
+    gpu.launch_touching(0, a, KERNEL, &[(used, 512)]).unwrap();
+    gpu.unmap(0, idle, PAGE).unwrap();
+    assert_eq!(gpu.take_faults(), []);
+}
+
+#[test]
 fn a_reset_leaves_nothing_of_its_context() {
     let (gpu, [a, _]) = gpu();
     let default = gpu.pool_create(0, 0).unwrap();

@@ -156,6 +156,11 @@ impl Device {
         lock(&self.lanes[stream as usize % LANES])
     }
 
+    /// As [`Streams::seal`]; while [`Device::ask`] is held.
+    pub(super) fn seal(&self, shared: &Shared) -> bool {
+        self.streams.seal(&*shared.driver, shared.hears_of_captures())
+    }
+
     /// Whether the streams may be asked about events: not while anything captures.
     pub fn may_ask(&self) -> bool {
         self.brackets.load(Ordering::SeqCst) == 0
@@ -233,7 +238,7 @@ impl Device {
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if self.lane(request.stream).lane.has_pending() {
             if let Some(_asking) = self.ask() {
-                self.streams.seal(&*shared.driver);
+                self.seal(shared);
                 self.streams.poll(&*shared.driver);
             }
             self.settle_lane(shared, request.stream);
@@ -325,7 +330,7 @@ impl Device {
         }
     }
 
-    fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
+    pub(super) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
         let slab = cell.lane.remove_slab(id);
         self.unpublish(shared, slab.as_ref());
         drop(cell);

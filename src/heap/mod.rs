@@ -31,6 +31,7 @@ mod moves;
 pub mod named;
 pub mod oom;
 pub mod page_table;
+mod pending;
 pub mod phase;
 mod pooled;
 mod pools;
@@ -695,7 +696,7 @@ impl Heap {
         self.forget_failed_captures(device);
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
         if let Some(_asking) = device.ask() {
-            device.streams.seal(&*shared.driver);
+            device.seal(shared);
         }
         device.stop_asking();
         let running = if lock(&device.central).captures.has_unmatched() {
@@ -848,7 +849,7 @@ impl Heap {
                 device.streams.poll(driver);
                 // With one stream there is nobody else to be served.
                 if device.streams.count() > 1 && self.shared.shares() {
-                    device.streams.seal(driver);
+                    device.seal(&self.shared);
                 }
             }
             lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);

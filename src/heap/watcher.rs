@@ -124,6 +124,11 @@ impl Device {
         self.publish_watched(&mut watched);
     }
 
+    /// The blocks that were seen and are not gone.
+    pub(super) fn seen(&self) -> Vec<u64> {
+        lock(&self.watched).blocks.keys().copied().collect()
+    }
+
     fn saw_free(&self, address: u64) -> bool {
         let (requested, stream, slot) = {
             let mut watched = lock(&self.watched);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Builds a package's shared library as this test was built, and tells where it is.
-fn build(package: &str, file: &str) -> PathBuf {
+pub fn build(package: &str, file: &str) -> PathBuf {
     let folder = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().file_name().unwrap().to_owned();
     let profile = if folder == "debug" { "dev".as_ref() } else { folder.as_os_str() };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

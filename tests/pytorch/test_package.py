@@ -50,7 +50,7 @@ def test_one_wheel_for_every_python_holds_library_command_and_types(wheel_instal
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = Parser().parsestr(archive.read(f"gruyere-{version}.dist-info/METADATA").decode())
-    assert {"gruyere/libgruyere.so", "gruyere/py.typed", "gruyere_startup.pth"} <= names
+    assert {"gruyere/libgruyere.so", "gruyere/libgruyere_driver.so", "gruyere/py.typed", "gruyere_startup.pth"} <= names
     assert f"gruyere-{version}.data/scripts/gruyere" in names
     assert {name.split("/")[0] for name in names} == {
         "gruyere", "gruyere_startup.pth", f"gruyere-{version}.data", f"gruyere-{version}.dist-info",

@@ -1,5 +1,5 @@
-//! What the shared library shows to the dynamic linker: its own names, the calls of CUDA's runtime that it stands in for and no others, and that
-//! it is never unloaded.
+//! What the shared libraries show to the dynamic linker: their own names, the functions that they stand in for and no others, and that they are
+//! never unloaded.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,54 +33,116 @@ const INTERPOSED: [&str; 23] = [
     "cudaThreadSynchronize",
 ];
 
-/// Checks a fresh build of the library.
-pub fn check(root: &Path) -> Result<(), String> {
-    let library = build(root)?;
-    let symbols = output(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(&library))?;
-    let names: Vec<_> = symbols.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    if names.is_empty() {
-        return Err(format!("{} exports nothing", library.display()));
-    }
-    let is_known = |name: &str| name.starts_with("gruyere_") || INTERPOSED.contains(&name);
-    let foreign: Vec<_> = names.iter().filter(|name| !is_known(name)).copied().collect();
-    if !foreign.is_empty() {
-        return Err(format!(
-            "{} exports names that are not its own: {}",
-            library.display(),
-            foreign.join(", ")
-        ));
-    }
-    let missing: Vec<_> = INTERPOSED.iter().filter(|name| !names.contains(name)).copied().collect();
-    if !missing.is_empty() {
-        return Err(format!("{} does not interpose {}", library.display(), missing.join(", ")));
-    }
-    // Threads and exit handlers of the host may still be inside when somebody calls dlclose.
-    let dynamic = output(Command::new("readelf").arg("-d").arg(&library))?;
-    if !dynamic.contains("NODELETE") {
-        return Err(format!("{} is not linked with -z nodelete", library.display()));
-    }
-    // cudarc's dynamic loading is why the library loads on a machine without a driver.
-    if let Some(line) = dynamic.lines().find(|line| line.contains("NEEDED") && line.contains("libcu")) {
-        return Err(format!("{} is linked to CUDA: {}", library.display(), line.trim()));
-    }
-    println!(
-        "{} exports {} functions: gruyere_*, and the {} calls of CUDA's runtime that it interposes",
-        library.display(),
-        names.len(),
-        INTERPOSED.len()
-    );
-    Ok(())
+/// What libgruyere_driver.so stands in for: how the driver's functions are found, and those that a program may be linked to. More would
+/// change what programs find that have nothing to do with us.
+const OF_THE_DRIVER: [&str; 27] = [
+    "cuCtxSynchronize",
+    "cuDevicePrimaryCtxReset_v2",
+    "cuGetProcAddress",
+    "cuGetProcAddress_v2",
+    "cuIpcGetMemHandle",
+    "cuMemAllocAsync",
+    "cuMemAllocAsync_ptsz",
+    "cuMemAllocFromPoolAsync",
+    "cuMemAllocFromPoolAsync_ptsz",
+    "cuMemAllocPitch_v2",
+    "cuMemAlloc_v2",
+    "cuMemCreate",
+    "cuMemFreeAsync",
+    "cuMemFreeAsync_ptsz",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemUnmap",
+    "cuStreamBeginCaptureToGraph",
+    "cuStreamBeginCaptureToGraph_ptsz",
+    "cuStreamBeginCapture_v2",
+    "cuStreamBeginCapture_v2_ptsz",
+    "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
+    "cuStreamEndCapture_ptsz",
+    "dlsym",
+];
+
+/// A shared library of ours.
+struct Library {
+    package: &'static str,
+    file: &'static str,
+    /// How its own names begin, where it has any.
+    own: Option<&'static str>,
+    /// What it interposes: every one of these, and nothing else, or programs are half served.
+    interposed: &'static [&'static str],
 }
 
-/// Builds libgruyere.so and tells where cargo put it.
-fn build(root: &Path) -> Result<PathBuf, String> {
-    let messages =
-        output(&mut cargo(root, &["build", "--package", "gruyere", "--lib", "--message-format=json"]))?;
-    // One JSON object a line; file names need no unescaping unless they hold quotes or backslashes.
-    let file = messages
-        .lines()
-        .filter(|line| line.contains("\"reason\":\"compiler-artifact\""))
-        .flat_map(|line| line.split('"'))
-        .find(|word| word.ends_with("/libgruyere.so"));
-    file.map(PathBuf::from).ok_or_else(|| "cargo built no libgruyere.so".into())
+/// Checks fresh builds of the libraries.
+pub fn check(root: &Path) -> Result<(), String> {
+    let library =
+        Library { package: "gruyere", file: "libgruyere.so", own: Some("gruyere_"), interposed: &INTERPOSED };
+    let driver = Library {
+        package: "gruyere-preload",
+        file: "libgruyere_driver.so",
+        own: None,
+        interposed: &OF_THE_DRIVER,
+    };
+    library.check(root)?;
+    driver.check(root)
+}
+
+impl Library {
+    fn check(&self, root: &Path) -> Result<(), String> {
+        let library = self.build(root)?;
+        let symbols =
+            output(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(&library))?;
+        let names: Vec<_> = symbols.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        if names.is_empty() {
+            return Err(format!("{} exports nothing", library.display()));
+        }
+        let is_own = |name: &str| self.own.is_some_and(|start| name.starts_with(start));
+        let is_known = |name: &str| is_own(name) || self.interposed.contains(&name);
+        let foreign: Vec<_> = names.iter().filter(|name| !is_known(name)).copied().collect();
+        if !foreign.is_empty() {
+            return Err(format!(
+                "{} exports names that are not its own: {}",
+                library.display(),
+                foreign.join(", ")
+            ));
+        }
+        let missing: Vec<_> = self.interposed.iter().filter(|name| !names.contains(name)).copied().collect();
+        if !missing.is_empty() {
+            return Err(format!("{} does not interpose {}", library.display(), missing.join(", ")));
+        }
+        // Threads and exit handlers of the host may still be inside when somebody calls dlclose.
+        let dynamic = output(Command::new("readelf").arg("-d").arg(&library))?;
+        if !dynamic.contains("NODELETE") {
+            return Err(format!("{} is not linked with -z nodelete", library.display()));
+        }
+        // cudarc's dynamic loading is why the library loads on a machine without a driver.
+        if let Some(line) = dynamic.lines().find(|line| line.contains("NEEDED") && line.contains("libcu")) {
+            return Err(format!("{} is linked to CUDA: {}", library.display(), line.trim()));
+        }
+        println!(
+            "{} exports {} functions, {} of them interposed",
+            library.display(),
+            names.len(),
+            self.interposed.len()
+        );
+        Ok(())
+    }
+
+    /// Builds the library and tells where cargo put it.
+    fn build(&self, root: &Path) -> Result<PathBuf, String> {
+        let messages = output(&mut cargo(
+            root,
+            &["build", "--package", self.package, "--lib", "--message-format=json"],
+        ))?;
+        let ending = format!("/{}", self.file);
+        // One JSON object a line; file names need no unescaping unless they hold quotes or backslashes.
+        let file = messages
+            .lines()
+            .filter(|line| line.contains("\"reason\":\"compiler-artifact\""))
+            .flat_map(|line| line.split('"'))
+            .find(|word| word.ends_with(&ending));
+        file.map(PathBuf::from).ok_or_else(|| format!("cargo built no {}", self.file))
+    }
 }

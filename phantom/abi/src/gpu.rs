@@ -86,18 +86,19 @@ struct HostAddresses {
     end: u64,
 }
 
-/// Address space behind all device memory and all reservations: 16 TiB, of which only touched pages cost anything.
+/// Address space behind all device memory and all reservations: 16 TiB, of which only touched pages cost anything. (Under valgrind
+/// a process has much less.)
 const WINDOW: u64 = 16 << 40;
 /// The window's alignment: above every alignment that anybody asks for.
 const WINDOW_ALIGN: u64 = 4 << 30;
 
 impl HostAddresses {
-    fn new() -> Result<(Self, (u64, u64)), String> {
+    fn new(window: u64) -> Result<(Self, (u64, u64)), String> {
         // SAFETY: a fresh anonymous mapping wherever the kernel likes.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                (WINDOW + WINDOW_ALIGN) as usize,
+                (window + WINDOW_ALIGN) as usize,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -109,14 +110,14 @@ impl HostAddresses {
         }
         let base = (start as u64).next_multiple_of(WINDOW_ALIGN);
         // SAFETY: advice on the mapping just made. A core dump would only show zeros.
-        unsafe { libc::madvise(start, (WINDOW + WINDOW_ALIGN) as usize, libc::MADV_DONTDUMP) };
+        unsafe { libc::madvise(start, (window + WINDOW_ALIGN) as usize, libc::MADV_DONTDUMP) };
         let mut numbers = CountingAddresses::default();
         let first = numbers.reserve(GRANULARITY, GRANULARITY).ok_or("no numbers for addresses")?;
         if first % WINDOW_ALIGN != 0 {
             return Err(format!("the numbers begin at {first:#x}, which is not aligned"));
         }
         // The granule just taken stays taken: a pointer just below or at the window's start is nobody's.
-        Ok((Self { numbers, offset: base.wrapping_sub(first), end: base + WINDOW }, (base, base + WINDOW)))
+        Ok((Self { numbers, offset: base.wrapping_sub(first), end: base + window }, (base, base + window)))
     }
 }
 
@@ -189,7 +190,8 @@ impl Phantom {
             oracle,
             ..Config::new(memory)
         };
-        let (addresses, window) = HostAddresses::new()?;
+        let window = setting("PHANTOM_WINDOW", WINDOW, parse_bytes)?;
+        let (addresses, window) = HostAddresses::new(window)?;
         let sim = Gpu::with_addresses(config, Box::new(addresses));
         sim.print_faults();
         Ok(Self {
@@ -465,7 +467,7 @@ mod tests {
 
     #[test]
     fn device_memory_lies_in_the_window_and_may_be_written() {
-        let (mut addresses, window) = HostAddresses::new().expect("address space");
+        let (mut addresses, window) = HostAddresses::new(WINDOW).expect("address space");
         let first = addresses.reserve(4 << 20, 2 << 20).expect("room");
         assert!(window.0 < first && first + (4 << 20) <= window.1 && first.is_multiple_of(2 << 20));
         // SAFETY: the provider has just given these bytes to nobody else.
@@ -478,7 +480,7 @@ mod tests {
 
     #[test]
     fn address_space_ends_with_the_window() {
-        let (mut addresses, window) = HostAddresses::new().expect("address space");
+        let (mut addresses, window) = HostAddresses::new(WINDOW).expect("address space");
         assert_eq!(addresses.reserve(window.1 - window.0, 2 << 20), None);
         assert!(addresses.reserve(1 << 30, 2 << 20).is_some(), "a refusal takes nothing");
     }

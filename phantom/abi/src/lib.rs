@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | `PHANTOM_DEVICES` | number of devices | 1 |
 //! | `PHANTOM_MEMORY` | memory of each (`80GiB`) | 80GiB |
+//! | `PHANTOM_WINDOW` | address space for device memory; valgrind needs it small | 16TiB |
 //! | `PHANTOM_COPY_LIMIT` | copies and fills above this size are skipped | 64KiB |
 //! | `PHANTOM_KERNEL_NS` | how long a kernel runs on the virtual clock, ns | 0 |
 //! | `PHANTOM_COSTS` | what costs the host time on it: `none`, `launches`, or `calls` (every driver call, as published) | none |

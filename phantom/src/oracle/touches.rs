@@ -24,6 +24,8 @@ struct Touch {
     end: u64,
     /// The block that it was, 0: none.
     block: u64,
+    /// The address that it went through, less the number of the physical byte.
+    way: u64,
 }
 
 /// A block of the program's.
@@ -151,7 +153,7 @@ impl Oracle {
                 }
                 parts.push((from, to, unordered));
             });
-            let touch = Touch { by, end, block };
+            let touch = Touch { by, end, block, way: piece.address.wrapping_sub(first) };
             let mut next = first;
             for (from, to, mut kept) in parts {
                 touches.replace(next, from, vec![touch], |_, _, _| {});
@@ -168,12 +170,15 @@ impl Oracle {
         self.report_all(faults);
     }
 
-    /// A driver call takes memory away at the time `now`: no kernel may still use it.
+    /// A driver call takes memory away at the time `now`: no kernel may still use it there. What goes through another mapping of it
+    /// goes on.
     pub(crate) fn taken_from_kernels(&mut self, call: &'static str, taken: Taken, now: u64) {
         let Taken { address, physical, bytes } = taken;
         let mut faults = Vec::new();
         self.touches.by_byte.visit(physical, physical + bytes, |start, _, touches| {
-            if let Some(busy) = touches.iter().find(|touch| touch.end > now && !self.is_over(touch.by)) {
+            let way = address.wrapping_sub(physical);
+            let is_busy = |touch: &&Touch| touch.way == way && touch.end > now && !self.is_over(touch.by);
+            if let Some(busy) = touches.iter().find(is_busy) {
                 let address = address + (start - physical);
                 let (block, on) = (Some(busy.block), self.name(busy.by.stream));
                 push_of_block(&mut faults, Fault::TakenUnderWork { call, address, block, on });

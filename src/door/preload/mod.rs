@@ -14,6 +14,7 @@
 //!   does any that it does not know.
 
 mod current;
+mod driver;
 mod entry;
 mod failure;
 pub mod inside;

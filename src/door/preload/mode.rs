@@ -86,6 +86,11 @@ fn reached() -> bool {
     runtime::is_bound_to_us(c"cudaMalloc")
 }
 
+/// Whether calls may be served or watched, now or once the library's initialiser has run.
+pub fn may_open() -> bool {
+    !LOADED.load(Ordering::Acquire) || mode() != Mode::Off
+}
+
 /// There can be no heap in this process: its calls go through.
 pub fn fall_back() {
     MODE.store(Mode::Off as u8, Ordering::Relaxed);

@@ -1,0 +1,134 @@
+//! The driver's functions that are stood in for, under every name that a program may know them by.
+#![deny(unsafe_code)]
+
+use std::ffi::CStr;
+
+/// A function of the driver.
+pub struct Function {
+    /// As libcuda exports it.
+    pub symbol: &'static CStr,
+    /// As `cuGetProcAddress` is asked for it: without `_v2` and `_ptsz`.
+    pub base: &'static CStr,
+    /// Since which CUDA version `base` means this function (11020 for 11.2); an older variant has another signature.
+    since: i32,
+    /// Up to which version it does, where a newer one is another function.
+    before: i32,
+    /// Whether stream 0 is the calling thread's own stream in it, that of the process, or whether there is no such difference.
+    streams: Streams,
+}
+
+/// What stream 0 means to a function.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Streams {
+    /// It takes none, or one that exists.
+    Any,
+    /// The legacy default stream.
+    Legacy,
+    /// The calling thread's own (`_ptsz`).
+    PerThread,
+}
+
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
+const PER_THREAD_DEFAULT_STREAM: u64 = 2;
+
+const fn function(symbol: &'static CStr, base: &'static CStr, since: i32, streams: Streams) -> Function {
+    Function { symbol, base, since, before: i32::MAX, streams }
+}
+
+/// How many there are.
+pub const COUNT: usize = 26;
+
+/// Where [`FUNCTIONS`] has `cuGetProcAddress`.
+pub const GET_PROC_ADDRESS: usize = 0;
+/// Where it has `cuGetProcAddress_v2`.
+pub const GET_PROC_ADDRESS_V2: usize = 1;
+
+/// All of them. The order is that of the trampolines.
+pub static FUNCTIONS: [Function; COUNT] = [
+    Function { before: 12000, ..function(c"cuGetProcAddress", c"cuGetProcAddress", 11030, Streams::Any) },
+    function(c"cuGetProcAddress_v2", c"cuGetProcAddress", 12000, Streams::Any),
+    function(c"cuMemAlloc_v2", c"cuMemAlloc", 3020, Streams::Any),
+    function(c"cuMemFree_v2", c"cuMemFree", 3020, Streams::Any),
+    function(c"cuMemAllocPitch_v2", c"cuMemAllocPitch", 3020, Streams::Any),
+    function(c"cuMemGetInfo_v2", c"cuMemGetInfo", 3020, Streams::Any),
+    function(c"cuMemAllocAsync", c"cuMemAllocAsync", 11020, Streams::Legacy),
+    function(c"cuMemAllocAsync_ptsz", c"cuMemAllocAsync", 11020, Streams::PerThread),
+    function(c"cuMemFreeAsync", c"cuMemFreeAsync", 11020, Streams::Legacy),
+    function(c"cuMemFreeAsync_ptsz", c"cuMemFreeAsync", 11020, Streams::PerThread),
+    function(c"cuMemAllocFromPoolAsync", c"cuMemAllocFromPoolAsync", 11020, Streams::Legacy),
+    function(c"cuMemAllocFromPoolAsync_ptsz", c"cuMemAllocFromPoolAsync", 11020, Streams::PerThread),
+    function(c"cuCtxSynchronize", c"cuCtxSynchronize", 2000, Streams::Any),
+    function(c"cuStreamDestroy_v2", c"cuStreamDestroy", 4000, Streams::Any),
+    function(c"cuStreamBeginCapture_v2", c"cuStreamBeginCapture", 10010, Streams::Legacy),
+    function(c"cuStreamBeginCapture_v2_ptsz", c"cuStreamBeginCapture", 10010, Streams::PerThread),
+    function(c"cuStreamBeginCaptureToGraph", c"cuStreamBeginCaptureToGraph", 12030, Streams::Legacy),
+    function(c"cuStreamBeginCaptureToGraph_ptsz", c"cuStreamBeginCaptureToGraph", 12030, Streams::PerThread),
+    function(c"cuStreamEndCapture", c"cuStreamEndCapture", 10000, Streams::Legacy),
+    function(c"cuStreamEndCapture_ptsz", c"cuStreamEndCapture", 10000, Streams::PerThread),
+    function(c"cuIpcGetMemHandle", c"cuIpcGetMemHandle", 4010, Streams::Any),
+    function(c"cuDevicePrimaryCtxReset_v2", c"cuDevicePrimaryCtxReset", 11000, Streams::Any),
+    // To watch them: pages that a program maps itself, as torch's expandable segments do.
+    function(c"cuMemCreate", c"cuMemCreate", 10020, Streams::Any),
+    function(c"cuMemRelease", c"cuMemRelease", 10020, Streams::Any),
+    function(c"cuMemMap", c"cuMemMap", 10020, Streams::Any),
+    function(c"cuMemUnmap", c"cuMemUnmap", 10020, Streams::Any),
+];
+
+/// The function that libcuda exports as `symbol`.
+pub fn of_symbol(symbol: &CStr) -> Option<usize> {
+    FUNCTIONS.iter().position(|function| function.symbol == symbol)
+}
+
+/// The function that `cuGetProcAddress` means by `name` for a program of CUDA `version` with `flags`.
+pub fn of_entry_point(name: &CStr, version: i32, flags: u64) -> Option<usize> {
+    let unwanted = if flags & PER_THREAD_DEFAULT_STREAM != 0 { Streams::Legacy } else { Streams::PerThread };
+    FUNCTIONS.iter().position(|function| {
+        function.base == name
+            && (function.since..function.before).contains(&version)
+            && function.streams != unwanted
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry_point(name: &CStr, version: i32, flags: u64) -> Option<&'static str> {
+        of_entry_point(name, version, flags).map(|found| FUNCTIONS[found].symbol.to_str().unwrap())
+    }
+
+    #[test]
+    fn every_function_is_found_by_its_symbol() {
+        for (index, function) in FUNCTIONS.iter().enumerate() {
+            assert_eq!(of_symbol(function.symbol), Some(index));
+        }
+        for other in [c"", c"cu", c"cuMemAlloc", c"cuMemAlloc_v20", c"cuInit", c"dlsym"] {
+            assert_eq!(of_symbol(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_two_functions_with_a_place_of_their_own_are_there() {
+        assert_eq!(of_symbol(c"cuGetProcAddress"), Some(GET_PROC_ADDRESS));
+        assert_eq!(of_symbol(c"cuGetProcAddress_v2"), Some(GET_PROC_ADDRESS_V2));
+    }
+
+    #[test]
+    fn an_entry_point_is_the_variant_of_the_version_asked_for() {
+        assert_eq!(entry_point(c"cuMemAlloc", 13000, 0), Some("cuMemAlloc_v2"));
+        assert_eq!(entry_point(c"cuMemAlloc", 3000, 0), None, "32-bit addresses");
+        assert_eq!(entry_point(c"cuGetProcAddress", 11040, 0), Some("cuGetProcAddress"));
+        assert_eq!(entry_point(c"cuGetProcAddress", 12000, 0), Some("cuGetProcAddress_v2"));
+        assert_eq!(entry_point(c"cuStreamBeginCapture", 10000, 0), None, "without a mode");
+        assert_eq!(entry_point(c"cuInit", 13000, 0), None);
+    }
+
+    #[test]
+    fn the_flag_for_a_stream_a_thread_gives_the_variant_for_it() {
+        for flags in [0, 1, 4] {
+            assert_eq!(entry_point(c"cuMemFreeAsync", 12000, flags), Some("cuMemFreeAsync"));
+        }
+        assert_eq!(entry_point(c"cuMemFreeAsync", 12000, 2), Some("cuMemFreeAsync_ptsz"));
+        assert_eq!(entry_point(c"cuMemFree", 12000, 2), Some("cuMemFree_v2"), "it has no variant");
+    }
+}

@@ -1,0 +1,348 @@
+//! The functions that are handed out in place of the driver's: each decides who serves the call.
+#![allow(non_snake_case)]
+
+use super::super::inside::{self, Inside};
+use super::super::leave::saw_a_call;
+use super::super::mode::{self, Mode};
+use super::context::{effective, handle};
+use super::real::{self, AllocationProp, CuResult, DevicePtr, Function, Stream};
+use super::{manage, observe};
+use crate::driver::StreamHandle;
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+/// What to do with a call.
+enum Way {
+    /// Straight through.
+    Through,
+    Manage(Inside),
+    Observe(Inside),
+    /// As at the end of the process.
+    Leaving(Inside),
+}
+
+#[inline(always)]
+fn way() -> Way {
+    let mode = mode::mode();
+    if mode == Mode::Off {
+        return Way::Through;
+    }
+    match (inside::enter(), mode) {
+        (Some(inside), Mode::Manage) => Way::Manage(inside),
+        (Some(inside), Mode::Observe) => Way::Observe(inside),
+        (Some(inside), Mode::Leaving) => Way::Leaving(inside),
+        _ => Way::Through,
+    }
+}
+
+/// Ours for one of the driver's functions, where we have one.
+pub fn of(function: Function) -> Option<*const c_void> {
+    Some(match function {
+        Function::cuMemAlloc_v2 => malloc as *const c_void,
+        Function::cuMemFree_v2 => free as *const c_void,
+        Function::cuMemAllocPitch_v2 => malloc_pitch as *const c_void,
+        Function::cuMemGetInfo_v2 => mem_get_info as *const c_void,
+        Function::cuMemAllocAsync => malloc_async::<false> as *const c_void,
+        Function::cuMemAllocAsync_ptsz => malloc_async::<true> as *const c_void,
+        Function::cuMemFreeAsync => free_async::<false> as *const c_void,
+        Function::cuMemFreeAsync_ptsz => free_async::<true> as *const c_void,
+        Function::cuMemAllocFromPoolAsync => malloc_from_pool_async::<false> as *const c_void,
+        Function::cuMemAllocFromPoolAsync_ptsz => malloc_from_pool_async::<true> as *const c_void,
+        Function::cuCtxSynchronize => ctx_synchronize as *const c_void,
+        Function::cuStreamDestroy_v2 => stream_destroy as *const c_void,
+        Function::cuStreamBeginCapture_v2 => begin_capture::<false> as *const c_void,
+        Function::cuStreamBeginCapture_v2_ptsz => begin_capture::<true> as *const c_void,
+        Function::cuStreamBeginCaptureToGraph => begin_capture_to_graph::<false> as *const c_void,
+        Function::cuStreamBeginCaptureToGraph_ptsz => begin_capture_to_graph::<true> as *const c_void,
+        Function::cuStreamEndCapture => end_capture::<false> as *const c_void,
+        Function::cuStreamEndCapture_ptsz => end_capture::<true> as *const c_void,
+        Function::cuIpcGetMemHandle => ipc_get_mem_handle as *const c_void,
+        Function::cuDevicePrimaryCtxReset_v2 => primary_ctx_reset as *const c_void,
+        Function::cuMemCreate => mem_create as *const c_void,
+        Function::cuMemRelease => mem_release as *const c_void,
+        Function::cuMemMap => mem_map as *const c_void,
+        Function::cuMemUnmap => mem_unmap as *const c_void,
+        _ => return None,
+    })
+}
+
+// SAFETY of every body below: it is called by the program alone, whose arguments keep the promises of the CUDA function of that name; they are handed
+// to the real function, or to what stands in for it and asks for no more.
+
+unsafe extern "C" fn malloc(out: *mut DevicePtr, bytes: usize) -> CuResult {
+    saw_a_call();
+    // SAFETY: as above.
+    let real = || unsafe { real::cuMemAlloc_v2(out, bytes) };
+    match way() {
+        // SAFETY: as above.
+        Way::Manage(_inside) => unsafe { manage::malloc(out, bytes, real) },
+        // SAFETY: as above.
+        Way::Observe(_inside) => unsafe { observe::allocated(real(), out, bytes, StreamHandle::EVERY) },
+        Way::Leaving(_) | Way::Through => real(),
+    }
+}
+
+unsafe extern "C" fn malloc_pitch(
+    out: *mut DevicePtr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> CuResult {
+    saw_a_call();
+    // SAFETY: as above.
+    let real = || unsafe { real::cuMemAllocPitch_v2(out, pitch, width, height, element) };
+    match way() {
+        // SAFETY: as above.
+        Way::Manage(_inside) => unsafe { manage::malloc_pitch(out, pitch, width, height, element, real) },
+        Way::Observe(_inside) => {
+            let code = real();
+            // SAFETY: as above: the real function has written the pitch where it succeeded.
+            let bytes = if code == 0 { unsafe { *pitch }.saturating_mul(height) } else { 0 };
+            // SAFETY: as above.
+            unsafe { observe::allocated(code, out, bytes, StreamHandle::EVERY) }
+        }
+        Way::Leaving(_) | Way::Through => real(),
+    }
+}
+
+unsafe extern "C" fn free(address: DevicePtr) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe { real::cuMemFree_v2(address) };
+    match way() {
+        Way::Manage(_inside) => manage::free(address, real),
+        Way::Observe(_inside) => {
+            observe::freeing(address, StreamHandle::EVERY);
+            real()
+        }
+        Way::Leaving(_inside) if manage::is_ours_at_exit(address) => 0,
+        Way::Leaving(_) | Way::Through => real(),
+    }
+}
+
+unsafe extern "C" fn malloc_async<const PER_THREAD: bool>(
+    out: *mut DevicePtr,
+    bytes: usize,
+    stream: Stream,
+) -> CuResult {
+    saw_a_call();
+    // SAFETY: as above.
+    let real = || unsafe {
+        if PER_THREAD {
+            real::cuMemAllocAsync_ptsz(out, bytes, stream)
+        } else {
+            real::cuMemAllocAsync(out, bytes, stream)
+        }
+    };
+    let on = effective(PER_THREAD, stream);
+    match way() {
+        // SAFETY: as above.
+        Way::Manage(_inside) => unsafe { manage::malloc_async(out, bytes, None, on, real) },
+        // SAFETY: as above.
+        Way::Observe(_inside) => unsafe { observe::allocated(real(), out, bytes, handle(on)) },
+        Way::Leaving(_) | Way::Through => real(),
+    }
+}
+
+unsafe extern "C" fn malloc_from_pool_async<const PER_THREAD: bool>(
+    out: *mut DevicePtr,
+    bytes: usize,
+    pool: *mut c_void,
+    stream: Stream,
+) -> CuResult {
+    saw_a_call();
+    // SAFETY: as above.
+    let real = || unsafe {
+        if PER_THREAD {
+            real::cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream)
+        } else {
+            real::cuMemAllocFromPoolAsync(out, bytes, pool, stream)
+        }
+    };
+    let on = effective(PER_THREAD, stream);
+    match way() {
+        // SAFETY: as above.
+        Way::Manage(_inside) => unsafe { manage::malloc_async(out, bytes, Some(pool), on, real) },
+        // SAFETY: as above.
+        Way::Observe(_inside) => unsafe { observe::allocated(real(), out, bytes, handle(on)) },
+        Way::Leaving(_) | Way::Through => real(),
+    }
+}
+
+unsafe extern "C" fn free_async<const PER_THREAD: bool>(address: DevicePtr, stream: Stream) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe {
+        if PER_THREAD {
+            real::cuMemFreeAsync_ptsz(address, stream)
+        } else {
+            real::cuMemFreeAsync(address, stream)
+        }
+    };
+    let on = effective(PER_THREAD, stream);
+    match way() {
+        Way::Manage(_inside) => manage::free_async(address, on, real),
+        Way::Observe(_inside) => {
+            observe::freeing(address, handle(on));
+            real()
+        }
+        Way::Leaving(_inside) if manage::is_ours_at_exit(address) => 0,
+        Way::Leaving(_) | Way::Through => real(),
+    }
+}
+
+unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe { real::cuMemGetInfo_v2(free, total) };
+    match way() {
+        // SAFETY: as above.
+        Way::Manage(_inside) => unsafe { manage::mem_get_info(free, total, real) },
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn ctx_synchronize() -> CuResult {
+    // SAFETY: it takes nothing.
+    let real = || unsafe { real::cuCtxSynchronize() };
+    match way() {
+        Way::Manage(_inside) => manage::ctx_synchronize(real),
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn stream_destroy(stream: Stream) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe { real::cuStreamDestroy_v2(stream) };
+    match way() {
+        Way::Manage(_inside) => manage::stream_destroy(stream, real),
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn begin_capture<const PER_THREAD: bool>(stream: Stream, mode: c_uint) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe {
+        if PER_THREAD {
+            real::cuStreamBeginCapture_v2_ptsz(stream, mode)
+        } else {
+            real::cuStreamBeginCapture_v2(stream, mode)
+        }
+    };
+    match way() {
+        Way::Manage(_inside) => manage::begin_capture(effective(PER_THREAD, stream), real),
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn begin_capture_to_graph<const PER_THREAD: bool>(
+    stream: Stream,
+    graph: *mut c_void,
+    dependencies: *const c_void,
+    data: *const c_void,
+    count: usize,
+    mode: c_uint,
+) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe {
+        if PER_THREAD {
+            real::cuStreamBeginCaptureToGraph_ptsz(stream, graph, dependencies, data, count, mode)
+        } else {
+            real::cuStreamBeginCaptureToGraph(stream, graph, dependencies, data, count, mode)
+        }
+    };
+    match way() {
+        Way::Manage(_inside) => manage::begin_capture(effective(PER_THREAD, stream), real),
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn end_capture<const PER_THREAD: bool>(
+    stream: Stream,
+    graph: *mut *mut c_void,
+) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe {
+        if PER_THREAD {
+            real::cuStreamEndCapture_ptsz(stream, graph)
+        } else {
+            real::cuStreamEndCapture(stream, graph)
+        }
+    };
+    match way() {
+        Way::Manage(_inside) => manage::end_capture(effective(PER_THREAD, stream), real),
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn ipc_get_mem_handle(out: *mut c_void, address: DevicePtr) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe { real::cuIpcGetMemHandle(out, address) };
+    match way() {
+        Way::Manage(_inside) => manage::ipc_get_mem_handle(address, real),
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn primary_ctx_reset(device: c_int) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe { real::cuDevicePrimaryCtxReset_v2(device) };
+    match way() {
+        Way::Manage(_inside) => manage::primary_ctx_reset(device, real),
+        Way::Observe(_inside) => {
+            observe::resetting(device);
+            real()
+        }
+        Way::Leaving(_) | Way::Through => real(),
+    }
+}
+
+// Pages that the program maps itself are its own business; they are only watched.
+
+unsafe extern "C" fn mem_create(
+    out: *mut c_ulonglong,
+    bytes: usize,
+    properties: *const AllocationProp,
+    flags: c_ulonglong,
+) -> CuResult {
+    // SAFETY: as above.
+    let code = unsafe { real::cuMemCreate(out, bytes, properties, flags) };
+    if code == 0
+        && let Way::Observe(_inside) = way()
+    {
+        saw_a_call();
+        // SAFETY: as above: the real function has read the properties and written the handle.
+        unsafe { observe::created(*out, &*properties) };
+    }
+    code
+}
+
+unsafe extern "C" fn mem_release(pages: c_ulonglong) -> CuResult {
+    if let Way::Observe(_inside) = way() {
+        observe::releasing(pages);
+    }
+    // SAFETY: as above.
+    unsafe { real::cuMemRelease(pages) }
+}
+
+unsafe extern "C" fn mem_map(
+    address: DevicePtr,
+    bytes: usize,
+    offset: usize,
+    pages: c_ulonglong,
+    flags: c_ulonglong,
+) -> CuResult {
+    // SAFETY: as above.
+    let code = unsafe { real::cuMemMap(address, bytes, offset, pages, flags) };
+    if code == 0
+        && let Way::Observe(_inside) = way()
+    {
+        observe::mapped(address, bytes, pages);
+    }
+    code
+}
+
+unsafe extern "C" fn mem_unmap(address: DevicePtr, bytes: usize) -> CuResult {
+    if let Way::Observe(_inside) = way() {
+        observe::unmapping(address, bytes);
+    }
+    // SAFETY: as above.
+    unsafe { real::cuMemUnmap(address, bytes) }
+}

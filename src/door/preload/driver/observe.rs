@@ -1,0 +1,126 @@
+//! `observe`: the real call with the caller's very arguments, its answer untouched; what it did is written down.
+//!
+//! Nothing of our own is called but cuCtxGetDevice, which makes no context.
+
+use super::context;
+use super::real::{AllocationProp, CuResult, DevicePtr};
+use crate::door::preload::mode;
+use crate::door::{current as heap_in_use, guarded, heap};
+use crate::driver::StreamHandle;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{c_int, c_ulonglong};
+
+/// The real call gave `bytes` at `*out`, if it answered 0.
+///
+/// # Safety
+/// `out` may be read where `code` is 0.
+pub unsafe fn allocated(
+    code: CuResult,
+    out: *const DevicePtr,
+    bytes: usize,
+    stream: StreamHandle,
+) -> CuResult {
+    if code == 0 {
+        // SAFETY: the caller's promise.
+        let address = unsafe { *out };
+        guarded((), || {
+            if let Some(device) = context::device() {
+                note(device, address, bytes, stream);
+            }
+        });
+    }
+    code
+}
+
+fn note(device: i64, address: DevicePtr, bytes: usize, stream: StreamHandle) {
+    match heap_in_use().map_or_else(heap, Ok) {
+        Ok(heap) => heap.saw_malloc(device, address, bytes as u64, stream),
+        // The log has said why.
+        Err(_) => mode::fall_back(),
+    }
+}
+
+/// The block at `address` is about to be freed: noted before, as another thread may get the address at once.
+pub fn freeing(address: DevicePtr, stream: StreamHandle) {
+    if address != 0 {
+        guarded((), || {
+            if let Some(heap) = heap_in_use() {
+                heap.saw_free(address, stream);
+            }
+        });
+    }
+}
+
+/// The device is about to be reset: what was on it is gone.
+pub fn resetting(device: c_int) {
+    guarded((), || {
+        if let Some(heap) = heap_in_use() {
+            heap.reset_device(i64::from(device));
+        }
+    });
+}
+
+/// Pages that the program maps itself (torch's expandable segments, vLLM's sleep mode): a mapping is a block. Pages that are mapped twice are
+/// counted twice, and a range that is unmapped in pieces is unmapped whole: the driver takes whole mappings only.
+struct Pages {
+    /// Devices of the handles that were created, by handle.
+    devices: HashMap<c_ulonglong, i64>,
+    /// Bytes of the mappings, by address.
+    mapped: BTreeMap<DevicePtr, u64>,
+}
+
+static PAGES: Mutex<Option<Pages>> = Mutex::new(None);
+
+fn with_pages<T>(body: impl FnOnce(&mut Pages) -> T) -> T {
+    let mut pages = PAGES.lock();
+    body(pages.get_or_insert_with(|| Pages { devices: HashMap::new(), mapped: BTreeMap::new() }))
+}
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const ON_A_DEVICE: u32 = 1;
+
+/// Pages were created.
+pub fn created(pages: c_ulonglong, properties: &AllocationProp) {
+    if properties.location_kind == ON_A_DEVICE {
+        guarded((), || {
+            with_pages(|known| known.devices.insert(pages, i64::from(properties.location)));
+        });
+    }
+}
+
+/// A handle is given up; what it names lives on while it is mapped.
+pub fn releasing(pages: c_ulonglong) {
+    guarded((), || {
+        with_pages(|known| known.devices.remove(&pages));
+    });
+}
+
+/// Pages were mapped. Those of the host, and those that another process exported, are not counted.
+pub fn mapped(address: DevicePtr, bytes: usize, pages: c_ulonglong) {
+    guarded((), || {
+        let device = with_pages(|known| {
+            let device = known.devices.get(&pages).copied()?;
+            known.mapped.insert(address, bytes as u64);
+            Some(device)
+        });
+        if let Some(device) = device {
+            note(device, address, bytes, StreamHandle::EVERY);
+        }
+    });
+}
+
+/// A range is about to be unmapped, which may hold several mappings.
+pub fn unmapping(address: DevicePtr, bytes: usize) {
+    guarded((), || {
+        let end = address.saturating_add(bytes as u64);
+        let gone: Vec<DevicePtr> = with_pages(|known| {
+            let gone: Vec<_> = known.mapped.range(address..end).map(|(&start, _)| start).collect();
+            known.mapped.retain(|start, _| !(address..end).contains(start));
+            gone
+        });
+        for start in gone {
+            freeing(start, StreamHandle::EVERY);
+        }
+    });
+}
