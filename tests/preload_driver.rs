@@ -8,6 +8,7 @@ mod preload;
 
 use preload::{Run, Workshop, build};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::OnceLock;
 
 const LIBCUDA: &str = "-l:libcuda.so.1";
@@ -38,6 +39,11 @@ fn workshop() -> &'static Workshop {
         workshop.library("driver/lookups_library.c", "libplugin.so", &plugin);
         workshop.program("driver/lookups.c", "lookups", "-l:liblookups.so");
         workshop.library("driver/wrapper.c", "libwrapper.so", "");
+        workshop.program("driver/fuzz.c", "fuzz", "");
+        for table in 0..5 {
+            let flags = format!("-DTABLE={table}");
+            workshop.library("driver/other_gruyere.c", &format!("libother{table}.so"), &flags);
+        }
         workshop
     })
 }
@@ -247,4 +253,47 @@ fn a_library_before_us_that_goes_past_us_leaves_the_program_to_the_driver() {
     let run = preloaded(&libraries, "static", &["alone", "threads"], &[("GRUYERE_CONF", "preload:driver")]);
     run.kept();
     assert!(run.stderr.contains("no allocation that could be seen"), "{}", run.stderr);
+}
+
+#[test]
+fn names_by_chance_are_answered_as_glibc_answers_them() {
+    for conf in ["preload:off", "preload:manage"] {
+        with_conf(conf, "fuzz", &[]).kept();
+    }
+    preloaded(&["libgruyere_driver.so"], "fuzz", &[], &[]).kept();
+}
+
+#[test]
+fn a_table_that_is_not_understood_is_left_alone() {
+    for table in 0..5 {
+        let other = format!("libother{table}.so");
+        let run = preloaded(&["libgruyere_driver.so", &other], "static", &["alone"], &[]);
+        run.kept();
+        // The last is of this version, and wants nothing.
+        let complaints = run.stderr.matches("of different versions").count();
+        assert_eq!(complaints, usize::from(table != 4), "{table}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn memcheck_finds_nothing_of_ours() {
+    // A process has less address space under valgrind.
+    let settings = [
+        ("GRUYERE_CONF", "preload:driver"),
+        ("GRUYERE_LOG", "off"),
+        ("PHANTOM_WINDOW", "4GiB"),
+        ("PHANTOM_MEMORY", "512MiB"),
+        ("LD_PRELOAD", &format!("{} {}", workshop().path(BOTH[0]), workshop().path(BOTH[1]))),
+    ];
+    let path = workshop().path("static");
+    let mut arguments = vec!["--quiet", "--error-exitcode=99", "--fair-sched=yes", "--leak-check=full"];
+    arguments.extend(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
+    if !cfg!(debug_assertions) {
+        // Where both outcomes are the same, the optimiser lets a branch hang on bytes that no value has.
+        arguments.push("--undef-value-errors=no");
+    }
+    arguments.extend([path.as_str(), "managed"]);
+    let run = workshop().command(Path::new("valgrind"), &arguments, &settings, false);
+    run.kept();
+    assert!(!run.stderr.contains("=="), "{}", run.stderr);
 }

@@ -82,11 +82,8 @@ impl Running {
             let mut wanted =
                 libc::pollfd { fd: self.lines.get_ref().as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one entry of ours.
-            assert_eq!(
-                unsafe { libc::poll(&mut wanted, 1, SOON.as_millis() as i32) },
-                1,
-                "not a word within {SOON:?}"
-            );
+            let ready = unsafe { libc::poll(&mut wanted, 1, SOON.as_millis() as i32) };
+            assert_eq!(ready, 1, "not a word within {SOON:?}");
         }
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
@@ -540,4 +537,7 @@ fn where_nothing_was_seen_the_remedy_is_named() {
     let said = text(&ran(&["--", "true"]).stderr);
     assert!(said.contains("no CUDA call was seen") && said.contains("--conf preload:driver"), "{said}");
     assert!(text(&ran(&["-q", "--", "true"]).stderr).is_empty());
+    let mut expandable = gruyere(&["--", "true"]);
+    expandable.env("PYTORCH_ALLOC_CONF", "expandable_segments:True");
+    assert!(text(&expandable.output().unwrap().stderr).contains("expandable segments"));
 }

@@ -38,9 +38,9 @@ unsafe extern "C" fn get(
 ) -> u32 {
     // The return address goes on as one more argument.
     #[cfg(target_arch = "x86_64")]
-    naked_asm!("endbr64", "mov r8, qword ptr [rsp]", "jmp {with}", with = sym get_with);
+    naked_asm!(".cfi_startproc", "endbr64", "mov r8, qword ptr [rsp]", "jmp {with}", ".cfi_endproc", with = sym get_with);
     #[cfg(target_arch = "aarch64")]
-    naked_asm!("hint #34", "mov x4, x30", "b {with}", with = sym get_with);
+    naked_asm!(".cfi_startproc", "hint #34", "mov x4, x30", "b {with}", ".cfi_endproc", with = sym get_with);
 }
 
 /// `CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *status)`.
@@ -53,9 +53,9 @@ unsafe extern "C" fn get_v2(
     _status: *mut c_int,
 ) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    naked_asm!("endbr64", "mov r9, qword ptr [rsp]", "jmp {with}", with = sym get_v2_with);
+    naked_asm!(".cfi_startproc", "endbr64", "mov r9, qword ptr [rsp]", "jmp {with}", ".cfi_endproc", with = sym get_v2_with);
     #[cfg(target_arch = "aarch64")]
-    naked_asm!("hint #34", "mov x5, x30", "b {with}", with = sym get_v2_with);
+    naked_asm!(".cfi_startproc", "hint #34", "mov x5, x30", "b {with}", ".cfi_endproc", with = sym get_v2_with);
 }
 
 type Get = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> u32;

@@ -62,6 +62,7 @@ macro_rules! exports {
         pub unsafe extern "C" fn $name($(_: $argument),*) -> u32 {
             #[cfg(target_arch = "x86_64")]
             naked_asm!(
+                ".cfi_startproc",
                 "endbr64",
                 "mov r11, qword ptr [rip + {slots} + {offset}]",
                 "test r11, r11",
@@ -75,6 +76,7 @@ macro_rules! exports {
                 "push r8",
                 "push r9",
                 "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 56",
                 "mov edi, {index}",
                 "mov rsi, qword ptr [rsp + 56]",
                 "call {bind}",
@@ -85,7 +87,9 @@ macro_rules! exports {
                 "pop rdx",
                 "pop rsi",
                 "pop rdi",
+                ".cfi_adjust_cfa_offset -56",
                 "jmp rax",
+                ".cfi_endproc",
                 slots = sym SLOTS,
                 offset = const 8 * $index,
                 index = const $index,
@@ -93,6 +97,7 @@ macro_rules! exports {
             );
             #[cfg(target_arch = "aarch64")]
             naked_asm!(
+                ".cfi_startproc",
                 "hint #34",
                 "adrp x16, {slots}",
                 "add x16, x16, :lo12:{slots}",
@@ -102,6 +107,8 @@ macro_rules! exports {
                 "br x16",
                 "2:",
                 "stp x29, x30, [sp, #-80]!",
+                ".cfi_adjust_cfa_offset 80",
+                ".cfi_offset x30, -72",
                 "mov x29, sp",
                 "stp x0, x1, [sp, #16]",
                 "stp x2, x3, [sp, #32]",
@@ -116,7 +123,10 @@ macro_rules! exports {
                 "ldp x4, x5, [sp, #48]",
                 "ldp x6, x7, [sp, #64]",
                 "ldp x29, x30, [sp], #80",
+                ".cfi_adjust_cfa_offset -80",
+                ".cfi_restore x30",
                 "br x16",
+                ".cfi_endproc",
                 slots = sym SLOTS,
                 offset = const 8 * $index,
                 index = const $index,

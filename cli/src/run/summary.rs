@@ -169,11 +169,26 @@ fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Con
              as a whole (`ldd` says so); `gruyere doctor` looks at this machine"
         ));
     } else {
+        if uses_expandable_segments() {
+            line(format_args!(
+                "no CUDA call was seen. torch's expandable segments (PYTORCH_ALLOC_CONF) map memory by themselves, past every allocation call: \
+                 take the setting away, or use python -m gruyere"
+            ));
+            return;
+        }
         line(format_args!(
             "no CUDA call was seen. If the program uses the GPU, it links the CUDA runtime statically (nvcc's default, JAX, TensorFlow): \
              --conf preload:driver sees it too; or link it with nvcc -cudart shared"
         ));
     }
+}
+
+/// Whether torch is told to map its memory itself.
+fn uses_expandable_segments() -> bool {
+    ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().any(|name| {
+        let conf = std::env::var(name).unwrap_or_default().to_lowercase().replace(' ', "");
+        conf.contains("expandable_segments:true")
+    })
 }
 
 fn bytes(value: u64) -> String {
