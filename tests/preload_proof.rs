@@ -198,7 +198,7 @@ fn start(number: usize) -> Option<String> {
     let conf = if number / WAYS.len() % 2 == 0 { "preload:manage" } else { "preload:observe" };
     let child = Command::new(workshop().path("start"))
         .arg(way)
-        .env("LD_LIBRARY_PATH", workshop().folder.as_path())
+        .env("LD_LIBRARY_PATH", &workshop().folder)
         .env("LD_PRELOAD", workshop().path("libgruyere.so"))
         .env("GRUYERE_CONF", conf)
         .env_remove("GRUYERE_LOG")
