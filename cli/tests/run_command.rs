@@ -541,3 +541,52 @@ fn where_nothing_was_seen_the_remedy_is_named() {
     expandable.env("PYTORCH_ALLOC_CONF", "expandable_segments:True");
     assert!(text(&expandable.output().unwrap().stderr).contains("expandable segments"));
 }
+
+#[test]
+fn calls_of_the_driver_are_seen_where_they_are_asked_for() {
+    let phantom = OnPhantom::new();
+    let both = phantom.at("both");
+    std::fs::create_dir(&both).unwrap();
+    let library = variable("LD_PRELOAD", &[], &[]);
+    for (file, name) in
+        [(PathBuf::from(library), "libgruyere.so"), (driver_library(), "libgruyere_driver.so")]
+    {
+        std::os::unix::fs::symlink(file, both.join(name)).unwrap();
+    }
+    let library = both.join("libgruyere.so");
+    let library = library.to_str().unwrap();
+    let work = ["3", "2", "driver"];
+    for (mode, word) in [("--manage", "managed"), ("--observe", "observed")] {
+        let output = phantom.run(&["--library", library, mode, "--conf", "preload:driver"], &work);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let rows = rows(&said);
+        assert!(rows.len() == 1 && said.contains(word), "{said}");
+        assert_eq!(
+            (&rows[0][1..3], &rows[0][8..10]),
+            (&["192.00", "MiB"].map(String::from)[..], &["3", "2"].map(String::from)[..])
+        );
+    }
+    let output = phantom.run(&["--library", library, "--observe"], &work);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stderr).contains("no CUDA call was seen"));
+
+    std::fs::remove_file(both.join("libgruyere_driver.so")).unwrap();
+    let output = phantom.run(&["--library", library, "--conf", "preload:driver"], &work);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("libgruyere_driver.so"), "{output:?}");
+}
+
+/// Builds libgruyere_driver.so, as this test was built.
+fn driver_library() -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--quiet", "--package", "gruyere-preload", "--message-format=json"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let messages = text(&output.stdout);
+    let file = messages.split('"').find(|word| word.ends_with("/libgruyere_driver.so"));
+    PathBuf::from(file.expect("cargo names the library"))
+}

@@ -1,4 +1,5 @@
-// Takes blocks of 64 MiB through the library that is preloaded, and frees some: device_memory TAKE FREE [again|kill].
+// Takes blocks of 64 MiB through the library that is preloaded, and frees some: device_memory TAKE FREE [again|kill]. With
+// `driver` it asks the driver, as a runtime that is linked statically does: by address.
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -7,6 +8,34 @@
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+static int (*driver_malloc)(unsigned long long *, size_t);
+static int (*driver_free)(unsigned long long);
+
+static void *take_from_driver(ssize_t bytes, int device, void *stream) {
+    (void)device;
+    (void)stream;
+    unsigned long long address = 0;
+    return driver_malloc(&address, bytes) == 0 ? (void *)address : NULL;
+}
+
+static void give_to_driver(void *block, ssize_t bytes, int device, void *stream) {
+    (void)bytes;
+    (void)device;
+    (void)stream;
+    driver_free((unsigned long long)block);
+}
+
+static int find_driver(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *context = NULL;
+    int (*initialize)(unsigned), (*retain)(void **, int), (*set)(void *);
+    *(void **)&initialize = dlsym(library, "cuInit");
+    *(void **)&retain = dlsym(library, "cuDevicePrimaryCtxRetain");
+    *(void **)&set = dlsym(library, "cuCtxSetCurrent");
+    *(void **)&driver_malloc = dlsym(library, "cuMemAlloc_v2");
+    *(void **)&driver_free = dlsym(library, "cuMemFree_v2");
+    return library && driver_malloc && driver_free && initialize(0) == 0 && retain(&context, 0) == 0 && set(context) == 0;
+}
 
 int main(int count, char **words) {
     void *(*take)(ssize_t, int, void *);
@@ -27,6 +56,13 @@ int main(int count, char **words) {
         if (waitpid(child, &status, 0) != child || status != 0) {
             return 1;
         }
+    }
+    if (count > 3 && strcmp(words[3], "driver") == 0) {
+        if (!find_driver()) {
+            return 3;
+        }
+        take = take_from_driver;
+        give = give_to_driver;
     }
     void *blocks[16];
     int taken = atoi(words[1]), given = atoi(words[2]);
