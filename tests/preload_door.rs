@@ -135,7 +135,9 @@ fn a_thread_gets_its_context_and_blocks_of_other_contexts_are_not_served() {
 
 #[test]
 fn a_reset_device_is_as_new() {
-    call("reset", "").kept();
+    for mode in ["manage", "observe"] {
+        call("reset", &format!("preload:{mode}")).kept();
+    }
 }
 
 #[test]

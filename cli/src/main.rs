@@ -13,6 +13,7 @@ mod post;
 mod ps;
 mod record;
 mod report;
+mod run;
 mod snapshot;
 mod stat;
 mod target;
@@ -51,6 +52,8 @@ enum Command {
     Record(record::Arguments),
     /// Compare a run with an earlier one.
     Report(report::Arguments),
+    /// Run a program with the library in it: managed, or only watched.
+    Run(run::Arguments),
     /// Write a snapshot of a process's memory for PyTorch's memory_viz.
     Snapshot(snapshot::Arguments),
     /// Print all gauges of one process.
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Command::Ps(args) => failure::end("ps", ps::run(&args)),
         Command::Record(args) => failure::end("record", record::run(&args)),
         Command::Report(args) => failure::end("report", report::run(&args)),
+        Command::Run(args) => run::main(&args),
         Command::Snapshot(args) => failure::end("snapshot", snapshot::run(&args)),
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
         Command::Top(args) => failure::end("top", top::run(&args)),

@@ -281,22 +281,12 @@ fn latest(
     let entries = fs::read_dir(history).map_err(|error| {
         Failure::new(format_args!("{folder}: {error}; name the folder that `history:` names with --history"))
     })?;
+    let files = entries.flatten().map(|entry| entry.path()).filter(|file| {
+        let file = file.file_name().unwrap_or_default().to_string_lossy();
+        name.is_none_or(|name| file.starts_with(&format!("{name}.rank{rank}.")))
+    });
     let mut best: Option<Run> = None;
-    for entry in entries.flatten() {
-        let file = entry.file_name();
-        let file = file.to_string_lossy();
-        let wanted = name.is_none_or(|name| file.starts_with(&format!("{name}.rank{rank}.")));
-        if file.starts_with('.') || !file.ends_with(run::FILE_SUFFIX) || !wanted {
-            continue;
-        }
-        let run = match read(&entry.path()) {
-            Ok(run) => run,
-            // One that is damaged does not stand in the way of the others.
-            Err(failure) => {
-                say("report", format_args!("passed over: {failure}"));
-                continue;
-            }
-        };
+    for run in readable(files, "report") {
         let is_wanted = name.is_none_or(|name| run.name == name) && run.rank.unwrap_or(0) == rank;
         let is_before = before.is_none_or(|other| moment(&run) < moment(other));
         if is_wanted && is_before && best.as_ref().is_none_or(|best| moment(&run) > moment(best)) {
@@ -304,6 +294,27 @@ fn latest(
         }
     }
     Ok(best)
+}
+
+/// The runs of a folder, in no order, for the command `command`; none where there is no such folder.
+pub fn runs(history: &Path, command: &'static str) -> Vec<Run> {
+    let entries = fs::read_dir(history).into_iter().flatten().flatten();
+    readable(entries.map(|entry| entry.path()), command).collect()
+}
+
+/// Those of `files` that are runs. One that is damaged does not stand in the way of the others.
+fn readable(files: impl Iterator<Item = PathBuf>, command: &'static str) -> impl Iterator<Item = Run> {
+    let is_run = |file: &PathBuf| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        !name.starts_with('.') && name.ends_with(run::FILE_SUFFIX)
+    };
+    files.filter(is_run).filter_map(move |file| match read(&file) {
+        Ok(run) => Some(run),
+        Err(failure) => {
+            say(command, format_args!("passed over: {failure}"));
+            None
+        }
+    })
 }
 
 /// Runs in the order of time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from importlib import metadata
 from pathlib import Path
 from typing import Optional
 
@@ -14,11 +15,33 @@ VARIABLE = "GRUYERE_LIBRARY"
 _loaded: Optional[ctypes.CDLL] = None
 
 
+class _Object(ctypes.Structure):
+    """`Dl_info`: the shared object that an address is in, and the symbol."""
+
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+
+def preloaded() -> Optional[Path]:
+    """The file of the copy that LD_PRELOAD has put into this process, if it has. There must not be a second one: a process has one heap."""
+    process = ctypes.CDLL(None)
+    try:
+        function = ctypes.cast(process.gruyere_malloc, ctypes.c_void_p)
+    except AttributeError:
+        return None
+    where = _Object()
+    if not process.dladdr(function, ctypes.byref(where)) or not where.file:
+        return None
+    return Path(os.fsdecode(where.file)).absolute()
+
+
 def path() -> Path:
-    """The library's file: `$GRUYERE_LIBRARY`, or the one that was installed with this package.
+    """The library's file: the one that is preloaded, else `$GRUYERE_LIBRARY`, else the one that was installed with this package.
 
     Raises GruyereError where there is none.
     """
+    inside = preloaded()
+    if inside is not None:
+        return inside
     chosen = os.environ.get(VARIABLE)
     file = Path(chosen) if chosen else Path(__file__).with_name("libgruyere.so")
     if file.is_file():
@@ -38,14 +61,30 @@ def library() -> ctypes.CDLL:
     if _loaded is None:
         file = path()
         try:
+            # Where it is preloaded, this finds the copy that is there.
             loaded = ctypes.CDLL(str(file))
             _declare(loaded)
         except (OSError, AttributeError) as error:
             raise GruyereError(
                 f"{file} cannot be loaded ({error}): it is damaged, made for another machine or of another version; install gruyere again"
             ) from error
+        if preloaded() is not None:
+            _check_version(file, (loaded.gruyere_version() or b"").decode())
         _loaded = loaded
     return _loaded
+
+
+def _check_version(file: Path, found: str) -> None:
+    """Refuses a preloaded library that is not of this package's version. A copy that was never installed has none, and takes what there is."""
+    try:
+        expected = metadata.version("gruyere")
+    except metadata.PackageNotFoundError:
+        return
+    if found != expected:
+        raise GruyereError(
+            f"LD_PRELOAD has put {file}, of version {found}, into this process, and this package is of version {expected}: preload the"
+            f" libgruyere.so of version {expected} (`gruyere run` of the same installation does), or unset LD_PRELOAD"
+        )
 
 
 def _declare(loaded: ctypes.CDLL) -> None:

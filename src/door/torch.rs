@@ -93,6 +93,13 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
     let Ok(size) = u64::try_from(size) else {
         return Err(Refusal::Other(format!("gruyere_malloc: the size {size} is negative")));
     };
+    if super::is_only_watched() {
+        return Err(Refusal::Other(
+            "gruyere_malloc: this process is only watched (preload:observe), so torch must keep its own allocator: leave out what makes \
+             gruyere torch's allocator (python -m gruyere, GRUYERE_ENABLE, gruyere.enable), or preload:observe"
+                .to_owned(),
+        ));
+    }
     heap.meet_hooks();
     heap.malloc(size, i64::from(device), handle(stream)).map_err(|error| refusal(heap, error, handle(stream)))
 }

@@ -13,11 +13,13 @@ use super::lane::round;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::named::NamedPools;
 use super::page_table::{Page, PageTable};
+use super::pending::Pending;
 use super::phase::Watch;
 use super::size_class::{PAGE, round_up};
 use super::streams::{EVERY, Streams};
 use super::tally::Tally;
 use super::waits::Order;
+use super::watcher::Watched;
 use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::nvtx;
@@ -41,7 +43,7 @@ const BATCH_SHARE: u64 = 32;
 struct PendingRun {
     run: RunId,
     epoch: u64,
-    waits: Vec<(u32, u64)>,
+    waits: Pending,
 }
 
 /// A block of `backing:passthrough`.
@@ -101,6 +103,8 @@ pub struct Central {
     pub watch: Watch,
     /// What the rungs of the reclaim ladder did.
     pub ladder: Ladder,
+    /// The blocks of another allocator, where this heap only keeps books.
+    pub(super) watched: Watched,
 }
 
 impl Central {
@@ -142,6 +146,7 @@ impl Central {
             tally,
             watch: Watch::new(false),
             ladder: Ladder::default(),
+            watched: Watched::default(),
         }
     }
 
@@ -390,6 +395,39 @@ impl Central {
         Some(())
     }
 
+    /// As [`Central::free_large`], of a block that is not reused before stream `user` is past this moment. `None`: none that is no other stream's
+    /// too, and no capture's and no named pool's, starts there.
+    pub fn free_behind(
+        &mut self,
+        page: Page<'_>,
+        streams: &Streams,
+        address: u64,
+        user: u32,
+        time: u64,
+    ) -> Option<()> {
+        if !self.captures.pools.is_empty() || !self.named.is_empty() {
+            return None;
+        }
+        let arenas = &self.arenas;
+        let of_others = |run: &Run| run.shared || run.stream == user && user != EVERY;
+        let is_it = |id| block_at(arenas, id, address).filter(|(_, run)| !of_others(run));
+        let (id, run) = page.remove_block(is_it)?;
+        let (size, requested) = (run.bytes, run.requested());
+        let Run { stream, lifetime, slot, .. } = *run;
+        self.freed += size;
+        self.arenas.run_mut(id)?.state = RunState::Pending;
+        let epoch = if stream == EVERY { 0 } else { streams.note_free(stream) };
+        self.pending.push(PendingRun {
+            run: id,
+            epoch,
+            waits: Pending::One((user, streams.note_free(user))),
+        });
+        self.unsealed += size;
+        self.writer.block_pending(slot, size, requested, lifetime);
+        self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
+        Some(())
+    }
+
     #[cold]
     fn free_shared(&mut self, streams: &Streams, id: RunId, epoch: u64, frozen: bool) {
         if let Some(run) = self.arenas.run_mut(id) {
@@ -397,7 +435,7 @@ impl Central {
         }
         let users = self.users.remove(&id).unwrap_or_default();
         if !frozen {
-            let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
+            let waits = Pending::behind(users, streams);
             self.pending.push(PendingRun { run: id, epoch, waits });
             self.unsealed += self.arenas.run(id).map_or(0, |run| run.bytes);
         }
@@ -450,10 +488,10 @@ impl Central {
     }
 
     /// Frees the large blocks whose waits are over.
-    pub fn settle(&mut self, streams: &Streams) {
+    pub fn settle(&mut self, streams: &Streams, shares: bool) {
         let mut at = 0;
         while at < self.pending.len() {
-            if self.pending[at].waits.iter().any(|&(user, epoch)| streams.completed(user) < epoch) {
+            if !self.pending[at].waits.is_over(streams) {
                 at += 1;
                 continue;
             }
@@ -461,7 +499,9 @@ impl Central {
             let Some(run) = self.arenas.run(id) else { continue };
             let Run { stream, bytes, lifetime, slot, .. } = *run;
             self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
-            self.arenas.release(id, stream, epoch);
+            // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
+            let (owner, epoch) = if stream == EVERY && shares { (EVERYBODY, 0) } else { (stream, epoch) };
+            self.arenas.release(id, owner, epoch);
         }
     }
 
@@ -481,7 +521,7 @@ impl Central {
             let is_wanted = space == want.space || self.spaces.contains(&space);
             if !is_wanted
                 || !is_ordered(stream, epoch)
-                || !waits.iter().all(|&(user, epoch)| is_ordered(user, epoch))
+                || !waits.as_slice().iter().all(|&(user, epoch)| is_ordered(user, epoch))
             {
                 at += 1;
                 continue;
@@ -497,7 +537,7 @@ impl Central {
         let is_it = |other: u32, of: u64| other == stream && of <= epoch;
         // A block waits for the streams that were recorded, and lies behind the work of its own.
         let waits = |block: &PendingRun| {
-            block.waits.iter().any(|wait| is_it(wait.0, wait.1))
+            block.waits.as_slice().iter().any(|wait| is_it(wait.0, wait.1))
                 || self.arenas.run(block.run).is_some_and(|run| is_it(run.stream, block.epoch))
         };
         self.pending.iter().any(waits)
@@ -536,7 +576,7 @@ impl Central {
     pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
         referred.extend(self.arenas.streams());
         referred.extend(self.users.values().flatten());
-        referred.extend(self.pending.iter().flat_map(|block| &block.waits).map(|wait| wait.0));
+        referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
         for pool in self.captures.pools.iter().flatten() {
             pool.lane.streams_referred(referred);
         }

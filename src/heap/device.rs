@@ -12,7 +12,6 @@ use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use super::slab::Slab;
 use super::streams::Streams;
-use super::watcher::Watched;
 use super::watching::Watching;
 use super::{Error, Mutex, MutexGuard, Shared, central, lock};
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
@@ -53,8 +52,6 @@ pub struct Device {
     askers: AtomicU32,
     /// Where its memory comes from.
     pub kind: Kind,
-    /// What another allocator has given the program, where we only watch.
-    pub(super) watched: Mutex<Watched>,
     /// The thresholds of `alert:`.
     pub(super) watching: Watching,
 }
@@ -144,7 +141,6 @@ impl Device {
             capturing: Mutex::default(),
             askers: AtomicU32::new(0),
             kind,
-            watched: Mutex::default(),
             watching: Watching::new(&shared.config.alert),
             capabilities,
         })
@@ -154,6 +150,11 @@ impl Device {
     #[inline]
     pub fn lane(&self, stream: u32) -> MutexGuard<'_, LaneCell> {
         lock(&self.lanes[stream as usize % LANES])
+    }
+
+    /// As [`Streams::seal`]; while [`Device::ask`] is held.
+    pub(super) fn seal(&self, shared: &Shared) -> bool {
+        self.streams.seal(&*shared.driver, shared.hears_of_captures())
     }
 
     /// Whether the streams may be asked about events: not while anything captures.
@@ -233,7 +234,7 @@ impl Device {
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if self.lane(request.stream).lane.has_pending() {
             if let Some(_asking) = self.ask() {
-                self.streams.seal(&*shared.driver);
+                self.seal(shared);
                 self.streams.poll(&*shared.driver);
             }
             self.settle_lane(shared, request.stream);
@@ -325,7 +326,7 @@ impl Device {
         }
     }
 
-    fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
+    pub(super) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
         let slab = cell.lane.remove_slab(id);
         self.unpublish(shared, slab.as_ref());
         drop(cell);

@@ -12,15 +12,18 @@ use super::arena::{Movable, RunState};
 use super::backing::Kind;
 use super::capture::CapturePool;
 use super::device::Device;
-use super::lane::{LANES, Lane};
+use super::lane::{FreeOutcome, LANES, Lane};
 use super::named::NAMED_LANES;
 use super::oom::Bytes;
 use super::page_table::Owner;
 use super::size_class::PAGE;
 use super::slab::SlotState;
-use super::{HOOK_RECORD_STREAM, Heap, ORDERED_CALLERS, UNANNOUNCED, WATCH_CAPTURES, lane, lock, streams};
+use super::{
+    HOOK_RECORD_STREAM, Heap, ORDERED_CALLERS, Owned, Shared, UNANNOUNCED, WATCH_CAPTURES, lane, lock,
+    streams,
+};
 use crate::driver::StreamHandle;
-use crate::record::{DeviceGauge, EventKind};
+use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
@@ -114,6 +117,11 @@ impl Heap {
                 .resolve(&*shared.driver, stream)
                 .or_else(|| device.resolve_by_recycling(shared, stream))
                 .unwrap_or(streams::EVERY);
+            if let Some(owned) = self.owner(address)
+                && device.free_behind(shared, owned, address, user).is_some()
+            {
+                return true;
+            }
             let known = device.record_stream(address, owner, user).is_some();
             let freed = self.free(address);
             if known && matches!(owner, Owner::Large { .. }) {
@@ -143,7 +151,7 @@ impl Heap {
         if device.streams.is_known(stream) {
             self.capture_ends(i64::from(device.id), stream);
             if let Some(_asking) = device.ask() {
-                device.streams.seal(&*self.shared.driver);
+                device.seal(&self.shared);
             }
             device.streams.end(stream);
         }
@@ -154,7 +162,7 @@ impl Heap {
         let Ok(device) = self.device(device) else { return };
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
         if let Some(_asking) = device.ask() {
-            device.streams.seal(&*self.shared.driver);
+            device.seal(&self.shared);
         }
         // So that a stream of which we have seen nothing yet is found when it ends.
         let _ = device.streams.resolve(&*self.shared.driver, stream);
@@ -186,7 +194,7 @@ impl Heap {
         let Ok(Some(device)) = self.device_in_use(device) else { return 0 };
         let shared = &self.shared;
         if let Some(_asking) = device.ask() {
-            device.streams.seal(&*shared.driver);
+            device.seal(shared);
             device.streams.poll(&*shared.driver);
         }
         device.return_empty_slabs(shared);
@@ -248,6 +256,29 @@ impl Heap {
 }
 
 impl Device {
+    /// Frees the block at `address`, not to be reused before stream `user` is past this moment. `None`, and nothing done: none of the plain ones starts
+    /// there.
+    fn free_behind(&self, shared: &Shared, owned: Owned<'_>, address: u64, user: u32) -> Option<()> {
+        let start = clock::now();
+        match owned {
+            Owned::Small(_, lane, slab) => {
+                let mut guard = lock(self.lanes.get(lane as usize)?);
+                let cell = &mut *guard;
+                let (lane, writer) = (&mut cell.lane, &mut cell.writer);
+                match lane.free_behind(writer, slab, address, start, &self.streams, user)? {
+                    FreeOutcome::Surplus(id) => self.drop_surplus(shared, guard, id),
+                    FreeOutcome::Freed | FreeOutcome::Waits => {}
+                    FreeOutcome::Unknown => return None,
+                }
+            }
+            Owned::Large(_, page) => {
+                lock(&self.central).free_behind(page, &self.streams, address, user, start)?;
+                self.seal_batch(shared);
+            }
+        }
+        Some(())
+    }
+
     /// Bytes asked for of the live block that starts at `address`.
     fn requested_at(&self, owner: Owner, address: u64) -> Option<u64> {
         let (lane, slab) = match owner {

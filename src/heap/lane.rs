@@ -7,6 +7,7 @@
 
 use super::device::Request;
 use super::lifetime::LIFETIMES;
+use super::pending::Pending;
 use super::size_class::{ALIGNMENT, CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, small, small_again};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::{EVERY, Streams};
@@ -103,7 +104,7 @@ struct PendingBlock {
     slab: u32,
     slot: u32,
     lifetime: u8,
-    waits: Vec<(u32, u64)>,
+    waits: Pending,
 }
 
 /// What became of a free.
@@ -377,8 +378,10 @@ impl Lane {
         let users = self.users.remove(&address).unwrap_or_default();
         let tagged = self.tagged.remove(&address);
         let (lifetime, has_users) = (tagged.unwrap_or(of_slab), !users.is_empty());
-        let waits = users.into_iter().map(|user| (user, streams.note_free(user))).collect();
-        slab.epoch = streams.note_free(slab.stream);
+        let waits = Pending::behind(users, streams);
+        if stream != EVERY {
+            slab.epoch = streams.note_free(stream);
+        }
         if !has_users {
             // Only tagged: it goes at once, by way of the slot's waiting.
             let Freed { requested, block, .. } = slab.facts(slot);
@@ -392,6 +395,35 @@ impl Lane {
         Self::set_pending(slab, writer, slot, lifetime, time);
         self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
         FreeOutcome::Waits
+    }
+
+    /// As [`Lane::free`], of a block that is not reused before stream `user` is past this moment. `None`: none that is not also used by other
+    /// streams starts there.
+    pub fn free_behind(
+        &mut self,
+        writer: &mut LaneWriter,
+        id: u32,
+        address: u64,
+        time: u64,
+        streams: &Streams,
+        user: u32,
+    ) -> Option<FreeOutcome> {
+        let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut)?;
+        let (slot, Freed { class, .. }) = slab.plain_at(address)?;
+        let (stream, lifetime) = (slab.stream, slab.lifetime);
+        if stream == user && user != EVERY {
+            return Some(self.free(writer, id, address, time, streams));
+        }
+        if stream != EVERY {
+            slab.epoch = streams.note_free(stream);
+        }
+        Self::set_pending(slab, writer, slot, lifetime, time);
+        if class != slab.class {
+            self.return_borrowed(stream, lifetime, class);
+        }
+        let waits = Pending::One((user, streams.note_free(user)));
+        self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
+        Some(FreeOutcome::Waits)
     }
 
     /// The program is done with a live block that cannot be reused yet.
@@ -466,7 +498,7 @@ impl Lane {
         let mut surplus = Vec::new();
         for _ in 0..self.pending.len() {
             let Some(block) = self.pending.pop_front() else { break };
-            if block.waits.iter().any(|&(user, epoch)| streams.completed(user) < epoch) {
+            if !block.waits.is_over(streams) {
                 self.pending.push_back(block);
                 continue;
             }
@@ -538,7 +570,7 @@ impl Lane {
     pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
         referred.extend(self.slabs().map(|(_, slab)| slab.stream));
         referred.extend(self.users.values().flatten());
-        referred.extend(self.pending.iter().flat_map(|block| &block.waits).map(|wait| wait.0));
+        referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
     }
 
     /// Walks every slab and bin.

@@ -5,10 +5,11 @@
 //! lock. [`streams`] knows what stream order allows, [`backing`] takes memory from the driver, [`reclaim`] finds some when there is
 //! none, [`capture`] and [`captured`] keep the memory of CUDA graphs apart.
 //!
-//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both
-//! (a watcher's book before the central lock); under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
+//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both;
+//! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
+mod address_book;
 pub mod alerts;
 pub mod arena;
 pub mod backing;
@@ -31,6 +32,7 @@ mod moves;
 pub mod named;
 pub mod oom;
 pub mod page_table;
+mod pending;
 pub mod phase;
 mod pooled;
 mod pools;
@@ -695,7 +697,7 @@ impl Heap {
         self.forget_failed_captures(device);
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
         if let Some(_asking) = device.ask() {
-            device.streams.seal(&*shared.driver);
+            device.seal(shared);
         }
         device.stop_asking();
         let running = if lock(&device.central).captures.has_unmatched() {
@@ -848,7 +850,7 @@ impl Heap {
                 device.streams.poll(driver);
                 // With one stream there is nobody else to be served.
                 if device.streams.count() > 1 && self.shared.shares() {
-                    device.streams.seal(driver);
+                    device.seal(&self.shared);
                 }
             }
             lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);

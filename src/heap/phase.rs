@@ -325,7 +325,7 @@ impl Device {
         let driver = &*shared.driver;
         {
             let Some(_asking) = self.ask() else { return };
-            self.streams.seal(driver);
+            self.seal(shared);
             self.streams.poll(driver);
         }
         self.return_empty_slabs(shared);

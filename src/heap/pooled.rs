@@ -52,7 +52,7 @@ impl Device {
         let (space, waits) = (pool.space, pool.lane.has_pending());
         drop(guard);
         if waits && let Some(_asking) = self.ask() {
-            self.streams.seal(&*shared.driver);
+            self.seal(shared);
             self.streams.poll(&*shared.driver);
         }
         self.return_pool_slabs(shared, number);

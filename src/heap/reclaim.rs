@@ -122,7 +122,7 @@ impl Device {
         {
             for step in 0..2 {
                 // First what is recorded already; then what has no event yet.
-                if step == 1 && !self.streams.seal(driver) {
+                if step == 1 && !self.seal(shared) {
                     break;
                 }
                 self.streams.poll(driver);
@@ -146,7 +146,7 @@ impl Device {
 
     /// Makes use of what the streams are known to be past by now; asks nobody.
     pub(super) fn take_in(&self, shared: &Shared, central: &mut Central) {
-        central.settle(&self.streams);
+        central.settle(&self.streams, shared.shares());
         if shared.shares() {
             central.promote(&self.streams);
         }
@@ -172,7 +172,7 @@ impl Device {
             && shared.shares()
             && (batch || central.is_beyond_slack(shared.record, want.bytes))
         {
-            self.streams.seal(&*shared.driver);
+            self.seal(shared);
             self.streams.poll(&*shared.driver);
             if batch {
                 central.unmap_retired(&*shared.driver, &completed);
@@ -277,7 +277,7 @@ impl Device {
         let waits = self.ask().is_some_and(|_asking| {
             let quiet = !self.streams.any_capturing(driver);
             if quiet {
-                self.streams.seal(driver);
+                self.seal(shared);
             }
             quiet
         });

@@ -24,8 +24,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+/// Numbers of streams, [`EVERY`] and the arenas' everybody among them.
+pub const NUMBERS: u32 = 4096;
 /// Streams a device that are told apart at a time; the numbers of dead ones are used again once nothing refers to them.
-pub const MAX_STREAMS: usize = 4096;
+pub const MAX_STREAMS: usize = NUMBERS as usize - 2;
 /// The number of the legacy default stream.
 pub const DEFAULT_STREAM: u32 = 0;
 /// The number that stands for all streams of the device, those included that nobody told us of: blocks of `cudaMalloc` are its own, and the
@@ -409,30 +411,30 @@ impl Streams {
 
     /// Records an event behind the frees of every stream that has some, where that can be done: not on a dead stream, a capturing
     /// one, or another thread's per-thread stream. True if an event was recorded.
-    pub fn seal(&self, driver: &dyn Driver) -> bool {
+    ///
+    /// Never call it while anything captures on the device of which we were told; `told`: that is all there is.
+    pub fn seal(&self, driver: &dyn Driver, told: bool) -> bool {
         let mut any = false;
         for number in 0..self.count() {
             any |= self.seal_one(driver, number);
         }
-        any | self.seal_every(driver)
+        any | self.seal_every(driver, told)
     }
 
-    /// Records an event behind all work of the device, where something is freed that waits for all streams, or for one that is no more. Not while
-    /// a stream captures that we know of: the driver would refuse, and make the capture fail.
-    fn seal_every(&self, driver: &dyn Driver) -> bool {
+    /// Records an event behind all work of the device, where something is freed that waits for all streams; it stands for the streams that are no more
+    /// too. Not while a stream captures that we know of: the driver would refuse, and make the capture fail.
+    fn seal_every(&self, driver: &dyn Driver, told: bool) -> bool {
+        let is_due = self.context_events
+            && self.get(EVERY).is_some_and(|every| every.dirty.load(Ordering::Acquire))
+            && (told || !self.any_capturing(driver));
+        if !is_due {
+            return false;
+        }
         let numbers = (0..self.count()).chain([EVERY]);
         let is_soiled = |number: &u32| {
             self.get(*number).is_some_and(|stream| stream.is_dead() && stream.dirty.load(Ordering::Acquire))
         };
-        let mut soiled: Vec<u32> =
-            if self.context_events { numbers.filter(is_soiled).collect() } else { Vec::new() };
-        if soiled.is_empty() || self.any_capturing(driver) {
-            return false;
-        }
-        // The fence is one of an epoch of its own, whoever it is for.
-        if !soiled.contains(&EVERY) {
-            soiled.push(EVERY);
-        }
+        let soiled: Vec<u32> = numbers.filter(is_soiled).collect();
         let mut fences = lock(&self.fences);
         let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
             return false;

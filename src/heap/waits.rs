@@ -78,7 +78,7 @@ impl Device {
         if !shared.shares() {
             return None;
         }
-        self.streams.seal(driver);
+        self.seal(shared);
         for (stream, epoch) in self.streams.unfinished() {
             if central.order.of(want.stream, stream) >= epoch || !central.would_gain(stream, epoch) {
                 continue;
@@ -107,7 +107,7 @@ impl Device {
             return;
         }
         if let Some(_asking) = self.ask() {
-            self.streams.seal(&*shared.driver);
+            self.seal(shared);
         }
     }
 

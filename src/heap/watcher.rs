@@ -4,6 +4,8 @@
 //! ([`AbsentDriver`]). Blocks are on the record as a managing heap's are, so everything that reads a record shows them.
 #![deny(unsafe_code)]
 
+use super::address_book::AddressBook;
+use super::central::Central;
 use super::device::Device;
 use super::size_class::{SMALL_MAX, round_up};
 use super::{Heap, Shared, lane, lock, streams};
@@ -11,8 +13,6 @@ use crate::config::{Backing, Config};
 use crate::driver::absent::AbsentDriver;
 use crate::driver::{DriverError, StreamHandle};
 use crate::record::{Block, BlockSlot, BlockTag, DeviceGauge, bucket_of, clock};
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 /// Devices that a watched program may use: no node has more.
@@ -24,25 +24,6 @@ const POOLS: [usize; 2] = [0, 1];
 /// How often (in blocks that came or went) the timeline is brought up to now.
 const SAMPLE_EVERY: u64 = 64;
 
-/// Addresses are multiples of 512, and far from random; a multiplication by an odd constant (2^64 over the golden ratio; Knuth, The Art of Computer
-/// Programming 3, 6.4) spreads them over the high bits, from which the low ones are taken.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, address: u64) {
-        self.0 = (self.0 ^ address).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
-    }
-}
-
 /// A block of the program's.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
@@ -51,12 +32,17 @@ struct Seen {
     slot: BlockSlot,
 }
 
+impl Default for Seen {
+    fn default() -> Self {
+        Self { size: 0, stream: 0, slot: BlockSlot::NONE }
+    }
+}
+
 /// The blocks of a device.
 #[derive(Debug, Default)]
 pub struct Watched {
-    blocks: HashMap<u64, Seen, BuildHasherDefault<AddressHasher>>,
+    blocks: AddressBook<Seen>,
     held: u64,
-    peak: u64,
     changes: u64,
 }
 
@@ -94,73 +80,104 @@ impl Heap {
 }
 
 impl Device {
+    #[inline(always)]
     fn saw_malloc(&self, shared: &Shared, address: u64, requested: u64, stream: u32) {
-        // A block that is there already was freed in a way that we do not see.
-        if lock(&self.watched).blocks.contains_key(&address) {
-            self.saw_free(address);
-        }
         // Beyond all memory there is; nothing is lost by not counting it.
         if round_up(requested, super::size_class::ALIGNMENT).is_none() {
             return;
         }
-        let (size, time) = (lane::round(requested), clock::now());
-        let tag = BlockTag::new(self.id as u8, 0, 0, stream);
-        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        let step = || shared.step();
-        let slot = if requested <= SMALL_MAX {
+        let (block, time) = (self.describe(address, requested, stream), clock::now());
+        let small = (requested <= SMALL_MAX).then(|| {
             let cell = &mut *self.lane(stream);
             let slot = cell.writer.place();
-            cell.writer.malloc(POOLS[0], slot, block, step, time);
+            cell.writer.malloc(POOLS[0], slot, block, || shared.step(), time);
             slot
-        } else {
+        });
+        let known = {
             let central = &mut *lock(&self.central);
-            let slot = central.writer.place();
-            central.writer.malloc(POOLS[1], slot, block, step, time);
-            slot
+            let slot = small.unwrap_or_else(|| {
+                let slot = central.writer.place();
+                central.writer.malloc(POOLS[1], slot, block, || shared.step(), time);
+                slot
+            });
+            let known = central.watched.blocks.insert(address, Seen { size: requested, stream, slot });
+            central.watched.held += block.size;
+            central.watched.held -= known.map_or(0, |known| lane::round(known.size));
+            central.publish_watched();
+            known
         };
-        let mut watched = lock(&self.watched);
-        watched.blocks.insert(address, Seen { size: requested, stream, slot });
-        watched.held += size;
-        self.publish_watched(&mut watched);
+        // A block that was there was freed in a way that we do not see.
+        if let Some(known) = known {
+            self.forget(address, known, time);
+        }
     }
 
     /// The blocks that were seen and are not gone.
     pub(super) fn seen(&self) -> Vec<u64> {
-        lock(&self.watched).blocks.keys().copied().collect()
+        lock(&self.central).watched.blocks.addresses().collect()
     }
 
+    #[inline(always)]
     fn saw_free(&self, address: u64) -> bool {
-        let (requested, stream, slot) = {
-            let mut watched = lock(&self.watched);
-            let Some(Seen { size, stream, slot }) = watched.blocks.remove(&address) else { return false };
-            watched.held -= lane::round(size);
-            self.publish_watched(&mut watched);
-            (size, stream, slot)
-        };
-        let (size, time) = (lane::round(requested), clock::now());
-        let tag = BlockTag::new(self.id as u8, 0, 0, stream);
-        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        if requested <= SMALL_MAX {
-            self.lane(stream).writer.free(POOLS[0], slot, block, time);
+        let time = clock::now();
+        let mut central = lock(&self.central);
+        let Some(known) = central.watched.blocks.remove(address) else { return false };
+        let block = self.describe(address, known.size, known.stream);
+        central.watched.held -= block.size;
+        central.publish_watched();
+        if known.size <= SMALL_MAX {
+            drop(central);
+            self.lane(known.stream).writer.free(POOLS[0], known.slot, block, time);
         } else {
-            lock(&self.central).writer.free(POOLS[1], slot, block, time);
+            central.writer.free(POOLS[1], known.slot, block, time);
         }
         true
     }
 
-    fn publish_watched(&self, watched: &mut Watched) {
-        watched.changes += 1;
-        watched.peak = watched.peak.max(watched.held);
-        let is_due = watched.changes % SAMPLE_EVERY == 1;
-        let central = &mut *lock(&self.central);
-        (central.backing.held, central.backing.reserved) = (watched.held, watched.held);
-        central.peak_reserved = watched.peak;
-        central
-            .gauges
-            .set(&[(DeviceGauge::Reserved, watched.held), (DeviceGauge::ReservedPeak, watched.peak)]);
-        if is_due {
-            central.tally.hold(watched.held, watched.blocks.len() as u64);
-            central.gauges.sample(watched.held);
+    /// Takes a block that is in the book no more off the record.
+    #[cold]
+    #[inline(never)]
+    fn forget(&self, address: u64, known: Seen, time: u64) {
+        let block = self.describe(address, known.size, known.stream);
+        if known.size <= SMALL_MAX {
+            self.lane(known.stream).writer.free(POOLS[0], known.slot, block, time);
+        } else {
+            lock(&self.central).writer.free(POOLS[1], known.slot, block, time);
         }
+    }
+
+    /// A block as the record describes it.
+    #[inline(always)]
+    fn describe(&self, address: u64, requested: u64, stream: u32) -> Block {
+        let size = lane::round(requested);
+        let tag = BlockTag::new(self.id as u8, 0, 0, stream);
+        Block { tag, address, size, requested, bucket: bucket_of(size) }
+    }
+}
+
+impl Central {
+    #[inline(always)]
+    fn publish_watched(&mut self) {
+        let Watched { held, changes, .. } = &mut self.watched;
+        *changes += 1;
+        let (held, is_due) = (*held, *changes % SAMPLE_EVERY == 1);
+        (self.backing.held, self.backing.reserved) = (held, held);
+        if held > self.peak_reserved {
+            self.peak_reserved = held;
+            self.gauges.set(&[(DeviceGauge::Reserved, held), (DeviceGauge::ReservedPeak, held)]);
+        } else {
+            self.gauges.set(&[(DeviceGauge::Reserved, held)]);
+        }
+        if is_due {
+            self.sample_watched();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn sample_watched(&mut self) {
+        let held = self.watched.held;
+        self.tally.hold(held, self.watched.blocks.len() as u64);
+        self.gauges.sample(held);
     }
 }

@@ -26,6 +26,9 @@ pub(super) fn load_text(bytes: &AtomicU64, words: &[AtomicU64]) -> String {
     plain(&String::from_utf8_lossy(&raw))
 }
 
+/// The environment variable by which `gruyere run` knows the processes that it started, and those that they start: a number.
+pub const RUN_VARIABLE: &str = "GRUYERE_RUN";
+
 /// The process facts in the mapping, 4 KiB.
 #[repr(C)]
 pub struct ProcessFacts {
@@ -47,7 +50,9 @@ pub struct ProcessFacts {
     configuration: [AtomicU64; 127],
     job_bytes: AtomicU64,
     job: [AtomicU64; 15],
-    _room: [AtomicU64; 56],
+    /// GRUYERE_RUN plus one; 0 where unset.
+    run: AtomicU64,
+    _room: [AtomicU64; 55],
 }
 
 #[cfg(not(loom))]
@@ -87,6 +92,8 @@ pub struct Process {
     pub configuration: String,
     /// The Slurm job or the torchrun run it is part of, cut to 120 bytes; empty: of none.
     pub job: String,
+    /// GRUYERE_RUN: the `gruyere run` that started it, or started who started it.
+    pub run: Option<u64>,
 }
 
 impl Process {
@@ -111,6 +118,7 @@ impl Process {
             command,
             configuration: std::env::var("GRUYERE_CONF").unwrap_or_default(),
             job: job(|name| std::env::var(name).ok()),
+            run: number(RUN_VARIABLE),
         }
     }
 }
@@ -172,6 +180,7 @@ impl ProcessFacts {
         store_text(&self.command_bytes, &self.command, &process.command);
         store_text(&self.configuration_bytes, &self.configuration, &process.configuration);
         store_text(&self.job_bytes, &self.job, &process.job);
+        self.run.store(process.run.map_or(0, |run| run.saturating_add(1)), Ordering::Relaxed);
     }
 
     /// Reads them back.
@@ -194,6 +203,7 @@ impl ProcessFacts {
             command: load_text(&self.command_bytes, &self.command),
             configuration: load_text(&self.configuration_bytes, &self.configuration),
             job: load_text(&self.job_bytes, &self.job),
+            run: number(&self.run).checked_sub(1),
         }
     }
 }

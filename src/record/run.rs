@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::histogram::bucket_floor;
 use super::timeline::Sample;
 use super::{DeviceGauge, Reader};
 
@@ -47,6 +48,9 @@ pub struct Run {
     pub gruyere: String,
     /// When it began, since 1970.
     pub started_nanoseconds: u64,
+    /// The `gruyere run` that it belongs to.
+    #[serde(default)]
+    pub gruyere_run: Option<u64>,
     /// The devices that it used.
     pub devices: Vec<RunDevice>,
 }
@@ -66,6 +70,12 @@ pub struct RunDevice {
     pub reserved_peak_bytes: u64,
     /// Blocks handed out.
     pub mallocs: u64,
+    /// Blocks that came back.
+    #[serde(default)]
+    pub frees: u64,
+    /// The largest block, within an eighth: the least that one of its bucket has ([`super::histogram`]).
+    #[serde(default)]
+    pub largest_block_bytes: u64,
     /// Calls of the driver.
     pub driver_calls: u64,
     /// Requests met only after memory had been reclaimed.
@@ -140,6 +150,7 @@ impl Run {
             configuration: process.configuration,
             gruyere: process.version,
             started_nanoseconds: process.created,
+            gruyere_run: process.run,
         }
     }
 
@@ -167,12 +178,15 @@ fn run_device(reader: &Reader<'_>, device: u32) -> Option<RunDevice> {
         timeline = timeline.chunks(2).map(join).collect();
     }
     let gauge = |gauge| snapshot.gauge(gauge);
+    let largest = snapshot.malloc_sizes.0.iter().rposition(|&count| count > 0);
     let run = RunDevice {
         device,
         total_memory_bytes: snapshot.facts.total_memory,
         live_peak_bytes: snapshot.live_peak,
         reserved_peak_bytes: gauge(DeviceGauge::ReservedPeak),
         mallocs: snapshot.total().mallocs,
+        frees: snapshot.total().frees,
+        largest_block_bytes: largest.map_or(0, bucket_floor),
         driver_calls: gauge(DeviceGauge::DriverCalls),
         retries: gauge(DeviceGauge::Retries),
         out_of_memories: gauge(DeviceGauge::OutOfMemories),

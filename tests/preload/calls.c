@@ -178,6 +178,8 @@ static void reset(void) {
         CHECK(live() > 64 * MIB);
         OK(cudaDeviceReset());
         CHECK(live() == 0);
+        CHECK(cudaMalloc(&block, MIB) == 0 && live() == MIB);
+        OK(cudaFree(block));
     }
     OK(cudaMalloc(&block, 64 * MIB));
     OK(cudaFree(block));

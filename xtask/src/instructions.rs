@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::observed;
 use crate::parts::{cargo, output};
 
 /// What replays it (a package of the workspace).
@@ -34,7 +35,8 @@ const CHANCE: f64 = 1.0;
 /// Samples of the process that `gruyere top` must have taken, or nothing was tried.
 const LEAST_SAMPLES: usize = 3;
 
-/// Counts, prints, and fails above the bars; then counts once more while `gruyere top` reads the record ten times a second.
+/// Counts, prints, and fails above the bars; then counts once more while `gruyere top` reads the record ten times a second; then what a watched
+/// call costs.
 pub fn check(root: &Path) -> Result<(), String> {
     let packages = ["--package", PROGRAM, "--package", "gruyere-cli"];
     output(cargo(root, &["build", "--release", "--quiet"]).args(packages))?;
@@ -54,7 +56,7 @@ pub fn check(root: &Path) -> Result<(), String> {
     if (read - alone).abs() > CHANCE {
         return Err(format!("readers cost the writer {:.2} instructions", read - alone));
     }
-    Ok(())
+    observed::check(root, &target)
 }
 
 /// Runs a trace under callgrind; the profile.

@@ -3,6 +3,7 @@
 mod exports;
 mod header;
 mod instructions;
+mod observed;
 mod parts;
 mod runner;
 

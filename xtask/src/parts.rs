@@ -32,6 +32,8 @@ pub fn all(root: &Path, fast: bool) -> Vec<Part> {
             run: at(|root| runner::command(&mut cargo(root, &["test", "--workspace", "--no-fail-fast"]))),
         },
         Part { name: "exports", run: at(|root| check(exports::check(root))) },
+        Part { name: "starts", run: at(starts) },
+        Part { name: "memcheck", run: at(memcheck) },
         Part { name: "loom", run: at(loom) },
         Part { name: "instructions", run: at(count_instructions) },
         Part { name: "prometheus", run: at(prometheus) },
@@ -56,6 +58,22 @@ fn check(result: Result<(), String>) -> Outcome {
 fn count_instructions(root: &Path) -> Outcome {
     match Command::new("valgrind").arg("--version").output() {
         Ok(_) => check(instructions::check(root)),
+        Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
+    }
+}
+
+/// Ten thousand starts and exits of a small program under preload (a plain test run makes a few hundred).
+fn starts(root: &Path) -> Outcome {
+    let arguments = ["test", "--package", "gruyere", "--test", "preload_proof", "programs_start"];
+    runner::command(cargo(root, &arguments).env("GRUYERE_PROOF_STARTS", "10000"))
+}
+
+/// Programs under preload and memcheck, where there is valgrind.
+fn memcheck(root: &Path) -> Outcome {
+    match Command::new("valgrind").arg("--version").output() {
+        Ok(_) => {
+            runner::command(&mut cargo(root, &["test", "--package", "gruyere", "--test", "preload_memcheck"]))
+        }
         Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
     }
 }

@@ -89,16 +89,17 @@ struct HostAddresses {
 /// Address space behind all device memory and all reservations: 16 TiB, of which only touched pages cost anything. (Under valgrind
 /// a process has much less.)
 const WINDOW: u64 = 16 << 40;
-/// The window's alignment: above every alignment that anybody asks for.
+/// The window's alignment, where it is not smaller itself: above every alignment that anybody asks for.
 const WINDOW_ALIGN: u64 = 4 << 30;
 
 impl HostAddresses {
     fn new(window: u64) -> Result<(Self, (u64, u64)), String> {
+        let align = WINDOW_ALIGN.min(window.next_power_of_two());
         // SAFETY: a fresh anonymous mapping wherever the kernel likes.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                (window + WINDOW_ALIGN) as usize,
+                (window + align) as usize,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -108,12 +109,12 @@ impl HostAddresses {
         if start == libc::MAP_FAILED {
             return Err(format!("no address space for device memory: {}", std::io::Error::last_os_error()));
         }
-        let base = (start as u64).next_multiple_of(WINDOW_ALIGN);
+        let base = (start as u64).next_multiple_of(align);
         // SAFETY: advice on the mapping just made. A core dump would only show zeros.
-        unsafe { libc::madvise(start, (window + WINDOW_ALIGN) as usize, libc::MADV_DONTDUMP) };
+        unsafe { libc::madvise(start, (window + align) as usize, libc::MADV_DONTDUMP) };
         let mut numbers = CountingAddresses::default();
         let first = numbers.reserve(GRANULARITY, GRANULARITY).ok_or("no numbers for addresses")?;
-        if first % WINDOW_ALIGN != 0 {
+        if first % align != 0 {
             return Err(format!("the numbers begin at {first:#x}, which is not aligned"));
         }
         // The granule just taken stays taken: a pointer just below or at the window's start is nobody's.

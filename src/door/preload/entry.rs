@@ -69,31 +69,74 @@ export! {
 // name; they are handed to the real function, or to what stands in for it and asks for no more.
 
 unsafe extern "C" fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
+    // SAFETY: as above.
+    unsafe {
+        if mode::mode() == Mode::Observe {
+            watched_malloc(out, bytes, caller)
+        } else {
+            other_malloc(out, bytes, caller)
+        }
+    }
+}
+
+/// `cudaMalloc` while watching. What watches is apart from what serves, so that it saves its own registers only.
+#[inline(never)]
+unsafe fn watched_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
+    let runtime = Runtime::of(caller);
+    saw_a_call();
+    let inside = inside::enter();
+    // SAFETY: as above.
+    unsafe {
+        let error = runtime.cudaMalloc(out, bytes);
+        if inside.is_none() {
+            return error;
+        }
+        observe::allocated(runtime, error, out, bytes, StreamHandle::EVERY)
+    }
+}
+
+#[inline(never)]
+unsafe fn other_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
     let runtime = Runtime::of(caller);
     saw_a_call();
     // SAFETY: as above.
     unsafe {
         match way() {
             Way::Manage(_inside) => manage::malloc(runtime, out, bytes),
-            Way::Observe(_inside) => {
-                let error = runtime.cudaMalloc(out, bytes);
-                observe::allocated(runtime, error, out, bytes, StreamHandle::EVERY)
-            }
             _ => runtime.cudaMalloc(out, bytes),
         }
     }
 }
 
 unsafe extern "C" fn free(pointer: *mut c_void, caller: Caller) -> CudaError {
+    // SAFETY: as above.
+    unsafe {
+        if mode::mode() == Mode::Observe {
+            watched_free(pointer, caller)
+        } else {
+            other_free(pointer, caller)
+        }
+    }
+}
+
+/// As [`watched_malloc`].
+#[inline(never)]
+unsafe fn watched_free(pointer: *mut c_void, caller: Caller) -> CudaError {
+    let inside = inside::enter();
+    if inside.is_some() {
+        observe::freeing(pointer, StreamHandle::EVERY);
+    }
+    // SAFETY: as above.
+    unsafe { Runtime::of(caller).cudaFree(pointer) }
+}
+
+#[inline(never)]
+unsafe fn other_free(pointer: *mut c_void, caller: Caller) -> CudaError {
     let runtime = Runtime::of(caller);
     // SAFETY: as above.
     unsafe {
         match way() {
             Way::Manage(_inside) => manage::free(runtime, pointer),
-            Way::Observe(_inside) => {
-                observe::freeing(pointer, StreamHandle::EVERY);
-                runtime.cudaFree(pointer)
-            }
             Way::Leaving(_inside) if manage::is_ours_at_exit(pointer) => 0,
             _ => runtime.cudaFree(pointer),
         }
@@ -107,7 +150,7 @@ unsafe extern "C" fn malloc_async(
     caller: Caller,
 ) -> CudaError {
     // SAFETY: as above.
-    unsafe { any_malloc_async(out, bytes, stream, false, caller) }
+    unsafe { any_malloc_async::<false>(out, bytes, stream, caller) }
 }
 
 unsafe extern "C" fn malloc_async_ptsz(
@@ -117,15 +160,52 @@ unsafe extern "C" fn malloc_async_ptsz(
     caller: Caller,
 ) -> CudaError {
     // SAFETY: as above.
-    unsafe { any_malloc_async(out, bytes, stream, true, caller) }
+    unsafe { any_malloc_async::<true>(out, bytes, stream, caller) }
 }
 
-#[inline]
-unsafe fn any_malloc_async(
+#[inline(always)]
+unsafe fn any_malloc_async<const PER_THREAD: bool>(
     out: *mut *mut c_void,
     bytes: usize,
     stream: Stream,
-    per_thread: bool,
+    caller: Caller,
+) -> CudaError {
+    // SAFETY: as above.
+    unsafe {
+        if mode::mode() == Mode::Observe {
+            watched_malloc_async::<PER_THREAD>(out, bytes, stream, caller)
+        } else {
+            other_malloc_async::<PER_THREAD>(out, bytes, stream, caller)
+        }
+    }
+}
+
+/// As [`watched_malloc`].
+#[inline(never)]
+unsafe fn watched_malloc_async<const PER_THREAD: bool>(
+    out: *mut *mut c_void,
+    bytes: usize,
+    stream: Stream,
+    caller: Caller,
+) -> CudaError {
+    let runtime = Runtime::of(caller);
+    saw_a_call();
+    let inside = inside::enter();
+    // SAFETY: as above.
+    unsafe {
+        let error = runtime.malloc_async(PER_THREAD, stream, out, bytes);
+        if inside.is_none() {
+            return error;
+        }
+        observe::allocated(runtime, error, out, bytes, observe::on(stream, PER_THREAD))
+    }
+}
+
+#[inline(never)]
+unsafe fn other_malloc_async<const PER_THREAD: bool>(
+    out: *mut *mut c_void,
+    bytes: usize,
+    stream: Stream,
     caller: Caller,
 ) -> CudaError {
     let runtime = Runtime::of(caller);
@@ -133,44 +213,66 @@ unsafe fn any_malloc_async(
     // SAFETY: as above.
     unsafe {
         match way() {
-            Way::Manage(_inside) => manage::malloc_async(runtime, out, bytes, stream, per_thread),
-            Way::Observe(_inside) => {
-                let error = runtime.malloc_async(per_thread, stream, out, bytes);
-                observe::allocated(runtime, error, out, bytes, observe::on(stream, per_thread))
-            }
-            _ => runtime.malloc_async(per_thread, stream, out, bytes),
+            Way::Manage(_inside) => manage::malloc_async(runtime, out, bytes, stream, PER_THREAD),
+            _ => runtime.malloc_async(PER_THREAD, stream, out, bytes),
         }
     }
 }
 
 unsafe extern "C" fn free_async(pointer: *mut c_void, stream: Stream, caller: Caller) -> CudaError {
     // SAFETY: as above.
-    unsafe { any_free_async(pointer, stream, false, caller) }
+    unsafe { any_free_async::<false>(pointer, stream, caller) }
 }
 
 unsafe extern "C" fn free_async_ptsz(pointer: *mut c_void, stream: Stream, caller: Caller) -> CudaError {
     // SAFETY: as above.
-    unsafe { any_free_async(pointer, stream, true, caller) }
+    unsafe { any_free_async::<true>(pointer, stream, caller) }
 }
 
-#[inline]
-unsafe fn any_free_async(
+#[inline(always)]
+unsafe fn any_free_async<const PER_THREAD: bool>(
     pointer: *mut c_void,
     stream: Stream,
-    per_thread: bool,
+    caller: Caller,
+) -> CudaError {
+    // SAFETY: as above.
+    unsafe {
+        if mode::mode() == Mode::Observe {
+            watched_free_async::<PER_THREAD>(pointer, stream, caller)
+        } else {
+            other_free_async::<PER_THREAD>(pointer, stream, caller)
+        }
+    }
+}
+
+/// As [`watched_malloc`].
+#[inline(never)]
+unsafe fn watched_free_async<const PER_THREAD: bool>(
+    pointer: *mut c_void,
+    stream: Stream,
+    caller: Caller,
+) -> CudaError {
+    let inside = inside::enter();
+    if inside.is_some() {
+        observe::freeing(pointer, observe::on(stream, PER_THREAD));
+    }
+    // SAFETY: as above.
+    unsafe { Runtime::of(caller).free_async(PER_THREAD, stream, pointer) }
+}
+
+#[inline(never)]
+unsafe fn other_free_async<const PER_THREAD: bool>(
+    pointer: *mut c_void,
+    stream: Stream,
     caller: Caller,
 ) -> CudaError {
     let runtime = Runtime::of(caller);
     // SAFETY: as above.
     unsafe {
         match way() {
-            Way::Manage(_inside) => manage::free_async(runtime, pointer, stream, per_thread),
-            Way::Observe(_inside) => {
-                observe::freeing(pointer, observe::on(stream, per_thread));
-                runtime.free_async(per_thread, stream, pointer)
-            }
+            Way::Manage(_inside) => manage::free_async(runtime, pointer, stream, PER_THREAD),
             Way::Leaving(_inside) if manage::is_ours_at_exit(pointer) => 0,
-            _ => runtime.free_async(per_thread, stream, pointer),
+            _ => runtime.free_async(PER_THREAD, stream, pointer),
         }
     }
 }

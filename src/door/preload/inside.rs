@@ -1,27 +1,27 @@
 //! Knowing that the calling thread is already inside the library: what it calls from there goes straight to the real functions.
-#![deny(unsafe_code)]
 
 use std::cell::Cell;
-use std::marker::PhantomData;
 
 thread_local! {
     /// Whether the thread is inside. A plain cell: nothing runs at the thread's end, so it works to its last instruction.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread is inside until this is dropped.
-pub struct Inside(PhantomData<*const ()>);
+/// The thread is inside until this is dropped. (The address of the thread's cell: to look it up again would cost as much as all else here.)
+pub struct Inside(*const Cell<bool>);
 
 /// Enters, unless the thread is inside already.
 #[inline]
 pub fn enter() -> Option<Inside> {
-    (!INSIDE.replace(true)).then_some(Inside(PhantomData))
+    // Made only where it is wanted: one that is dropped lets the thread out.
+    INSIDE.with(|cell| (!cell.replace(true)).then(|| Inside(cell)))
 }
 
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        INSIDE.set(false);
+        // SAFETY: the cell of this very thread, since a pointer keeps this from being sent to another; it stands as long as the thread does.
+        unsafe { &*self.0 }.set(false);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The end of a process: a program in which no call was seen is told so, with what would help.
 
-use super::super::{fork, guarded};
+use super::super::{current, fork, guarded};
 use super::mode;
 use crate::config::{Config, PreloadMode, logging};
 use std::ffi::{CStr, c_int, c_void};
@@ -29,12 +29,17 @@ pub fn watch() {
 }
 
 fn tell() {
-    // A forked child that ends by exit would say it once more.
-    if SEEN.load(Ordering::Relaxed) || fork::is_forked_child() || !mode::was_preloaded_here() {
+    // A forked child that ends by exit would say it once more. A program that uses the library by its own functions (gruyere.h, `python -m gruyere`) has
+    // its heap without an interposed call.
+    if SEEN.load(Ordering::Relaxed)
+        || current().is_some()
+        || fork::is_forked_child()
+        || !mode::was_preloaded_here()
+    {
         return;
     }
     let Ok(config) = Config::from_env() else { return };
-    if config.preload.mode == PreloadMode::Off || !has_a_driver() {
+    if config.preload.mode == PreloadMode::Off || !has_a_driver() || mode::is_second_copy() {
         return;
     }
     logging::init();

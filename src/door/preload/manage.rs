@@ -150,15 +150,20 @@ pub unsafe fn malloc_3d(runtime: Runtime, out: *mut PitchedPtr, extent: Extent) 
 /// node of its graph, which ours never are.
 fn place_on_stream(runtime: Runtime, heap: &Heap, stream: Stream) -> Option<i64> {
     let device = current::device_of_stream(runtime, stream, heap.device_count())?;
-    (!captures(runtime, stream)).then_some(device)
+    (capturing(runtime, stream) == Ok(false)).then_some(device)
 }
 
-/// Whether `stream` captures, or cannot be used because another one does.
-fn captures(runtime: Runtime, stream: Stream) -> bool {
+/// Whether `stream` captures.
+///
+/// # Errors
+/// The runtime's, where the stream cannot be used: there is no such stream, or (the legacy default stream) another one captures.
+fn capturing(runtime: Runtime, stream: Stream) -> Result<bool, CudaError> {
     let mut status: c_uint = 0;
     // SAFETY: the stream is the caller's; `status` may be written.
-    let error = unsafe { runtime.cudaStreamIsCapturing(stream, &mut status) };
-    error != 0 || status != 0
+    match unsafe { runtime.cudaStreamIsCapturing(stream, &mut status) } {
+        0 => Ok(status != 0),
+        error => Err(error),
+    }
 }
 
 /// `cudaMallocAsync`. Where the program has made a pool of its own the current one, its properties are the program's wish: the real
@@ -271,17 +276,26 @@ pub unsafe fn free_async(
 ) -> CudaError {
     let on = effective(per_thread, stream);
     let done = guarded(None, || match whose(pointer, "cudaFreeAsync") {
-        Whose::Ours(_) if captures(runtime, on) => {
-            log::error!(
-                "cudaFreeAsync({pointer:p}) on stream {on:#x}, which is capturing: the block was not allocated in the capture, so a graph \
-                 cannot free it. It stays allocated, and cudaErrorInvalidValue is answered; free it outside of the capture"
-            );
-            Some(invalid_value(runtime))
-        }
-        Whose::Ours(heap) => {
-            heap.free_on(pointer as u64, StreamHandle(on));
-            Some(0)
-        }
+        Whose::Ours(heap) => Some(match capturing(runtime, on) {
+            Ok(false) => {
+                heap.free_on(pointer as u64, StreamHandle(on));
+                0
+            }
+            Ok(true) => {
+                log::error!(
+                    "cudaFreeAsync({pointer:p}) on stream {on:#x}, which is capturing: the block was not allocated in the capture, so a graph \
+                     cannot free it. It stays allocated, and cudaErrorInvalidValue is answered; free it outside of the capture"
+                );
+                invalid_value(runtime)
+            }
+            // As the real function would answer; the runtime's last error is this one already.
+            Err(error) => {
+                log::error!(
+                    "cudaFreeAsync({pointer:p}): stream {on:#x} cannot be used now (error {error}); the block stays allocated"
+                );
+                error
+            }
+        }),
         Whose::OursAndWrong => Some(invalid_value(runtime)),
         Whose::NotOurs => None,
     });
@@ -388,7 +402,7 @@ pub fn end_capture(runtime: Runtime, stream: Stream, real: impl FnOnce() -> Cuda
     let error = real();
     guarded((), || {
         if let Some(heap) = heap_in_use()
-            && (error == 0 || !captures(runtime, stream))
+            && (error == 0 || capturing(runtime, stream) == Ok(false))
             && let Some(device) = current::device_of_stream(runtime, stream, heap.device_count())
         {
             heap.capture_ends(device, StreamHandle(stream));

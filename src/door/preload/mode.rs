@@ -141,6 +141,12 @@ fn is_preloaded() -> bool {
     names(variable.as_bytes(), own) || std::fs::read("/etc/ld.so.preload").is_ok_and(|list| names(&list, own))
 }
 
+/// Whether the program's calls go to another copy of this library.
+pub fn is_second_copy() -> bool {
+    let bound_to = runtime::file_of(c"cudaMalloc");
+    !reached() && bound_to.is_some_and(|path| path.file_name() == own_name())
+}
+
 /// Whether a list of the dynamic linker's (files, parted by spaces, colons or lines) names a file called `own`.
 fn names(list: &[u8], own: &OsStr) -> bool {
     let mut files = list.split(|byte| byte.is_ascii_whitespace() || *byte == b':');

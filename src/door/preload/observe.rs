@@ -7,13 +7,14 @@ use super::mode;
 use super::runtime::{CudaError, Runtime, Stream, effective};
 use crate::door::{current as heap_in_use, guarded, heap};
 use crate::driver::StreamHandle;
+use crate::heap::Heap;
 use std::ffi::c_void;
 
 /// The real call gave `bytes` at `*out`, if it answered 0.
 ///
 /// # Safety
 /// `out` may be read where `error` is 0.
-#[inline]
+#[inline(always)]
 pub unsafe fn allocated(
     runtime: Runtime,
     error: CudaError,
@@ -31,17 +32,24 @@ pub unsafe fn allocated(
     error
 }
 
+#[inline(always)]
 fn note(runtime: Runtime, address: u64, bytes: usize, stream: StreamHandle) {
     let Some(device) = current::device(runtime) else { return };
-    match heap_in_use().map_or_else(heap, Ok) {
-        Ok(heap) => heap.saw_malloc(device, address, bytes as u64, stream),
-        // The log has said why.
-        Err(_) => mode::fall_back(),
+    if let Some(heap) = heap_in_use().or_else(begin) {
+        heap.saw_malloc(device, address, bytes as u64, stream);
     }
 }
 
+/// The book, at the first call.
+#[cold]
+#[inline(never)]
+fn begin() -> Option<&'static Heap> {
+    // Where there is none, the log has said why.
+    heap().inspect_err(|_| mode::fall_back()).ok()
+}
+
 /// The block at `pointer` is about to be freed: noted before, as another thread may get the address at once.
-#[inline]
+#[inline(always)]
 pub fn freeing(pointer: *const c_void, stream: StreamHandle) {
     if !pointer.is_null() {
         guarded((), || {

@@ -4,8 +4,10 @@
 //! extension modules so, with all that they need), and a process may have several runtimes. So the caller's own libraries are asked too: the
 //! object that the return address lies in, and what it depends on.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -152,6 +154,7 @@ macro_rules! twins {
             /// # Safety
             /// As the CUDA runtime's function.
             #[allow(clippy::too_many_arguments)]
+            #[inline(always)]
             pub unsafe fn $method(self, per_thread: bool, stream: Stream, $($argument: $type),*) -> CudaError {
                 // SAFETY: the caller's promise. Where a runtime lacks the twin, the plain function with the handle that means the
                 // same is its equal.
@@ -298,6 +301,16 @@ pub fn is_bound_to_us(symbol: &CStr) -> bool {
     // SAFETY: dlsym reads a NUL-terminated name.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
     !first.is_null() && not_ours(first).is_null()
+}
+
+/// The file that the program's references to `symbol` are bound into.
+pub fn file_of(symbol: &CStr) -> Option<&'static Path> {
+    // SAFETY: dlsym reads a NUL-terminated name.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
+    let object = (!address.is_null()).then(|| object_of(address))??;
+    // SAFETY: the name of a loaded object, which stands as long as it is loaded: libraries of the global scope are.
+    let name = unsafe { CStr::from_ptr(object.dli_fname) };
+    Some(Path::new(OsStr::from_bytes(name.to_bytes())))
 }
 
 /// Looks in the object of `caller` and in what it depends on.

@@ -17,7 +17,7 @@ mod walk;
 
 use super::page_table::{BLOCK_LIMIT, BlockId};
 use super::size_class::ALIGNMENT;
-use super::streams::Streams;
+use super::streams::{EVERY, NUMBERS, Streams};
 use crate::record::{BlockSlot, SegmentSlot};
 use size_index::SizeIndex;
 use std::collections::BTreeMap;
@@ -406,7 +406,8 @@ impl Arenas {
         label: Label,
     ) -> Option<(RunId, u64)> {
         let owners = &mut self.spaces.get_mut(space as usize)?.owners[..];
-        let contested = matches!(owners.first(), Some(Some(everybody)) if everybody.count != 0);
+        let contested =
+            matches!(owners.get(owner_at(EVERYBODY)), Some(Some(everybody)) if everybody.count != 0);
         let (owner, found) = if contested {
             let (owner, found) = best_of_both(owners, &self.runs, bytes, ALIGNMENT, stream)?;
             (owner, Some(found))
@@ -632,9 +633,13 @@ impl Arenas {
     /// As [`Arenas::promote`], private spaces too: for spaces whose every use is known to be over.
     pub fn give_to_everybody(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
         let mut found = std::mem::take(&mut self.scratch);
-        for at in 1..self.spaces[space as usize].owners.len() {
+        for at in 0..self.spaces[space as usize].owners.len() {
             let Some(index) = self.spaces[space as usize].owners[at].as_deref() else { continue };
-            let completed = completed(at as u32 - 1);
+            let owner = owner_in(at);
+            if owner == EVERYBODY {
+                continue;
+            }
+            let completed = completed(owner);
             if index.count == 0 || index.oldest > completed {
                 continue;
             }
@@ -651,7 +656,7 @@ impl Arenas {
                 // Neighbours of everybody's take it in; another of `found` is not everybody's yet, so none is lost.
                 self.set_free(id, EVERYBODY, 0);
             }
-            self.spaces[space as usize].owner_mut(at as u32 - 1).oldest = oldest;
+            self.spaces[space as usize].owner_mut(owner).oldest = oldest;
         }
         self.scratch = found;
     }
@@ -793,11 +798,19 @@ impl Arenas {
     }
 }
 
-/// The place of a stream's (or everybody's) index among the owners of a space.
+/// The place of a stream's (or everybody's) index among the owners of a space: first that of all streams together, then everybody's, then the streams'.
 #[inline(always)]
-fn owner_at(stream: u32) -> usize {
-    stream.wrapping_add(1) as usize
+const fn owner_at(stream: u32) -> usize {
+    (stream.wrapping_add(2) % NUMBERS) as usize
 }
+
+/// Whose index is in a place.
+const fn owner_in(place: usize) -> u32 {
+    if place == owner_at(EVERY) { EVERY } else { (place as u32).wrapping_sub(2) }
+}
+
+const _: () = assert!(owner_at(EVERY) == 0 && owner_at(EVERYBODY) == 1 && owner_at(0) == 2);
+const _: () = assert!(owner_in(1) == EVERYBODY && owner_at(EVERY - 1) == NUMBERS as usize - 1);
 
 /// The best fit among the stream's own free runs and everybody's: whose it is, its number and its length. Of two equal fits the stream takes its
 /// own, and leaves the other to those who have no choice.

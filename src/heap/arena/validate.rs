@@ -17,7 +17,7 @@ impl Arenas {
         let mut listed = HashMap::new();
         for (number, space) in self.spaces.iter().enumerate() {
             let owned = space.owners.iter().enumerate();
-            let owned = owned.map(|(at, index)| ((at as u32).wrapping_sub(1), index.as_deref()));
+            let owned = owned.map(|(at, index)| (super::owner_in(at), index.as_deref()));
             for (owner, index) in owned.chain([(VOID, Some(&space.voids))]) {
                 let Some(index) = index else { continue };
                 let mut ids = Vec::new();

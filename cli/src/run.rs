@@ -1,0 +1,113 @@
+//! `gruyere run`: a program with the library in it, without a change to the program.
+
+mod child;
+mod disposition;
+mod elf;
+mod environment;
+mod library;
+mod program;
+mod summary;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::failure::{Failure, say};
+use crate::target::Folder;
+use environment::{Environment, Wanted};
+use program::Finding;
+
+/// Our own failures, as of `env` and `timeout`: the program's codes are its own.
+const FAILED: u8 = 125;
+const CANNOT_BE_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Runs a program with the library in it: its device memory comes from Gruyère, or is only watched.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere run -- ./simulation --grid 512       its cudaMalloc and cudaFree are served by Gruyère
+  gruyere run --observe -- python train.py     nothing changes; `gruyere top`, `map` and `record` see torch's own allocator
+  gruyere run --conf limit:80%,dump_dir:dumps -- ./simulation
+                                               settings, as in GRUYERE_CONF; they are added to those of the environment
+  gruyere run --observe --conf preload:driver -- ./program
+                                               calls of the driver too: for programs that link the CUDA runtime statically
+                                               (nvcc's default, JAX, TensorFlow)
+
+The program is a child in the same terminal and process group, with the standard streams of this command. Signals reach it, and its end is this
+command's: the same exit code, or the same signal. A process killed with SIGKILL takes the program with it. What the program starts is
+covered too.
+
+At the end, stderr has a line for each process and device: what was live and held at the peak, calls, and what failed. Where no call was
+seen it says why that may be. With `history:FOLDER` the runs are kept there, for `gruyere report`.
+
+Exit codes: the program's; 125 this command could not do its part, and the program was not started; 126 the program cannot be
+run; 127 it is not there; 2 wrong usage.")]
+pub struct Arguments {
+    /// Only watch: every call goes on as it is (`preload:observe`).
+    #[arg(long, conflicts_with = "manage")]
+    observe: bool,
+    /// Serve the calls (`preload:manage`), whatever the environment's GRUYERE_CONF says.
+    #[arg(long)]
+    manage: bool,
+    /// Settings as in GRUYERE_CONF, added to the environment's: of a key that is in both, these count. May be given more than once.
+    #[arg(long, value_name = "KEY:VALUE,...")]
+    conf: Vec<String>,
+    /// libgruyere.so. Without it: $GRUYERE_LIBRARY, or the one that was installed with this command or with the Python package.
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+    /// No summary at the end.
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    folder: Folder,
+    /// The program and its arguments.
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// Runs it. Returns unless the program died of a signal: then this process does too.
+pub fn main(arguments: &Arguments) -> ExitCode {
+    match run(arguments) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            say("run", failure);
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let Some((program, words)) = arguments.program.split_first() else {
+        return Err(Failure::new("name a program: gruyere run -- program arguments"));
+    };
+    let wanted = Wanted {
+        observe: arguments.observe,
+        manage: arguments.manage,
+        conf: &arguments.conf,
+        keeps_runs: !arguments.quiet,
+    };
+    let mut environment = Environment::new(&wanted)?;
+    let libraries = library::find(arguments.library.as_deref(), environment.needs_driver_library())?;
+    environment.preload(&libraries);
+    match program::examine(program) {
+        Finding::Fine => {}
+        Finding::Doubtful(reason) => say("run", reason),
+        Finding::Impossible(reason) => return Err(Failure::new(reason)),
+    }
+    let ended = match child::run(program, words, environment.variables()) {
+        Ok(ended) => ended,
+        Err(error) => {
+            let name = program.to_string_lossy();
+            say("run", format_args!("{name}: {error}"));
+            let missing = error.kind() == std::io::ErrorKind::NotFound;
+            return Ok(if missing { NOT_FOUND } else { CANNOT_BE_RUN });
+        }
+    };
+    if !arguments.quiet {
+        summary::print(&mut environment, &arguments.folder);
+    }
+    // What is temporary goes before a signal ends us.
+    drop(environment);
+    Ok(ended.pass_on())
+}

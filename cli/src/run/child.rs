@@ -1,0 +1,283 @@
+//! The program as a child: in our process group and on our terminal, so that it lives as if a shell had started it.
+//!
+//! The terminal's signals (Ctrl-C, Ctrl-\, Ctrl-Z, a hang-up) reach the whole process group, the program included, so they are not sent on: it
+//! would get them twice. Signals that a process sends are sent on, except the program's own (`kill(0, ...)`), which reached it as well. Who
+//! signals the whole group from outside (`kill %1`) reaches the program twice: a process is not told whether it was meant alone.
+//!
+//! When the program stops, we stop in the same way, so that the shell gets its terminal back; `fg` wakes both.
+//!
+//! All of this is one loop over `sigwaitinfo`, with every signal blocked: no handler runs, and none is missed.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::mem::zeroed;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Command, ExitStatus};
+use std::ptr::null_mut;
+
+use libc::c_int;
+
+use super::disposition;
+
+/// How the program ended.
+#[derive(Debug)]
+pub struct Ended(ExitStatus);
+
+impl Ended {
+    /// The exit code; does not return where a signal ended the program and can end us too.
+    pub fn pass_on(self) -> u8 {
+        let Some(signal) = self.0.signal() else {
+            return u8::try_from(self.0.code().unwrap_or(1)).unwrap_or(u8::MAX);
+        };
+        die_of(signal);
+        // Process 1 of a container does not die of signals.
+        u8::try_from(128 + signal).unwrap_or(u8::MAX)
+    }
+}
+
+/// Runs `program` to its end.
+///
+/// # Errors
+/// It cannot be executed.
+pub fn run(program: &OsStr, words: &[OsString], variables: &[(OsString, OsString)]) -> io::Result<Ended> {
+    let signals = Signals::block();
+    let ours = std::process::id();
+    let mut command = Command::new(program);
+    command.args(words).envs(variables.iter().map(|(name, value)| (name, value)));
+    // SAFETY: the closure makes system calls only, which a child may before it executes.
+    unsafe {
+        command.pre_exec(move || signals.as_the_program_expects(ours));
+    }
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            signals.restore();
+            return Err(error);
+        }
+    };
+    let pid = child.id() as c_int;
+    loop {
+        match signals.wait() {
+            Some(signal) if signal.number == libc::SIGCHLD => {
+                while let Some(status) = news_of(pid) {
+                    if status.signal().is_some() || status.code().is_some() {
+                        return Ok(Ended(status));
+                    }
+                    if let Some(stop) = status.stopped_signal() {
+                        stop_as(stop);
+                    }
+                }
+            }
+            Some(signal) if signal.number == libc::SIGCONT => {
+                // Who woke us may have meant both; a program that is awake already needs no second signal.
+                if is_stopped(pid) {
+                    send(pid, libc::SIGCONT);
+                }
+            }
+            Some(signal) => {
+                if signal.is_for_the_program() {
+                    send(pid, signal.number);
+                }
+            }
+            // Interrupted; or the kernel refuses, and then only the child's end is waited for.
+            None => {
+                if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                    return child.wait().map(Ended);
+                }
+            }
+        }
+    }
+}
+
+/// A signal that came, and from whom.
+struct Signal {
+    number: c_int,
+    /// The process that sent it; `None`: the kernel did, the terminal's signals among them.
+    sender: Option<libc::pid_t>,
+}
+
+impl Signal {
+    /// Whether it is to be sent on: a process sent it, and not the program or one that it started, for those mean their process group.
+    fn is_for_the_program(&self) -> bool {
+        self.sender.is_some_and(|sender| !is_below(sender, std::process::id() as c_int))
+    }
+}
+
+/// Whether `process` was started by `ancestor`, or by who was, as far as that can be seen.
+fn is_below(mut process: libc::pid_t, ancestor: libc::pid_t) -> bool {
+    // No tree is deeper; and numbers that are used anew must not make a circle.
+    for _ in 0..64 {
+        if process <= 1 {
+            return false;
+        }
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        // The fields behind the command in brackets are the state and the parent.
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        match parent {
+            Some(parent) if parent == ancestor => return true,
+            Some(parent) => process = parent,
+            None => return false,
+        }
+    }
+    false
+}
+
+/// The signals that are blocked for the loop, and what there was before.
+#[derive(Clone, Copy)]
+struct Signals {
+    taken: libc::sigset_t,
+    before: libc::sigset_t,
+    child_ignored: bool,
+    pipe_ignored: bool,
+}
+
+impl Signals {
+    /// Blocks all that are sent on, or tell of the child.
+    fn block() -> Signals {
+        // SAFETY: sets are written before they are read; handlers are not involved. One thread.
+        unsafe {
+            let (mut taken, mut before) = (zeroed(), zeroed());
+            libc::sigemptyset(&mut taken);
+            for signal in (1..=libc::SIGRTMAX()).filter(|&signal| is_taken(signal)) {
+                libc::sigaddset(&mut taken, signal);
+            }
+            let child_ignored = disposition::was_ignored(libc::SIGCHLD);
+            if child_ignored {
+                // Else the kernel would reap the child, and its status were lost.
+                libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &taken, &mut before);
+            let pipe_ignored = disposition::was_ignored(libc::SIGPIPE);
+            Signals { taken, before, child_ignored, pipe_ignored }
+        }
+    }
+
+    /// As before [`Signals::block`].
+    fn restore(&self) {
+        // SAFETY: a set that the kernel wrote.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, null_mut()) };
+    }
+
+    /// In the child, before it executes: signals as this process found them, and an end with ours.
+    fn as_the_program_expects(&self, parent: u32) -> io::Result<()> {
+        // SAFETY: system calls that a forked child may make; a set that the kernel wrote.
+        unsafe {
+            let action = |ignored| if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
+            libc::signal(libc::SIGCHLD, action(self.child_ignored));
+            libc::signal(libc::SIGPIPE, action(self.pipe_ignored));
+            // A launcher that kills us with SIGKILL means the program; nobody else could tell it.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid() as u32 != parent {
+                libc::raise(libc::SIGKILL);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, null_mut());
+        }
+        Ok(())
+    }
+
+    /// The next signal.
+    fn wait(&self) -> Option<Signal> {
+        // SAFETY: a set of ours; the kernel writes `info`, whose sender is there where a process sent it.
+        unsafe {
+            let mut info: libc::siginfo_t = zeroed();
+            let number = libc::sigwaitinfo(&self.taken, &mut info);
+            let by_a_process = [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL].contains(&info.si_code);
+            (number > 0).then(|| Signal { number, sender: by_a_process.then(|| info.si_pid()) })
+        }
+    }
+}
+
+/// Whether a signal is waited for: not what cannot be, not our own faults, not what glibc uses, and not what is ignored, which stays so.
+fn is_taken(signal: c_int) -> bool {
+    const NEVER: [c_int; 8] = [
+        libc::SIGKILL,
+        libc::SIGSTOP,
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGTRAP,
+        libc::SIGSYS,
+    ];
+    if signal == libc::SIGCHLD {
+        return true;
+    }
+    let glibcs = 32..libc::SIGRTMIN();
+    !NEVER.contains(&signal)
+        && !glibcs.contains(&signal)
+        && signal != libc::SIGPIPE
+        && !disposition::was_ignored(signal)
+}
+
+fn send(pid: c_int, signal: c_int) {
+    // SAFETY: no memory is involved. The child has not been waited for, so the number is still its.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// What has become of the child since the last time.
+fn news_of(pid: c_int) -> Option<ExitStatus> {
+    let mut status = 0;
+    // SAFETY: `status` may be written.
+    let answer = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::WUNTRACED) };
+    (answer == pid).then(|| ExitStatus::from_raw(status))
+}
+
+/// Whether the process is stopped, by its state in /proc.
+fn is_stopped(pid: c_int) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
+/// The program was stopped by `signal`: we stop too, until somebody wakes us.
+fn stop_as(signal: c_int) {
+    // Nobody's terminal is given back by our stopping, and who stops one process with SIGSTOP wakes that one only.
+    if signal == libc::SIGSTOP && !in_front() {
+        return;
+    }
+    if signal == libc::SIGSTOP {
+        // SAFETY: no memory is involved.
+        unsafe { libc::raise(signal) };
+        return;
+    }
+    deliver(signal);
+}
+
+/// Whether we are the terminal's foreground group.
+fn in_front() -> bool {
+    // SAFETY: a NUL-terminated path; the descriptor is closed again.
+    unsafe {
+        let terminal = libc::open(c"/dev/tty".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY);
+        if terminal < 0 {
+            return false;
+        }
+        let front = libc::tcgetpgrp(terminal);
+        libc::close(terminal);
+        front == libc::getpgrp()
+    }
+}
+
+/// Lets a blocked signal do what it does by default, once.
+fn deliver(signal: c_int) {
+    // SAFETY: the set is emptied before it is used. One thread.
+    unsafe {
+        let mut only = zeroed();
+        libc::sigemptyset(&mut only);
+        libc::sigaddset(&mut only, signal);
+        libc::raise(signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &only, null_mut());
+        libc::pthread_sigmask(libc::SIG_BLOCK, &only, null_mut());
+    }
+}
+
+/// Ends this process by `signal`, without a core of its own.
+fn die_of(signal: c_int) {
+    // SAFETY: structures of our own; the default action has no handler.
+    unsafe {
+        let mut default: libc::sigaction = zeroed();
+        default.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(signal, &default, null_mut());
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+    }
+    deliver(signal);
+}

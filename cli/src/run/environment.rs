@@ -1,0 +1,189 @@
+//! What the program finds in its environment.
+#![deny(unsafe_code)]
+
+use std::ffi::{OsStr, OsString};
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use gruyere::config::{Config, VARIABLE};
+use gruyere::record::facts::RUN_VARIABLE;
+use tempfile::TempDir;
+
+use super::library::{DRIVER_NAME, Libraries, NAME};
+use crate::failure::{Failure, say};
+
+/// The loader's variable.
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// What the command line asks for.
+pub struct Wanted<'a> {
+    pub observe: bool,
+    pub manage: bool,
+    pub conf: &'a [String],
+    /// Whether a summary will be made.
+    pub keeps_runs: bool,
+}
+
+/// The variables that are set, and what must live as long as they do.
+pub struct Environment {
+    config: Config,
+    run: u64,
+    /// Runs are kept here where the user keeps none.
+    own_history: Option<TempDir>,
+    variables: Vec<(OsString, OsString)>,
+}
+
+impl Environment {
+    /// Settings: the environment's, then those of the command line.
+    ///
+    /// # Errors
+    /// What is wrong with them, in the library's words.
+    pub fn new(wanted: &Wanted<'_>) -> Result<Environment, Failure> {
+        let inherited = match std::env::var(VARIABLE) {
+            Ok(text) => text,
+            Err(std::env::VarError::NotPresent) => String::new(),
+            Err(std::env::VarError::NotUnicode(_)) => {
+                Config::from_env().map_err(Failure::new)?;
+                String::new()
+            }
+        };
+        let given = std::iter::once(inherited.as_str()).chain(wanted.conf.iter().map(String::as_str));
+        let mut conf = given.filter(|text| !text.trim().is_empty()).collect::<Vec<_>>().join(",");
+        let mut config = Config::parse(&conf).map_err(Failure::new)?;
+        let mode = match (wanted.observe, wanted.manage) {
+            (true, _) => Some("observe"),
+            (_, true) => Some("manage"),
+            _ => None,
+        };
+        let driver = if config.preload.driver { "+driver" } else { "" };
+        let mut add = |entry: String| {
+            let separator = if conf.is_empty() { "" } else { "," };
+            conf = format!("{conf}{separator}{entry}");
+        };
+        if let Some(mode) = mode {
+            add(format!("preload:{mode}{driver}"));
+        }
+        let own_history = match wanted.keeps_runs && config.history.is_none() && config.record {
+            true => own_history(),
+            false => None,
+        };
+        if let Some(folder) = &own_history {
+            add(format!("history:{}", folder.path().display()));
+        }
+        config = Config::parse(&conf).map_err(Failure::new)?;
+        // Below 2^53, so that it stays itself in everybody's JSON.
+        let run = std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11;
+        let variables = vec![(VARIABLE.into(), conf.into()), (RUN_VARIABLE.into(), run.to_string().into())];
+        Ok(Environment { config, run, own_history, variables })
+    }
+
+    /// Whether calls of the driver are asked for.
+    pub fn needs_driver_library(&self) -> bool {
+        self.config.preload.driver
+    }
+
+    /// Puts the libraries into the program.
+    pub fn preload(&mut self, libraries: &Libraries) {
+        let before = std::env::var_os(PRELOAD).unwrap_or_default();
+        self.variables.push((PRELOAD.into(), preloaded(&before, libraries)));
+    }
+
+    /// What is to be set.
+    pub fn variables(&self) -> &[(OsString, OsString)] {
+        &self.variables
+    }
+
+    /// The number that the processes' records have.
+    pub fn run(&self) -> u64 {
+        self.run
+    }
+
+    /// What they are configured with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Where their runs are kept.
+    pub fn history(&self) -> Option<&Path> {
+        self.config.history.as_deref()
+    }
+
+    /// A folder of ours that processes may still write to stays; where it is.
+    pub fn leave_history(&mut self) -> Option<PathBuf> {
+        self.own_history.take().map(TempDir::keep)
+    }
+}
+
+/// A folder for the runs of a user who keeps none.
+fn own_history() -> Option<TempDir> {
+    let usual = std::env::temp_dir();
+    // A comma ends an entry of the configuration.
+    let folder = if usual.as_os_str().as_bytes().contains(&b',') { Path::new("/tmp") } else { &usual };
+    match tempfile::Builder::new().prefix("gruyere-run-").tempdir_in(folder) {
+        Ok(made) => Some(made),
+        Err(error) => {
+            let folder = folder.display();
+            say(
+                "run",
+                format_args!(
+                    "{folder}: {error}; there will be no summary of processes that end well: set TMPDIR"
+                ),
+            );
+            None
+        }
+    }
+}
+
+/// LD_PRELOAD with ours in it: in front of what is there, so that no other library answers a call before us; but behind a sanitizer's runtime,
+/// which must be the first.
+fn preloaded(before: &OsStr, libraries: &Libraries) -> OsString {
+    let is_separator = |byte: &u8| matches!(byte, b':' | b' ' | b'\t' | b'\n');
+    let words = before.as_bytes().split(is_separator).filter(|word| !word.is_empty());
+    let file = |word: &[u8]| word.rsplit(|&byte| byte == b'/').next().unwrap_or(word).to_vec();
+    let others =
+        words.filter(|word| ![NAME.as_bytes(), DRIVER_NAME.as_bytes()].contains(&file(word).as_slice()));
+    let (sanitizers, others): (Vec<&[u8]>, Vec<&[u8]>) = others.partition(|word| is_sanitizer(&file(word)));
+    let ours = libraries.driver.iter().chain([&libraries.library]).map(|path| path.as_os_str().as_bytes());
+    let all: Vec<&[u8]> = sanitizers.into_iter().chain(ours).chain(others).collect();
+    OsString::from_vec(all.join(&b':'))
+}
+
+fn is_sanitizer(file: &[u8]) -> bool {
+    let starts = [
+        b"libasan".as_slice(),
+        b"libtsan",
+        b"libmsan",
+        b"libubsan",
+        b"liblsan",
+        b"libhwasan",
+        b"libclang_rt.",
+    ];
+    starts.iter().any(|start| file.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(before: &str, driver: bool) -> String {
+        let libraries = Libraries {
+            library: "/x/libgruyere.so".into(),
+            driver: driver.then(|| "/x/libgruyere_driver.so".into()),
+        };
+        preloaded(OsStr::new(before), &libraries).into_string().unwrap()
+    }
+
+    #[test]
+    fn what_is_preloaded_stays_behind_us_and_a_sanitizer_before_us() {
+        assert_eq!(set("", false), "/x/libgruyere.so");
+        assert_eq!(set("", true), "/x/libgruyere_driver.so:/x/libgruyere.so");
+        assert_eq!(set("libfoo.so /a/libbar.so", false), "/x/libgruyere.so:libfoo.so:/a/libbar.so");
+        assert_eq!(
+            set("/l/libfoo.so:/usr/lib/libasan.so.8", false),
+            "/usr/lib/libasan.so.8:/x/libgruyere.so:/l/libfoo.so"
+        );
+        let nested = "/y/libgruyere_driver.so:/y/libgruyere.so:libfoo.so";
+        assert_eq!(set(nested, false), "/x/libgruyere.so:libfoo.so", "of two, the loader would take both");
+    }
+}

@@ -1,0 +1,252 @@
+//! What the processes of a run did with device memory, told when it is over.
+#![deny(unsafe_code)]
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+
+use gruyere::config::{Config, PreloadMode};
+use gruyere::record::missing_share;
+use gruyere::record::plain;
+use gruyere::record::run::{Run, RunDevice};
+use gruyere::record::sweep::State;
+use indicatif::BinaryBytes;
+
+use super::environment::Environment;
+use crate::failure::say;
+use crate::report;
+use crate::target::Folder;
+
+/// How a process of the run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It kept its run, and took its record away.
+    Clean,
+    /// Its record is left.
+    Killed,
+    /// It holds the lock of its record.
+    Runs,
+}
+
+/// A process that used device memory through the library.
+struct Process {
+    run: Run,
+    end: End,
+}
+
+/// Longest command line that is shown.
+const COMMAND: usize = 100;
+
+/// Prints the summary.
+pub fn print(environment: &mut Environment, folder: &Folder) {
+    let processes = collect(environment, folder);
+    let text = text(&processes, environment.config());
+    // Nobody reading is no trouble.
+    let _ = write!(io::stderr(), "{text}");
+    if processes.iter().any(|process| process.end == End::Runs)
+        && let Some(kept) = environment.leave_history()
+    {
+        say(
+            "run",
+            format_args!(
+                "what still runs will keep its run in {}, to be read with `gruyere report`; remove it then",
+                kept.display()
+            ),
+        );
+    }
+}
+
+/// The run's processes: those whose record is there tell more than what they have kept.
+fn collect(environment: &Environment, folder: &Folder) -> Vec<Process> {
+    let is_ours = |run: &Run| run.gruyere_run == Some(environment.run());
+    let mut processes: Vec<Process> = Vec::new();
+    match folder.list() {
+        Ok(found) => {
+            for record in found {
+                let Ok(reader) = record.reader else { continue };
+                if reader.process().run != Some(environment.run()) {
+                    continue;
+                }
+                let end = if record.state == State::Stale { End::Killed } else { End::Runs };
+                processes.push(Process { run: Run::of(&reader, None), end });
+            }
+        }
+        Err(failure) => say("run", failure),
+    }
+    if let Some(history) = environment.history() {
+        for run in report::runs(history, "run").into_iter().filter(is_ours) {
+            let same = |other: &Process| {
+                (other.run.pid, other.run.started_nanoseconds) == (run.pid, run.started_nanoseconds)
+            };
+            if !processes.iter().any(same) {
+                processes.push(Process { run, end: End::Clean });
+            }
+        }
+    }
+    processes.retain(|process| !process.run.devices.is_empty());
+    processes.sort_by_key(|process| (process.run.rank, process.run.started_nanoseconds, process.run.pid));
+    processes
+}
+
+/// What its settings say of a process.
+fn mode(run: &Run) -> &'static str {
+    match Config::parse(&run.configuration).map(|config| config.preload.mode) {
+        Ok(PreloadMode::Observe) => "observed",
+        Ok(PreloadMode::Off) => "off",
+        Ok(PreloadMode::Auto | PreloadMode::Manage) => "managed",
+        // Cut to what the record has room for.
+        Err(_) => "?",
+    }
+}
+
+fn text(processes: &[Process], config: &Config) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let mut line = |arguments: std::fmt::Arguments<'_>| {
+        let _ = writeln!(out, "gruyere run: {arguments}");
+    };
+    if processes.is_empty() {
+        nothing_was_seen(&mut line, config);
+        return out;
+    }
+    for Process { run, end } in processes {
+        let command: String = plain(&run.command).chars().take(COMMAND).collect();
+        let rank = run.rank.map_or(String::new(), |rank| format!(", rank {rank}"));
+        let how = match end {
+            End::Clean => String::new(),
+            End::Killed => {
+                format!("; it ended without a clean exit: `gruyere post {}` shows its last state", run.pid)
+            }
+            End::Runs => "; it still runs".to_owned(),
+        };
+        line(format_args!("{command} (process {}{rank}), {}{how}", run.pid, mode(run)));
+        let head = [
+            "PEAK LIVE",
+            "PEAK HELD",
+            "FRAG",
+            "LARGEST",
+            "MALLOCS",
+            "FREES",
+            "DRIVER CALLS",
+            "OUT OF MEMORY",
+        ];
+        let [a, b, c, d, e, f, g, h] = head;
+        line(format_args!("{:>6} {a:>11} {b:>11} {c:>6} {d:>11} {e:>10} {f:>10} {g:>12} {h:>13}", "DEVICE"));
+        for device in &run.devices {
+            let RunDevice { live_peak_bytes: live, reserved_peak_bytes: held, .. } = *device;
+            line(format_args!(
+                "{:>6} {:>11} {:>11} {:>5.1}% {:>11} {:>10} {:>10} {:>12} {:>13}",
+                device.device,
+                bytes(live),
+                bytes(held),
+                missing_share(live, held) * 100.0,
+                bytes(device.largest_block_bytes),
+                device.mallocs,
+                device.frees,
+                device.driver_calls,
+                device.out_of_memories
+            ));
+        }
+    }
+    if processes.iter().any(|process| mode(&process.run) == "observed") {
+        line(format_args!(
+            "observed: held is what the program had in hand; what its own allocators keep cached counts as live"
+        ));
+    }
+    out
+}
+
+/// Why there is nothing to tell.
+fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Config) {
+    if config.preload.mode == PreloadMode::Off {
+        line(format_args!(
+            "nothing was seen: GRUYERE_CONF has preload:off; --manage or --observe turns it on"
+        ));
+    } else if !config.record {
+        line(format_args!("nothing is told: GRUYERE_CONF has record:off"));
+    } else if config.preload.driver {
+        line(format_args!(
+            "no CUDA call was seen, of the runtime or the driver: the program asked for no device memory, had no GPU, or is linked statically \
+             as a whole (`ldd` says so); `gruyere doctor` looks at this machine"
+        ));
+    } else {
+        if uses_expandable_segments() {
+            line(format_args!(
+                "no CUDA call was seen. torch's expandable segments (PYTORCH_ALLOC_CONF) map memory by themselves, past every allocation call: \
+                 take the setting away, or use python -m gruyere"
+            ));
+            return;
+        }
+        line(format_args!(
+            "no CUDA call was seen. If the program uses the GPU, it links the CUDA runtime statically (nvcc's default, JAX, TensorFlow): \
+             --conf preload:driver sees it too; or link it with nvcc -cudart shared"
+        ));
+    }
+}
+
+/// Whether torch is told to map its memory itself.
+fn uses_expandable_segments() -> bool {
+    ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().any(|name| {
+        let conf = std::env::var(name).unwrap_or_default().to_lowercase().replace(' ', "");
+        conf.contains("expandable_segments:true")
+    })
+}
+
+fn bytes(value: u64) -> String {
+    BinaryBytes(value).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(configuration: &str, end: End) -> Process {
+        let device = RunDevice {
+            device: 1,
+            live_peak_bytes: 96 << 20,
+            reserved_peak_bytes: 128 << 20,
+            mallocs: 12,
+            frees: 11,
+            largest_block_bytes: 64 << 20,
+            driver_calls: 7,
+            out_of_memories: 3,
+            ..RunDevice::default()
+        };
+        let run = Run {
+            pid: 42,
+            rank: Some(5),
+            command: "./solve \u{1b}[31m".to_owned(),
+            configuration: configuration.to_owned(),
+            devices: vec![device],
+            ..Run::default()
+        };
+        Process { run, end }
+    }
+
+    #[test]
+    fn a_process_has_its_mode_and_its_devices() {
+        let told = text(&[process("preload:observe", End::Killed)], &Config::default());
+        assert!(told.contains("(process 42, rank 5), observed; it ended without a clean exit"), "{told}");
+        assert!(!told.contains('\u{1b}'), "{told}");
+        let row: Vec<&str> = told.lines().nth(2).unwrap().split_whitespace().collect();
+        let expected = [
+            "gruyere", "run:", "1", "96.00", "MiB", "128.00", "MiB", "25.0%", "64.00", "MiB", "12", "11",
+            "7", "3",
+        ];
+        assert_eq!(row, expected, "{told}");
+        assert!(told.contains("counts as live"));
+        let told = text(&[process("limit:1GiB", End::Runs)], &Config::default());
+        assert!(told.contains("managed; it still runs") && !told.contains("counts as live"), "{told}");
+    }
+
+    #[test]
+    fn nothing_seen_names_the_remedy_that_fits() {
+        let of = |conf: &str| text(&[], &Config::parse(conf).unwrap());
+        assert!(of("").contains("--conf preload:driver"));
+        assert!(
+            of("preload:observe+driver").contains("linked statically")
+                && !of("preload:driver").contains("--conf")
+        );
+        assert!(of("preload:off").contains("preload:off"));
+        assert!(of("record:off").contains("record:off"));
+    }
+}

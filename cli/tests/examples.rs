@@ -1,0 +1,110 @@
+//! The examples in C and C++ build without a warning, against the stand-in in the place of a toolkit, and do what they say.
+
+#[path = "../../tests/common/phantom_library.rs"]
+#[allow(dead_code)]
+mod phantom_library;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+/// The examples' programs, and the libraries that they run with.
+struct Built {
+    folder: TempDir,
+}
+
+fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let library = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+            .args(["run", "-q", "--", "sh", "-c", "printf %s \"$LD_PRELOAD\""])
+            .env_remove("LD_PRELOAD")
+            .env_remove("GRUYERE_LIBRARY")
+            .output()
+            .unwrap();
+        let library = PathBuf::from(String::from_utf8(library.stdout).unwrap());
+        for name in ["libcuda.so.1", "libcudart.so.12"] {
+            std::os::unix::fs::symlink(phantom_library::library(), folder.path().join(name)).unwrap();
+        }
+        let made = Command::new("make")
+            .arg("-C")
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples"))
+            .arg(format!("CUDART={}/libcudart.so.12", folder.path().display()))
+            .arg(format!("GRUYERE={}", library.parent().unwrap().display()))
+            .arg(format!("BUILD={}/build", folder.path().display()))
+            // A make that runs the tests hands its own settings down.
+            .env_remove("MAKEFLAGS")
+            .output()
+            .expect("make (Debian: apt install make)");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Built { folder }
+    })
+}
+
+impl Built {
+    fn run(&self, words: &[&str], name: &str) -> Output {
+        let program = self.folder.path().join("build").join(name);
+        let mut command = match words.split_first() {
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        for ours in ["LD_PRELOAD", "GRUYERE_CONF", "GRUYERE_LIBRARY"] {
+            command.env_remove(ours);
+        }
+        command.env("LD_LIBRARY_PATH", self.folder.path()).env("GRUYERE_LOG", "off");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{name}: {output:?}");
+        output
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_control_interface_in_c() {
+    let said = text(&built().run(&[], "control").stdout);
+    for line in [
+        "live  300 MiB",
+        "the pool has 8 blocks of 128 MiB",
+        "at the end             live    0 MiB, held    0 MiB",
+    ] {
+        assert!(said.contains(line), "{said}");
+    }
+}
+
+#[test]
+fn buffers_and_resources_in_cpp() {
+    let said = text(&built().run(&[], "buffers").stdout);
+    for line in
+        ["live 64 MiB", "not yet: 32 blocks", "1 PiB: out of device memory", "at the end: live 0 bytes"]
+    {
+        assert!(said.contains(line), "{said}");
+    }
+}
+
+#[test]
+fn a_program_that_knows_nothing_is_served_or_watched() {
+    let run = env!("CARGO_BIN_EXE_gruyere");
+    for (mode, called) in [("--manage", "managed"), ("--observe", "observed")] {
+        let output = built().run(&[run, "run", mode, "--"], "plain");
+        let (said, told) = (text(&output.stdout), text(&output.stderr));
+        assert!(said.ends_with("done\n"), "{said}");
+        assert!(told.contains(called), "{told}");
+        // 1 table, 400 scratches, 100 grids; all given back. 288 MiB were live: the table and a grid.
+        let row: Vec<&str> = told.lines().nth(2).unwrap().split_whitespace().collect();
+        assert_eq!(row[2..5], ["0", "288.00", "MiB"], "{told}");
+        assert_eq!(row[10..12], ["501", "501"], "{told}");
+        let driver_calls: u64 = row[12].parse().unwrap();
+        assert_eq!(driver_calls == 0, mode == "--observe", "watching calls nobody: {told}");
+    }
+    assert!(text(&built().run(&[], "plain").stderr).is_empty(), "alone it is a program like any other");
+}
