@@ -40,6 +40,7 @@ fn workshop() -> &'static Workshop {
         workshop.program("driver/lookups.c", "lookups", "-l:liblookups.so");
         workshop.library("driver/wrapper.c", "libwrapper.so", "");
         workshop.program("driver/fuzz.c", "fuzz", "");
+        workshop.program("driver/devices.c", "devices", "");
         for table in 0..5 {
             let flags = format!("-DTABLE={table}");
             workshop.library("driver/other_gruyere.c", &format!("libother{table}.so"), &flags);
@@ -134,6 +135,14 @@ fn observed_the_driver_is_called_as_without_us_but_for_asking_the_device() {
         assert!(alone.len() > 400, "{alone:?}");
         assert_eq!(theirs, alone, "{way}");
     }
+}
+
+#[test]
+fn each_device_has_its_memory_wherever_it_is_asked_for_and_freed() {
+    let settings = [("GRUYERE_CONF", "preload:driver"), ("PHANTOM_DEVICES", "2"), ("PHANTOM_ORACLE", "on")];
+    let run = preloaded(BOTH, "devices", &[], &settings);
+    run.kept();
+    assert_eq!(run.stderr, "");
 }
 
 #[test]

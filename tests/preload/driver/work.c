@@ -203,7 +203,14 @@ int main(int argc, char **argv) {
     CUdeviceptr left;
     OK(cuMemAlloc(&left, MIB));
     OK(cuDevicePrimaryCtxReset(0));
-    if (managed) CHECK(live() == 0);
+    if (seen) CHECK(live() == 0);
+    /* As new: a context, and memory in it. */
+    driver_start();
+    OK(cuMemAlloc(&left, 5 * MIB));
+    use(left, 5 * MIB, 5);
+    if (seen) CHECK(live() == 5 * MIB);
+    OK(cuMemFree(left));
+    if (seen) CHECK(live() == 0);
     puts("kept");
     return 0;
 }
