@@ -11,7 +11,7 @@ use super::page_table::{Owner, Page};
 use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use super::slab::Slab;
-use super::streams::Streams;
+use super::streams::{EVERY, Streams};
 use super::watching::Watching;
 use super::{Error, Mutex, MutexGuard, Shared, central, lock};
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
@@ -195,6 +195,9 @@ impl Device {
     /// Out of memory, with all that is known of its cause.
     pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if is_large(request.size) {
+            if request.stream == EVERY {
+                self.take_back(shared);
+            }
             match self.serve_large(shared, request) {
                 0 => self.malloc_large(shared, request),
                 address => Ok(address),
