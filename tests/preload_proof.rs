@@ -195,7 +195,7 @@ const WAYS: [(&str, bool); 10] = [
 fn start(number: usize) -> Option<String> {
     let began = SystemTime::now();
     let (way, to_the_end) = WAYS[number % WAYS.len()];
-    let conf = if number / WAYS.len() % 2 == 0 { "preload:manage" } else { "preload:observe" };
+    let conf = if (number / WAYS.len()).is_multiple_of(2) { "preload:manage" } else { "preload:observe" };
     let child = Command::new(workshop().path("start"))
         .arg(way)
         .env("LD_LIBRARY_PATH", &workshop().folder)
