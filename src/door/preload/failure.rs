@@ -8,9 +8,9 @@ use std::ffi::c_uint;
 use std::ptr;
 
 /// `cudaErrorInvalidValue`.
-pub const INVALID_VALUE: CudaError = 1;
+pub(super) const INVALID_VALUE: CudaError = 1;
 /// `cudaErrorMemoryAllocation`.
-pub const OUT_OF_MEMORY: CudaError = 2;
+pub(super) const OUT_OF_MEMORY: CudaError = 2;
 /// More than any device has, and a multiple of whatever a runtime rounds to.
 const IMPOSSIBLE: usize = 1 << 62;
 /// `cudaStreamCaptureModeRelaxed`.

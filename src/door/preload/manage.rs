@@ -16,7 +16,7 @@ use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Rows start at multiples of this (bytes), as the real cudaMallocPitch has it: the largest texture alignment.
-pub const PITCH: usize = 512;
+pub(super) const PITCH: usize = 512;
 
 /// What became of a request.
 enum Outcome {

@@ -16,7 +16,7 @@ pub type CudaError = c_int;
 /// `cudaStream_t`.
 pub type Stream = usize;
 /// `cudaErrorSharedObjectSymbolNotFound`: what is answered where the process has no such function.
-pub const SYMBOL_NOT_FOUND: CudaError = 302;
+pub(super) const SYMBOL_NOT_FOUND: CudaError = 302;
 
 /// `struct cudaPitchedPtr`.
 #[repr(C)]
