@@ -420,7 +420,7 @@ impl Central {
         self.pending.push(PendingRun {
             run: id,
             epoch,
-            waits: Pending::One((user, streams.note_free(user))),
+            waits: Pending::One((user, streams.note_wait(user))),
         });
         self.unsealed += size;
         self.writer.block_pending(slot, size, requested, lifetime);

@@ -421,7 +421,7 @@ impl Lane {
         if class != slab.class {
             self.return_borrowed(stream, lifetime, class);
         }
-        let waits = Pending::One((user, streams.note_free(user)));
+        let waits = Pending::One((user, streams.note_wait(user)));
         self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
         Some(FreeOutcome::Waits)
     }

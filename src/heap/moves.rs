@@ -106,6 +106,11 @@ impl Central {
         self.backing.pages.held() + bytes > self.soft_ceiling(record, bytes)
     }
 
+    /// Whether growth by `bytes` would hold more than live blocks have ever needed, and some.
+    pub fn would_grow_for_nothing(&self, record: &Record, bytes: u64) -> bool {
+        self.backing.held + bytes > self.soft_ceiling(record, bytes)
+    }
+
     fn plan_row(&mut self, ctx: &Growth<'_>, want: Want) -> Result<Plan> {
         let plan = |arenas: &Arenas| arenas.plan(want.space, want.bytes, want.align, want.stream);
         if let Some(plan) = plan(&self.arenas) {

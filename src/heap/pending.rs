@@ -16,8 +16,8 @@ impl Pending {
     /// A free of this moment, for all of which `users` are done.
     pub(super) fn behind(users: Vec<u32>, streams: &Streams) -> Self {
         match users[..] {
-            [user] => Self::One((user, streams.note_free(user))),
-            _ => Self::Many(users.into_iter().map(|user| (user, streams.note_free(user))).collect()),
+            [user] => Self::One((user, streams.note_wait(user))),
+            _ => Self::Many(users.into_iter().map(|user| (user, streams.note_wait(user))).collect()),
         }
     }
 

@@ -87,6 +87,15 @@ impl Device {
                 return Ok((central, run));
             }
         }
+        if self.streams.needs_synchronisation() && central.would_grow_for_nothing(shared.record, want.bytes) {
+            // cudaFree of old waits for the device each time; here one wait serves all that is parked.
+            drop(central);
+            self.synchronize(shared);
+            central = lock(&self.central);
+            if let Some(run) = want.fit_or_join(&mut central) {
+                return Ok((central, run));
+            }
+        }
         if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
             return Ok((central, run));
         }

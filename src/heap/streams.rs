@@ -142,6 +142,8 @@ pub struct Streams {
     numbers: Mutex<Numbers>,
     fences: Mutex<Fences>,
     recycling: Mutex<()>,
+    /// The last epoch of [`EVERY`] that a free waits for; only ever raised.
+    parked: AtomicU64,
     recorded: AtomicU64,
     queried: AtomicU64,
 }
@@ -190,6 +192,7 @@ impl Streams {
             numbers: Mutex::default(),
             fences: Mutex::default(),
             recycling: Mutex::default(),
+            parked: AtomicU64::new(0),
             recorded: AtomicU64::new(0),
             queried: AtomicU64::new(0),
         }
@@ -355,6 +358,21 @@ impl Streams {
             stream.dirty.store(true, Ordering::Release);
         }
         epoch
+    }
+
+    /// As [`Streams::note_free`], of a free that waits for `stream`.
+    #[inline]
+    pub fn note_wait(&self, stream: u32) -> u64 {
+        let epoch = self.note_free(stream);
+        if stream == EVERY {
+            self.parked.fetch_max(epoch, Ordering::Relaxed);
+        }
+        epoch
+    }
+
+    /// Whether frees wait for all streams, of a driver that only a synchronisation makes tell of them.
+    pub fn needs_synchronisation(&self) -> bool {
+        !self.context_events && self.parked.load(Ordering::Relaxed) > self.completed(EVERY)
     }
 
     /// The last epoch that `stream` is past.

@@ -91,7 +91,7 @@ impl Device {
         if let Some((_, base)) = slab_runs.into_iter().next() {
             return Err(format!("slab {base:#x} lies in no run of its own"));
         }
-        live += central.direct_blocks().map(|(_, bytes)| bytes).sum::<u64>();
+        live += central.direct_blocks().map(|(_, bytes)| bytes).sum::<u64>() + central.watched.held();
         let (recorded, _) = shared.record.live(self.id);
         if live != recorded {
             return Err(format!("{live} B are live, the record says {recorded}"));

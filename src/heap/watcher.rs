@@ -46,6 +46,13 @@ pub struct Watched {
     changes: u64,
 }
 
+impl Watched {
+    /// Bytes of the blocks, each rounded up to 512.
+    pub(super) fn held(&self) -> u64 {
+        self.held
+    }
+}
+
 impl Heap {
     /// A heap that keeps books of what [`Heap::saw_malloc`] and [`Heap::saw_free`] tell it, and allocates nothing.
     ///

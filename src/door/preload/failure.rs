@@ -22,7 +22,8 @@ pub fn out_of_memory(runtime: Runtime, heap: &Heap, report: &Report, stream: Str
     oom::dump(heap, report);
     run_file::at_an_out_of_memory(heap);
     heap.note_out_of_memory(report, stream);
-    log::error!("{report}");
+    // The program may have an answer to it: torch gives its cache back and asks again.
+    log::warn!("{report}");
     set_last_error_out_of_memory(runtime);
     OUT_OF_MEMORY
 }
