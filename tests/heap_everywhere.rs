@@ -276,7 +276,7 @@ const CONFS: [&str; 6] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     #[test]
     fn no_cuda_program_gets_memory_that_other_work_may_still_use(
@@ -435,6 +435,40 @@ fn under_pressure_one_synchronisation_serves_all() {
     let again: Vec<u64> = (0..12).map(|_| rig.malloc(5 * MIB, EVERY)).collect();
     assert_eq!(again.len(), 12);
     assert_eq!(synchronisations(&rig), 1);
+    rig.check();
+}
+
+#[test]
+fn a_thread_that_has_ended_leaves_its_memory_to_others() {
+    let rig = Rig::over(GpuConfig { context_events: true, ..GpuConfig::new(16 * GIB) }, "record:on");
+    rig.heap.announce_ordered_callers();
+    for _ in 0..100 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let own = StreamHandle(2);
+                let address = rig.heap.malloc(30 * MIB, 0, own).unwrap();
+                assert!(rig.heap.free_on(address, own));
+            });
+        });
+    }
+    let peak = rig.gpu.books(0).physical_peak;
+    assert!(peak < 200 * MIB, "{} MiB for one block at a time", peak / MIB);
+    assert_eq!(synchronisations(&rig), 0);
+    rig.check();
+}
+
+#[test]
+fn a_capture_that_nobody_told_of_is_left_alone() {
+    let rig = rig("");
+    let stream = rig.stream();
+    let known = rig.malloc(2 * MIB, stream);
+    as_program(|| rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, None)).unwrap();
+    for _ in 0..20 {
+        let address = rig.malloc(30 * MIB, EVERY);
+        assert!(rig.heap.free_everywhere(address));
+    }
+    as_program(|| rig.gpu.end_capture(0, stream.0)).expect("the program's capture failed");
+    assert!(rig.heap.free_everywhere(known));
     rig.check();
 }
 

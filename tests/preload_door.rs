@@ -146,6 +146,11 @@ fn each_device_has_its_memory_and_a_stream_s_is_its_device_s() {
 }
 
 #[test]
+fn a_device_that_may_reach_another_s_memory_does_before_it_has_any_of_its_own() {
+    workshop().preloaded("calls", &["peers"], &[("PHANTOM_DEVICES", "2")]).kept();
+}
+
+#[test]
 fn per_thread_default_streams_are_served_and_observed() {
     for mode in ["manage", "observe"] {
         call("per_thread", &format!("preload:{mode}")).kept();

@@ -35,7 +35,7 @@ Examples:
                                                (nvcc's default, JAX, TensorFlow)
 
 The program is a child in the same terminal and process group, with the standard streams of this command. Signals reach it, and its end is this
-command's: the same exit code, or the same signal. A process killed with SIGKILL takes the program with it. What the program starts is
+command's: the same exit code, or the same signal. This command killed with SIGKILL takes the program with it. What the program starts is
 covered too.
 
 At the end, stderr has a line for each process and device: what was live and held at the peak, calls, and what failed. Where no call was

@@ -392,6 +392,13 @@ fn keys_of_the_terminal_reach_the_program_once_and_job_control_works() {
     terminal.expect("prompt> ");
     terminal.write("fg\n");
     terminal.expect("\r\n");
+    // Until the shell has given it the terminal, keys are the shell's.
+    let shell = terminal.shell.id();
+    // SAFETY: a descriptor of ours.
+    until(
+        "the job is in front",
+        || unsafe { libc::tcgetpgrp(terminal.master.as_raw_fd()) } != shell as libc::pid_t,
+    );
     terminal.write("\x1c");
     let between = terminal.expect(&format!("got {}", libc::SIGQUIT));
     assert!(!between.contains("got 2\r"), "Ctrl-C came twice: {between}");

@@ -82,7 +82,7 @@ pub extern "C" fn gruyere_on_alert(callback: GruyereAlertCallback, context: *mut
             Arc::new(move |alert: &Alert| {
                 let Context(context) = &context;
                 let alert = GruyereAlert::new(alert, 0);
-                callback(&raw const alert, *context);
+                super::as_the_program(|| callback(&raw const alert, *context));
             })
         }));
         GRUYERE_OK

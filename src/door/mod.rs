@@ -10,7 +10,7 @@ pub mod pool;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub mod preload;
 pub mod raise;
-mod run_file;
+pub mod run_file;
 pub mod torch;
 pub mod torch_stats;
 
@@ -69,6 +69,20 @@ fn forget() {
 
 #[cold]
 fn make() -> Result<&'static Heap, String> {
+    // Before the lock: a child that is forked meanwhile has it for good, and must not ask for it.
+    fork::watch();
+    if let Some(failure) = &INIT.lock().unwrap_or_else(PoisonError::into_inner).failure {
+        return Err(failure.clone());
+    }
+    logging::init();
+    // Without the lock: this takes the loader's, which a thread may hold whose library allocates as it is loaded, and waits for ours.
+    let found = Config::from_env().map_err(|error| error.to_string()).and_then(|config| {
+        if is_only_watched() {
+            return Ok((config, None));
+        }
+        let driver = CudaDriver::load().map_err(|error| format!("gruyere: {error}"))?;
+        Ok((config, Some(driver)))
+    });
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(heap) = current() {
         return Ok(heap);
@@ -76,14 +90,10 @@ fn make() -> Result<&'static Heap, String> {
     if let Some(reason) = &beginning.failure {
         return Err(reason.clone());
     }
-    logging::init();
-    let made = Config::from_env().map_err(|error| error.to_string()).and_then(|config| {
-        if is_only_watched() {
-            return Heap::watcher(config).map_err(|error| format!("gruyere: {error}"));
-        }
-        let driver = CudaDriver::load().map_err(|error| format!("gruyere: {error}"))?;
-        Heap::new(Arc::new(driver), config)
-            .map_err(|error| format!("gruyere: no usable CUDA device: {error}"))
+    let made = found.and_then(|(config, driver)| match driver {
+        None => Heap::watcher(config).map_err(|error| format!("gruyere: {error}")),
+        Some(driver) => Heap::new(Arc::new(driver), config)
+            .map_err(|error| format!("gruyere: no usable CUDA device: {error}")),
     });
     match made {
         Ok(mut heap) => {
@@ -101,6 +111,13 @@ fn make() -> Result<&'static Heap, String> {
             Err(reason)
         }
     }
+}
+
+/// Runs `body`, a function of the program's, in the middle of a call of the library's: what it allocates and frees is the program's again.
+fn as_the_program(body: impl FnOnce()) {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    let _outside = preload::inside::leave();
+    body();
 }
 
 /// Whether the program's own CUDA calls come in, to be served.

@@ -75,8 +75,19 @@ fn write(heap: &Heap) {
     }
 }
 
+/// What the folder that `gruyere run` makes for runs that nobody keeps is called, up to what tells it from others.
+pub const TEMPORARY: &str = "gruyere-run-";
+
+fn is_temporary(folder: &Path) -> bool {
+    folder.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(TEMPORARY))
+}
+
 /// Writes `run` in one piece: a reader finds the old file or the new.
 fn keep(folder: &Path, run: &Run) -> io::Result<()> {
+    if is_temporary(folder) && !folder.is_dir() {
+        // The `gruyere run` that wanted it has gone, and nobody will read it.
+        return Ok(());
+    }
     std::fs::create_dir_all(folder)?;
     let text = serde_json::to_string(run).map_err(io::Error::other)?;
     file::replace(&folder.join(run.file_name()), u64::MAX, |out| out.write_all(text.as_bytes()))

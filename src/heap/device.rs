@@ -154,7 +154,7 @@ impl Device {
 
     /// As [`Streams::seal`]; while [`Device::ask`] is held.
     pub(super) fn seal(&self, shared: &Shared) -> bool {
-        self.streams.seal(&*shared.driver, shared.hears_of_captures())
+        self.streams.seal(&*shared.driver)
     }
 
     /// Whether the streams may be asked about events: not while anything captures.

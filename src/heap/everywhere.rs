@@ -216,6 +216,14 @@ impl Heap {
         empty.into_iter().map(|region| central.arenas.region(region).bytes).sum::<u64>() + waiting
     }
 
+    /// The program uses these devices, and reaches each other's memory: what they have and get is mapped for all of them that can. Where one cannot
+    /// be used, its first malloc says so.
+    pub fn use_devices(&self, devices: &[i64]) {
+        for &device in devices {
+            let _ = self.device(device);
+        }
+    }
+
     /// The program is about to reset `device` (`cudaDeviceReset`): every block on it is dropped, and all memory goes back. The heap of the device is
     /// as new then, and its streams are gone. No other thread may be using the device, as CUDA asks too.
     pub fn reset_device(&self, device: i64) {

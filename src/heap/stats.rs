@@ -277,6 +277,9 @@ impl Device {
         match owner {
             Owner::Slab { lane, slab, .. } => {
                 let cell = lock(self.lanes.get(lane as usize)?);
+                if cell.lane.is_used_elsewhere(address) {
+                    return None;
+                }
                 let (_, slab) = cell.lane.slabs().find(|(id, _)| *id == slab)?;
                 let facts = slab.facts(slab.slot_at(address)?);
                 Some((slab.stream, lane::round(facts.requested)))

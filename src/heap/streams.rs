@@ -430,29 +430,39 @@ impl Streams {
     /// Records an event behind the frees of every stream that has some, where that can be done: not on a dead stream, a capturing
     /// one, or another thread's per-thread stream. True if an event was recorded.
     ///
-    /// Never call it while anything captures on the device of which we were told; `told`: that is all there is.
-    pub fn seal(&self, driver: &dyn Driver, told: bool) -> bool {
+    /// Never call it while anything captures on the device of which we were told.
+    pub fn seal(&self, driver: &dyn Driver) -> bool {
         let mut any = false;
         for number in 0..self.count() {
             any |= self.seal_one(driver, number);
         }
-        any | self.seal_every(driver, told)
+        any | self.seal_every(driver)
     }
 
-    /// Records an event behind all work of the device, where something is freed that waits for all streams; it stands for the streams that are no more
-    /// too. Not while a stream captures that we know of: the driver would refuse, and make the capture fail.
-    fn seal_every(&self, driver: &dyn Driver, told: bool) -> bool {
-        let is_due = self.context_events
-            && self.get(EVERY).is_some_and(|every| every.dirty.load(Ordering::Acquire))
-            && (told || !self.any_capturing(driver));
-        if !is_due {
+    /// Records an event behind all work of the device, where something is freed that waits for all streams, or for one that only its own thread can
+    /// record on; it stands for the streams that are no more too. Not while a stream captures that we know of: the driver would refuse, and
+    /// make the capture fail.
+    fn seal_every(&self, driver: &dyn Driver) -> bool {
+        if !self.context_events {
             return false;
         }
+        let is_others =
+            |stream: &Stream| stream.handle() == PER_THREAD && stream.identity() != thread_token();
         let numbers = (0..self.count()).chain([EVERY]);
-        let is_soiled = |number: &u32| {
-            self.get(*number).is_some_and(|stream| stream.is_dead() && stream.dirty.load(Ordering::Acquire))
-        };
-        let soiled: Vec<u32> = numbers.filter(is_soiled).collect();
+        let soiled = numbers.filter_map(|number| Some((number, self.get(number)?)));
+        let soiled = soiled.filter(|(_, stream)| stream.dirty.load(Ordering::Acquire));
+        let soiled: Vec<(u32, &Stream)> =
+            soiled.filter(|(_, stream)| stream.is_dead() || is_others(stream)).collect();
+        // Dead streams alone are not worth it: there may be thousands.
+        let is_due = soiled.iter().any(|&(number, stream)| number == EVERY || is_others(stream));
+        if !is_due || self.any_capturing(driver) {
+            return false;
+        }
+        // The fence is one of an epoch of EVERY.
+        let mut numbers: Vec<u32> = soiled.into_iter().map(|(number, _)| number).collect();
+        if !numbers.contains(&EVERY) {
+            numbers.push(EVERY);
+        }
         let mut fences = lock(&self.fences);
         let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
             return false;
@@ -462,7 +472,7 @@ impl Streams {
             stream.dirty.store(false, Ordering::SeqCst);
             Some((number, stream.epoch.fetch_add(1, Ordering::SeqCst)))
         };
-        let epochs: Vec<(u32, u64)> = soiled.into_iter().filter_map(close).collect();
+        let epochs: Vec<(u32, u64)> = numbers.into_iter().filter_map(close).collect();
         if driver.context_event_record(self.device, event).is_err() {
             // The epochs stay without an event; the next one covers them.
             self.soil(&epochs);

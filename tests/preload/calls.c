@@ -205,6 +205,39 @@ static void devices(void) {
     OK(cudaStreamDestroy(stream));
     OK(gruyere_stats(1, &stats));
     CHECK(stats.live == 0);
+
+    /* Freed in the order of another device's stream, whose work the heap cannot ask for: it is waited for, the default stream's too. */
+    OK(cudaMalloc(&block, MIB));
+    OK(cudaSetDevice(1));
+    unsigned long long waits = phantom_calls("cuStreamSynchronize");
+    OK(cudaFreeAsync(block, NULL));
+    CHECK(phantom_calls("cuStreamSynchronize") == waits + 1);
+    OK(cudaMalloc(&block, MIB));
+    OK(cudaFreeAsync(block, NULL));
+    CHECK(phantom_calls("cuStreamSynchronize") == waits + 1);
+    CHECK(live() == 0);
+}
+
+/* A device that is allowed to reach another's memory does, though nothing was ever allocated on it. */
+static void peers(void) {
+    struct {
+        int type, id;
+    } one = {1, 1};
+    unsigned long long access = 0;
+    void *before, *after;
+    OK(cudaMalloc(&before, MIB));
+    OK(cuMemGetAccess(&access, &one, (uint64_t)before));
+    CHECK(access == 0);
+    OK(cudaSetDevice(1));
+    OK(cudaDeviceEnablePeerAccess(0, 0));
+    OK(cudaSetDevice(0));
+    OK(cudaMalloc(&after, 30 * MIB));
+    OK(cuMemGetAccess(&access, &one, (uint64_t)before));
+    CHECK(access == 3);
+    OK(cuMemGetAccess(&access, &one, (uint64_t)after));
+    CHECK(access == 3);
+    OK(cudaFree(before));
+    OK(cudaFree(after));
 }
 
 /* Programs for per-thread default streams. */
@@ -270,6 +303,7 @@ int main(int count, char **arguments) {
         {"contexts", contexts},
         {"reset", reset},
         {"devices", devices},
+        {"peers", peers},
         {"per_thread", per_thread},
         {"ipc_fixed", ipc_fixed},
         {"ipc_refused", ipc_refused},

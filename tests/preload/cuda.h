@@ -37,6 +37,7 @@ cudaError_t cudaStreamCreate(cudaStream_t *);
 cudaError_t cudaStreamDestroy(cudaStream_t);
 cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaDeviceReset(void);
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned);
 cudaError_t cudaGetDevice(int *);
 cudaError_t cudaSetDevice(int);
 cudaError_t cudaStreamBeginCapture(cudaStream_t, int);
@@ -58,6 +59,7 @@ struct cudaMemPoolProps {
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *, const struct cudaMemPoolProps *);
 
 /* The driver's, and the stand-in's own. */
+int cuMemGetAccess(unsigned long long *, const void *, uint64_t);
 int cuCtxGetCurrent(void **);
 int cuCtxCreate_v2(void **, unsigned, int);
 int cuCtxPopCurrent_v2(void **);

@@ -7,7 +7,8 @@ use std::process::Command;
 use crate::parts::{cargo, output};
 
 /// The CUDA runtime's functions that the LD_PRELOAD door interposes: every one, and nothing else, or programs are half served.
-const INTERPOSED: [&str; 23] = [
+const INTERPOSED: [&str; 24] = [
+    "cudaDeviceEnablePeerAccess",
     "cudaDeviceReset",
     "cudaDeviceSynchronize",
     "cudaFree",

@@ -59,6 +59,7 @@ pub fn run(program: &OsStr, words: &[OsString], variables: &[(OsString, OsString
     loop {
         match signals.wait() {
             Some(signal) if signal.number == libc::SIGCHLD => {
+                reap_orphans(pid);
                 while let Some(status) = news_of(pid) {
                     if status.signal().is_some() || status.code().is_some() {
                         return Ok(Ended(status));
@@ -220,6 +221,27 @@ fn news_of(pid: c_int) -> Option<ExitStatus> {
     // SAFETY: `status` may be written.
     let answer = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::WUNTRACED) };
     (answer == pid).then(|| ExitStatus::from_raw(status))
+}
+
+/// As the first process of a container this one inherits those whose parents have ended; their ends must be taken by somebody.
+fn reap_orphans(child: c_int) {
+    if std::process::id() != 1 {
+        return;
+    }
+    loop {
+        // SAFETY: the kernel writes `info`, zeroed where nobody has ended; the child's own end is left for `news_of`.
+        unsafe {
+            let mut info: libc::siginfo_t = zeroed();
+            let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            if libc::waitid(libc::P_ALL, 0, &mut info, flags) != 0
+                || info.si_pid() == 0
+                || info.si_pid() == child
+            {
+                return;
+            }
+            libc::waitpid(info.si_pid(), null_mut(), 0);
+        }
+    }
 }
 
 /// Whether the process is stopped, by its state in /proc.

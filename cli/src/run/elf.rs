@@ -24,6 +24,16 @@ pub enum Kind {
     Loaded(String),
 }
 
+/// Whether the library defines a symbol for others.
+pub fn defines(path: &Path, symbol: &str) -> bool {
+    use object::{Object as _, ObjectSymbol as _};
+    let Ok(file) = File::open(path) else { return false };
+    let data = ReadCache::new(file);
+    object::File::parse(&data).is_ok_and(|object| {
+        object.dynamic_symbols().any(|known| known.is_definition() && known.name() == Ok(symbol))
+    })
+}
+
 /// Looks at the file. What cannot be read is [`Kind::NotElf`]: whoever executes it says why.
 pub fn kind(path: &Path) -> Kind {
     let Ok(file) = File::open(path) else { return Kind::NotElf };

@@ -7,7 +7,8 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use gruyere::config::{Config, VARIABLE};
-use gruyere::record::facts::RUN_VARIABLE;
+use gruyere::door::run_file::TEMPORARY;
+use gruyere::record::facts::{Process, RUN_VARIABLE};
 use tempfile::TempDir;
 
 use super::library::{DRIVER_NAME, Libraries, NAME};
@@ -72,8 +73,20 @@ impl Environment {
             add(format!("history:{}", folder.path().display()));
         }
         config = Config::parse(&conf).map_err(Failure::new)?;
+        // The program may go to another folder before it writes there.
+        if let Some(folder) = config.history.as_mut()
+            && folder.is_relative()
+        {
+            let absolute = std::path::absolute(&*folder).map_err(|error| {
+                Failure::new(format_args!("history:{}: {error}; give its whole path", folder.display()))
+            })?;
+            conf = format!("{conf},history:{}", absolute.display());
+            *folder = absolute;
+        }
         // Below 2^53, so that it stays itself in everybody's JSON.
-        let run = std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11;
+        let fresh = || std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11;
+        // Within another run its processes are of that one too, which sums them up with all others.
+        let run = Process::current().run.unwrap_or_else(fresh);
         let variables = vec![(VARIABLE.into(), conf.into()), (RUN_VARIABLE.into(), run.to_string().into())];
         Ok(Environment { config, run, own_history, variables })
     }
@@ -120,7 +133,7 @@ fn own_history() -> Option<TempDir> {
     let usual = std::env::temp_dir();
     // A comma ends an entry of the configuration.
     let folder = if usual.as_os_str().as_bytes().contains(&b',') { Path::new("/tmp") } else { &usual };
-    match tempfile::Builder::new().prefix("gruyere-run-").tempdir_in(folder) {
+    match tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder) {
         Ok(made) => Some(made),
         Err(error) => {
             let folder = folder.display();

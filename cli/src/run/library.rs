@@ -14,6 +14,10 @@ pub const NAME: &str = "libgruyere.so";
 /// What it needs for calls of the driver.
 pub const DRIVER_NAME: &str = "libgruyere_driver.so";
 
+/// What no other library has, of the first and of the second.
+const SYMBOL: &str = "gruyere_version";
+const DRIVER_SYMBOL: &str = "cuGetProcAddress_v2";
+
 /// What goes into the program.
 #[derive(Debug)]
 pub struct Libraries {
@@ -33,7 +37,7 @@ pub fn find(chosen: Option<&Path>, with_driver: bool) -> Result<Libraries, Failu
         Some((PathBuf::from(path), VARIABLE.to_owned()))
     });
     let library = match named {
-        Some((path, by)) if path.is_file() => usable(&path, &by)?,
+        Some((path, by)) if path.is_file() => usable(&path, &by, SYMBOL)?,
         Some((path, by)) => {
             return Err(Failure::new(format_args!(
                 "{by} {}: no such file; name {NAME} there",
@@ -50,7 +54,7 @@ pub fn find(chosen: Option<&Path>, with_driver: bool) -> Result<Libraries, Failu
                     looked.join(", ")
                 )));
             };
-            usable(found, "found")?
+            usable(found, "found", SYMBOL)?
         }
     };
     let driver = with_driver.then(|| beside(&library)).transpose()?;
@@ -69,7 +73,7 @@ fn beside(library: &Path) -> Result<PathBuf, Failure> {
             file.display()
         )));
     };
-    usable(&found, "found")
+    usable(&found, "found", DRIVER_SYMBOL)
 }
 
 /// Where an installation puts it, the nearest first.
@@ -112,7 +116,7 @@ fn packages(prefix: &Path) -> Vec<PathBuf> {
 }
 
 /// The file, absolute, if a program can load it.
-fn usable(path: &Path, by: &str) -> Result<PathBuf, Failure> {
+fn usable(path: &Path, by: &str, symbol: &str) -> Result<PathBuf, Failure> {
     let name = path.display();
     let absolute = std::path::absolute(path)
         .map_err(|error| Failure::new(format_args!("{by} {name}: {error}; give its whole path")))?;
@@ -125,7 +129,10 @@ fn usable(path: &Path, by: &str) -> Result<PathBuf, Failure> {
     }
     match elf::kind(&absolute) {
         // A library has no loader of its own.
-        Kind::NoLoader => Ok(absolute),
+        Kind::NoLoader if elf::defines(&absolute, symbol) => Ok(absolute),
+        Kind::NoLoader => Err(Failure::new(format_args!(
+            "{by} {name}: this is not Gruyère's library (it has no {symbol}); name {NAME}"
+        ))),
         Kind::Loaded(_) | Kind::NotElf => {
             Err(Failure::new(format_args!("{by} {name}: this is no shared library; name {NAME}")))
         }

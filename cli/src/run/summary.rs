@@ -33,13 +33,23 @@ struct Process {
     end: End,
 }
 
+/// What keeps a summary from being all there is to tell.
+#[derive(Clone, Copy, Debug, Default)]
+struct Doubts {
+    /// No run is kept, so that processes that ended well have left nothing.
+    no_history: bool,
+    /// Records that could not be read.
+    unreadable: usize,
+}
+
 /// Longest command line that is shown.
 const COMMAND: usize = 100;
 
 /// Prints the summary.
 pub fn print(environment: &mut Environment, folder: &Folder) {
-    let processes = collect(environment, folder);
-    let text = text(&processes, environment.config());
+    let mut doubts = Doubts { no_history: environment.history().is_none(), unreadable: 0 };
+    let processes = collect(environment, folder, &mut doubts);
+    let text = text(&processes, environment.config(), doubts);
     // Nobody reading is no trouble.
     let _ = write!(io::stderr(), "{text}");
     if processes.iter().any(|process| process.end == End::Runs)
@@ -56,13 +66,16 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
 }
 
 /// The run's processes: those whose record is there tell more than what they have kept.
-fn collect(environment: &Environment, folder: &Folder) -> Vec<Process> {
+fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> Vec<Process> {
     let is_ours = |run: &Run| run.gruyere_run == Some(environment.run());
     let mut processes: Vec<Process> = Vec::new();
     match folder.list() {
         Ok(found) => {
             for record in found {
-                let Ok(reader) = record.reader else { continue };
+                let Ok(reader) = record.reader else {
+                    doubts.unreadable += 1;
+                    continue;
+                };
                 if reader.process().run != Some(environment.run()) {
                     continue;
                 }
@@ -98,14 +111,14 @@ fn mode(run: &Run) -> &'static str {
     }
 }
 
-fn text(processes: &[Process], config: &Config) -> String {
+fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let mut line = |arguments: std::fmt::Arguments<'_>| {
         let _ = writeln!(out, "gruyere run: {arguments}");
     };
     if processes.is_empty() {
-        nothing_was_seen(&mut line, config);
+        nothing_was_seen(&mut line, config, doubts);
         return out;
     }
     for Process { run, end } in processes {
@@ -156,13 +169,22 @@ fn text(processes: &[Process], config: &Config) -> String {
 }
 
 /// Why there is nothing to tell.
-fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Config) {
+fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Config, doubts: Doubts) {
     if config.preload.mode == PreloadMode::Off {
         line(format_args!(
             "nothing was seen: GRUYERE_CONF has preload:off; --manage or --observe turns it on"
         ));
     } else if !config.record {
         line(format_args!("nothing is told: GRUYERE_CONF has record:off"));
+    } else if doubts.no_history {
+        line(format_args!(
+            "nothing can be told of processes that ended well: there was no folder for their runs; set TMPDIR, or name one with --conf history:FOLDER"
+        ));
+    } else if doubts.unreadable > 0 {
+        line(format_args!(
+            "no CUDA call was seen, but {} records in /dev/shm could not be read; `gruyere ps` says why",
+            doubts.unreadable
+        ));
     } else if config.preload.driver {
         line(format_args!(
             "no CUDA call was seen, of the runtime or the driver: the program asked for no device memory, had no GPU, or is linked statically \
@@ -172,7 +194,7 @@ fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Con
         if uses_expandable_segments() {
             line(format_args!(
                 "no CUDA call was seen. torch's expandable segments (PYTORCH_ALLOC_CONF) map memory by themselves, past every allocation call: \
-                 take the setting away, or use python -m gruyere"
+                 --observe --conf preload:driver shows their mappings; to have them served, take the setting away, or use python -m gruyere"
             ));
             return;
         }
@@ -224,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_process_has_its_mode_and_its_devices() {
-        let told = text(&[process("preload:observe", End::Killed)], &Config::default());
+        let told = text(&[process("preload:observe", End::Killed)], &Config::default(), Doubts::default());
         assert!(told.contains("(process 42, rank 5), observed; it ended without a clean exit"), "{told}");
         assert!(!told.contains('\u{1b}'), "{told}");
         let row: Vec<&str> = told.lines().nth(2).unwrap().split_whitespace().collect();
@@ -234,13 +256,13 @@ mod tests {
         ];
         assert_eq!(row, expected, "{told}");
         assert!(told.contains("counts as live"));
-        let told = text(&[process("limit:1GiB", End::Runs)], &Config::default());
+        let told = text(&[process("limit:1GiB", End::Runs)], &Config::default(), Doubts::default());
         assert!(told.contains("managed; it still runs") && !told.contains("counts as live"), "{told}");
     }
 
     #[test]
     fn nothing_seen_names_the_remedy_that_fits() {
-        let of = |conf: &str| text(&[], &Config::parse(conf).unwrap());
+        let of = |conf: &str| text(&[], &Config::parse(conf).unwrap(), Doubts::default());
         assert!(of("").contains("--conf preload:driver"));
         assert!(
             of("preload:observe+driver").contains("linked statically")
@@ -248,5 +270,8 @@ mod tests {
         );
         assert!(of("preload:off").contains("preload:off"));
         assert!(of("record:off").contains("record:off"));
+        let doubtful = |doubts| text(&[], &Config::default(), doubts);
+        assert!(doubtful(Doubts { no_history: true, unreadable: 0 }).contains("TMPDIR"));
+        assert!(doubtful(Doubts { no_history: false, unreadable: 2 }).contains("2 records"));
     }
 }

@@ -25,7 +25,9 @@ pub fn served_device(runtime: Runtime) -> Option<i64> {
     let current = driver.current()?;
     if current == 0 {
         // SAFETY: cudaFree(NULL) frees nothing; it is how programs ask for their context.
-        return (unsafe { runtime.cudaFree(ptr::null_mut()) } == 0).then_some(device);
+        let made = unsafe { runtime.cudaFree(ptr::null_mut()) } == 0;
+        // Which device that is may have been decided only now (`cudaSetValidDevices`).
+        return if made { self::device(runtime) } else { None };
     }
     (driver.primary(device) == Some(current)).then_some(device)
 }

@@ -10,7 +10,7 @@ use super::runtime::{CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Strea
 use super::shim::export;
 use super::{manage, observe};
 use crate::driver::StreamHandle;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
 /// The caller's return address.
 type Caller = *const c_void;
@@ -55,6 +55,7 @@ export! {
     cudaDeviceSynchronize after 0 => device_synchronize;
     cudaThreadSynchronize after 0 => thread_synchronize;
     cudaDeviceReset after 0 => device_reset;
+    cudaDeviceEnablePeerAccess after 2 => enable_peer_access;
     cudaThreadExit after 0 => thread_exit;
     cudaStreamBeginCapture after 2 => begin_capture;
     cudaStreamBeginCapture_ptsz after 2 => begin_capture_ptsz;
@@ -432,6 +433,16 @@ fn reset(runtime: Runtime, real: impl FnOnce() -> CudaError) -> CudaError {
             observe::resetting(runtime);
             real()
         }
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn enable_peer_access(peer: c_int, flags: c_uint, caller: Caller) -> CudaError {
+    let runtime = Runtime::of(caller);
+    // SAFETY: as above.
+    let real = || unsafe { runtime.cudaDeviceEnablePeerAccess(peer, flags) };
+    match way() {
+        Way::Manage(_inside) => manage::enable_peer_access(runtime, peer, real),
         _ => real(),
     }
 }

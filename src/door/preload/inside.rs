@@ -25,6 +25,20 @@ impl Drop for Inside {
     }
 }
 
+/// The thread is outside until this is dropped, and then as it was.
+pub struct Outside(bool);
+
+/// Leaves for a while: the program's own code is about to be called.
+pub fn leave() -> Outside {
+    Outside(INSIDE.replace(false))
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,6 +49,10 @@ mod tests {
         assert!(first.is_some() && enter().is_none());
         std::thread::spawn(|| assert!(enter().is_some(), "another thread is outside")).join().unwrap();
         // The refused entry above must not have let the thread out.
+        assert!(enter().is_none());
+        let outside = leave();
+        drop(enter().expect("the program's own code is outside"));
+        drop(outside);
         assert!(enter().is_none());
         drop(first);
         assert!(enter().is_some());

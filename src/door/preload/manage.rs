@@ -12,7 +12,7 @@ use crate::config::Backing;
 use crate::door::{current as heap_in_use, guarded, heap};
 use crate::driver::StreamHandle;
 use crate::heap::{Error, Heap};
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Rows start at multiples of this (bytes), as the real cudaMallocPitch has it: the largest texture alignment.
@@ -263,6 +263,15 @@ pub unsafe fn free(runtime: Runtime, pointer: *mut c_void) -> CudaError {
     done.unwrap_or_else(|| unsafe { runtime.cudaFree(pointer) })
 }
 
+/// Whether `stream` is one of the device that a live block of ours is on.
+fn is_of_its_device(runtime: Runtime, heap: &Heap, pointer: *const c_void, stream: Stream) -> bool {
+    let devices = heap.device_count();
+    devices <= 1
+        || heap.owns(pointer as u64).is_some_and(|block| {
+            current::device_of_stream(runtime, stream, devices) == Some(i64::from(block.device))
+        })
+}
+
 /// `cudaFreeAsync`. In a capture it would have to become a node of the graph, which takes graph memory only: CUDA refuses any other, and so
 /// do we.
 ///
@@ -278,7 +287,14 @@ pub unsafe fn free_async(
     let done = guarded(None, || match whose(pointer, "cudaFreeAsync") {
         Whose::Ours(heap) => Some(match capturing(runtime, on) {
             Ok(false) => {
-                heap.free_on(pointer as u64, StreamHandle(on));
+                if is_of_its_device(runtime, heap, pointer, on) {
+                    heap.free_on(pointer as u64, StreamHandle(on));
+                } else {
+                    // The heap has no events on another device's streams. Rare enough to be waited for.
+                    // SAFETY: the stream is the caller's, who promises that it is one.
+                    unsafe { runtime.cudaStreamSynchronize(on) };
+                    heap.free_everywhere(pointer as u64);
+                }
                 0
             }
             Ok(true) => {
@@ -373,9 +389,25 @@ pub fn device_reset(runtime: Runtime, real: impl FnOnce() -> CudaError) -> CudaE
         {
             heap.reset_device(device);
             current::forget_context(device);
+            super::driver::forget_context(device);
         }
     });
     real()
+}
+
+/// The current device may reach the memory of `peer` from now on, by `real`. Mapped memory does not follow by itself: the heap grants access once
+/// both devices are in use.
+pub fn enable_peer_access(runtime: Runtime, peer: c_int, real: impl FnOnce() -> CudaError) -> CudaError {
+    let error = real();
+    // An error may say that it was enabled before, which is the same to us.
+    guarded((), || {
+        if let Ok(heap) = heap()
+            && let Some(device) = current::served_device(runtime)
+        {
+            heap.use_devices(&[device, i64::from(peer)]);
+        }
+    });
+    error
 }
 
 /// A capture that `real` begins on `stream`.

@@ -76,6 +76,8 @@ fn decide() -> Mode {
             Preload { mode: PreloadMode::Off, driver: false }
         }
     };
+    // A runtime inside the program may answer to the runtime's names itself; the driver's calls come here all the same.
+    let reached = || reached() || preload.driver && PRELOADED_IN.load(Ordering::Relaxed) != 0;
     let mode = match preload.mode {
         PreloadMode::Auto if PRELOADED_IN.load(Ordering::Relaxed) == 0 => Mode::Off,
         PreloadMode::Auto | PreloadMode::Manage if reached() => Mode::Manage,

@@ -123,6 +123,8 @@ functions! {
     cudaMalloc3D(out: *mut PitchedPtr, extent: Extent);
     cudaMemGetInfo(free: *mut usize, total: *mut usize);
     cudaStreamDestroy(stream: Stream);
+    cudaStreamSynchronize(stream: Stream);
+    cudaDeviceEnablePeerAccess(peer: c_int, flags: c_uint);
     cudaDeviceSynchronize();
     cudaDeviceReset();
     cudaThreadExit();

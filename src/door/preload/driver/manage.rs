@@ -56,7 +56,7 @@ fn allocate(bytes: usize, stream: StreamHandle, place: impl FnOnce() -> Option<i
             oom::dump(heap, &report);
             run_file::at_an_out_of_memory(heap);
             heap.note_out_of_memory(&report, stream);
-            log::error!("{report}");
+            log::warn!("{report}");
             Outcome::Refused(OUT_OF_MEMORY)
         }
         Err(other) => {
@@ -332,6 +332,7 @@ pub fn primary_ctx_reset(device: c_int, real: impl FnOnce() -> CuResult) -> CuRe
         if let Some(heap) = heap_in_use() {
             heap.reset_device(i64::from(device));
             context::forget(i64::from(device));
+            crate::door::preload::current::forget_context(i64::from(device));
         }
     });
     real()

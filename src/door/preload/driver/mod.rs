@@ -11,3 +11,5 @@ mod manage;
 mod observe;
 mod real;
 mod table;
+
+pub(super) use context::forget as forget_context;
