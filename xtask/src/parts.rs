@@ -65,7 +65,7 @@ fn count_instructions(root: &Path) -> Outcome {
 /// Starts and exits of a small program under preload: ten thousand where GRUYERE_PROOF_STARTS says so (three minutes and more), else some of
 /// them (a plain test run makes a few hundred).
 fn starts(root: &Path) -> Outcome {
-    let arguments = ["test", "--package", "gruyere", "--test", "preload_proof", "programs_start"];
+    let arguments = ["test", "--workspace", "--test", "preload_proof", "programs_start"];
     let starts = std::env::var("GRUYERE_PROOF_STARTS").unwrap_or_else(|_| "2000".into());
     runner::command(cargo(root, &arguments).env("GRUYERE_PROOF_STARTS", starts))
 }
@@ -74,7 +74,7 @@ fn starts(root: &Path) -> Outcome {
 fn memcheck(root: &Path) -> Outcome {
     match Command::new("valgrind").arg("--version").output() {
         Ok(_) => {
-            runner::command(&mut cargo(root, &["test", "--package", "gruyere", "--test", "preload_memcheck"]))
+            runner::command(&mut cargo(root, &["test", "--workspace", "--test", "preload_memcheck"]))
         }
         Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
     }
