@@ -62,6 +62,8 @@ fn count_instructions(root: &Path) -> Outcome {
     }
 }
 
+// The whole workspace is named below: of one package by itself the dependencies' features, and so the library, would be others, under the same file's name.
+
 /// Starts and exits of a small program under preload: ten thousand where GRUYERE_PROOF_STARTS says so (three minutes and more), else some of
 /// them (a plain test run makes a few hundred).
 fn starts(root: &Path) -> Outcome {
@@ -73,9 +75,7 @@ fn starts(root: &Path) -> Outcome {
 /// Programs under preload and memcheck, where there is valgrind.
 fn memcheck(root: &Path) -> Outcome {
     match Command::new("valgrind").arg("--version").output() {
-        Ok(_) => {
-            runner::command(&mut cargo(root, &["test", "--workspace", "--test", "preload_memcheck"]))
-        }
+        Ok(_) => runner::command(&mut cargo(root, &["test", "--workspace", "--test", "preload_memcheck"])),
         Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
     }
 }
