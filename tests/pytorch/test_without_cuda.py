@@ -61,6 +61,7 @@ calls = {
     "gruyere_pool_stats": lambda f: f(key, buffer),
     "gruyere_pool_blocks": lambda f: f(key, None, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))),
     "gruyere_version": lambda f: f(),
+    "gruyere_driver_door": lambda f: f(ctypes.c_uint32(1)),
 }
 names = sys.argv[2].split(",")
 assert sorted(calls) == names, set(calls) ^ set(names)
