@@ -64,7 +64,7 @@ pub fn current() -> Option<&'static Heap> {
 fn forget() {
     HEAP.store(std::ptr::null_mut(), Ordering::Relaxed);
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    preload::mode::forget();
+    preload::mode::fall_back();
 }
 
 #[cold]

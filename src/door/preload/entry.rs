@@ -3,41 +3,18 @@
 //! A call goes straight through where the door is shut ([`mode`]) and where the thread is in the library already ([`inside`]). Bodies get the caller's return
 //! address as their last argument ([`shim`](super::shim)).
 
-use super::inside::{self, Inside};
 use super::leave::saw_a_call;
-use super::mode::{self, Mode};
+use super::mode;
 use super::runtime::{CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective};
 use super::shim::export;
+use super::way::{Way, way};
+use super::whose::is_ours_at_exit;
 use super::{manage, observe};
 use crate::driver::StreamHandle;
 use std::ffi::{c_int, c_uint, c_void};
 
 /// The caller's return address.
 type Caller = *const c_void;
-
-/// What to do with a call.
-enum Way {
-    /// Straight through.
-    Through,
-    Manage(Inside),
-    Observe(Inside),
-    /// As at the end of the process.
-    Leaving(Inside),
-}
-
-#[inline(always)]
-fn way() -> Way {
-    let mode = mode::mode();
-    if mode == Mode::Off {
-        return Way::Through;
-    }
-    match (inside::enter(), mode) {
-        (Some(inside), Mode::Manage) => Way::Manage(inside),
-        (Some(inside), Mode::Observe) => Way::Observe(inside),
-        (Some(inside), Mode::Leaving) => Way::Leaving(inside),
-        _ => Way::Through,
-    }
-}
 
 export! {
     cudaMalloc after 2 => malloc;
@@ -139,7 +116,7 @@ unsafe fn other_free(pointer: *mut c_void, caller: Caller) -> CudaError {
                 observe::freeing(pointer, StreamHandle::EVERY);
                 runtime.cudaFree(pointer)
             }
-            Way::Leaving(_inside) if manage::is_ours_at_exit(pointer) => 0,
+            Way::Leaving(_inside) if is_ours_at_exit(pointer as u64) => 0,
             _ => runtime.cudaFree(pointer),
         }
     }
@@ -274,7 +251,7 @@ unsafe fn other_free_async<const PER_THREAD: bool>(
                 observe::freeing(pointer, observe::on(stream, PER_THREAD));
                 runtime.free_async(PER_THREAD, stream, pointer)
             }
-            Way::Leaving(_inside) if manage::is_ours_at_exit(pointer) => 0,
+            Way::Leaving(_inside) if is_ours_at_exit(pointer as u64) => 0,
             _ => runtime.free_async(PER_THREAD, stream, pointer),
         }
     }

@@ -16,14 +16,20 @@ const IMPOSSIBLE: usize = 1 << 62;
 /// `cudaStreamCaptureModeRelaxed`.
 const RELAXED: c_uint = 2;
 
-/// Answers `cudaErrorMemoryAllocation`, with the dump and the log of any out-of-memory of ours.
+/// The dump and the log of any out-of-memory of ours.
 #[cold]
-pub fn out_of_memory(runtime: Runtime, heap: &Heap, report: &Report, stream: StreamHandle) -> CudaError {
+pub fn tell_of_out_of_memory(heap: &Heap, report: &Report, stream: StreamHandle) {
     oom::dump(heap, report);
     run_file::at_an_out_of_memory(heap);
     heap.note_out_of_memory(report, stream);
     // The program may have an answer to it: torch gives its cache back and asks again.
     log::warn!("{report}");
+}
+
+/// Answers `cudaErrorMemoryAllocation`.
+#[cold]
+pub fn out_of_memory(runtime: Runtime, heap: &Heap, report: &Report, stream: StreamHandle) -> CudaError {
+    tell_of_out_of_memory(heap, report, stream);
     set_last_error_out_of_memory(runtime);
     OUT_OF_MEMORY
 }

@@ -8,15 +8,12 @@ use super::current;
 use super::failure::{invalid_value, out_of_memory};
 use super::mode;
 use super::runtime::{CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective};
+use super::whose::{PITCH, Whose, complain, whose};
 use crate::config::Backing;
 use crate::door::{current as heap_in_use, guarded, heap};
 use crate::driver::StreamHandle;
 use crate::heap::{Error, Heap};
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Rows start at multiples of this (bytes), as the real cudaMallocPitch has it: the largest texture alignment.
-pub(super) const PITCH: usize = 512;
 
 /// What became of a request.
 enum Outcome {
@@ -44,19 +41,9 @@ fn allocate(
         Ok(address) => Outcome::Served(address),
         Err(Error::OutOfMemory(report)) => Outcome::Refused(out_of_memory(runtime, heap, &report, stream)),
         Err(other) => {
-            complain(&other.to_string());
+            complain(&other.to_string(), "runtime");
             Outcome::NotOurs
         }
-    }
-}
-
-/// What the heap could not serve; the first few times, then ever more rarely.
-#[cold]
-fn complain(reason: &str) {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
-    if count <= 10 || count.is_power_of_two() {
-        log::warn!("{reason}. The CUDA runtime serves this request, {count} so far");
     }
 }
 
@@ -220,39 +207,13 @@ pub unsafe fn malloc_from_pool_async(
     unsafe { answer(outcome, out, || runtime.malloc_from_pool_async(per_thread, stream, out, bytes, pool)) }
 }
 
-/// Whose a pointer that is to be freed is.
-enum Whose {
-    /// A live block of ours.
-    Ours(&'static Heap),
-    /// In memory of ours, but no live block starts there: freed twice, or never handed out. (The real function might take it for the span that
-    /// it lies in.)
-    OursAndWrong,
-    NotOurs,
-}
-
-fn whose(pointer: *const c_void, call: &str) -> Whose {
-    let Some(heap) = heap_in_use().filter(|_| !pointer.is_null()) else { return Whose::NotOurs };
-    let address = pointer as u64;
-    if heap.owns(address).is_some() {
-        return Whose::Ours(heap);
-    }
-    if heap.base_of(address).is_none() {
-        return Whose::NotOurs;
-    }
-    log::error!(
-        "{call}({pointer:p}): no live block starts there (it was freed before, or is the inside of a block); nothing is freed, \
-         and cudaErrorInvalidValue is answered"
-    );
-    Whose::OursAndWrong
-}
-
 /// `cudaFree`.
 ///
 /// # Safety
 /// As cudaFree.
 pub unsafe fn free(runtime: Runtime, pointer: *mut c_void) -> CudaError {
-    let done = guarded(None, || match whose(pointer, "cudaFree") {
-        Whose::Ours(heap) => {
+    let done = guarded(None, || match whose(pointer as u64, "cudaFree", "cudaErrorInvalidValue") {
+        Whose::Ours(heap, _) => {
             heap.free_everywhere(pointer as u64);
             Some(0)
         }
@@ -263,13 +224,10 @@ pub unsafe fn free(runtime: Runtime, pointer: *mut c_void) -> CudaError {
     done.unwrap_or_else(|| unsafe { runtime.cudaFree(pointer) })
 }
 
-/// Whether `stream` is one of the device that a live block of ours is on.
-fn is_of_its_device(runtime: Runtime, heap: &Heap, pointer: *const c_void, stream: Stream) -> bool {
+/// Whether `stream` is one of `device`.
+fn is_of(runtime: Runtime, heap: &Heap, device: u32, stream: Stream) -> bool {
     let devices = heap.device_count();
-    devices <= 1
-        || heap.owns(pointer as u64).is_some_and(|block| {
-            current::device_of_stream(runtime, stream, devices) == Some(i64::from(block.device))
-        })
+    devices <= 1 || current::device_of_stream(runtime, stream, devices) == Some(i64::from(device))
 }
 
 /// `cudaFreeAsync`. In a capture it would have to become a node of the graph, which takes graph memory only: CUDA refuses any other, and so
@@ -284,10 +242,10 @@ pub unsafe fn free_async(
     per_thread: bool,
 ) -> CudaError {
     let on = effective(per_thread, stream);
-    let done = guarded(None, || match whose(pointer, "cudaFreeAsync") {
-        Whose::Ours(heap) => Some(match capturing(runtime, on) {
+    let done = guarded(None, || match whose(pointer as u64, "cudaFreeAsync", "cudaErrorInvalidValue") {
+        Whose::Ours(heap, device) => Some(match capturing(runtime, on) {
             Ok(false) => {
-                if is_of_its_device(runtime, heap, pointer, on) {
+                if is_of(runtime, heap, device, on) {
                     heap.free_on(pointer as u64, StreamHandle(on));
                 } else {
                     // The heap has no events on another device's streams. Rare enough to be waited for.
@@ -317,14 +275,6 @@ pub unsafe fn free_async(
     });
     // SAFETY: the caller's promise, and the pointer is not ours.
     done.unwrap_or_else(|| unsafe { runtime.free_async(per_thread, stream, pointer) })
-}
-
-/// Whether a pointer that is freed after the exit handlers is ours: then nothing is left to be done.
-pub fn is_ours_at_exit(pointer: *const c_void) -> bool {
-    guarded(false, || {
-        let heap = heap_in_use().filter(|_| !pointer.is_null());
-        heap.is_some_and(|heap| heap.owns(pointer as u64).is_some() || heap.base_of(pointer as u64).is_some())
-    })
 }
 
 /// `cudaMemGetInfo`: what we would give back counts as free.

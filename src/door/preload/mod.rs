@@ -24,5 +24,7 @@ pub mod mode;
 mod observe;
 pub mod runtime;
 pub(crate) mod shim;
+mod way;
+mod whose;
 
 pub use mode::{Mode, mode};

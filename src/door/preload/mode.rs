@@ -103,13 +103,8 @@ pub fn may_open() -> bool {
     !LOADED.load(Ordering::Acquire) || mode() != Mode::Off
 }
 
-/// There can be no heap in this process: its calls go through.
+/// There can be no heap in this process, or it is a forked child whose parent had one: its calls go through. Async-signal-safe: one store.
 pub fn fall_back() {
-    MODE.store(Mode::Off as u8, Ordering::Relaxed);
-}
-
-/// In a forked child whose parent had a heap. Async-signal-safe: one store.
-pub fn forget() {
     MODE.store(Mode::Off as u8, Ordering::Relaxed);
 }
 

@@ -1,38 +1,15 @@
 //! The functions that are handed out in place of the driver's: each decides who serves the call.
 #![allow(non_snake_case)]
 
-use super::super::inside::{self, Inside};
 use super::super::leave::saw_a_call;
-use super::super::mode::{self, Mode};
-use super::context::{effective, handle};
+use super::super::runtime::effective;
+use super::super::way::{Way, way};
+use super::super::whose::is_ours_at_exit;
+use super::context::handle;
 use super::real::{self, AllocationProp, CuResult, DevicePtr, Function, Stream};
 use super::{manage, observe};
 use crate::driver::StreamHandle;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
-
-/// What to do with a call.
-enum Way {
-    /// Straight through.
-    Through,
-    Manage(Inside),
-    Observe(Inside),
-    /// As at the end of the process.
-    Leaving(Inside),
-}
-
-#[inline(always)]
-fn way() -> Way {
-    let mode = mode::mode();
-    if mode == Mode::Off {
-        return Way::Through;
-    }
-    match (inside::enter(), mode) {
-        (Some(inside), Mode::Manage) => Way::Manage(inside),
-        (Some(inside), Mode::Observe) => Way::Observe(inside),
-        (Some(inside), Mode::Leaving) => Way::Leaving(inside),
-        _ => Way::Through,
-    }
-}
 
 /// Ours for one of the driver's functions, where we have one.
 pub fn of(function: Function) -> Option<*const c_void> {
@@ -114,7 +91,7 @@ unsafe extern "C" fn free(address: DevicePtr) -> CuResult {
             observe::freeing(address, StreamHandle::EVERY);
             real()
         }
-        Way::Leaving(_inside) if manage::is_ours_at_exit(address) => 0,
+        Way::Leaving(_inside) if is_ours_at_exit(address) => 0,
         Way::Leaving(_) | Way::Through => real(),
     }
 }
@@ -184,7 +161,7 @@ unsafe extern "C" fn free_async<const PER_THREAD: bool>(address: DevicePtr, stre
             observe::freeing(address, handle(on));
             real()
         }
-        Way::Leaving(_inside) if manage::is_ours_at_exit(address) => 0,
+        Way::Leaving(_inside) if is_ours_at_exit(address) => 0,
         Way::Leaving(_) | Way::Through => real(),
     }
 }

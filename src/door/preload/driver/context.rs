@@ -18,12 +18,6 @@ const LAST_DEFAULT_STREAM: Stream = 2;
 /// ```
 static PRIMARY: [AtomicUsize; MAX_DEVICES as usize] = [const { AtomicUsize::new(0) }; MAX_DEVICES as usize];
 
-/// The stream that a caller means: in the functions for per-thread default streams, 0 is the thread's own (handle 2).
-#[inline]
-pub fn effective(per_thread: bool, stream: Stream) -> Stream {
-    if per_thread && stream == 0 { 2 } else { stream }
-}
-
 /// A stream as the heap has it.
 #[inline]
 pub fn handle(stream: Stream) -> StreamHandle {

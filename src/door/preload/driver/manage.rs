@@ -4,15 +4,13 @@
 use super::context;
 use super::real::{self, CuResult, DevicePtr, INVALID_VALUE, OUT_OF_MEMORY, Stream};
 use crate::config::Backing;
+use crate::door::preload::failure::tell_of_out_of_memory;
+use crate::door::preload::whose::{PITCH, Whose, complain, whose};
 use crate::door::preload::{current, mode};
-use crate::door::{current as heap_in_use, guarded, heap, oom, run_file};
+use crate::door::{current as heap_in_use, guarded, heap};
 use crate::driver::StreamHandle;
-use crate::heap::{Error, Heap};
+use crate::heap::Error;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Rows start at multiples of this (bytes): the largest texture alignment.
-const PITCH: usize = 512;
 
 /// What became of a request.
 enum Outcome {
@@ -53,26 +51,13 @@ fn allocate(bytes: usize, stream: StreamHandle, place: impl FnOnce() -> Option<i
     match heap.malloc(bytes as u64, device, stream) {
         Ok(address) => Outcome::Served(address),
         Err(Error::OutOfMemory(report)) => {
-            oom::dump(heap, &report);
-            run_file::at_an_out_of_memory(heap);
-            heap.note_out_of_memory(&report, stream);
-            log::warn!("{report}");
+            tell_of_out_of_memory(heap, &report, stream);
             Outcome::Refused(OUT_OF_MEMORY)
         }
         Err(other) => {
-            complain(&other.to_string());
+            complain(&other.to_string(), "driver");
             Outcome::NotOurs
         }
-    }
-}
-
-/// What the heap could not serve; the first few times, then ever more rarely.
-#[cold]
-fn complain(reason: &str) {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
-    if count <= 10 || count.is_power_of_two() {
-        log::warn!("{reason}. The CUDA driver serves this request, {count} so far");
     }
 }
 
@@ -146,33 +131,9 @@ pub unsafe fn malloc_async(
     unsafe { outcome.answer(out, real) }
 }
 
-/// Whose a pointer that is to be freed is.
-enum Whose {
-    /// A live block of ours, on this device.
-    Ours(&'static Heap, u32),
-    /// In memory of ours, but no live block starts there. (The real function might take it for the span that it lies in.)
-    OursAndWrong,
-    NotOurs,
-}
-
-fn whose(address: DevicePtr, call: &str) -> Whose {
-    let Some(heap) = heap_in_use().filter(|_| address != 0) else { return Whose::NotOurs };
-    if let Some(block) = heap.owns(address) {
-        return Whose::Ours(heap, block.device);
-    }
-    if heap.base_of(address).is_none() {
-        return Whose::NotOurs;
-    }
-    log::error!(
-        "{call}({address:#x}): no live block starts there (it was freed before, or is the inside of a block); nothing is freed, and \
-         CUDA_ERROR_INVALID_VALUE is answered"
-    );
-    Whose::OursAndWrong
-}
-
 /// `cuMemFree`.
 pub fn free(address: DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
-    let done = guarded(None, || match whose(address, "cuMemFree") {
+    let done = guarded(None, || match whose(address, "cuMemFree", "CUDA_ERROR_INVALID_VALUE") {
         Whose::Ours(heap, _) => {
             heap.free_everywhere(address);
             Some(0)
@@ -186,7 +147,7 @@ pub fn free(address: DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
 /// `cuMemFreeAsync`. In a capture it would have to become a node of the graph, which takes graph memory only: the driver refuses any other,
 /// and so do we.
 pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult {
-    let done = guarded(None, || match whose(address, "cuMemFreeAsync") {
+    let done = guarded(None, || match whose(address, "cuMemFreeAsync", "CUDA_ERROR_INVALID_VALUE") {
         Whose::Ours(..) if context::may_capture(stream) => {
             log::error!(
                 "cuMemFreeAsync({address:#x}) on stream {stream:#x}, which is capturing: the block was not allocated in the capture, so a \
@@ -209,14 +170,6 @@ pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuR
         Whose::NotOurs => None,
     });
     done.unwrap_or_else(real)
-}
-
-/// Whether a pointer that is freed after the exit handlers is ours: then nothing is left to be done.
-pub fn is_ours_at_exit(address: DevicePtr) -> bool {
-    guarded(false, || {
-        let heap = heap_in_use().filter(|_| address != 0);
-        heap.is_some_and(|heap| heap.owns(address).is_some() || heap.base_of(address).is_some())
-    })
 }
 
 /// `cuMemGetInfo`: what we would give back counts as free.

@@ -1,0 +1,53 @@
+//! Whose a request and a pointer are, of the runtime's callers or of the driver's.
+
+use crate::door::{current as heap_in_use, guarded};
+use crate::heap::Heap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Rows start at multiples of this (bytes), as the real cudaMallocPitch has it: the largest texture alignment.
+pub(crate) const PITCH: usize = 512;
+
+/// Whose a pointer that is to be freed is.
+pub enum Whose {
+    /// A live block of ours, on this device.
+    Ours(&'static Heap, u32),
+    /// In memory of ours, but no live block starts there: freed twice, or never handed out. (The real function might take it for the span that
+    /// it lies in.)
+    OursAndWrong,
+    /// Anybody else's.
+    NotOurs,
+}
+
+/// Asks the heap. What is ours and wrong is logged: `call` will answer `error`.
+pub fn whose(address: u64, call: &str, error: &str) -> Whose {
+    let Some(heap) = heap_in_use().filter(|_| address != 0) else { return Whose::NotOurs };
+    if let Some(block) = heap.owns(address) {
+        return Whose::Ours(heap, block.device);
+    }
+    if heap.base_of(address).is_none() {
+        return Whose::NotOurs;
+    }
+    log::error!(
+        "{call}({address:#x}): no live block starts there (it was freed before, or is the inside of a block); nothing is freed, and \
+         {error} is answered"
+    );
+    Whose::OursAndWrong
+}
+
+/// Whether a pointer that is freed after the exit handlers is ours: then nothing is left to be done.
+pub fn is_ours_at_exit(address: u64) -> bool {
+    guarded(false, || {
+        let heap = heap_in_use().filter(|_| address != 0);
+        heap.is_some_and(|heap| heap.owns(address).is_some() || heap.base_of(address).is_some())
+    })
+}
+
+/// What the heap could not serve, and `who` does; the first few times, then ever more rarely.
+#[cold]
+pub fn complain(reason: &str, who: &str) {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+    if count <= 10 || count.is_power_of_two() {
+        log::warn!("{reason}. The CUDA {who} serves this request, {count} so far");
+    }
+}
