@@ -57,5 +57,26 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// As [`Rig::check`], and that the oracle has seen nothing out of order.
+    #[track_caller]
+    pub fn check_order(&self) {
+        self.check();
+        let faults = self.gpu.faults();
+        assert!(faults.is_empty(), "{} faults, the first: {}", faults.len(), faults[0]);
+    }
+
+    /// Every block is freed: sees the device as empty as it was, and ends the heap.
+    #[track_caller]
+    pub fn finish(self) {
+        assert_eq!(self.heap.stats(0).unwrap().live, 0);
+        self.heap.trim();
+        self.heap.trim();
+        self.check_order();
+        assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
+        self.heap.shut_down();
+    }
+}
+
 /// The legacy default stream.
 pub const DEFAULT: StreamHandle = StreamHandle(0);
