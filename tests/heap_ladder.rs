@@ -71,3 +71,27 @@ fn a_request_that_fits_climbs_nothing() {
         assert_eq!(gauges.map(|gauge| after.gauge(gauge)), gauges.map(|gauge| before.gauge(gauge)));
     }
 }
+
+#[test]
+fn a_headroom_that_had_to_be_touched_is_open_until_the_next_trim() {
+    let rig = Rig::bare(GIB, "headroom:256MiB,slack:0B,record:on");
+    rig.heap.announce_hooks(3);
+    let ladder =
+        || Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].gauge(DeviceGauge::Rung5Calls);
+    let mut blocks = vec![rig.malloc(760 * MIB, DEFAULT)];
+    assert_eq!(ladder(), 0);
+    // The ladder is climbed once, and not for each of the requests that follow.
+    blocks.extend((0..10).map(|_| rig.malloc(20 * MIB, DEFAULT)));
+    assert_eq!(ladder(), 1);
+    assert!(rig.gpu.books(0).physical > 900 * MIB);
+    rig.check();
+    blocks.into_iter().for_each(|block| assert!(rig.heap.free(block)));
+    rig.heap.trim();
+    // It is kept free again: what fits beside it does not touch it.
+    let block = rig.malloc(700 * MIB, DEFAULT);
+    assert_eq!(ladder(), 1);
+    let other = rig.malloc(100 * MIB, DEFAULT);
+    assert_eq!(ladder(), 2);
+    assert!(rig.heap.free(block) && rig.heap.free(other));
+    rig.finish();
+}

@@ -88,6 +88,8 @@ pub struct Central {
     /// What may be held beyond the peak of live bytes before idle pages are moved.
     pub slack: Option<Size>,
     /// What streams have been made to wait for.
+    /// The headroom has been touched since the last trim, because nothing else helped: it may be used until the next.
+    pub headroom_is_open: bool,
     pub order: Order,
     /// Bytes of large blocks freed so far.
     pub freed: u64,
@@ -143,6 +145,7 @@ impl Central {
             pace: Pace::new(false),
             retries: 0,
             out_of_memories: 0,
+            headroom_is_open: false,
             tally,
             watch: Watch::new(false),
             ladder: Ladder::default(),

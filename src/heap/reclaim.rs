@@ -6,7 +6,7 @@
 //! 2. give empty regions back and trim the driver's pools;
 //! 3. make the asking stream wait for others' events (`waits:`); else wait on the host for the oldest unfinished event, again and again;
 //! 4. synchronise the device once, and do all of it again;
-//! 5. grow into the headroom.
+//! 5. grow into the headroom, which is open from then on, until the next trim.
 //!
 //! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is synchronised: then rungs 1, 2
 //! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
@@ -238,7 +238,11 @@ impl Device {
 
     /// Fresh memory that leaves the device its headroom.
     pub(super) fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
-        let headroom = shared.config.headroom.resolve(self.capabilities.total_memory);
+        let headroom = if central.headroom_is_open {
+            0
+        } else {
+            shared.config.headroom.resolve(self.capabilities.total_memory)
+        };
         central.backing.calls += 1;
         // Where the driver cannot say, growth itself will.
         shared.driver.memory_info(self.id).map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
@@ -309,7 +313,10 @@ impl Device {
                 return Some(found);
             }
         }
-        retry(Room::Ceiling, 5, self.give_up_reserves(shared))
+        let (mut central, run) = retry(Room::Ceiling, 5, self.give_up_reserves(shared))?;
+        // Else each of the requests to come would climb the whole ladder, and tear the last idle pages for what the next one gets whole.
+        central.headroom_is_open = true;
+        Some((central, run))
     }
 
     /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
@@ -373,6 +380,7 @@ impl Device {
             self.return_empty_slabs(shared);
         }
         let mut central = lock(&self.central);
+        central.headroom_is_open = false;
         if let Some(_giving) = self.giving(shared) {
             central.shrink_all(&*shared.driver, shared.record, &self.streams);
             central.backing.trim(&*shared.driver);
