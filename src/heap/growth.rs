@@ -35,8 +35,8 @@ struct Shape {
     run_chunks: (u64, u64),
     /// A step in a run of growth is one part in this of what is held at most.
     run_steps: u64,
-    /// While the program loads, a chunk is one part in this of what is held, at least [`CLEAN_CHUNK`] bytes.
-    loading: u64,
+    /// While the program loads, a chunk is one part in this of what is held, between these bounds (bytes).
+    loading: (u64, (u64, u64)),
     /// Else a chunk is at most one part in this of what is held, and between these bounds (bytes).
     chunks: (u64, (u64, u64)),
     /// Whether chunks are longer while little is torn.
@@ -45,14 +45,14 @@ struct Shape {
 
 const USUAL: Shape = Shape {
     run_chunks: (16, 1),
-    loading: 1,
+    loading: (1, (CLEAN_CHUNK, LONGEST_CHUNK)),
     run_steps: RUN_STEPS,
     chunks: (2048, (4 << 20, 16 << 20)),
     trusts: true,
 };
 const TIGHT: Shape = Shape {
     run_chunks: (32, 4096),
-    loading: 128,
+    loading: (1024, (PAGE, 8 << 20)),
     run_steps: 4 * RUN_STEPS,
     chunks: (8192, (PAGE, 8 << 20)),
     trusts: false,
@@ -96,7 +96,7 @@ impl Pace {
     /// what it needs has been found.
     pub fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
         // Who finds memory in use by turns would leave the step idle, and torn.
-        let least = if moved { 0 } else { STEP };
+        let least = if moved { 0 } else { STEP.min(held) };
         least.max((self.run / 2).min(held / self.shape.run_steps)).min(left / LEFT_STEPS) / PAGE * PAGE
     }
 
@@ -108,7 +108,8 @@ impl Pace {
         let usual = if idle > held / TORN_SHARE {
             PAGE
         } else if freed < held / LOADING_SHARE {
-            (held / self.shape.loading).clamp(CLEAN_CHUNK, LONGEST_CHUNK)
+            let (share, (shortest, longest)) = self.shape.loading;
+            (held / share).clamp(shortest, longest)
         } else if self.shape.trusts && self.torn < held / CLEAN_SHARE {
             (held / CLEAN_CHUNKS).clamp(CLEAN_CHUNK, LONGEST_CHUNK)
         } else {
