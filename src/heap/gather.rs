@@ -77,7 +77,7 @@ impl<'a> Idle<'a> {
 pub fn parts_of<'a>(pages: &Pages, loose: &'a [LoosePages]) -> Vec<(&'a LoosePages, Part)> {
     let mut parts = Vec::with_capacity(loose.len());
     for loose in loose {
-        parts.extend(pages.parts(&loose.pages).map(|part| (loose, part)));
+        parts.extend(pages.parts_back(&loose.pages).map(|part| (loose, part)));
     }
     parts.sort_unstable_by_key(|(_, part)| (part.chunk, part.first));
     parts

@@ -241,12 +241,18 @@ impl Pages {
     /// The parts of which a range of pages that belong to the arena consists.
     pub fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
         let range = range.clone();
-        self.views_in(&range).map(move |(address, view, chunk)| {
-            let pages = address.max(range.start)..(address + chunk.bytes()).min(range.end);
-            let (first, end) = ((pages.start - address) / PAGE, (pages.end - address) / PAGE);
-            let behind = chunk.owners.len() as u64 - end;
-            Part { pages, chunk: view.chunk, first: first as u32, behind: behind as u32 }
-        })
+        self.views_in(&range).map(move |(address, view, chunk)| part(&range, address, view, chunk))
+    }
+
+    /// As [`Pages::parts`], the last part first: one search in place of two.
+    pub fn parts_back(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
+        let range = range.clone();
+        let start = range.start;
+        let views = self.views.range(..range.end).rev();
+        views
+            .map_while(|(&address, view)| Some((address, view, self.chunk(view.chunk)?)))
+            .take_while(move |(address, _, chunk)| address + chunk.bytes() > start)
+            .map(move |(address, view, chunk)| part(&range, address, view, chunk))
     }
 
     /// Address ranges of the views that touch a range and to which no page belongs.
@@ -507,4 +513,12 @@ impl Pages {
         }
         Ok(())
     }
+}
+
+/// What a view of a chunk at `address` has of a range.
+fn part(range: &Range<u64>, address: u64, view: &View, chunk: &Chunk) -> Part {
+    let pages = address.max(range.start)..(address + chunk.bytes()).min(range.end);
+    let (first, end) = ((pages.start - address) / PAGE, (pages.end - address) / PAGE);
+    let behind = chunk.owners.len() as u64 - end;
+    Part { pages, chunk: view.chunk, first: first as u32, behind: behind as u32 }
 }
