@@ -15,7 +15,7 @@ use super::named::NamedPools;
 use super::page_table::{Page, PageTable};
 use super::pending::Pending;
 use super::phase::Watch;
-use super::size_class::{PAGE, round_up};
+use super::size_class::{PAGE, SMALL_MAX, round_up};
 use super::streams::{EVERY, Streams};
 use super::tally::Tally;
 use super::waits::Order;
@@ -25,11 +25,12 @@ use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::nvtx;
 use crate::record::{
     Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
-    SegmentEntry, SegmentKind, bucket_of, clock,
+    SegmentEntry, SegmentKind, bucket_of, clock, gauges::pool_of,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The record's pool of large blocks.
+/// The record's pools of small and of large blocks.
+const SMALL: usize = 0;
 const LARGE: usize = 1;
 /// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
 pub const SPAN: u64 = 32 << 20;
@@ -73,6 +74,10 @@ pub struct Central {
     pub gauges: DeviceWriter,
     spaces: [SpaceId; LIFETIMES],
     users: HashMap<RunId, Vec<u32>>,
+    /// The blocks of pages in which more start than the page table can name, by address.
+    crowds: BTreeMap<u64, RunId>,
+    /// Live blocks of the arena that are small.
+    small_blocks: u32,
     pending: Vec<PendingRun>,
     /// Bytes that have begun to wait for streams since [`Central::take_batch`] was true.
     unsealed: u64,
@@ -83,13 +88,13 @@ pub struct Central {
     pub peak_reserved: u64,
     /// Ceiling on reserved bytes.
     pub limit: u64,
+    /// The headroom has been touched since the last trim, because nothing else helped: it may be used until the next.
+    pub headroom_is_open: bool,
     /// Why the driver failed in the latest growth, where it was not out of memory.
     pub failure: Option<DriverError>,
     /// What may be held beyond the peak of live bytes before idle pages are moved.
     pub slack: Option<Size>,
     /// What streams have been made to wait for.
-    /// The headroom has been touched since the last trim, because nothing else helped: it may be used until the next.
-    pub headroom_is_open: bool,
     pub order: Order,
     /// Bytes of large blocks freed so far.
     pub freed: u64,
@@ -132,12 +137,15 @@ impl Central {
             gauges,
             spaces,
             users: HashMap::new(),
+            crowds: BTreeMap::new(),
+            small_blocks: 0,
             pending: Vec::new(),
             unsealed: 0,
             direct: HashMap::new(),
             total_memory,
             peak_reserved: 0,
             limit,
+            headroom_is_open: false,
             failure: None,
             slack: None,
             order: Order::default(),
@@ -145,7 +153,6 @@ impl Central {
             pace: Pace::new(false),
             retries: 0,
             out_of_memories: 0,
-            headroom_is_open: false,
             tally,
             watch: Watch::new(false),
             ladder: Ladder::default(),
@@ -184,7 +191,8 @@ impl Central {
         };
         let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        self.note(&shared.table, id, block, slot, || shared.step(), time);
+        self.name(&shared.table, id, address);
+        self.writer.malloc(LARGE, slot, block, || shared.step(), time);
         address
     }
 
@@ -205,24 +213,59 @@ impl Central {
         let slot = self.writer.place();
         run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        self.note(table, id, block, slot, || step, start);
+        self.small_blocks += u32::from(size <= SMALL_MAX);
+        self.name(table, id, address);
+        self.writer.malloc(pool_of(size), slot, block, || step, start);
         address
     }
 
+    /// Notes in the page table that block `id` starts at `address`.
     #[inline(always)]
-    fn note(
-        &mut self,
-        table: &PageTable,
-        id: RunId,
-        block: Block,
-        slot: BlockSlot,
-        step: impl FnOnce() -> u32,
-        time: u64,
-    ) {
-        if let Some(page) = table.page(block.address) {
-            page.add_block(self.device, id);
+    fn name(&mut self, table: &PageTable, id: RunId, address: u64) {
+        if let Some(page) = table.page(address)
+            && !page.add_block(self.device, id)
+        {
+            self.join_crowd(page, address, id);
         }
-        self.writer.malloc(LARGE, slot, block, step, time);
+    }
+
+    /// Notes that block `id` starts at `address` in `page`, as more others do than its word can name.
+    #[cold]
+    #[inline(never)]
+    fn join_crowd(&mut self, page: Page<'_>, address: u64, id: RunId) {
+        for other in page.crowd(self.device).into_iter().flatten() {
+            if let Some(run) = self.arenas.run(other) {
+                self.crowds.insert(run.address, other);
+            }
+        }
+        self.crowds.insert(address, id);
+    }
+
+    /// The block of a crowd that starts at `address` in `page`, taken out.
+    #[cold]
+    #[inline(never)]
+    fn leave_crowd(&mut self, page: Page<'_>, address: u64) -> Option<RunId> {
+        let id = *self.crowds.get(&address)?;
+        block_at(&self.arenas, id, address)?;
+        self.crowds.remove(&address);
+        let start = address / PAGE * PAGE;
+        if self.crowds.range(start..start + PAGE).next().is_none() {
+            page.disperse();
+        }
+        Some(id)
+    }
+
+    /// Live blocks of the arena that are small.
+    pub(super) fn small_blocks(&self) -> u32 {
+        self.small_blocks
+    }
+
+    /// The run of a block or slab at `address`, among those that the page table named and those of crowds.
+    pub(super) fn run_at(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
+        let crowd = self.crowds.get(&address).copied();
+        let mut runs =
+            blocks.into_iter().flatten().chain(crowd).filter_map(|id| Some((id, self.arenas.run(id)?)));
+        runs.find(|(_, run)| run.address == address)
     }
 
     /// The length of a new span for `pages` bytes.
@@ -369,17 +412,28 @@ impl Central {
 
     /// The large block that starts at `address`, among those that the page table named.
     pub(super) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
-        blocks.into_iter().flatten().find_map(|id| block_at(&self.arenas, id, address))
+        let crowd = self.crowds.get(&address).copied();
+        blocks.into_iter().flatten().chain(crowd).find_map(|id| block_at(&self.arenas, id, address))
     }
 
     /// Frees the large block that starts at `address` in `page`, and tells the record. `None`: no large block starts there.
     #[inline(always)]
     pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
         let arenas = &self.arenas;
-        let (id, run) = page.remove_block(|id| block_at(arenas, id, address))?;
+        let (id, run) = match page.remove_block(|id| block_at(arenas, id, address)) {
+            Some(found) => found,
+            None => {
+                let id = self.leave_crowd(page, address)?;
+                (id, self.arenas.run(id)?)
+            }
+        };
         let (size, requested) = (run.bytes, run.requested());
         let Run { stream, lifetime, slot, shared, region, .. } = *run;
         self.freed += size;
+        let is_small = size <= SMALL_MAX;
+        if is_small {
+            self.small_blocks -= 1;
+        }
         let apart = !self.captures.pools.is_empty() || !self.named.is_empty();
         if shared || apart {
             let frozen = apart && self.note_free_apart(region, size);
@@ -393,7 +447,7 @@ impl Central {
         let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
         // Before the run is merged: what the record needs is at hand, and need not be kept through that.
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        self.writer.free(LARGE, slot, block, time);
+        self.writer.free(if is_small { SMALL } else { LARGE }, slot, block, time);
         self.arenas.release_block(id, streams)?;
         Some(())
     }
@@ -414,10 +468,18 @@ impl Central {
         let arenas = &self.arenas;
         let of_others = |run: &Run| run.shared || run.stream == user && user != EVERY;
         let is_it = |id| block_at(arenas, id, address).filter(|(_, run)| !of_others(run));
-        let (id, run) = page.remove_block(is_it)?;
+        let (id, run) = match page.remove_block(is_it) {
+            Some(found) => found,
+            None => {
+                is_it(*self.crowds.get(&address)?)?;
+                let id = self.leave_crowd(page, address)?;
+                (id, self.arenas.run(id)?)
+            }
+        };
         let (size, requested) = (run.bytes, run.requested());
         let Run { stream, lifetime, slot, .. } = *run;
         self.freed += size;
+        self.small_blocks -= u32::from(size <= SMALL_MAX);
         self.arenas.run_mut(id)?.state = RunState::Pending;
         let epoch = if stream == EVERY { 0 } else { streams.note_free(stream) };
         self.pending.push(PendingRun {

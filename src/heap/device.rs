@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
-use super::central::Central;
+use super::central::{Central, Want};
 use super::growth::Pace;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
@@ -64,6 +64,9 @@ impl Drop for Asking<'_> {
         self.0.askers.fetch_sub(1, Ordering::SeqCst);
     }
 }
+
+/// A young heap has at most so many small blocks in the page that they share: each is found by a search there, and told by itself in a dump.
+const YOUNG_BLOCKS: u32 = 256;
 
 /// One request, as the door has understood it.
 #[derive(Clone, Copy, Debug)]
@@ -242,6 +245,9 @@ impl Device {
             }
             self.settle_lane(shared, request.stream);
         }
+        if let Some(address) = self.malloc_young(shared, request)? {
+            return Ok(address);
+        }
         loop {
             let address = self.serve_small(shared, request);
             if address != 0 {
@@ -271,6 +277,32 @@ impl Device {
             let owner = Owner::Slab { device: self.id, lane: request.stream % LANES as u32, slab: id };
             shared.table.set_range(base, bytes, owner);
         }
+    }
+
+    /// A small block of a young heap, one that has never held more than a page: all sizes share that, as a slab for each of them would be many
+    /// times what the program needs. `None`: the heap is older, or the page has no room left.
+    ///
+    /// # Errors
+    /// As [`Device::malloc`].
+    fn malloc_young(&self, shared: &Shared, request: Request) -> Result<Option<u64>, Error> {
+        let bytes = round(request.size);
+        let mut central = lock(&self.central);
+        if self.kind != Kind::Stitch || central.peak_reserved > PAGE || central.small_blocks() >= YOUNG_BLOCKS
+        {
+            return Ok(None);
+        }
+        let (mut central, run) = if central.backing.held == 0 {
+            drop(central);
+            self.obtain(shared, request, bytes, ALIGNMENT)?
+        } else {
+            let (space, stream) = (central.space(request.lifetime), request.stream);
+            let want = Want { space, bytes, align: ALIGNMENT, stream };
+            match want.fit(&mut central) {
+                Some(run) => (central, run),
+                None => return Ok(None),
+            }
+        };
+        Ok(Some(central.publish(&shared.table, run, &request, shared.step(), 0)))
     }
 
     #[cold]

@@ -178,8 +178,7 @@ impl Device {
             }
             Owner::Large { blocks, .. } => {
                 let central = lock(&self.central);
-                let mut runs = blocks.into_iter().flatten().filter_map(|id| central.arenas.run(id));
-                let run = runs.find(|run| run.address == address && !run.is_slab)?;
+                let (_, run) = central.run_at(address, blocks).filter(|(_, run)| !run.is_slab)?;
                 let space = central.arenas.region(run.region).space;
                 let frozen =
                     central.captures.pools.iter().flatten().any(|pool| pool.frozen && pool.space == space);

@@ -95,8 +95,11 @@ impl Central {
         let wanted = peak.max(live + bytes);
         let slack = match self.slack {
             Some(slack) => slack.resolve(wanted),
-            // A small heap may hold a little more, so that it grows in steps too.
-            None => (wanted / SLACK).max((wanted / 8).min(SMALL_SLACK)).max(SPAN.saturating_sub(wanted)),
+            // A small heap may hold a little more, so that it grows in steps too: at first it doubles.
+            None => {
+                let young = wanted.min(SPAN.saturating_sub(wanted));
+                (wanted / SLACK).max((wanted / 8).min(SMALL_SLACK)).max(young)
+            }
         };
         wanted + slack
     }

@@ -8,10 +8,11 @@
 //!   NONE            0          0        0                 0            nobody's
 //!   slab            1          device   lane              slab         a page of that slab
 //!   large           2          device   block + 1 or 0    block + 1    large blocks that start in the page
+//!   crowd           3          device   0                 0            more blocks of the arena than that start in the page
 //! ```
 //!
 //! States: NONE -> slab -> NONE (the thread that holds the slab's lane lock, or has not published the slab yet);
-//! NONE -> large -> ... -> NONE (the holder of the device's central lock). Readers take what they find as a hint, and check it
+//! NONE -> large -> ... -> NONE and large -> crowd -> NONE (the holder of the device's central lock, which knows the blocks of a crowd). Readers take what they find as a hint, and check it
 //! under the owner's lock: a word that changed under them names a block that does not start at their address.
 #![deny(unsafe_code)]
 
@@ -32,6 +33,7 @@ pub const BLOCK_LIMIT: u32 = (1 << 28) - 1;
 
 const SLAB: u64 = 1;
 const LARGE: u64 = 2;
+const CROWD: u64 = 3;
 const DEVICE: u32 = 2;
 const LOW: u32 = 8;
 const HIGH: u32 = 36;
@@ -51,11 +53,11 @@ pub enum Owner {
         /// The slab's number in the lane.
         slab: u32,
     },
-    /// Large blocks start here.
+    /// Blocks of the arena start here.
     Large {
         /// The device.
         device: u32,
-        /// The blocks.
+        /// The blocks; none of a crowd's.
         blocks: [Option<BlockId>; 2],
     },
 }
@@ -68,6 +70,7 @@ impl Owner {
         match word & 3 {
             SLAB => Self::Slab { device, lane: low, slab: high },
             LARGE => Self::Large { device, blocks: [low.checked_sub(1), high.checked_sub(1)] },
+            CROWD => Self::Large { device, blocks: [None, None] },
             _ => Self::None,
         }
     }
@@ -131,10 +134,10 @@ impl Word {
         (self.0 & 3 == SLAB).then_some(((self.0 >> LOW & FIELD) as u32, (self.0 >> HIGH) as u32))
     }
 
-    /// Whether large blocks start there.
+    /// Whether blocks of the arena start there.
     #[inline(always)]
     pub fn is_large(self) -> bool {
-        self.0 & 3 == LARGE
+        self.0 & LARGE != 0
     }
 }
 
@@ -151,17 +154,35 @@ impl Page<'_> {
         Owner::decode(self.word().0)
     }
 
-    /// Notes that large block `id` starts in the page (under the central lock).
+    /// Notes that block `id` of the arena starts in the page (under the central lock). False: the word has no room for it.
     #[inline(always)]
-    pub fn add_block(self, device: u32, id: BlockId) {
+    #[must_use]
+    pub fn add_block(self, device: u32, id: BlockId) -> bool {
         let word = self.0.load(Ordering::Relaxed);
         let field = u64::from(id) + 1;
         let word = match word & 3 {
             LARGE if word >> LOW & FIELD == 0 => word | field << LOW,
-            LARGE => word & !(FIELD << HIGH) | field << HIGH,
+            LARGE if word >> HIGH == 0 => word | field << HIGH,
+            LARGE | CROWD => return false,
             _ => LARGE | u64::from(device) << DEVICE | field << LOW,
         };
         self.0.store(word, Ordering::Release);
+        true
+    }
+
+    /// The blocks that start in the page become a crowd (under the central lock, whose holder knows them from now on); those that the word named.
+    pub fn crowd(self, device: u32) -> [Option<BlockId>; 2] {
+        let named = match self.owner() {
+            Owner::Large { blocks, .. } => blocks,
+            _ => [None, None],
+        };
+        self.0.store(CROWD | u64::from(device) << DEVICE, Ordering::Release);
+        named
+    }
+
+    /// The last of a crowd is gone (under the central lock).
+    pub fn disperse(self) {
+        self.0.store(0, Ordering::Release);
     }
 
     /// The large block that starts in the page and that `is_it` knows, taken out (under the central lock).
@@ -259,17 +280,31 @@ mod tests {
     }
 
     #[test]
+    fn more_than_two_blocks_of_a_page_are_a_crowd_until_the_last_is_gone() {
+        let table = PageTable::default();
+        assert!(table.cover(PAGE, PAGE));
+        let page = table.page(PAGE).unwrap();
+        assert!(page.add_block(3, 7) && page.add_block(3, 9));
+        assert!(!page.add_block(3, 11));
+        assert_eq!(page.crowd(3), [Some(7), Some(9)]);
+        assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, None] });
+        assert!(!page.add_block(3, 11) && page.word().is_large() && page.word().slab().is_none());
+        assert_eq!((page.word().device(), page.remove_block(Some)), (3, None));
+        page.disperse();
+        assert_eq!(table.get(PAGE), Owner::None);
+    }
+
+    #[test]
     fn two_large_blocks_may_start_in_one_page() {
         let table = PageTable::default();
         assert!(table.cover(PAGE, PAGE));
         let page = table.page(PAGE).unwrap();
-        page.add_block(3, 7);
-        page.add_block(3, BLOCK_LIMIT - 1);
+        assert!(page.add_block(3, 7) && page.add_block(3, BLOCK_LIMIT - 1));
         assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(7), Some(BLOCK_LIMIT - 1)] });
         let remove = |id| page.remove_block(|other| (other == id).then_some(id));
         assert_eq!((remove(9), remove(7)), (None, Some(7)));
         assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, Some(BLOCK_LIMIT - 1)] });
-        page.add_block(3, 0);
+        assert!(page.add_block(3, 0));
         assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(0), Some(BLOCK_LIMIT - 1)] });
         assert_eq!((remove(0), remove(0), remove(BLOCK_LIMIT - 1)), (Some(0), None, Some(BLOCK_LIMIT - 1)));
         assert_eq!(table.get(PAGE), Owner::None);

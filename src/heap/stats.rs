@@ -231,8 +231,10 @@ impl Device {
         let captured = central.captures.pools.iter().flatten().map(|pool| pool.lane.slab_sums());
         let named = central.named.iter().map(|(_, pool)| pool.lane.slab_sums());
         slabs = [slabs, captured.chain(named).sum()].into_iter().sum();
-        // Direct blocks are small ones that lie in no slab.
-        let direct = central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
+        // Small blocks that lie in no slab: direct ones, and those of a young heap.
+        let of_runs = central.arenas.blocks().filter(|(_, run)| run.state == RunState::Live && !run.is_slab);
+        let all = central.direct_blocks().map(|block| block.1).chain(of_runs.map(|(_, run)| run.bytes));
+        let direct = all.filter(|&bytes| bytes <= SMALL_MAX);
         let (direct, direct_bytes) = direct.fold((0, 0), |sum, bytes| (sum.0 + 1, sum.1 + bytes));
         let free_in = |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
         let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
@@ -286,8 +288,7 @@ impl Device {
             }
             Owner::Large { blocks, .. } => {
                 let central = lock(&self.central);
-                let mut runs = blocks.into_iter().flatten().filter_map(|id| central.arenas.run(id));
-                let run = runs.find(|run| run.address == address)?;
+                let (_, run) = central.run_at(address, blocks)?;
                 let space = central.arenas.region(run.region).space;
                 let is_ordinary = central.ordinary_spaces().any(|ordinary| ordinary == space);
                 (!run.shared && is_ordinary).then_some((run.stream, run.bytes))

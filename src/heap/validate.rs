@@ -76,7 +76,7 @@ impl Device {
             let Owner::Large { device, blocks } = shared.table.get(run.address) else {
                 return Err(format!("block {:#x} is not found from its address", run.address));
             };
-            if device != self.id || !blocks.contains(&Some(id)) {
+            if device != self.id || central.run_at(run.address, blocks).map(|found| found.0) != Some(id) {
                 return Err(format!("block {:#x} is not the one that its address names", run.address));
             }
             if lane::round(run.requested()) != run.bytes {
