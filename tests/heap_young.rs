@@ -124,6 +124,42 @@ fn torch_is_told_of_the_small_blocks_of_a_shared_page_as_small_ones() {
 }
 
 #[test]
+fn a_program_that_goes_on_has_slabs_after_some_thousand_mallocs() {
+    let rig = Rig::new("");
+    for _ in 0..5000 {
+        assert!(rig.heap.free(rig.malloc(1000, DEFAULT)));
+    }
+    assert!(rig.heap.stats(0).unwrap().slab_bytes > 0);
+    rig.finish();
+}
+
+#[test]
+fn blocks_of_the_shared_page_that_wait_for_streams_take_no_slot_of_a_slab() {
+    let rig = Rig::new("record:on");
+    let side = rig.stream();
+    let young: Vec<u64> = (0..3).map(|_| rig.malloc(100_000, DEFAULT)).collect();
+    // The heap is older now: these have a slab of ten slots.
+    let large = rig.malloc(5 * MIB, DEFAULT);
+    let slots: Vec<u64> = (0..3).map(|_| rig.malloc(200_000, DEFAULT)).collect();
+    let inactive =
+        || rig.heap.torch_stats(0).unwrap().held.inactive_split[gruyere::record::peaks::SMALL].current;
+    let before = inactive();
+    assert!(before > 0);
+    as_program(|| rig.gpu.launch(0, side.0, 1, 1_000_000_000)).unwrap();
+    for block in young {
+        assert!(rig.heap.record_stream(block, side));
+        assert!(rig.heap.free(block));
+        assert_eq!(inactive(), before);
+        rig.check();
+    }
+    as_program(|| rig.gpu.stream_synchronize(0, side.0)).unwrap();
+    for block in slots.into_iter().chain([large]) {
+        assert!(rig.heap.free(block));
+    }
+    rig.finish();
+}
+
+#[test]
 fn a_heap_that_has_held_more_than_a_page_serves_small_blocks_from_slabs_for_good() {
     let rig = Rig::new("");
     assert!(rig.heap.free(rig.malloc(100 * MIB, DEFAULT)));

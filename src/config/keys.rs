@@ -105,8 +105,8 @@ pub static KEYS: &[Key] = &[
         name: "headroom",
         default: "512MiB",
         meaning: "Left free on each device for those who cannot call us back: NCCL's buffers, cuBLAS and cuDNN handles, \
-                  lazily loaded kernels, other processes. Given up only where the alternative is out of memory, and then until the \
-                  next trim.",
+                  lazily loaded kernels, other processes. Given up only where the alternative is out of memory, and then until memory \
+                  is given back (a trim, a low-memory phase).",
         kind: Kind::Size { least: 0, field: |config| &mut config.headroom },
     },
     Key {

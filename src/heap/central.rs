@@ -37,6 +37,11 @@ pub const SPAN: u64 = 32 << 20;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const YOUNG_SPAN: u64 = 256 << 20;
 
+/// A young heap has at most so many small blocks in its first page: each is found by a search there, and told by itself in a dump.
+const YOUNG_BLOCKS: u64 = 256;
+/// And so many mallocs are served from it: a program that goes on has a use for slabs, which are several times as fast.
+const YOUNG_MALLOCS: u32 = 4096;
+
 /// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
 const BATCH_SHARE: u64 = 32;
 
@@ -76,8 +81,10 @@ pub struct Central {
     users: HashMap<RunId, Vec<u32>>,
     /// The blocks of pages in which more start than the page table can name, by address.
     crowds: BTreeMap<u64, RunId>,
-    /// Live blocks of the arena that are small.
-    small_blocks: u32,
+    /// Small blocks of the arena, live or pending: how many, and their bytes.
+    small: (u64, u64),
+    /// Small blocks that a young heap may still serve from its first page.
+    youth: u32,
     pending: Vec<PendingRun>,
     /// Bytes that have begun to wait for streams since [`Central::take_batch`] was true.
     unsealed: u64,
@@ -88,7 +95,7 @@ pub struct Central {
     pub peak_reserved: u64,
     /// Ceiling on reserved bytes.
     pub limit: u64,
-    /// The headroom has been touched since the last trim, because nothing else helped: it may be used until the next.
+    /// The headroom has been touched, because nothing else helped: it may be used until memory is given back.
     pub headroom_is_open: bool,
     /// Why the driver failed in the latest growth, where it was not out of memory.
     pub failure: Option<DriverError>,
@@ -138,7 +145,8 @@ impl Central {
             spaces,
             users: HashMap::new(),
             crowds: BTreeMap::new(),
-            small_blocks: 0,
+            small: (0, 0),
+            youth: YOUNG_MALLOCS,
             pending: Vec::new(),
             unsealed: 0,
             direct: HashMap::new(),
@@ -213,7 +221,9 @@ impl Central {
         let slot = self.writer.place();
         run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        self.small_blocks += u32::from(size <= SMALL_MAX);
+        if size <= SMALL_MAX {
+            self.small = (self.small.0 + 1, self.small.1 + size);
+        }
         self.name(table, id, address);
         self.writer.malloc(pool_of(size), slot, block, || step, start);
         address
@@ -233,7 +243,7 @@ impl Central {
     #[cold]
     #[inline(never)]
     fn join_crowd(&mut self, page: Page<'_>, address: u64, id: RunId) {
-        for other in page.crowd(self.device).into_iter().flatten() {
+        for other in page.become_crowd(self.device).into_iter().flatten() {
             if let Some(run) = self.arenas.run(other) {
                 self.crowds.insert(run.address, other);
             }
@@ -255,9 +265,43 @@ impl Central {
         Some(id)
     }
 
-    /// Live blocks of the arena that are small.
-    pub(super) fn small_blocks(&self) -> u32 {
-        self.small_blocks
+    /// Small blocks of the arena, live or pending: how many, and their bytes.
+    pub(super) fn small_blocks(&self) -> (u64, u64) {
+        self.small
+    }
+
+    /// A small block of the arena is neither live nor pending any more.
+    fn small_is_gone(&mut self, size: u64) {
+        self.small = (self.small.0 - 1, self.small.1 - size);
+    }
+
+    /// Whether one small block more may be served from the arena: the heap has never held more than a page, and few were served so. True counts one.
+    pub(super) fn is_young(&mut self) -> bool {
+        let young = self.backing.kind == Kind::Stitch
+            && self.peak_reserved <= PAGE
+            && self.small.0 < YOUNG_BLOCKS
+            && self.youth > 0;
+        self.youth -= u32::from(young);
+        young
+    }
+
+    /// Checks what is noted of small blocks and of crowds against the runs and the page table.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(super) fn validate_small(&self, table: &PageTable) -> std::result::Result<(), String> {
+        let blocks = self.arenas.blocks().filter(|(_, run)| !run.is_slab && run.bytes <= SMALL_MAX);
+        let small = blocks.fold((0, 0), |sum, (_, run)| (sum.0 + 1, sum.1 + run.bytes));
+        if small != self.small {
+            return Err(format!("small blocks come to {small:?}, and {:?} is counted", self.small));
+        }
+        for (&address, &id) in &self.crowds {
+            let is_crowd = table.page(address).is_some_and(Page::is_crowd);
+            if block_at(&self.arenas, id, address).is_none() || !is_crowd {
+                return Err(format!("{address:#x} starts no block of a crowd, and is counted as one"));
+            }
+        }
+        Ok(())
     }
 
     /// The run of a block or slab at `address`, among those that the page table named and those of crowds.
@@ -430,10 +474,6 @@ impl Central {
         let (size, requested) = (run.bytes, run.requested());
         let Run { stream, lifetime, slot, shared, region, .. } = *run;
         self.freed += size;
-        let is_small = size <= SMALL_MAX;
-        if is_small {
-            self.small_blocks -= 1;
-        }
         let apart = !self.captures.pools.is_empty() || !self.named.is_empty();
         if shared || apart {
             let frozen = apart && self.note_free_apart(region, size);
@@ -447,7 +487,12 @@ impl Central {
         let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
         // Before the run is merged: what the record needs is at hand, and need not be kept through that.
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        self.writer.free(if is_small { SMALL } else { LARGE }, slot, block, time);
+        if size <= SMALL_MAX {
+            self.small_is_gone(size);
+            self.writer.free(SMALL, slot, block, time);
+        } else {
+            self.writer.free(LARGE, slot, block, time);
+        }
         self.arenas.release_block(id, streams)?;
         Some(())
     }
@@ -479,7 +524,6 @@ impl Central {
         let (size, requested) = (run.bytes, run.requested());
         let Run { stream, lifetime, slot, .. } = *run;
         self.freed += size;
-        self.small_blocks -= u32::from(size <= SMALL_MAX);
         self.arenas.run_mut(id)?.state = RunState::Pending;
         let epoch = if stream == EVERY { 0 } else { streams.note_free(stream) };
         self.pending.push(PendingRun {
@@ -564,6 +608,9 @@ impl Central {
             let Some(run) = self.arenas.run(id) else { continue };
             let Run { stream, bytes, lifetime, slot, .. } = *run;
             self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
+            if bytes <= SMALL_MAX {
+                self.small_is_gone(bytes);
+            }
             // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
             let (owner, epoch) = if stream == EVERY && shares { (EVERYBODY, 0) } else { (stream, epoch) };
             self.arenas.release(id, owner, epoch);
@@ -593,6 +640,9 @@ impl Central {
             }
             self.pending.swap_remove(at);
             self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
+            if bytes <= SMALL_MAX {
+                self.small_is_gone(bytes);
+            }
             self.arenas.release(id, waiter, streams.note_free(waiter));
         }
     }

@@ -65,9 +65,6 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// A young heap has at most so many small blocks in the page that they share: each is found by a search there, and told by itself in a dump.
-const YOUNG_BLOCKS: u32 = 256;
-
 /// One request, as the door has understood it.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
@@ -287,8 +284,7 @@ impl Device {
     fn malloc_young(&self, shared: &Shared, request: Request) -> Result<Option<u64>, Error> {
         let bytes = round(request.size);
         let mut central = lock(&self.central);
-        if self.kind != Kind::Stitch || central.peak_reserved > PAGE || central.small_blocks() >= YOUNG_BLOCKS
-        {
+        if !central.is_young() {
             return Ok(None);
         }
         let (mut central, run) = if central.backing.held == 0 {

@@ -246,6 +246,7 @@ impl Heap {
         device.take_in(shared, &mut central);
         let completed = |stream| device.streams.completed(stream);
         central.reserves = Default::default();
+        central.headroom_is_open = false;
         central.shrink_completed(&*shared.driver, shared.record, &device.streams, &completed);
         central.backing.trim(&*shared.driver);
         central.publish_reserved();

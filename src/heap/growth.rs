@@ -10,7 +10,7 @@
 use super::size_class::PAGE;
 use super::stitch::LONGEST_CHUNK;
 
-/// A heap that has to grow though memory lies idle takes this much more than it needs, where that is left (bytes).
+/// A heap that has to grow though memory lies idle takes this much more than it needs, where that is left (bytes), but no more than it holds.
 const STEP: u64 = 8 << 20;
 /// A run of growth ends once more than one part in this of it has been freed since it began.
 const FREED_SHARE: u64 = 8;

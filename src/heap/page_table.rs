@@ -1,7 +1,7 @@
 //! From an address to who owns it: a two-level radix tree over 2 MiB pages, read without locks.
 //!
 //! A page holds slots of one slab, or the starts of at most two large blocks (a large block is longer than half a page), so
-//! one word tells the owner:
+//! one word tells the owner. Only in a young heap may more blocks start in a page: then the word says no more than that.
 //!
 //! ```text
 //!   word            bits 0-1   2-7      8-35              36-63
@@ -75,6 +75,7 @@ impl Owner {
         }
     }
 
+    /// The word; of a crowd, which [`Page::become_crowd`] writes, there is none here.
     fn encode(self) -> u64 {
         match self {
             Self::None => 0,
@@ -171,13 +172,18 @@ impl Page<'_> {
     }
 
     /// The blocks that start in the page become a crowd (under the central lock, whose holder knows them from now on); those that the word named.
-    pub fn crowd(self, device: u32) -> [Option<BlockId>; 2] {
+    pub fn become_crowd(self, device: u32) -> [Option<BlockId>; 2] {
         let named = match self.owner() {
             Owner::Large { blocks, .. } => blocks,
             _ => [None, None],
         };
         self.0.store(CROWD | u64::from(device) << DEVICE, Ordering::Release);
         named
+    }
+
+    /// Whether they are a crowd.
+    pub fn is_crowd(self) -> bool {
+        self.0.load(Ordering::Relaxed) & 3 == CROWD
     }
 
     /// The last of a crowd is gone (under the central lock).
@@ -286,7 +292,7 @@ mod tests {
         let page = table.page(PAGE).unwrap();
         assert!(page.add_block(3, 7) && page.add_block(3, 9));
         assert!(!page.add_block(3, 11));
-        assert_eq!(page.crowd(3), [Some(7), Some(9)]);
+        assert_eq!(page.become_crowd(3), [Some(7), Some(9)]);
         assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, None] });
         assert!(!page.add_block(3, 11) && page.word().is_large() && page.word().slab().is_none());
         assert_eq!((page.word().device(), page.remove_block(Some)), (3, None));

@@ -336,6 +336,7 @@ impl Device {
         let completed = |stream| self.streams.completed(stream);
         let bytes = central.give_idle(driver, shared.record, &self.streams, &completed, drain);
         if bytes > 0 {
+            central.headroom_is_open = false;
             let (trims, given) = (central.watch.given.0 + 1, central.watch.given.1 + bytes);
             central.watch.given = (trims, given);
             central.gauges.set(&[(DeviceGauge::LowPhaseTrims, trims), (DeviceGauge::LowPhaseBytes, given)]);

@@ -6,7 +6,7 @@
 //! 2. give empty regions back and trim the driver's pools;
 //! 3. make the asking stream wait for others' events (`waits:`); else wait on the host for the oldest unfinished event, again and again;
 //! 4. synchronise the device once, and do all of it again;
-//! 5. grow into the headroom, which is open from then on, until the next trim.
+//! 5. grow into the headroom, which is open from then on, until memory is given back (a trim, a low-memory phase).
 //!
 //! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is synchronised: then rungs 1, 2
 //! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
@@ -238,11 +238,17 @@ impl Device {
 
     /// Fresh memory that leaves the device its headroom.
     pub(super) fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
-        let headroom = if central.headroom_is_open {
-            0
-        } else {
-            shared.config.headroom.resolve(self.capabilities.total_memory)
-        };
+        let headroom = if central.headroom_is_open { 0 } else { self.headroom(shared) };
+        self.free_beside(shared, central, headroom)
+    }
+
+    /// What the configuration leaves free for others.
+    pub(super) fn headroom(&self, shared: &Shared) -> u64 {
+        shared.config.headroom.resolve(self.capabilities.total_memory)
+    }
+
+    /// Fresh memory that leaves the device `headroom` bytes.
+    pub(super) fn free_beside(&self, shared: &Shared, central: &mut Central, headroom: u64) -> u64 {
         central.backing.calls += 1;
         // Where the driver cannot say, growth itself will.
         shared.driver.memory_info(self.id).map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
@@ -314,8 +320,16 @@ impl Device {
             }
         }
         let (mut central, run) = retry(Room::Ceiling, 5, self.give_up_reserves(shared))?;
-        // Else each of the requests to come would climb the whole ladder, and tear the last idle pages for what the next one gets whole.
-        central.headroom_is_open = true;
+        // Beside a capture waiting was not tried: then this request alone has touched it.
+        let was_touched = waits && self.free_beside(shared, &mut central, self.headroom(shared)) == 0;
+        if was_touched && !central.headroom_is_open {
+            // Else each of the requests to come would climb the whole ladder, and tear the last idle pages for what the next one gets whole.
+            central.headroom_is_open = true;
+            log::info!(
+                "device {}: nothing else helped, so the headroom is used until memory is given back",
+                self.id
+            );
+        }
         Some((central, run))
     }
 

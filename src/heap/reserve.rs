@@ -80,7 +80,8 @@ impl Device {
             if missing == 0 {
                 return Ok(());
             }
-            let fresh = self.budget(shared, central);
+            // Whatever others had to use of it: what is only kept ready leaves the headroom free.
+            let fresh = self.free_beside(shared, central, self.headroom(shared));
             if fresh < missing {
                 return Err(DriverError::new("headroom", ErrorKind::OutOfMemory, 0));
             }

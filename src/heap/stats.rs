@@ -232,10 +232,9 @@ impl Device {
         let named = central.named.iter().map(|(_, pool)| pool.lane.slab_sums());
         slabs = [slabs, captured.chain(named).sum()].into_iter().sum();
         // Small blocks that lie in no slab: direct ones, and those of a young heap.
-        let of_runs = central.arenas.blocks().filter(|(_, run)| run.state == RunState::Live && !run.is_slab);
-        let all = central.direct_blocks().map(|block| block.1).chain(of_runs.map(|(_, run)| run.bytes));
-        let direct = all.filter(|&bytes| bytes <= SMALL_MAX);
-        let (direct, direct_bytes) = direct.fold((0, 0), |sum, bytes| (sum.0 + 1, sum.1 + bytes));
+        let direct = central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
+        let young = central.small_blocks();
+        let (direct, direct_bytes) = direct.fold(young, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
         let free_in = |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
         let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
         let small = free_in(slabs.used_bytes, blocks.active_bytes[SMALL].current, direct_bytes);

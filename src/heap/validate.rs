@@ -63,6 +63,7 @@ impl Device {
             live += small;
         }
         central.arenas.validate()?;
+        central.validate_small(&shared.table)?;
         for (id, run) in central.arenas.blocks() {
             if run.is_slab {
                 if slab_runs.remove(&id) != Some(run.address) {
