@@ -1,5 +1,8 @@
 """The comparison of speed drives both allocators as it says; its times are not judged here."""
 
+import json
+import subprocess
+
 import pytest
 
 from conftest import RELEASE, ROOT
@@ -23,3 +26,12 @@ def test_both_allocators_serve_every_call_in_one_process_and_keep_nothing(phanto
     assert 0 < facts["torch_held"] < facts["held"]
     assert facts["left"] == 0
     assert facts["valid"] == 0
+
+
+def test_the_command_prints_the_comparison_with_both_of_torchs_allocators():
+    command = [ROOT / "tests" / "pytorch" / "pace", "--passes", "1", "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert [facts["torch"] for facts in found] == ["native", "expandable"]
+    assert all(facts["passes"] == 1 and facts["ratio"] > 0 for facts in found)
