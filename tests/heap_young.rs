@@ -117,6 +117,8 @@ fn torch_is_told_of_the_small_blocks_of_a_shared_page_as_small_ones() {
     assert_eq!(stats.blocks.active[small].current, SIZES.len() as u64);
     let rounded: u64 = SIZES.iter().map(|size| size.next_multiple_of(512)).sum();
     assert_eq!(stats.blocks.active_bytes[small].current, rounded);
+    assert_eq!(stats.held.reserved_bytes[small].current, rounded);
+    assert_eq!(stats.held.reserved_bytes[gruyere::record::peaks::LARGE].current, PAGE - rounded);
     rig.check_order();
     blocks.into_iter().for_each(|block| assert!(rig.heap.free(block)));
     assert_eq!(rig.heap.torch_stats(0).unwrap().blocks.active[small].current, 0);

@@ -223,6 +223,8 @@ impl Central {
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
         if size <= SMALL_MAX {
             self.small = (self.small.0 + 1, self.small.1 + size);
+            // Where it lies is the small pool's, as a slab would be.
+            self.tally.slab_taken(size);
         }
         self.name(table, id, address);
         self.writer.malloc(pool_of(size), slot, block, || step, start);
@@ -273,6 +275,7 @@ impl Central {
     /// A small block of the arena is neither live nor pending any more.
     fn small_is_gone(&mut self, size: u64) {
         self.small = (self.small.0 - 1, self.small.1 - size);
+        self.tally.slab_given(size);
     }
 
     /// Whether one small block more may be served from the arena: the heap has never held more than a page, and few were served so. True counts one.

@@ -1,8 +1,8 @@
 //! What is held, over time, as torch counts it: segments and their bytes, by pool, with peaks and resets.
 //!
 //! A segment is one piece of memory from the driver: a page of `backing:stitch`, a span of the other backings, a block of
-//! `backing:passthrough`. Slabs serve small blocks only, so their memory is the small pool's, and all else the large one's; pages pass
-//! from one to the other. A span may serve both and counts as large.
+//! `backing:passthrough`. Slabs serve small blocks only, so their memory is the small pool's, as are the bytes of a young heap's small blocks, and
+//! all else the large one's; pages pass from one to the other. A span may serve both and counts as large.
 #![deny(unsafe_code)]
 
 use super::size_class::PAGE;
