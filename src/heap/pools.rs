@@ -84,7 +84,7 @@ impl Heap {
         Err(PoolError::Reserve {
             bytes: reserve,
             free: shared.driver.memory_info(device.id).ok().map(|info| info.free),
-            headroom: shared.config.headroom.resolve(device.capabilities.total_memory),
+            headroom: device.headroom(shared),
             error,
         })
     }
