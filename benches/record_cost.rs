@@ -1,4 +1,4 @@
-//! What the record costs a malloc and a free, in instructions and in time.
+//! What the record costs a malloc and a free, in instructions and in time, and what timing costs a call of the driver.
 //!
 //! ```text
 //! cargo bench --bench record_cost                    # nanoseconds, one and two threads
@@ -10,11 +10,16 @@
 //! cost of `block_insert` + `event` (or `block_remove` + `event`), the clock's read and the call itself included.
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Instant;
 
+use gruyere::driver::{Driver, StreamHandle};
+use gruyere::heap::timed::{OnRecord, Timed};
 use gruyere::record::{
     BlockEntry, BlockSlot, DeviceFacts, EventKind, LaneWriter, Record, RecordOptions, clock,
 };
+use gruyere_phantom::{Config as GpuConfig, Costs, Gpu};
+use gruyere_phantom_driver::PhantomDriver;
 
 #[inline(never)]
 fn hot_malloc(lane: &mut LaneWriter, entry: &BlockEntry) -> BlockSlot {
@@ -68,6 +73,32 @@ fn record(enabled: bool) -> &'static Record {
     Box::leak(Box::new(Record::create(&options, &[device])))
 }
 
+/// What timing adds to a call of the driver: the best of several rounds, nanoseconds. The driver is the stand-in, which works for a while at each call, as a real one does:
+/// calls that do nothing would make each wait for the writes of the one before.
+fn timed_call() -> f64 {
+    let config = GpuConfig { costs: Costs::zero(), oracle: false, ..GpuConfig::new(1 << 30) };
+    let bare: Arc<dyn Driver> = Arc::new(PhantomDriver::new(Arc::new(Gpu::new(config))));
+    let record = record(true);
+    let timed: Arc<dyn Driver> = Arc::new(Timed::new(bare.clone(), OnRecord::new(record)));
+    let round = |driver: &Arc<dyn Driver>| {
+        const CALLS: u32 = 1000;
+        let begin = Instant::now();
+        for _ in 0..CALLS {
+            let _ = black_box(black_box(driver).stream_synchronize(0, StreamHandle(0)));
+        }
+        begin.elapsed().as_nanos() as f64 / f64::from(CALLS)
+    };
+    // Short rounds in turn: what else the machine does spares some of each.
+    let (mut least_bare, mut least_timed) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..3000 {
+        least_bare = least_bare.min(round(&bare));
+        least_timed = least_timed.min(round(&timed));
+    }
+    let beyond = least_timed - least_bare;
+    record.close();
+    beyond
+}
+
 fn main() {
     if std::env::args().any(|argument| argument == "instructions") {
         let record = record(true);
@@ -102,4 +133,5 @@ fn main() {
             record.close();
         }
     }
+    println!("a timed driver call: {:.1} ns beyond the call", timed_call());
 }

@@ -1,7 +1,7 @@
 //! Two threads on two streams against one thread: `cargo bench --bench two_threads`.
 //!
 //! The library in process, the record on, over the stand-in GPU with costs of zero. Its one lock would be what is measured: so the ids of
-//! streams, the only question that the steady state asks of the driver, are answered without it, as the CUDA driver does.
+//! streams and whether they capture, the only questions that the steady state asks of the driver, are answered without it, as the CUDA driver does.
 //! Rounds alternate between one thread, two, and two with a heap each (what the machine has to give), so that what else the
 //! machine does meets them all.
 
@@ -17,7 +17,7 @@ use std::hint::black_box;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
-/// The stand-in GPU's driver, but for the ids of streams.
+/// The stand-in GPU's driver, but for what is asked of a stream at each malloc.
 struct Quick(PhantomDriver);
 
 macro_rules! delegate {
@@ -26,6 +26,9 @@ macro_rules! delegate {
             $(fn $name(&self $(, $argument: $type)*) -> $result {
                 self.0.$name($($argument),*)
             })*
+            fn capture_status(&self, _: DeviceId, _: StreamHandle) -> Result<CaptureStatus> {
+                Ok(CaptureStatus::None)
+            }
             fn stream_id(&self, _: DeviceId, stream: StreamHandle) -> Result<u64> {
                 Ok(stream.0 as u64)
             }
@@ -46,7 +49,7 @@ delegate! {
     fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
     fn pool_alloc(&self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
     fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()>;
-    fn address_reserve(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
+    fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
     fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle>;
     fn physical_release(&self, device: DeviceId, handle: PhysicalHandle) -> Result<()>;
@@ -66,7 +69,6 @@ delegate! {
     fn stream_create(&self, device: DeviceId) -> Result<StreamHandle>;
     fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
     fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
-    fn capture_status(&self, device: DeviceId, stream: StreamHandle) -> Result<CaptureStatus>;
     fn device_synchronize(&self, device: DeviceId) -> Result<()>;
 }
 

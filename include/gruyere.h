@@ -84,6 +84,9 @@ typedef struct GruyereAlert {
 // Who is called with an alert, and with what was given for it.
 typedef void (*GruyereAlertCallback)(const struct GruyereAlert *alert, void *context);
 
+// `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
+typedef void *GruyereStream;
+
 // Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end only.
 typedef struct GruyereStats {
   // In: the bytes that the caller has room for. Out: the bytes that were written.
@@ -213,9 +216,6 @@ typedef struct GruyereOutOfMemory {
   // Bytes of the device that the driver said were free; all bits set: it could not say.
   uint64_t free;
 } GruyereOutOfMemory;
-
-// `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
-typedef void *GruyereStream;
 
 // Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end only.
 typedef struct GruyerePoolStats {
@@ -431,6 +431,19 @@ uint64_t gruyere_checkpoint(void);
 //
 // CUDA is not touched by this: announced early, it is remembered until the first request, and children may still be forked.
 void gruyere_announce_hooks(uint32_t bits);
+
+// Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of it. The library may then ask about it and record events on it at any time; of
+// any other created stream it does so only inside a call that names it, since a call on a destroyed stream is undefined. What a stream that was not announced has freed comes to other streams later: with an event that
+// its next call records, with one behind all work of the device, or with a synchronisation. It also saves a driver call at each request. Default streams last anyway, and need not be announced.
+//
+// 0; -1: the library cannot work here; -2: there is no such device.
+int gruyere_stream_lasts(int device, GruyereStream stream);
+
+// `stream` of `device` is about to be destroyed: what it has freed gets its event now, and its handle is not used again. Call it before the stream is destroyed, while nothing is
+// allocated or recorded on it; for streams that were announced ([`gruyere_stream_lasts`]) it must be called, for any other it may be.
+//
+// 0, also of a stream that is not known; -1: the library cannot work here; -2: there is no such device.
+int gruyere_stream_ends(int device, GruyereStream stream);
 
 // Tags the calling thread's next requests: 0 auto, 1 transient, 2 step, 3 persistent. Tags nest, up to 31.
 //

@@ -8,6 +8,7 @@ pub mod config;
 pub mod door;
 pub mod driver;
 pub mod dump;
+pub mod file;
 pub mod heap;
 pub mod nvtx;
 pub mod record;

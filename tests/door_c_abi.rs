@@ -6,7 +6,7 @@ use common::{GIB, MIB};
 use gruyere::door::control::*;
 use gruyere::door::torch::*;
 use gruyere::door::{current, install};
-use gruyere_phantom::{Config as GpuConfig, Gpu};
+use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
@@ -28,6 +28,10 @@ fn malloc(size: isize) -> *mut c_void {
 
 fn free(pointer: *mut c_void) {
     gruyere_free(pointer, 0, 0, null_mut());
+}
+
+fn c_path(path: &std::path::Path) -> CString {
+    CString::new(path.to_str().unwrap()).unwrap()
 }
 
 fn stats() -> GruyereStats {
@@ -75,6 +79,34 @@ fn null_and_strangers_may_be_freed_and_recorded() {
     free(0x1234 as *mut c_void);
     gruyere_record_stream(0x1234 as *mut c_void, null_mut());
     assert_eq!(stats().bad_frees, 2);
+}
+
+#[test]
+fn streams_are_announced_and_end_and_wrong_devices_are_refused() {
+    let (_turn, gpu) = fresh("");
+    let stream = as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap();
+    let handle = stream as *mut c_void;
+    // Before anything is allocated, of a default stream, and twice.
+    for handle in [stream, 0, 1, 2, stream].map(|handle| handle as *mut c_void) {
+        assert_eq!(gruyere_stream_lasts(0, handle), GRUYERE_OK);
+    }
+    let ids = || gpu.counts(Caller::Allocator).of(CallKind::StreamId);
+    for asked in [0, 1] {
+        let address = gruyere_malloc(1000, 0, handle);
+        assert!(!address.is_null());
+        gruyere_free(address, 1000, 0, handle);
+        assert_eq!(ids(), asked);
+        // From its end on it is a stream like any other.
+        assert_eq!(gruyere_stream_ends(0, handle), GRUYERE_OK);
+    }
+    for device in [-1, 1, 64] {
+        assert_eq!(gruyere_stream_lasts(device, handle), GRUYERE_INVALID);
+        assert_eq!(gruyere_stream_ends(device, handle), GRUYERE_INVALID);
+    }
+    // Of no stream that it knows.
+    assert_eq!(gruyere_stream_ends(0, 0x1234_5600 as *mut c_void), GRUYERE_OK);
+    assert_eq!(gpu.misuses(), []);
+    assert_eq!(gruyere_validate(), GRUYERE_OK);
 }
 
 #[test]
@@ -143,7 +175,6 @@ fn a_dump_tells_every_device_and_a_bad_path_is_an_error_code() {
     let block = malloc(4 * MIB as isize);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dump.txt");
-    let c_path = |path: &std::path::Path| CString::new(path.to_str().unwrap()).unwrap();
     // SAFETY: NUL-terminated strings; NULL is allowed.
     unsafe {
         assert_eq!(gruyere_dump(c_path(&path).as_ptr()), GRUYERE_OK);
@@ -153,6 +184,39 @@ fn a_dump_tells_every_device_and_a_bad_path_is_an_error_code() {
     let text = std::fs::read_to_string(path).unwrap();
     assert!(text.contains("device 0") && text.contains(&(4 * MIB).to_string()), "{text}");
     free(block);
+}
+
+#[test]
+fn a_dump_beyond_the_limit_on_files_is_an_error_code_and_no_signal() {
+    use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+    const ROLE: &str = "GRUYERE_TEST_DUMP_BEYOND_LIMIT";
+    if let Some(path) = std::env::var_os(ROLE) {
+        let (_turn, _gpu) = fresh("record:off");
+        assert!(!malloc(MIB as isize).is_null());
+        let path = std::path::PathBuf::from(path);
+        // SAFETY: a NUL-terminated string.
+        assert_eq!(unsafe { gruyere_dump(c_path(&path).as_ptr()) }, GRUYERE_IO);
+        assert!(!path.exists());
+        return;
+    }
+    // A limit is the whole process's, the test's output included: in one of its own.
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "a_dump_beyond_the_limit_on_files_is_an_error_code_and_no_signal"])
+        .env(ROLE, folder.path().join("dump.txt"));
+    let limit = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
+    // SAFETY: a plain system call, which a forked child may do.
+    unsafe {
+        command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_FSIZE, &limit) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let output = command.output().unwrap();
+    assert_eq!(output.status.signal(), None, "{output:?}");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
 }
 
 #[test]
@@ -199,6 +263,8 @@ fn a_forked_child_may_call_everything_and_touches_nothing() {
         gruyere_reset();
         gruyere_mark_step();
         assert!(gruyere_mark_phase(1) == GRUYERE_UNAVAILABLE);
+        assert!(gruyere_stream_lasts(0, block) == GRUYERE_UNAVAILABLE);
+        assert!(gruyere_stream_ends(0, block) == GRUYERE_UNAVAILABLE);
         let refused = gruyere_validate() == GRUYERE_UNAVAILABLE && gruyere_trim() == 0;
         // SAFETY: ends the child without the harness's exit handlers.
         unsafe { libc::_exit(i32::from(!(nothing && refused))) };

@@ -113,7 +113,7 @@ fn what_an_old_driver_lacks_is_a_capability_flag_and_an_error() {
         driver.pool_create(0, 1 << 21).map(drop).unwrap_err().kind,
         driver.pool_free(0, 1, stream).unwrap_err().kind,
         driver.physical_create(0, 1 << 21).map(drop).unwrap_err().kind,
-        driver.address_reserve(0, 1 << 21).map(drop).unwrap_err().kind,
+        driver.address_reserve(0, 1 << 21, 0).map(drop).unwrap_err().kind,
         driver.stream_id(0, stream).map(drop).unwrap_err().kind,
     ];
     assert!(kinds.iter().all(|kind| *kind == ErrorKind::NotSupported), "{kinds:?}");

@@ -5,7 +5,7 @@ mod driver_conformance;
 #[path = "common/phantom_library.rs"]
 mod phantom_library;
 
-use gruyere::driver::cuda::CudaDriver;
+use gruyere::driver::cuda::{CudaDriver, HandleType};
 use gruyere::driver::{CaptureStatus, Driver, ErrorKind, StreamHandle};
 use phantom_library::{Entry, function, on_phantom};
 
@@ -215,5 +215,128 @@ fn a_forked_child_is_told_that_cuda_is_not_for_it() {
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1, "status {status}");
         call_everything(&driver, 0);
+    });
+}
+
+/// As what the memory behind `address` was created: its handle types, and [`RDMA`].
+fn created_as(address: u64) -> i32 {
+    // SAFETY: declared so in phantom/abi/src/control.rs.
+    let ask: extern "C" fn(u64) -> i32 = unsafe { function(c"phantom_created_as") };
+    ask(address)
+}
+
+const POSIX: i32 = 1;
+const FABRIC: i32 = 8;
+const RDMA: i32 = 256;
+
+/// As what a driver creates memory that can then be used, on a stand-in of these settings.
+fn creates(name: &str, settings: &[(&str, &str)], cases: &'static [(HandleType, i32)]) {
+    on_phantom(name, Entry::LibraryPath, settings, || {
+        for &(wish, expected) in cases {
+            let driver = CudaDriver::load().unwrap().with_handle_type(wish);
+            let bytes = driver.capabilities(0).unwrap().granularity;
+            let before = driver.memory_info(0).unwrap();
+            let handle = driver.physical_create(0, bytes).unwrap();
+            let address = driver.address_reserve(0, bytes, bytes).unwrap();
+            driver.map(0, address, bytes, handle).unwrap();
+            driver.set_access(0, address, bytes, &[]).unwrap();
+            assert_eq!(created_as(address), expected, "{wish:?}");
+            driver.unmap(0, address, bytes).unwrap();
+            driver.address_free(0, address, bytes).unwrap();
+            driver.physical_release(0, handle).unwrap();
+            assert_eq!(driver.memory_info(0).unwrap(), before, "what was tried is given back");
+        }
+    });
+}
+
+#[test]
+fn memory_is_created_exportable_where_the_device_offers_it() {
+    creates(
+        "memory_is_created_exportable_where_the_device_offers_it",
+        &[],
+        &[
+            (HandleType::Auto, POSIX | RDMA),
+            (HandleType::Posix, POSIX | RDMA),
+            (HandleType::None, RDMA),
+            (HandleType::Fabric, RDMA),
+        ],
+    );
+}
+
+#[test]
+fn fabric_handles_are_asked_for_where_they_are_wished() {
+    creates(
+        "fabric_handles_are_asked_for_where_they_are_wished",
+        &[("PHANTOM_HANDLE_TYPES", "posix,fabric")],
+        &[(HandleType::Fabric, FABRIC | RDMA), (HandleType::Auto, POSIX | RDMA)],
+    );
+}
+
+#[test]
+fn an_export_that_is_refused_is_found_out_before_memory_is_made_for_it() {
+    creates(
+        "an_export_that_is_refused_is_found_out_before_memory_is_made_for_it",
+        &[("PHANTOM_HANDLE_TYPES", "posix,fabric,refused")],
+        &[(HandleType::Auto, RDMA), (HandleType::Fabric, RDMA)],
+    );
+}
+
+#[test]
+fn rdma_that_a_device_promises_and_refuses_is_not_asked_for() {
+    for rdma in ["refused", "without-access"] {
+        creates(
+            "rdma_that_a_device_promises_and_refuses_is_not_asked_for",
+            &[("PHANTOM_RDMA", rdma)],
+            &[(HandleType::Auto, POSIX), (HandleType::None, 0)],
+        );
+    }
+}
+
+#[test]
+fn a_device_without_any_of_it_creates_memory_all_the_same() {
+    creates(
+        "a_device_without_any_of_it_creates_memory_all_the_same",
+        &[("PHANTOM_RDMA", "missing"), ("PHANTOM_HANDLE_TYPES", "none")],
+        &[(HandleType::Auto, 0), (HandleType::Posix, 0)],
+    );
+}
+
+/// The next `cuMemSetAccess` calls from the `nth` on answer that the driver is not ready.
+fn is_not_ready(nth: u64, for_ever: bool) {
+    // SAFETY: declared so in phantom/abi/src/control.rs.
+    let fail: extern "C" fn(*const std::ffi::c_char, u64, u32, i32) -> u32 =
+        unsafe { function(c"phantom_fail") };
+    assert_eq!(fail(c"cuMemSetAccess".as_ptr(), nth, 600, i32::from(for_ever)), 0);
+}
+
+#[test]
+fn access_is_asked_for_again_while_the_driver_is_not_ready_but_not_for_ever() {
+    let name = "access_is_asked_for_again_while_the_driver_is_not_ready_but_not_for_ever";
+    on_phantom(name, Entry::LibraryPath, &[], || {
+        let driver = CudaDriver::load().unwrap();
+        let bytes = driver.capabilities(0).unwrap().granularity;
+        let handle = driver.physical_create(0, bytes).unwrap();
+        let address = driver.address_reserve(0, bytes, bytes).unwrap();
+        driver.map(0, address, bytes, handle).unwrap();
+        (1..=5).for_each(|nth| is_not_ready(nth, false));
+        driver.set_access(0, address, bytes, &[]).unwrap();
+        is_not_ready(1, true);
+        assert_eq!(driver.set_access(0, address, bytes, &[]).unwrap_err().code, 600);
+    });
+}
+
+#[test]
+fn a_device_that_shares_the_hosts_memory_tells_what_the_host_has() {
+    let name = "a_device_that_shares_the_hosts_memory_tells_what_the_host_has";
+    on_phantom(name, Entry::LibraryPath, &[("PHANTOM_INTEGRATED", "on")], || {
+        let told = CudaDriver::load().unwrap().capabilities(0).unwrap().host_memory.expect("it shares");
+        let line = |name: &str| -> u64 {
+            let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap().to_owned();
+            line.trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
+        };
+        assert!((1..=line("MemTotal:")).contains(&told));
+        let now = line("MemAvailable:");
+        assert!(told.abs_diff(now) < now / 2, "{told} and {now} are of the same moment, nearly");
     });
 }

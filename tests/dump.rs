@@ -3,6 +3,7 @@
 mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
+use gruyere::driver::StreamHandle;
 use gruyere::dump::state::{BlockKind, Class, State, Sum};
 use gruyere::dump::{self, gather, text};
 use gruyere::heap::Error;
@@ -290,4 +291,20 @@ fn the_state_from_outside_is_the_state_from_inside() {
         };
         assert_eq!(blocks(one), blocks(other), "{backing}");
     }
+}
+
+#[test]
+fn what_belongs_to_no_one_stream_is_said_in_words() {
+    let rig = Rig::new("record:on");
+    // As cudaMalloc does.
+    rig.malloc(3 * MIB, StreamHandle::EVERY);
+    rig.malloc(700, DEFAULT);
+    let report = refused(&rig, 17 * GIB);
+    let state = gather::state(&rig.heap, Some(&report));
+    assert!(state.events.entries.iter().any(|event| event.kind == "grow"));
+    let text = text::text(&state);
+    assert!(text.contains(" grow ") && text.contains("stream none"), "{text}");
+    assert!(text.contains("of stream all ") && text.contains("of stream 0 "), "{text}");
+    assert!(!text.contains("4294967295") && !text.contains("4094"), "{text}");
+    rig.check();
 }

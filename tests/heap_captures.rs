@@ -6,7 +6,10 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere_phantom::{CallKind, Caller, CaptureMode, Config as GpuConfig, Injection, as_program};
+use gruyere_phantom::{
+    CallKind, Caller, CaptureMode, CaptureStatus, CapturingIds, Config as GpuConfig, Injection, as_program,
+    vouching,
+};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -56,7 +59,7 @@ impl World {
     }
 
     fn try_malloc(&self, size: u64, device: u32, stream: StreamHandle) -> Result<u64, Error> {
-        let address = self.rig.heap.malloc(size, i64::from(device), stream)?;
+        let address = vouching(stream.0, || self.rig.heap.malloc(size, i64::from(device), stream))?;
         self.blocks.set(self.blocks.get() + 1);
         self.rig.gpu.block_malloc(self.blocks.get(), address, size, device, stream.0);
         Ok(address)
@@ -73,7 +76,7 @@ impl World {
 
     fn record_stream(&self, address: u64, stream: StreamHandle) {
         self.rig.gpu.block_record_stream(address, 0, stream.0);
-        assert!(self.rig.heap.record_stream(address, stream));
+        assert!(self.rig.record_stream(address, stream));
     }
 
     fn launch(&self, stream: StreamHandle, kernels: u64) {
@@ -860,6 +863,60 @@ fn a_status_that_fails_for_another_reason_is_an_error_not_a_guess() {
 }
 
 #[test]
+fn a_capture_that_nobody_announced_lives_and_its_memory_is_nobody_elses_though_all_hooks_are_wired() {
+    for capturing_ids in [CapturingIds::Told, CapturingIds::Refused, CapturingIds::Invalidate] {
+        for backing in BACKINGS {
+            let world = World::over(GpuConfig { capturing_ids, ..GpuConfig::new(GIB) }, backing);
+            world.rig.heap.announce_hooks(3);
+            let (stream, other) = (world.rig.stream(), world.rig.stream());
+            as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Relaxed, None)).unwrap();
+            let blocks = [600, 5 * MIB].map(|size| world.malloc(size, stream));
+            world.launch(stream, 1);
+            blocks.into_iter().for_each(|address| world.free(address));
+            let graph = world.end_capture(stream);
+            world.rig.heap.trim();
+            for size in [600, 5 * MIB] {
+                let address = world.malloc(size, other);
+                assert!(!blocks.contains(&address), "{backing}, ids {capturing_ids:?}");
+                world.launch(other, 1);
+                world.free(address);
+            }
+            world.replay(graph, DEFAULT);
+            world.check();
+        }
+    }
+}
+
+#[test]
+fn a_stream_first_seen_in_a_capture_is_the_same_stream_outside_of_it() {
+    for capturing_ids in [CapturingIds::Told, CapturingIds::Refused, CapturingIds::Invalidate] {
+        let world = World::over(GpuConfig { capturing_ids, ..GpuConfig::new(GIB) }, "headroom:0");
+        world.rig.heap.announce_hooks(3);
+        let stream = world.rig.stream();
+        world.begin(1, stream);
+        let first = world.malloc(100 * MIB, stream);
+        world.free(first);
+        let graph = world.end(1, stream);
+        // Here it is asked who it is.
+        let outside = world.malloc(5000, stream);
+        world.free(outside);
+        world.begin(1, stream);
+        assert_eq!(
+            world.malloc(100 * MIB, stream),
+            first,
+            "ids {capturing_ids:?}: the pool's memory is its own"
+        );
+        world.free(first);
+        let again = world.end(1, stream);
+        for graph in [graph, again] {
+            world.destroy(graph);
+            world.release(1);
+        }
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
 fn hooks_out_of_order_are_harmless() {
     let world = World::new(512 * MIB, "headroom:0");
     let (stream, other) = (world.rig.stream(), world.rig.stream());
@@ -1002,6 +1059,17 @@ enum Action {
         stream: usize,
         relaxed: bool,
     },
+    /// A capture that nobody announces, on a stream that the heap has seen; it is nobody's pool.
+    DestroyStream {
+        stream: usize,
+        announce: bool,
+    },
+    BeginUnannounced {
+        stream: usize,
+    },
+    EndUnannounced {
+        capture: usize,
+    },
     /// Ends the capture of a bracket, if it has one, and the bracket.
     Close {
         bracket: usize,
@@ -1035,6 +1103,9 @@ fn action() -> impl Strategy<Value = Action> {
         2 => (n.clone(), n.clone()).prop_map(|(waiting, other)| Action::Join { waiting, other }),
         3 => (1..5u64).prop_map(|pool| Action::OpenBracket { pool }),
         4 => (n.clone(), any::<bool>()).prop_map(|(stream, relaxed)| Action::BeginCapture { stream, relaxed }),
+        1 => n.clone().prop_map(|stream| Action::BeginUnannounced { stream }),
+        2 => (n.clone(), any::<bool>()).prop_map(|(stream, announce)| Action::DestroyStream { stream, announce }),
+        1 => n.clone().prop_map(|capture| Action::EndUnannounced { capture }),
         3 => n.clone().prop_map(|bracket| Action::Close { bracket }),
         3 => (n.clone(), n.clone()).prop_map(|(graph, stream)| Action::Replay { graph, stream }),
         2 => (n, any::<bool>()).prop_map(|(graph, destroy_first)| Action::Reset { graph, destroy_first }),
@@ -1052,14 +1123,45 @@ struct Program {
     brackets: Vec<(u64, Option<StreamHandle>)>,
     /// What is to be released: the pool, and the graph if the capture was good.
     graphs: Vec<(u64, Option<u64>)>,
+    /// Streams of captures that nobody announced, and their graphs, which are never gone.
+    unannounced: Vec<StreamHandle>,
+    nobodys_graphs: Vec<u64>,
+    announces_all: bool,
+    /// Which streams the heap was told last.
+    announced: [bool; 5],
 }
 
 impl Program {
     fn new(memory: u64, conf: &str) -> Self {
-        let world = World::new(memory, conf);
+        Self::over(GpuConfig::new(memory), conf)
+    }
+
+    fn over(config: GpuConfig, conf: &str) -> Self {
+        let world = World::over(GpuConfig { vouched_streams: true, ..config }, conf);
+        world.rig.heap.announce_hooks(3);
         let mut streams = vec![DEFAULT];
         streams.extend((0..4).map(|_| world.rig.stream()));
-        Self { world, streams, live: Vec::new(), brackets: Vec::new(), graphs: Vec::new() }
+        Self {
+            announced: [true; 5],
+            world,
+            streams,
+            live: Vec::new(),
+            brackets: Vec::new(),
+            graphs: Vec::new(),
+            unannounced: Vec::new(),
+            nobodys_graphs: Vec::new(),
+            announces_all: true,
+        }
+    }
+
+    /// Captures that nobody announces too. The heap has seen every stream: of others it could not know.
+    fn unannounced(mut self) -> Self {
+        self.announces_all = false;
+        for stream in self.streams.clone() {
+            let address = self.world.malloc(600, stream);
+            self.world.free(address);
+        }
+        self
     }
 
     fn stream(&self, number: usize) -> StreamHandle {
@@ -1104,7 +1206,8 @@ impl Program {
                 gpu.event_destroy(0, event).unwrap();
             }),
             Action::OpenBracket { pool } => {
-                if self.brackets.len() < 3 {
+                // A capture that nobody announced would be taken for the one that a bracket waits for.
+                if self.brackets.len() < 3 && self.announces_all {
                     self.world.open(pool);
                     self.brackets.push((pool, None));
                 }
@@ -1118,6 +1221,19 @@ impl Program {
                     }
                 }
             }
+            Action::BeginUnannounced { stream } => {
+                let stream = self.stream(stream);
+                let begin = || gpu.begin_capture(0, stream.0, CaptureMode::Relaxed, None);
+                if !self.announces_all && as_program(begin).is_ok() {
+                    self.unannounced.push(stream);
+                }
+            }
+            Action::EndUnannounced { capture } => {
+                if !self.unannounced.is_empty() {
+                    let stream = self.unannounced.swap_remove(capture % self.unannounced.len());
+                    self.nobodys_graphs.extend(as_program(|| gpu.end_capture(0, stream.0)).ok());
+                }
+            }
             Action::Close { bracket } => {
                 if !self.brackets.is_empty() {
                     let (pool, stream) = self.brackets.remove(bracket % self.brackets.len());
@@ -1127,9 +1243,14 @@ impl Program {
                 }
             }
             Action::Replay { graph, stream } => {
-                if !self.graphs.is_empty()
-                    && let (_, Some(graph)) = self.graphs[graph % self.graphs.len()]
-                {
+                let all: Vec<u64> = self
+                    .graphs
+                    .iter()
+                    .filter_map(|graph| graph.1)
+                    .chain(self.nobodys_graphs.clone())
+                    .collect();
+                if !all.is_empty() {
+                    let graph = all[graph % all.len()];
                     let _ = as_program(|| gpu.replay(0, graph, self.stream(stream).0));
                 }
             }
@@ -1145,6 +1266,25 @@ impl Program {
                     self.world.release(pool);
                     destroy(!destroy_first);
                 }
+            }
+            Action::DestroyStream { stream, announce } => {
+                let number = stream % self.streams.len();
+                // A capture that nobody announces is found on streams that last only.
+                if number == 0 || !self.announces_all {
+                    return;
+                }
+                let (rig, stream) = (&self.world.rig, self.streams[number]);
+                // The driver does not destroy a stream that captures.
+                if as_program(|| gpu.capture_status(0, stream.0)) != Ok(CaptureStatus::None) {
+                    return;
+                }
+                if self.announced[number] {
+                    rig.end(stream)
+                } else {
+                    rig.destroy(stream)
+                }
+                self.streams[number] = if announce { rig.stream() } else { rig.passing_stream() };
+                self.announced[number] = announce;
             }
             Action::Trim => {
                 self.world.rig.heap.trim();
@@ -1165,6 +1305,9 @@ impl Program {
             self.world.check();
         }
         self.world.rig.gpu.clear_injections();
+        while !self.unannounced.is_empty() {
+            self.run(&Action::EndUnannounced { capture: 0 });
+        }
         while !self.brackets.is_empty() {
             self.run(&Action::Close { bracket: 0 });
         }
@@ -1172,8 +1315,15 @@ impl Program {
             self.run(&Action::Free { block: self.graphs.len() });
             self.run(&Action::Reset { graph: self.live.len(), destroy_first: true });
         }
-        self.world.check_all_comes_back();
+        if self.nobodys_graphs.is_empty() && self.announces_all {
+            self.world.check_all_comes_back();
+        }
+        self.world.check();
     }
+}
+
+fn capturing_ids() -> impl Strategy<Value = CapturingIds> {
+    prop_oneof![Just(CapturingIds::Told), Just(CapturingIds::Refused), Just(CapturingIds::Invalidate)]
 }
 
 proptest! {
@@ -1186,9 +1336,24 @@ proptest! {
         share in any::<bool>(),
         // From plenty down to far too little.
         pages in prop_oneof![Just(8192u64), 40..300u64],
+        capturing_ids in capturing_ids(),
     ) {
         let share = if share { "" } else { ",share:off" };
-        Program::new(pages * 2 * MIB, &format!("{}{share}", BACKINGS[backing])).run_all(&actions);
+        let config = GpuConfig { capturing_ids, ..GpuConfig::new(pages * 2 * MIB) };
+        Program::over(config, &format!("{}{share}", BACKINGS[backing])).run_all(&actions);
+    }
+
+    #[test]
+    fn captures_that_nobody_announced_keep_their_memory_and_are_not_ended_by_us(
+        actions in prop::collection::vec(action(), 1..300),
+        backing in 0..BACKINGS.len(),
+        share in any::<bool>(),
+        pages in prop_oneof![Just(8192u64), 40..300u64],
+        capturing_ids in capturing_ids(),
+    ) {
+        let share = if share { "" } else { ",share:off" };
+        let config = GpuConfig { capturing_ids, ..GpuConfig::new(pages * 2 * MIB) };
+        Program::over(config, &format!("{}{share}", BACKINGS[backing])).unannounced().run_all(&actions);
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere_phantom::{CallKind, CaptureMode, Config as GpuConfig, Injection, as_program};
+use gruyere_phantom::{CallKind, CaptureMode, Config as GpuConfig, Injection, as_program, vouching};
 use proptest::prelude::*;
 
 const EVERY: StreamHandle = StreamHandle::EVERY;
@@ -52,6 +52,8 @@ enum Action {
     },
     DestroyStream {
         stream: usize,
+        told: bool,
+        announced: bool,
     },
     /// A short capture, with a malloc and a free outside of it meanwhile.
     Capture {
@@ -79,7 +81,7 @@ fn action() -> impl Strategy<Value = Action> {
         8 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
         1 => Just(Action::Synchronize),
         2 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
-        1 => n.clone().prop_map(|stream| Action::DestroyStream { stream }),
+        1 => (n.clone(), any::<[bool; 2]>()).prop_map(|(stream, [told, announced])| Action::DestroyStream { stream, told, announced }),
         1 => (n, size(), block).prop_map(|(stream, size, block)| Action::Capture { stream, size, block }),
         1 => Just(Action::Trim),
     ]
@@ -103,6 +105,8 @@ struct Block {
 struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
+    /// Which of them the heap was told last.
+    announced: [bool; 4],
     /// Streams that are only named to the oracle: nobody ever waits for them or records an event on them, so what is ordered behind them is ordered
     /// behind the whole device.
     nobody: StreamHandle,
@@ -112,16 +116,17 @@ struct Program {
 
 impl Program {
     fn new(memory: u64, conf: &str, context_events: bool) -> Self {
-        let rig = Rig::over(GpuConfig { context_events, ..GpuConfig::new(memory) }, conf);
+        let config = GpuConfig { context_events, vouched_streams: true, ..GpuConfig::new(memory) };
+        let rig = Rig::over(config, conf);
         rig.heap.announce_ordered_callers();
         let mut streams = vec![DEFAULT];
-        streams.extend((0..3).map(|_| rig.stream()));
-        let nobody = rig.stream();
-        Self { rig, streams, nobody, blocks: Vec::new(), next: 1 }
+        streams.extend([rig.stream(), rig.passing_stream(), rig.passing_stream()]);
+        let nobody = rig.passing_stream();
+        Self { rig, streams, announced: [true, true, false, false], nobody, blocks: Vec::new(), next: 1 }
     }
 
     fn malloc(&mut self, size: u64, asked: StreamHandle, told: StreamHandle, freed: Freed) -> Option<u64> {
-        match self.rig.heap.malloc(size, 0, asked) {
+        match vouching(asked.0, || self.rig.heap.malloc(size, 0, asked)) {
             Ok(address) => {
                 self.rig.gpu.block_malloc(self.next, address, size, 0, told.0);
                 self.next += 1;
@@ -146,7 +151,10 @@ impl Program {
         let Block { address, freed, .. } = self.blocks.swap_remove(block % self.blocks.len());
         self.rig.gpu.block_free(address);
         let done = match freed {
-            Freed::On(stream) if !strictly => self.rig.heap.free_on(address, self.streams[stream]),
+            Freed::On(stream) if !strictly => {
+                let on = self.streams[stream];
+                vouching(on.0, || self.rig.heap.free_on(address, on))
+            }
             _ => self.rig.heap.free_everywhere(address),
         };
         assert!(done);
@@ -210,16 +218,22 @@ impl Program {
                 }
             }
             Action::HostSpend { microseconds } => gpu.host_spend(microseconds * 1000),
-            Action::DestroyStream { stream } => {
+            Action::DestroyStream { stream, told, announced } => {
                 let number = stream % count;
                 if number != 0 {
                     // The next stream gets the same handle. What the old one would have freed, the program frees strictly.
                     for block in self.blocks.iter_mut().filter(|block| block.freed == Freed::On(number)) {
                         block.freed = Freed::Everywhere;
                     }
-                    self.rig.heap.stream_ends(0, self.streams[number]);
-                    as_program(|| gpu.stream_destroy(0, self.streams[number].0)).unwrap();
-                    self.streams[number] = self.rig.stream();
+                    // Its end is told of where the door sees it, as it must be of a stream whose beginning was seen.
+                    if told || self.announced[number] {
+                        self.rig.end(self.streams[number]);
+                    } else {
+                        self.rig.destroy(self.streams[number]);
+                    }
+                    self.streams[number] =
+                        if announced { self.rig.stream() } else { self.rig.passing_stream() };
+                    self.announced[number] = announced;
                 }
             }
             Action::Capture { stream, size, block } => {
@@ -227,7 +241,7 @@ impl Program {
                 if on == DEFAULT {
                     return;
                 }
-                self.rig.heap.capture_begins(0, on);
+                vouching(on.0, || self.rig.heap.capture_begins(0, on));
                 as_program(|| gpu.begin_capture(0, on.0, CaptureMode::Global, None)).unwrap();
                 self.malloc(size, EVERY, self.nobody, Freed::Everywhere);
                 if let Some(&Block { freed: Freed::Everywhere, .. }) =

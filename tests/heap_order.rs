@@ -9,7 +9,7 @@ use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::lifetime::{self, Lifetime};
 use gruyere::heap::phase::Phase;
-use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program};
+use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program, vouching};
 use proptest::prelude::*;
 
 /// One thing that a program does. Numbers are reduced to what there is: a stream, a block.
@@ -42,8 +42,11 @@ enum Action {
     HostSpend {
         microseconds: u64,
     },
+    /// The stream ends, and another comes. `told`: the heap hears of the end, as it must of a stream that was announced; `announced`: it is told that the new one lasts.
     DestroyStream {
         stream: usize,
+        told: bool,
+        announced: bool,
     },
     Trim,
     Step,
@@ -68,7 +71,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (n.clone(), n.clone()).prop_map(|(waiting, other)| Action::Join { waiting, other }),
         1 => n.clone().prop_map(|stream| Action::HostWait { stream }),
         2 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
-        1 => n.prop_map(|stream| Action::DestroyStream { stream }),
+        2 => (n, any::<[bool; 2]>()).prop_map(|(stream, [told, announced])| Action::DestroyStream { stream, told, announced }),
         1 => Just(Action::Trim),
         1 => Just(Action::Step),
     ]
@@ -78,6 +81,8 @@ fn action() -> impl Strategy<Value = Action> {
 struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
+    /// Which of them the heap was told last.
+    announced: [bool; 4],
     /// Live blocks: address, the stream's handle, and the streams recorded.
     blocks: Vec<u64>,
     /// Blocks by the stream that they were allocated or recorded on: those of a destroyed stream may still be freed.
@@ -88,11 +93,19 @@ struct Program {
 
 impl Program {
     fn new(memory: u64, conf: &str) -> Self {
-        let rig = Rig::over(GpuConfig::new(memory), conf);
+        let rig = Rig::over(GpuConfig { vouched_streams: true, ..GpuConfig::new(memory) }, conf);
         rig.heap.announce_hooks(3);
         let mut streams = vec![DEFAULT];
-        streams.extend((0..3).map(|_| rig.stream()));
-        Self { rig, streams, blocks: Vec::new(), next: 1, failed: 0, steps: 0 }
+        streams.extend([rig.stream(), rig.passing_stream(), rig.passing_stream()]);
+        Self {
+            rig,
+            streams,
+            announced: [true, true, false, false],
+            blocks: Vec::new(),
+            next: 1,
+            failed: 0,
+            steps: 0,
+        }
     }
 
     fn stream(&self, number: usize) -> StreamHandle {
@@ -106,7 +119,7 @@ impl Program {
                 let stream = self.stream(stream);
                 let tag = Lifetime::from_u8(tag).unwrap();
                 assert!(lifetime::push(tag));
-                let result = self.rig.heap.malloc(size, 0, stream);
+                let result = vouching(stream.0, || self.rig.heap.malloc(size, 0, stream));
                 assert!(lifetime::pop());
                 match result {
                     Ok(address) => {
@@ -129,7 +142,7 @@ impl Program {
                 if !self.blocks.is_empty() {
                     let (address, stream) = (self.blocks[block % self.blocks.len()], self.stream(stream));
                     gpu.block_record_stream(address, 0, stream.0);
-                    assert!(self.rig.heap.record_stream(address, stream));
+                    assert!(vouching(stream.0, || self.rig.heap.record_stream(address, stream)));
                 }
             }
             Action::Launch { stream, kernels } => {
@@ -145,12 +158,19 @@ impl Program {
                 as_program(|| gpu.stream_synchronize(0, self.stream(stream).0)).unwrap();
             }
             Action::HostSpend { microseconds } => gpu.host_spend(microseconds * 1000),
-            Action::DestroyStream { stream } => {
+            Action::DestroyStream { stream, told, announced } => {
                 let number = stream % self.streams.len();
                 if number != 0 {
+                    let stream = self.streams[number];
+                    if told || self.announced[number] {
+                        self.rig.end(stream);
+                    } else {
+                        self.rig.destroy(stream);
+                    }
                     // The next stream gets the same handle.
-                    as_program(|| gpu.stream_destroy(0, self.streams[number].0)).unwrap();
-                    self.streams[number] = self.rig.stream();
+                    self.streams[number] =
+                        if announced { self.rig.stream() } else { self.rig.passing_stream() };
+                    self.announced[number] = announced;
                 }
             }
             Action::Trim => {

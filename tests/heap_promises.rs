@@ -6,7 +6,7 @@ use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::lifetime::{self, Lifetime};
-use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, as_program};
+use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, DeviceConfig, as_program};
 
 const BACKINGS: [&str; 4] = ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
 /// Sizes around every rounding that the heap does.
@@ -325,4 +325,25 @@ fn sync_waits_for_the_device_at_every_call() {
     let before = rig.gpu.host_time();
     assert!(rig.heap.free(address));
     assert!(rig.gpu.host_time().now >= before.now + 1_000_000);
+}
+
+#[test]
+fn of_a_device_that_shares_the_hosts_memory_no_more_is_held_than_the_host_had() {
+    let host = GpuConfig {
+        devices: vec![DeviceConfig { host_memory: Some(GIB), ..DeviceConfig::new(4 * GIB) }],
+        ..GpuConfig::new(4 * GIB)
+    };
+    for backing in BACKINGS {
+        let rig = Rig::over(host.clone(), backing);
+        let most = rig.malloc(GIB - 64 * MIB, DEFAULT);
+        let Err(Error::OutOfMemory(report)) = rig.heap.malloc(512 * MIB, 0, DEFAULT) else {
+            panic!("{backing}: the host's memory is taken");
+        };
+        assert_eq!(report.limit, GIB, "{backing}");
+        assert!(rig.heap.free(most));
+        // Who knows better says so.
+        let rig = Rig::over(host.clone(), &format!("{backing},limit:100%"));
+        let more = rig.malloc(2 * GIB, DEFAULT);
+        assert!(rig.heap.free(more), "{backing}");
+    }
 }

@@ -9,20 +9,16 @@ use gruyere::heap::streams::MAX_STREAMS;
 use gruyere_phantom::{Config as GpuConfig, as_program};
 use std::collections::VecDeque;
 
-fn destroy(rig: &Rig, stream: StreamHandle) {
-    as_program(|| rig.gpu.stream_destroy(0, stream.0)).unwrap();
-}
-
 /// `requests` streams, `alive` of them at a time; blocks outlive their streams, and are used by the streams of others. The oracle's clocks
 /// grow with the square of the streams that there were, so it watches the shorter runs.
 fn many_short_lived_streams(conf: &str, requests: u64, alive: usize) {
     let oracle = requests < 20_000;
-    let rig = Rig::over(GpuConfig { oracle, ..GpuConfig::new(16 * GIB) }, conf);
+    let rig = Rig::over(GpuConfig { oracle, vouched_streams: true, ..GpuConfig::new(16 * GIB) }, conf);
     rig.heap.announce_hooks(3);
     let mut streams = VecDeque::new();
     let mut blocks = VecDeque::new();
     for request in 0..requests {
-        let stream = rig.stream();
+        let stream = rig.passing_stream();
         let size = if request % 5 == 0 { MIB + request % 7 * 100_000 } else { 1 + request % 100_000 };
         let address = rig.malloc(size, stream);
         rig.gpu.block_malloc(request + 1, address, size, 0, stream.0);
@@ -32,7 +28,7 @@ fn many_short_lived_streams(conf: &str, requests: u64, alive: usize) {
         {
             let other: StreamHandle = other;
             rig.gpu.block_record_stream(address, 0, other.0);
-            assert!(rig.heap.record_stream(address, other));
+            assert!(rig.record_stream(address, other));
             as_program(|| rig.gpu.launch(0, other.0, 1, 50_000)).unwrap();
         }
         blocks.push_back(address);
@@ -44,7 +40,7 @@ fn many_short_lived_streams(conf: &str, requests: u64, alive: usize) {
         }
         streams.push_back(stream);
         if streams.len() > alive {
-            destroy(&rig, streams.pop_front().unwrap());
+            rig.destroy(streams.pop_front().unwrap());
         }
     }
     for address in blocks {
@@ -76,11 +72,11 @@ fn short_lived_streams_that_share_nothing_are_served_too() {
 #[test]
 fn streams_that_are_all_alive_are_refused_past_the_last_number_and_their_uses_still_kept_apart() {
     let rig = Rig::new("");
-    let streams: Vec<StreamHandle> = (1..MAX_STREAMS).map(|_| rig.stream()).collect();
+    let streams: Vec<StreamHandle> = (1..MAX_STREAMS).map(|_| rig.passing_stream()).collect();
     // A heap that is not young grows by many pages at a time: blocks share them, so none goes back to the driver with one of its blocks.
     rig.malloc(64 * MIB, DEFAULT);
     let blocks: Vec<u64> = streams.iter().map(|&stream| rig.malloc(MIB + 1, stream)).collect();
-    let one_more = rig.stream();
+    let one_more = rig.passing_stream();
     assert!(matches!(rig.heap.malloc(1, 0, one_more), Err(Error::TooManyStreams)));
 
     // It may use others' blocks: what it uses is not reused before the device is done.
@@ -100,7 +96,7 @@ fn streams_that_are_all_alive_are_refused_past_the_last_number_and_their_uses_st
 
     // The first of them to end, with its block, makes room.
     assert!(rig.heap.free(blocks[7]));
-    destroy(&rig, streams[7]);
+    rig.destroy(streams[7]);
     assert_ne!(rig.malloc(1, one_more), 0);
     rig.check();
 }

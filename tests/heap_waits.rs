@@ -32,9 +32,13 @@ fn job(memory: u64, conf: &str) -> (Arc<Gpu>, [Rank; 2]) {
         config.record = false;
         let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config).unwrap();
         heap.announce_hooks(3);
-        let stream =
-            || StreamHandle(as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap());
-        Rank { heap, device, order: communicators.map(|communicator| (communicator, stream())) }
+        let stream = || {
+            let stream = as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap();
+            heap.stream_lasts(device.into(), StreamHandle(stream)).unwrap();
+            StreamHandle(stream)
+        };
+        let order = communicators.map(|communicator| (communicator, stream()));
+        Rank { heap, device, order }
     });
     (gpu, ranks)
 }

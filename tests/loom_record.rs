@@ -95,7 +95,16 @@ impl TestRing {
         unsafe { Ring::new(self.cells.as_ptr(), 2, &self.head) }
     }
     fn push(&self, seed: u64) {
-        self.ring().push(EventKind::Malloc, seed as u8, 1, seed as u32, seed * 0x1000, seed * 512, seed * 7);
+        self.ring().push(
+            EventKind::Malloc,
+            seed as u8,
+            1,
+            seed as u32,
+            seed * 0x1000,
+            seed * 512,
+            seed * 7,
+            |_| true,
+        );
     }
     fn check(&self, position: u64) -> Option<u64> {
         let event = self.ring().read(position)?;
@@ -118,7 +127,7 @@ fn two_producers_a_lap_apart_never_mix_in_one_entry() {
         });
         ring.push(3);
         producer.join().unwrap();
-        let (events, lost, end) = ring.ring().read_since(0);
+        let (events, lost, end) = ring.ring().read_since(0, || 2);
         assert_eq!((events.len() as u64 + lost, end), (3, 3));
         let seeds: Vec<u64> = (0..3).filter_map(|position| ring.check(position)).collect();
         // A producer that comes to the cell last may be the one of the earlier position, which is outside the last lap then.
@@ -141,7 +150,7 @@ fn a_ring_reader_accepts_only_whole_events() {
             }
         }
         producer.join().unwrap();
-        let (events, lost, _) = ring.ring().read_since(0);
+        let (events, lost, _) = ring.ring().read_since(0, || 2);
         assert_eq!((events.len(), lost), (2, 1), "the two latest are there, the first is lost");
     });
 }
@@ -154,11 +163,11 @@ fn a_trail_reader_accepts_only_whole_events() {
             (0..2).map(|_| TrailCell::default()).collect::<Vec<TrailCell>>(),
         ));
         fn push(trail: &(TrailHead, Vec<TrailCell>), seed: u64) {
-            let (kind, cells) = (EventKind::Free, trail.1.as_ptr());
+            let cell = &trail.1[trail.0.next() as usize % 2];
             let tag = BlockTag::new(seed as u8, 1, 0, seed as u32);
-            // SAFETY: two cells, kept by the Arc; one thread writes at a time.
-            unsafe { trail.0.push(cells, 1, kind, tag, seed * 0x1000, seed * 512, seed * 7) };
+            trail.0.push(cell, EventKind::Free, tag, seed * 0x1000, seed * 512, seed * 7);
         }
+        trail.0.open(2);
         // The first before the race, so that two preemptions suffice to come between a reader's two looks at the head.
         push(&trail, 1);
         let theirs = trail.clone();
@@ -174,5 +183,48 @@ fn a_trail_reader_accepts_only_whole_events() {
         let (events, lost, end) = trail.0.read_since(&trail.1, 0);
         assert_eq!((events.len(), lost, end), (1, 2, 3), "a trail of two cells holds one that can be read");
         assert_eq!(events[0].address, 3 * 0x1000);
+    });
+}
+
+#[test]
+fn a_reader_beside_a_trail_that_grows_accepts_only_whole_events() {
+    explore(|| {
+        let trail = Arc::new((
+            TrailHead::default(),
+            (0..4).map(|_| TrailCell::default()).collect::<Vec<TrailCell>>(),
+        ));
+        fn push(trail: &(TrailHead, Vec<TrailCell>), seed: u64, mask: u64) {
+            let cell = &trail.1[(trail.0.next() & mask) as usize];
+            let tag = BlockTag::new(seed as u8, 1, 0, seed as u32);
+            trail.0.push(cell, EventKind::Free, tag, seed * 0x1000, seed * 512, seed * 7);
+        }
+        trail.0.open(2);
+        push(&trail, 1, 1);
+        push(&trail, 2, 1);
+        let theirs = trail.clone();
+        let writer = thread::spawn(move || {
+            // As a lane does at the end of the first lap.
+            theirs.0.open(4);
+            push(&theirs, 3, 3);
+            push(&theirs, 4, 3);
+        });
+        let (events, lost, end) = trail.0.read_since(&trail.1, 0);
+        assert_eq!(events.len() as u64 + lost, end);
+        for event in events {
+            let seed = event.position + 1;
+            let words = (u64::from(event.stream), event.address, event.size, event.time, event.device);
+            assert_eq!(
+                words,
+                (seed, seed * 0x1000, seed * 512, seed * 7, seed as u8),
+                "torn, or another's cell"
+            );
+        }
+        writer.join().unwrap();
+        let (events, lost, end) = trail.0.read_since(&trail.1, 0);
+        assert_eq!(
+            (events.len(), lost, end),
+            (3, 1, 4),
+            "a trail of four cells holds three that can be read"
+        );
     });
 }

@@ -262,6 +262,15 @@ fn a_library_before_us_that_goes_past_us_leaves_the_program_to_the_driver() {
     let run = preloaded(&libraries, "static", &["alone", "threads"], &[("GRUYERE_CONF", "preload:driver")]);
     run.kept();
     assert!(run.stderr.contains("no allocation that could be seen"), "{}", run.stderr);
+    assert!(run.stderr.contains("libgruyere_driver.so is preloaded"), "{}", run.stderr);
+}
+
+#[test]
+fn a_program_whose_calls_were_not_seen_is_told_whether_the_drivers_library_is_preloaded() {
+    let settings = [("GRUYERE_CONF", "preload:driver")];
+    let run = preloaded(&["libgruyere.so"], "static", &["alone", "threads"], &settings);
+    run.kept();
+    assert!(run.stderr.contains("libgruyere_driver.so is not preloaded"), "{}", run.stderr);
 }
 
 #[test]

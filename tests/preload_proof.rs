@@ -211,7 +211,7 @@ fn start(number: usize) -> Option<String> {
     let output = child.wait_with_output().unwrap();
     // A process that ends without its exit handlers leaves its record behind, for `gruyere ps --sweep`; nobody else does.
     let mark = format!("-{id}-");
-    for entry in std::fs::read_dir("/dev/shm").unwrap().flatten() {
+    for entry in std::fs::read_dir(gruyere::config::record_dir::record_dir()).unwrap().flatten() {
         // Not what a process of the same number has left before.
         let made = entry.metadata().and_then(|metadata| metadata.modified());
         if !entry.file_name().to_string_lossy().contains(&mark) || made.is_ok_and(|made| made < began) {

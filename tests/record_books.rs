@@ -1,6 +1,7 @@
 //! What a reader says is what the writer was told.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt as _;
 
 use gruyere::record::reader::Cursor;
 use gruyere::record::{
@@ -331,4 +332,84 @@ proptest! {
         prop_assert_eq!(total.pending_bytes(), pending.map(|book| book.1.size).sum::<u64>());
         record.close();
     }
+}
+
+/// Bytes that the file system holds for a record, and what a second reading through a mapping adds to them.
+fn held(record: &Record) -> u64 {
+    let path = record.path().unwrap();
+    let bytes = || std::fs::metadata(path).unwrap().blocks() * 512;
+    let before = bytes();
+    // All that can be read, through a mapping of our own: a load from a page that nobody has allocated would allocate it.
+    let reader = Reader::open(path).unwrap();
+    let mut cursor = Cursor::default();
+    reader.device_snapshots();
+    reader.histograms();
+    reader.events(&mut cursor);
+    reader.rare_events(&mut 0);
+    reader.blocks();
+    reader.segments();
+    (0..reader.devices()).for_each(|device| drop(reader.timeline(device)));
+    assert_eq!(bytes(), before, "a reader makes no record larger");
+    before
+}
+
+#[test]
+fn a_record_takes_what_it_uses_and_no_more() {
+    // Where records lie: a file system that allocates by the page.
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = RecordOptions { directory: folder.path().to_owned(), ..RecordOptions::default() };
+    let record = record(&options, 8);
+    let fresh = held(record);
+    assert!(fresh < 400 << 10, "{fresh} bytes for eight devices that nobody has used");
+    let (mut small, mut large) = (record.lane(0, 0), record.lane(0, 32));
+    let mut device = record.device(0);
+    let mut work = |count: u64| {
+        for n in 0..count {
+            let entry = BlockEntry { device: 0, ..block(n << 21, 512, 0) };
+            let slot = small.block_insert(&entry);
+            small.event(EventKind::Malloc, 0, 7, entry.address, entry.size, n);
+            small.block_remove(slot, entry.size, entry.requested, 0, false);
+            large.event(EventKind::Free, 0, 7, entry.address, entry.size, n);
+            record.event(EventKind::Grow, 0, 0, 7, entry.address, entry.size, n);
+            if n % 8 == 0 {
+                device.sample(n);
+            }
+        }
+    };
+    work(100);
+    let young = held(record) - fresh;
+    assert!(young < 100 << 10, "{young} bytes more for a hundred blocks");
+    work(100_000);
+    let old = held(record) - fresh;
+    // The ring, two trails of 16,384 events, histograms, and some of the map.
+    assert!((3 << 20..4 << 20).contains(&old), "{old} bytes more once all rings have gone round");
+    record.close();
+}
+
+#[test]
+fn a_trail_that_grows_loses_no_event_and_keeps_the_latest() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = RecordOptions { ring_events: 1 << 16, ..options(folder.path()) };
+    let record = record(&options, 1);
+    let mut lane = record.lane(0, 0);
+    let reader = Reader::open(record.path().unwrap()).unwrap();
+    let (mut cursor, mut next, mut written) = (Cursor::default(), 0, 0u64);
+    // At and around each length that it has, and past the last.
+    for end in [1, 255, 256, 257, 511, 512, 513, 1023, 1025, 5000, 8192, 8193, 16_383, 16_384, 16_385, 40_000]
+    {
+        while written < end {
+            lane.event(EventKind::Malloc, 0, 7, written << 9, 512, written);
+            written += 1;
+        }
+        let events = reader.events(&mut cursor);
+        let first = end.saturating_sub(16_383).max(next);
+        assert_eq!((events.entries.len() as u64, events.lost), (end - first, first - next), "at {end}");
+        for (event, position) in events.entries.iter().zip(first..) {
+            assert_eq!((event.position, event.address, event.time), (position, position << 9, position));
+        }
+        next = end;
+        let all = reader.events(&mut Cursor::default());
+        assert_eq!(all.entries.len() as u64, end.min(16_383), "from the beginning, at {end}");
+    }
+    record.close();
 }

@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use gruyere::record::reader::Cursor;
-use gruyere::record::sweep::{State, list, sweep};
+use gruyere::record::sweep::{Owners, State, list, sweep};
 use gruyere::record::{
     BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, LaneWriter, Reader, Record, RecordOptions,
 };
@@ -25,6 +25,7 @@ fn main() -> ExitCode {
             "namespace" => return role_namespace(directory),
             "tiny" => return role_tiny(directory),
             "limit" => return role_limit(directory),
+            "beside" => return role_beside(directory),
             _ => {}
         }
     }
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         ("equal_pids_of_two_namespaces_do_not_collide", two_namespaces),
         ("a_full_tmpfs_raises_no_signal", full_tmpfs),
         ("a_file_size_limit_raises_no_signal", file_size_limit),
+        ("a_process_maps_no_record_but_its_own_not_even_to_sweep", nothing_is_mapped),
     ];
     // As libtest: words are filters, options are not ours.
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
@@ -55,6 +57,7 @@ fn make(directory: &Path) -> &'static Record {
         directory: directory.to_owned(),
         ring_events: 4096,
         max_blocks: 1 << 16,
+        kept: 100,
         ..RecordOptions::default()
     };
     let devices = [DeviceFacts { name: "Phantom".to_owned(), uuid: [3; 16], total_memory: 80 << 30 }];
@@ -190,6 +193,31 @@ fn role_tiny(directory: &Path) -> ExitCode {
         assert_eq!(record.live(0).0, 40_000 * 1024);
     }
     println!("survived {}", made.iter().collect::<String>());
+    ExitCode::SUCCESS
+}
+
+/// What is done at SIGBUS, and how many files named like records are mapped.
+fn sigbus_and_maps() -> (usize, usize) {
+    // SAFETY: zeros are a value of this C struct; only asks.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        assert_eq!(libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut action), 0);
+        action.sa_sigaction
+    };
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    let paths = maps.lines().filter_map(|line| line.split_once('/').map(|(_, path)| path));
+    let records: std::collections::BTreeSet<&str> = paths.filter(|path| path.ends_with(".record")).collect();
+    (action, records.len())
+}
+
+/// Sweeps and makes a record beside others: the handler that guards mappings of others' records was never needed.
+fn role_beside(directory: &Path) -> ExitCode {
+    let before = sigbus_and_maps();
+    assert_eq!(sweep(directory, Owners::Mine).removed, 1);
+    let record = make(directory);
+    assert_eq!(sigbus_and_maps(), (before.0, 1), "its own record is mapped, and no handler installed");
+    println!("survived");
+    record.close();
     ExitCode::SUCCESS
 }
 
@@ -335,8 +363,9 @@ fn killed_writers() {
         let device = reader.device(0).unwrap();
         assert!(device.total().mallocs > 0 && device.live <= device.live_peak);
         assert!(!reader.health().closed);
-        let state = list(folder.path())
+        let state = list(folder.path(), Owners::Mine)
             .unwrap()
+            .found
             .into_iter()
             .find(|found| found.path == path)
             .map(|found| found.state);
@@ -345,7 +374,7 @@ fn killed_writers() {
     let writer = Role::start("write", folder.path());
     let mut writer = writer;
     let live = PathBuf::from(writer.line());
-    assert_eq!(sweep(folder.path()).removed, 20);
+    assert_eq!(sweep(folder.path(), Owners::Mine).removed, 20);
     assert!(live.exists(), "the living one stays");
 }
 
@@ -376,14 +405,18 @@ fn two_namespaces() {
     if let Some(line) = lines.iter().find(|line| line.starts_with("skipped")) {
         return println!("  {line} (no pid namespace can be made here)");
     }
-    let found = list(folder.path()).unwrap();
+    let found = list(folder.path(), Owners::Mine).unwrap().found;
     assert_eq!(found.len(), 2);
     let facts: Vec<_> =
         found.iter().map(|found| found.reader.as_ref().expect("readable").process()).collect();
     assert_eq!((facts[0].pid, facts[1].pid), (1, 1), "both are process 1 of their namespace");
     assert_ne!(facts[0].pid_namespace, facts[1].pid_namespace);
     assert!(found.iter().all(|found| found.state == State::Live));
-    assert_eq!(sweep(folder.path()).removed, 0, "pids of another namespace mean nothing to a sweep");
+    assert_eq!(
+        sweep(folder.path(), Owners::Mine).removed,
+        0,
+        "pids of another namespace mean nothing to a sweep"
+    );
 }
 
 fn survived(role: &str) -> Option<String> {
@@ -407,6 +440,17 @@ fn full_tmpfs() {
             "files while there is room, then memory: {made}"
         );
     }
+}
+
+fn nothing_is_mapped() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writers: Vec<Role> = (0..2).map(|_| Role::start("write", folder.path())).collect();
+    let paths: Vec<PathBuf> = writers.iter_mut().map(|writer| PathBuf::from(writer.line())).collect();
+    writers[0].kill();
+    let mut child = Role::start("beside", folder.path());
+    assert_eq!(child.line(), "survived");
+    assert!(child.child.wait().unwrap().success());
+    assert!(!paths[0].exists() && paths[1].exists());
 }
 
 fn file_size_limit() {

@@ -1,10 +1,9 @@
 //! `gruyere completions`: what a shell needs to complete this command, made by clap's own tool.
 
-use std::io::{self, Write as _};
-
 use clap_complete::Shell;
 
 use crate::failure::{Ended, Exit};
+use crate::output;
 
 /// Prints the completions of this command for a shell.
 #[derive(clap::Args)]
@@ -24,7 +23,6 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, mut command: clap::Command) -> Ended {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command, "gruyere", &mut script);
-    // A closed pipe (`| head`) is no trouble.
-    let _ = io::stdout().write_all(&script);
+    output::print(String::from_utf8_lossy(&script))?;
     Ok(Exit::Fine)
 }

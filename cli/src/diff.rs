@@ -4,7 +4,7 @@ mod bound;
 mod compare;
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 
 use gruyere::dump::outside;
@@ -14,6 +14,7 @@ use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
 use crate::failure::{Ended, Exit, Failure, say};
+use crate::output;
 use crate::target::{Folder, Target};
 use bound::Bound;
 use compare::{Change, DeviceChange};
@@ -69,8 +70,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         true => format!("{:#}\n", json(&before, &after, &changes, &passed)),
         false => text(&before, &after, &changes),
     };
-    // A closed pipe (`| head`) is no trouble.
-    let _ = write!(io::stdout(), "{text}");
+    output::print(text)?;
     passed.iter().for_each(|passed| say("diff", format_args!("{passed}")));
     let torn = [&before, &after].iter().any(|state| state.devices.iter().any(|device| device.torn > 0));
     Ok(match (passed.is_empty(), torn) {
@@ -94,7 +94,10 @@ fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
              out-of-memory has one beside it"
         )));
     }
-    Ok(outside::state(&target.open()?, 0))
+    let reader = target.open()?;
+    let state = outside::state(&reader, 0);
+    reader.expect_sound()?;
+    Ok(state)
 }
 
 fn begins_with(path: &Path, bytes: &[u8]) -> bool {

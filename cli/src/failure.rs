@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use gruyere::record::ReadError;
+
 /// What a command's end means; each command's help names those that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -32,6 +34,12 @@ impl Failure {
     /// With this text.
     pub fn new(text: impl fmt::Display) -> Failure {
         Failure(text.to_string())
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Failure {
+        Failure::new(error)
     }
 }
 

@@ -4,21 +4,24 @@
 //! a process that has ended stays readable for as long as it is followed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use gruyere::record::claim::Claim;
 use gruyere::record::facts::Process;
-use gruyere::record::mapping::{FILE_PREFIX, FILE_SUFFIX};
 use gruyere::record::reader::DeviceSnapshot;
+use gruyere::record::sweep::{self, Found, Look, State};
 use gruyere::record::timeline::TimelineEntry;
-use gruyere::record::{DeviceGauge, Reader};
+use gruyere::record::{DeviceGauge, ReadError, Reader};
 use gruyere::watch::{Facts, Forecast, Point, Rate, capacity, forecast};
 
 use crate::failure::Failure;
-use crate::target::{Folder, Target};
+use crate::target::{Folder, Target, Whose};
 
 /// Between two looks for new processes, and at a device's timeline.
 const SECOND: Duration = Duration::from_secs(1);
+/// A record that was given up is tried again after so long.
+const AGAIN: Duration = Duration::from_secs(30);
 /// Processes that ended well are followed for so long after.
 const FAREWELL: Duration = Duration::from_secs(10);
 
@@ -86,6 +89,8 @@ pub struct Followed {
     pub reader: Reader<'static>,
     /// Who it is.
     pub process: Process,
+    /// Whose it is, and who says so.
+    pub whose: Whose,
     /// How it stands with it.
     pub life: Life,
     /// Its devices, by number.
@@ -96,10 +101,11 @@ pub struct Followed {
 }
 
 impl Followed {
-    fn new(reader: Reader<'static>) -> Self {
+    fn new(reader: Reader<'static>, claim: &Claim) -> Self {
         let process = reader.process();
         let life = life(&reader);
-        Self { reader, process, life, devices: Vec::new(), ended: None, timelines_at: None }
+        let whose = Whose::of(&reader, claim);
+        Self { reader, process, whose, life, devices: Vec::new(), ended: None, timelines_at: None }
     }
 
     /// The devices that it has used.
@@ -107,10 +113,15 @@ impl Followed {
         self.devices.iter().filter(|device| device.is_used())
     }
 
-    fn look(&mut self, begin: Instant, now: Instant) {
+    /// # Errors
+    /// The record is not to be believed any more; what was seen of it before stays.
+    fn look(&mut self, begin: Instant, now: Instant) -> Result<(), ReadError> {
         if self.ended.is_some() {
-            return;
+            return Ok(());
         }
+        self.reader.look_again();
+        let snapshots = self.reader.device_snapshots();
+        self.reader.expect_sound()?;
         self.life = life(&self.reader);
         if self.life != Life::Live {
             // One look more: these are its last words.
@@ -121,7 +132,7 @@ impl Followed {
         if is_due {
             self.timelines_at = Some(now);
         }
-        for (number, snapshot) in self.reader.device_snapshots().into_iter().enumerate() {
+        for (number, snapshot) in snapshots.into_iter().enumerate() {
             if self.devices.len() <= number {
                 self.devices.push(Device {
                     snapshot: DeviceSnapshot::default(),
@@ -143,6 +154,7 @@ impl Followed {
                 device.forecast = forecast(&points, capacity(&device.snapshot));
             }
         }
+        Ok(())
     }
 }
 
@@ -166,6 +178,10 @@ pub struct Follower {
     old: BTreeSet<PathBuf>,
     /// What could not be read, and why.
     trouble: BTreeMap<PathBuf, String>,
+    /// Of them, those that were open and turned out damaged: when that was.
+    given_up: BTreeMap<PathBuf, Instant>,
+    /// Records of other users, which were left alone.
+    foreign: usize,
     looked_for_new: Option<Instant>,
 }
 
@@ -181,12 +197,15 @@ impl Follower {
             followed: BTreeMap::new(),
             old: BTreeSet::new(),
             trouble: BTreeMap::new(),
+            given_up: BTreeMap::new(),
+            foreign: 0,
             looked_for_new: None,
         };
         match &follower.which {
             Which::One(target) => {
                 let reader = target.open()?;
-                follower.followed.insert(reader.path().to_owned(), Followed::new(reader));
+                let claim = Claim::of(&reader);
+                follower.followed.insert(reader.path().to_owned(), Followed::new(reader, &claim));
             }
             Which::All(folder) => {
                 std::fs::read_dir(&folder.directory).map_err(|error| unreadable(folder, &error))?;
@@ -203,6 +222,11 @@ impl Follower {
     /// Records of processes that had ended before they could be followed.
     pub fn old(&self) -> usize {
         self.old.len()
+    }
+
+    /// How many records there are of other users, which are not read.
+    pub fn foreign(&self) -> usize {
+        self.foreign
     }
 
     /// Why records could not be read, each with its file's name.
@@ -236,7 +260,7 @@ impl Follower {
         {
             self.looked_for_new = Some(now);
             let folder = folder.clone();
-            self.look_for_new(&folder.directory);
+            self.look_for_new(&folder, now);
             // A killed one whose record was swept is nobody's any more.
             self.followed.retain(|path, followed| match (followed.life, followed.ended) {
                 (Life::Killed, _) => path.exists(),
@@ -245,41 +269,58 @@ impl Follower {
             });
         }
         let begin = self.begin;
-        self.followed.values_mut().for_each(|followed| followed.look(begin, now));
+        self.followed.retain(|path, followed| match followed.look(begin, now) {
+            Ok(()) => true,
+            Err(error) => {
+                self.trouble.insert(path.clone(), error.to_string());
+                self.given_up.insert(path.clone(), now);
+                false
+            }
+        });
     }
 
-    fn look_for_new(&mut self, directory: &Path) {
-        let Ok(entries) = std::fs::read_dir(directory) else { return };
-        let mut there = BTreeSet::new();
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if !name.starts_with(FILE_PREFIX) || !name.ends_with(FILE_SUFFIX) {
+    fn look_for_new(&mut self, folder: &Folder, now: Instant) {
+        let Ok(there) = sweep::names(&folder.directory) else { return };
+        self.foreign = 0;
+        // A record costs time before it is given up: not at every look.
+        self.given_up.retain(|_, at| now.duration_since(*at) < AGAIN);
+        for path in &there {
+            let is_known = self.followed.contains_key(path) || self.old.contains(path);
+            if is_known || self.given_up.contains_key(path) {
                 continue;
             }
-            let path = entry.path();
-            there.insert(path.clone());
-            if self.followed.contains_key(&path) || self.old.contains(&path) {
-                continue;
-            }
-            match Reader::open(&path) {
-                Ok(reader) => {
-                    self.trouble.remove(&path);
-                    let followed = Followed::new(reader);
-                    if followed.life == Life::Live {
-                        self.followed.insert(path, followed);
-                    } else {
-                        self.old.insert(path);
-                    }
+            match sweep::look(path.clone(), folder.owners(), |opened| opened.state() != State::Stale) {
+                Look::Gone => {}
+                Look::Foreign => self.foreign += 1,
+                Look::Unwanted(path) => {
+                    self.old.insert(path);
                 }
-                Err(error) if error.is_missing() => {}
-                Err(error) => {
-                    self.trouble.insert(path, error.to_string());
-                }
+                Look::Found(found) => self.enter(*found),
             }
         }
+        let there: BTreeSet<PathBuf> = there.into_iter().collect();
         self.old.retain(|path| there.contains(path));
         self.trouble.retain(|path, _| there.contains(path));
+    }
+
+    fn enter(&mut self, Found { path, reader, claim, .. }: Found) {
+        self.trouble.remove(&path);
+        match (reader, claim) {
+            (Ok(_), Claim::False(lie)) => {
+                self.trouble.insert(path.clone(), format!("{} {lie}; left out", path.display()));
+            }
+            (Ok(reader), claim) => {
+                let followed = Followed::new(reader, &claim);
+                if followed.life == Life::Live {
+                    self.followed.insert(path, followed);
+                } else {
+                    self.old.insert(path);
+                }
+            }
+            (Err(error), _) => {
+                self.trouble.insert(path, error.to_string());
+            }
+        }
     }
 }
 

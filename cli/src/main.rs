@@ -1,22 +1,27 @@
 //! The `gruyere` command.
 
+mod address;
 mod bench;
 mod completions;
 mod device_uuid;
 mod diff;
 mod doctor;
+mod driver_calls;
 mod export;
 mod failure;
 mod follow;
 mod map;
+mod output;
 mod post;
 mod ps;
 mod record;
 mod report;
 mod run;
+mod signals;
 mod snapshot;
 mod stat;
 mod target;
+mod terminal;
 mod top;
 mod watch;
 
@@ -33,6 +38,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Tell what lies, and lay, at an address of a device.
+    Address(address::Arguments),
     Bench(bench::Args),
     /// Print the completions of this command for a shell.
     Completions(completions::Arguments),
@@ -65,7 +72,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let command = Cli::parse().command;
+    // `run` hands all signals on to its program, which finds them as they were.
+    if !matches!(command, Command::Run(_)) {
+        signals::listen();
+    }
+    match command {
+        Command::Address(args) => failure::end("address", address::run(&args)),
         Command::Bench(args) => bench::main(&args),
         Command::Completions(args) => {
             failure::end("completions", completions::run(&args, <Cli as clap::CommandFactory>::command()))

@@ -1,7 +1,6 @@
 //! `gruyere post`: the last state of a process that is gone.
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
 
 use gruyere::dump::state::{Event, State};
 use gruyere::dump::{outside, text};
@@ -14,6 +13,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::failure::{Ended, Exit};
+use crate::output;
 use crate::target::Target;
 
 /// Shows the last state of a process that was killed: how it ended, what was live, the last events.
@@ -75,6 +75,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let devices = reader.device_snapshots();
     let state = outside::state(&reader, arguments.events);
+    reader.expect_sound()?;
     let ended = ended(&reader, &devices, &state);
     let next = next(&ended, &state, &reader);
     let text = match arguments.json {
@@ -88,8 +89,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
         false => page(&ended, &reader, &devices, &state, &next),
     };
-    // A closed pipe (`| head`) is no trouble.
-    let _ = write!(io::stdout(), "{text}");
+    output::print(text)?;
     let torn = ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0;
     Ok(if torn { Exit::Torn } else { Exit::Fine })
 }

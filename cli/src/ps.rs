@@ -3,15 +3,16 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use gruyere::record::claim::Claim;
 use gruyere::record::facts::Process;
 use gruyere::record::reader::DeviceSnapshot;
-use gruyere::record::sweep::{self, Found, State};
-use gruyere::record::{DeviceGauge, Reader};
+use gruyere::record::sweep::{self, Found, Listing, State};
+use gruyere::record::{DeviceGauge, ReadError, Reader};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
-use crate::failure::{Ended, Exit, say};
-use crate::target::Folder;
+use crate::failure::{Ended, Exit, Failure, say};
+use crate::target::{Folder, Whose};
 
 /// Lists the live processes that use gruyere: one line for each device they use.
 #[derive(clap::Args)]
@@ -21,8 +22,9 @@ Examples:
   gruyere ps --json | jq '.processes[] | select(.rank == 0)'
   gruyere ps --sweep         also remove the records that killed processes left
 
-Processes of other users, and those whose record is not in /dev/shm (it was full), are not listed;
-`gruyere stat PID` finds the latter.
+Processes of other users are listed with --all-users; those whose record is not in /dev/shm (it was full)
+never are: `gruyere stat PID` finds them. A record is left out, and named, whose file is not of the user of
+the process that it says, or which can't be read whole.
 
 Exit codes: 0 all well (also when there is no process); 1 a record could not be read, or the
 folder could not; 2 wrong usage.")]
@@ -43,52 +45,63 @@ struct Row {
     devices: Vec<DeviceSnapshot>,
     path: PathBuf,
     state: State,
+    whose: Whose,
 }
 
-fn row(reader: &Reader, state: State) -> Row {
-    Row {
+fn row(reader: &Reader, state: State, claim: &Claim) -> Result<Row, ReadError> {
+    let row = Row {
         process: reader.process(),
         devices: reader.device_snapshots(),
         path: reader.path().to_owned(),
         state,
-    }
+        whose: Whose::of(reader, claim),
+    };
+    reader.expect_sound()?;
+    Ok(row)
 }
 
 /// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let directory = &arguments.folder.directory;
-    let found = arguments.folder.list()?;
-    let (mut rows, mut stale, mut trouble) = (Vec::new(), Vec::new(), false);
-    for Found { path, state, reader } in &found {
-        match reader {
-            Ok(_) | Err(_) if *state == State::Stale => stale.push(path.clone()),
-            Ok(reader) => rows.push(row(reader, *state)),
-            Err(error) => {
-                say("ps", format_args!("{error}"));
+    let Listing { found, stale, foreign } = arguments.folder.living()?;
+    let (mut rows, mut trouble) = (Vec::new(), false);
+    for Found { path, state, reader, claim } in found {
+        let row = match claim {
+            Claim::False(lie) => Err(Failure::new(format_args!("{} {lie}; left out", path.display()))),
+            claim => reader.and_then(|reader| row(&reader, state, &claim)).map_err(Failure::from),
+        };
+        match row {
+            Ok(row) => rows.push(row),
+            Err(failure) => {
+                say("ps", failure);
                 trouble = true;
             }
         }
     }
     rows.sort_by_key(|row| (row.process.rank, row.process.pid));
-    let swept = if arguments.sweep { sweep::sweep(directory) } else { sweep::Swept::default() };
+    let swept = if arguments.sweep {
+        sweep::sweep(directory, arguments.folder.owners())
+    } else {
+        sweep::Swept::default()
+    };
     if swept.failed > 0 {
         say(
             "ps",
-            format_args!("{} stale records could not be removed; they may be another user's", swept.failed),
+            format_args!("{} stale records could not be removed from {}", swept.failed, directory.display()),
         );
         trouble = true;
     }
     // A closed pipe (`| head`) is no trouble.
     let _ = if arguments.json {
         let stale = if arguments.sweep { Vec::new() } else { stale };
-        print_json(&rows, &stale, swept.removed)
+        print_json(&rows, &stale, swept.removed, foreign)
     } else {
-        print_table(&rows, stale.len(), arguments.sweep.then_some(swept.removed))
+        print_table(&rows, stale.len(), arguments.sweep.then_some(swept.removed), foreign)
     };
     Ok(if trouble { Exit::Failed } else { Exit::Fine })
 }
 
-fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize) -> io::Result<()> {
+fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize, foreign: usize) -> io::Result<()> {
     let device = |device: &DeviceSnapshot| {
         json!({
             "device": device.device,
@@ -111,16 +124,18 @@ fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize) -> io::Result<()> {
             "command": row.process.command,
             "record": row.path.display().to_string(),
             "live": row.state == State::Live,
+            "user": row.whose.user,
+            "seen": row.whose.is_seen,
             "devices": row.devices.iter().map(device).collect::<Vec<_>>(),
         })
     };
     let stale: Vec<String> = stale.iter().map(|path| path.display().to_string()).collect();
-    let all: Value =
-        json!({ "processes": rows.iter().map(process).collect::<Vec<_>>(), "stale": stale, "swept": swept });
+    let processes: Vec<Value> = rows.iter().map(process).collect();
+    let all = json!({ "processes": processes, "stale": stale, "swept": swept, "of_other_users": foreign });
     writeln!(io::stdout(), "{all:#}")
 }
 
-fn print_table(rows: &[Row], stale: usize, swept: Option<usize>) -> io::Result<()> {
+fn print_table(rows: &[Row], stale: usize, swept: Option<usize>, foreign: usize) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if rows.is_empty() {
         writeln!(out, "no live process uses gruyere here")?;
@@ -135,7 +150,9 @@ fn print_table(rows: &[Row], stale: usize, swept: Option<usize>) -> io::Result<(
     for row in rows {
         let rank = row.process.rank.map_or("-".to_owned(), |rank| rank.to_string());
         let pid = row.process.pid;
-        let command: String = row.process.command.chars().take(80).collect();
+        let note = row.whose.note();
+        let note = if note.is_empty() { note } else { format!("{}: ", note.trim()) };
+        let command: String = note.chars().chain(row.process.command.chars()).take(80).collect();
         for device in &row.devices {
             let (live, reserved) =
                 (BinaryBytes(device.live), BinaryBytes(device.gauge(DeviceGauge::Reserved)));
@@ -159,6 +176,16 @@ fn print_table(rows: &[Row], stale: usize, swept: Option<usize>) -> io::Result<(
              `gruyere ps --sweep` removes them"
         )?,
         None => {}
+    }
+    let unseen = rows.iter().filter(|row| !row.whose.note().is_empty() && !row.whose.is_seen).count();
+    if unseen > 0 {
+        writeln!(
+            out,
+            "{unseen} of other users can't be seen from here (in another container, or hidden): the owner of the file alone says which process it is"
+        )?;
+    }
+    if foreign > 0 {
+        writeln!(out, "{foreign} records of other users: `gruyere ps --all-users` reads them too")?;
     }
     Ok(())
 }

@@ -2,10 +2,8 @@
 
 mod follow;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gruyere::record::Reader;
@@ -14,6 +12,8 @@ use gruyere::record::{BlockState, EventKind, clock, trace::TraceFile};
 use serde_json::json;
 
 use crate::failure::{Ended, Exit, Failure};
+use crate::output;
+use crate::signals;
 use crate::target::Target;
 use follow::Follower;
 
@@ -21,14 +21,14 @@ use follow::Follower;
 ///
 /// From outside: the process is not asked and does not wait. The events are those of its record's rings, which older ones leave when
 /// they are full: what was lost is counted, marked in the trace, and mended by the map of live blocks. For a trace without loss
-/// set `trace:FILE` in GRUYERE_CONF.
+/// start the program with `python -m gruyere --trace FILE`, or with `trace:FILE` in the configuration of `gruyere run`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere record 4242 -o run.trace.zst                until the process ends, or Ctrl-C
   gruyere record 4242 -o run.trace.zst --for 30s
   gruyere bench --trace run.trace.zst                 what other allocators would have made of it
-  GRUYERE_CONF=trace:run-%p.trace.zst python train.py without loss, from the first request on
+  python -m gruyere --trace run-%p.trace.zst train.py without loss, from the first request on
 
 Blocks that are live when it begins come first in the trace. What is written is on the file system within 0.2 s, in pieces that can be read
 whatever happens to the recorder. With `ring_events:` of the process the rings are longer.
@@ -71,16 +71,16 @@ pub fn run(arguments: &Arguments) -> Ended {
     let path = arguments.output.display();
     let failed = |error: io::Error| Failure::new(format_args!("{path}: {error}; name another file with -o"));
     let mut file = TraceFile::create(&arguments.output).map_err(failed)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).map_err(failed)?;
-    }
+    // What was read is written before the end.
+    let stop = signals::finish_first();
     // None: so long that it never ends.
     let end = arguments.period.and_then(|period| Instant::now().checked_add(period));
     let mut recorder = Recorder::start(&reader);
     let mut written = Instant::now();
     loop {
-        let over = stop.load(Ordering::Relaxed)
+        let sound = reader.expect_sound();
+        let over = stop.is_asked()
+            || sound.is_err()
             || end.is_some_and(|end| Instant::now() >= end)
             || reader.is_live() != Some(true)
             || reader.health().closed;
@@ -89,6 +89,8 @@ pub fn run(arguments: &Arguments) -> Ended {
             file.write(&recorder.follower.lines.take()).map_err(failed)?;
             written = Instant::now();
         }
+        // What was read before is written.
+        sound?;
         if over {
             break;
         }
@@ -96,25 +98,20 @@ pub fn run(arguments: &Arguments) -> Ended {
     }
     let tally = recorder.follower.tally;
     let (bytes, text) = file.lengths();
-    // A closed pipe is no trouble.
-    let _ = match arguments.json {
+    let text = match arguments.json {
         true => {
             let summary = json!({
                 "events": tally.events, "lost_events": tally.lost, "mended_blocks": tally.mended,
                 "unknown_frees": tally.unknown_frees, "blocks_at_start": tally.at_start, "file_bytes": bytes, "text_bytes": text,
             });
-            writeln!(io::stdout(), "{summary:#}")
+            format!("{summary:#}\n")
         }
-        false => writeln!(
-            io::stdout(),
-            "{path}: {} events and {} blocks of before, {bytes} bytes; {} events lost, {} blocks mended, {} frees of unknown blocks left out",
-            tally.events,
-            tally.at_start,
-            tally.lost,
-            tally.mended,
-            tally.unknown_frees
+        false => format!(
+            "{path}: {} events and {} blocks of before, {bytes} bytes; {} events lost, {} blocks mended, {} frees of unknown blocks left out\n",
+            tally.events, tally.at_start, tally.lost, tally.mended, tally.unknown_frees
         ),
     };
+    output::print(text)?;
     Ok(if tally.lost > 0 { Exit::Torn } else { Exit::Fine })
 }
 

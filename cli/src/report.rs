@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -12,7 +11,9 @@ use gruyere::record::run::{self, Run, RunDevice, Steps};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
+use crate::driver_calls;
 use crate::failure::{Ended, Exit, Failure, say};
+use crate::output;
 use crate::target::{Folder, Target};
 
 /// Compares a run's peaks and fragmentation, by step, with those of an earlier run of the same name.
@@ -216,8 +217,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     } else {
         text(&now, before.as_ref(), &comparisons, &worse)
     };
-    // A closed pipe (`| head`) is no trouble.
-    let _ = writeln!(io::stdout(), "{}", text.trim_end());
+    output::print(format_args!("{}\n", text.trim_end()))?;
     Ok(if worse.is_empty() { Exit::Fine } else { Exit::Past })
 }
 
@@ -239,7 +239,10 @@ fn load(name: &str, folder: &Folder) -> Result<Run, Failure> {
         return read(Path::new(name));
     }
     let target = Target { target: name.to_owned(), folder: folder.clone() };
-    Ok(Run::of(&target.open()?, None))
+    let reader = target.open()?;
+    let run = Run::of(&reader, None);
+    reader.expect_sound()?;
+    Ok(run)
 }
 
 /// No file of ours is near it.
@@ -344,6 +347,7 @@ fn about(run: &Run) -> Value {
         "configuration": run.configuration,
         "gruyere": run.gruyere,
         "started_nanoseconds": run.started_nanoseconds,
+        "driver_calls": run.driver_call_times,
     })
 }
 
@@ -461,6 +465,15 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[St
             };
             let name = steps_text(&pair.now);
             line(format_args!("  {name:<18} {}   {}", cells(pair.before.as_ref()), cells(Some(&pair.now))));
+        }
+    }
+    for (name, run) in [("before", before), ("now", Some(now))] {
+        let rows = run.map_or_else(Vec::new, |run| driver_calls::table(&run.driver_call_times));
+        for (at, row) in rows.into_iter().enumerate() {
+            if at == 0 {
+                line(format_args!("\ndriver calls, {name}"));
+            }
+            line(format_args!("  {row}"));
         }
     }
     if !worse.is_empty() {

@@ -1,7 +1,6 @@
 //! `gruyere run`: a program with the library in it, without a change to the program.
 
 mod child;
-mod disposition;
 mod elf;
 mod environment;
 mod library;

@@ -3,9 +3,11 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use gruyere::dump::{self, file, outside, state::State};
+use gruyere::dump::{self, outside, state::State};
+use gruyere::file;
 
 use crate::failure::{Ended, Exit, Failure, say};
+use crate::output;
 use crate::target::Target;
 
 /// Writes a snapshot of a process's memory, living or killed, for PyTorch's memory_viz.
@@ -43,6 +45,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let state = outside::state(&reader, arguments.events);
+    reader.expect_sound()?;
     let torn: u64 = state.devices.iter().map(|device| device.torn).sum();
     write(&state, arguments)?;
     if torn > 0 {
@@ -63,13 +66,12 @@ fn write(state: &State, arguments: &Arguments) -> Result<(), Failure> {
     let written = match arguments.output.as_os_str() == "-" {
         true => {
             let mut out = io::BufWriter::new(io::stdout().lock());
-            // A closed pipe (`| head`) is no trouble.
-            form(&mut out).and_then(|()| out.flush()).or_else(|error| match error.kind() {
-                io::ErrorKind::BrokenPipe => Ok(()),
-                _ => Err(error),
+            form(&mut out).and_then(|()| out.flush()).or_else(|error| match output::is_of_a_reader(&error) {
+                true => Ok(()),
+                false => Err(error),
             })
         }
-        false => file::replace(&arguments.output, u64::MAX, form),
+        false => file::replace(&arguments.output, u64::MAX, file::PRIVATE, form),
     };
     written.map_err(|error| {
         Failure::new(format_args!(

@@ -1,8 +1,8 @@
 //! `gruyere stat`: all that the gauges of one process say.
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
 
+use gruyere::record::facts::Process;
 use gruyere::record::gauges::BlockCounts;
 use gruyere::record::histogram::Counts;
 use gruyere::record::layout::Degraded;
@@ -11,7 +11,9 @@ use gruyere::record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKi
 use indicatif::BinaryBytes;
 use serde_json::{Map, Value, json};
 
+use crate::driver_calls;
 use crate::failure::{Ended, Exit};
+use crate::output;
 use crate::target::Target;
 
 /// Prints all gauges of one process, living or killed.
@@ -42,11 +44,11 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let devices = reader.device_snapshots();
+    reader.expect_sound()?;
     let torn = devices.iter().any(|device| device.torn_lanes > 0 || device.torn_gauges);
     let value = value(&reader, &devices);
     let text = if arguments.json { format!("{value:#}") } else { text(&reader, &devices, &value) };
-    // A closed pipe (`| head`) is no trouble.
-    let _ = writeln!(io::stdout(), "{}", text.trim_end());
+    output::print(format_args!("{}\n", text.trim_end()))?;
     Ok(if torn { Exit::Torn } else { Exit::Fine })
 }
 
@@ -171,6 +173,7 @@ fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
             "dropped": facts.dropped,
             "capacity": facts.capacity,
         },
+        "driver_calls": reader.driver_call_times(),
         "histograms": {
             "malloc_bytes": histogram(&histograms.malloc_sizes, 1.0),
             "free_bytes": histogram(&histograms.free_sizes, 1.0),
@@ -184,7 +187,7 @@ fn degraded(bits: u64) -> Vec<&'static str> {
     let names = [
         (Degraded::SMALL_RING, "a smaller event ring"),
         (Degraded::SMALL_MAP, "a smaller block map"),
-        (Degraded::MEMFD, "no file in /dev/shm"),
+        (Degraded::MEMFD, "no file in the folder of the records"),
         (Degraded::PRIVATE, "private memory"),
         (Degraded::NO_LOCK, "no lock, so life or death can't be told"),
     ];
@@ -193,6 +196,11 @@ fn degraded(bits: u64) -> Vec<&'static str> {
 
 fn bytes(value: u64) -> String {
     BinaryBytes(value).to_string()
+}
+
+/// The configuration of a process, for people.
+pub fn configuration(process: &Process) -> &str {
+    if process.configuration.trim().is_empty() { "all defaults" } else { &process.configuration }
 }
 
 /// A gauge for people: bytes with their unit, counts as they are.
@@ -221,7 +229,7 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
     line(format_args!("  command        {}", process.command));
     let (rank, local, world) = (number(process.rank), number(process.local_rank), number(process.world_size));
     line(format_args!("  rank           {rank} (local {local}, of {world})"));
-    line(format_args!("  configuration  {}", process.configuration));
+    line(format_args!("  configuration  {}", configuration(&process)));
     line(format_args!("  record         {}", reader.path().display()));
     for snapshot in devices {
         let torn =
@@ -276,6 +284,9 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
             })
             .collect();
         line(format_args!("  {name:<20} count {:<12} {}", histogram["count"], quantiles.join("  ")));
+    }
+    for (at, row) in driver_calls::table(&reader.driver_call_times()).into_iter().enumerate() {
+        line(format_args!("{}  {row}", if at == 0 { "\n" } else { "" }));
     }
     let parts: [(&str, &str); 4] =
         [("blocks", "block map"), ("segments", "segments"), ("events", "events"), ("record", "record")];

@@ -3,39 +3,83 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use gruyere::record::sweep::{self, Found, State};
-use gruyere::record::{Reader, facts};
+use gruyere::config::record_dir::record_dir;
+use gruyere::record::claim::Claim;
+use gruyere::record::open::effective_user;
+use gruyere::record::sweep::{self, Found, Listing, Opened, State};
+use gruyere::record::{Owners, Reader, facts};
 
 use crate::failure::Failure;
 
 /// Where the records are.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Folder {
-    /// The folder of the records.
-    #[arg(long, default_value = "/dev/shm", value_name = "FOLDER")]
+    /// The folder of the records; without it $GRUYERE_RECORD_DIR, where programs keep theirs too.
+    #[arg(long, default_value_os_t = record_dir(), value_name = "FOLDER")]
     pub directory: PathBuf,
+    /// Read the records of other users too, as far as the system lets you. Without, files of others are not even opened, by root neither.
+    #[arg(long)]
+    pub all_users: bool,
 }
 
 impl Folder {
+    /// Whose records are read.
+    pub fn owners(&self) -> Owners {
+        if self.all_users { Owners::Any } else { Owners::Mine }
+    }
+
     /// All records in it.
     ///
     /// # Errors
     /// The folder can't be read.
-    pub fn list(&self) -> Result<Vec<Found>, Failure> {
-        sweep::list(&self.directory).map_err(|error| self.failure(&error))
+    pub fn list(&self) -> Result<Listing, Failure> {
+        sweep::list(&self.directory, self.owners()).map_err(|error| self.failure(&error))
     }
 
-    /// Those of living processes, and how many there are of dead ones: for who looks again and again.
+    /// Those that are `wanted`.
     ///
     /// # Errors
     /// The folder can't be read.
-    pub fn living(&self) -> Result<(Vec<Found>, usize), Failure> {
-        sweep::living(&self.directory).map_err(|error| self.failure(&error))
+    pub fn read(&self, wanted: impl Fn(&Opened) -> bool) -> Result<Listing, Failure> {
+        sweep::read(&self.directory, self.owners(), wanted).map_err(|error| self.failure(&error))
+    }
+
+    /// Those of living processes, and the paths of those of dead ones: for who looks again and again.
+    ///
+    /// # Errors
+    /// The folder can't be read.
+    pub fn living(&self) -> Result<Listing, Failure> {
+        sweep::living(&self.directory, self.owners()).map_err(|error| self.failure(&error))
     }
 
     fn failure(&self, error: &std::io::Error) -> Failure {
         let folder = self.directory.display();
         Failure::new(format_args!("{folder}: {error}; name the folder of the records with --directory"))
+    }
+}
+
+/// Whose a record is, and who says so.
+#[derive(Clone, Copy, Debug)]
+pub struct Whose {
+    /// The owner of its file.
+    pub user: Option<u32>,
+    /// Whether the process was seen: that it is the owner's, and began when the record says. Else the file's owner alone vouches for it.
+    pub is_seen: bool,
+}
+
+impl Whose {
+    /// Of an open record.
+    pub fn of(reader: &Reader<'_>, claim: &Claim) -> Whose {
+        Whose { user: reader.owner(), is_seen: *claim == Claim::Seen }
+    }
+
+    /// What is to be said of another user's, behind its pid; nothing of our own.
+    pub fn note(&self) -> String {
+        match self.user.filter(|&user| user != effective_user()) {
+            Some(user) if self.is_seen => format!(" of user {user}"),
+            Some(user) => format!(" (says user {user})"),
+            None => String::new(),
+        }
     }
 }
 
@@ -57,59 +101,76 @@ impl Target {
     pub fn open(&self) -> Result<Reader<'static>, Failure> {
         match self.target.parse::<u64>() {
             Ok(pid) => of_process(pid, &self.folder),
-            Err(_) => Reader::open(Path::new(&self.target)).map_err(Failure::new),
+            Err(_) => Ok(Reader::open_of(Path::new(&self.target), self.folder.owners())?),
         }
     }
 }
 
 fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     let mut trouble = String::new();
-    let mut readers: Vec<(State, Reader<'static>)> = Vec::new();
-    for found in folder.list()? {
-        match found.reader {
-            Ok(reader) if reader.process().pid == pid => readers.push((found.state, reader)),
+    let mut readers: Vec<(State, Claim, Reader<'static>)> = Vec::new();
+    // Its name has the pid between the namespace and the start time; the others need not be opened.
+    let is_named = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.split('-').nth(2).and_then(|text| text.parse().ok()) == Some(pid)
+    };
+    let Listing { found, foreign, .. } = folder.read(|opened| is_named(opened.path()))?;
+    for Found { state, reader, claim, .. } in found {
+        match reader {
+            // Writing to a String cannot fail, here and below.
+            Ok(reader) if reader.process().pid == pid => match claim {
+                Claim::False(lie) => {
+                    let _ = write!(trouble, "; {} {lie}, and is left out", reader.path().display());
+                }
+                claim => readers.push((state, claim, reader)),
+            },
             Ok(_) => {}
-            // Its name has the pid between the namespace and the start time.
-            Err(error) if error.path().to_string_lossy().contains(&format!("-{pid}-")) => {
+            Err(error) if is_named(error.path()) => {
                 let _ = write!(trouble, "; {error}");
             }
             Err(_) => {}
         }
     }
     let ours = facts::pid_namespace();
-    let order =
-        |(state, reader): &(State, Reader)| (*state != State::Live, reader.process().pid_namespace != ours);
+    // What is seen to be the process's own goes before what only says so.
+    let order = |(state, claim, reader): &(State, Claim, Reader)| {
+        (*state != State::Live, *claim != Claim::Seen, reader.process().pid_namespace != ours)
+    };
     readers.sort_by_key(order);
     let best = readers.first().map(order);
     let same = readers.iter().filter(|reader| Some(order(reader)) == best).count();
     if same > 1 {
         let paths: Vec<String> =
-            readers.iter().take(same).map(|(_, reader)| reader.path().display().to_string()).collect();
+            readers.iter().take(same).map(|(_, _, reader)| reader.path().display().to_string()).collect();
         let paths = paths.join(" ");
         return Err(Failure::new(format_args!(
             "{same} records of a process {pid}; name one of the files: {paths}"
         )));
     }
-    if let Some((_, reader)) = readers.into_iter().next() {
+    if let Some((_, _, reader)) = readers.into_iter().next() {
         return Ok(reader);
     }
-    descriptor(pid).ok_or_else(|| {
+    descriptor(pid, folder.owners()).ok_or_else(|| {
         let directory = folder.directory.display();
+        let others = match foreign {
+            0 => String::new(),
+            _ => format!(" ({foreign} of other users were left alone: `--all-users` reads them)"),
+        };
         Failure::new(format_args!(
-            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists those there are, and a record is \
+            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists those there are{others}, and a record is \
              readable by its owner only"
         ))
     })
 }
 
 /// The record of a process that found no room in /dev/shm: a memfd among its descriptors.
-fn descriptor(pid: u64) -> Option<Reader<'static>> {
+fn descriptor(pid: u64, owners: Owners) -> Option<Reader<'static>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     entries.flatten().find_map(|entry| {
         let target = std::fs::read_link(entry.path()).ok()?;
         if !target.to_string_lossy().starts_with("/memfd:gruyere") {
             return None;
         }
-        Reader::open_descriptor(&entry.path()).ok()
+        Reader::open_descriptor(&entry.path(), owners).ok()
     })
 }

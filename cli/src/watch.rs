@@ -1,7 +1,6 @@
 //! `gruyere watch`: says when a threshold is passed.
 
-use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,13 +11,16 @@ use gruyere::watch::{self as thresholds, Alarm, Passed, Threshold, Unit};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::failure::{Ended, Exit, say};
+use crate::failure::{Ended, Exit, Failure, say};
 use crate::follow::{Device, Followed, Follower, Life, Which};
+use crate::output::{self, Audience};
 use crate::target::{Folder, Target};
 
 /// Watches one process, or all of them, and says when a threshold is passed.
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_missing_positional = true,
+    after_help = "\
 Examples:
   gruyere watch 'fragmentation>30%' 'oom-in<10min'
                                         all processes, those that come later too
@@ -39,11 +41,15 @@ MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, HOST
 DEVICE_NAME, LIVE_BYTES, RESERVED_BYTES, LIMIT_BYTES. It runs beside the watch.
 
 Exit codes: 0 the process ended, or --for is over; 1 no such process or record, or it can't be read;
-2 wrong usage; 4 with --exit: a threshold is passed.")]
+2 wrong usage; 4 with --exit: a threshold is passed."
+)]
 pub struct Arguments {
-    /// The process (its pid, or the file of its record; left out or `all`: all of them), then the thresholds.
-    #[arg(value_name = "PID|FILE|all] [THRESHOLD", required = true)]
-    words: Vec<String>,
+    /// The process: its pid, or the file of its record; left out or `all`: all of them.
+    #[arg(value_name = "PID|FILE|all")]
+    target: Option<String>,
+    /// What is watched for, as in 'fragmentation>30%'.
+    #[arg(value_name = "THRESHOLD", required = true)]
+    thresholds: Vec<String>,
     /// End with code 4 at the first threshold that is passed.
     #[arg(long)]
     exit: bool,
@@ -80,9 +86,12 @@ impl Arguments {
     /// Whom, and what for.
     fn read(&self) -> (Which, Vec<Threshold>) {
         let is_threshold = |word: &String| word.contains(['<', '>']);
-        let (target, rest) = match self.words.split_first() {
+        // Where the process is left out, the first threshold came in its place; where an option stands behind the process, this came in a
+        // threshold's.
+        let words: Vec<String> = self.target.iter().chain(&self.thresholds).cloned().collect();
+        let (target, rest) = match words.split_first() {
             Some((first, rest)) if !is_threshold(first) => (first.as_str(), rest),
-            _ => ("all", self.words.as_slice()),
+            _ => ("all", words.as_slice()),
         };
         if rest.is_empty() {
             wrong_usage("no threshold is given: add one, such as 'fragmentation>30%'");
@@ -104,11 +113,16 @@ pub fn run(arguments: &Arguments) -> Ended {
     let end = arguments.time.map(Duration::from);
     let interval = Duration::from(arguments.interval).max(SHORTEST);
     let mut alarms: BTreeMap<(PathBuf, u32), Vec<Alarm>> = BTreeMap::new();
-    let mut runs = Runs::default();
+    let (mut runs, mut told) = (Runs::default(), BTreeSet::new());
     let mut passed_any = false;
     loop {
         let now = Instant::now();
         follower.look(now);
+        for trouble in follower.trouble() {
+            if told.insert(trouble.to_owned()) {
+                say("watch", trouble);
+            }
+        }
         let seconds = now.duration_since(begin).as_secs_f64();
         for (path, followed) in follower.followed() {
             for device in followed.used() {
@@ -121,9 +135,7 @@ pub fn run(arguments: &Arguments) -> Ended {
                     passed_any = true;
                     let event = Event { followed, device, threshold: alarm.threshold(), passed };
                     let line = if arguments.json { event.json().to_string() } else { event.line() };
-                    let mut out = io::stdout().lock();
-                    if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
-                        // A closed pipe (`| head`) is no trouble.
+                    if output::print(format_args!("{line}\n"))? == Audience::Gone {
                         return Ok(if arguments.exit { Exit::Past } else { Exit::Fine });
                     }
                     if let Some(command) = &arguments.command {
@@ -139,6 +151,11 @@ pub fn run(arguments: &Arguments) -> Ended {
             return Ok(Exit::Past);
         }
         if follower.is_over() {
+            if follower.followed().is_empty() {
+                return Err(Failure::new(
+                    "the process's record can't be read any more (above), so it is not watched",
+                ));
+            }
             for followed in follower.followed().values().filter(|followed| followed.life == Life::Killed) {
                 say("watch", format_args!("process {} ended without a clean exit", followed.process.pid));
             }
@@ -148,7 +165,9 @@ pub fn run(arguments: &Arguments) -> Ended {
         if rest.is_some_and(|rest| rest.is_zero()) {
             break;
         }
-        std::thread::sleep(rest.map_or(interval, |rest| rest.min(interval)));
+        if output::pause(rest.map_or(interval, |rest| rest.min(interval))) == Audience::Gone {
+            break;
+        }
     }
     runs.wait();
     Ok(Exit::Fine)
@@ -171,6 +190,7 @@ impl Event<'_> {
     fn message(&self) -> String {
         let process = &self.followed.process;
         let rank = process.rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
+        let rank = self.followed.whose.note() + &rank;
         let (live, limit) = (self.device.snapshot.live, self.device.facts().limit());
         let reserved = self.device.snapshot.gauge(DeviceGauge::Reserved);
         let bytes = |bytes: u64| Unit::Bytes.show(bytes as f64);

@@ -1,5 +1,9 @@
 //! `gruyere bench` as a user runs it: output, files and exit status.
 
+#[path = "../../tests/common/phantom_library.rs"]
+#[allow(dead_code)]
+mod phantom_library;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -115,5 +119,101 @@ fn without_a_gpu_cuda_is_an_error_with_a_reason() {
             assert_eq!(code, Some(1));
             assert!(text(&output.stderr).contains("--device cuda"), "{}", text(&output.stderr));
         }
+    }
+}
+
+/// Sixteen mappings of 2 MiB or one of 32: what a call costs decides when the device is done, and nothing else is another's.
+#[test]
+fn prices_move_device_ends_and_nothing_else() {
+    let folder = folder_with(SMALL);
+    let run = |more: &[&str]| {
+        let args = [&["--trace", "small.trace", "--json", "--models-only", "--timeline"], more].concat();
+        let output = bench(folder.path(), &args);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        (serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap(), text(&output.stderr))
+    };
+    let expandable = |report: &serde_json::Value| report["traces"][0]["runs"][1].clone();
+    let (unsaid, _) = run(&[]);
+    let (by_call, _) = run(&["--prices", "by-call"]);
+    let (dear, _) = run(&["--prices", "by-mapping-and-page"]);
+    assert_eq!(
+        (&unsaid["measured"]["prices"], &dear["measured"]["prices"]),
+        (&"by-call".into(), &"by-mapping-and-page".into())
+    );
+    assert_eq!(expandable(&unsaid), expandable(&by_call));
+    let end = |report: &serde_json::Value| expandable(report)["timeline"]["device_end_ns"].as_u64().unwrap();
+    // A segment of 20 MiB for each of two streams, one of 2 MiB: each creates, maps and lets in. 193 us stand for 29.
+    assert!(end(&dear) > end(&by_call) + 3 * 164_000, "{} {}", end(&dear), end(&by_call));
+    for figure in ["hold_ratio", "area_ratio", "driver_calls", "peak_reserved"] {
+        assert_eq!(expandable(&dear)[figure], expandable(&by_call)[figure], "{figure}");
+    }
+    // A file of one's own; what it lacks is said.
+    std::fs::write(
+        folder.path().join("mine.json"),
+        r#"{"costs": {"create": {"ns": 1029000, "source": "me"}}}"#,
+    )
+    .unwrap();
+    let (mine, said) = run(&["--prices", "mine.json"]);
+    assert_eq!(end(&mine), end(&by_call) + 3_000_000);
+    assert!(said.contains("not in it, so as in by-call: query") && !said.contains(" create,"), "{said}");
+}
+
+#[test]
+fn prices_that_cannot_be_read_are_refused_before_the_work() {
+    let folder = folder_with(SMALL);
+    std::fs::write(folder.path().join("bad.json"), r#"{"costs": {"creat": 1}}"#).unwrap();
+    for (prices, said) in
+        [("bad.json", "\"creat\" is no call's price"), ("by-cal", "by-mapping-and-page or a JSON file")]
+    {
+        for args in [
+            ["--trace", "small.trace", "--prices", prices].as_slice(),
+            &["proof", "--trace", "small.trace", "--prices", prices],
+        ] {
+            let output = bench(folder.path(), args);
+            assert_eq!(output.status.code(), Some(1), "{args:?}");
+            let message = text(&output.stderr);
+            assert!(message.contains(prices) && message.contains(said), "{args:?}: {message}");
+        }
+    }
+    assert_eq!(bench(folder.path(), &["--prices", "by-call", "--device", "cuda"]).status.code(), Some(2));
+}
+
+/// What `--device cuda` says where libcuda is the stand-in.
+#[test]
+fn on_a_device_each_kind_of_driver_call_is_timed_and_so_is_the_whole() {
+    let folder = folder_with(SMALL);
+    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1")).unwrap();
+    let run = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+        command.args(["bench", "--device", "cuda", "--trace", "small.trace"]).args(more);
+        command.current_dir(folder.path()).env_remove("GRUYERE_CONF").env_remove("LD_PRELOAD");
+        let output =
+            command.env("LD_LIBRARY_PATH", folder.path()).env("PHANTOM_QUIET", "1").output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let report: serde_json::Value = serde_json::from_str(&run(&["--json"])).unwrap();
+    let run_of = &report["traces"][0]["runs"][0];
+    let times = run_of["driver_call_times"].as_array().unwrap();
+    let figure = |time: &serde_json::Value, name: &str| time[name].as_u64().unwrap();
+    let (mut calls, mut total) = (0, 0);
+    for time in times {
+        assert!(figure(time, "count") > 0, "{time}");
+        let [median, high, most, sum] =
+            ["p50_nanoseconds", "p99_nanoseconds", "max_nanoseconds", "total_nanoseconds"]
+                .map(|name| figure(time, name));
+        assert!(0 < most && median <= high && high <= most && most <= sum, "{time}");
+        (calls, total) = (calls + figure(time, "count"), total + sum);
+    }
+    let named = |name: &str| times.iter().any(|time| time["call"] == name);
+    for call in ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuStreamGetCaptureInfo"]
+    {
+        assert!(named(call), "{call} is missing in {times:?}");
+    }
+    assert_eq!(run_of["driver_calls"].as_u64(), Some(calls));
+    assert!(run_of["replay_ns"].as_u64() >= Some(total), "{run_of}");
+    let page = run(&[]);
+    for word in ["the replay took", "in driver calls", "MEDIAN", "99%", "MAX", "cuMemCreate"] {
+        assert!(page.contains(word), "{word} is missing in\n{page}");
     }
 }

@@ -108,6 +108,27 @@ fn the_figures_are_those_of_the_bench() {
     }
 }
 
+/// A page of its own handle costs 193 us to create in the one, 29 in the other: the floor moves with the prices, and nobody is below it.
+#[test]
+fn ends_and_floors_are_those_of_the_prices() {
+    let folder = folder();
+    let of = |prices: &str| {
+        let args =
+            ["--trace", "small.trace", "--tight", "", "--json", "--part", "timeline", "--prices", prices];
+        json(&proof(folder.path(), &args))["proof"].clone()
+    };
+    let (by_call, dear) = (of("by-call"), of("by-mapping-and-page"));
+    assert_eq!((&by_call["prices"], &dear["prices"]), (&"by-call".into(), &"by-mapping-and-page".into()));
+    let taking = |proof: &Value| proof["cases"][0]["ends"]["taking_ns"].as_u64().unwrap();
+    // 8 pages at once: 193.32 + 7 us to create, 1.45 to map, 35.99 + 3.5 to make accessible.
+    assert_eq!((taking(&by_call), taking(&dear)), (79_500, 241_260));
+    let case = &dear["cases"][0];
+    for run in case["runs"].as_array().unwrap() {
+        let end = run["calls_charged"]["device_end_ns"].as_u64();
+        assert!(end >= case["ends"]["floor_ns"].as_u64() && end.is_some(), "{run}");
+    }
+}
+
 #[test]
 fn other_sizes_are_the_same_for_the_same_seed() {
     let folder = folder();

@@ -77,7 +77,7 @@ fn on_the_stand_in_nothing_is_wrong_and_every_capability_is_told() {
     assert!(of(&value, "driver")[0].starts_with("ok: CUDA "), "{value:#}");
     let devices = of(&value, "device");
     for number in ["0", "1"] {
-        for part in ["16.00 GiB", "pages of 2.00 MiB", "ways to share"] {
+        for part in ["16.00 GiB", "units of 2.00 MiB", "ways to share"] {
             let mine = |line: &&String| line.starts_with(&format!("ok: {number}: ")) && line.contains(part);
             assert!(devices.iter().any(|line| mine(&line)), "{number} {part}: {devices:?}");
         }

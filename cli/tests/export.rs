@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use live_record::{Exporter, ask, record};
+use live_record::{Exporter, ask, forged, record, word};
 
 fn export(arguments: &[&str], directory: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
@@ -124,6 +124,98 @@ fn dead_damaged_and_doubled_records_are_counted_and_spoil_nothing() {
     }
     assert_eq!(value(metrics, "gruyere_exporter_read_errors_total", &[]), 1.0);
     assert!(text(&output.stderr).contains("gruyere-1-2-4-0.record"), "{output:?}");
+    record.close();
+}
+
+/// A record like `record`'s whose numbers are others and which was made later, as a forger writes it.
+fn newer_with_other_numbers(bytes: &mut [u8]) {
+    // By the header's table, 32 bytes a section: process facts (the moment of making is their fourth word), then devices.
+    let created = word(bytes, 64) + 24;
+    let later = word(bytes, created) as u64 + 1_000_000_000;
+    bytes[created..created + 8].copy_from_slice(&later.to_le_bytes());
+    let (begin, length) = (word(bytes, 96), word(bytes, 104) * word(bytes, 112));
+    for at in (begin..begin + length).step_by(8) {
+        if word(bytes, at) == 1 << 30 {
+            bytes[at..at + 8].copy_from_slice(&12345u64.to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_record_that_claims_anothers_process_is_counted_and_takes_no_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let path = folder.path().join("gruyere-4026531836-999-1-0.record");
+    let Some(_lock) = forged(record, &path, Some(65534), newer_with_other_numbers) else { return };
+    let pid = std::process::id().to_string();
+    for (options, state, count) in [
+        (&[][..], "of_other_users", 1.0),
+        (&["--all-users"], "claimed", 1.0),
+        (&["--all-users"], "live", 1.0),
+    ] {
+        let mut arguments = vec!["--print"];
+        arguments.extend(options);
+        let output = export(&arguments, folder.path());
+        let metrics = text(&output.stdout);
+        assert_eq!(value(metrics, "gruyere_limit_bytes", &[]), f64::from(1 << 30), "{metrics}");
+        assert!(!metrics.contains(" 12345"), "{metrics}");
+        let label = format!("state=\"{state}\"");
+        assert_eq!(value(metrics, "gruyere_exporter_records", &[&label]), count, "{state}");
+        assert_eq!(
+            text(&output.stderr).contains("-999-1-0.record says that it is process"),
+            options.len() == 1
+        );
+        for arguments in [&["stat", &pid, "--json"][..], &["ps", "--json"]] {
+            let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+                .args(arguments)
+                .args(options)
+                .arg("--directory")
+                .arg(folder.path())
+                .output()
+                .expect("the command runs");
+            let answer = text(&output.stdout);
+            assert!(answer.contains(&pid) && !answer.contains("999-1-0"), "{output:?}");
+        }
+    }
+    record.close();
+}
+
+#[test]
+fn two_true_records_of_one_process_are_told_apart_by_a_label() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (record(folder.path()), record(folder.path()));
+    let metrics = printed(&[], folder.path());
+    let live: Vec<&str> =
+        metrics.lines().filter(|line| line.starts_with("gruyere_reserved_bytes{")).collect();
+    assert_eq!(live.len(), 2, "{metrics}");
+    assert_eq!(live.iter().filter(|line| line.contains("record=\"1\"")).count(), 1, "{live:?}");
+    assert_eq!(live.iter().filter(|line| line.contains("record=")).count(), 1, "{live:?}");
+    first.close();
+    second.close();
+}
+
+#[test]
+fn a_process_of_another_container_is_exported_on_its_files_owners_word_and_that_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let path = folder.path().join("gruyere-1-77-3-0.record");
+    let elsewhere = |bytes: &mut [u8]| {
+        let namespace = word(bytes, 64) + 16;
+        bytes[namespace..namespace + 8].copy_from_slice(&1u64.to_le_bytes());
+    };
+    let Some(_lock) = forged(record, &path, Some(65534), elsewhere) else { return };
+    let metrics = printed(&["--all-users"], folder.path());
+    let label = format!("pid=\"{}@1\"", std::process::id());
+    assert_eq!(value(&metrics, "gruyere_limit_bytes", &[&label, "user=\"65534\""]), f64::from(1 << 30));
+    assert_eq!(value(&metrics, "gruyere_exporter_unseen_processes", &[]), 1.0);
+    assert_eq!(metrics.lines().filter(|line| line.starts_with("gruyere_limit_bytes{")).count(), 2);
+    // `ps` says it too: who vouches for what.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    command.args(["ps", "--all-users", "--directory"]).arg(folder.path());
+    let said = command.output().expect("the command runs");
+    let table = text(&said.stdout);
+    assert!(table.contains("(says user 65534): "), "{table}");
+    assert!(table.contains("1 of other users can't be seen from here"), "{table}");
     record.close();
 }
 

@@ -20,6 +20,8 @@ const COMMANDS: &[&[&str]] = &[
     &["map", "RECORD", "--json"],
     &["map", "RECORD", "--physical", "--by", "age", "--color", "always"],
     &["map", "RECORD"],
+    &["address", "RECORD", "0x40000000", "--json"],
+    &["address", "RECORD", "12345"],
     &["post", "RECORD", "--json"],
     &["post", "RECORD"],
     &["ps", "--directory", "FOLDER"],

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use gruyere::record::calls::DriverCall;
 use gruyere::record::{BlockEntry, DeviceGauge, Record};
 use live_record::{Exporter, ask, record};
 use serde_json::Value;
@@ -171,6 +172,7 @@ fn leak(record: &'static Record, stop: &AtomicBool) {
         record.lane(1, 0).block_insert(&entry);
         record.latency(true, 3000);
         record.latency(false, 2000);
+        record.call_times(DriverCall::Create).expect("room").note(2 << 20, 60_000 + 1000 * count);
         record
             .device(1)
             .set(&[(DeviceGauge::DriverCalls, 17 + count), (DeviceGauge::LowPhaseBytes, count << 20)]);

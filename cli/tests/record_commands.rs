@@ -208,3 +208,35 @@ fn help_has_examples_and_exit_codes() {
         assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
     }
 }
+
+#[test]
+fn an_address_is_told_what_lies_there_and_what_lay_there_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let mut lane = record.lane(1, 0);
+    // Another block had the place of the one of 4 MiB.
+    let place = 2u64 << 30;
+    lane.event(EventKind::Malloc, 0, 7, place - 4096, 1 << 20, clock::now());
+    lane.event(EventKind::Free, 0, 7, place - 4096, 1 << 20, clock::now());
+    let pid = std::process::id().to_string();
+    let within = format!("{:#x}", place + 512);
+    let told = json(&gruyere(&["address", &pid, &within, "--json"], folder.path()));
+    assert_eq!(told["block"]["address"], place);
+    assert_eq!(told["block"]["bytes"], 4 << 20);
+    assert_eq!(told["backed"], "unmapped", "the record says so: nothing is mapped there");
+    assert_eq!(told["before"][0]["bytes"], 1 << 20);
+    assert_eq!(told["before"][0]["stream"], 7);
+    assert!(
+        told["before"][0]["freed_nanoseconds"].as_u64()
+            >= told["before"][0]["handed_out_nanoseconds"].as_u64()
+    );
+    let page = text(&gruyere(&["address", &pid, &within], folder.path()).stdout);
+    assert!(page.contains("live block of 4.00 MiB") && page.contains("byte 512 of it"), "{page}");
+    assert!(page.contains("record_stream") && page.contains("stream 7"), "{page}");
+    let nothing = json(&gruyere(&["address", &pid, "0x7f0000000000", "--json"], folder.path()));
+    assert!(nothing["block"].is_null() && nothing["before"].as_array().unwrap().is_empty());
+    let wrong = gruyere(&["address", &pid, "7f00"], folder.path());
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("write it as 0x"), "{wrong:?}");
+    record.close();
+}

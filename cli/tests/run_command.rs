@@ -3,19 +3,24 @@
 #[path = "../../tests/common/phantom_library.rs"]
 #[allow(dead_code)]
 mod phantom_library;
+#[path = "common/signals.rs"]
+#[allow(dead_code)]
+mod signals;
+#[path = "common/terminal.rs"]
+#[allow(dead_code)]
+mod terminal;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use gruyere::record::run::Run;
+use signals::{SOON, state, until};
 use tempfile::TempDir;
-
-const SOON: Duration = Duration::from_secs(20);
+use terminal::Terminal;
 
 /// Variables that a test sets itself, if it wants them.
 const OURS: [&str; 6] =
@@ -23,6 +28,7 @@ const OURS: [&str; 6] =
 
 fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
+    signals::as_from_a_shell(&mut command);
     OURS.iter().for_each(|name| {
         command.env_remove(name);
     });
@@ -102,21 +108,6 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Waits until `done`, or fails.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// The letter of a process's state; none where it is gone.
-fn state(pid: i32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.chars().next()
 }
 
 #[test]
@@ -302,86 +293,9 @@ fn a_stop_and_a_wake_up_reach_the_program() {
     assert_eq!(running.child.wait().unwrap().code(), Some(5));
 }
 
-/// A terminal with an interactive shell behind it.
-struct Terminal {
-    shell: Child,
-    master: std::fs::File,
-    seen: String,
-}
-
-impl Terminal {
-    fn open() -> Terminal {
-        let (mut master, mut slave) = (0, 0);
-        // SAFETY: both numbers may be written; the rest may be NULL.
-        let made = unsafe {
-            libc::openpty(
-                &mut master,
-                &mut slave,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-            )
-        };
-        assert_eq!(made, 0);
-        // SAFETY: fresh descriptors, of which nobody else knows.
-        let (master, slave) = unsafe { (std::fs::File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
-        let mut bash = command(Path::new("bash"));
-        bash.args(["--norc", "--noprofile", "--noediting", "-i"])
-            .env("PS1", "prompt> ")
-            .env_remove("HISTFILE");
-        let terminal = slave.as_raw_fd();
-        for stream in [Command::stdin, Command::stdout, Command::stderr] {
-            stream(&mut bash, Stdio::from(slave.try_clone().unwrap()));
-        }
-        // SAFETY: system calls that a forked child may make.
-        unsafe {
-            bash.pre_exec(move || {
-                if libc::setsid() < 0 || libc::ioctl(terminal, libc::TIOCSCTTY, 0) < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-                Ok(())
-            });
-        }
-        let shell = bash.spawn().unwrap();
-        // SAFETY: a descriptor of ours.
-        assert_eq!(unsafe { libc::fcntl(master.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
-        let mut terminal = Terminal { shell, master, seen: String::new() };
-        terminal.expect("prompt> ");
-        terminal
-    }
-
-    fn write(&mut self, keys: &str) {
-        self.master.write_all(keys.as_bytes()).unwrap();
-    }
-
-    /// Waits for `words`, and forgets what was before their end.
-    fn expect(&mut self, words: &str) -> String {
-        let deadline = Instant::now() + SOON;
-        loop {
-            if let Some(at) = self.seen.find(words) {
-                let rest = self.seen.split_off(at + words.len());
-                return std::mem::replace(&mut self.seen, rest);
-            }
-            assert!(Instant::now() < deadline, "no {words:?} in {:?}", self.seen);
-            let mut bytes = [0; 4096];
-            match self.master.read(&mut bytes) {
-                Ok(count) => self.seen.push_str(&text(&bytes[..count])),
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
-            }
-        }
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.shell.kill();
-        let _ = self.shell.wait();
-    }
-}
-
 #[test]
 fn keys_of_the_terminal_reach_the_program_once_and_job_control_works() {
-    let mut terminal = Terminal::open();
+    let mut terminal = Terminal::with_shell(command(Path::new("bash")));
     let line = format!("{} run -- {}\n", env!("CARGO_BIN_EXE_gruyere"), program("signals"));
     terminal.write(&line);
     terminal.expect("ready ");
@@ -393,12 +307,7 @@ fn keys_of_the_terminal_reach_the_program_once_and_job_control_works() {
     terminal.write("fg\n");
     terminal.expect("\r\n");
     // Until the shell has given it the terminal, keys are the shell's.
-    let shell = terminal.shell.id();
-    // SAFETY: a descriptor of ours.
-    until(
-        "the job is in front",
-        || unsafe { libc::tcgetpgrp(terminal.master.as_raw_fd()) } != shell as libc::pid_t,
-    );
+    terminal.wait_for_a_job();
     terminal.write("\x1c");
     let between = terminal.expect(&format!("got {}", libc::SIGQUIT));
     assert!(!between.contains("got 2\r"), "Ctrl-C came twice: {between}");
@@ -415,7 +324,7 @@ fn keys_of_the_terminal_reach_the_program_once_and_job_control_works() {
         let children = |pid: &str| {
             std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default()
         };
-        let run = children(&terminal.shell.id().to_string());
+        let run = children(&terminal.pid().to_string());
         let name =
             |pid: &str| std::fs::read_to_string(format!("/proc/{}/comm", pid.trim())).unwrap_or_default();
         name(&children(run.trim())) == "sleep\n"
@@ -511,7 +420,7 @@ fn a_killed_process_is_summed_up_from_its_record() {
     assert!(said.contains("gruyere post"), "{said}");
     // Only what this test left.
     let pid = said.split("gruyere post ").nth(1).unwrap().split('`').next().unwrap();
-    for entry in std::fs::read_dir("/dev/shm").unwrap().flatten() {
+    for entry in std::fs::read_dir(gruyere::config::record_dir::record_dir()).unwrap().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("gruyere-") && name.contains(&format!("-{pid}-")) {
             std::fs::remove_file(entry.path()).unwrap();
@@ -564,9 +473,15 @@ fn calls_of_the_driver_are_seen_where_they_are_asked_for() {
     let library = library.to_str().unwrap();
     let work = ["3", "2", "driver"];
     for (mode, word) in [("--manage", "managed"), ("--observe", "observed")] {
-        let output = phantom.run(&["--library", library, mode, "--conf", "preload:driver"], &work);
+        let trace = phantom.at(&format!("run{mode}.trace.zst"));
+        let conf = format!("preload:driver,trace:{}", trace.display());
+        let output = phantom.run(&["--library", library, mode, "--conf", &conf], &work);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{said}");
+        // As docs/record-a-trace.md says.
+        let lines = text(&zstd::decode_all(std::fs::File::open(&trace).unwrap()).unwrap());
+        let count = |word: &str| lines.lines().filter(|line| line.starts_with(word)).count();
+        assert_eq!((count("a "), count("f ")), (3, 2), "{mode}: {lines}");
         let rows = rows(&said);
         assert!(rows.len() == 1 && said.contains(word), "{said}");
         assert_eq!(

@@ -170,9 +170,8 @@ fn a_closed_pipe_ends_a_watch_without_noise() {
         BufReader::new(out).read_line(&mut line).expect("a line");
     }
     assert!(line.contains("is passed"), "{line}");
-    child.kill().expect("killed");
-    let (_, _, err) = wait(child);
-    assert_eq!(err, "");
+    let (code, _, err) = wait(child);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
     record.close();
 }
 
@@ -236,6 +235,78 @@ fn top_prints_the_screen_once_as_text_of_the_size_that_is_asked_for() {
     assert_eq!(no_terminal.status.code(), Some(1));
     assert!(text(&no_terminal.stderr).contains("--once"), "{no_terminal:?}");
     record.close();
+}
+
+#[test]
+fn top_and_stat_say_the_same_of_a_process_that_configures_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let set = std::env::var("GRUYERE_CONF").unwrap_or_default();
+    let said = if set.is_empty() { "all defaults" } else { &set };
+    let stat = text(&gruyere(&["stat", &pid()], folder.path()).stdout);
+    assert!(stat.contains(&format!("  configuration  {said}\n")), "{stat}");
+    let json: Value =
+        serde_json::from_slice(&gruyere(&["stat", &pid(), "--json"], folder.path()).stdout).expect("JSON");
+    assert_eq!(json["process"]["configuration"], *set);
+    record.close();
+}
+
+#[test]
+fn a_record_that_can_not_be_believed_is_named_and_no_clean_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let path = record.path().unwrap().to_owned();
+    // Its counters never come to rest: each lane's are odd. (The header's table: offset, bytes an entry, entries; 32 bytes a section, the lanes' the third.)
+    let bytes = std::fs::read(&path).unwrap();
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let length = word(64 + 64 + 8) * word(64 + 64 + 16);
+    std::os::unix::fs::FileExt::write_all_at(&file, &vec![0xff; length as usize], word(64 + 64)).unwrap();
+    for (target, code) in [(path.to_str().unwrap(), 1), ("all", 0)] {
+        let output =
+            gruyere(&["watch", target, "live>1TiB", "--for", "1500ms", "--interval", "100ms"], folder.path());
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        let said = text(&output.stderr);
+        assert_eq!(said.matches("never come to rest").count(), 1, "named, once: {said}");
+        assert!(said.contains(path.file_name().unwrap().to_str().unwrap()), "{said}");
+    }
+    record.close();
+}
+
+#[test]
+fn usage_lines_are_whole() {
+    for (arguments, usage) in [
+        (&["watch"][..], "Usage: gruyere watch [OPTIONS] [PID|FILE|all] <THRESHOLD>..."),
+        (&["top"], "Usage: gruyere top [OPTIONS] [PID|FILE|all]"),
+    ] {
+        let help =
+            Command::new(env!("CARGO_BIN_EXE_gruyere")).args(arguments).arg("--help").output().unwrap();
+        assert!(text(&help.stdout).lines().any(|line| line == usage), "{}", text(&help.stdout));
+    }
+    // Brackets and angles of every command's help are those of whole arguments.
+    let all = text(&Command::new(env!("CARGO_BIN_EXE_gruyere")).arg("--help").output().unwrap().stdout);
+    let listed = all.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap().to_owned();
+    for name in listed.lines().filter_map(|line| line.split_whitespace().next()) {
+        let help = Command::new(env!("CARGO_BIN_EXE_gruyere")).args([name, "--help"]).output().unwrap();
+        let help = text(&help.stdout);
+        let of_arguments = help.lines().filter(|line| {
+            let line = line.trim_start();
+            line.starts_with("Usage:") || line.starts_with('<') || line.starts_with('[')
+        });
+        for line in of_arguments {
+            let line = line.split("  ").find(|part| !part.is_empty()).unwrap_or_default();
+            let mut open = Vec::new();
+            for letter in line.chars() {
+                match letter {
+                    '<' | '[' => open.push(letter),
+                    '>' => assert_eq!(open.pop(), Some('<'), "{name}: {line}"),
+                    ']' => assert_eq!(open.pop(), Some('['), "{name}: {line}"),
+                    _ => {}
+                }
+            }
+            assert!(open.is_empty(), "{name}: {line}");
+        }
+    }
 }
 
 #[test]

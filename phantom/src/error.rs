@@ -59,6 +59,6 @@ pub mod code {
 
     /// True for the errors after which no call of the context succeeds.
     pub const fn is_sticky(code: u32) -> bool {
-        matches!(code, 4 | 214 | 219 | 700 | 702 | 710 | 714..=719)
+        matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 911)
     }
 }

@@ -38,6 +38,7 @@ mod gpu;
 mod inject;
 pub mod oracle;
 mod pool;
+mod prices;
 mod ranges;
 mod rendezvous;
 mod streams;
@@ -49,14 +50,15 @@ pub use backing::{Backing, Source};
 pub use books::{AddressBooks, DeviceBooks};
 pub use calls::{CallCounts, CallKind, Caller, as_program, current_caller};
 pub use capture::{CaptureMode, CaptureStatus, exchange_capture_mode, relaxed};
-pub use config::{Config, DeviceConfig};
+pub use config::{CapturingIds, Config, DestroyedStreams, DeviceConfig};
 pub use costs::Costs;
 pub use error::{SimError, SimResult};
 pub use gpu::{Gpu, Held, HostTime, Misuse, PoolBooks};
 pub use inject::Injection;
 pub use pool::{POOL_ALIGNMENT, POOL_CHUNK, PoolAttribute};
+pub use prices::{PriceError, Prices};
 pub use rendezvous::Deadlock;
-pub use streams::StreamKind;
+pub use streams::{StreamKind, vouching};
 
 /// The granule of virtual memory management, bytes.
 pub const GRANULARITY: u64 = 2 << 20;

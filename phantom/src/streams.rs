@@ -1,5 +1,6 @@
 //! Stream handles and the streams behind them.
 
+use std::cell::RefCell;
 use std::thread::ThreadId;
 
 use rustc_hash::FxHashMap;
@@ -32,6 +33,31 @@ pub(crate) struct Stream {
     /// The capture it takes part in.
     pub(crate) capture: Option<u64>,
     pub(crate) destroyed: bool,
+    /// It is there until it is destroyed, as the program has told the allocator; or it is the allocator's own.
+    pub(crate) lasting: bool,
+}
+
+thread_local! {
+    static VOUCHED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `call`, a call of the allocator that names the stream of `handle`: the stream is there for as long as it takes
+/// (see [`crate::Config::vouched_streams`]).
+pub fn vouching<T>(handle: usize, call: impl FnOnce() -> T) -> T {
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            VOUCHED.with_borrow_mut(Vec::pop);
+        }
+    }
+    VOUCHED.with_borrow_mut(|vouched| vouched.push(handle));
+    let _restore = Restore;
+    call()
+}
+
+/// Whether this thread is in a call that names the stream of `handle`.
+pub(crate) fn is_vouched(handle: usize) -> bool {
+    VOUCHED.with_borrow(|vouched| vouched.contains(&handle))
 }
 
 /// The first handle of a user's stream, and the distance between two: handles look like the pointers that they are.
@@ -55,7 +81,16 @@ pub(crate) struct Streams {
 impl Streams {
     fn add(&mut self, handle: usize, device: u32, kind: StreamKind) -> StreamKey {
         let key = self.all.len() as StreamKey;
-        self.all.push(Stream { handle, device, kind, tail: 0, open: None, capture: None, destroyed: false });
+        self.all.push(Stream {
+            handle,
+            device,
+            kind,
+            tail: 0,
+            open: None,
+            capture: None,
+            destroyed: false,
+            lasting: false,
+        });
         if kind == StreamKind::Blocking {
             self.blocking.entry(device).or_default().push(key);
         }
@@ -112,6 +147,11 @@ impl Streams {
         if let Some(blocking) = self.blocking.get_mut(&stream.device) {
             blocking.retain(|&k| k != key);
         }
+    }
+
+    /// Whether `handle` was a stream's, and is nobody's now.
+    pub(crate) fn is_destroyed(&self, handle: usize) -> bool {
+        self.recycled.contains(&handle)
     }
 
     /// The users' streams of a device.

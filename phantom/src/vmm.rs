@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use crate::GRANULARITY;
 use crate::backing::{Backing, Backings, Source};
 
 /// Physical memory behind a handle.
@@ -23,23 +22,34 @@ pub(crate) struct Physical {
 /// Why a call was refused: the text of the misuse.
 pub(crate) type Refused = &'static str;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Vmm {
     /// Reserved ranges: address -> bytes.
     reservations: BTreeMap<u64, u64>,
     handles: FxHashMap<u64, Physical>,
     next_handle: u64,
+    /// The smallest granularity of a device.
+    granularity: u64,
 }
 
-/// `bytes` and `address` are whole granules, and the range has an end.
-pub(crate) fn granular(address: u64, bytes: u64) -> bool {
+/// `bytes` and `address` are multiples of `granularity`, and the range has an end.
+pub(crate) fn granular(address: u64, bytes: u64, granularity: u64) -> bool {
     bytes > 0
-        && bytes.is_multiple_of(GRANULARITY)
-        && address.is_multiple_of(GRANULARITY)
+        && bytes.is_multiple_of(granularity)
+        && address.is_multiple_of(granularity)
         && address.checked_add(bytes).is_some()
 }
 
 impl Vmm {
+    pub(crate) fn new(granularity: u64) -> Self {
+        Self { reservations: BTreeMap::new(), handles: FxHashMap::default(), next_handle: 0, granularity }
+    }
+
+    /// A range of address space is whole granules of some device.
+    pub(crate) fn granular(&self, address: u64, bytes: u64) -> bool {
+        granular(address, bytes, self.granularity)
+    }
+
     pub(crate) fn reserve(&mut self, address: u64, bytes: u64) {
         self.reservations.insert(address, bytes);
     }
@@ -95,21 +105,21 @@ impl Vmm {
         handle: u64,
         backings: &mut Backings,
     ) -> Result<(), Refused> {
-        if !granular(address, bytes) {
+        if !self.granular(address, bytes) {
             return Err("map of a range that is not whole granules");
         }
         if offset != 0 {
             return Err("map at an offset other than 0");
         }
+        let is_reserved = self.in_one_reservation(address, bytes);
         let Some(memory) = self.handles.get_mut(&handle).filter(|memory| !memory.released) else {
             return Err("map of a handle that does not exist (any more)");
         };
         if memory.bytes != bytes {
             return Err("map of a part of a handle, or of more than it has");
         }
-        let reserved = self.reservations.range(..=address).next_back();
-        if reserved.is_none_or(|(&start, &length)| address + bytes > start + length) {
-            return Err("map outside of a reservation");
+        if !is_reserved {
+            return Err("map outside of a reservation, or across the end of one");
         }
         if backings.touching(address, bytes).next().is_some() {
             return Err("map over a mapping");
@@ -127,14 +137,20 @@ impl Vmm {
         Ok(())
     }
 
-    /// The mappings that tile the range exactly.
+    /// The range lies in one reservation, though the next one may begin where it ends.
+    fn in_one_reservation(&self, address: u64, bytes: u64) -> bool {
+        let reserved = self.reservations.range(..=address).next_back();
+        reserved.is_some_and(|(&start, &length)| address + bytes <= start + length)
+    }
+
+    /// The mappings that tile the range exactly, which must lie in one reservation.
     pub(crate) fn whole_mappings(
         &self,
         address: u64,
         bytes: u64,
         backings: &Backings,
     ) -> Result<Vec<Backing>, Refused> {
-        if !granular(address, bytes) {
+        if !self.granular(address, bytes) {
             return Err("a range that is not whole granules");
         }
         let mut expected = address;
@@ -154,6 +170,9 @@ impl Vmm {
         }
         if expected != address + bytes {
             return Err("a range in which nothing is mapped");
+        }
+        if !self.in_one_reservation(address, bytes) {
+            return Err("a range across the end of a reservation");
         }
         Ok(whole)
     }

@@ -3,7 +3,7 @@
 use gruyere_phantom::error::code;
 use gruyere_phantom::oracle::{Fault, Taker};
 use gruyere_phantom::{
-    CaptureMode, CaptureStatus, Config, Costs, Gpu, SimError, StreamKind, as_program, relaxed,
+    CaptureMode, CaptureStatus, CapturingIds, Config, Costs, Gpu, SimError, StreamKind, as_program, relaxed,
 };
 
 const MIB: u64 = 1 << 20;
@@ -28,6 +28,43 @@ fn assert_reported(gpu: &Gpu, name: &str, stream: usize, capture: u64) {
     let faults = gpu.take_faults();
     let is = |fault: &Fault| matches!(fault, Fault::Capturing { call, stream, capture: c } if *call == name && stream.id == id && *c == capture);
     assert!(faults.len() == 1 && is(&faults[0]), "{faults:#?}");
+}
+
+#[test]
+fn the_id_of_a_capturing_stream_is_told_refused_or_ends_the_capture_as_the_driver_is_set_up() {
+    let cases = [
+        (CapturingIds::Told, None, true),
+        (CapturingIds::Refused, Some(code::CAPTURE_UNSUPPORTED), true),
+        (CapturingIds::Invalidate, Some(code::CAPTURE_UNSUPPORTED), false),
+    ];
+    for (capturing_ids, refusal, lives) in cases {
+        let gpu = Gpu::new(Config { costs: Costs::zero(), capturing_ids, ..Config::new(256 * MIB) });
+        let beside = stream(&gpu);
+        let (on, capture) = capturing(&gpu);
+        // In relaxed mode too: the driver is wrapped in it.
+        assert_eq!(relaxed(|| gpu.stream_id(0, on)).err().map(|error| error.code), refusal);
+        let status = if lives { CaptureStatus::Active(capture) } else { CaptureStatus::Invalidated };
+        assert_eq!(gpu.capture_status(0, on), Ok(status));
+        assert!(gpu.stream_id(0, beside).is_ok(), "only the capturing stream's");
+        assert_eq!(
+            gpu.take_faults().is_empty(),
+            refusal.is_none(),
+            "{capturing_ids:?}: the oracle tells of it"
+        );
+        let _ = gpu.end_capture(0, on);
+        assert!(gpu.stream_id(0, on).is_ok());
+    }
+}
+
+#[test]
+fn an_event_behind_all_work_of_the_context_ends_every_capture_in_it() {
+    let gpu = gpu();
+    let [(one, _), (other, _)] = [capturing(&gpu), capturing(&gpu)];
+    let event = gpu.event_create(0).unwrap();
+    assert_eq!(gpu.context_event_record(0, event).unwrap_err().code, code::CAPTURE_UNSUPPORTED);
+    for stream in [one, other] {
+        assert_eq!(gpu.capture_status(0, stream), Ok(CaptureStatus::Invalidated));
+    }
 }
 
 #[test]

@@ -78,6 +78,40 @@ fn address_space_runs_out_as_a_false_out_of_memory() {
 }
 
 #[test]
+fn a_reservation_is_aligned_as_was_asked_and_no_better_where_the_default_is_less() {
+    let gpu = Gpu::new(Config { default_alignment: 64 << 10, ..Config::new(64 * MIB) });
+    let by_default = gpu.address_reserve(0, 4 * PAGE, 0).unwrap();
+    let small = gpu.address_reserve(0, 4 * PAGE, 512 << 10).unwrap();
+    let large = gpu.address_reserve(0, 4 * PAGE, 4 * PAGE).unwrap();
+    assert_eq!([by_default % PAGE, small % PAGE, large % (4 * PAGE)], [64 << 10, 512 << 10, 0]);
+    assert_eq!(gpu.address_books().reserved, 12 * PAGE, "what lies before them is nobody's");
+    // Mappings begin at whole granules.
+    let handle = gpu.physical_create(0, PAGE).unwrap();
+    assert_eq!(gpu.map(0, by_default, PAGE, 0, handle).unwrap_err().code, code::INVALID_VALUE);
+    for address in [by_default, small, large] {
+        gpu.address_free(0, address, 4 * PAGE).unwrap();
+    }
+    assert_eq!(gpu.address_books().reserved, 0);
+}
+
+#[test]
+fn physical_memory_and_mappings_are_whole_units_of_the_granularity() {
+    for granularity in [64 << 10, 4 * MIB] {
+        let mut config = Config::new(64 * MIB);
+        config.devices[0].granularity = granularity;
+        let gpu = Gpu::new(config);
+        let base = gpu.address_reserve(0, 4 * granularity, granularity).unwrap();
+        let handle = gpu.physical_create(0, 3 * granularity).unwrap();
+        gpu.map(0, base + granularity, 3 * granularity, 0, handle).unwrap();
+        gpu.set_access(0, base + granularity, 3 * granularity, &[0]).unwrap();
+        assert_eq!(gpu.misuses(), []);
+        assert_eq!(gpu.physical_create(0, granularity / 2).unwrap_err().code, code::INVALID_VALUE);
+        assert_eq!(gpu.address_reserve(0, granularity / 2, 0).unwrap_err().code, code::INVALID_VALUE);
+        gpu.unmap(0, base + granularity, 3 * granularity).unwrap();
+    }
+}
+
+#[test]
 fn each_device_has_its_own_books() {
     let gpu = Gpu::new(Config::devices(2, 8 * MIB));
     gpu.physical_create(1, 3 * PAGE).unwrap();

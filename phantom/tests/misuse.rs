@@ -60,6 +60,26 @@ fn map_across_two_reservations() {
 }
 
 #[test]
+fn access_and_unmap_across_two_reservations() {
+    let gpu = gpu();
+    let a = gpu.address_reserve(0, PAGE, 0).unwrap();
+    let b = gpu.address_reserve(0, PAGE, 0).unwrap();
+    assert_eq!(b, a + PAGE, "the two are neighbours");
+    for page in [a, b] {
+        let handle = gpu.physical_create(0, PAGE).unwrap();
+        gpu.map(0, page, PAGE, 0, handle).unwrap();
+    }
+    assert_refused(&gpu, 0, gpu.set_access(0, a, 2 * PAGE, &[0]), "end of a reservation");
+    assert_refused(&gpu, 1, gpu.unmap(0, a, 2 * PAGE), "end of a reservation");
+    assert!(gpu.is_backed(a, 2 * PAGE), "nothing was unmapped by halves");
+    for page in [a, b] {
+        gpu.set_access(0, page, PAGE, &[0]).unwrap();
+        gpu.unmap(0, page, PAGE).unwrap();
+    }
+    assert_eq!(gpu.misuses().len(), 2);
+}
+
+#[test]
 fn map_at_an_offset() {
     let gpu = gpu();
     let base = gpu.address_reserve(0, 4 * PAGE, 0).unwrap();

@@ -1,7 +1,7 @@
 //! Stream handles, ids and contexts.
 
 use gruyere_phantom::error::code;
-use gruyere_phantom::{Config, Gpu, StreamKind};
+use gruyere_phantom::{Config, DestroyedStreams, Gpu, StreamKind, as_program, vouching};
 
 fn gpu() -> Gpu {
     Gpu::new(Config::devices(2, 64 << 20))
@@ -102,4 +102,46 @@ fn it_is_safe_from_any_thread() {
     });
     assert_eq!(gpu.faults(), []);
     assert_eq!(gpu.pool_books(pool).unwrap().used, 0);
+}
+
+/// A stream of the program's.
+fn stream(gpu: &Gpu) -> usize {
+    as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap()
+}
+
+#[test]
+fn a_call_of_the_allocator_on_a_destroyed_stream_is_a_misuse_and_one_of_the_programs_is_its_own_affair() {
+    for (destroyed_streams, noted) in [(DestroyedStreams::Misuse, 1), (DestroyedStreams::Refused, 0)] {
+        let gpu = Gpu::new(Config { destroyed_streams, ..Config::new(64 << 20) });
+        let (gone, never) = (stream(&gpu), 0x1234_5600);
+        as_program(|| gpu.stream_destroy(0, gone)).unwrap();
+        for handle in [gone, never] {
+            assert_eq!(as_program(|| gpu.stream_id(0, handle)).unwrap_err().code, code::INVALID_HANDLE);
+        }
+        assert_eq!(gpu.misuses(), []);
+        assert_eq!(gpu.capture_status(0, gone).unwrap_err().code, code::INVALID_HANDLE);
+        assert_eq!(gpu.misuses().len(), noted);
+    }
+}
+
+#[test]
+fn where_the_program_vouches_for_its_streams_a_call_on_any_other_is_a_misuse() {
+    let gpu = Gpu::new(Config { vouched_streams: true, ..Config::new(64 << 20) });
+    let event = gpu.event_create(0).unwrap();
+    let (passing, lasting) = (stream(&gpu), stream(&gpu));
+    gpu.stream_lasts(0, lasting);
+    let own = gpu.stream_create(0, StreamKind::NonBlocking).unwrap();
+    for handle in [0, 1, 2, lasting, own] {
+        gpu.event_record(0, event, handle).unwrap();
+    }
+    vouching(passing, || gpu.event_record(0, event, passing)).unwrap();
+    as_program(|| gpu.event_record(0, event, passing)).unwrap();
+    assert_eq!(gpu.misuses(), []);
+    gpu.event_record(0, event, passing).unwrap();
+    assert_eq!(gpu.misuses().len(), 1);
+    // The handle names a stream again, but not the one that was announced.
+    as_program(|| gpu.stream_destroy(0, lasting)).unwrap();
+    assert_eq!(stream(&gpu), lasting);
+    gpu.event_record(0, event, lasting).unwrap();
+    assert_eq!(gpu.misuses().len(), 2);
 }

@@ -63,6 +63,11 @@ def _trial() -> Optional[str]:
         _enable.enable(_enable.wanted_mode() or "direct")
         import torch
 
+        if torch.cuda.device_count() == 0:
+            return (
+                "libcuda is there, and it shows no device; see `nvidia-smi`, CUDA_VISIBLE_DEVICES and the container's devices "
+                "(docker run --gpus all)"
+            )
         for device in range(torch.cuda.device_count()):
             block = torch.empty(1 << 20, dtype=torch.uint8, device=f"cuda:{device}")
             block.record_stream(torch.cuda.current_stream(device))

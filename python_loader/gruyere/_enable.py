@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import _behind, _library, _limits, _settings, _torch_conf
+from . import _behind, _library, _limits, _nccl, _settings, _torch_conf
 from ._errors import GruyereError, warn_once
 
 # How a process tells its children to do as it does; what `GRUYERE_ENABLE=1 python train.py` sets.
@@ -132,6 +132,7 @@ def _enable(mode: str, settings: dict[str, object], automatic: bool) -> None:
         # Behind torch's own allocator, what torch says of memory is true as it is.
         _install("_truth")
     _install("_steps")
+    _install("_streams")
 
 
 def _check_again(before: Enabled, mode: str, settings: dict[str, object]) -> None:
@@ -171,6 +172,7 @@ def _swap(torch: Any, mode: str, settings: dict[str, object], automatic: bool) -
     allocator = _behind.install(torch) if mode == "behind" else _direct(torch)
     # The library reads them at the first request, and children when they are started.
     os.environ[_settings.VARIABLE] = whole
+    _nccl.install(torch, whole)
     said = _torch_conf.line(limit is not None) if mode == "direct" else None
     if said and os.environ.get("LOCAL_RANK", "0") == "0":
         warn_once(said)

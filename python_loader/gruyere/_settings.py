@@ -35,7 +35,13 @@ def check(settings: str) -> None:
 
 def keys(settings: str) -> set[str]:
     """The keys that `settings` names."""
-    return {entry.partition(":")[0].strip() for entry in settings.split(",") if entry.strip()}
+    return set(entries(settings))
+
+
+def entries(settings: str) -> dict[str, str]:
+    """`settings` by key, as the library reads them: of a key that is named twice the later value counts."""
+    pairs = (entry.partition(":") for entry in settings.split(",") if entry.strip())
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def value(key: str, chosen: object) -> str:

@@ -1,4 +1,5 @@
-"""What `gruyere_startup.pth` runs when an interpreter starts with GRUYERE_ENABLE set: from then on, importing torch enables Gruyère.
+"""What `gruyere_startup.pth` runs when an interpreter starts with GRUYERE_ENABLE set: from then on, importing torch enables Gruyère. And with
+a `trace:` in GRUYERE_CONF: where nothing enables Gruyère, the program is told that there will be none.
 
 It costs one small import, touches neither torch nor the library, and must never keep an interpreter from starting."""
 
@@ -26,6 +27,10 @@ def _enable(torch: ModuleType) -> None:
 
     if enabling.wanted_mode():
         enabling.enable_automatically(required)
+    else:
+        from . import _unheard
+
+        _unheard.watch(torch)
 
 
 watch()

@@ -31,6 +31,8 @@ pub trait Allocator {
     /// # Errors
     /// [`AllocError::UnknownAddress`].
     fn record_stream(&mut self, address: DevicePtr, stream: StreamHandle) -> Result<(), AllocError>;
+    /// `stream` of `device` is there for as long as the replay goes on; told before it is named.
+    fn stream_lasts(&mut self, _device: DeviceId, _stream: StreamHandle) {}
     /// A training step or request ended.
     fn step(&mut self) {}
     /// Gives back to the device what nobody uses (`torch.cuda.empty_cache`).

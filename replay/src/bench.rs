@@ -4,6 +4,7 @@
 #![deny(clippy::unwrap_used)]
 
 use crate::allocator::{AllocError, Allocator};
+use crate::call_times::CallSamples;
 use crate::engine::{Blind, Blocks, End, Perfect, ReplayError, Watch, replay, replay_into};
 use crate::fit;
 use crate::measure::Curve;
@@ -12,9 +13,13 @@ use crate::peers::Torch;
 use crate::stage::{Charge, DriverStage, PhantomStage, Setup, Stage, StageError};
 use crate::trace::{Op, Trace};
 use gruyere::driver::Driver;
+use gruyere::heap::timed::Timed;
+use gruyere::record::calls::CallTime;
+use gruyere_phantom::Costs;
 use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Room to spare: devices of this many times the peak of live. torch's default holds four times it on one trace.
 const AMPLE: u64 = 8;
@@ -112,6 +117,8 @@ pub struct Wanted {
     pub fit: bool,
     /// The device's and the host's time.
     pub timeline: bool,
+    /// The prices of driver calls there.
+    pub prices: Costs,
 }
 
 /// One trace through one allocator. Bytes and nanoseconds.
@@ -139,6 +146,10 @@ pub struct Run {
     pub timeline: Option<Timeline>,
     /// Host nanoseconds a malloc or free, the median of several passes; ours only.
     pub ns_per_operation: Option<f64>,
+    /// How long the driver's calls took, each kind of them; on a real device only, where time is real.
+    pub driver_call_times: Vec<CallTime>,
+    /// How long the replay took as a whole, nanoseconds; on a real device only.
+    pub replay_ns: Option<u64>,
     /// Held memory over the operations, the highest of each part.
     pub curve: Vec<u64>,
     /// Violations of stream order and misuses of the driver: empty, or the bench fails. The first few.
@@ -188,7 +199,7 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     let mut faults = audit(trace, &mut stage, &mut *allocator, blocks)?;
     drop(allocator);
     if wanted.timeline {
-        let (timeline, more) = on_the_timeline(trace, contender, ample)?;
+        let (timeline, more) = on_the_timeline(trace, contender, ample, wanted.prices)?;
         run.timeline = Some(timeline);
         faults.extend(more);
     }
@@ -225,17 +236,26 @@ pub fn audit(
     Ok(faults)
 }
 
-/// Runs Gruyère, as `GRUYERE_CONF` configures it, over `trace` on the real device behind `driver`.
+/// Runs Gruyère, as `GRUYERE_CONF` configures it, over `trace` on the real device behind `driver`, its driver calls and the whole timed. The program's own calls are
+/// in the whole; so is asking the device how much is held after each operation.
 ///
 /// # Errors
 /// Where the device or the library cannot be used.
 pub fn run_on_device(trace: &Trace, driver: Arc<dyn Driver>, conf: &str) -> Result<Run, BenchError> {
-    let mut gruyere = Gruyere::install(driver.clone(), conf)?;
+    let timed = Arc::new(Timed::new(driver.clone(), CallSamples::default()));
+    let mut gruyere = Gruyere::install(timed.clone(), conf)?;
     let mut stage = DriverStage::new(trace, driver)?;
+    // What was asked before the first malloc is no part of it.
+    timed.watch().take();
+    let start = Instant::now();
     let mut curve = Curve::new(trace.operations);
     let mut blocks = Blocks::new(trace);
     let end = replay_into(trace, &mut stage, &mut gruyere, &mut curve, &mut blocks)?;
+    let taken = start.elapsed();
     let mut run = report(trace, &Contender::Gruyere(conf.to_owned()), &stage, &curve, end == End::Completed);
+    run.replay_ns = u64::try_from(taken.as_nanos()).ok();
+    run.driver_call_times = timed.watch().take();
+    run.driver_calls = run.driver_call_times.iter().map(|time| time.count).sum();
     stage.host_wait_devices()?;
     // The next replay needs the memory.
     blocks.free_all(trace, &mut stage, &mut gruyere)?;
@@ -262,6 +282,8 @@ fn report(trace: &Trace, contender: &Contender, stage: &impl Stage, curve: &Curv
         fit_ratio: None,
         timeline: None,
         ns_per_operation: None,
+        driver_call_times: Vec::new(),
+        replay_ns: None,
         curve: curve.held().to_vec(),
         faults: Vec::new(),
         fault_count: 0,
@@ -300,13 +322,15 @@ fn on_the_timeline(
     trace: &Trace,
     contender: &Contender,
     capacity: u64,
+    prices: Costs,
 ) -> Result<(Timeline, Vec<String>), BenchError> {
-    let ideal = Setup { oracle: false, ..Setup::timeline(capacity, Charge::Program) };
+    let setup = |charge| Setup { prices, ..Setup::timeline(capacity, charge) };
+    let ideal = Setup { oracle: false, ..setup(Charge::Program) };
     let mut ideal = PhantomStage::new(trace, ideal);
     replay(trace, &mut ideal, &mut Perfect::default(), &mut Blind)?;
     let mut faults = Vec::new();
     let mut timed = |charge| {
-        let mut stage = PhantomStage::new(trace, Setup::timeline(capacity, charge));
+        let mut stage = PhantomStage::new(trace, setup(charge));
         let mut allocator = contender.set_up(&stage.driver())?;
         let before = stage.allocator_calls();
         replay(trace, &mut stage, &mut *allocator, &mut Blind)?;

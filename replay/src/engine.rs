@@ -95,6 +95,28 @@ impl Blocks {
     }
 }
 
+/// Which streams the allocator has been told of.
+struct Announced(Vec<Vec<bool>>);
+
+impl Announced {
+    fn new(trace: &Trace) -> Self {
+        Self(vec![vec![false; trace.streams.len()]; trace.devices.into()])
+    }
+
+    /// Tells the allocator, once, that a stream lasts: no trace has a stream's end.
+    fn announce<A: Allocator + ?Sized>(
+        &mut self,
+        allocator: &mut A,
+        (device, stream): (u8, u16),
+        handle: StreamHandle,
+    ) {
+        let told = &mut self.0[usize::from(device)][usize::from(stream)];
+        if !std::mem::replace(told, true) {
+            allocator.stream_lasts(device.into(), handle);
+        }
+    }
+}
+
 /// Replays `trace` through `allocator`; the program's own calls go to `stage`.
 ///
 /// # Errors
@@ -120,6 +142,7 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
     Blocks(blocks): &mut Blocks,
 ) -> Result<End, ReplayError> {
     let homes = homes(trace);
+    let mut announced = Announced::new(trace);
     let mut live = 0;
     for (index, &op) in trace.ops.iter().enumerate() {
         let program = |error| ReplayError::Program(index, error);
@@ -127,6 +150,7 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
         match op {
             Op::Alloc { size, block, stream, device } => {
                 let handle = stage.stream(device.into(), stream).map_err(program)?;
+                announced.announce(allocator, (device, stream), handle);
                 stage.operation();
                 let address = match allocator.malloc(size, device.into(), handle) {
                     Ok(address) => address,
@@ -156,6 +180,7 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
                 let Place { address, device, .. } = blocks[block as usize];
                 if address != 0 {
                     let handle = stage.stream(device.into(), stream).map_err(program)?;
+                    announced.announce(allocator, (device, stream), handle);
                     stage.block_record_stream(device.into(), address, handle);
                     allocator.record_stream(address, handle).map_err(refused)?;
                 }

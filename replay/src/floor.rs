@@ -1,6 +1,6 @@
 //! What no allocator that takes its memory while the program runs can go below: the time that the peak of live costs.
 //!
-//! Every page of the peak must be created and made accessible, at the stand-in's price (`phantom/src/costs.rs`), before the first
+//! Every page of the peak must be created and made accessible, at the stand-in's price (`phantom/prices`), before the first
 //! kernel that needs it is launched. Two allocators that do no more than that say how late the device is at least:
 //!
 //! - *at once*: one handle of the whole peak, one map and one access call, before anything else. A plan that can be built;
@@ -37,18 +37,18 @@ pub struct Ends {
     pub taking_ns: u64,
 }
 
-/// When the device is done at best on `trace`.
+/// When the device is done at best on `trace`, driver calls at `prices`.
 ///
 /// # Errors
 /// Where a replay breaks off.
-pub fn ends(trace: &Trace) -> Result<Ends, BenchError> {
+pub fn ends(trace: &Trace, prices: &Costs) -> Result<Ends, BenchError> {
     let end = |charge, plan: Option<Plan>| {
-        let setup = Setup { oracle: false, ..Setup::timeline(ample(trace), charge) };
+        let setup = Setup { oracle: false, prices: *prices, ..Setup::timeline(ample(trace), charge) };
         let mut stage = PhantomStage::new(trace, setup);
         match plan {
             None => replay(trace, &mut stage, &mut Perfect::default(), &mut Blind)?,
             Some(plan) => {
-                let mut least = Least::new(stage.gpu(), trace.devices.into(), plan);
+                let mut least = Least::new(stage.gpu(), trace.devices.into(), plan, *prices);
                 replay(trace, &mut stage, &mut least, &mut Blind)?
             }
         };
@@ -59,7 +59,7 @@ pub fn ends(trace: &Trace) -> Result<Ends, BenchError> {
         perfect_ns: end(Charge::Program, None)?,
         program_ns: end(Charge::DriverCalls, None)?,
         floor_ns: end(Charge::DriverCalls, Some(Plan::WhenNeeded))?,
-        taking_ns: peaks.iter().map(|&pages| taking(pages)).sum(),
+        taking_ns: peaks.iter().map(|&pages| taking(prices, pages)).sum(),
         at_once_ns: end(Charge::DriverCalls, Some(Plan::AtOnce(peaks)))?,
     })
 }
@@ -88,9 +88,9 @@ fn peak_pages(trace: &Trace) -> Vec<u64> {
 }
 
 /// Create, map and make accessible `pages` pages, a call each.
-fn taking(pages: u64) -> u64 {
-    let (costs, bytes) = (Costs::default(), pages * GRANULARITY);
-    if pages == 0 { 0 } else { costs.create_of(bytes) + costs.map + costs.set_access_of(bytes, 1) }
+fn taking(prices: &Costs, pages: u64) -> u64 {
+    let bytes = pages * GRANULARITY;
+    if pages == 0 { 0 } else { prices.create_of(bytes) + prices.map + prices.set_access_of(bytes, 1, 1) }
 }
 
 /// When pages are taken.
@@ -105,6 +105,7 @@ enum Plan {
 struct Least {
     gpu: Arc<Gpu>,
     plan: Plan,
+    prices: Costs,
     /// Live bytes and pages taken, by device.
     devices: Vec<(u64, u64)>,
     /// Idle time that has been used.
@@ -113,8 +114,8 @@ struct Least {
 }
 
 impl Least {
-    fn new(gpu: Arc<Gpu>, devices: usize, plan: Plan) -> Self {
-        Self { gpu, plan, devices: vec![(0, 0); devices], used: 0, addresses: Perfect::default() }
+    fn new(gpu: Arc<Gpu>, devices: usize, plan: Plan, prices: Costs) -> Self {
+        Self { gpu, plan, prices, devices: vec![(0, 0); devices], used: 0, addresses: Perfect::default() }
     }
 
     fn pay(&mut self, ns: u64) {
@@ -142,7 +143,7 @@ impl Allocator for Least {
             Plan::AtOnce(peaks) => peaks[device as usize],
         };
         // As if the calls of before had been made longer.
-        let cost = taking(*taken) - taking(before);
+        let cost = taking(&self.prices, *taken) - taking(&self.prices, before);
         if cost > 0 {
             self.pay(cost);
         }
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     fn ends_of(text: &str) -> Ends {
-        ends(&Trace::read("tiny", text.as_bytes()).expect("a trace")).expect("ends")
+        ends(&Trace::read("tiny", text.as_bytes()).expect("a trace"), &Costs::default()).expect("ends")
     }
 
     /// The figures by hand: 0.15 us a malloc, 8 us of host a launch, 20 us a kernel.

@@ -2,9 +2,11 @@
 
 pub mod allocator;
 pub mod bench;
+pub mod call_times;
 pub mod engine;
 pub mod fit;
 pub mod floor;
+pub mod many_streams;
 pub mod measure;
 pub mod observe;
 pub mod ours;
@@ -12,3 +14,5 @@ pub mod peers;
 pub mod stage;
 pub mod steady;
 pub mod trace;
+
+pub use gruyere_phantom::{Costs, PriceError, Prices};

@@ -106,6 +106,11 @@ impl Allocator for Gruyere {
         Ok(())
     }
 
+    fn stream_lasts(&mut self, device: DeviceId, stream: StreamHandle) {
+        // A device that it cannot use is told of by the malloc that follows.
+        let _ = control::gruyere_stream_lasts(device as c_int, pointer(stream));
+    }
+
     fn step(&mut self) {
         (self.mark_step)();
     }

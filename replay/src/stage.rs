@@ -172,6 +172,8 @@ pub struct Setup {
     pub kernel_ns: u64,
     /// What host time costs.
     pub charge: Charge,
+    /// The prices of driver calls, of which [`Setup::charge`] says which are charged.
+    pub prices: Costs,
     /// The oracle of stream order watches.
     pub oracle: bool,
 }
@@ -179,12 +181,12 @@ pub struct Setup {
 impl Setup {
     /// Nothing takes time: for peaks and for the smallest device.
     pub fn instant(capacity: u64) -> Self {
-        Self { capacity, kernel_ns: 0, charge: Charge::Nothing, oracle: false }
+        Self { capacity, kernel_ns: 0, charge: Charge::Nothing, prices: Costs::default(), oracle: false }
     }
 
     /// Kernels of 20 us, 8 us of host a launch, 0.15 us a malloc or free, the host at most 10 ms ahead.
     pub fn timeline(capacity: u64, charge: Charge) -> Self {
-        Self { capacity, kernel_ns: 20_000, charge, oracle: true }
+        Self { capacity, kernel_ns: 20_000, charge, prices: Costs::default(), oracle: true }
     }
 }
 
@@ -203,8 +205,8 @@ impl PhantomStage {
         config.oracle = setup.oracle;
         config.costs = match setup.charge {
             Charge::Nothing => Costs::zero(),
-            Charge::Program => Costs { launch: config.costs.launch, ..Costs::zero() },
-            Charge::DriverCalls => config.costs,
+            Charge::Program => Costs { launch: setup.prices.launch, ..Costs::zero() },
+            Charge::DriverCalls => setup.prices,
         };
         Self {
             gpu: Arc::new(Gpu::new(config)),
@@ -369,6 +371,8 @@ impl Drop for DriverStage {
         }
         for (device, streams) in self.handles.streams.iter().enumerate() {
             for &stream in streams.iter().flatten() {
+                // The heap may have been told that it lasts, and outlives the stage.
+                gruyere::door::control::gruyere_stream_ends(device as i32, stream as *mut _);
                 let _ = self.driver.stream_destroy(device as DeviceId, StreamHandle(stream));
             }
         }

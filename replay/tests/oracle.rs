@@ -9,7 +9,9 @@ use gruyere_replay::stage::{PhantomStage, Setup};
 use gruyere_replay::trace::Trace;
 use std::path::{Path, PathBuf};
 
-const EVERYTHING: Wanted = Wanted { fit: false, timeline: true };
+fn everything() -> Wanted {
+    Wanted { timeline: true, ..Wanted::default() }
+}
 
 fn traces_in(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
@@ -21,7 +23,7 @@ fn traces_in(folder: &str) -> Vec<PathBuf> {
 }
 
 fn ours(trace: &Trace, conf: &str) -> Run {
-    run(trace, &Contender::Gruyere(conf.to_owned()), EVERYTHING).unwrap()
+    run(trace, &Contender::Gruyere(conf.to_owned()), everything()).unwrap()
 }
 
 #[test]
@@ -45,7 +47,7 @@ fn oracle_is_silent_on_the_public_traces_at_hand() {
     for path in traces_in("../../shared/traces/public") {
         let trace = Trace::open(&path).unwrap();
         for contender in [Contender::Torch, Contender::Expandable, Contender::Gruyere(String::new())] {
-            let run = run(&trace, &contender, EVERYTHING).unwrap();
+            let run = run(&trace, &contender, everything()).unwrap();
             assert!(run.completed, "{} {}", trace.name, run.allocator);
             assert_eq!(run.faults, Vec::<String>::new(), "{} {}", trace.name, run.allocator);
         }

@@ -2,10 +2,10 @@
 //! long run.
 
 use gruyere_replay::bench::{Contender, ample};
-use gruyere_replay::floor;
 use gruyere_replay::observe::{Observed, observe};
 use gruyere_replay::stage::{Charge, Setup};
 use gruyere_replay::trace::{Op, Trace};
+use gruyere_replay::{Prices, floor};
 use std::path::Path;
 
 fn bundled(name: &str) -> Trace {
@@ -26,15 +26,15 @@ fn sound(trace: &Trace, contender: &Contender) -> Observed {
 
 #[test]
 fn nobody_is_done_before_the_floor() {
-    for name in ["fsdp", "offload"] {
-        let trace = bundled(name);
-        let ends = floor::ends(&trace).unwrap();
+    for (name, prices) in [("fsdp", "by-call"), ("offload", "by-call"), ("fsdp", "by-mapping-and-page")] {
+        let (trace, prices) = (bundled(name), Prices::open(prices).unwrap().costs);
+        let ends = floor::ends(&trace, &prices).unwrap();
         assert!(ends.perfect_ns <= ends.program_ns && ends.program_ns < ends.floor_ns, "{name}: {ends:?}");
         assert!(ends.floor_ns <= ends.at_once_ns, "{name}: {ends:?}");
         assert!(ends.at_once_ns <= ends.program_ns + ends.taking_ns, "{name}: {ends:?}");
         for contender in all() {
-            let run =
-                observe(&trace, &contender, Setup::timeline(ample(&trace), Charge::DriverCalls)).unwrap();
+            let setup = Setup { prices, ..Setup::timeline(ample(&trace), Charge::DriverCalls) };
+            let run = observe(&trace, &contender, setup).unwrap();
             let name = format!("{name} {}", contender.name());
             assert!(run.completed() && run.device_end_ns >= ends.floor_ns, "{name}: {}", run.device_end_ns);
         }

@@ -5,8 +5,12 @@ use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
 use super::{Backing, Config, Preload, PreloadMode, Waits};
+use crate::driver::cuda::HandleType;
 use crate::record::run::{MAX_NAME, is_name};
 use crate::watch::{Rule, parse_rules};
+
+/// Memory is reserved in pages of so many bytes.
+const PAGE: u64 = 2 << 20;
 
 /// A key of `GRUYERE_CONF`.
 pub struct Key {
@@ -26,6 +30,7 @@ type SwitchField = fn(&mut Config) -> &mut bool;
 enum Kind {
     Choice(&'static [(&'static str, Backing)], fn(&mut Config) -> &mut Backing),
     Waits(&'static [(&'static str, Waits)], fn(&mut Config) -> &mut Waits),
+    HandleType(&'static [(&'static str, HandleType)], fn(&mut Config) -> &mut HandleType),
     Switch(SwitchField),
     /// Any of the names, joined by `+`, or `off`.
     Flags(&'static [(&'static str, SwitchField)]),
@@ -79,6 +84,21 @@ pub static KEYS: &[Key] = &[
         ),
     },
     Key {
+        name: "handle_type",
+        default: "auto",
+        meaning: "How pages (`stitch`) may leave the process, for NCCL and others who export what they register: as a file descriptor (`posix`), \
+                  over multi-node NVLink (`fabric`), or not at all (`none`). `auto`: `posix` where a first export of the device's works.",
+        kind: Kind::HandleType(
+            &[
+                ("auto", HandleType::Auto),
+                ("none", HandleType::None),
+                ("posix", HandleType::Posix),
+                ("fabric", HandleType::Fabric),
+            ],
+            |config| &mut config.handle_type,
+        ),
+    },
+    Key {
         name: "share",
         default: "on",
         meaning: "Memory freed on one stream may serve another once an event proves it safe. `off` is what PyTorch's own \
@@ -88,17 +108,20 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "debug",
         default: "off",
-        meaning: "`poison` fills memory with a pattern when it is handed out and when it is freed; `sync` synchronises the \
-                  device before memory is handed out again. Both: `poison+sync`. Slow.",
+        meaning: "`poison` fills memory with a pattern when it is handed out, and when it is freed by a stream that is known to last; `sync` \
+                  synchronises the device before memory is handed out again. Slow. `mapped` keeps the old mappings of pages that have moved, so that work on memory that was freed reads stale data, as under \
+                  PyTorch's own allocator, in place of a fault. Several: `poison+sync`.",
         kind: Kind::Flags(&[
             ("poison", |config| &mut config.debug.poison),
             ("sync", |config| &mut config.debug.sync),
+            ("mapped", |config| &mut config.debug.mapped),
         ]),
     },
     Key {
         name: "limit",
         default: "none",
-        meaning: "Ceiling on the physical memory held on each device, in bytes or as a share of the device.",
+        meaning: "Ceiling on the physical memory held on each device, in bytes or as a share of the device. `none`: the device's memory; of one that \
+                  shares the host's, what the host has available at the start.",
         kind: Kind::Bound { least: 2 << 20, unbounded: "none", field: |config| &mut config.limit },
     },
     Key {
@@ -147,7 +170,7 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "record",
         default: "on",
-        meaning: "Keep the live record of this process in /dev/shm, which `gruyere ps` and `gruyere stat` read.",
+        meaning: "Keep the live record of this process in /dev/shm (or `$GRUYERE_RECORD_DIR`), which `gruyere ps` and `gruyere stat` read.",
         kind: Kind::Switch(|config| &mut config.record),
     },
     Key {
@@ -155,6 +178,14 @@ pub static KEYS: &[Key] = &[
         default: "4194304",
         meaning: "Live blocks that the record has room for. Address space; only what is used takes memory.",
         kind: Kind::Count { least: 1024, most: 1 << 28, field: |config| &mut config.record_blocks },
+    },
+    Key {
+        name: "records_kept",
+        default: "8",
+        meaning: "Records of this user's processes that ended without a clean exit (killed, `_exit`), which a new process leaves in the folder for \
+                  `gruyere post`: so many, the newest; none where the folder is full. \
+                  Older ones it removes; never one whose process lives.",
+        kind: Kind::Count { least: 0, most: 1 << 20, field: |config| &mut config.records_kept },
     },
     Key {
         name: "ring_events",
@@ -263,6 +294,7 @@ impl Key {
         match &self.kind {
             Kind::Choice(choices, _) => names(choices),
             Kind::Waits(choices, _) => names(choices),
+            Kind::HandleType(choices, _) => names(choices),
             Kind::Switch(_) => "on|off".into(),
             Kind::Flags(flags) => format!("off|{}", names(flags)),
             Kind::Size { .. } => "SIZE".into(),
@@ -279,7 +311,9 @@ impl Key {
     /// What the key takes, for messages.
     pub(super) fn expects(&self) -> String {
         match &self.kind {
-            Kind::Choice(..) | Kind::Waits(..) | Kind::Switch(_) => format!("expected {}", self.values()),
+            Kind::Choice(..) | Kind::Waits(..) | Kind::HandleType(..) | Kind::Switch(_) => {
+                format!("expected {}", self.values())
+            }
             Kind::Flags(_) => format!("expected {}, joined by +", self.values()),
             Kind::Size { least, .. } => format!("expected {FORMS}, at least {}", Size::Bytes(*least)),
             Kind::Bound { least, unbounded, .. } => {
@@ -313,6 +347,9 @@ impl Key {
         match &self.kind {
             Kind::Choice(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
             Kind::Waits(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
+            Kind::HandleType(choices, field) => {
+                *field(config) = pick(choices, value).ok_or_else(refuse)?;
+            }
             Kind::Switch(field) => {
                 *field(config) = pick(&[("on", true), ("off", false)], value).ok_or_else(refuse)?
             }
@@ -366,7 +403,12 @@ impl Key {
         for entry in value.split('+') {
             let (name, size) = entry.split_once('=').ok_or_else(|| self.expects())?;
             let lifetime = pick(&LIFETIMES, name.trim()).ok_or_else(|| self.expects())?;
-            let size = size.trim().parse().map_err(|reason| format!("\"{}\": {reason}", entry.trim()))?;
+            let named = |reason: String| format!("\"{}\": {reason}", entry.trim());
+            let size = size.trim().parse().map_err(named)?;
+            // Memory is reserved by the page.
+            if matches!(size, Size::Bytes(bytes) if bytes.checked_next_multiple_of(PAGE).is_none()) {
+                return Err(named("more than 16 EiB when rounded up to pages of 2 MiB".into()));
+            }
             if sizes[lifetime].replace(size).is_some() {
                 return Err(format!("{} is given twice; {}", name.trim(), self.expects()));
             }

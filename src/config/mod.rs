@@ -6,8 +6,10 @@
 
 pub mod keys;
 pub mod logging;
+pub mod record_dir;
 pub mod size;
 
+use crate::driver::cuda::HandleType;
 use crate::watch::Rule;
 use std::fmt;
 use std::path::PathBuf;
@@ -53,6 +55,8 @@ pub struct Debug {
     pub poison: bool,
     /// Synchronise the device before memory is handed out again.
     pub sync: bool,
+    /// Keep old mappings of pages that have moved, until the alternative is out of memory.
+    pub mapped: bool,
 }
 
 /// What the interposed CUDA calls of the process do ([`crate::door::preload`]).
@@ -83,6 +87,8 @@ pub struct Preload {
 pub struct Config {
     /// Where device memory comes from.
     pub backing: Backing,
+    /// How physical memory may leave the process.
+    pub handle_type: HandleType,
     /// Whether memory freed on one stream may serve another (once events prove it safe).
     pub share: bool,
     /// Debugging switches.
@@ -104,6 +110,8 @@ pub struct Config {
     pub record: bool,
     /// Live blocks that the record's block map has room for.
     pub record_blocks: u32,
+    /// Records of processes that ended without a clean exit which a new process leaves.
+    pub records_kept: u32,
     /// Events that the record's ring keeps.
     pub ring_events: u32,
     /// Folder for out-of-memory dumps; `None`: they only go to the log.
@@ -134,6 +142,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             backing: Backing::Auto,
+            handle_type: HandleType::Auto,
             share: true,
             debug: Debug::default(),
             limit: None,
@@ -144,6 +153,7 @@ impl Default for Config {
             reserve: [Size::Bytes(0); 4],
             record: true,
             record_blocks: 1 << 22,
+            records_kept: 8,
             ring_events: 1 << 16,
             dump_dir: None,
             history: None,
@@ -243,15 +253,16 @@ mod tests {
 
     #[test]
     fn every_key_changes_what_it_names() {
-        let text = "backing:fixed, share:off,debug:sync+poison,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
-                    auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,\
+        let text = "backing:fixed, handle_type:fabric, share:off,debug:sync+poison+mapped,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
+                    auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,records_kept:3,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
                     reuse_opportunistic:off , reuse_internal:off,history:/var/runs,name:llama-7b,nvtx:on,\
                     preload:observe+driver,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             backing: Backing::Fixed,
+            handle_type: HandleType::Fabric,
             share: false,
-            debug: Debug { poison: true, sync: true },
+            debug: Debug { poison: true, sync: true, mapped: true },
             limit: Some(Size::Percent(90.0)),
             headroom: Size::Bytes(3 << 29),
             slack: Some(Size::Percent(0.5)),
@@ -260,6 +271,7 @@ mod tests {
             reserve: [Size::Bytes(0), Size::Bytes(0), Size::Bytes(2 << 30), Size::Percent(40.0)],
             record: false,
             record_blocks: 4096,
+            records_kept: 3,
             ring_events: 2048,
             dump_dir: Some("/tmp/a:b".into()),
             history: Some("/var/runs".into()),
@@ -327,6 +339,8 @@ mod tests {
             ("persistent=lots", "persistent=lots"),
             ("step=1GiB+step=2GiB", "step is given twice"),
             ("persistent=1GiB+", "persistent=10GiB+step=2GiB"),
+            ("step=18446744073709551615", "more than 16 EiB when rounded up"),
+            ("persistent=1GiB+step=16777215.9999999TiB", "step=16777215.9999999TiB"),
         ] {
             let message = error(&format!("reserve:{value}"));
             assert!(message.contains(&format!("reserve:{value}")) && message.contains(named), "{message}");

@@ -2,7 +2,10 @@
 //!
 //! Every function may be called from any thread. In a forked child, or where CUDA is not to be had, each answers its failure value.
 
+use super::torch::{CudaStream, handle};
 use super::{announce, current, fork, guarded, heap, run_file};
+use crate::file;
+use crate::heap::Error;
 use crate::heap::lifetime::{self, Lifetime};
 use crate::heap::phase::Phase;
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -27,6 +30,51 @@ pub const GRUYERE_BROKEN: c_int = -4;
 pub extern "C" fn gruyere_announce_hooks(bits: u32) {
     if !fork::is_forked_child() {
         guarded((), || announce(bits));
+    }
+}
+
+/// Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of it. The library may then ask about it and record events on it at any time; of
+/// any other created stream it does so only inside a call that names it, since a call on a destroyed stream is undefined. What a stream that was not announced has freed comes to other streams later: with an event that
+/// its next call records, with one behind all work of the device, or with a synchronisation. It also saves a driver call at each request. Default streams last anyway, and need not be announced.
+///
+/// 0; -1: the library cannot work here; -2: there is no such device.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_stream_lasts(device: c_int, stream: CudaStream) -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        // Why there is no heap has been logged.
+        heap().map_or(GRUYERE_UNAVAILABLE, |heap| {
+            stream_answer(heap.stream_lasts(i64::from(device), handle(stream)))
+        })
+    })
+}
+
+/// `stream` of `device` is about to be destroyed: what it has freed gets its event now, and its handle is not used again. Call it before the stream is destroyed, while nothing is
+/// allocated or recorded on it; for streams that were announced ([`gruyere_stream_lasts`]) it must be called, for any other it may be.
+///
+/// 0, also of a stream that is not known; -1: the library cannot work here; -2: there is no such device.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_stream_ends(device: c_int, stream: CudaStream) -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || match current() {
+        Some(heap) => stream_answer(heap.stream_ends(i64::from(device), handle(stream))),
+        // Nothing has been allocated or announced.
+        None => GRUYERE_OK,
+    })
+}
+
+fn stream_answer(result: Result<(), Error>) -> c_int {
+    match result {
+        Ok(()) => GRUYERE_OK,
+        Err(Error::NoSuchDevice(_)) => GRUYERE_INVALID,
+        Err(error) => {
+            log::error!("{error}");
+            GRUYERE_UNAVAILABLE
+        }
     }
 }
 
@@ -234,7 +282,8 @@ pub unsafe extern "C" fn gruyere_dump(path: *const c_char) -> c_int {
     guarded(GRUYERE_UNAVAILABLE, || {
         let Some(heap) = current() else { return GRUYERE_UNAVAILABLE };
         let path = std::path::Path::new(OsStr::from_bytes(path.to_bytes()));
-        match std::fs::write(path, heap.dump()) {
+        let text = heap.dump();
+        match file::replace(path, u64::MAX, file::PRIVATE, |out| out.write_all(text.as_bytes())) {
             Ok(()) => GRUYERE_OK,
             Err(error) => {
                 log::error!("gruyere_dump: {} could not be written: {error}", path.display());

@@ -81,6 +81,7 @@ fn make() -> Result<&'static Heap, String> {
             return Ok((config, None));
         }
         let driver = CudaDriver::load().map_err(|error| format!("gruyere: {error}"))?;
+        let driver = driver.with_handle_type(config.handle_type);
         Ok((config, Some(driver)))
     });
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::guarded;
-use crate::dump::file;
+use crate::file;
 use crate::heap::Heap;
 use crate::record::Reader;
 use crate::record::run::Run;
@@ -90,5 +90,7 @@ fn keep(folder: &Path, run: &Run) -> io::Result<()> {
     }
     std::fs::create_dir_all(folder)?;
     let text = serde_json::to_string(run).map_err(io::Error::other)?;
-    file::replace(&folder.join(run.file_name()), u64::MAX, |out| out.write_all(text.as_bytes()))
+    file::replace(&folder.join(run.file_name()), u64::MAX, file::PRIVATE, |out| {
+        out.write_all(text.as_bytes())
+    })
 }

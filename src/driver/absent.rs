@@ -28,6 +28,7 @@ macro_rules! unsupported {
                     gpu_direct_rdma: false,
                     granularity: 0,
                     total_memory: 0,
+                    host_memory: None,
                     name: String::new(),
                     uuid: [0; 16],
                     compute_capability: (0, 0),
@@ -52,7 +53,7 @@ unsupported! {
     fn pool_allow_peer(DeviceId, PoolHandle, DeviceId) -> ();
     fn pool_alloc(DeviceId, PoolHandle, u64, StreamHandle) -> DevicePtr;
     fn pool_free(DeviceId, DevicePtr, StreamHandle) -> ();
-    fn address_reserve(DeviceId, u64) -> DevicePtr;
+    fn address_reserve(DeviceId, u64, u64) -> DevicePtr;
     fn address_free(DeviceId, DevicePtr, u64) -> ();
     fn physical_create(DeviceId, u64) -> PhysicalHandle;
     fn physical_release(DeviceId, PhysicalHandle) -> ();

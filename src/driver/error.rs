@@ -23,6 +23,8 @@ pub enum ErrorKind {
     Other,
 }
 
+const INVALID_HANDLE: u32 = 400;
+
 /// A failed driver call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DriverError {
@@ -43,19 +45,33 @@ impl DriverError {
         Self { call, kind, code }
     }
 
-    /// Classifies a non-zero `CUresult` of `call`.
+    /// Classifies a non-zero `CUresult` of `call`, by what cuda.h (13) says of each. `DeviceLost` are those of which it says that any further work
+    /// will return the same error, and hardware faults.
     pub const fn from_code(call: &'static str, code: u32) -> Self {
         let kind = match code {
             2 => ErrorKind::OutOfMemory,
-            1 | 101 | 400 => ErrorKind::InvalidValue,
+            1 | 101 | INVALID_HANDLE => ErrorKind::InvalidValue,
             3 | 100 | 34 => ErrorKind::NoDriver,
             4 | 709 => ErrorKind::Deinitialized,
             500 | 801 => ErrorKind::NotSupported,
-            900..=909 => ErrorKind::Capturing,
-            214 | 219 | 700 | 702 | 710 | 714..=719 => ErrorKind::DeviceLost,
+            // STREAM_CAPTURE_UNSUPPORTED to STREAM_CAPTURE_WRONG_THREAD. 909 is TIMEOUT.
+            900..=908 => ErrorKind::Capturing,
+            // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED; ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT; HARDWARE_STACK_ERROR to LAUNCH_FAILED,
+            // TENSOR_MEMORY_LEAK; EXTERNAL_DEVICE. 219, INVALID_GRAPHICS_CONTEXT, is not one.
+            214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 911 => ErrorKind::DeviceLost,
             _ => ErrorKind::Other,
         };
         Self { call, kind, code }
+    }
+
+    /// Whether the driver says that a handle is nobody's (`CUDA_ERROR_INVALID_HANDLE`).
+    pub fn is_invalid_handle(&self) -> bool {
+        self.code == INVALID_HANDLE
+    }
+
+    /// Whether no later call can succeed either.
+    pub fn is_final(&self) -> bool {
+        matches!(self.kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized | ErrorKind::NoDriver)
     }
 
     /// True for the errors that more memory would cure.
@@ -87,3 +103,23 @@ impl fmt::Debug for DriverError {
 }
 
 impl std::error::Error for DriverError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_classified_as_cuda_h_describes_them() {
+        let kind = |code| DriverError::from_code("cuMemCreate", code).kind;
+        for code in [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 911] {
+            assert_eq!(kind(code), ErrorKind::DeviceLost, "{code}: nothing more will succeed");
+        }
+        for code in 900..=908 {
+            assert_eq!(kind(code), ErrorKind::Capturing, "{code}");
+        }
+        // No graphics context, no compiler, a wait that lasted too long, a graph that can't be updated: this call failed, and no other.
+        for code in [219, 221, 909, 910] {
+            assert_eq!(kind(code), ErrorKind::Other, "{code}");
+        }
+    }
+}

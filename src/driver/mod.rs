@@ -58,6 +58,8 @@ pub struct Capabilities {
     pub granularity: u64,
     /// Physical memory of the device, bytes.
     pub total_memory: u64,
+    /// Of a device that shares the host's memory (an integrated one): what the host could give when this was asked, bytes. `None`: it has memory of its own.
+    pub host_memory: Option<u64>,
     /// The device's name, as the driver gives it.
     pub name: String,
     /// The device's UUID.
@@ -153,8 +155,8 @@ pub trait Driver: Send + Sync {
 
     // Virtual memory management. None of these is stream-ordered.
 
-    /// Reserves `bytes` of address space.
-    fn address_reserve(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
+    /// Reserves `bytes` of address space that begins at a multiple of `align` (a power of two; 0: whatever the driver's default is, which need not be the granularity).
+    fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
     /// Gives a whole reservation back; nothing may be mapped in it.
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
     /// Creates physical memory.

@@ -4,7 +4,6 @@
 //! process. Locks of the heap are held while its books are copied, one after the other, and none while files are written. No dump fails the
 //! program: what goes wrong is logged.
 
-pub mod file;
 pub mod gather;
 pub mod memory_viz;
 pub mod outside;
@@ -12,6 +11,7 @@ pub mod pickle;
 pub mod state;
 pub mod text;
 
+use crate::file;
 use crate::heap::{Heap, oom::Report};
 use state::State;
 use std::io::{self, Write};
@@ -53,7 +53,7 @@ pub fn out_of_memory(heap: &Heap, report: &Report) {
     let name = format!("gruyere-oom-{}-gpu{}-{}", std::process::id(), report.device, report.count);
     let write = |extension: &str, write: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
         let path = folder.join(format!("{name}.{extension}"));
-        let written = file::replace(&path, MOST_BYTES, |out| write(out));
+        let written = file::replace(&path, MOST_BYTES, file::PRIVATE, |out| write(out));
         if let Err(error) = &written {
             log::error!("out of memory: the dump could not be written to {}: {error}", path.display());
         }

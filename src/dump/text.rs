@@ -4,6 +4,7 @@
 use super::state::{Class, DeviceState, Segment, State, Sum};
 use crate::heap::oom::Bytes;
 use crate::record::plain;
+use crate::record::stream::{NO_STREAM, StreamNumber};
 use std::fmt::{self, Write};
 
 /// Segments that are drawn, the longest first; events that are told; characters of a drawing.
@@ -38,7 +39,7 @@ fn write(out: &mut String, state: &State) -> fmt::Result {
             "\nThe request: {} on device {}, stream {} (handle {:#x}), lifetime {}, step {}, thread {:?}, context {}",
             Bytes(oom.asked_bytes),
             oom.device,
-            oom.stream,
+            StreamNumber(oom.stream),
             oom.stream_handle,
             oom.lifetime,
             oom.step,
@@ -123,7 +124,8 @@ fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
         line(out, &format!("up to {class} steps old"), sum)?;
     }
     for Class { class, sum } in &live.streams {
-        line(out, &format!("of stream {class}"), sum)?;
+        let number = StreamNumber(u32::try_from(*class).unwrap_or(NO_STREAM));
+        line(out, &format!("of stream {number}"), sum)?;
     }
     if !live.largest.is_empty() {
         writeln!(out, "\n  The largest live blocks")?;
@@ -136,7 +138,7 @@ fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
             block.address,
             Bytes(block.requested_bytes).to_string(),
             plain(&block.lifetime),
-            block.stream
+            StreamNumber(block.stream)
         )?;
     }
     map(out, device)
@@ -213,7 +215,7 @@ fn events(out: &mut String, state: &State) -> fmt::Result {
             plain(&event.kind),
             event.device,
             event.address,
-            event.stream,
+            StreamNumber(event.stream),
             plain(&event.lifetime)
         )?;
     }

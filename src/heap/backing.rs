@@ -31,12 +31,20 @@ pub enum Kind {
 impl Kind {
     /// What the configuration and the device's abilities come to.
     pub fn choose(wish: config::Backing, device: &Capabilities) -> Self {
-        let stitch = device.vmm && device.granularity == PAGE;
+        let stitch = device.vmm && pages_fit(device.granularity);
         let best = match (stitch, device.pools) {
             (true, _) => Self::Stitch,
             (false, true) => Self::Pool,
             (false, false) => Self::Fixed,
         };
+        let is_stitch = matches!(wish, config::Backing::Auto | config::Backing::Stitch);
+        if device.vmm && !stitch && is_stitch {
+            log::warn!(
+                "this device maps memory in units of {} B, of which pages of {PAGE} B are not made; memory cannot be moved, using backing:{}",
+                device.granularity,
+                best.name()
+            );
+        }
         let (wanted, there) = match wish {
             config::Backing::Auto => return best,
             config::Backing::Passthrough => return Self::Passthrough,
@@ -382,6 +390,11 @@ impl Backing {
     }
 }
 
+/// Whether physical memory and mappings of whole pages are whole units of the driver's. Both are powers of two; a page is the unit of all moves.
+pub fn pages_fit(granularity: u64) -> bool {
+    granularity.is_power_of_two() && PAGE.is_multiple_of(granularity)
+}
+
 /// The page-aligned inside of what the driver gave.
 fn aligned(origin: u64, taken: u64) -> Span {
     let address = origin.next_multiple_of(PAGE);
@@ -392,6 +405,16 @@ fn aligned(origin: u64, taken: u64) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_made_of_any_power_of_two_that_divides_them() {
+        for granularity in [4 << 10, 64 << 10, 512 << 10, PAGE] {
+            assert!(pages_fit(granularity), "{granularity}");
+        }
+        for granularity in [0, 3 << 10, 2 * PAGE, 512 << 20] {
+            assert!(!pages_fit(granularity), "{granularity}");
+        }
+    }
 
     #[test]
     fn the_usable_inside_of_a_span_is_page_aligned() {

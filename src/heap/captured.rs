@@ -9,13 +9,13 @@ use super::lane::{FreeOutcome, LANES, round};
 use super::page_table::Owner;
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::Slab;
-use super::streams::DEFAULT_STREAM;
+use super::streams::{DEFAULT_STREAM, Resolved};
 use super::{Error, Shared, central, lock};
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
 use crate::record::BlockTag;
 
 impl Device {
-    /// What the stream of `handle`, whose number is `stream`, captures, if anything.
+    /// What the stream of `handle` captures, if anything; it is asked where it was not before.
     ///
     /// # Errors
     /// The driver's.
@@ -23,9 +23,10 @@ impl Device {
         &self,
         shared: &Shared,
         handle: StreamHandle,
-        stream: u32,
+        found: &Resolved<'_>,
     ) -> Result<Option<Capturing>, Error> {
-        match shared.driver.capture_status(self.id, handle) {
+        let stream = found.number;
+        match found.status.unwrap_or_else(|| shared.driver.capture_status(self.id, handle)) {
             Ok(CaptureStatus::Active(id)) => Ok(Some(Capturing::Id(id))),
             // It can only be ended: its work never runs, but its blocks must not be taken for ordinary ones.
             Ok(CaptureStatus::Invalidated) => Ok(Some(Capturing::Invalidated)),

@@ -20,6 +20,7 @@ use super::streams::{EVERY, Streams};
 use super::tally::Tally;
 use super::waits::Order;
 use super::watcher::Watched;
+use super::young::Young;
 use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::nvtx;
@@ -27,7 +28,7 @@ use crate::record::{
     Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
     SegmentEntry, SegmentKind, bucket_of, clock, gauges::pool_of,
 };
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 /// The record's pools of small and of large blocks.
 const SMALL: usize = 0;
@@ -36,11 +37,6 @@ const LARGE: usize = 1;
 pub const SPAN: u64 = 32 << 20;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const YOUNG_SPAN: u64 = 256 << 20;
-
-/// A young heap has at most so many small blocks in its first page: each is found by a search there, and told by itself in a dump.
-const YOUNG_BLOCKS: u64 = 256;
-/// And so many mallocs are served from it: a program that goes on has a use for slabs, which are several times as fast.
-const YOUNG_MALLOCS: u32 = 4096;
 
 /// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
 const BATCH_SHARE: u64 = 32;
@@ -79,12 +75,8 @@ pub struct Central {
     pub gauges: DeviceWriter,
     spaces: [SpaceId; LIFETIMES],
     users: HashMap<RunId, Vec<u32>>,
-    /// The blocks of pages in which more start than the page table can name, by address.
-    crowds: BTreeMap<u64, RunId>,
-    /// Small blocks of the arena, live or pending: how many, and their bytes.
-    small: (u64, u64),
-    /// Small blocks that a young heap may still serve from its first page.
-    youth: u32,
+    /// The small blocks of the arena.
+    pub(super) young: Young,
     pending: Vec<PendingRun>,
     /// Bytes that have begun to wait for streams since [`Central::take_batch`] was true.
     unsealed: u64,
@@ -99,6 +91,8 @@ pub struct Central {
     pub headroom_is_open: bool,
     /// Why the driver failed in the latest growth, where it was not out of memory.
     pub failure: Option<DriverError>,
+    /// The latest growth failed because the driver had no more addresses, whatever memory there was.
+    pub addresses_ran_out: bool,
     /// What may be held beyond the peak of live bytes before idle pages are moved.
     pub slack: Option<Size>,
     /// What streams have been made to wait for.
@@ -144,9 +138,7 @@ impl Central {
             gauges,
             spaces,
             users: HashMap::new(),
-            crowds: BTreeMap::new(),
-            small: (0, 0),
-            youth: YOUNG_MALLOCS,
+            young: Young::default(),
             pending: Vec::new(),
             unsealed: 0,
             direct: HashMap::new(),
@@ -155,6 +147,7 @@ impl Central {
             limit,
             headroom_is_open: false,
             failure: None,
+            addresses_ran_out: false,
             slack: None,
             order: Order::default(),
             freed: 0,
@@ -221,11 +214,7 @@ impl Central {
         let slot = self.writer.place();
         run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        if size <= SMALL_MAX {
-            self.small = (self.small.0 + 1, self.small.1 + size);
-            // Where it lies is the small pool's, as a slab would be.
-            self.tally.slab_taken(size);
-        }
+        self.has_come(size);
         self.name(table, id, address);
         self.writer.malloc(pool_of(size), slot, block, || step, start);
         address
@@ -239,80 +228,6 @@ impl Central {
         {
             self.join_crowd(page, address, id);
         }
-    }
-
-    /// Notes that block `id` starts at `address` in `page`, as more others do than its word can name.
-    #[cold]
-    #[inline(never)]
-    fn join_crowd(&mut self, page: Page<'_>, address: u64, id: RunId) {
-        for other in page.become_crowd(self.device).into_iter().flatten() {
-            if let Some(run) = self.arenas.run(other) {
-                self.crowds.insert(run.address, other);
-            }
-        }
-        self.crowds.insert(address, id);
-    }
-
-    /// The block of a crowd that starts at `address` in `page`, taken out.
-    #[cold]
-    #[inline(never)]
-    fn leave_crowd(&mut self, page: Page<'_>, address: u64) -> Option<RunId> {
-        let id = *self.crowds.get(&address)?;
-        block_at(&self.arenas, id, address)?;
-        self.crowds.remove(&address);
-        let start = address / PAGE * PAGE;
-        if self.crowds.range(start..start + PAGE).next().is_none() {
-            page.disperse();
-        }
-        Some(id)
-    }
-
-    /// Small blocks of the arena, live or pending: how many, and their bytes.
-    pub(super) fn small_blocks(&self) -> (u64, u64) {
-        self.small
-    }
-
-    /// A small block of the arena is neither live nor pending any more.
-    fn small_is_gone(&mut self, size: u64) {
-        self.small = (self.small.0 - 1, self.small.1 - size);
-        self.tally.slab_given(size);
-    }
-
-    /// Whether one small block more may be served from the arena: the heap has never held more than a page, and few were served so. True counts one.
-    pub(super) fn is_young(&mut self) -> bool {
-        let young = self.backing.kind == Kind::Stitch
-            && self.peak_reserved <= PAGE
-            && self.small.0 < YOUNG_BLOCKS
-            && self.youth > 0;
-        self.youth -= u32::from(young);
-        young
-    }
-
-    /// Checks what is noted of small blocks and of crowds against the runs and the page table.
-    ///
-    /// # Errors
-    /// What is wrong.
-    pub(super) fn validate_small(&self, table: &PageTable) -> std::result::Result<(), String> {
-        let blocks = self.arenas.blocks().filter(|(_, run)| !run.is_slab && run.bytes <= SMALL_MAX);
-        let small = blocks.fold((0, 0), |sum, (_, run)| (sum.0 + 1, sum.1 + run.bytes));
-        if small != self.small {
-            return Err(format!("small blocks come to {small:?}, and {:?} is counted", self.small));
-        }
-        for (&address, &id) in &self.crowds {
-            let is_crowd = table.page(address).is_some_and(Page::is_crowd);
-            if block_at(&self.arenas, id, address).is_none() || !is_crowd {
-                return Err(format!("{address:#x} starts no block of a crowd, and is counted as one"));
-            }
-        }
-        Ok(())
-    }
-
-    /// The run of a block or slab at `address`, among those that the page table named and those of crowds.
-    pub(super) fn run_at(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
-        let crowd = self.crowds.get(&address).copied();
-        let mut runs =
-            blocks.into_iter().flatten().chain(crowd).filter_map(|id| Some((id, self.arenas.run(id)?)));
-        runs.find(|(_, run)| run.address == address)
     }
 
     /// The length of a new span for `pages` bytes.
@@ -457,12 +372,6 @@ impl Central {
         self.gauges.sample(self.arenas.sample_busy_peak());
     }
 
-    /// The large block that starts at `address`, among those that the page table named.
-    pub(super) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
-        let crowd = self.crowds.get(&address).copied();
-        blocks.into_iter().flatten().chain(crowd).find_map(|id| block_at(&self.arenas, id, address))
-    }
-
     /// Frees the large block that starts at `address` in `page`, and tells the record. `None`: no large block starts there.
     #[inline(always)]
     pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
@@ -491,7 +400,7 @@ impl Central {
         // Before the run is merged: what the record needs is at hand, and need not be kept through that.
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
         if size <= SMALL_MAX {
-            self.small_is_gone(size);
+            self.is_gone(size);
             self.writer.free(SMALL, slot, block, time);
         } else {
             self.writer.free(LARGE, slot, block, time);
@@ -519,7 +428,7 @@ impl Central {
         let (id, run) = match page.remove_block(is_it) {
             Some(found) => found,
             None => {
-                is_it(*self.crowds.get(&address)?)?;
+                is_it(self.young.crowded(address)?)?;
                 let id = self.leave_crowd(page, address)?;
                 (id, self.arenas.run(id)?)
             }
@@ -599,6 +508,24 @@ impl Central {
         due
     }
 
+    /// Takes note of the streams that have got further since this was called last. Whether there are any: else no wait is over that was not.
+    pub fn note_further(&mut self, streams: &Streams) -> bool {
+        let mut any = false;
+        for stream in streams.take_further() {
+            self.arenas.note_further(stream);
+            any = true;
+        }
+        any
+    }
+
+    /// Whether a wait that is over would not be seen: there must be none, but those of streams that have got further since
+    /// [`Central::note_further`] was asked.
+    pub fn overlooks_waits(&self, streams: &Streams) -> bool {
+        let is_over = |block: &&PendingRun| block.waits.is_over(streams);
+        let is_seen = |wait: &(u32, u64)| streams.has_got_further(wait.0);
+        self.pending.iter().filter(is_over).any(|block| !block.waits.as_slice().iter().any(is_seen))
+    }
+
     /// Frees the large blocks whose waits are over.
     pub fn settle(&mut self, streams: &Streams, shares: bool) {
         let mut at = 0;
@@ -611,9 +538,7 @@ impl Central {
             let Some(run) = self.arenas.run(id) else { continue };
             let Run { stream, bytes, lifetime, slot, .. } = *run;
             self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
-            if bytes <= SMALL_MAX {
-                self.small_is_gone(bytes);
-            }
+            self.is_gone(bytes);
             // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
             let (owner, epoch) = if stream == EVERY && shares { (EVERYBODY, 0) } else { (stream, epoch) };
             self.arenas.release(id, owner, epoch);
@@ -643,9 +568,7 @@ impl Central {
             }
             self.pending.swap_remove(at);
             self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
-            if bytes <= SMALL_MAX {
-                self.small_is_gone(bytes);
-            }
+            self.is_gone(bytes);
             self.arenas.release(id, waiter, streams.note_free(waiter));
         }
     }
@@ -677,10 +600,12 @@ impl Central {
 
     /// Gives to everybody what its streams are past, in all ordinary spaces.
     pub fn promote(&mut self, streams: &Streams) {
-        self.promote_to(&|stream| streams.completed(stream));
+        let named = self.named.iter().map(|(_, pool)| pool.space);
+        let spaces = self.spaces.into_iter().chain(named);
+        self.arenas.promote_ripe(spaces, &|stream| streams.completed(stream));
     }
 
-    /// As [`Central::promote`]; `completed` tells the last epoch that a stream is past.
+    /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream is past.
     pub fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
         for space in self.ordinary_spaces() {
             self.arenas.promote(space, completed);
@@ -838,7 +763,7 @@ pub struct Growth<'a> {
 
 /// The large block of that number, if it starts at `address`.
 #[inline(always)]
-fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
+pub(super) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
     let run = arenas.run(id)?;
     (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
 }

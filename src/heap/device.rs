@@ -7,13 +7,15 @@ use super::growth::Pace;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
 use super::mapping_book::MappingBook;
+use super::oom::Bytes;
 use super::page_table::{Owner, Page};
 use super::phase::{Occasion, Watch};
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use super::slab::Slab;
-use super::streams::{EVERY, Streams};
+use super::streams::{EVERY, Resolved, Streams};
 use super::watching::Watching;
 use super::{Error, Mutex, MutexGuard, Shared, central, lock};
+use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
 use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
 use crossbeam_utils::{Backoff, CachePadded};
@@ -99,6 +101,14 @@ impl Request {
     }
 }
 
+/// The most that may be held on a device, bytes: `limit:`; else its memory, and of memory that it shares with the host what the host could give, as the
+/// driver does not refuse more, and the machine hangs (pytorch/pytorch#174358).
+pub fn ceiling(config: &Config, capabilities: &Capabilities) -> u64 {
+    let total = capabilities.total_memory;
+    let default = capabilities.host_memory.map_or(total, |bytes| bytes.min(total));
+    config.limit.map_or(default, |limit| limit.resolve(total))
+}
+
 /// Whether a request is served from the arena rather than from slabs.
 #[inline(always)]
 pub const fn is_large(size: u64) -> bool {
@@ -116,7 +126,13 @@ impl Device {
         let kind = Kind::choose(shared.config.backing, &capabilities);
         let mut backing = Backing::new(id, kind, &shared.config, total);
         backing.pages.book = MappingBook::new(shared.record, id);
-        let limit = shared.config.limit.map_or(total, |limit| limit.resolve(total));
+        let limit = ceiling(&shared.config, &capabilities);
+        if limit < total && shared.config.limit.is_none() {
+            log::info!(
+                "device {id} shares the host's memory: at most {} of it will be held, which is what the host has available now; `limit` sets another bound",
+                Bytes(limit)
+            );
+        }
         let record = shared.record;
         let lanes = (0..LANES).map(|lane| {
             let writer = record.lane(id, lane as u32);
@@ -128,7 +144,8 @@ impl Device {
         central.arenas.whole_runs = shared.own_spans && kind == Kind::Fixed;
         central.pace = Pace::new(shared.config.slack.is_some());
         // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
-        central.watch = Watch::new(shared.config.auto_trim && matches!(kind, Kind::Stitch | Kind::Pool));
+        let gives_back = shared.config.auto_trim && !shared.config.debug.mapped;
+        central.watch = Watch::new(gives_back && matches!(kind, Kind::Stitch | Kind::Pool));
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids, capabilities.context_events),
@@ -152,9 +169,37 @@ impl Device {
         lock(&self.lanes[stream as usize % LANES])
     }
 
-    /// As [`Streams::seal`]; while [`Device::ask`] is held.
-    pub(super) fn seal(&self, shared: &Shared) -> bool {
-        self.streams.seal(&*shared.driver)
+    /// As [`Streams::seal`], in a call that names stream `named`; while [`Device::ask`] is held.
+    pub(super) fn seal(&self, shared: &Shared, named: Option<u32>) -> bool {
+        self.streams.seal(&*shared.driver, shared.hears_of_captures(), named)
+    }
+
+    /// As [`Streams::seal_all`], in a call that names stream `named`; while [`Device::ask`] is held.
+    pub(super) fn seal_all(&self, shared: &Shared, named: Option<u32>) -> bool {
+        self.streams.seal_all(&*shared.driver, shared.hears_of_captures(), named)
+    }
+
+    /// The stream that `handle` names, for the call in which the program names it. What could not be done for a passing stream since the last such call is done in this one: the event behind its frees
+    /// is recorded, if somebody has wanted it. `None`: too many streams are in use.
+    pub(super) fn named(&self, shared: &Shared, handle: StreamHandle) -> Option<Resolved<'_>> {
+        let found = self
+            .streams
+            .resolve(&*shared.questions, handle)
+            .or_else(|| self.resolve_by_recycling(shared, handle))?;
+        if found.due {
+            self.attend(shared, &found);
+        }
+        Some(found)
+    }
+
+    #[cold]
+    fn attend(&self, shared: &Shared, found: &Resolved<'_>) {
+        self.streams.note_capture(found, !self.may_ask());
+        if !found.captures()
+            && let Some(_asking) = self.ask()
+        {
+            self.streams.seal_lost(&*shared.driver, found.number);
+        }
     }
 
     /// Whether the streams may be asked about events: not while anything captures.
@@ -237,8 +282,8 @@ impl Device {
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if self.lane(request.stream).lane.has_pending() {
             if let Some(_asking) = self.ask() {
-                self.seal(shared);
-                self.streams.poll(&*shared.driver);
+                self.seal(shared, Some(request.stream));
+                self.streams.poll_some(&*shared.driver);
             }
             self.settle_lane(shared, request.stream);
         }

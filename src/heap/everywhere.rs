@@ -19,7 +19,7 @@ use super::page_table::Owner;
 use super::size_class::PAGE;
 use super::slab::SlotState;
 use super::{
-    HOOK_RECORD_STREAM, Heap, ORDERED_CALLERS, Owned, Shared, UNANNOUNCED, WATCH_CAPTURES, lane, lock,
+    Error, HOOK_RECORD_STREAM, Heap, ORDERED_CALLERS, Owned, Shared, UNANNOUNCED, WATCH_CAPTURES, lane, lock,
     streams,
 };
 use crate::driver::StreamHandle;
@@ -112,11 +112,8 @@ impl Heap {
             && let Ok(device) = self.device(i64::from(device))
         {
             let shared = &self.shared;
-            let user = device
-                .streams
-                .resolve(&*shared.driver, stream)
-                .or_else(|| device.resolve_by_recycling(shared, stream))
-                .unwrap_or(streams::EVERY);
+            let named = device.named(shared, stream);
+            let user = named.as_ref().map_or(streams::EVERY, |found| found.number);
             if let Some(owned) = self.owner(address)
                 && device.free_behind(shared, owned, address, user).is_some()
             {
@@ -125,7 +122,7 @@ impl Heap {
             let known = device.record_stream(address, owner, user).is_some();
             let freed = self.free(address);
             if known && matches!(owner, Owner::Large { .. }) {
-                device.seal_batch(shared);
+                device.seal_batch(shared, Some(user));
             }
             return freed;
         }
@@ -141,31 +138,50 @@ impl Heap {
     /// The device has been synchronised since `point`: what was freed before is free.
     pub fn synchronized(&self, device: i64, point: SyncPoint) {
         if let Ok(Some(device)) = self.device_in_use(device) {
+            device.streams.forget_captures();
             device.streams.passed(&point.0);
         }
     }
 
+    /// The program promises that `stream` is not destroyed before [`Heap::stream_ends`] is told of it: until then it may be asked about, and events may be recorded on it, at any time.
+    ///
+    /// # Errors
+    /// A device that there is not, or that cannot be used.
+    pub fn stream_lasts(&self, device: i64, stream: StreamHandle) -> Result<(), Error> {
+        self.device(device)?.streams.lasts(&*self.shared.driver, stream);
+        Ok(())
+    }
+
     /// The program is about to destroy `stream`; its frees so far get their event now.
-    pub fn stream_ends(&self, device: i64, stream: StreamHandle) {
-        let Ok(Some(device)) = self.device_in_use(device) else { return };
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn stream_ends(&self, device: i64, stream: StreamHandle) -> Result<(), Error> {
+        let Some(device) = self.device_in_use(device)? else { return Ok(()) };
         if device.streams.is_known(stream) {
             self.capture_ends(i64::from(device.id), stream);
+            let named = device.streams.resolve(&*self.shared.driver, stream);
             if let Some(_asking) = device.ask() {
-                device.seal(&self.shared);
+                let number = named.as_ref().map(|found| found.number);
+                device.seal(&self.shared, number);
+                number.map(|number| device.streams.seal_lost(&*self.shared.driver, number));
             }
+            drop(named);
             device.streams.end(stream);
         }
+        Ok(())
     }
 
     /// A capture is about to begin on `stream` of `device`: until it ends, nothing is asked of the driver that could make it fail.
     pub fn capture_begins(&self, device: i64, stream: StreamHandle) {
         let Ok(device) = self.device(device) else { return };
+        // So that a stream of which we have seen nothing yet is found when it ends.
+        let named = device.named(&self.shared, stream);
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
         if let Some(_asking) = device.ask() {
-            device.seal(&self.shared);
+            device.seal_all(&self.shared, named.as_ref().map(|found| found.number));
         }
-        // So that a stream of which we have seen nothing yet is found when it ends.
-        let _ = device.streams.resolve(&*self.shared.driver, stream);
+        drop(named);
         device.stop_asking();
         lock(&device.capturing).push(stream);
         let mut brackets = lock(&self.brackets);
@@ -194,7 +210,7 @@ impl Heap {
         let Ok(Some(device)) = self.device_in_use(device) else { return 0 };
         let shared = &self.shared;
         if let Some(_asking) = device.ask() {
-            device.seal(shared);
+            device.seal_all(shared, None);
             device.streams.poll(&*shared.driver);
         }
         device.return_empty_slabs(shared);
@@ -249,6 +265,9 @@ impl Heap {
         central.headroom_is_open = false;
         central.shrink_completed(&*shared.driver, shared.record, &device.streams, &completed);
         central.backing.trim(&*shared.driver);
+        for space in central.open_spaces() {
+            central.free_addresses(&*shared.driver, space);
+        }
         central.publish_reserved();
         device.streams.destroy_events(&*shared.driver);
         if central.backing.held == 0 {
@@ -272,8 +291,8 @@ impl Device {
             return;
         }
         if let Some(_asking) = self.ask() {
-            self.seal(shared);
-            self.streams.poll(&*shared.driver);
+            self.seal(shared, None);
+            self.streams.poll_some(&*shared.driver);
             self.take_in(shared, &mut lock(&self.central));
         }
     }
@@ -295,7 +314,7 @@ impl Device {
             }
             Owned::Large(_, page) => {
                 lock(&self.central).free_behind(page, &self.streams, address, user, start)?;
-                self.seal_batch(shared);
+                self.seal_batch(shared, Some(user));
             }
         }
         Some(())

@@ -135,6 +135,8 @@ pub struct Lane {
     /// Lifetimes of live blocks that differ from their slabs', by address ([`Lane::tag`]).
     tagged: HashMap<u64, u8>,
     pending: VecDeque<PendingBlock>,
+    /// [`Streams::strides`] when their waits were looked at last.
+    looked_at: u64,
 }
 
 impl Lane {
@@ -151,6 +153,7 @@ impl Lane {
             users: HashMap::new(),
             tagged: HashMap::new(),
             pending: VecDeque::new(),
+            looked_at: 0,
         }
     }
 
@@ -493,9 +496,19 @@ impl Lane {
         !self.pending.is_empty()
     }
 
+    /// Whether a wait that is over would not be seen by [`Lane::settle`]: there must be none.
+    pub fn overlooks_waits(&self, streams: &Streams) -> bool {
+        self.looked_at == streams.strides() && self.pending.iter().any(|block| block.waits.is_over(streams))
+    }
+
     /// Frees the blocks whose waits are over; returns the surplus slabs.
     pub fn settle(&mut self, writer: &mut LaneWriter, streams: &Streams) -> Vec<u32> {
         let mut surplus = Vec::new();
+        // A wait that was not over then, or began since, is not over before some stream gets further.
+        let strides = streams.strides();
+        if std::mem::replace(&mut self.looked_at, strides) == strides {
+            return surplus;
+        }
         for _ in 0..self.pending.len() {
             let Some(block) = self.pending.pop_front() else { break };
             if !block.waits.is_over(streams) {

@@ -9,7 +9,9 @@
 //! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
+mod access;
 mod address_book;
+mod addresses;
 pub mod alerts;
 pub mod arena;
 pub mod backing;
@@ -30,6 +32,7 @@ pub mod lifetime;
 mod mapping_book;
 mod moves;
 pub mod named;
+mod number_set;
 pub mod oom;
 pub mod page_table;
 mod pending;
@@ -49,12 +52,15 @@ pub mod stitch;
 pub mod streams;
 mod tag;
 pub mod tally;
+pub mod timed;
 mod validate;
 mod waits;
 mod watcher;
 mod watching;
+mod young;
 
 use crate::config::Config;
+use crate::config::record_dir::record_dir;
 use crate::driver::{CaptureStatus, DeviceId, Driver, DriverError, StreamHandle};
 use crate::nvtx;
 use crate::record::facts::Process;
@@ -63,7 +69,7 @@ use crate::record::{DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, 
 use backing::Kind;
 use capture::{CapturePool, PoolId};
 use central::Growth;
-use device::{Device, Request};
+use device::{Device, Request, ceiling};
 use lifetime::Lifetime;
 use once_cell::race::OnceBox;
 use page_table::{Owner, Page, PageTable};
@@ -72,7 +78,8 @@ use phase::{Occasion, Phase};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use streams::Streams;
+use streams::{Resolved, Streams};
+use timed::{OnRecord, Timed};
 
 /// Devices that a process may use.
 pub const MAX_DEVICES: u32 = 64;
@@ -98,7 +105,7 @@ pub enum Error {
     Driver(DriverError),
     /// There is no such device.
     NoSuchDevice(i64),
-    /// [`streams::MAX_STREAMS`] streams of a device are alive, or have blocks that are.
+    /// [`streams::MAX_STREAMS`] streams of a device were announced, or have blocks that are alive.
     TooManyStreams,
     /// What `reserve:` asks for could not be had.
     Reserve(Box<reserve::Refused>),
@@ -120,8 +127,8 @@ impl fmt::Display for Error {
             Self::NoSuchDevice(device) => write!(f, "gruyere: there is no device {device} in this process"),
             Self::TooManyStreams => write!(
                 f,
-                "gruyere: more than {} streams of one device are alive or have live blocks, or so many were seen and a capture \
-                 keeps the allocator from looking which are gone; create streams once and keep them",
+                "gruyere: more than {} streams of one device have live blocks or were announced, or so many were seen and a capture \
+                 keeps the allocator from looking which have none; create streams once and keep them",
                 streams::MAX_STREAMS
             ),
             Self::Reserve(refused) => refused.fmt(f),
@@ -134,8 +141,10 @@ impl std::error::Error for Error {}
 
 /// What the parts of a heap have in common.
 pub struct Shared {
-    /// The driver.
+    /// The driver; its calls are timed where there is a record to say so.
     pub driver: Arc<dyn Driver>,
+    /// The same without the detour, for what is asked on the hot path.
+    questions: Arc<dyn Driver>,
     /// The configuration in force.
     pub config: Config,
     /// From addresses to owners.
@@ -254,9 +263,10 @@ impl Heap {
             .collect();
         let options = RecordOptions {
             enabled: config.record,
-            directory: "/dev/shm".into(),
+            directory: record_dir(),
             ring_events: config.ring_events,
             max_blocks: config.record_blocks,
+            kept: config.records_kept as usize,
         };
         // Never freed: writers on threads that outlive main may still be in it.
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &facts)));
@@ -271,7 +281,12 @@ impl Heap {
         let special = special | if trace.is_some() { TRACE } else { 0 };
         Ok(Self {
             shared: Shared {
-                driver,
+                driver: if config.record {
+                    Arc::new(Timed::new(driver.clone(), OnRecord::new(record)))
+                } else {
+                    driver.clone()
+                },
+                questions: driver,
                 config,
                 table: PageTable::default(),
                 record,
@@ -390,7 +405,7 @@ impl Heap {
     pub fn serve<const LARGE: bool>(&self, size: u64, device: i32, stream: StreamHandle) -> u64 {
         let Some(device) = self.devices.get(device as usize).and_then(OnceBox::get) else { return 0 };
         let start = clock::now();
-        let Some(number) = device.streams.resolve(&*self.shared.driver, stream) else { return 0 };
+        let Some(number) = device.streams.resolve_lasting(&*self.shared.questions, stream) else { return 0 };
         let tags = lifetime::tags();
         if tags.is_routed() {
             return 0;
@@ -418,23 +433,27 @@ impl Heap {
         let start = clock::now();
         let device = self.device(device)?;
         let shared = &self.shared;
-        let number = match device.streams.resolve(&*shared.driver, stream) {
-            Some(number) => number,
-            None => device.resolve_by_recycling(shared, stream).ok_or(Error::TooManyStreams)?,
-        };
+        let found = device.named(shared, stream).ok_or(Error::TooManyStreams)?;
         let tags = lifetime::tags();
-        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
-        let address = if self.special.load(Ordering::Acquire) & !UNANNOUNCED == 0 && !tags.is_routed() {
+        let request = Request { size, stream: found.number, lifetime: tags.lifetime(), start };
+        let plain = self.special.load(Ordering::Acquire) & !UNANNOUNCED == 0;
+        let address = if plain && !found.captures() && !tags.is_routed() {
             device.malloc(shared, request)?
         } else {
-            self.malloc_special(device, request, stream)?
+            self.malloc_special(device, request, stream, &found)?
         };
         sample_latency(shared.record, true, start);
         Ok(address)
     }
 
     #[cold]
-    fn malloc_special(&self, device: &Device, request: Request, stream: StreamHandle) -> Result<u64, Error> {
+    fn malloc_special(
+        &self,
+        device: &Device,
+        request: Request,
+        stream: StreamHandle,
+        found: &Resolved<'_>,
+    ) -> Result<u64, Error> {
         let shared = &self.shared;
         let special = self.special.load(Ordering::Acquire);
         if self.hooks() & (HOOK_RECORD_STREAM | HOOK_CAPTURES) != HOOK_RECORD_STREAM | HOOK_CAPTURES
@@ -442,11 +461,9 @@ impl Heap {
         {
             self.warn_of_missing_hooks();
         }
-        let capture = if special & WATCH_CAPTURES != 0 && request.stream != streams::EVERY {
-            device.capture_of(shared, stream, request.stream)?
-        } else {
-            None
-        };
+        let watched = special & WATCH_CAPTURES != 0 && request.stream != streams::EVERY;
+        let capture =
+            if watched || found.captures() { device.capture_of(shared, stream, found)? } else { None };
         if capture.is_none() {
             self.forget_failed_captures(device);
         }
@@ -617,10 +634,14 @@ impl Heap {
         if shared.config.debug.poison
             && let Some(_asking) = device.ask()
             && let Some((stream, bytes)) = device.block_at(address, owner)
-            && !device.streams.is_dead(stream)
-            && let Some(handle) = device.streams.handle(stream)
-            && shared.driver.capture_status(device.id, handle) == Ok(CaptureStatus::None)
-            && let Err(error) = shared.driver.memset(device.id, address, POISON_FREED, bytes, handle)
+            && let Some(Err(error)) = device.streams.with_lasting(stream, |handle| {
+                match shared.driver.capture_status(device.id, handle) {
+                    Ok(CaptureStatus::None) => {
+                        shared.driver.memset(device.id, address, POISON_FREED, bytes, handle)
+                    }
+                    _ => Ok(()),
+                }
+            })
         {
             log::warn!("debug:poison could not fill the freed block at {address:#x}: {error}");
         }
@@ -636,18 +657,15 @@ impl Heap {
         let done = match owner {
             Owner::Slab { device, .. } | Owner::Large { device, .. } => {
                 self.device(i64::from(device)).ok().and_then(|device| {
-                    let user = device
-                        .streams
-                        .resolve(&*self.shared.driver, stream)
-                        .or_else(|| device.resolve_by_recycling(&self.shared, stream))
-                        // The block must be kept from being reused too soon, number or not.
-                        .unwrap_or(streams::EVERY);
+                    let named = device.named(&self.shared, stream);
+                    // The block must be kept from being reused too soon, number or not.
+                    let user = named.as_ref().map_or(streams::EVERY, |found| found.number);
                     device.record_stream(address, owner, user)?;
                     if let Some(trace) = &self.trace {
                         trace.record_stream(address, device.id, user);
                     }
                     if matches!(owner, Owner::Large { .. }) {
-                        device.seal_batch(&self.shared);
+                        device.seal_batch(&self.shared, Some(user));
                     }
                     let (kind, id) = (EventKind::RecordStream, device.id as u8);
                     self.shared.record.event(kind, id, 0, user, address, 0, clock::now());
@@ -697,7 +715,7 @@ impl Heap {
         self.forget_failed_captures(device);
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
         if let Some(_asking) = device.ask() {
-            device.seal(shared);
+            device.seal_all(shared, None);
         }
         device.stop_asking();
         let running = if lock(&device.central).captures.has_unmatched() {
@@ -815,7 +833,7 @@ impl Heap {
     pub fn set_memory_fraction(&self, fraction: f64, device: i64) -> Result<(), Error> {
         let device = self.device(device)?;
         let total = device.capabilities.total_memory;
-        let configured = self.shared.config.limit.map_or(total, |limit| limit.resolve(total));
+        let configured = ceiling(&self.shared.config, &device.capabilities);
         let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 1.0 };
         let mut central = lock(&device.central);
         central.limit = configured.min((total as f64 * fraction) as u64);
@@ -850,7 +868,7 @@ impl Heap {
                 device.streams.poll(driver);
                 // With one stream there is nobody else to be served.
                 if device.streams.count() > 1 && self.shared.shares() {
-                    device.seal(&self.shared);
+                    device.seal_all(&self.shared, None);
                 }
             }
             lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);

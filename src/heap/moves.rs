@@ -8,7 +8,6 @@
 use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
 use super::central::{Central, Growth, SPAN, Want};
 use super::gather::{Gathered, Source, parts_of};
-use super::page_table::PageTable;
 use super::size_class::PAGE;
 use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
 use super::streams::Streams;
@@ -32,6 +31,7 @@ impl Central {
     /// that lie idle elsewhere are moved first.
     pub(super) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
         self.pace.begin(self.freed);
+        self.addresses_ran_out = false;
         let soft = self.soft_ceiling(ctx.record, want.bytes).min(self.limit);
         let mut plan = self.plan_row(ctx, want)?;
         let mut failure = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
@@ -53,7 +53,7 @@ impl Central {
         let mut gathered = Gathered::default();
         if ctx.steal && self.ordinary_spaces().any(|space| space == want.space) {
             let bytes = want.bytes.next_multiple_of(PAGE);
-            let alone = self.arenas.plan_alone(want.space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
+            let alone = self.plan_alone(ctx, want.space, bytes);
             let beside = Some(plan).filter(|plan| plan.needs != [None, None] || alone.is_none());
             let loose = self.loose(ctx, want);
             let parts = parts_of(&self.backing.pages, &loose);
@@ -119,15 +119,29 @@ impl Central {
         if let Some(plan) = plan(&self.arenas) {
             return Ok(plan);
         }
-        // Unmapping may wait for the device: not while anything captures.
-        if ctx.steal {
+        // More addresses cost less than to unmap, which may wait for the device: not while anything captures.
+        if ctx.steal && !self.may_reserve(want.space) {
             self.unmap_retired(ctx.driver, ctx.completed);
+            if let Some(plan) = plan(&self.arenas) {
+                return Ok(plan);
+            }
         }
-        if let Some(plan) = plan(&self.arenas) {
-            return Ok(plan);
-        }
-        self.reserve_addresses(ctx, want.space)?;
+        self.reserve_addresses(ctx, want.space, want.bytes)?;
         plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
+    }
+
+    /// A row of `bytes` in a void by itself, with room beside it for the rest of torn chunks.
+    fn plan_alone(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> Option<Plan> {
+        let plan = |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
+        if let Some(plan) = plan(&self.arenas) {
+            return Some(plan);
+        }
+        // Without it a row beside free memory is all there is, and fewer idle pages fit into that.
+        if self.reserve_more(ctx, space, bytes.saturating_add(2 * LONGEST_CHUNK)) {
+            plan(&self.arenas)
+        } else {
+            None
+        }
     }
 
     /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the ordinary ones take fresh memory only, so
@@ -288,21 +302,6 @@ impl Central {
         }
     }
 
-    fn reserve_addresses(&mut self, ctx: &Growth<'_>, space: SpaceId) -> Result<()> {
-        // Twice the device: voids between blocks take address space too.
-        let bytes = (2 * self.total_memory).next_multiple_of(SPAN).max(2 * SPAN);
-        self.backing.calls += 1;
-        let address = ctx.driver.address_reserve(self.device, bytes)?;
-        if !address.is_multiple_of(PAGE) || !PageTable::reaches(address, bytes) {
-            let _ = ctx.driver.address_free(self.device, address, bytes);
-            log::error!("the driver reserved {address:#x}, which cannot be managed");
-            return Err(DriverError::new("address range", ErrorKind::Other, 0));
-        }
-        self.arenas.add_reservation(space, address, bytes);
-        self.backing.pages.book.reserve(address, bytes, ctx);
-        Ok(())
-    }
-
     /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them, so that they can be given back.
     pub fn loosen(
         &mut self,
@@ -350,17 +349,5 @@ impl Central {
             }
         }
         self.unmap_retired(driver, &|stream| streams.completed(stream));
-    }
-
-    /// Gives the address space of a space back in which nothing is mapped.
-    pub fn free_addresses(&mut self, driver: &dyn Driver, space: SpaceId) {
-        for id in self.arenas.idle_reservations(space) {
-            let (address, bytes) = self.arenas.region(id).span;
-            self.backing.calls += 1;
-            if driver.address_free(self.device, address, bytes).is_ok() {
-                self.arenas.remove_region(id);
-                self.backing.pages.book.unreserve(address);
-            }
-        }
     }
 }

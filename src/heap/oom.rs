@@ -64,6 +64,8 @@ pub struct Report {
     pub pool: Option<PoolNote>,
     /// Whether free memory had to stay with the stream that freed it: `share:off`, or the loader has wired no record_stream.
     pub apart: bool,
+    /// Address space that Gruyère has reserved, where the driver had no more of it, whatever memory there is; `None`: addresses were not short.
+    pub addresses: Option<u64>,
     /// Whether free pages could not move to where they were needed, though the device can map pages: another backing was chosen.
     pub immovable: bool,
 }
@@ -132,6 +134,7 @@ impl Report {
         report.orphaned = central.backing.orphaned();
         report.largest = central.largest_request(shared.shares());
         report.ladder = central.ladder.clone();
+        report.addresses = central.addresses_ran_out.then(|| central.arenas.all_reserved_bytes());
         report.immovable = device.capabilities.vmm && central.backing.kind != Kind::Stitch;
         for (id, _) in central.arenas.regions() {
             let rows = free_rows(central.arenas.runs_of(id).map(|(_, run)| run));
@@ -139,7 +142,7 @@ impl Report {
         }
         for lifetime in Lifetime::ALL {
             let space = central.space(lifetime);
-            report.arena_free[lifetime as usize] = central.arenas.free_bytes(space).0;
+            report.arena_free[lifetime as usize] = central.arenas.free_bytes(space);
         }
         for pool in central.captures.pools.iter().flatten() {
             report.captured += central.arenas.held_bytes(pool.space);
@@ -184,6 +187,14 @@ impl Report {
         let raise = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
         if asked > self.limit {
             return vec![format!("The request alone is larger than what is allowed: {raise}.")];
+        }
+        if self.addresses.is_some() {
+            // No memory would cure it, so nothing that is said of memory applies.
+            return vec![
+                "Fewer CUDA graphs with pools of their own (they may share one, or be dropped), and torch.cuda.empty_cache() between phases, take \
+                 less address space."
+                    .to_owned(),
+            ];
         }
         let mut advice = Vec::new();
         if self.limit < self.total && self.free.is_none_or(|free| free >= asked) {
@@ -276,6 +287,13 @@ impl fmt::Display for Report {
         if let Some(pool) = &self.pool {
             write!(f, " {pool}")?;
         }
+        if let Some(reserved) = self.addresses {
+            write!(
+                f,
+                " It is addresses that ran out, not memory: Gruyère has reserved {} of address space on this device, and the driver gave no more.",
+                Bytes(reserved)
+            )?;
+        }
         self.advice().iter().try_for_each(|sentence| write!(f, " {sentence}"))
     }
 }
@@ -347,6 +365,7 @@ mod tests {
             ("CUDA graphs hold", Report { captured: 5 * GIB, ..full() }),
             ("record_stream", Report { pending: 2 * GIB, ..full() }),
             ("tagging", Report { arena_free: [0, 0, 2 * GIB, 0], ..full() }),
+            ("address space", Report { addresses: Some(8 << 40), ..full() }),
             ("backing:auto", Report { slab_free: 2 * GIB, immovable: true, ..full() }),
             ("share:on", Report { slab_free: 2 * GIB, apart: true, ..full() }),
         ];
@@ -360,6 +379,15 @@ mod tests {
         // A ceiling that is of no consequence: the device has no room either.
         let crowded = Report { free: Some(0), ..capped };
         assert!(!crowded.to_string().contains("The ceiling is reached"));
+    }
+
+    #[test]
+    fn want_of_addresses_is_not_called_want_of_memory() {
+        let text = Report { addresses: Some(2 << 40), free: Some(40 << 30), ..full() }.to_string();
+        assert!(text.contains(
+            "addresses that ran out, not memory: Gruyère has reserved 2048.00 GiB of address space"
+        ));
+        assert!(!text.contains("full of live blocks") && !text.contains("smaller batch"), "{text}");
     }
 
     #[test]

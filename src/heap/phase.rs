@@ -325,7 +325,7 @@ impl Device {
         let driver = &*shared.driver;
         {
             let Some(_asking) = self.ask() else { return };
-            self.seal(shared);
+            self.seal_all(shared, None);
             self.streams.poll(driver);
         }
         self.return_empty_slabs(shared);

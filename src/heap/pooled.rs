@@ -52,8 +52,8 @@ impl Device {
         let (space, waits) = (pool.space, pool.lane.has_pending());
         drop(guard);
         if waits && let Some(_asking) = self.ask() {
-            self.seal(shared);
-            self.streams.poll(&*shared.driver);
+            self.seal(shared, Some(request.stream));
+            self.streams.poll_some(&*shared.driver);
         }
         self.return_pool_slabs(shared, number);
         let obtained = self.obtain_in(shared, request, Some(space), bytes, align);

@@ -39,7 +39,7 @@ impl Heap {
             let central = &mut *guard;
             let known = central.named.find(name);
             let limit = limit.or_else(|| central.named.get(known?)?.limit);
-            if let Some(limit) = limit.filter(|&limit| reserve > limit.next_multiple_of(PAGE)) {
+            if let Some(limit) = limit.filter(|&limit| reserve > round_up(limit, PAGE).unwrap_or(u64::MAX)) {
                 return Err(PoolError::ReserveOverLimit { reserve, limit });
             }
             let number = match known {

@@ -13,14 +13,14 @@
 #![deny(unsafe_code)]
 
 use super::alerts::AlertKind;
-use super::arena::{RunId, SpaceId};
+use super::arena::{EVERYBODY, RunId, SpaceId};
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
 use super::ladder::Stopwatch;
 use super::{Error, MutexGuard, Shared, lock, oom};
 use crate::config::Waits;
-use crate::driver::{DriverError, ErrorKind};
+use crate::driver::DriverError;
 use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
@@ -87,7 +87,9 @@ impl Device {
                 return Ok((central, run));
             }
         }
-        if self.streams.needs_synchronisation() && central.would_grow_for_nothing(shared.record, want.bytes) {
+        if self.streams.needs_synchronisation(shared.hears_of_captures())
+            && central.would_grow_for_nothing(shared.record, want.bytes)
+        {
             // cudaFree of old waits for the device each time; here one wait serves all that is parked.
             drop(central);
             self.synchronize(shared);
@@ -99,7 +101,7 @@ impl Device {
         if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
             return Ok((central, run));
         }
-        if let Some(error) = central.failure.take_if(|error| is_final(error.kind)) {
+        if let Some(error) = central.failure.take_if(|error| error.is_final()) {
             return Err(error.into());
         }
         central.retries += 1;
@@ -123,18 +125,16 @@ impl Device {
     /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records an event.
     fn look_again(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
         let driver = &*shared.driver;
-        let (all, everybody) = central.arenas.free_bytes(want.space);
-        let own = central.arenas.own_free_bytes(want.space, want.stream);
-        let others = all - everybody > own;
-        if (others && shared.shares() || central.has_pending())
+        let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
+        if (central.has_pending() || others())
             && let Some(_asking) = self.ask()
         {
             for step in 0..2 {
                 // First what is recorded already; then what has no event yet.
-                if step == 1 && !self.seal(shared) {
+                if step == 1 && !self.seal(shared, Some(want.stream)) {
                     break;
                 }
-                self.streams.poll(driver);
+                self.streams.poll_some(driver);
                 self.take_in(shared, central);
                 if let Some(run) = want.fit(central) {
                     return Some(run);
@@ -145,7 +145,7 @@ impl Device {
             return Some(run);
         }
         // Neighbours of one owner are merged already: there is nothing to join where only one has any.
-        let (_, everybody) = central.arenas.free_bytes(want.space);
+        let everybody = central.arenas.own_free_bytes(want.space, EVERYBODY);
         let own = central.arenas.own_free_bytes(want.space, want.stream);
         if own == 0 || everybody == 0 || own + everybody < want.bytes {
             return None;
@@ -155,7 +155,9 @@ impl Device {
 
     /// Makes use of what the streams are known to be past by now; asks nobody.
     pub(super) fn take_in(&self, shared: &Shared, central: &mut Central) {
-        central.settle(&self.streams, shared.shares());
+        if central.note_further(&self.streams) {
+            central.settle(&self.streams, shared.shares());
+        }
         if shared.shares() {
             central.promote(&self.streams);
         }
@@ -174,15 +176,14 @@ impl Device {
         // Only where record_stream reaches us does the event of a stream stand for all uses of what was freed on it.
         let completed = |stream| if shared.shares() { self.streams.completed(stream) } else { 0 };
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
-        // Moving pages takes unmapping, which may wait for the device.
-        let giving = if stitched { self.giving(shared) } else { None };
-        let batch = central.backing.pages.retired() >= super::moves::RETIRED_BATCH;
-        if giving.is_some()
-            && shared.shares()
-            && (batch || central.is_beyond_slack(shared.record, want.bytes))
-        {
-            self.seal(shared);
-            self.streams.poll(&*shared.driver);
+        // Moving pages takes unmapping, which may wait for the device. Only where streams share memory can they move.
+        let giving = if stitched && shared.shares() { self.giving(shared) } else { None };
+        // Where old mappings are kept for debugging, they go when memory is given back, and here no more.
+        let batch =
+            !shared.config.debug.mapped && central.backing.pages.retired() >= super::moves::RETIRED_BATCH;
+        if giving.is_some() && (batch || central.is_beyond_slack(shared.record, want.bytes)) {
+            self.seal(shared, Some(want.stream));
+            self.streams.poll_some(&*shared.driver);
             if batch {
                 central.unmap_retired(&*shared.driver, &completed);
             }
@@ -190,7 +191,7 @@ impl Device {
         let growth = Growth {
             completed: &completed,
             fresh,
-            steal: giving.is_some() && shared.shares(),
+            steal: giving.is_some(),
             ..shared.growth(&self.streams, request.lifetime)
         };
         if !stitched && fresh < want.bytes {
@@ -296,7 +297,7 @@ impl Device {
         let waits = self.ask().is_some_and(|_asking| {
             let quiet = !self.streams.any_capturing(driver);
             if quiet {
-                self.seal(shared);
+                self.seal_all(shared, Some(want.stream));
             }
             quiet
         });
@@ -321,8 +322,8 @@ impl Device {
         }
         let (mut central, run) = retry(Room::Ceiling, 5, self.give_up_reserves(shared))?;
         // Beside a capture waiting was not tried: then this request alone has touched it.
-        let was_touched = waits && self.free_beside(shared, &mut central, self.headroom(shared)) == 0;
-        if was_touched && !central.headroom_is_open {
+        let may_open = waits && !central.headroom_is_open;
+        if may_open && self.free_beside(shared, &mut central, self.headroom(shared)) == 0 {
             // Else each of the requests to come would climb the whole ladder, and tear the last idle pages for what the next one gets whole.
             central.headroom_is_open = true;
             log::info!(
@@ -398,6 +399,7 @@ impl Device {
         if let Some(_giving) = self.giving(shared) {
             central.shrink_all(&*shared.driver, shared.record, &self.streams);
             central.backing.trim(&*shared.driver);
+            central.trim_addresses(&*shared.driver);
             central.publish_reserved();
         }
         central.gauges.add(DeviceGauge::Trims, 1);
@@ -433,9 +435,4 @@ impl Device {
         shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
         Error::OutOfMemory(Box::new(oom::Report::gather(self, shared, asked, stream, count)))
     }
-}
-
-/// Whether no later call can succeed either.
-fn is_final(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized | ErrorKind::NoDriver)
 }

@@ -1,14 +1,16 @@
 //! The numbers of streams that are gone, for streams to come.
 //!
 //! Programs that make a stream for each request see more streams than there are numbers. When all are taken, the device is
-//! synchronised, and the numbers of streams that are gone for certain and that nothing refers to any more are free again. What refers to
-//! a stream: slabs and runs that are its own, blocks that it uses and blocks that wait for it.
+//! synchronised, and the numbers of streams that nothing refers to any more are free again: of those that are gone for certain, and of passing ones that no call is naming
+//! now. Whether those are gone cannot be asked ([`super::streams`]); one that is not gets another number when it is named again, and as it had nothing, it
+//! has lost nothing. What refers to a stream: slabs and runs that are its own, blocks that it uses and blocks that wait for it.
 //!
 //! References to a stream that is gone only become fewer, or move from a lane to the central part, whose run of a slab names the
 //! stream all the while. So looking at one lane after the other, then at the central part, misses none.
 #![deny(unsafe_code)]
 
 use super::device::Device;
+use super::streams::Resolved;
 use super::{Shared, lock};
 use crate::driver::StreamHandle;
 use std::collections::HashSet;
@@ -17,7 +19,7 @@ impl Device {
     /// The number of the stream that `handle` names, for which there was none left; `None`: there is none still, since as many
     /// streams are alive or have blocks that are, or a capture keeps the device from being synchronised.
     #[cold]
-    pub(super) fn resolve_by_recycling(&self, shared: &Shared, handle: StreamHandle) -> Option<u32> {
+    pub(super) fn resolve_by_recycling(&self, shared: &Shared, handle: StreamHandle) -> Option<Resolved<'_>> {
         let driver = &*shared.driver;
         let _recycling = self.streams.recycling();
         // Another thread may have made room meanwhile.
@@ -30,11 +32,18 @@ impl Device {
     }
 
     fn recycle(&self, shared: &Shared) {
-        let gone: HashSet<u32> = self.streams.gone(&*shared.driver).into_iter().collect();
+        let gone = self.streams.retire();
+        let released = self.unreferred(shared, &gone).unwrap_or_default();
+        self.forget_order(&released);
+        self.streams.release(&gone, &released);
+    }
+
+    /// Those of `gone` to which nothing refers, once the device has been synchronised. `None`: it cannot be.
+    fn unreferred(&self, shared: &Shared, gone: &HashSet<u32>) -> Option<Vec<u32>> {
         if gone.is_empty() {
-            return;
+            return None;
         }
-        let Some(epochs) = self.synchronize_epochs(shared) else { return };
+        let epochs = self.synchronize_epochs(shared)?;
         let mut referred = HashSet::new();
         for cell in self.lanes.iter() {
             lock(cell).lane.streams_referred(&mut referred);
@@ -46,8 +55,6 @@ impl Device {
         });
         central.streams_referred(&mut referred);
         drop(central);
-        let released: Vec<u32> = gone.difference(&referred).copied().collect();
-        self.forget_order(&released);
-        self.streams.release(&released);
+        Some(gone.difference(&referred).copied().collect())
     }
 }

@@ -10,7 +10,7 @@ use super::central::{Central, Growth, Want};
 use super::device::Device;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::oom::Bytes;
-use super::size_class::PAGE;
+use super::size_class::{PAGE, round_up};
 use super::{Error, Shared, lock};
 use crate::driver::{DriverError, ErrorKind};
 
@@ -29,7 +29,8 @@ impl Device {
             return Ok(());
         }
         for lifetime in Lifetime::ALL {
-            let bytes = shared.config.reserve[lifetime as usize].resolve(total).next_multiple_of(PAGE);
+            let bytes = shared.config.reserve[lifetime as usize].resolve(total);
+            let bytes = round_up(bytes, PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
             let mut central = lock(&self.central);
             let space = central.space(lifetime);
             central.reserves[lifetime as usize] = bytes;

@@ -182,7 +182,7 @@ impl Device {
         stats.retries = central.retries;
         stats.out_of_memories = central.out_of_memories;
         for space in central.ordinary_spaces() {
-            stats.arena_free += central.arenas.free_bytes(space).0;
+            stats.arena_free += central.arenas.free_bytes(space);
             stats.largest_free = stats.largest_free.max(central.arenas.largest_free(space));
         }
         for pool in central.captures.pools.iter().flatten() {
@@ -193,7 +193,7 @@ impl Device {
         (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
         for (_, pool) in central.named.iter() {
             stats.pending += pool.lane.pending_bytes();
-            stats.arena_free += central.arenas.free_bytes(pool.space).0;
+            stats.arena_free += central.arenas.free_bytes(pool.space);
             for (_, slab) in pool.lane.slabs() {
                 stats.slab_bytes += slab.size_class().slab_bytes();
                 stats.slab_free += slab.free_bytes();
@@ -233,7 +233,7 @@ impl Device {
         slabs = [slabs, captured.chain(named).sum()].into_iter().sum();
         // Small blocks that lie in no slab: direct ones, and those of a young heap.
         let direct = central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
-        let young = central.small_blocks();
+        let young = central.young.small_blocks();
         let (direct, direct_bytes) = direct.fold(young, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
         let free_in = |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
         let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
@@ -426,7 +426,7 @@ impl Heap {
                 let _ = writeln!(text, "  reclaim: {name:<19} {rung}");
             }
             for lifetime in Lifetime::ALL {
-                let free = central.arenas.free_bytes(central.space(lifetime)).0;
+                let free = central.arenas.free_bytes(central.space(lifetime));
                 if free > 0 {
                     let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
                 }

@@ -16,12 +16,13 @@
 //! A move changes the owners only when every driver call of it has succeeded, so undoing one is to unmap what it mapped.
 #![deny(unsafe_code)]
 
+use super::addresses::{Reservations, Row};
 use super::history::Action;
 use super::mapping_book::MappingBook;
 use super::segment_log::SegmentLog;
 use super::size_class::PAGE;
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 /// The longest chunk (bytes). Creating one has a fixed cost, which few chunks pay; a page table entry of the view at the other
@@ -109,14 +110,20 @@ pub struct Piece {
 /// The chunks of a device.
 #[derive(Default)]
 pub struct Pages {
-    device: DeviceId,
-    peers: Vec<DeviceId>,
+    pub(super) device: DeviceId,
+    pub(super) peers: Vec<DeviceId>,
     chunks: Vec<Option<Chunk>>,
     unused: Vec<ChunkId>,
+    /// The address space that views lie in.
+    pub reservations: Reservations,
     /// By first byte.
     views: BTreeMap<u64, View>,
     /// Views without pages, by first byte.
     retired: BTreeSet<u64>,
+    /// Views that the driver has refused to unmap: it is asked for each alone from then on, so that it is in the way of no other.
+    refused: BTreeSet<u64>,
+    /// Views that not all of `peers` reach yet, because the driver refused.
+    pub(super) unshared: VecDeque<u64>,
     /// Chunks without owned pages.
     spare: Vec<ChunkId>,
     held: u64,
@@ -137,7 +144,7 @@ impl Pages {
         Self { device, log: SegmentLog::new(device), ..Self::default() }
     }
 
-    fn counted<T>(&mut self, result: Result<T>) -> Result<T> {
+    pub(super) fn counted<T>(&mut self, result: Result<T>) -> Result<T> {
         self.calls += 1;
         self.errors += u64::from(result.is_err());
         result
@@ -255,6 +262,17 @@ impl Pages {
             .map(move |(address, view, chunk)| part(&range, address, view, chunk))
     }
 
+    /// Where the view at `address` lies.
+    pub(super) fn view_at(&self, address: u64) -> Option<Range<u64>> {
+        let bytes = self.bytes_of(self.views.get(&address)?.chunk);
+        Some(address..address + bytes)
+    }
+
+    /// Where all views lie, in the order of addresses.
+    pub(super) fn all_views(&self) -> impl Iterator<Item = Range<u64>> {
+        self.views.keys().filter_map(|&address| self.view_at(address))
+    }
+
     /// Address ranges of the views that touch a range and to which no page belongs.
     pub fn retired_in(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let views = self.views_in(range).filter(|(_, view, _)| view.owned == 0);
@@ -288,16 +306,11 @@ impl Pages {
             self.add_view(view, piece.chunk);
             next += u64::from(piece.count) * PAGE;
         }
-        if result.is_ok()
-            && let (Some(first), Some(last)) = (views.first(), views.last())
-        {
-            let access = driver.set_access(self.device, first.start, last.end - first.start, &self.peers);
-            result = self.counted(access);
-        }
+        // A planned row lies in one void, which lies in one reservation.
+        result = result.and_then(|()| self.grant(driver, &views));
         if result.is_err() {
             for view in views.into_iter().rev() {
-                let unmapped = driver.unmap(self.device, view.start, view.end - view.start);
-                if self.counted(unmapped).is_ok() {
+                if self.unmap(driver, &view).is_ok() {
                     self.remove_view(view.start);
                 }
             }
@@ -312,7 +325,15 @@ impl Pages {
             next += u64::from(piece.count) * PAGE;
         }
         self.spare.retain(|&id| self.chunks[id as usize].as_ref().is_some_and(|chunk| chunk.owned == 0));
+        if !self.unshared.is_empty() {
+            self.share_rest(driver);
+        }
         Ok(())
+    }
+
+    fn unmap(&mut self, driver: &dyn Driver, range: &Range<u64>) -> Result<()> {
+        let result = driver.unmap(self.device, range.start, range.end - range.start);
+        self.counted(result)
     }
 
     /// Adds a view, retired until a page belongs there.
@@ -327,6 +348,10 @@ impl Pages {
 
     fn remove_view(&mut self, address: u64) {
         self.retired.remove(&address);
+        self.refused.remove(&address);
+        if !self.unshared.is_empty() {
+            self.unshared.retain(|&other| other != address);
+        }
         self.book.remove_view(address);
         if let Some(view) = self.views.remove(&address)
             && let Some(chunk) = self.chunk_mut(view.chunk)
@@ -392,34 +417,42 @@ impl Pages {
         self.chunk(id).map_or(0, Chunk::bytes)
     }
 
-    /// Unmaps the retired views whose work is done (`completed` tells the last epoch that a stream is past), neighbours in one call. The
-    /// address ranges that are clear now.
+    /// Unmaps the retired views whose work is done (`completed` tells the last epoch that a stream is past), neighbours in one call; where that fails, each
+    /// by itself. The address ranges that are clear now.
     pub fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) -> Vec<Range<u64>> {
-        let mut rows: Vec<(Range<u64>, Vec<u64>)> = Vec::new();
-        for &address in &self.retired {
-            let Some(view) = self.views.get(&address) else { continue };
-            let Some(chunk) = self.chunk(view.chunk) else { continue };
-            if view.uses.iter().any(|&(stream, epoch)| completed(stream) < epoch) {
-                continue;
-            }
-            let end = address + chunk.bytes();
-            match rows.last_mut() {
-                Some((row, views)) if row.end == address => {
-                    row.end = end;
-                    views.push(address);
-                }
-                _ => rows.push((address..end, vec![address])),
-            }
-        }
+        let is_done = |view: &View| view.uses.iter().all(|&(stream, epoch)| completed(stream) >= epoch);
+        let range = |&address: &u64| {
+            let view = self.views.get(&address).filter(|view| is_done(view))?;
+            Some((address..address + self.bytes_of(view.chunk), self.refused.contains(&address)))
+        };
+        let rows = self.reservations.rows(self.retired.iter().filter_map(range));
         let mut clear = Vec::new();
-        for (row, views) in rows {
-            let result = driver.unmap(self.device, row.start, row.end - row.start);
-            if self.counted(result).is_ok() {
-                views.into_iter().for_each(|view| self.remove_view(view));
-                clear.push(row);
+        for row in rows {
+            match self.unmap(driver, &row.range) {
+                Ok(()) => self.forget_views(row, &mut clear),
+                Err(error) if error.is_final() => return clear,
+                Err(_) if row.views.len() == 1 => {
+                    self.refused.insert(row.range.start);
+                }
+                // One bad mapping must not keep its neighbours.
+                Err(_) => {
+                    for view in row.views {
+                        match self.unmap(driver, &view) {
+                            Ok(()) => self.forget_views(Row::of(view), &mut clear),
+                            Err(_) => {
+                                self.refused.insert(view.start);
+                            }
+                        }
+                    }
+                }
             }
         }
         clear
+    }
+
+    fn forget_views(&mut self, row: Row, clear: &mut Vec<Range<u64>>) {
+        row.views.iter().for_each(|view| self.remove_view(view.start));
+        clear.push(row.range);
     }
 
     /// Gives spare chunks without views back to the driver, `most` bytes of them. The bytes given.
@@ -445,31 +478,6 @@ impl Pages {
         given
     }
 
-    /// Lets `peer` reach this device's pages, those that are mapped already too.
-    pub fn allow_peer(&mut self, driver: &dyn Driver, peer: DeviceId) {
-        if self.peers.contains(&peer) {
-            return;
-        }
-        self.peers.push(peer);
-        let mut rows: Vec<Range<u64>> = Vec::new();
-        for (address, _, chunk) in self.views_in(&(0..u64::MAX)) {
-            match rows.last_mut() {
-                Some(row) if row.end == address => row.end += chunk.bytes(),
-                _ => rows.push(address..address + chunk.bytes()),
-            }
-        }
-        // One call for each contiguous range.
-        for row in rows {
-            let result = driver.set_access(self.device, row.start, row.end - row.start, &self.peers);
-            if let Err(error) = self.counted(result) {
-                log::warn!(
-                    "device {peer} cannot be given access to the memory of device {}: {error}",
-                    self.device
-                );
-            }
-        }
-    }
-
     /// Checks the counts against the owners and the views.
     ///
     /// # Errors
@@ -493,6 +501,9 @@ impl Pages {
                 here[at] += 1;
             }
             for (&view, owned) in chunk.views.iter().zip(&here) {
+                if self.reservations.end_of(view).is_none_or(|end| view + chunk.bytes() > end) {
+                    return Err(format!("the view at {view:#x} of chunk {id} lies in no one reservation"));
+                }
                 let known = self.views.get(&view);
                 if !known.is_some_and(|view| view.chunk as usize == id && view.owned == *owned)
                     || self.retired.contains(&view) != (*owned == 0)

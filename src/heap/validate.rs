@@ -30,6 +30,9 @@ impl Device {
         for (number, cell) in self.lanes.iter().enumerate() {
             let cell = lock(cell);
             cell.lane.validate()?;
+            if cell.lane.overlooks_waits(&self.streams) {
+                return Err(format!("lane {number} does not look at a block whose wait is over"));
+            }
             for (id, slab) in cell.lane.slabs() {
                 live += self.validate_slab(shared, number as u32, id, slab)?;
                 slab_runs.insert(slab.run, slab.base);
@@ -63,6 +66,14 @@ impl Device {
             live += small;
         }
         central.arenas.validate()?;
+        let is_further = |stream| self.streams.has_got_further(stream);
+        if let Some(stream) = central.arenas.overlooked(&|stream| self.streams.completed(stream), &is_further)
+        {
+            return Err(format!("nobody looks at what stream {stream} has freed and is past"));
+        }
+        if central.overlooks_waits(&self.streams) {
+            return Err("nobody looks at a large block whose wait is over".to_owned());
+        }
         central.validate_small(&shared.table)?;
         for (id, run) in central.arenas.blocks() {
             if run.is_slab {

@@ -14,6 +14,7 @@ use super::arena::RunId;
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
+use super::number_set::NumberSet;
 use super::streams::EVERY;
 use super::{MutexGuard, Shared, lock};
 use crate::config::Waits;
@@ -50,7 +51,9 @@ impl Order {
 
     /// Forgets streams whose numbers will be others'.
     pub fn forget(&mut self, numbers: &[u32]) {
-        self.epochs.retain(|(waiter, stream), _| !numbers.contains(waiter) && !numbers.contains(stream));
+        let mut gone = NumberSet::default();
+        numbers.iter().for_each(|&number| gone.insert(number));
+        self.epochs.retain(|&(waiter, stream), _| !gone.contains(waiter) && !gone.contains(stream));
     }
 }
 
@@ -78,7 +81,7 @@ impl Device {
         if !shared.shares() {
             return None;
         }
-        self.seal(shared);
+        self.seal_all(shared, Some(want.stream));
         for (stream, epoch) in self.streams.unfinished() {
             if central.order.of(want.stream, stream) >= epoch || !central.would_gain(stream, epoch) {
                 continue;
@@ -101,13 +104,13 @@ impl Device {
     }
 
     /// Records events behind the frees so far, once many blocks have begun to wait for streams ([`Central::take_batch`]): late events come behind work that has nothing to do
-    /// with the frees, and a program whose memory waits for them takes fresh memory meanwhile.
-    pub(super) fn seal_batch(&self, shared: &Shared) {
+    /// with the frees, and a program whose memory waits for them takes fresh memory meanwhile. `named`: the stream that this call names.
+    pub(super) fn seal_batch(&self, shared: &Shared, named: Option<u32>) {
         if !shared.shares() || !lock(&self.central).take_batch() {
             return;
         }
         if let Some(_asking) = self.ask() {
-            self.seal(shared);
+            self.seal(shared, named);
         }
     }
 

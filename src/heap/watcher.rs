@@ -69,7 +69,14 @@ impl Heap {
         if let Ok(device) = self.device(device)
             && address != 0
         {
-            let stream = device.streams.resolve(&*self.shared.driver, stream).unwrap_or(streams::EVERY);
+            let stream = if stream == StreamHandle::EVERY {
+                streams::EVERY
+            } else if let Some(number) = device.streams.resolve_lasting(&*self.shared.driver, stream) {
+                number
+            } else {
+                let found = device.streams.resolve(&*self.shared.driver, stream);
+                found.map_or(streams::EVERY, |found| found.number)
+            };
             device.saw_malloc(&self.shared, address, size, stream);
             if let Some(trace) = &self.trace {
                 trace.malloc(address, size, device.id, stream);

@@ -121,11 +121,10 @@ impl ClockFacts {
         }
     }
 
-    /// Which counter, the first and the latest moment (the first again when the latest is torn).
-    pub fn read(&self, attempts: u32) -> (u32, Moment, Moment) {
-        let first = load(&self.first);
-        let latest = self.sequence.read(attempts, || load(&self.latest)).unwrap_or(first);
-        (self.counter.load(Ordering::Relaxed), first, latest)
+    /// Which counter, the first moment, and the latest; `None` where that is torn.
+    pub fn read(&self, attempts: u32) -> (u32, Moment, Option<Moment>) {
+        let latest = self.sequence.read(attempts, || load(&self.latest));
+        (self.counter.load(Ordering::Relaxed), load(&self.first), latest)
     }
 }
 

@@ -136,10 +136,30 @@ pub fn boot_id() -> String {
 
 /// This process's start, in clock ticks since boot; 0 without /proc.
 pub fn start_time() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    start_time_of("/proc/self/stat")
+}
+
+/// As [`start_time`], of the process of such a file; 0 where there is none.
+pub(super) fn start_time_of(stat: &str) -> u64 {
+    let stat = std::fs::read_to_string(stat).unwrap_or_default();
     // The second field is the command in brackets, which may hold anything: count from the last bracket. Field 22.
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     rest.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+/// Whether /proc tells of the processes of our own pid namespace.
+pub(super) fn proc_is_ours() -> bool {
+    let me = std::fs::read_link("/proc/self").ok();
+    me.and_then(|me| me.to_str()?.parse().ok()) == Some(std::process::id())
+}
+
+/// Whether there is a process of this number in our pid namespace, somebody else's or one that /proc hides included.
+pub(super) fn is_there(pid: u64) -> bool {
+    // Numbers below 1 are groups of processes.
+    let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|&pid| pid > 0) else { return false };
+    // SAFETY: signal 0 is none: it is only asked whether one could be sent.
+    let asked = unsafe { libc::kill(pid, 0) };
+    asked == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
 /// Inode of this process's pid namespace; 0 without /proc.

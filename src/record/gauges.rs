@@ -59,7 +59,7 @@ pub struct PendingGauges {
     _room: [AtomicU64; 3],
 }
 
-/// One lane's area: totals, the head of its trail, gauges by pool (small, large) then lifetime, size histograms. The writer
+/// One lane's area: totals, the head of its trail, gauges by pool (small, large) then lifetime. The writer
 /// is the holder of the lane's heap lock. In one piece, so that the hot path needs one pointer to it.
 #[repr(C, align(64))]
 pub struct Lane {
@@ -69,9 +69,14 @@ pub struct Lane {
     pub trail: TrailHead,
     blocks: [BlockGauges; 2 * LIFETIMES],
     pending: [PendingGauges; 2 * LIFETIMES],
-    /// Sizes of mallocs and of frees.
-    pub sizes: [Buckets; 2],
+    /// 1: the lane's [`LaneSizes`] are allocated. Its writer, once, when the first block comes or goes.
+    pub has_sizes: AtomicU64,
+    _room: [AtomicU64; 7],
 }
+
+/// One lane's histograms of sizes, of mallocs and of frees. The lane's writer counts. Apart from the lane, since most lanes are never used.
+#[repr(C, align(64))]
+pub struct LaneSizes(pub [Buckets; 2]);
 
 /// A device's part of the record, 2 KiB: facts, totals, gauges.
 #[repr(C, align(64))]
@@ -88,19 +93,23 @@ pub struct DeviceArea {
     _peaks: [AtomicU64; 3],
     sequence: Sequence,
     gauges: [AtomicU64; 63],
-    _room: [AtomicU64; 24],
+    /// Cells of the device's timeline that are allocated, from the first on; 0: nothing of it is. Only grows, under the device's lock.
+    pub timeline_cells: AtomicU64,
+    _room: [AtomicU64; 23],
 }
 
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<BlockGauges>() == 64 && size_of::<PendingGauges>() == 64);
-    assert!(size_of::<Lane>() == 128 + 1024 + 8192);
+    assert!(size_of::<Lane>() == 128 + 1024 + 64 && size_of::<LaneSizes>() == 8192);
     assert!(size_of::<DeviceArea>() == 1024);
     assert!(DEVICE_GAUGES <= 63);
 };
 
 // SAFETY: repr(C), atomics throughout.
 unsafe impl Shared for Lane {}
+// SAFETY: as above.
+unsafe impl Shared for LaneSizes {}
 // SAFETY: as above.
 unsafe impl Shared for DeviceArea {}
 
@@ -185,11 +194,10 @@ fn cell(pool: usize, lifetime: u8) -> usize {
 }
 
 impl Lane {
-    /// A block of `pool` ([`pool_of`]), whose size is of `bucket` ([`bucket_of`](super::bucket_of)), became live.
+    /// A block of `pool` ([`pool_of`]) became live.
     #[inline(always)]
-    pub fn malloc(&self, pool: usize, bucket: usize, size: u64, requested: u64, lifetime: u8) {
+    pub fn malloc(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
         self.blocks[cell(pool, lifetime)].came.count(size, requested);
-        self.sizes[0].count(bucket);
     }
 
     /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one lifetime's counters may go back.
@@ -207,9 +215,8 @@ impl Lane {
 
     /// The program freed a block; as [`Lane::malloc`].
     #[inline(always)]
-    pub fn free(&self, pool: usize, bucket: usize, size: u64, requested: u64, lifetime: u8) {
+    pub fn free(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
         self.blocks[cell(pool, lifetime)].went.count(size, requested);
-        self.sizes[1].count(bucket);
     }
 
     /// A freed block begins to wait.
@@ -257,10 +264,9 @@ impl Lane {
             pending_ended_bytes: get(&pending.ended_bytes),
             ..BlockCounts::default()
         };
-        // Inside each other: what came and what went are of one moment.
-        let both = || blocks.went.sequence.read(attempts, count);
-        let (counted, waiting) =
-            (blocks.came.sequence.read(attempts, both).flatten(), pending.sequence.read(attempts, wait));
+        // What came and what went are of one moment.
+        let counted = blocks.came.sequence.read_with(&blocks.went.sequence, attempts, count);
+        let waiting = pending.sequence.read(attempts, wait);
         let whole = counted.is_some() && waiting.is_some();
         let mut counts = counted.unwrap_or_else(count);
         counts.add(waiting.unwrap_or_else(wait));

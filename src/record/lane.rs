@@ -5,7 +5,7 @@
 //! their ceilings 19 and 8; the clock's read is 4 more. A lane that settles takes about 700 more.
 
 use super::block_map::BlockCell;
-use super::gauges::{Lane, SMALL_LIMIT, pool_of};
+use super::gauges::{Lane, LaneSizes, SMALL_LIMIT, pool_of};
 use super::histogram::bucket_of;
 use super::slots::{BATCH, LANE_SLOTS};
 use super::trail::TrailCell;
@@ -14,6 +14,9 @@ use super::{BlockEntry, BlockSlot, BlockTag, EventKind, LANES, peaks};
 
 /// How many blocks go unrecorded before a lane asks again for slots that could not be had.
 const PATIENCE: u32 = 4096;
+
+/// Cells of the trail that nobody reads.
+const UNREAD: u64 = 64;
 
 /// A block, as the hot path has it at hand.
 #[derive(Clone, Copy, Debug)]
@@ -39,16 +42,21 @@ pub struct LaneWriter {
     device: u8,
     number: u8,
     lane: *const Lane,
+    /// The lane's histograms of sizes; null before its first block comes or goes. Not null where there is a trail.
+    sizes: *const LaneSizes,
     blocks: *const BlockCell,
     /// A stack of free slots: `bottom <= top <= limit`, the next free one just below `top`.
     bottom: *mut u32,
     top: *mut u32,
     limit: *mut u32,
-    /// The cells of the lane's trail, for events of small and of large blocks; null before the first event, and where there is no room for
-    /// them. That of small blocks stays null in the lane of the large ones, so that small ones there (those of captures and of named pools) leave
-    /// the straight path, which would count them for the wrong pool.
-    trails: [*const TrailCell; 2],
-    trail_mask: u64,
+    /// Whether requests of this pool (small, large) take the straight path: there is a trail, for their events. Not before the first event, and not where there
+    /// is no room for a trail. Never for small blocks in the lane of the large ones (those of captures and of named pools), which it would count for
+    /// the wrong pool.
+    straight: [bool; 2],
+    /// The cells of the lane's trail: the first, that of the next event, and the one with which a lap ends. Null before the first event.
+    first: *const TrailCell,
+    next: *const TrailCell,
+    last: *const TrailCell,
     /// Blocks to leave unrecorded before slots that could not be had are asked for again.
     patience: u32,
     /// The trail could not be had: events go to the shared ring.
@@ -61,12 +69,6 @@ pub struct LaneWriter {
 // SAFETY: the pointers lead into a mapping and a stack that live as long as the process; the mapping is atomics, the stack
 // this writer's own.
 unsafe impl Send for LaneWriter {}
-
-/// Lane `number`'s trails for small and for large blocks, in `cells`.
-fn trails_of(number: u8, cells: *const TrailCell) -> [*const TrailCell; 2] {
-    let small = if usize::from(number) == LANES - 1 { std::ptr::null() } else { cells };
-    [small, cells]
-}
 
 impl LaneWriter {
     /// A writer over its parts of the mapping.
@@ -85,31 +87,61 @@ impl LaneWriter {
         let stack: &'static mut [u32] = if detail { vec![0; LANE_SLOTS].leak() } else { &mut [] };
         let stack = stack.as_mut_ptr_range();
         let (bottom, limit) = (stack.start, stack.end);
-        // With the record off, events go to a cell that nobody reads: the straight path is the same one, and off is never slower than on.
-        let unread: *const TrailCell =
-            if detail { std::ptr::null() } else { Box::leak(Box::<TrailCell>::default()) };
-        LaneWriter {
+        let mut writer = LaneWriter {
             detail,
             device,
             number,
             lane,
+            sizes: std::ptr::null(),
             blocks,
             bottom,
             top: bottom,
             limit,
-            trails: trails_of(number, unread),
-            trail_mask: 0,
+            straight: [false; 2],
+            first: std::ptr::null(),
+            next: std::ptr::null(),
+            last: std::ptr::null(),
             patience: 0,
             trailless: false,
             joined: false,
             record,
+        };
+        if !detail {
+            // With the record off, events go to cells that nobody reads: the straight path is the same one, and off is never slower than on.
+            let cells: Box<[TrailCell]> = (0..UNREAD).map(|_| TrailCell::default()).collect();
+            writer.sizes();
+            writer.begin_trail(Box::leak(cells).as_ptr(), UNREAD);
         }
+        writer
+    }
+
+    /// Events go to these cells from now on.
+    fn begin_trail(&mut self, cells: *const TrailCell, count: u64) {
+        (self.first, self.next) = (cells, cells);
+        self.last = cells.wrapping_add(count as usize - 1);
+        self.straight = [usize::from(self.number) != LANES - 1, true];
     }
 
     #[inline(always)]
     fn lane(&self) -> &'static Lane {
         // SAFETY: valid for ever by `new`'s contract, and atomics.
         unsafe { &*self.lane }
+    }
+
+    /// The lane's histograms, allocated if they are not yet.
+    #[inline]
+    fn sizes(&mut self) -> &'static LaneSizes {
+        if self.sizes.is_null() {
+            self.open_sizes();
+        }
+        // SAFETY: not null, so valid for ever, and atomics.
+        unsafe { &*self.sizes }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn open_sizes(&mut self) {
+        self.sizes = self.record.lane_sizes(self.device, self.number);
     }
 
     /// A block became live: map entry, lane gauges (live, requested and counts by lifetime; small/large), device live and
@@ -137,7 +169,8 @@ impl LaneWriter {
         } else if over {
             self.settle();
         }
-        lane.malloc(pool_of(size), bucket_of(size), size, requested, lifetime);
+        lane.malloc(pool_of(size), size, requested, lifetime);
+        self.sizes().0[0].count(bucket_of(size));
     }
 
     /// Whether a block of `size` is a small one among the large.
@@ -196,21 +229,48 @@ impl LaneWriter {
         time: u64,
     ) {
         let Block { tag, address, size, requested, bucket } = block;
-        let trail = self.trails[pool];
-        if trail.is_null() {
+        if !self.straight[pool] {
             return self.malloc_slowly(slot, tag, address, size, requested, step(), time);
         }
         let lane = self.lane();
         if lane.totals.add(size, requested) {
             self.settle();
         }
-        lane.malloc(pool, bucket, size, requested, tag.lifetime());
+        lane.malloc(pool, size, requested, tag.lifetime());
+        // SAFETY: there is a trail, so there are histograms.
+        unsafe { &*self.sizes }.0[0].count(bucket);
         if let Some(cell) = self.cell(slot) {
             cell.fill(tag, address, size, requested, step());
         }
-        // SAFETY: not null, so `open_trail` (or, with the record off, `new`) put `trail_mask + 1` cells there, for ever; this is the lane's only
-        // writer.
-        unsafe { lane.trail.push(trail, self.trail_mask, EventKind::Malloc, tag, address, requested, time) };
+        self.push_event(EventKind::Malloc, tag, address, requested, time);
+    }
+
+    /// Adds an event to the trail, which there is.
+    #[inline(always)]
+    fn push_event(&mut self, kind: EventKind, tag: BlockTag, address: u64, size: u64, time: u64) {
+        let next = self.next;
+        // SAFETY: where there is a trail, this is one of its cells, which last for ever.
+        let cell = unsafe { &*next };
+        self.lane().trail.push(cell, kind, tag, address, size, time);
+        self.next = next.wrapping_add(1);
+        if next == self.last {
+            self.end_lap();
+        }
+    }
+
+    /// All cells of the trail were written. After the first lap there may be twice as many; else the next event begins at the first.
+    #[cold]
+    #[inline(never)]
+    fn end_lap(&mut self) {
+        let written = self.lane().trail.next();
+        // SAFETY: both are cells of the trail.
+        let cells = unsafe { self.last.offset_from(self.first) } as u64 + 1;
+        if written == cells && self.detail && self.record.grow_trail(self.device, self.number, cells) {
+            self.last = self.last.wrapping_add(cells as usize);
+            self.lane().trail.open(2 * cells);
+        } else {
+            self.next = self.first;
+        }
     }
 
     /// No trail: the first event, the record off, or a small block in the lane of the large ones.
@@ -238,18 +298,18 @@ impl LaneWriter {
     #[inline(always)]
     pub fn free(&mut self, pool: usize, slot: BlockSlot, block: Block, time: u64) {
         let Block { tag, address, size, requested, bucket } = block;
-        let trail = self.trails[pool];
-        if trail.is_null() {
+        if !self.straight[pool] {
             return self.free_slowly(slot, tag, address, size, requested, time);
         }
         let lane = self.lane();
         if lane.totals.sub(size, requested) {
             self.overdrawn();
         }
-        lane.free(pool, bucket, size, requested, tag.lifetime());
-        self.empty_slot(slot, false);
+        lane.free(pool, size, requested, tag.lifetime());
         // SAFETY: as in `malloc`.
-        unsafe { lane.trail.push(trail, self.trail_mask, EventKind::Free, tag, address, size, time) };
+        unsafe { &*self.sizes }.0[1].count(bucket);
+        self.empty_slot(slot, false);
+        self.push_event(EventKind::Free, tag, address, size, time);
     }
 
     #[cold]
@@ -279,7 +339,8 @@ impl LaneWriter {
             self.record.stranger(self.device, amounts, -1);
         }
         self.record.begin_wait(self.device, self.number, size > SMALL_LIMIT, amounts);
-        lane.free(pool_of(size), bucket_of(size), size, requested, lifetime);
+        lane.free(pool_of(size), size, requested, lifetime);
+        self.sizes().0[1].count(bucket_of(size));
         lane.pending(size, lifetime);
         if let Some(cell) = self.cell(slot) {
             cell.pending();
@@ -307,7 +368,8 @@ impl LaneWriter {
                 self.record.stranger(self.device, peaks::amounts(size, requested), -1);
                 self.settle_all();
             }
-            lane.free(pool_of(size), bucket_of(size), size, requested, lifetime);
+            lane.free(pool_of(size), size, requested, lifetime);
+            self.sizes().0[1].count(bucket_of(size));
         }
         self.empty_slot(slot, was_pending);
     }
@@ -343,14 +405,10 @@ impl LaneWriter {
     /// other lanes write. For the hot kinds. `time` is [`super::clock::now`]'s.
     #[inline]
     pub fn event(&mut self, kind: EventKind, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {
-        if self.trails[1].is_null() && !self.open_trail() {
+        if !self.straight[1] && !self.open_trail() {
             return self.trailless_event(kind, lifetime, stream, address, size, time);
         }
-        // SAFETY: as in `malloc`.
-        unsafe {
-            let tag = BlockTag::new(self.device, lifetime, 0, stream);
-            self.lane().trail.push(self.trails[1], self.trail_mask, kind, tag, address, size, time);
-        }
+        self.push_event(kind, BlockTag::new(self.device, lifetime, 0, stream), address, size, time);
     }
 
     #[cold]
@@ -374,10 +432,12 @@ impl LaneWriter {
         if !self.detail || self.trailless {
             return false;
         }
+        // Where there is a trail, the straight path counts sizes too.
+        self.sizes();
         match self.record.trail_cells(self.device, self.number) {
-            Some((cells, mask)) => {
-                (self.trails, self.trail_mask) = (trails_of(self.number, cells), mask);
-                self.lane().trail.open();
+            Some((cells, count)) => {
+                self.begin_trail(cells, count);
+                self.lane().trail.open(count);
                 true
             }
             None => {

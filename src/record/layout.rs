@@ -4,9 +4,10 @@
 //! Everything is atomics of fixed width, so a reader never needs a reference to anything that a writer may change under it.
 
 use super::block_map::BlockCell;
+use super::calls::{CallTimes, RECORDED_CALLS};
 use super::clock::ClockFacts;
 use super::facts::ProcessFacts;
-use super::gauges::{DeviceArea, Lane};
+use super::gauges::{DeviceArea, Lane, LaneSizes};
 use super::histogram::Buckets;
 use super::ring::{RingCell, RingHead};
 use super::segments::SegmentCell;
@@ -18,7 +19,7 @@ use super::{LANES, RecordOptions};
 /// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not ready.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
 /// Version of the layout. A reader takes its own only.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Sections begin at multiples of this, and the header is one of it.
 pub const PAGE: u64 = 4096;
 
@@ -42,10 +43,14 @@ pub enum Section {
     Latency,
     /// One [`RingHead`].
     RingHead,
-    /// The [`RingCell`]s, a power of two.
+    /// The [`RingCell`]s, a power of two. The first [`Health::ring_reach`] of them are allocated.
     Ring,
-    /// A [`Timeline`] a device.
+    /// A [`Timeline`] a device, of which so many cells are allocated as the device's area says.
     Timelines,
+    /// [`LaneSizes`] a lane, allocated where the lane says so.
+    Sizes,
+    /// A [`CallTimes`] a kind of timed driver call, allocated where the header says so.
+    Calls,
     /// The [`TrailCell`]s: for each lane as many, a power of two.
     Trails,
     /// [`SegmentCell`]s.
@@ -57,7 +62,7 @@ pub enum Section {
 /// Number of sections.
 pub const SECTIONS: usize = Section::Blocks as usize + 1;
 /// Sections before this one are allocated whole at the start; it and the next are allocated as needed.
-const FIRST_GROWING: usize = Section::Trails as usize;
+const FIRST_GROWING: usize = Section::Ring as usize;
 const NAMES: [&str; SECTIONS] = [
     "process facts",
     "devices",
@@ -66,6 +71,8 @@ const NAMES: [&str; SECTIONS] = [
     "ring head",
     "ring",
     "timelines",
+    "size histograms",
+    "driver call times",
     "trails",
     "segments",
     "blocks",
@@ -109,7 +116,8 @@ pub struct Health {
     pub degraded: AtomicU64,
     /// 1: the process made a clean exit.
     pub closed: AtomicU64,
-    _room: AtomicU64,
+    /// Cells of the ring that are allocated: those before it. Only grows, under the writer's mutex.
+    pub ring_reach: AtomicU64,
 }
 
 /// Bits of [`Health::degraded`]: what was given up when the record was made.
@@ -146,7 +154,9 @@ pub struct Header {
     pub lock_kind: AtomicU32,
     /// [`SECTIONS`].
     pub section_count: AtomicU32,
-    _room: [AtomicU64; 4],
+    /// Bit `n`: the [`CallTimes`] of the call of number `n` are allocated. Bits are only ever set, by any thread, once they are.
+    pub calls: AtomicU64,
+    _room: [AtomicU64; 3],
     /// Room for more sections, so that their number may grow within a version.
     pub sections: [SectionEntry; 16],
     /// See [`Health`].
@@ -170,6 +180,8 @@ const _: () = {
 
 /// Slots of a growing section that are allocated together: five pages of the block map.
 pub const CHUNK: u64 = 512;
+/// Cells of the ring that are allocated together: 32 KiB.
+pub const RING_CHUNK: u64 = 1024;
 /// Segments a record can hold.
 const MAX_SEGMENTS: u64 = 1 << 20;
 /// The smallest ring.
@@ -204,6 +216,8 @@ impl Plan {
             (size_of::<RingHead>(), 1),
             (size_of::<RingCell>(), ring),
             (size_of::<Timeline>(), devices),
+            (size_of::<LaneSizes>(), lanes),
+            (size_of::<CallTimes>(), RECORDED_CALLS as u64),
             (size_of::<TrailCell>(), lanes * trail),
             (size_of::<SegmentCell>(), segments),
             (size_of::<BlockCell>(), blocks),
@@ -212,7 +226,8 @@ impl Plan {
         let mut plan = Plan { sections: [(0, 0, 0); SECTIONS], fixed_bytes: 0, total_bytes: 0 };
         for (number, (bytes, count)) in entries.into_iter().enumerate() {
             if number == FIRST_GROWING {
-                plan.fixed_bytes = offset;
+                // The latest events are kept even where there is no room for anything more.
+                plan.fixed_bytes = offset + bytes as u64 * count.min(RING_CHUNK);
             }
             plan.sections[number] = (offset, bytes as u64, count);
             offset = (offset + bytes as u64 * count).next_multiple_of(PAGE);
@@ -260,7 +275,7 @@ mod tests {
             end = (offset + bytes * count).next_multiple_of(PAGE);
         }
         assert_eq!(plan.total_bytes, end);
-        assert_eq!(plan.fixed_bytes, plan.offset(Section::Trails));
+        assert_eq!(plan.fixed_bytes, plan.offset(Section::Ring) + 1024 * 32);
         assert_eq!(plan.entries(Section::Ring), 1024);
         assert!(plan.entries(Section::Blocks) >= 1_000_000);
     }

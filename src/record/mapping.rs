@@ -266,7 +266,7 @@ impl Mapping {
         self.lock
     }
 
-    /// Makes the bytes from `offset` on safe to touch. Idempotent.
+    /// Makes the bytes from `offset` on safe to touch. Nobody has touched them yet: some file systems are given zeros.
     pub fn ensure(&self, offset: u64, length: u64) -> io::Result<()> {
         let room = |room: u64| room.checked_sub(length);
         if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {

@@ -5,13 +5,17 @@
 //! record but the totals of live bytes: where no shared memory can be had, it goes on in private memory.
 
 pub mod block_map;
+pub mod calls;
+pub mod claim;
 pub mod clock;
 pub mod facts;
 pub mod gauges;
+mod guard;
 pub mod histogram;
 mod lane;
 pub mod layout;
 pub mod mapping;
+pub mod open;
 pub mod peaks;
 pub mod picture;
 mod plain;
@@ -22,6 +26,7 @@ pub mod segments;
 pub mod seqlock;
 mod slots;
 pub mod source;
+pub mod stream;
 pub mod sweep;
 pub mod sync;
 pub mod timeline;
@@ -32,8 +37,9 @@ mod writer;
 
 pub use histogram::bucket_of;
 pub use lane::{Block, LaneWriter};
+pub use open::{Owners, ReadError};
 pub use plain::plain;
-pub use reader::{ReadError, Reader};
+pub use reader::Reader;
 pub use writer::{DeviceWriter, Record};
 
 /// Lanes a device: each is a set of gauges and a block allocator with one writer at a time (the holder of a heap lock). Of the heap's, 32
@@ -390,22 +396,25 @@ pub struct RecordOptions {
     /// Off: nothing is written anywhere (all calls are no-ops but the totals of live bytes and their peak, which the heap
     /// needs).
     pub enabled: bool,
-    /// /dev/shm, or another folder in tests.
+    /// $GRUYERE_RECORD_DIR, else /dev/shm; or another folder in tests.
     pub directory: std::path::PathBuf,
     /// Events the shared ring holds, rounded up to a power of two; 32 bytes each, allocated at once. Each lane that is used
     /// gets a trail of a quarter of it.
     pub ring_events: u32,
     /// Blocks the block map can hold (address space; 40 bytes a block are touched as needed).
     pub max_blocks: u32,
+    /// Records of this user's processes that ended without a clean exit which are left in the folder, the newest; older ones are removed.
+    pub kept: usize,
 }
 
 impl Default for RecordOptions {
     fn default() -> Self {
         RecordOptions {
             enabled: true,
-            directory: "/dev/shm".into(),
+            directory: crate::config::record_dir::record_dir(),
             ring_events: 1 << 16,
             max_blocks: 1 << 24,
+            kept: 8,
         }
     }
 }

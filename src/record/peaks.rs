@@ -2,7 +2,8 @@
 //!
 //! Nothing here is on the hot path. Each lane has ceilings ([`super::totals`]); all of them together stay within the peaks, so a
 //! peak can only be passed after some lane has passed a ceiling of its own. Such a lane settles, under the device's mutex:
-//! the sums are taken; what is above a peak is the new peak; else the lane gets a share of what lies between. What
+//! it gets what no lane has, and what it lacks from lanes that do not use theirs; a program of many streams near its peak does that at every malloc.
+//! Where all lanes together have too little, the sums are taken, and what is above a peak is the new peak. What
 //! changes the sums in other ways (blocks that wait for streams, small blocks in the lane of the large ones) is rare, and
 //! comes here too.
 //!
@@ -25,6 +26,10 @@ pub const LARGE: usize = 2;
 
 /// Bytes, blocks and bytes asked for, by their numbers in [`super::totals`].
 pub type Amounts = [i64; QUANTITIES];
+
+/// Lanes that are settled all at once: to look first whether they have what one of them lacks costs as much, and a program that grows finds that
+/// they have not, at every malloc.
+const FEW_LANES: usize = 4;
 
 /// The amounts of one block.
 pub fn amounts(size: u64, requested: u64) -> Amounts {
@@ -86,14 +91,32 @@ pub struct Books {
     base: [[Flow; 2]; 2],
 }
 
-/// `amount`, made smaller as `whole` is to become no more than `most`.
-fn share(amount: i64, most: i64, whole: i64) -> i64 {
-    if whole <= most {
-        amount
-    } else if most == 0 {
-        0
-    } else {
-        (i128::from(amount) * i128::from(most) / i128::from(whole)) as i64
+/// Makes amounts smaller, as their sum is to become no more than there is for them.
+#[derive(Clone, Copy)]
+struct Scale(Option<u64>);
+
+impl Scale {
+    const BITS: u32 = 63;
+
+    /// `whole`, the sum, is to become at most `most`. One division, however many amounts there are: a program of many streams comes here at
+    /// every malloc that passes a ceiling, with an amount for each lane.
+    fn new(most: i64, whole: i64) -> Self {
+        let part = |most, whole| (u128::from(most) << Self::BITS) / u128::from(whole);
+        Self((whole > most).then(|| part(most.max(0) as u64, whole as u64) as u64))
+    }
+
+    /// Rounded down, so that the sum stays within its bound.
+    #[inline(always)]
+    fn of(self, amount: i64) -> i64 {
+        match self.0 {
+            None => amount,
+            Some(part) => ((u128::from(amount as u64) * u128::from(part)) >> Self::BITS) as i64,
+        }
+    }
+
+    /// Whether nothing changes.
+    fn is_identity(self) -> bool {
+        self.0.is_none()
     }
 }
 
@@ -105,6 +128,7 @@ fn deal<'a>(
     lanes: impl Iterator<Item = Member<'a>> + Clone,
     mine: &LaneTotals,
 ) {
+    let slack = |lane: &LaneTotals| lane.ceiling(quantity).saturating_sub(lane.live(quantity)).max(0);
     // What the other lanes may still take before they come here.
     let (mut small_slack, mut large_slack) = (0i64, 0i64);
     let mut mine_is_large = false;
@@ -114,26 +138,25 @@ fn deal<'a>(
             continue;
         }
         let slacks = if is_large { &mut large_slack } else { &mut small_slack };
-        let slack = lane.ceiling(quantity).saturating_sub(lane.live(quantity)).max(0);
-        *slacks = slacks.saturating_add(slack);
+        *slacks = slacks.saturating_add(slack(lane));
     }
     // The others keep what they have, up to half of what there is: then the lane will not be here again soon.
     let half = gaps[ALL] / 2;
     let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
     let mut large_kept = large_slack.min(gaps[LARGE]);
-    let kept = small_kept.saturating_add(large_kept);
-    (small_kept, large_kept) = (share(small_kept, half, kept), share(large_kept, half, kept));
+    let kept = Scale::new(half, small_kept.saturating_add(large_kept));
+    (small_kept, large_kept) = (kept.of(small_kept), kept.of(large_kept));
+    let (small, large) = (Scale::new(small_kept, small_slack), Scale::new(large_kept, large_slack));
+    let pool = if mine_is_large { gaps[LARGE] } else { gaps[SMALL] - small_kept };
+    let all = gaps[ALL] - small_kept - large_kept;
+    mine.set_ceiling(quantity, mine.live(quantity).saturating_add(pool.min(all)));
     for (is_large, lane) in lanes {
-        let live = lane.live(quantity);
-        if std::ptr::eq(lane, mine) {
-            let pool = if is_large { gaps[LARGE] } else { gaps[SMALL] - small_kept };
-            let all = gaps[ALL] - small_kept - large_kept;
-            lane.set_ceiling(quantity, live.saturating_add(pool.min(all)));
-            continue;
+        let scale = if is_large { large } else { small };
+        let left = lane.ceiling(quantity).saturating_sub(lane.live(quantity));
+        // A lane without slack keeps none; one above its ceiling is about to settle itself, and gets what it uses.
+        if left != 0 && !(scale.is_identity() && left > 0) && !std::ptr::eq(lane, mine) {
+            lane.set_ceiling(quantity, lane.live(quantity).saturating_add(scale.of(left.max(0))));
         }
-        let (slacks, kept) = if is_large { (large_slack, large_kept) } else { (small_slack, small_kept) };
-        let slack = lane.ceiling(quantity).saturating_sub(live).max(0);
-        lane.set_ceiling(quantity, live.saturating_add(share(slack, kept, slacks)));
     }
 }
 
@@ -167,13 +190,72 @@ impl Books {
         // Once, unless another lane ran past a ceiling while we lowered it.
         for _ in 0..4 {
             let passed = std::array::from_fn(|quantity| mine.live(quantity) > mine.ceiling(quantity));
-            self.settle_passed(passed, highest, lanes.clone(), mine);
+            let many = lanes.clone().nth(FEW_LANES).is_some();
+            if !many || !self.make_room(passed, lanes.clone(), mine) {
+                self.settle_passed(passed, highest, lanes.clone(), mine);
+            }
             // Orders our stores of ceilings before the loads of what is live.
             fence(Ordering::SeqCst);
             if lanes.clone().all(|(_, lane)| lane.is_within()) {
                 return;
             }
         }
+    }
+
+    /// Raises the ceilings that the lane `mine` has `passed` above what it has, by what no lane has, and if that is too little, by what others do not use:
+    /// half of it, where that will do. False: all of it is too little.
+    fn make_room<'a>(
+        &self,
+        passed: [bool; QUANTITIES],
+        lanes: impl Iterator<Item = Member<'a>> + Clone,
+        mine: &LaneTotals,
+    ) -> bool {
+        let mut ceilings = [[0i64; QUANTITIES]; 2];
+        let mut pool = SMALL;
+        for (is_large, lane) in lanes.clone() {
+            for (quantity, sum) in ceilings[usize::from(is_large)].iter_mut().enumerate() {
+                *sum = sum.wrapping_add(lane.ceiling(quantity));
+            }
+            if is_large && std::ptr::eq(lane, mine) {
+                pool = LARGE;
+            }
+        }
+        for quantity in (0..QUANTITIES).filter(|&quantity| passed[quantity]) {
+            let needed = mine.live(quantity) - mine.ceiling(quantity);
+            // As if everything were live up to its ceiling.
+            let mut room = self.gaps(quantity, ceilings[0][quantity], ceilings[1][quantity]);
+            for (is_large, lane) in lanes.clone() {
+                let lacking = needed - room[pool].min(room[ALL]);
+                if lacking <= 0 {
+                    break;
+                }
+                let of = if is_large { LARGE } else { SMALL };
+                let slack = lane.ceiling(quantity) - lane.live(quantity);
+                // What the lanes of the other pool have is of use only where both together lack it.
+                if slack <= 0 || std::ptr::eq(lane, mine) || of != pool && room[ALL] >= needed {
+                    continue;
+                }
+                let taken = lacking.max(slack / 2).min(slack);
+                lane.set_ceiling(quantity, lane.ceiling(quantity) - taken);
+                room[ALL] += taken;
+                room[of] += taken;
+            }
+            let room = room[pool].min(room[ALL]);
+            if room < needed {
+                return false;
+            }
+            mine.set_ceiling(quantity, mine.ceiling(quantity) + room);
+        }
+        true
+    }
+
+    /// What lies between what there is of a quantity (`small` in the lanes of small blocks, `large` in that of the large) and its peaks, by pool.
+    #[inline(always)]
+    fn gaps(&self, quantity: usize, small: i64, large: i64) -> ByPool {
+        let (live, active) = self.now(quantity, small, large);
+        std::array::from_fn(|pool| {
+            (self.live[quantity][pool] - live[pool]).min(self.active[quantity][pool] - active[pool])
+        })
     }
 
     /// Takes the sums of everything, and new peaks from them; as if the first lane had passed all its ceilings.

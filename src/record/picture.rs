@@ -22,8 +22,7 @@ use super::{BlockEntry, BlockState, DeviceGauge, LIFETIMES, Reader, SegmentEntry
 
 /// A page (bytes): the unit in which physical memory is mapped and moved.
 pub const PAGE: u64 = 2 << 20;
-/// Stands for a stream where memory is nobody's in particular.
-pub const NO_STREAM: u32 = u32::MAX;
+pub use super::stream::NO_STREAM;
 /// Pages that are looked at, mapped ones and shadows: 8 TiB. What a record says beyond is counted in [`Misfits::segments`].
 pub const MOST_PAGES: usize = 1 << 22;
 /// Looks at a record that is being written, until one fits together.

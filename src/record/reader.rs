@@ -1,19 +1,21 @@
 //! The reader's side: opens a record, checks every offset and length, and never blocks a writer.
 
-use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io;
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering as PrivateOrdering};
+use std::time::{Duration, Instant};
 
 use super::block_map::{BlockCell, SlotRead};
+use super::calls::{CallTime, CallTimes, Calls, DriverCall, RECORDED_CALLS};
 use super::clock::{COUNTER, Scale};
 use super::facts::{Process, ProcessFacts, boot_id};
-use super::gauges::{BlockCounts, DeviceArea, DeviceFactsRead, Lane};
+use super::gauges::{BlockCounts, DeviceArea, DeviceFactsRead, Lane, LaneSizes};
 use super::histogram::{Buckets, Counts};
 use super::layout::{Header, MAGIC, PAGE, SECTIONS, Section, Shared, VERSION};
 use super::mapping::{Mapping, is_locked};
+use super::open::{Opened, Owners, ReadError};
 use super::ring::{Event, Ring, RingCell, RingHead};
 use super::segments::SegmentCell;
 use super::source::Source;
@@ -28,122 +30,11 @@ use super::{
 
 /// Looks at a seqlock before it is called torn: about 30 ms, most of them asleep.
 const ATTEMPTS: u32 = 450;
-
-/// Why a record can't be read. The text names the file, the reason, and what to do.
-#[derive(Debug)]
-pub enum ReadError {
-    /// The file can't be opened or read.
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        error: io::Error,
-    },
-    /// Not a regular file.
-    NotAFile {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Its header is not complete.
-    NotReady {
-        /// The file.
-        path: PathBuf,
-        /// Whether somebody is making it.
-        locked: Option<bool>,
-    },
-    /// Some other file.
-    NotARecord {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Another version's layout.
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// The version it says.
-        version: u32,
-        /// Whether somebody holds its lock.
-        locked: Option<bool>,
-    },
-    /// Something in it can't be.
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What, and where.
-        what: String,
-        /// Whether somebody holds its lock.
-        locked: Option<bool>,
-    },
-}
-
-impl ReadError {
-    /// The file is not there (any more).
-    pub fn is_missing(&self) -> bool {
-        matches!(self, ReadError::Open { error, .. } if error.kind() == io::ErrorKind::NotFound)
-    }
-
-    /// The file.
-    pub fn path(&self) -> &Path {
-        match self {
-            ReadError::Open { path, .. }
-            | ReadError::NotAFile { path }
-            | ReadError::NotReady { path, .. }
-            | ReadError::NotARecord { path }
-            | ReadError::Version { path, .. }
-            | ReadError::Damaged { path, .. } => path,
-        }
-    }
-}
-
-impl fmt::Display for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path().display();
-        match self {
-            ReadError::Open { error, .. } => {
-                write!(f, "{path}: {error}")?;
-                match error.raw_os_error() {
-                    Some(libc::ENOENT) => write!(f, "; `gruyere ps` lists the records there are"),
-                    Some(libc::EACCES | libc::EPERM) => {
-                        write!(
-                            f,
-                            "; records are readable by their owner only: run as the user of that process"
-                        )
-                    }
-                    Some(libc::ELOOP) => write!(f, "; links are refused: name the file itself"),
-                    _ => Ok(()),
-                }
-            }
-            ReadError::NotAFile { .. } => {
-                write!(f, "{path}: not a regular file; name a record (`gruyere ps` lists them)")
-            }
-            ReadError::NotReady { locked: Some(true), .. } => {
-                write!(f, "{path}: its process is still writing the header; try again in a moment")
-            }
-            ReadError::NotReady { .. } => {
-                write!(
-                    f,
-                    "{path}: empty or unfinished, and nobody writes it; `gruyere ps --sweep` removes it"
-                )
-            }
-            ReadError::NotARecord { .. } => {
-                write!(f, "{path}: not a record of gruyere (no magic); name another file")
-            }
-            ReadError::Version { version, .. } => write!(
-                f,
-                "{path}: a record of layout version {version}, this command reads version {VERSION}; use the `gruyere` \
-                 command of the version that the process runs"
-            ),
-            ReadError::Damaged { what, .. } => {
-                write!(
-                    f,
-                    "{path}: damaged: {what}; the file was cut or overwritten: delete it, or read another"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for ReadError {}
+/// Seqlocks that may turn out torn at full length in one look at a record, some 250 ms in all: a process that was stopped half-way leaves one for each
+/// of its threads that was writing. Whatever is torn after them is looked at once.
+const PATIENCE: u32 = 4;
+/// The longest that the tables of blocks and segments are read in one look; a hundred million entries take less.
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// What went wrong with the record itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -303,6 +194,8 @@ pub struct Reader<'a> {
     /// Offset and entries, by section, checked.
     sections: [(u64, u64); SECTIONS],
     devices: u32,
+    /// Seqlocks that may still turn out torn at full length in this look.
+    patience: AtomicU32,
 }
 
 /// Entry sizes that this version knows, by section.
@@ -314,6 +207,8 @@ const ENTRY_BYTES: [usize; SECTIONS] = [
     size_of::<RingHead>(),
     size_of::<RingCell>(),
     size_of::<Timeline>(),
+    size_of::<LaneSizes>(),
+    size_of::<CallTimes>(),
     size_of::<TrailCell>(),
     size_of::<SegmentCell>(),
     size_of::<BlockCell>(),
@@ -326,55 +221,50 @@ const ALL_SECTIONS: [Section; SECTIONS] = [
     Section::RingHead,
     Section::Ring,
     Section::Timelines,
+    Section::Sizes,
+    Section::Calls,
     Section::Trails,
     Section::Segments,
     Section::Blocks,
 ];
 
 impl Reader<'static> {
-    /// Opens the record at `path`, read-only. Links, pipes and devices are refused.
+    /// Opens the record at `path`, read-only, if it is this user's. Links, pipes and devices are refused.
+    ///
+    /// # Errors
+    /// Why it can't be read.
     pub fn open(path: &Path) -> Result<Reader<'static>, ReadError> {
-        // O_NONBLOCK: opening a pipe must not wait for its writer.
-        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        Reader::open_with(path, flags)
+        Reader::open_of(path, Owners::Mine)
+    }
+
+    /// As [`Reader::open`], for the records of `owners`.
+    ///
+    /// # Errors
+    /// Why it can't be read.
+    pub fn open_of(path: &Path, owners: Owners) -> Result<Reader<'static>, ReadError> {
+        Reader::over_opened(Opened::new(path, owners)?)
     }
 
     /// Opens the record of a process that has no file in /dev/shm, through one of its descriptors in /proc.
-    pub fn open_descriptor(path: &Path) -> Result<Reader<'static>, ReadError> {
-        Reader::open_with(path, libc::O_CLOEXEC | libc::O_NONBLOCK)
+    ///
+    /// # Errors
+    /// Why it can't be read.
+    pub fn open_descriptor(path: &Path, owners: Owners) -> Result<Reader<'static>, ReadError> {
+        Reader::over_opened(Opened::descriptor(path, owners)?)
     }
 
-    fn open_with(path: &Path, flags: libc::c_int) -> Result<Reader<'static>, ReadError> {
-        let open_error = |error| ReadError::Open { path: path.to_owned(), error };
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(open_error)?;
-        let metadata = file.metadata().map_err(open_error)?;
-        if !metadata.is_file() {
-            return Err(ReadError::NotAFile { path: path.to_owned() });
-        }
-        // The header first, by `pread`: what it says decides how the rest is read.
-        let mut head = [0u8; size_of::<Header>()];
-        let got = std::os::unix::fs::FileExt::read_at(&file, &mut head, 0).map_err(open_error)?;
-        let head = Source::bytes(&head[..got]).map_err(open_error)?;
-        let header = head.one::<Header>(0);
-        let lock_kind = header.map_or(0, |header| header.lock_kind.load(Ordering::Relaxed));
-        let any_lock = |kind: u32| match kind {
-            // Not ready: its kind of lock is not written yet either.
-            0 => is_locked(file.as_raw_fd(), 1),
-            kind => is_locked(file.as_raw_fd(), kind),
-        };
-        match header.map(|header| header.magic.load(Ordering::Acquire)) {
-            Some(MAGIC) => {}
-            Some(0) | None if metadata.len() == 0 || header.is_some() => {
-                return Err(ReadError::NotReady { path: path.to_owned(), locked: any_lock(lock_kind) });
-            }
-            _ => return Err(ReadError::NotARecord { path: path.to_owned() }),
-        }
-        let held = is_locked(file.as_raw_fd(), lock_kind);
+    /// The record in an opened file.
+    pub(super) fn over_opened(opened: Opened) -> Result<Reader<'static>, ReadError> {
+        opened.expect_ready()?;
+        let held = opened.is_locked();
+        let Opened { path, file, metadata, .. } = opened;
+        let length = metadata.len();
         let source = match held {
-            Some(false) => Source::copy(&file, metadata.len()),
-            _ => Source::shared(&file, metadata.len()),
+            Some(false) => Source::copy(&file, length),
+            _ => Source::shared(&file, length),
         };
-        Reader::over(source.map_err(open_error)?, path.to_owned(), Some(file)).map_err(|mut error| {
+        let source = source.map_err(|error| ReadError::Open { path: path.clone(), error })?;
+        Reader::over(source, path, Some(file)).map_err(|mut error| {
             if let ReadError::Version { locked, .. } | ReadError::Damaged { locked, .. } = &mut error {
                 *locked = held;
             }
@@ -382,25 +272,10 @@ impl Reader<'static> {
         })
     }
 
-    /// Whether the file at `path` is a record whose process is gone: its header and its lock are asked, and nothing else of it is read. False
-    /// also where that can't be told.
-    pub fn is_abandoned(path: &Path) -> bool {
-        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
-        let mut head = [0u8; size_of::<Header>()];
-        if !file.metadata().is_ok_and(|metadata| metadata.is_file())
-            || std::os::unix::fs::FileExt::read_exact_at(&file, &mut head, 0).is_err()
-        {
-            return false;
-        }
-        let Ok(head) = Source::bytes(&head) else { return false };
-        head.one::<Header>(0).is_some_and(|header| {
-            let kind = header.lock_kind.load(Ordering::Relaxed);
-            header.magic.load(Ordering::Acquire) == MAGIC && is_locked(file.as_raw_fd(), kind) == Some(false)
-        })
-    }
-
     /// A record's bytes, for instance sent from another machine.
+    ///
+    /// # Errors
+    /// Why it can't be read.
     pub fn from_bytes(bytes: &[u8]) -> Result<Reader<'static>, ReadError> {
         let path = PathBuf::from("(bytes)");
         let source = Source::bytes(bytes).map_err(|error| ReadError::Open { path: path.clone(), error })?;
@@ -462,8 +337,10 @@ impl<'a> Reader<'a> {
         let lanes = devices.checked_mul(LANES as u64);
         let sound = devices <= 256
             && Some(entries(Section::Lanes)) == lanes
+            && Some(entries(Section::Sizes)) == lanes
             && entries(Section::Latency) == 2
             && entries(Section::Process) == 1
+            && entries(Section::Calls) == RECORDED_CALLS as u64
             && entries(Section::Timelines) == devices
             && entries(Section::RingHead) == 1
             && entries(Section::Ring).is_power_of_two()
@@ -475,7 +352,8 @@ impl<'a> Reader<'a> {
         if !sound {
             return Err(damaged("sections that don't fit each other".to_owned()));
         }
-        Ok(Reader { source, path, file, sections, devices: devices as u32 })
+        let patience = AtomicU32::new(PATIENCE);
+        Ok(Reader { source, path, file, sections, devices: devices as u32, patience })
     }
 
     fn many<T: Shared>(&self, section: Section) -> &[T] {
@@ -484,9 +362,35 @@ impl<'a> Reader<'a> {
         self.source.many(offset, entries).unwrap_or(&[])
     }
 
-    /// Looks at a seqlock; nothing changes in a copy.
-    fn attempts(&self) -> u32 {
-        if matches!(self.source, Source::Copy(_)) { 1 } else { ATTEMPTS }
+    /// Looks at a seqlock: what `read` says when it is given so many attempts, and whether that is whole. Nothing changes in a copy.
+    fn look_at<T>(&self, read: impl FnOnce(u32) -> (T, bool)) -> (T, bool) {
+        let is_copy = matches!(self.source, Source::Copy(_));
+        let patience = self.patience.load(PrivateOrdering::Relaxed);
+        let (value, whole) = read(if is_copy || patience == 0 { 1 } else { ATTEMPTS });
+        if !whole && !is_copy {
+            self.patience.store(patience.saturating_sub(1), PrivateOrdering::Relaxed);
+        }
+        (value, whole)
+    }
+
+    /// Begins another look at the record, with patience anew.
+    pub fn look_again(&self) {
+        self.patience.store(PATIENCE, PrivateOrdering::Relaxed);
+    }
+
+    /// Why what was read since [`Reader::look_again`] is not to be believed: the file was cut meanwhile, or nothing in it comes to rest.
+    ///
+    /// # Errors
+    /// That; the record is named and left out then.
+    pub fn expect_sound(&self) -> Result<(), ReadError> {
+        let what = match &self.source {
+            Source::Shared(mapping) if mapping.is_cut() => "it was cut while it was read".to_owned(),
+            Source::Shared(_) if self.patience.load(PrivateOrdering::Relaxed) == 0 => {
+                format!("{PATIENCE} of its entries or more never come to rest, or its tables have no end")
+            }
+            _ => return Ok(()),
+        };
+        Err(ReadError::Damaged { path: self.path.clone(), what, locked: self.is_live() })
     }
 
     fn header(&self) -> Option<&Header> {
@@ -503,10 +407,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Device and inode of the file.
-    pub fn identity(&self) -> Option<(u64, u64)> {
-        let metadata = self.file.as_ref()?.metadata().ok()?;
-        Some((metadata.dev(), metadata.ino()))
+    /// The user whose file it is, where there is a file.
+    pub fn owner(&self) -> Option<u32> {
+        Some(self.file.as_ref()?.metadata().ok()?.uid())
     }
 
     /// The file.
@@ -551,20 +454,34 @@ impl<'a> Reader<'a> {
             let mut torn = false;
             for (pool, lifetimes) in snapshot.blocks.iter_mut().enumerate() {
                 for (lifetime, sum) in lifetimes.iter_mut().enumerate() {
-                    let (counts, whole) = lane.read(pool, lifetime, self.attempts());
+                    let (counts, whole) = self.look_at(|attempts| lane.read(pool, lifetime, attempts));
                     sum.add(counts);
                     torn |= !whole;
                 }
             }
             snapshot.torn_lanes += u32::from(torn);
-            lane.sizes[0].add_to(&mut snapshot.malloc_sizes.0);
+        }
+        let first = device as usize * LANES;
+        for sizes in self.sizes(first..first + LANES) {
+            sizes.0[0].add_to(&mut snapshot.malloc_sizes.0);
         }
         snapshot.live = totals::live(totals::BYTES, lanes.iter().map(|lane| &lane.totals));
         snapshot.live_peak = area.live_peak.load(Ordering::Relaxed).max(snapshot.live);
-        let gauges: Option<[u64; DEVICE_GAUGES]> = area.read(self.attempts());
-        snapshot.torn_gauges = gauges.is_none();
+        let (gauges, whole) = self.look_at(|attempts| {
+            let gauges: Option<[u64; DEVICE_GAUGES]> = area.read(attempts);
+            (gauges, gauges.is_some())
+        });
+        snapshot.torn_gauges = !whole;
         snapshot.gauges = gauges.unwrap_or_else(|| area.read_torn()).to_vec();
         Some(snapshot)
+    }
+
+    /// The histograms of those of the lanes that have any.
+    fn sizes(&self, lanes: std::ops::Range<usize>) -> impl Iterator<Item = &LaneSizes> {
+        let has_sizes = |lane: &Lane| lane.has_sizes.load(Ordering::Acquire) == 1;
+        let all = self.many::<Lane>(Section::Lanes).iter().zip(self.many::<LaneSizes>(Section::Sizes));
+        let some = all.skip(lanes.start).take(lanes.len());
+        some.filter(move |(lane, _)| has_sizes(lane)).map(|(_, sizes)| sizes)
     }
 
     /// All devices.
@@ -575,7 +492,7 @@ impl<'a> Reader<'a> {
     /// All blocks, live and pending. Each is whole; they are of different moments.
     pub fn blocks(&self) -> Table<(BlockEntry, BlockState)> {
         let reach = self.header().map_or(0, |header| header.health.blocks_reach.load(Ordering::Acquire));
-        table(self.many::<BlockCell>(Section::Blocks), reach, |cell| match cell.read(self.attempts()) {
+        self.table(Section::Blocks, reach, |cell: &BlockCell, attempts| match cell.read(attempts) {
             SlotRead::Taken(entry, state) => SlotRead::Taken((entry, state), state),
             SlotRead::Free => SlotRead::Free,
             SlotRead::Torn => SlotRead::Torn,
@@ -585,7 +502,43 @@ impl<'a> Reader<'a> {
     /// All segments.
     pub fn segments(&self) -> Table<SegmentEntry> {
         let reach = self.header().map_or(0, |header| header.health.segments_reach.load(Ordering::Acquire));
-        table(self.many::<SegmentCell>(Section::Segments), reach, |cell| cell.read(self.attempts()))
+        self.table(Section::Segments, reach, SegmentCell::read)
+    }
+
+    /// The first `reach` entries of a table.
+    fn table<C: Shared, T>(
+        &self,
+        section: Section,
+        reach: u64,
+        read: impl Fn(&C, u32) -> SlotRead<T>,
+    ) -> Table<T> {
+        let cells = self.many::<C>(section);
+        let mut table = Table { entries: Vec::new(), torn: 0 };
+        let begun = Instant::now();
+        let reach = cells.len().min(usize::try_from(reach).unwrap_or(usize::MAX));
+        for (number, cell) in cells[..reach].iter().enumerate() {
+            if number % 4096 == 0 && begun.elapsed() > LONGEST {
+                self.patience.store(0, PrivateOrdering::Relaxed);
+                table.torn += (reach - number) as u64;
+                break;
+            }
+            let (slot, _) = self.look_at(|attempts| {
+                let slot = read(cell, attempts);
+                let whole = !matches!(slot, SlotRead::Torn);
+                (slot, whole)
+            });
+            match slot {
+                SlotRead::Free => {}
+                SlotRead::Taken(entry, _) => table.entries.push(entry),
+                SlotRead::Torn => table.torn += 1,
+            }
+        }
+        table
+    }
+
+    /// Cells of the ring that may be touched.
+    fn ring_reach(&self) -> u64 {
+        self.header().map_or(0, |header| header.health.ring_reach.load(Ordering::Acquire))
     }
 
     fn ring(&self) -> Option<Ring> {
@@ -601,7 +554,7 @@ impl<'a> Reader<'a> {
     pub fn events(&self, cursor: &mut Cursor) -> Events {
         let mut events = Events::default();
         if let Some(ring) = self.ring() {
-            let (read, lost, end) = ring.read_since(cursor.ring);
+            let (read, lost, end) = ring.read_since(cursor.ring, || self.ring_reach());
             events.entries.extend(read);
             events.lost = events.lost.saturating_add(lost);
             cursor.ring = end;
@@ -611,7 +564,7 @@ impl<'a> Reader<'a> {
         let cells = self.many::<TrailCell>(Section::Trails);
         let each = cells.len().checked_div(lanes.len()).unwrap_or(0);
         for (number, (lane, since)) in lanes.iter().zip(&mut cursor.trails).enumerate() {
-            if lane.trail.is_open() {
+            if lane.trail.cells() > 0 {
                 let cells = cells.get(number * each..(number + 1) * each).unwrap_or(&[]);
                 let (read, lost, end) = lane.trail.read_since(cells, *since);
                 events.entries.extend(read);
@@ -628,7 +581,7 @@ impl<'a> Reader<'a> {
     /// [`Events::lost`] counts those too.
     pub fn rare_events(&self, since: &mut u64) -> Events {
         let Some(ring) = self.ring() else { return Events::default() };
-        let (read, lost, end) = ring.read_since(*since);
+        let (read, lost, end) = ring.read_since(*since, || self.ring_reach());
         *since = end;
         let is_rare = |event: &Event| event.kind as u8 > EventKind::RecordStream as u8;
         Events { entries: read.into_iter().filter(is_rare).collect(), lost }
@@ -641,7 +594,7 @@ impl<'a> Reader<'a> {
         let mut facts = EventFacts { written: position, dropped, capacity };
         let lanes = self.many::<Lane>(Section::Lanes);
         let each = self.sections[Section::Trails as usize].1.checked_div(lanes.len() as u64).unwrap_or(0);
-        for lane in lanes.iter().filter(|lane| lane.trail.is_open()) {
+        for lane in lanes.iter().filter(|lane| lane.trail.cells() > 0) {
             facts.written = facts.written.wrapping_add(lane.trail.position());
             facts.capacity += each.saturating_sub(1);
         }
@@ -651,9 +604,9 @@ impl<'a> Reader<'a> {
     /// The histograms, summed over lanes and devices.
     pub fn histograms(&self) -> Histograms {
         let mut histograms = Histograms::default();
-        for lane in self.many::<Lane>(Section::Lanes) {
-            lane.sizes[0].add_to(&mut histograms.malloc_sizes.0);
-            lane.sizes[1].add_to(&mut histograms.free_sizes.0);
+        for sizes in self.sizes(0..usize::MAX) {
+            sizes.0[0].add_to(&mut histograms.malloc_sizes.0);
+            sizes.0[1].add_to(&mut histograms.free_sizes.0);
         }
         if let [malloc, free] = self.many::<Buckets>(Section::Latency) {
             malloc.add_to(&mut histograms.malloc_latency.0);
@@ -662,14 +615,34 @@ impl<'a> Reader<'a> {
         histograms
     }
 
+    /// How long the driver's calls took, by kind and class of sizes: those that were made at all, in the order of [`DriverCall::ALL`].
+    pub fn driver_calls(&self) -> Vec<Calls> {
+        let allocated = self.header().map_or(0, |header| header.calls.load(Ordering::Acquire));
+        let all = DriverCall::ALL.iter().zip(self.many::<CallTimes>(Section::Calls));
+        let made = all.filter(|(call, _)| allocated >> (**call as u8) & 1 == 1);
+        made.flat_map(|(&call, times)| times.read(call)).collect()
+    }
+
+    /// [`Reader::driver_calls`] in time. Nothing where what is known does not turn ticks into time ([`Reader::scale`]).
+    pub fn driver_call_times(&self) -> Vec<CallTime> {
+        let calls = self.driver_calls();
+        let scale = if calls.is_empty() { None } else { self.scale() };
+        scale.map_or_else(Vec::new, |scale| calls.iter().map(|calls| calls.in_time(scale)).collect())
+    }
+
     /// What a device held over the whole run, the oldest first; at most [`super::timeline::CELLS`] entries. [`Table::torn`] is 1 where they
     /// are not of one moment: the writer was killed half-way.
     pub fn timeline(&self, device: u32) -> Table<TimelineEntry> {
         let timelines = self.many::<Timeline>(Section::Timelines);
-        let Some(timeline) = timelines.get(device as usize) else {
+        let areas = self.many::<DeviceArea>(Section::Devices);
+        let both = timelines.get(device as usize).zip(areas.get(device as usize));
+        let cells = |area: &DeviceArea| {
+            usize::try_from(area.timeline_cells.load(Ordering::Acquire)).unwrap_or(usize::MAX)
+        };
+        let Some((timeline, area)) = both.filter(|(_, area)| cells(area) > 0) else {
             return Table { entries: Vec::new(), torn: 0 };
         };
-        let (samples, whole) = timeline.read(self.attempts());
+        let (samples, whole) = self.look_at(|attempts| timeline.read(attempts, || cells(area)));
         let (scale, created) = (self.scale(), self.process().created);
         let entry = |sample: Sample| TimelineEntry {
             realtime_nanoseconds: scale.map_or(created, |scale| scale.realtime(sample.ticks)),
@@ -681,22 +654,15 @@ impl<'a> Reader<'a> {
     /// What turns ticks into time; `None` when the record holds too little to tell and this is not the boot it was written
     /// in.
     pub fn scale(&self) -> Option<Scale> {
-        let (counter, first, latest) = self.header()?.clock.read(self.attempts());
+        let clock = &self.header()?.clock;
+        let ((counter, first, latest), _) = self.look_at(|attempts| {
+            let read = clock.read(attempts);
+            (read, read.2.is_some())
+        });
+        let latest = latest.unwrap_or(first);
         Scale::between(first, latest).or_else(|| {
             let here = counter == COUNTER && self.process().boot == boot_id();
             here.then(|| Scale::until_now(first)).flatten()
         })
     }
-}
-
-fn table<C, T>(cells: &[C], reach: u64, read: impl Fn(&C) -> SlotRead<T>) -> Table<T> {
-    let mut table = Table { entries: Vec::new(), torn: 0 };
-    for cell in &cells[..cells.len().min(usize::try_from(reach).unwrap_or(usize::MAX))] {
-        match read(cell) {
-            SlotRead::Free => {}
-            SlotRead::Taken(entry, _) => table.entries.push(entry),
-            SlotRead::Torn => table.torn += 1,
-        }
-    }
-    table
 }

@@ -39,7 +39,7 @@ const _: () = assert!(size_of::<RingCell>() == 32 && align_of::<RingCell>() == 8
 pub struct RingHead {
     /// Events ever begun = the next position. Only grows; producers fetch-add it.
     position: AtomicU64,
-    /// Events dropped because the slot was still being written a lap later.
+    /// Events dropped because the slot was still being written a lap later, or there was no memory for it.
     conflicts: AtomicU64,
     _room: [AtomicU64; 6],
 }
@@ -110,7 +110,8 @@ impl Ring {
         unsafe { &*self.cells.add((position & self.mask) as usize) }
     }
 
-    /// Adds an event; about 25 instructions, two of them locked.
+    /// Adds an event; about 25 instructions, two of them locked. `has_room` tells whether the cell of a position may be touched; where it may not,
+    /// the event is dropped and counted.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub fn push(
@@ -122,9 +123,13 @@ impl Ring {
         address: u64,
         size: u64,
         time: u64,
+        has_room: impl FnOnce(u64) -> bool,
     ) {
         // SAFETY: valid by `new`'s contract; the head is atomics.
         let position = unsafe { &(*self.head).position }.fetch_add(1, Ordering::Relaxed);
+        if !has_room(position) {
+            return self.conflict();
+        }
         let cell = self.cell(position);
         let done = ((position & !self.mask) << 32) | u64::from(stream);
         // Acquire: our stores come after those of the slot's last writer.
@@ -190,12 +195,15 @@ impl Ring {
     }
 
     /// All events from `since` (a position) on that are still there, and how many are not: overwritten before we came, or
-    /// while we read, dropped, or still being written; and the position behind them.
-    pub fn read_since(&self, since: u64) -> (Vec<Event>, u64, u64) {
+    /// while we read, dropped, or still being written; and the position behind them. Cells from `reach` on are not
+    /// touched; it is asked after the position, so that the cells of all events before that are among them.
+    pub fn read_since(&self, since: u64, reach: impl FnOnce() -> u64) -> (Vec<Event>, u64, u64) {
         let end = self.position();
+        let reach = reach();
         let start = since.max(end.saturating_sub(self.capacity()));
         let mut events = Vec::with_capacity(end.saturating_sub(start) as usize);
-        events.extend((start..end).filter_map(|position| self.read(position)));
+        let touched = |position: &u64| position & self.mask < reach;
+        events.extend((start..end).filter(touched).filter_map(|position| self.read(position)));
         let lost = end.saturating_sub(since).saturating_sub(events.len() as u64);
         (events, lost, end)
     }

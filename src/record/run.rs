@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::calls::CallTime;
 use super::histogram::bucket_floor;
 use super::timeline::Sample;
 use super::{DeviceGauge, Reader};
@@ -53,6 +54,9 @@ pub struct Run {
     pub gruyere_run: Option<u64>,
     /// The devices that it used.
     pub devices: Vec<RunDevice>,
+    /// How long the driver's calls took on the host, all devices together.
+    #[serde(default)]
+    pub driver_call_times: Vec<CallTime>,
 }
 
 /// A device of a run.
@@ -142,6 +146,7 @@ impl Run {
             version: VERSION,
             name: name.map_or_else(|| name_of(&process.command), str::to_owned),
             devices: devices.collect(),
+            driver_call_times: reader.driver_call_times(),
             pid: process.pid,
             host: process.host,
             rank: process.rank,

@@ -67,6 +67,23 @@ impl Sequence {
         None
     }
 
+    /// As [`Sequence::read`], of what two sequences guard, at one moment.
+    pub fn read_with<T>(&self, other: &Sequence, attempts: u32, mut body: impl FnMut() -> T) -> Option<T> {
+        for attempt in 0..attempts {
+            let before = self.0.load(Ordering::Acquire);
+            if before & 1 == 0
+                && let Some(value) = other.read(1, &mut body)
+            {
+                fence(Ordering::Acquire);
+                if self.0.load(Ordering::Relaxed) == before {
+                    return Some(value);
+                }
+            }
+            wait(attempt);
+        }
+        None
+    }
+
     /// Writes so far. While one is under way (or was, when the writer was killed) it is counted.
     pub fn writes(&self) -> u64 {
         self.0.load(Ordering::Relaxed).div_ceil(2)

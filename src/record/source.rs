@@ -1,13 +1,15 @@
 //! Where a reader's bytes are: a live record's shared memory, or a dead one's bytes copied out of the file.
 //!
 //! A dead record is read with `pread` into private memory: whatever was done to the file, and is done while we read,
-//! nothing can raise SIGBUS. A live one (its lock is held) must be mapped, since only loads from the mapping are atomic.
+//! nothing can raise SIGBUS. A live one (its lock is held) must be mapped, since only loads from the mapping are atomic; the mapping is guarded
+//! ([`super::guard`]).
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
+use super::guard::Guarded;
 use super::layout::Shared;
 use super::mapping::Mapping;
 
@@ -15,44 +17,11 @@ use super::mapping::Mapping;
 #[derive(Debug)]
 pub enum Source<'a> {
     /// The file, shared with its writer, read-only.
-    Shared(ReadOnly),
+    Shared(Guarded),
     /// A private copy.
     Copy(Mapping),
     /// A record of this process.
     Own(&'a Mapping),
-}
-
-/// A read-only shared mapping of a file.
-#[derive(Debug)]
-pub struct ReadOnly {
-    base: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: memory that only atomics are made of; this side never writes it.
-unsafe impl Send for ReadOnly {}
-// SAFETY: as above.
-unsafe impl Sync for ReadOnly {}
-
-impl ReadOnly {
-    fn new(file: &File, length: usize) -> io::Result<ReadOnly> {
-        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED | libc::MAP_NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, file.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(ReadOnly { base, length })
-    }
-}
-
-impl Drop for ReadOnly {
-    fn drop(&mut self) {
-        // SAFETY: ours; references into it borrow the source.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
-    }
 }
 
 /// Copies are refused past this many bytes of data (holes don't count): no record of ours is near it.
@@ -61,7 +30,7 @@ const MOST_DATA: u64 = 8 << 30;
 impl Source<'_> {
     /// The live file.
     pub fn shared(file: &File, length: u64) -> io::Result<Source<'static>> {
-        Ok(Source::Shared(ReadOnly::new(file, usize::try_from(length).map_err(io::Error::other)?)?))
+        Ok(Source::Shared(Guarded::new(file, usize::try_from(length).map_err(io::Error::other)?)?))
     }
 
     /// A copy of the file's data; holes stay untouched zeros.
@@ -124,7 +93,7 @@ impl Source<'_> {
 
     fn range(&self) -> (NonNull<u8>, u64) {
         match self {
-            Source::Shared(mapping) => (mapping.base, mapping.length as u64),
+            Source::Shared(mapping) => (mapping.base(), mapping.length() as u64),
             Source::Copy(mapping) => (mapping.base(), mapping.length() as u64),
             Source::Own(mapping) => (mapping.base(), mapping.length() as u64),
         }

@@ -1,23 +1,16 @@
-//! The records in a folder: whose process lives, whose does not, and the sweep of the latter.
+//! The records in a folder: whose process lives, whose does not, and the sweep of the latter. A sweep maps no file: it asks headers and locks.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use super::claim::Claim;
+use super::facts::boot_id;
 use super::mapping::{FILE_PREFIX, FILE_SUFFIX};
-use super::reader::{ReadError, Reader};
+use super::reader::Reader;
 
-/// How it stands with a file that is named like a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Its writer holds the lock.
-    Live,
-    /// Nobody does: the process ended without a clean exit.
-    Stale,
-    /// Being made, or the file system has no locks: can't be told.
-    Unknown,
-}
+pub use super::open::{Opened, Owners, ReadError, State};
 
 /// A file that is named like a record.
 #[derive(Debug)]
@@ -28,87 +21,118 @@ pub struct Found {
     pub state: State,
     /// What is in it, or why it can't be read.
     pub reader: Result<Reader<'static>, ReadError>,
+    /// Whether it is the record of the process that it says. (Where it can't be read: not known.)
+    pub claim: Claim,
 }
 
-/// A file without a magic this old was left by a process that died while making it.
-const MAKING: Duration = Duration::from_secs(60);
+/// The records in a folder.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Those that were opened, by name.
+    pub found: Vec<Found>,
+    /// Those of processes that ended without a clean exit, where these were only counted.
+    pub stale: Vec<PathBuf>,
+    /// How many there are of other users, which were left alone.
+    pub foreign: usize,
+}
 
-/// The records in `directory`, by name. An error is that of reading the folder.
-pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
-    let mut found = Vec::new();
+/// The records of `owners` in `directory`.
+///
+/// # Errors
+/// That of reading the folder.
+pub fn list(directory: &Path, owners: Owners) -> io::Result<Listing> {
+    read(directory, owners, |_| true)
+}
+
+/// As [`list`], without those of dead processes, of which only the paths are told: for who looks again and again. (A dead record is read by
+/// copying it.)
+///
+/// # Errors
+/// That of reading the folder.
+pub fn living(directory: &Path, owners: Owners) -> io::Result<Listing> {
+    read(directory, owners, |opened| opened.state() != State::Stale)
+}
+
+/// As [`list`], of those that are `wanted`; the paths of the others are told as those of dead ones.
+///
+/// # Errors
+/// That of reading the folder.
+pub fn read(directory: &Path, owners: Owners, wanted: impl Fn(&Opened) -> bool) -> io::Result<Listing> {
+    let mut listing = Listing::default();
     for path in names(directory)? {
-        found.extend(look(path));
-    }
-    Ok(found)
-}
-
-/// As [`list`], without those of dead processes, which are only counted: for who looks again and again. (A dead record is read by copying it.)
-pub fn living(directory: &Path) -> io::Result<(Vec<Found>, usize)> {
-    let (mut found, mut stale) = (Vec::new(), 0);
-    for path in names(directory)? {
-        if Reader::is_abandoned(&path) {
-            stale += 1;
-            continue;
-        }
-        match look(path) {
-            // Killed since.
-            Some(Found { state: State::Stale, .. }) => stale += 1,
-            other => found.extend(other),
+        match look(path, owners, &wanted) {
+            Look::Gone => {}
+            Look::Foreign => listing.foreign += 1,
+            Look::Unwanted(path) => listing.stale.push(path),
+            Look::Found(found) => listing.found.push(*found),
         }
     }
-    Ok((found, stale))
+    Ok(listing)
 }
 
-/// Opens a file that is named like a record; `None`: it is gone meanwhile, by a clean exit.
-fn look(path: PathBuf) -> Option<Found> {
-    let reader = Reader::open(&path);
-    if matches!(&reader, Err(error) if error.is_missing()) {
-        return None;
+/// What is at the path of a record.
+#[derive(Debug)]
+pub enum Look {
+    /// Nothing any more: it made a clean exit.
+    Gone,
+    /// Another user's record, which was left alone.
+    Foreign,
+    /// A record that was not wanted, and its path.
+    Unwanted(PathBuf),
+    /// A record, or why it can't be read.
+    Found(Box<Found>),
+}
+
+/// Looks at `path`, and opens the record there if it is `wanted`, by its state or by the process that it says.
+pub fn look(path: PathBuf, owners: Owners, wanted: impl Fn(&Opened) -> bool) -> Look {
+    let opened = match Opened::new(&path, owners) {
+        Ok(opened) => opened,
+        Err(error) if error.is_missing() => return Look::Gone,
+        Err(error) if error.is_foreign() => return Look::Foreign,
+        Err(error) => {
+            let (state, claim) = (State::Unknown, Claim::Unseen);
+            return Look::Found(Box::new(Found { path, state, reader: Err(error), claim }));
+        }
+    };
+    let mut state = opened.state();
+    if !wanted(&opened) {
+        return Look::Unwanted(path);
     }
-    Some(Found { state: state(&path, &reader), path, reader })
+    let reader = Reader::over_opened(opened);
+    let claim = reader.as_ref().map_or(Claim::Unseen, Claim::of);
+    // It may have been killed since.
+    if state == State::Live && reader.as_ref().is_ok_and(|reader| reader.is_live() == Some(false)) {
+        state = State::Stale;
+    }
+    Look::Found(Box::new(Found { path, state, reader, claim }))
+}
+
+/// Whether a file of this name may be a record.
+pub fn is_record_name(name: &str) -> bool {
+    name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX)
+}
+
+/// Which of its process's records a file is, by its name ([`super::mapping::file_name`]); 0 where the name does not say.
+pub fn number(path: &Path) -> u32 {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let number = name.strip_suffix(FILE_SUFFIX).and_then(|name| name.rsplit('-').next()?.parse().ok());
+    number.unwrap_or(0)
 }
 
 /// The files in `directory` that are named like records, in order.
-fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
+///
+/// # Errors
+/// That of reading the folder.
+pub fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX) {
+        if is_record_name(&entry.file_name().to_string_lossy()) {
             found.push(entry.path());
         }
     }
     found.sort();
     Ok(found)
-}
-
-fn state(path: &Path, reader: &Result<Reader<'static>, ReadError>) -> State {
-    match reader {
-        Ok(reader) => match reader.is_live() {
-            Some(true) => State::Live,
-            Some(false) => State::Stale,
-            None => State::Unknown,
-        },
-        Err(ReadError::NotReady { locked: Some(false), .. }) => {
-            let age = std::fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
-            match age.map(|modified| SystemTime::now().duration_since(modified)) {
-                Ok(Ok(age)) if age > MAKING => State::Stale,
-                _ => State::Unknown,
-            }
-        }
-        // Damaged, or of another version: dead all the same when nobody holds the lock that its header speaks of.
-        Err(
-            ReadError::Version { locked: Some(locked), .. } | ReadError::Damaged { locked: Some(locked), .. },
-        ) => {
-            if *locked {
-                State::Live
-            } else {
-                State::Stale
-            }
-        }
-        Err(_) => State::Unknown,
-    }
 }
 
 /// What a sweep did.
@@ -120,28 +144,51 @@ pub struct Swept {
     pub failed: usize,
 }
 
-/// Removes the records of dead processes from `directory`; never one whose lock is held or can't be told.
-pub fn sweep(directory: &Path) -> Swept {
-    let mut swept = Swept::default();
-    for found in list(directory).unwrap_or_default() {
-        if found.state != State::Stale {
-            continue;
+/// Removes the records of dead processes of `owners` from `directory`; never one whose lock is held or can't be asked.
+pub fn sweep(directory: &Path, owners: Owners) -> Swept {
+    remove_abandoned(directory, owners, 0, |_| true)
+}
+
+/// As [`sweep`], of this user's, but for the `kept` that gave their last sign of life latest: what each new process does. Nobody asked it to; so it leaves alone
+/// what another machine may have written, whose locks can't be relied on where the folder is on the network.
+pub fn tidy(directory: &Path, kept: usize) -> Swept {
+    let here = boot_id();
+    let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
+    remove_abandoned(directory, Owners::Mine, kept, is_of_here)
+}
+
+fn remove_abandoned(
+    directory: &Path,
+    owners: Owners,
+    kept: usize,
+    chosen: impl Fn(&Opened) -> bool,
+) -> Swept {
+    let mut abandoned: Vec<(SystemTime, PathBuf, (u64, u64))> = Vec::new();
+    for path in names(directory).unwrap_or_default() {
+        let Ok(opened) = Opened::new(&path, owners) else { continue };
+        if opened.state() == State::Stale && chosen(&opened) {
+            let identity = (opened.metadata.dev(), opened.metadata.ino());
+            abandoned.push((opened.last_sign(), path, identity));
         }
-        match remove(&found) {
+    }
+    // The newest first; the name decides where the clock does not, so that two sweeps at once agree.
+    abandoned.sort_by(|one, other| other.cmp(one));
+    let mut swept = Swept::default();
+    for (_, path, identity) in abandoned.into_iter().skip(kept) {
+        match remove(&path, identity) {
             Ok(()) => swept.removed += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(_) => swept.failed += 1,
         }
     }
     swept
 }
 
-fn remove(found: &Found) -> io::Result<()> {
-    // The name must still be the file that we judged: names are never used twice, but a name can be replaced.
-    if let Ok(reader) = &found.reader {
-        let now = std::fs::symlink_metadata(&found.path)?;
-        if reader.identity() != Some((now.dev(), now.ino())) {
-            return Err(io::ErrorKind::NotFound.into());
-        }
+/// Removes `path` if it still is the file that was judged: names are never used twice, but a name can be replaced.
+fn remove(path: &Path, identity: (u64, u64)) -> io::Result<()> {
+    let now = std::fs::symlink_metadata(path)?;
+    if (now.dev(), now.ino()) != identity {
+        return Err(io::ErrorKind::NotFound.into());
     }
-    std::fs::remove_file(&found.path)
+    std::fs::remove_file(path)
 }

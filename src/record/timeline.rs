@@ -9,8 +9,10 @@ use super::layout::Shared;
 use super::seqlock::Sequence;
 use super::sync::{AtomicU64, Ordering};
 
-/// Cells a device, 64 bytes each.
+/// Cells a device at most, 64 bytes each.
 pub const CELLS: usize = 2048;
+/// Cells that a timeline begins with; there are twice as many each time that all are taken.
+pub const FIRST_CELLS: usize = 64;
 /// The first width, in ticks: some 5 ms where the counter runs at 3 GHz. A power of two, so that doubling stays exact.
 const FIRST_WIDTH: u64 = 1 << 24;
 /// Words of a cell.
@@ -124,8 +126,19 @@ const _: () = assert!(size_of::<Timeline>() == 64 * (CELLS + 1));
 unsafe impl Shared for Timeline {}
 
 impl Timeline {
-    /// Notes `sample`. Some dozen instructions; every thousandth time and ever more seldom, the halving of the cells: some 10 us.
-    pub fn add(&self, sample: Sample) {
+    /// Bytes of a timeline with so many cells.
+    pub const fn bytes(cells: usize) -> u64 {
+        ((1 + cells) * size_of::<Cell>()) as u64
+    }
+
+    /// Cells taken, for its writer.
+    pub fn taken(&self) -> usize {
+        self.count.load(Ordering::Relaxed) as usize
+    }
+
+    /// Notes `sample` in one of the first `cells` cells: as many, at least two, may be touched, and never fewer than the last time. Some dozen
+    /// instructions; every thousandth time and ever more seldom, the halving of the cells: some 10 us.
+    pub fn add(&self, sample: Sample, cells: usize) {
         self.sequence.write(|| {
             let count = self.count.load(Ordering::Relaxed) as usize;
             let width = self.width.load(Ordering::Relaxed).max(FIRST_WIDTH);
@@ -138,7 +151,7 @@ impl Timeline {
                 }
                 _ => {}
             }
-            let (count, width) = if count >= CELLS { (self.halve(), 2 * width) } else { (count, width) };
+            let (count, width) = if count >= cells { (self.halve(count), 2 * width) } else { (count, width) };
             self.cells[count].store(&sample);
             self.count.store(count as u64 + 1, Ordering::Relaxed);
             self.width.store(width, Ordering::Relaxed);
@@ -146,18 +159,19 @@ impl Timeline {
         });
     }
 
-    /// Makes one of each two neighbours; how many there are then.
-    fn halve(&self) -> usize {
-        for (to, pair) in self.cells.chunks_exact(2).enumerate() {
+    /// Makes one of each two neighbours of the first `count`, an even number; how many there are then.
+    fn halve(&self, count: usize) -> usize {
+        for (to, pair) in self.cells[..count].chunks_exact(2).enumerate() {
             self.cells[to].store(&pair[0].load().and(pair[1].load()));
         }
-        CELLS / 2
+        count / 2
     }
 
     /// What it says, the oldest first, and whether that is of one moment: a writer that was killed half-way leaves a timeline that is not.
-    pub fn read(&self, attempts: u32) -> (Vec<Sample>, bool) {
+    /// `cells` tells how many may be touched.
+    pub fn read(&self, attempts: u32, cells: impl Fn() -> usize) -> (Vec<Sample>, bool) {
         let copy = || {
-            let count = (self.count.load(Ordering::Relaxed) as usize).min(CELLS);
+            let count = self.taken().min(cells()).min(CELLS);
             self.cells[..count].iter().map(Cell::load).collect()
         };
         match self.sequence.read(attempts, copy) {
@@ -205,9 +219,9 @@ mod tests {
             ticks += (n * 7919 % 5 + 1) * (FIRST_WIDTH / 3);
             let live = 1 + n.wrapping_mul(0x9E37_79B9_7F4A_7C15) % 1_000_003;
             (high, low) = (high.max(live), low.min(live));
-            timeline.add(sample(ticks, live));
+            timeline.add(sample(ticks, live), CELLS);
             if n % 9973 == 0 {
-                let (samples, whole) = timeline.read(1);
+                let (samples, whole) = timeline.read(1, || CELLS);
                 assert!(whole);
                 assert_eq!(samples.last().unwrap().ticks, ticks);
                 assert_eq!(samples.iter().map(|sample| sample.live_high).max(), Some(high));
@@ -215,7 +229,7 @@ mod tests {
                 assert!(samples.is_sorted_by_key(|sample| sample.ticks));
             }
         }
-        let (samples, _) = timeline.read(1);
+        let (samples, _) = timeline.read(1, || CELLS);
         assert!((CELLS / 2..=CELLS).contains(&samples.len()), "{}", samples.len());
         // Even over the whole run: no cell is much longer than the mean.
         let mean = (ticks - (1 << 40)) / samples.len() as u64;
@@ -227,9 +241,9 @@ mod tests {
     fn looks_within_the_width_share_a_cell() {
         let timeline = empty();
         for n in 0..100 {
-            timeline.add(sample(1_000_000 + n * (FIRST_WIDTH / 100), n + 1));
+            timeline.add(sample(1_000_000 + n * (FIRST_WIDTH / 100), n + 1), CELLS);
         }
-        let (samples, _) = timeline.read(1);
+        let (samples, _) = timeline.read(1, || CELLS);
         assert_eq!(samples.len(), 1);
         assert_eq!((samples[0].live_low, samples[0].live_high), (1, 100));
     }
@@ -237,13 +251,13 @@ mod tests {
     #[test]
     fn a_writer_that_was_killed_half_way_leaves_what_it_had_written() {
         let timeline = empty();
-        timeline.add(sample(1, 5));
+        timeline.add(sample(1, 5), CELLS);
         // As a writer leaves it that dies inside: `write` has no end.
         let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             timeline.sequence.write(|| panic!("killed"));
         }));
         assert!(killed.is_err());
-        let (samples, whole) = timeline.read(1);
+        let (samples, whole) = timeline.read(1, || CELLS);
         assert!(!whole);
         assert_eq!(samples.len(), 1);
     }

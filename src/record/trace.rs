@@ -4,12 +4,12 @@
 //! written can be read. In the process (`trace:`) requests add a line under one lock, and a thread of ours writes; `gruyere record` writes from
 //! outside.
 
+use crate::file;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,17 +107,7 @@ impl TraceFile {
     /// # Errors
     /// The system's; another process writes a trace to it.
     pub fn create(path: &Path) -> io::Result<TraceFile> {
-        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(flags)
-            .open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
+        let file = file::open_lasting(path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => {
@@ -139,7 +129,7 @@ impl TraceFile {
             return Ok(());
         }
         let piece = zstd::bulk::compress(text.as_bytes(), LEVEL)?;
-        if self.good.saturating_add(piece.len() as u64) > limit() {
+        if self.good.saturating_add(piece.len() as u64) > file::limit() {
             // Beyond the process's limit on files a write is a signal, not an error.
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
@@ -159,16 +149,6 @@ impl TraceFile {
     /// Bytes of the file, and of the text in it.
     pub fn lengths(&self) -> (u64, u64) {
         (self.good, self.bytes)
-    }
-}
-
-/// How long this process may make a file (bytes).
-pub fn limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: a valid place for the answer.
-    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } {
-        0 => limit.rlim_cur,
-        _ => u64::MAX,
     }
 }
 

@@ -3,6 +3,9 @@
 //! The head is the protocol. A writer at position `p` writes the cell `p mod n`, then sets the head to `p + 1`. A reader
 //! that copied the cell of position `q` looks at the head afterwards: below `q + n`, the writer had not begun to overwrite
 //! it. So a trail of `n` cells holds `n - 1` events that can be read.
+//!
+//! A trail begins with few cells, and has twice as many each time that all of them were written for the first time: until then a position's cell is
+//! the same whatever `n`, so nothing has to be copied, and a reader that knows the old `n` or the new one finds the same events.
 
 use super::layout::Shared;
 use super::ring::Event;
@@ -27,8 +30,9 @@ pub struct TrailHead {
     /// Events ever written = the next position. Only grows; the lane's writer stores it after the cell (release), and orders
     /// it before its next stores to a cell (release fence).
     position: AtomicU64,
-    /// 1 when the cells are allocated; before, nobody touches them. The lane's writer, once.
-    ready: AtomicU64,
+    /// Cells that are allocated, a power of two; 0: none yet. Others are not touched. Only grows; the lane's writer stores it (release) before the
+    /// position of the first event that needs it.
+    cells: AtomicU64,
     _room: [AtomicU64; 6],
 }
 
@@ -39,14 +43,14 @@ const _: () = assert!(size_of::<TrailCell>() == 32 && size_of::<TrailHead>() == 
 unsafe impl Shared for TrailCell {}
 
 impl TrailHead {
-    /// Says that the cells may be read.
-    pub fn open(&self) {
-        self.ready.store(1, Ordering::Release);
+    /// Says that so many cells may be read.
+    pub fn open(&self, cells: u64) {
+        self.cells.store(cells, Ordering::Release);
     }
 
-    /// Whether the cells may be read.
-    pub fn is_open(&self) -> bool {
-        self.ready.load(Ordering::Acquire) == 1
+    /// How many cells may be read.
+    pub fn cells(&self) -> u64 {
+        self.cells.load(Ordering::Acquire)
     }
 
     /// Events ever written.
@@ -54,25 +58,16 @@ impl TrailHead {
         self.position.load(Ordering::Acquire)
     }
 
-    /// Adds an event; about 11 instructions.
-    ///
-    /// # Safety
-    /// `cells` points at `mask + 1` cells, a power of two, that may be touched; the caller is the trail's only writer.
+    /// As [`TrailHead::position`], for the trail's only writer.
+    #[inline(always)]
+    pub fn next(&self) -> u64 {
+        self.position.load(Ordering::Relaxed)
+    }
+
+    /// Adds an event in `cell`, which is that of [`TrailHead::next`]; about eight instructions. The caller is the trail's only writer.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub unsafe fn push(
-        &self,
-        cells: *const TrailCell,
-        mask: u64,
-        kind: EventKind,
-        tag: BlockTag,
-        address: u64,
-        size: u64,
-        time: u64,
-    ) {
-        let position = self.position.load(Ordering::Relaxed);
-        // SAFETY: masked, so one of the cells.
-        let cell = unsafe { &*cells.add((position & mask) as usize) };
+    pub fn push(&self, cell: &TrailCell, kind: EventKind, tag: BlockTag, address: u64, size: u64, time: u64) {
         // A reader that sees any word of this event sees this head, and drops the event that was here.
         fence(Ordering::Release);
         cell.what.store(tag.event(kind), Ordering::Relaxed);
@@ -110,9 +105,14 @@ impl TrailHead {
         (whole && EventKind::from_number(what.kind()).is_some()).then_some(event)
     }
 
-    /// As [`super::ring::Ring::read_since`].
+    /// As [`super::ring::Ring::read_since`]; `cells` are those that there may be.
     pub fn read_since(&self, cells: &[TrailCell], since: u64) -> (Vec<Event>, u64, u64) {
         let end = self.position();
+        // After the position: so many cells, or more, there were when the last of the events was written.
+        let open = usize::try_from(self.cells()).unwrap_or(usize::MAX);
+        let Some(cells) = cells.get(..open.min(cells.len())).filter(|cells| !cells.is_empty()) else {
+            return (Vec::new(), end.saturating_sub(since), end);
+        };
         let start = since.max(end.saturating_sub((cells.len() as u64).saturating_sub(1)));
         let mut events = Vec::with_capacity(end.saturating_sub(start).min(cells.len() as u64) as usize);
         events.extend((start..end).filter_map(|position| self.read(cells, position)));
@@ -121,7 +121,10 @@ impl TrailHead {
     }
 }
 
-/// Cells of each lane's trail, for a ring of so many events: lanes in use are few, so each gets a quarter.
+/// Cells that a trail begins with: two pages.
+pub const FIRST_CELLS: u64 = 256;
+
+/// The most cells of each lane's trail, for a ring of so many events: lanes in use are few, so each gets a quarter.
 pub fn cells(ring_events: u64) -> u64 {
     (ring_events / 4).clamp(64, layout::PAGE * 1024)
 }

@@ -1,22 +1,23 @@
 //! The writer's side of a process's record.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering as PrivateOrdering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering as PrivateOrdering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::calls::{CallTimes, DriverCall};
 use super::facts::{Process, ProcessFacts};
-use super::gauges::{BlockCounts, DeviceArea, Lane};
+use super::gauges::{BlockCounts, DeviceArea, Lane, LaneSizes};
 use super::histogram::Buckets;
-use super::layout::{CHUNK, Degraded, Header, MAGIC, MIN_RING, Plan, Section, Shared};
+use super::layout::{CHUNK, Degraded, Header, MAGIC, MIN_RING, Plan, RING_CHUNK, Section, Shared};
 use super::mapping::{Backing, LockKind, Mapping};
 use super::peaks::{Amounts, BlockStats, Books, Member};
 use super::ring::Ring;
 use super::segments::SegmentCell;
 use super::slots::{BATCH, Slots};
 use super::sync::Ordering;
-use super::timeline::{Sample, Timeline};
+use super::timeline::{CELLS, FIRST_CELLS, Sample, Timeline};
 use super::totals::{self, LaneTotals};
-use super::trail::TrailCell;
+use super::trail::{self, TrailCell};
 use super::{
     DeviceFacts, DeviceGauge, EventKind, LANES, LIFETIMES, LaneWriter, RecordOptions, SegmentEntry,
     SegmentSlot, clock, sweep,
@@ -34,6 +35,9 @@ pub struct Record {
     books: Vec<Mutex<Books>>,
     /// Free places of the segment table; fresh ones are counted in the header.
     free_segments: Mutex<Vec<u32>>,
+    /// Positions of the ring whose cells may be touched: those before it; all of them once all cells are allocated. Only grows, under `ring_growth`.
+    ring_reach: AtomicU64,
+    ring_growth: Mutex<()>,
     closed: AtomicBool,
 }
 
@@ -54,6 +58,11 @@ impl Nowhere {
     }
 }
 
+/// The number of a device's lane among those of all devices.
+fn lane_number(device: u8, lane: u8) -> u64 {
+    u64::from(device) * LANES as u64 + u64::from(lane)
+}
+
 /// Memory for `options`, trying the file, a memfd, and private memory, each with less detail before the next.
 fn obtain(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
     let small = RecordOptions {
@@ -63,6 +72,8 @@ fn obtain(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
     };
     let full = Plan::new(options, devices);
     if options.enabled {
+        // What ends by `_exit` leaves its record behind: workers by the hundred would fill a small file system.
+        sweep::tidy(&options.directory, options.kept);
         let less = Plan::new(&RecordOptions { ring_events: small.ring_events, ..options.clone() }, devices);
         let least = Plan::new(&small, devices);
         let (ring, map) = (Degraded::SMALL_RING, Degraded::SMALL_MAP);
@@ -74,7 +85,7 @@ fn obtain(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
                 Err(error) => {
                     // Records of the dead may be what fills the file system.
                     if error.raw_os_error() == Some(libc::ENOSPC)
-                        && sweep::sweep(&options.directory).removed > 0
+                        && sweep::tidy(&options.directory, 0).removed > 0
                     {
                         let again = Mapping::file(&options.directory, plan.total_bytes, plan.fixed_bytes);
                         if let Ok(mapping) = again {
@@ -123,6 +134,8 @@ impl Record {
             let ring = cells.add(plan.offset(Section::Ring) as usize).cast().as_ptr();
             Ring::new(ring, plan.entries(Section::Ring), head)
         };
+        let ring_cells = plan.entries(Section::Ring);
+        let ring_reach = if ring_cells > RING_CHUNK { RING_CHUNK } else { u64::MAX };
         let (blocks, _, max_blocks) = plan.sections[Section::Blocks as usize];
         let record = Record {
             detail: options.enabled,
@@ -133,6 +146,8 @@ impl Record {
             devices: devices.len() as u32,
             books: devices.iter().map(|_| Mutex::new(Books::default())).collect(),
             free_segments: Mutex::new(Vec::new()),
+            ring_reach: AtomicU64::new(ring_reach),
+            ring_growth: Mutex::new(()),
             closed: AtomicBool::new(false),
         };
         if options.enabled {
@@ -147,6 +162,8 @@ impl Record {
         let lock = self.mapping.lock_kind();
         header.lock_kind.store(lock as u32, Ordering::Relaxed);
         let unlocked = if lock == LockKind::None { Degraded::NO_LOCK } else { 0 };
+        let ring_reach = self.plan.entries(Section::Ring).min(RING_CHUNK);
+        header.health.ring_reach.store(ring_reach, Ordering::Relaxed);
         header.health.degraded.store(degraded | unlocked, Ordering::Relaxed);
         header.clock.start();
         self.at::<ProcessFacts>(Section::Process, 0).write(&Process::current());
@@ -278,11 +295,37 @@ impl Record {
         if !self.detail {
             return;
         }
-        self.ring.push(kind, device, lifetime, stream, address, size, time);
+        let has_room =
+            |position| position < self.ring_reach.load(PrivateOrdering::Acquire) || self.grow_ring(position);
+        self.ring.push(kind, device, lifetime, stream, address, size, time, has_room);
         // Rare events keep the clock's facts fresh. Kinds are constants at the calls, so this costs the hot ones nothing.
         if kind as u8 > EventKind::RecordStream as u8 {
             self.header().clock.refresh(time);
         }
+    }
+
+    /// Allocates cells of the ring up to that of `position`. False: there is no memory for it.
+    #[cold]
+    #[inline(never)]
+    fn grow_ring(&self, position: u64) -> bool {
+        let _growth = self.ring_growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.plan.entries(Section::Ring);
+        let (health, index) = (&self.header().health, position % entries);
+        let reach = health.ring_reach.load(Ordering::Relaxed);
+        if index < reach {
+            return true;
+        }
+        // What could not be had may be had later; but not each event is a time to ask for it.
+        if index % RING_CHUNK != 0 && health.no_room.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
+        let end = (index + 1).next_multiple_of(RING_CHUNK).min(entries);
+        if !self.allocate(Section::Ring, reach, end - reach) {
+            return false;
+        }
+        health.ring_reach.store(end, Ordering::Release);
+        self.ring_reach.store(if end == entries { u64::MAX } else { end }, PrivateOrdering::Release);
+        true
     }
 
     /// Live bytes and their peak on `device`, over all lanes (exact).
@@ -351,6 +394,16 @@ impl Record {
         if self.detail {
             self.at::<Buckets>(Section::Latency, u64::from(!malloc)).count_shared(ticks);
         }
+    }
+
+    /// Where the times of `call` are counted. `None`: the record is off, or has no room for them.
+    pub fn call_times(&'static self, call: DriverCall) -> Option<&'static CallTimes> {
+        let number = u64::from(call as u8);
+        if !self.detail || !call.is_recorded() || !self.allocate(Section::Calls, number, 1) {
+            return None;
+        }
+        self.header().calls.fetch_or(1 << number, Ordering::Release);
+        Some(self.at(Section::Calls, number))
     }
 
     /// The path of the file in /dev/shm, where there is one.
@@ -444,20 +497,66 @@ impl Record {
         }
     }
 
-    /// The cells of a lane's trail, allocated, and their number less one.
+    /// Makes `count` entries of a section from `first` on safe to touch. Where there is no room for them, that is counted.
+    fn allocate(&self, section: Section, first: u64, count: u64) -> bool {
+        let (offset, bytes, _) = self.plan.sections[section as usize];
+        let is_done = self.mapping.ensure(offset + first * bytes, count * bytes).is_ok();
+        if !is_done {
+            self.header().health.no_room.fetch_add(1, Ordering::Relaxed);
+        }
+        is_done
+    }
+
+    /// The first cell of a lane's trail, and how many it may have.
+    fn trail(&self, device: u8, lane: u8) -> (u64, u64) {
+        let cells = self.plan.entries(Section::Trails) / (u64::from(self.devices) * LANES as u64).max(1);
+        (lane_number(device, lane) * cells, cells)
+    }
+
+    /// The first cells of a lane's trail, allocated, and how many they are.
     pub(super) fn trail_cells(&self, device: u8, lane: u8) -> Option<(*const TrailCell, u64)> {
-        let (offset, bytes, entries) = self.plan.sections[Section::Trails as usize];
-        let cells = entries / (u64::from(self.devices) * LANES as u64);
-        let first = (u64::from(device) * LANES as u64 + u64::from(lane)) * cells;
-        if cells == 0 {
-            return None;
+        let (first, most) = self.trail(device, lane);
+        let cells = most.min(trail::FIRST_CELLS);
+        let is_there = cells > 0 && self.allocate(Section::Trails, first, cells);
+        is_there.then(|| (self.pointer(Section::Trails, first), cells))
+    }
+
+    /// Makes the trail of a lane, which has `cells`, twice as long. False: it is as long as it may be, or there is no room.
+    pub(super) fn grow_trail(&self, device: u8, lane: u8, cells: u64) -> bool {
+        let (first, most) = self.trail(device, lane);
+        2 * cells <= most && self.allocate(Section::Trails, first + cells, cells)
+    }
+
+    /// A lane's histograms of sizes, allocated. Where there is no room for them: some that nobody reads.
+    pub(super) fn lane_sizes(&self, device: u8, lane: u8) -> *const LaneSizes {
+        let number = lane_number(device, lane);
+        let is_known = u32::from(device) < self.devices && usize::from(lane) < LANES;
+        if !is_known || !self.allocate(Section::Sizes, number, 1) {
+            return Nowhere::leak();
         }
-        let health = &self.header().health;
-        if self.mapping.ensure(offset + first * bytes, cells * bytes).is_err() {
-            health.no_room.fetch_add(1, Ordering::Relaxed);
-            return None;
+        self.lanes(u32::from(device))[usize::from(lane)].has_sizes.store(1, Ordering::Release);
+        self.pointer(Section::Sizes, number)
+    }
+
+    /// The timeline of `device`, with room for a sample, and how many cells of it may be touched. `None` where there is no room for any.
+    fn timeline(&self, device: u32) -> Option<(&Timeline, usize)> {
+        let allocated = &self.area(device).timeline_cells;
+        let mut cells = allocated.load(Ordering::Relaxed) as usize;
+        let is_full = cells == 0 || self.at::<Timeline>(Section::Timelines, device.into()).taken() >= cells;
+        if is_full && cells < CELLS {
+            let more = if cells == 0 { FIRST_CELLS } else { 2 * cells };
+            let (offset, bytes, _) = self.plan.sections[Section::Timelines as usize];
+            let begin = offset + u64::from(device) * bytes;
+            let there = if cells == 0 { 0 } else { Timeline::bytes(cells) };
+            if self.mapping.ensure(begin + there, Timeline::bytes(more) - there).is_ok() {
+                cells = more;
+                allocated.store(cells as u64, Ordering::Release);
+            } else {
+                // The cells that there are will do: they become coarser sooner.
+                self.header().health.no_room.fetch_add(1, Ordering::Relaxed);
+            }
         }
-        Some((self.pointer(Section::Trails, first), cells - 1))
+        (cells > 0).then(|| (self.at(Section::Timelines, device.into()), cells))
     }
 
     pub(super) fn take_slots(&self, batch: &mut [u32; BATCH]) -> usize {
@@ -517,7 +616,9 @@ impl DeviceWriter {
             largest_low,
             pending_high,
         };
-        self.record.at::<Timeline>(Section::Timelines, u64::from(device)).add(sample);
+        if let Some((timeline, cells)) = self.record.timeline(device) {
+            timeline.add(sample, cells);
+        }
         self.record.header().clock.refresh(ticks);
     }
 

@@ -195,7 +195,7 @@ pub fn pool_memory_is_freed_once(driver: &dyn Driver) {
 pub fn pages_are_mapped_moved_and_released(driver: &dyn Driver) {
     let page = driver.capabilities(0).unwrap().granularity;
     let before = free(driver, 0);
-    let range = driver.address_reserve(0, 4 * page).unwrap();
+    let range = driver.address_reserve(0, 4 * page, page).unwrap();
     assert_eq!(range % page, 0);
     assert_eq!(free(driver, 0), before, "address space is not memory");
 
@@ -226,7 +226,7 @@ pub fn pages_are_mapped_moved_and_released(driver: &dyn Driver) {
 pub fn one_page_may_stand_at_two_addresses(driver: &dyn Driver) {
     let page = driver.capabilities(0).unwrap().granularity;
     let before = free(driver, 0);
-    let range = driver.address_reserve(0, 2 * page).unwrap();
+    let range = driver.address_reserve(0, 2 * page, page).unwrap();
     let handle = driver.physical_create(0, page).unwrap();
     driver.map(0, range, page, handle).unwrap();
     driver.map(0, range + page, page, handle).unwrap();
@@ -243,7 +243,7 @@ pub fn one_page_may_stand_at_two_addresses(driver: &dyn Driver) {
 pub fn vmm_misuse_is_refused(driver: &dyn Driver) {
     let page = driver.capabilities(0).unwrap().granularity;
     let before = free(driver, 0);
-    let range = driver.address_reserve(0, 4 * page).unwrap();
+    let range = driver.address_reserve(0, 4 * page, page).unwrap();
     let (small, large) =
         (driver.physical_create(0, page).unwrap(), driver.physical_create(0, 2 * page).unwrap());
     driver.map(0, range, 2 * page, large).unwrap();
@@ -280,7 +280,7 @@ pub fn memory_is_opened_to_peers(driver: &dyn Driver) {
     let page = driver.capabilities(0).unwrap().granularity;
     assert_eq!(driver.can_access_peer(0, 0), Ok(false), "a device is no peer of itself");
     assert_eq!(driver.can_access_peer(0, 1), Ok(true));
-    let range = driver.address_reserve(0, page).unwrap();
+    let range = driver.address_reserve(0, page, page).unwrap();
     let handle = driver.physical_create(0, page).unwrap();
     driver.map(0, range, page, handle).unwrap();
     driver.set_access(0, range, page, &[1]).unwrap();

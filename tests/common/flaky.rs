@@ -7,7 +7,7 @@ use gruyere::driver::{
 };
 use gruyere_phantom_driver::PhantomDriver;
 use std::sync::RwLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// When calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,13 +27,23 @@ pub struct FlakyDriver {
     inner: PhantomDriver,
     calls: AtomicU64,
     plan: RwLock<Plan>,
+    /// Calls that unmap or grant access over this address fail.
+    bad: AtomicU64,
+    refuses_peers: AtomicBool,
     seed: u64,
 }
 
 impl FlakyDriver {
     /// A sound driver, until told otherwise.
     pub fn new(inner: PhantomDriver, seed: u64) -> Self {
-        Self { inner, calls: AtomicU64::new(0), plan: RwLock::new(Plan::Sound), seed }
+        Self {
+            inner,
+            calls: AtomicU64::new(0),
+            plan: RwLock::new(Plan::Sound),
+            bad: AtomicU64::new(0),
+            refuses_peers: AtomicBool::new(false),
+            seed,
+        }
     }
 
     /// Counts calls from 1 again, and fails them by `plan`.
@@ -45,6 +55,24 @@ impl FlakyDriver {
     /// Calls since the last [`FlakyDriver::set`].
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Fails all calls that unmap or grant access over `address` from now on; 0: none.
+    pub fn refuse_at(&self, address: u64) {
+        self.bad.store(address, Ordering::SeqCst);
+    }
+
+    /// Refuses peers access from now on (`CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`), or no longer.
+    pub fn refuse_peers(&self, refuse: bool) {
+        self.refuses_peers.store(refuse, Ordering::SeqCst);
+    }
+
+    fn fault_at(&self, call: &'static str, address: DevicePtr, bytes: u64) -> Result<()> {
+        let bad = self.bad.load(Ordering::SeqCst);
+        if bad != 0 && (address..address + bytes).contains(&bad) {
+            return Err(DriverError::new(call, ErrorKind::InvalidValue, 999));
+        }
+        self.fault(call)
     }
 
     fn fault(&self, call: &'static str) -> Result<()> {
@@ -72,8 +100,12 @@ impl FlakyDriver {
 
 /// Delegates to the stand-in GPU, unless the call is to fail.
 macro_rules! delegate {
-    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
+    (
+        $(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*
+        by hand: { $($by_hand:tt)* }
+    ) => {
         impl Driver for FlakyDriver {
+            $($by_hand)*
             $(fn $name(&self $(, $argument: $type)*) -> $result {
                 self.fault(stringify!($name))?;
                 self.inner.$name($($argument),*)
@@ -95,13 +127,11 @@ delegate! {
     fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
     fn pool_alloc(&self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
     fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()>;
-    fn address_reserve(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
+    fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
     fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle>;
     fn physical_release(&self, device: DeviceId, handle: PhysicalHandle) -> Result<()>;
     fn map(&self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Result<()>;
-    fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()>;
-    fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
     fn alloc(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
     fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
     fn memset(&self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> Result<()>;
@@ -118,4 +148,17 @@ delegate! {
     fn stream_id(&self, device: DeviceId, stream: StreamHandle) -> Result<u64>;
     fn capture_status(&self, device: DeviceId, stream: StreamHandle) -> Result<CaptureStatus>;
     fn device_synchronize(&self, device: DeviceId) -> Result<()>;
+    by hand: {
+        fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()> {
+            if !peers.is_empty() && self.refuses_peers.load(Ordering::SeqCst) {
+                return Err(DriverError::new("set_access", ErrorKind::Other, 217));
+            }
+            self.fault_at("set_access", address, bytes)?;
+            self.inner.set_access(device, address, bytes, peers)
+        }
+        fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()> {
+            self.fault_at("unmap", address, bytes)?;
+            self.inner.unmap(device, address, bytes)
+        }
+    }
 }

@@ -4,7 +4,7 @@
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
-use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
+use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program, vouching};
 use gruyere_phantom_driver::PhantomDriver;
 use std::sync::Arc;
 
@@ -41,13 +41,41 @@ impl Rig {
         Self { gpu, heap }
     }
 
-    /// A stream of the program's.
+    /// A stream of the program's, which the heap is told lasts: as those of torch's pools do.
     pub fn stream(&self) -> StreamHandle {
+        let stream = self.passing_stream();
+        self.announce(stream);
+        stream
+    }
+
+    /// A stream of the program's of which nothing is said.
+    pub fn passing_stream(&self) -> StreamHandle {
         StreamHandle(as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap())
     }
 
+    /// Tells the heap that a stream lasts.
+    pub fn announce(&self, stream: StreamHandle) {
+        self.gpu.stream_lasts(0, stream.0);
+        vouching(stream.0, || self.heap.stream_lasts(0, stream)).unwrap();
+    }
+
+    /// Tells the heap that a stream ends, and destroys it.
+    pub fn end(&self, stream: StreamHandle) {
+        vouching(stream.0, || self.heap.stream_ends(0, stream)).unwrap();
+        self.destroy(stream);
+    }
+
+    /// Destroys a stream of which the heap was told nothing.
+    pub fn destroy(&self, stream: StreamHandle) {
+        as_program(|| self.gpu.stream_destroy(0, stream.0)).unwrap();
+    }
+
     pub fn malloc(&self, size: u64, stream: StreamHandle) -> u64 {
-        self.heap.malloc(size, 0, stream).unwrap()
+        vouching(stream.0, || self.heap.malloc(size, 0, stream)).unwrap()
+    }
+
+    pub fn record_stream(&self, address: u64, stream: StreamHandle) -> bool {
+        vouching(stream.0, || self.heap.record_stream(address, stream))
     }
 
     /// Checks the heap's invariants and that the driver noted no misuse.

@@ -1,11 +1,14 @@
 """Fixtures: run a program of programs/ on the phantom, in a process of its own."""
 
+import atexit
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +26,12 @@ COMMAND = RELEASE / "gruyere"
 LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
 LIBRARIES_PRELOADED = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
 
+# Where the programs' records are: they go with the session, and the user's own `gruyere ps` does not show them.
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+RECORDS = tempfile.mkdtemp(prefix="gruyere-test-records.", dir=MEMORY)
+os.environ["GRUYERE_RECORD_DIR"] = RECORDS
+atexit.register(shutil.rmtree, RECORDS, ignore_errors=True)
+
 # What the phantom's process needs, and what none of its children may inherit by accident.
 PRELOAD = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 
@@ -30,7 +39,8 @@ PRELOAD = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 def clean_environment():
     """The environment without any setting of ours."""
     drop = re.compile(r"^(PHANTOM_|GRUYERE_|PYTORCH_|LD_PRELOAD$|LD_LIBRARY_PATH$)")
-    return {key: value for key, value in os.environ.items() if not drop.match(key)}
+    kept = {key: value for key, value in os.environ.items() if not drop.match(key)}
+    return kept | {"GRUYERE_RECORD_DIR": RECORDS}
 
 
 @dataclass

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from conftest import GRUYERE, PHANTOM, ROOT, TARGET, clean_environment
 
 
@@ -30,6 +32,15 @@ def test_acceptance_keeps_its_books_on_the_phantom(tmp_path):
     assert set(document["details"]["programs"]) == {"pretrain", "varied", "generate"}
     for file in tmp_path.glob("books-*"):
         assert json.loads(file.read_text())["misuse"] == []
+
+
+@pytest.mark.parametrize("capturing_ids", ["refused", "invalidate"])
+def test_graphs_hold_where_a_driver_tells_no_id_of_a_capturing_stream(tmp_path, capturing_ids):
+    """Whoever asks for the id of a stream in a capture gets 900, and the capture is lost."""
+    ran = accept(tmp_path, "--quick", "--only", "c", PHANTOM_CAPTURING_IDS=capturing_ids)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (row,) = json.loads((tmp_path / "gpu-acceptance.json").read_text())["rows"]
+    assert (row["part"], row["verdict"]) == ("c", "books only")
 
 
 def test_acceptance_says_what_failed(tmp_path):

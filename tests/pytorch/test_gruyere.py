@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from conftest import GRUYERE, HERE
+from conftest import GRUYERE, HERE, RECORDS, ROOT
 
 BARE = f"torch.cuda.memory.CUDAPluggableAllocator({str(GRUYERE)!r}, 'gruyere_malloc', 'gruyere_free')"
 
@@ -31,6 +31,12 @@ def test_hooks_announced_need_no_warning(phantom):
 
 def test_tensors_on_several_streams(phantom, gruyere):
     phantom.run("several_streams", allocator=gruyere).check()
+
+
+def test_streams_of_torchs_pools_are_announced_and_those_of_others_are_used_in_their_own_calls_only(phantom):
+    settings = {"PYTHONPATH": ROOT / "python_loader", "GRUYERE_LIBRARY": GRUYERE}
+    ran = phantom.run("passing_streams", **settings).check()
+    assert ran.report == {"told": 128, "of_a_priority": 32, "first": True}
 
 
 def test_tensors_on_several_streams_without_sharing(phantom):
@@ -120,7 +126,7 @@ def test_frees_after_the_exit_handlers(phantom, gruyere, exit):
 
 def test_a_normal_exit_leaves_no_record_behind(phantom):
     ran = phantom.run("late_frees", allocator="hooked").check()
-    assert [name for name in os.listdir("/dev/shm") if "gruyere" in name and str(ran.pid) in name] == []
+    assert [name for name in os.listdir(RECORDS) if "gruyere" in name and str(ran.pid) in name] == []
 
 
 @pytest.mark.parametrize(

@@ -406,8 +406,52 @@ def test_torchs_settings_are_honoured_or_named_in_one_line(installed, variable):
     assert installed.code(code, GRUYERE_ENABLE=1, LOCAL_RANK=1, **{variable: conf}).check().warnings() == []
 
 
+def test_the_doctor_does_not_say_that_it_works_where_there_is_no_device(installed):
+    ran = installed.python("-m", "gruyere", "--doctor", PHANTOM_DEVICES="0")
+    assert ran.code == 1
+    assert "works here" not in ran.out
+    assert "no device" in ran.out.splitlines()[-1]
+
+
 def test_the_doctor_tries_and_tells(installed):
     ran = installed.python("-m", "gruyere", "--doctor", PYTORCH_ALLOC_CONF="max_split_size_mb:64").check()
     for word in ("python", "torch", "libgruyere.so", "is heard", "max_split_size_mb:64", "Phantom H100", "works here"):
         assert word in ran.out
     assert ran.err == ""
+
+
+GRAPH_REGISTER = """
+import json, os, warnings
+warnings.simplefilter("always")
+import torch
+capability = os.environ.pop("CAPABILITY", None)
+if capability:
+    torch.cuda.get_device_capability = lambda *_: (int(capability), 0)
+before = os.environ.get("NCCL_GRAPH_REGISTER")
+torch.empty(10, device="cuda")
+print(json.dumps(dict(before=before, after=os.environ.get("NCCL_GRAPH_REGISTER"))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "before", "after"),
+    [
+        ({}, None, "0"),
+        ({"GRUYERE_CONF": "share:off,backing:stitch"}, None, "0"),
+        ({"GRUYERE_ENABLE": "behind"}, None, "0"),
+        ({"NCCL_GRAPH_REGISTER": "1"}, "1", "1"),
+        ({"GRUYERE_CONF": "backing:stitch,backing:fixed"}, None, None),
+        ({"CAPABILITY": "10"}, None, None),
+    ],
+)
+def test_nccl_keeps_no_registrations_of_pages_that_move_where_that_is_unsafe(installed, environment, before, after):
+    ended = installed.code(GRAPH_REGISTER, **{"GRUYERE_ENABLE": "1", **environment}).check()
+    assert (ended.report["before"], ended.report["after"]) == (before, after)
+    assert "NCCL_GRAPH_REGISTER" not in ended.err, "one process has no collectives"
+
+
+def test_a_program_of_several_ranks_is_told_of_nccls_registrations_once(installed):
+    ended = installed.code(GRAPH_REGISTER, GRUYERE_ENABLE="1", WORLD_SIZE="2", LOCAL_RANK="0").check()
+    assert ended.err.count("NCCL_GRAPH_REGISTER=0 is set") == 1
+    ended = installed.code(GRAPH_REGISTER, GRUYERE_ENABLE="1", WORLD_SIZE="2", LOCAL_RANK="1").check()
+    assert "NCCL_GRAPH_REGISTER" not in ended.err

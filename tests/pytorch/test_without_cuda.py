@@ -25,6 +25,8 @@ calls = {
     "gruyere_end_allocate_to_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1)),
     "gruyere_release_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1)),
     "gruyere_announce_hooks": lambda f: f(3),
+    "gruyere_stream_lasts": lambda f: f(0, ctypes.c_void_p(64)),
+    "gruyere_stream_ends": lambda f: f(0, ctypes.c_void_p(64)),
     "gruyere_check_configuration": lambda f: f(b"bogus:1", buffer, ctypes.c_size_t(4096)),
     "gruyere_segment_malloc": lambda f: f(ctypes.c_ssize_t(1 << 20), 0, None),
     "gruyere_lifetime_push": lambda f: f(1),
@@ -69,7 +71,7 @@ library.gruyere_malloc.restype = library.gruyere_segment_malloc.restype = ctypes
 for _ in range(3):
     answers = {name: calls[name](getattr(library, name)) for name in names}
 assert answers["gruyere_malloc"] is None
-for name in ("stats", "tag", "pool_create", "pool_enter", "pool_leave", "pool_release", "pool_destroy", "pool_stats", "pool_blocks", "capture_pools"):
+for name in ("stream_lasts", "stats", "tag", "pool_create", "pool_enter", "pool_leave", "pool_release", "pool_destroy", "pool_stats", "pool_blocks", "capture_pools"):
     assert ctypes.c_int32(answers["gruyere_" + name]).value < 0, name
 assert answers["gruyere_next_alert"] == 0
 print("done")

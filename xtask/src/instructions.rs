@@ -16,6 +16,10 @@ const TRACE: &str = "traces/moe.trace.zst";
 const READ_TRACE: &str = "traces/llama7b_full.trace.zst";
 /// The bar: instructions of a malloc or a free, on average over both.
 const BAR: u64 = 365;
+/// Streams of a random program, and how many times the instructions at the few an operation may take at the many.
+const FEW_STREAMS: u32 = 10;
+const MANY_STREAMS: u32 = 1000;
+const STREAMS_BAR: f64 = 3.0;
 /// The bar on the record's share of them, in percent.
 const RECORD_BAR: u64 = 25;
 /// Where the record's code is, and the atomics that the compiler has put into it. (The heap's own atomics are counted with them: so this is an upper bound.)
@@ -44,6 +48,7 @@ pub fn check(root: &Path) -> Result<(), String> {
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
     let moe = count(root, &target, TRACE)?;
     report(&calls(&moe), in_files(&moe, &RECORD))?;
+    streams(root, &target)?;
     let alone = count(root, &target, READ_TRACE)?;
     let (read, samples) = while_read(&target, || count(root, &target, READ_TRACE))?;
     let [alone, read] = [&alone, &read].map(|profile| average(&calls(profile)));
@@ -59,7 +64,26 @@ pub fn check(root: &Path) -> Result<(), String> {
     observed::check(root, &target)
 }
 
-/// Runs a trace under callgrind; the profile.
+/// What the number of streams costs: one random program at few streams and at many.
+fn streams(root: &Path, target: &Path) -> Result<(), String> {
+    let [few, many] = [FEW_STREAMS, MANY_STREAMS].map(|streams| {
+        Ok::<_, String>(average(&calls(&count(root, target, &format!("streams:{streams}"))?)))
+    });
+    let (few, many) = (few?, many?);
+    println!(
+        "a random program: {few:.0} instructions an operation at {FEW_STREAMS} streams, {many:.0} at {MANY_STREAMS}: {:.2} times (at most {STREAMS_BAR})",
+        many / few
+    );
+    if many > STREAMS_BAR * few {
+        return Err(format!(
+            "at {MANY_STREAMS} streams an operation takes {:.2} times what it takes at {FEW_STREAMS}",
+            many / few
+        ));
+    }
+    Ok(())
+}
+
+/// Runs a trace (a file of the tree, or `streams:N`) under callgrind; the profile.
 fn count(root: &Path, target: &Path, trace: &str) -> Result<String, String> {
     let profile = target.join("callgrind.out");
     let mut valgrind = Command::new("valgrind");
@@ -70,7 +94,7 @@ fn count(root: &Path, target: &Path, trace: &str) -> Result<String, String> {
         "--compress-strings=no",
     ]);
     valgrind.arg(format!("--callgrind-out-file={}", profile.display()));
-    valgrind.arg(target.join("release").join(PROGRAM)).arg(root.join(trace));
+    valgrind.arg(target.join("release").join(PROGRAM)).arg(trace).current_dir(root);
     output(&mut valgrind)?;
     std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))
 }

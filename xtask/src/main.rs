@@ -1,13 +1,16 @@
 //! The project's commands: `cargo xtask test` and its helpers.
 
+mod cuda;
 mod exports;
+mod gpu_bundle;
 mod header;
 mod instructions;
 mod observed;
 mod parts;
+mod records;
 mod runner;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -16,7 +19,7 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's commands")]
 enum Arguments {
-    /// Run every test: Rust, loom, the header, the exports, the bar on instructions, a real Prometheus, real PyTorch. Runs all parts, then fails if one failed.
+    /// Run every test: Rust, loom, the header, NVIDIA's headers, the exports, the bar on instructions, a real Prometheus, a rehearsal of the GPU bundle, real PyTorch. Runs all parts, then fails if one failed.
     Test {
         /// Leave real PyTorch out (it installs a wheel of half a gigabyte the first time).
         #[arg(long)]
@@ -28,6 +31,12 @@ enum Arguments {
     /// Write something anew that is made from the code.
     #[command(flatten)]
     Write(Write),
+    /// Make the folder for the first hour on a GPU: library, command, probe, canaries, traces, scripts; and its archive.
+    GpuBundle {
+        /// Where to.
+        #[arg(long, value_name = "DIR", default_value = "target/gpu-bundle")]
+        out: PathBuf,
+    },
     /// Count the instructions of one malloc and one free, under callgrind.
     Instructions,
 }
@@ -46,12 +55,21 @@ fn root() -> PathBuf {
     manifest.parent().map(PathBuf::from).unwrap_or(manifest)
 }
 
+fn test(root: &Path, fast: bool, only: Option<&str>) -> Result<(), String> {
+    let records = records::Records::begin()?;
+    let (name, folder) = records.variable();
+    // SAFETY: there is one thread yet.
+    unsafe { std::env::set_var(name, folder) };
+    runner::run(&parts::all(root, fast), only, ("records", || records.end()))
+}
+
 fn main() -> ExitCode {
     let root = root();
     let done = match Arguments::parse() {
-        Arguments::Test { fast, only } => runner::run(&parts::all(&root, fast), only.as_deref()),
+        Arguments::Test { fast, only } => test(&root, fast, only.as_deref()),
         Arguments::Write(Write::Header) => header::write(&root),
         Arguments::Write(Write::Docs) => parts::write_docs(&root),
+        Arguments::GpuBundle { out } => gpu_bundle::make(&root, &out).map(|_| ()),
         Arguments::Instructions => instructions::check(&root),
     };
     match done {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::runner::{self, Counts, Outcome, Part};
-use crate::{exports, header, instructions};
+use crate::{cuda, exports, gpu_bundle, header, instructions};
 
 /// A command in the repository's root.
 fn command(root: &Path, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
@@ -26,6 +26,7 @@ pub fn all(root: &Path, fast: bool) -> Vec<Part> {
     };
     let mut parts = vec![
         Part { name: "header", run: at(|root| check(header::check(root))) },
+        Part { name: "cuda headers", run: at(cuda::part) },
         // Unit, integration, property and doc tests of every package; the freshness of the documentation is one of them.
         Part {
             name: "rust tests",
@@ -37,6 +38,7 @@ pub fn all(root: &Path, fast: bool) -> Vec<Part> {
         Part { name: "loom", run: at(loom) },
         Part { name: "instructions", run: at(count_instructions) },
         Part { name: "prometheus", run: at(prometheus) },
+        Part { name: "gpu rehearsal", run: at(|root| check(gpu_bundle::rehearse(root))) },
     ];
     if !fast {
         parts.push(Part {
@@ -131,7 +133,7 @@ fn test_targets(root: &Path, word: &str) -> Result<Vec<String>, String> {
 }
 
 /// Runs a command for its effect.
-fn succeed(command: &mut Command) -> Result<(), String> {
+pub fn succeed(command: &mut Command) -> Result<(), String> {
     match runner::command(command) {
         Outcome::Passed(_) => Ok(()),
         Outcome::Skipped(reason) | Outcome::Failed(_, reason) => Err(reason),

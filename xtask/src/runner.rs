@@ -32,8 +32,13 @@ pub struct Part {
 /// What a part's exit code means if it is this one: it could not be run, and its last line says why (automake's custom).
 const SKIPPED: i32 = 77;
 
-/// Runs the parts, or those whose name contains `only`; fails at the end if one of them did. Skipping is failing where CI is set.
-pub fn run(parts: &[Part], only: Option<&str>) -> Result<(), String> {
+/// Runs the parts, or those whose name contains `only`, and then `last`, whatever they are; fails at the end if one of them did. Skipping is
+/// failing where CI is set.
+pub fn run(
+    parts: &[Part],
+    only: Option<&str>,
+    last: (&'static str, impl FnOnce() -> Outcome),
+) -> Result<(), String> {
     let chosen: Vec<_> =
         parts.iter().filter(|part| only.is_none_or(|only| part.name.contains(only))).collect();
     if chosen.is_empty() {
@@ -47,6 +52,8 @@ pub fn run(parts: &[Part], only: Option<&str>) -> Result<(), String> {
         let outcome = (part.run)();
         results.push((part.name, outcome, start.elapsed()));
     }
+    let start = Instant::now();
+    results.push((last.0, last.1(), start.elapsed()));
     sum_up(&results, std::env::var("CI").is_ok_and(|value| value == "true"))
 }
 
@@ -186,21 +193,20 @@ mod tests {
     #[test]
     fn the_parts_after_a_failed_one_still_run() {
         let ran = std::rc::Rc::new(std::cell::Cell::new(0));
+        let failed = || Outcome::Failed(Counts::default(), "why".into());
         let part = |name, good: bool| {
             let ran = ran.clone();
             let run = move || {
                 ran.set(ran.get() + 1);
-                if good {
-                    Outcome::Passed(Counts::default())
-                } else {
-                    Outcome::Failed(Counts::default(), "why".into())
-                }
+                if good { Outcome::Passed(Counts::default()) } else { failed() }
             };
             Part { name, run: Box::new(run) }
         };
-        assert!(run(&[part("one", false), part("two", true)], None).is_err());
+        let last = |good| ("last", move || if good { Outcome::Passed(Counts::default()) } else { failed() });
+        assert!(run(&[part("one", false), part("two", true)], None, last(true)).is_err());
         assert_eq!(ran.get(), 2);
-        assert!(run(&[part("one", false), part("two", true)], Some("two")).is_ok());
-        assert!(run(&[part("one", true)], Some("three")).is_err());
+        assert!(run(&[part("one", false), part("two", true)], Some("two"), last(true)).is_ok());
+        assert!(run(&[part("one", true)], Some("three"), last(true)).is_err());
+        assert!(run(&[part("one", true)], Some("one"), last(false)).unwrap_err().contains("last"));
     }
 }

@@ -4,6 +4,7 @@
 //! `gruyere_malloc` and `gruyere_free` are collected; the stand-in GPU's are taken off.
 
 use super::callgrind::Profile;
+use crate::signals;
 use gruyere_replay::bench::BenchError;
 use gruyere_replay::steady::{Pass, SteadyState};
 use gruyere_replay::trace::Trace;
@@ -95,7 +96,8 @@ fn under_callgrind(passes: u32, trace: &Path, output: &Path) -> Result<Pass, Str
     let this = std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
     let mut out_file = std::ffi::OsString::from("--callgrind-out-file=");
     out_file.push(output);
-    let child = Command::new("valgrind")
+    let mut valgrind = Command::new("valgrind");
+    let child = signals::ends_with_us(&mut valgrind)
         .args([
             "--tool=callgrind",
             "--quiet",

@@ -9,10 +9,13 @@ mod schedule;
 mod table;
 mod torch;
 
+use crate::failure::say;
+use crate::output;
+use gruyere::file;
+use gruyere_replay::Prices;
 use gruyere_replay::bench::{Contender, Wanted};
 use gruyere_replay::trace::Trace;
 use report::Report;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -30,6 +33,7 @@ Examples:
   gruyere bench --trace my.trace.zst --out /tmp    a trace of your own (format: traces/FORMAT.md)
   gruyere bench --conf share:off --conf backing:fixed
                                                    a row more for each configuration
+  gruyere bench --prices by-mapping                time, where access costs by the mapping
   gruyere bench proof                              every figure that is promised, with its bar
   gruyere bench --torch                            real PyTorch programs, beside torch's real allocators (--torch --help)
   gruyere bench --instructions                     instructions a malloc and a free, counted by callgrind
@@ -60,6 +64,9 @@ pub struct Args {
     /// Also replay with device time: kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead.
     #[arg(long)]
     timeline: bool,
+    /// What driver calls cost on the timeline, which it implies: by-call, by-mapping, by-mapping-and-page, or a JSON file (also that of tests/gpu/probe).
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "device")]
+    prices: Option<String>,
     /// Folder for bench.json and bench.svg.
     #[arg(long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
@@ -69,11 +76,11 @@ pub struct Args {
     /// Leave Gruyère out.
     #[arg(long)]
     models_only: bool,
-    /// What to replay on; `cuda` is the real driver, for Gruyère only, with kernels left out.
+    /// What to replay on; `cuda` is the real driver, for Gruyère only, with kernels left out: its calls are timed, each kind of them and the whole.
     #[arg(long, value_enum, default_value_t = Device::Phantom, value_name = "DEVICE")]
     device: Device,
     /// Count the instructions of a malloc and a free on the `moe` trace (or each --trace); needs valgrind.
-    #[arg(long, conflicts_with_all = ["fit", "timeline", "models_only", "conf", "device"])]
+    #[arg(long, conflicts_with_all = ["fit", "timeline", "prices", "models_only", "conf", "device"])]
     instructions: bool,
     /// The run under valgrind: so many passes over the trace, of which the last counts.
     #[arg(long, hide = true, requires = "trace")]
@@ -105,7 +112,7 @@ pub fn main(args: &Args) -> ExitCode {
     match bench(args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("gruyere bench: {error}");
+            say("bench", error);
             ExitCode::from(FAILED)
         }
     }
@@ -122,30 +129,31 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     }
     let traces = traces(args)?;
     if let Some(passes) = args.counted_passes {
-        println!("{}", serde_json::to_string(&instructions::counted_passes(&traces[0], passes)?)?);
+        output::print(serde_json::to_string(&instructions::counted_passes(&traces[0], passes)?)? + "\n")?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.list {
         for trace in &traces {
             let gib = trace.peak_live as f64 / (1u64 << 30) as f64;
-            println!("{:<16} {:>9} operations  peak live {gib:>6.1} GiB", trace.name, trace.operations);
+            let (name, operations) = (&trace.name, trace.operations);
+            output::print(format_args!("{name:<16} {operations:>9} operations  peak live {gib:>6.1} GiB\n"))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     // A wrong --out must not cost the whole run.
     std::fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
-    let wanted = Wanted { fit: args.fit, timeline: args.timeline };
+    let prices = args.prices()?;
+    let wanted = Wanted { fit: args.fit, timeline: args.has_timeline(), prices: prices.costs };
     let runs = match args.device {
         Device::Phantom => schedule::on_phantom(&traces, &contenders(args), wanted)?,
         Device::Cuda => schedule::on_cuda(&traces, &confs(args))?,
     };
-    let report = Report::new(&traces, runs, args);
+    let report = Report::new(&traces, runs, args, &prices);
     let chart = chart::draw(&report);
     write(&args.out.join("bench.json"), &report.to_json()?)?;
     write(&args.out.join("bench.svg"), &chart)?;
     let text = if args.json { report.to_json()? } else { table::draw(&report) };
-    // A closed pipe is the reader's choice.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    output::print(text)?;
     Ok(ExitCode::from(verdict(&report)))
 }
 
@@ -155,13 +163,32 @@ fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let paths: Vec<PathBuf> = if args.trace.is_empty() { bundled()? } else { args.trace.clone() };
     for path in paths {
         let counted = instructions::count(&Trace::open(&path)?, &path)?;
-        if args.json {
-            println!("{}", serde_json::to_string(&counted)?);
-        } else {
-            print!("{counted}");
-        }
+        output::print(if args.json { serde_json::to_string(&counted)? + "\n" } else { counted.to_string() })?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    fn has_timeline(&self) -> bool {
+        self.timeline || self.prices.is_some()
+    }
+
+    fn prices(&self) -> Result<Prices, String> {
+        open_prices(self.prices.as_deref())
+    }
+}
+
+/// The prices that `--prices` names. What a file leaves out is said on stderr: those figures are not its own.
+fn open_prices(name: Option<&str>) -> Result<Prices, String> {
+    let Some(name) = name else { return Ok(Prices::by_call().clone()) };
+    let prices = Prices::open(name).map_err(|error| format!("--prices: {error}"))?;
+    if !prices.left_out.is_empty() {
+        say(
+            "bench",
+            format_args!("prices {name}: not in it, so as in by-call: {}", prices.left_out.join(", ")),
+        );
+    }
+    Ok(prices)
 }
 
 /// Says on stderr what is wrong, and answers with the exit status.
@@ -169,13 +196,13 @@ fn verdict(report: &Report) -> u8 {
     let mut status = 0;
     for (trace, run) in report.runs() {
         if !run.completed {
-            eprintln!("gruyere bench: {} did not complete {}: out of memory", run.allocator, trace.trace);
+            say("bench", format_args!("{} did not complete {}: out of memory", run.allocator, trace.trace));
             status = status.max(OUT_OF_MEMORY);
         }
     }
     for (trace, run) in report.runs().filter(|(_, run)| run.fault_count > 0) {
-        eprintln!("gruyere bench: {} on {}: {} faults", run.allocator, trace.trace, run.fault_count);
-        run.faults.iter().for_each(|fault| eprintln!("  {fault}"));
+        say("bench", format_args!("{} on {}: {} faults", run.allocator, trace.trace, run.fault_count));
+        run.faults.iter().for_each(|fault| say("bench", fault));
         status = FAULTS;
     }
     status
@@ -219,7 +246,9 @@ fn traces_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
-    std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+    file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes())).map_err(|error| {
+        format!("{}: {error}; name a file in a folder that can be written, with room", path.display())
+    })
 }
 
 #[cfg(test)]
@@ -237,7 +266,7 @@ mod tests {
         let trace = Trace::read("tiny", &b"a 1 512 0 0\nf 1\n"[..]).unwrap();
         let mut run = gruyere_replay::bench::run(&trace, &Contender::Torch, Wanted::default()).unwrap();
         change(&mut run);
-        Report::new(&[trace], vec![vec![run]], &Bench::parse_from(["bench"]).args)
+        Report::new(&[trace], vec![vec![run]], &Bench::parse_from(["bench"]).args, Prices::by_call())
     }
 
     #[test]

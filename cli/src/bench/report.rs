@@ -1,6 +1,7 @@
 //! The report: what bench.json holds, and what table and chart are drawn from.
 
 use super::{Args, Device};
+use gruyere_replay::Prices;
 use gruyere_replay::bench::{Run, live_curve};
 use gruyere_replay::trace::Trace;
 use serde::Serialize;
@@ -53,6 +54,8 @@ pub struct Measured {
     pub fit: bool,
     /// Device and host time.
     pub timeline: bool,
+    /// The prices of driver calls there: a name, or a file's path.
+    pub prices: String,
 }
 
 /// One trace. Bytes.
@@ -72,7 +75,7 @@ pub struct TraceReport {
 
 impl Report {
     /// The report of `runs`, a list for each of `traces`.
-    pub fn new(traces: &[Trace], runs: Vec<Vec<Run>>, args: &Args) -> Self {
+    pub fn new(traces: &[Trace], runs: Vec<Vec<Run>>, args: &Args, prices: &Prices) -> Self {
         let traces = traces.iter().zip(runs).map(|(trace, runs)| TraceReport {
             trace: trace.name.clone(),
             operations: trace.operations,
@@ -92,7 +95,7 @@ impl Report {
                 Device::Cuda => "cuda",
             },
             confs: args.conf.clone(),
-            measured: Measured { fit: args.fit, timeline: args.timeline },
+            measured: Measured { fit: args.fit, timeline: args.has_timeline(), prices: prices.name.clone() },
             traces: traces.collect(),
         }
     }

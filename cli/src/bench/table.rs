@@ -1,6 +1,7 @@
 //! The table.
 
 use super::report::{Report, TraceReport};
+use crate::driver_calls;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
 use gruyere_replay::bench::Run;
@@ -73,12 +74,7 @@ const COLUMNS: &[Column] = &[
         cell: |_, run| timeline(run, |time| format!("{:.1}", time.host_blocked_ns as f64 / 1e6)),
         shown: |report| report.measured.timeline,
     },
-    Column {
-        heading: "driver\ncalls",
-        note: "",
-        cell: |_, run| run.driver_calls.to_string(),
-        shown: |report| report.device == "phantom",
-    },
+    Column { heading: "driver\ncalls", note: "", cell: |_, run| run.driver_calls.to_string(), shown: always },
     Column {
         heading: "ns/op",
         note: "ns/op: host nanoseconds a malloc or free through the C ABI, record on (a model's time would mean nothing)",
@@ -118,6 +114,22 @@ pub fn draw(report: &Report) -> String {
     let mut text = format!("{table}\n");
     for column in columns.iter().filter(|column| !column.note.is_empty()) {
         let _ = writeln!(text, "  {}", column.note);
+    }
+    for (trace, run) in report.runs().filter(|(_, run)| run.replay_ns.is_some()) {
+        let (times, whole) = (&run.driver_call_times, run.replay_ns.unwrap_or(0));
+        let calls = times.iter().fold(0u64, |sum, time| sum.saturating_add(time.total_nanoseconds));
+        let (whole, calls) = (driver_calls::span(whole), driver_calls::span(calls));
+        let _ = writeln!(
+            text,
+            "\n{} on {}: the replay took {whole}, of it {calls} in driver calls",
+            run.allocator, trace.trace
+        );
+        driver_calls::table(times).iter().for_each(|row| {
+            let _ = writeln!(text, "  {row}");
+        });
+    }
+    if report.measured.timeline {
+        let _ = writeln!(text, "  prices of driver calls: {}", report.measured.prices);
     }
     text
 }

@@ -2,6 +2,7 @@
 //!
 //! What is measured, is measured by the Python package (`python_loader/gruyere/_bench`): this finds an interpreter that has it, and becomes it.
 
+use crate::failure::say;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::num::NonZeroU32;
@@ -120,7 +121,7 @@ pub fn main(args: &Args) -> ExitCode {
         }
         Err(error) => error,
     };
-    eprintln!("gruyere bench --torch: {error}");
+    say("bench --torch", error);
     ExitCode::from(WRONG)
 }
 

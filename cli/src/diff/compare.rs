@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use gruyere::dump::state::{BlockKind, Class, DeviceState, State, Sum, lifetime_name};
+use gruyere::record::stream::{NO_STREAM, StreamNumber};
 use indicatif::BinaryBytes;
 use serde::Serialize;
 
@@ -84,6 +85,7 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
     let change = |value: fn(&DeviceState) -> u64| Change { before: value(before), after: value(after) };
     let lifetimes = |device: &DeviceState| device.live.lifetimes.clone().into_iter().collect();
     let number_of = |class: &Class| format!("{}", class.class);
+    let stream = |class: &Class| StreamNumber(u32::try_from(class.class).unwrap_or(NO_STREAM)).to_string();
     let size = |class: &Class| format!("up to {}", BinaryBytes(class.class));
     let (one, other) = (live(before), live(after));
     DeviceChange {
@@ -96,7 +98,7 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
         lifetimes: table(lifetimes(before), lifetimes(after)),
         sizes: classes(&before.live.sizes, &after.live.sizes, size),
         steps: classes(&before.live.steps, &after.live.steps, number_of),
-        streams: classes(&before.live.streams, &after.live.streams, number_of),
+        streams: classes(&before.live.streams, &after.live.streams, stream),
         new: beyond(&other, &one, largest),
         gone: beyond(&one, &other, largest),
     }

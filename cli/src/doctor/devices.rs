@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use gruyere::driver::Driver as _;
 use gruyere::driver::cuda::CudaDriver;
+use gruyere::heap::backing::pages_fit;
 use gruyere::record::sweep::{Found, State};
 use gruyere::record::{DeviceGauge, facts};
 use indicatif::BinaryBytes;
@@ -299,10 +300,18 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         return;
     }
     match (device.vmm, device.pools) {
+        (true, _) if !pages_fit(device.granularity_bytes) => findings.warning(
+            "device",
+            format!(
+                "{number}: virtual memory in units of {}, of which pages of 2 MiB are not made: pages cannot move",
+                BinaryBytes(device.granularity_bytes)
+            ),
+            "none is known: backing:auto takes the driver's pools, or plain allocations",
+        ),
         (true, pools) => {
             let pools = if pools { "memory pools" } else { "no memory pools" };
             let granularity = BinaryBytes(device.granularity_bytes);
-            findings.ok("device", format!("{number}: virtual memory in pages of {granularity}, {pools}: backing:auto moves pages"));
+            findings.ok("device", format!("{number}: virtual memory in units of {granularity}, {pools}: backing:auto moves pages"));
         }
         (false, true) => findings.warning(
             "device",

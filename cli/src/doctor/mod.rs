@@ -7,13 +7,13 @@ mod machine;
 mod probe;
 mod python;
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::failure::{Ended, Exit, Failure};
+use crate::output;
 use crate::target::Folder;
 use finding::{Findings, Level};
 
@@ -54,14 +54,15 @@ pub fn run(arguments: &Arguments) -> Ended {
     if let Some(probe) = arguments.probe {
         let answer = devices::answer(probe).map_err(Failure::new)?;
         // Nobody else reads this.
-        let _ = writeln!(io::stdout(), "{answer}");
+        output::print(format_args!("{answer}\n"))?;
         return Ok(Exit::Fine);
     }
     let limit = Duration::from_secs(arguments.time_limit.into());
     let mut findings = Findings::default();
     findings.ok("gruyere", format!("command of version {}", env!("CARGO_PKG_VERSION")));
     machine::limits(&mut findings);
-    let records = arguments.folder.list().unwrap_or_default();
+    let mut records = arguments.folder.list().unwrap_or_default().found;
+    records.retain(|found| !found.claim.is_false());
     let devices = devices::examine(&mut findings, &records, limit);
     machine::shared_memory(&mut findings, &arguments.folder.directory);
     machine::records(&mut findings, &records);
@@ -82,7 +83,6 @@ pub fn run(arguments: &Arguments) -> Ended {
     } else {
         findings.text()
     };
-    // A closed pipe (`| head`) is no trouble.
-    let _ = io::stdout().write_all(text.as_bytes());
+    output::print(text)?;
     Ok(if problems > 0 { Exit::Failed } else { Exit::Fine })
 }

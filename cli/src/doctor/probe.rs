@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use crate::signals;
+
 /// An answer longer than this is none.
 const LONGEST: u64 = 4 << 20;
 
@@ -39,7 +41,7 @@ impl std::fmt::Display for Silence {
 /// It cannot be run, prints nothing in time, or fails.
 pub fn ask(command: &mut Command, limit: Duration) -> Result<String, Silence> {
     let deadline = Instant::now() + limit;
-    let mut child = command
+    let mut child = signals::ends_with_us(command)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,15 +1,18 @@
 //! One look at all records of the folder.
 //!
-//! Records come and go, some cannot be read, and those of other containers may claim to be anybody: nothing of that may spoil what the
-//! others say. Two samples with the same labels would make a scrape invalid as a whole, so a second record of the same process is left out.
+//! Records come and go, some cannot be read, and anybody may write one that claims to be another process's: nothing of that may spoil what the
+//! others say. Two samples with the same labels would make a scrape invalid as a whole: a second record of a process has a label of its own, and a record
+//! whose claim is known to be false is only counted.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use gruyere::record::ReadError;
-use gruyere::record::facts;
+use gruyere::record::claim::Claim;
+use gruyere::record::open::effective_user;
+use gruyere::record::sweep::{self, Found, Listing};
+use gruyere::record::{ReadError, Reader, facts};
 
 use super::exposition::{Family, Kind, Labels, Value};
 use super::families::{Families, Identity, Of, of_record};
@@ -37,8 +40,12 @@ struct States {
     stale: u64,
     unreadable: u64,
     forbidden: u64,
+    foreign: u64,
+    claimed: u64,
     duplicate: u64,
     beyond: u64,
+    /// Of those that are live: the process is in another pid namespace, or hidden, and the file's owner alone vouches for it.
+    unseen: u64,
 }
 
 impl Collector {
@@ -62,36 +69,37 @@ impl Collector {
     /// The folder can't be read.
     pub fn look(&mut self) -> Result<Vec<Family>, Failure> {
         let began = Instant::now();
-        let (mut found, stale) = self.folder.living()?;
-        // The newest processes first, should there be too many: those that matter run now.
-        found.sort_by_key(|found| {
-            std::cmp::Reverse(found.reader.as_ref().map_or(0, |reader| reader.process().created))
+        let Listing { mut found, stale, foreign } = self.folder.living()?;
+        // Should there be too many: our own before those of others, those that are seen before those that only say so, and the newest, which run now.
+        found.sort_by_cached_key(|Found { reader, claim, .. }| {
+            let reader = reader.as_ref().ok();
+            let is_ours = reader.and_then(Reader::owner) == Some(effective_user());
+            let created = reader.map_or(0, |reader| reader.process().created);
+            (!is_ours, *claim != Claim::Seen, std::cmp::Reverse(created))
         });
         let mut families = Families::default();
-        let mut states = States { stale: stale as u64, ..States::default() };
+        let mut states = States { stale: stale.len() as u64, foreign: foreign as u64, ..States::default() };
         let mut seen = HashSet::new();
-        for found in found {
-            match found.reader {
-                Ok(reader) => {
-                    let process = reader.process();
-                    let identity = Identity::new(&process, self.namespace, self.job.as_deref());
-                    if seen.contains(identity.unique()) {
-                        states.duplicate += 1;
-                    } else if seen.len() == self.most {
-                        states.beyond += 1;
-                    } else {
+        for Found { path, reader, claim, .. } in found {
+            if let Claim::False(lie) = claim {
+                states.claimed += 1;
+                self.tell(&path, format_args!("{} {lie}; it is counted, and not exported", path.display()));
+                continue;
+            }
+            match reader {
+                Ok(_) if states.live == self.most as u64 => states.beyond += 1,
+                Ok(reader) => match self.export(&reader, &mut seen) {
+                    Ok(None) => states.duplicate += 1,
+                    Ok(Some(of_it)) => {
                         states.live += 1;
-                        seen.insert(identity.unique().to_owned());
-                        of_record(&mut families, &reader, &process, &identity);
+                        states.unseen += u64::from(claim == Claim::Unseen);
+                        families.append(of_it);
                     }
-                }
+                    Err(error) => self.unreadable(&error, &mut states),
+                },
                 // Another user's, of whom we are not meant to know.
                 Err(error) if is_forbidden(&error) => states.forbidden += 1,
-                Err(error) => {
-                    states.unreadable += 1;
-                    self.read_errors += 1;
-                    self.tell(&error);
-                }
+                Err(error) => self.unreadable(&error, &mut states),
             }
         }
         self.looks += 1;
@@ -107,15 +115,38 @@ impl Collector {
         Ok(families)
     }
 
+    /// What one record says, if it can be believed; `None`: another has said that it is the very same.
+    fn export(&self, reader: &Reader<'_>, seen: &mut HashSet<String>) -> Result<Option<Families>, ReadError> {
+        let process = reader.process();
+        let mut identity = Identity::new(&process, self.namespace, self.job.as_deref());
+        identity.of_record(sweep::number(reader.path()));
+        if let Some(owner) = reader.owner().filter(|&owner| owner != effective_user()) {
+            identity.of_user(owner);
+        }
+        let mut families = Families::default();
+        of_record(&mut families, reader, &process, &identity);
+        reader.expect_sound()?;
+        Ok(seen.insert(identity.unique()).then_some(families))
+    }
+
+    fn unreadable(&mut self, error: &ReadError, states: &mut States) {
+        states.unreadable += 1;
+        self.read_errors += 1;
+        self.tell(error.path(), error);
+    }
+
     fn about_us(&self, families: &mut Families, states: &States) {
         let of = Of::labels(&[("version", env!("CARGO_PKG_VERSION"))]);
         families.add(Kind::Info, ("gruyere_exporter_build", "", "This exporter."), &of, Value::Count(1));
-        let States { live, stale, unreadable, forbidden, duplicate, beyond } = *states;
+        let States { live, stale, unreadable, forbidden, foreign, claimed, duplicate, beyond, unseen } =
+            *states;
         for (state, count) in [
             ("live", live),
             ("stale", stale),
             ("unreadable", unreadable),
             ("forbidden", forbidden),
+            ("of_other_users", foreign),
+            ("claimed", claimed),
             ("duplicate", duplicate),
             ("beyond_limit", beyond),
         ] {
@@ -127,6 +158,12 @@ impl Collector {
             families.gauge(said, &Of::labels(&[("state", state)]), count);
         }
         let of = Of::labels(&[]);
+        let said = (
+            "gruyere_exporter_unseen_processes",
+            "",
+            "Of the live records, those whose process can't be seen from here, for which the owner of the file alone vouches.",
+        );
+        families.gauge(said, &of, unseen);
         let said = (
             "gruyere_exporter_read_errors",
             "",
@@ -154,13 +191,13 @@ impl Collector {
     }
 
     /// Tells of a record's trouble once.
-    fn tell(&mut self, error: &ReadError) {
+    fn tell(&mut self, path: &Path, trouble: impl std::fmt::Display) {
         // Names are never used twice, so the set is bounded by forgetting it now and then.
         if self.told.len() >= 1024 {
             self.told.clear();
         }
-        if self.told.insert(error.path().to_owned()) {
-            say("export", format_args!("{error}"));
+        if self.told.insert(path.to_owned()) {
+            say("export", trouble);
         }
     }
 }
@@ -191,7 +228,7 @@ mod tests {
 
     #[test]
     fn counters_never_fall_unless_it_is_another_process() {
-        let folder = Folder { directory: "/nowhere".into() };
+        let folder = Folder { directory: "/nowhere".into(), all_users: false };
         let mut collector = Collector::new(folder, None, 1);
         let mut look = |kind, value: u64, born| {
             let mut family = Family::new("x", kind, "", "X.");

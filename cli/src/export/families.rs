@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gruyere::heap::ladder::RUNG_NAMES;
+use gruyere::record::calls::{Calls, SIZE_CLASSES};
 use gruyere::record::facts::Process;
 use gruyere::record::histogram::{BUCKETS, Counts, bucket_ceiling, bucket_floor};
 use gruyere::record::reader::DeviceSnapshot;
@@ -68,6 +69,19 @@ impl Families {
     /// Adds a counter.
     pub fn counter(&mut self, said: Said, of: &Of, value: u64) {
         self.add(Kind::Counter, said, of, Value::Count(value));
+    }
+
+    /// Adds all of another's.
+    pub fn append(&mut self, other: Families) {
+        for family in other.families {
+            match self.places.get(family.name) {
+                Some(&place) => self.families[place].samples.extend(family.samples),
+                None => {
+                    self.places.insert(family.name, self.families.len());
+                    self.families.push(family);
+                }
+            }
+        }
     }
 
     /// All of them.
@@ -168,6 +182,10 @@ pub struct Identity {
     rank: String,
     local_rank: String,
     job: String,
+    /// The user, where it is not the exporter's; else empty, as below.
+    user: String,
+    /// Which of the process's records it is, where it is not the first.
+    record: String,
     born: u64,
 }
 
@@ -185,13 +203,25 @@ impl Identity {
             rank: number(process.rank),
             local_rank: number(process.local_rank),
             job: job.unwrap_or(&process.job).to_owned(),
+            user: String::new(),
+            record: String::new(),
             born: process.created,
         }
     }
 
-    /// What no two processes have in common.
-    pub fn unique(&self) -> &str {
-        &self.pid
+    /// It is a process of another user than the exporter's.
+    pub fn of_user(&mut self, user: u32) {
+        self.user = user.to_string();
+    }
+
+    /// It is this record of its process, counted from 0.
+    pub fn of_record(&mut self, number: u32) {
+        self.record = if number == 0 { String::new() } else { number.to_string() };
+    }
+
+    /// What no two records have in common that are exported together.
+    pub fn unique(&self) -> String {
+        format!("{} {} {}", self.pid, self.user, self.record)
     }
 
     fn of(&self, more: &[(&str, &str)]) -> Of {
@@ -200,6 +230,8 @@ impl Identity {
             ("rank", &self.rank),
             ("local_rank", &self.local_rank),
             ("job", &self.job),
+            ("user", &self.user),
+            ("record", &self.record),
         ];
         pairs.extend_from_slice(more);
         Of { labels: Labels::new(&pairs), born: self.born }
@@ -245,6 +277,15 @@ pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, id
             "Host time of sampled frees; the sum is of bucket middles.",
         );
         families.add(Kind::Histogram, said, &of, durations(&histograms.free_latency, seconds));
+        for calls in reader.driver_calls() {
+            let of = identity.of(&[("call", calls.call.name()), ("size", size_class(&calls))]);
+            let said = (
+                "gruyere_driver_call_duration_seconds",
+                "seconds",
+                "Host time of the library's calls of the driver that change memory or wait, all devices together.",
+            );
+            families.add(Kind::Histogram, said, &of, call_durations(&calls, seconds));
+        }
     }
     let used = |device: &DeviceSnapshot| {
         device.total().mallocs > 0
@@ -399,6 +440,30 @@ fn durations(counts: &Counts, seconds_per_tick: f64) -> Value {
         grouped(counts, bounds.len(), |bucket| bounds.partition_point(|bound| *bound < middle(bucket)));
     let sum = (0..BUCKETS).filter(|&b| counts.0[b] > 0).map(|b| counts.0[b] as f64 * middle(b)).sum();
     Value::Buckets(named(DURATIONS.iter().map(|bound| (*bound).to_owned()), counted), sum)
+}
+
+/// The class of sizes as a label's value; empty for calls that are not told by size.
+fn size_class(calls: &Calls) -> &'static str {
+    let class = calls.up_to.and_then(|most| SIZE_CLASSES.iter().position(|&class| class == most));
+    class.map_or("", |class| ["2MiB", "32MiB", "256MiB", "larger"][class])
+}
+
+/// Bounds of driver calls' durations, seconds.
+const CALL_DURATIONS: [&str; 14] = [
+    "1e-06", "2e-06", "5e-06", "1e-05", "2e-05", "5e-05", "0.0001", "0.0002", "0.0005", "0.001", "0.002",
+    "0.01", "0.1", "1.0",
+];
+
+/// A bucket of ticks counts where its middle lies; the sum is exact.
+fn call_durations(calls: &Calls, seconds_per_tick: f64) -> Value {
+    let bounds: Vec<f64> = CALL_DURATIONS.iter().filter_map(|bound| bound.parse().ok()).collect();
+    let mut counted = vec![0u64; bounds.len() + 1];
+    for (middle, count) in calls.buckets() {
+        let place = bounds.partition_point(|bound| *bound < middle as f64 * seconds_per_tick);
+        counted[place] = counted[place].saturating_add(count);
+    }
+    let names = CALL_DURATIONS.iter().map(|bound| (*bound).to_owned());
+    Value::Buckets(named(names, counted), calls.ticks as f64 * seconds_per_tick)
 }
 
 /// Counts by group, the last being for all that is above the bounds.

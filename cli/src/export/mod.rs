@@ -28,7 +28,9 @@ Examples:
   gruyere export --print | promtool check metrics
 
 Pages: /metrics (Prometheus text, or OpenMetrics where the client accepts it) and /-/healthy.
-One exporter tells of all processes of the machine whose records it may read: run it as their user, or as root.
+One exporter tells of the processes of its own user; as root and with --all-users, of all users' (the label `user`
+is set on those of others). A record is believed if its file is the user's whose process it says it is; of a process
+in another container the owner of the file alone vouches (gruyere_exporter_unseen_processes).
 In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torchrun run and not the scrape's.
 Alert rules and a Grafana dashboard are in dashboards/ of the repository.
 

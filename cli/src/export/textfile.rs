@@ -1,10 +1,9 @@
 //! The file for node_exporter's textfile collector.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
-use std::fs::{OpenOptions, Permissions};
-use std::io::Write as _;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use gruyere::file;
 
 use crate::failure::Failure;
 
@@ -27,22 +26,6 @@ pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
             path.display()
         )));
     }
-    // Not `*.prom`: the collector must not take it for one of its own.
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let beside: PathBuf = path.with_file_name(name);
-    let write = || {
-        // Left by one of our pid that was killed.
-        let _ = std::fs::remove_file(&beside);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside)?;
-        // Whatever the umask: the collector runs as another user.
-        file.set_permissions(Permissions::from_mode(0o644))?;
-        file.write_all(text.as_bytes())?;
-        drop(file);
-        std::fs::rename(&beside, path)
-    };
-    write().map_err(|error| {
-        let _ = std::fs::remove_file(&beside);
-        failure(error)
-    })
+    // Whatever the umask: the collector runs as another user.
+    file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes())).map_err(failure)
 }

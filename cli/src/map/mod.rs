@@ -7,13 +7,12 @@ mod json;
 mod strokes;
 mod terminal;
 
-use std::fs::OpenOptions;
-use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use gruyere::file;
 use gruyere::record::picture::Picture;
 use gruyere::record::plain;
 use gruyere::record::{DeviceGauge, Reader};
@@ -21,6 +20,7 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use crate::failure::{Ended, Exit, Failure};
+use crate::output::{self, Audience};
 use crate::target::Target;
 use gaps::Missing;
 use strokes::By;
@@ -107,8 +107,7 @@ pub fn run(arguments: &Arguments) -> Ended {
             true => format!("{:#}\n", json::value(&reader, &picture)),
             false => drawn(&picture, &reader, arguments),
         };
-        // A closed pipe (`| head`) is no trouble.
-        let _ = io::stdout().write_all(text.as_bytes());
+        output::print(text)?;
     }
     Ok(if picture.misfits.torn > 0 { Exit::Torn } else { Exit::Fine })
 }
@@ -137,9 +136,12 @@ fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
 }
 
 fn look(reader: &Reader<'_>, device: u32) -> Result<Picture, Failure> {
-    Picture::read(reader, device).ok_or_else(|| {
+    reader.look_again();
+    let picture = Picture::read(reader, device).ok_or_else(|| {
         Failure::new(format_args!("{}: it tells nothing of device {device}", reader.path().display()))
-    })
+    })?;
+    reader.expect_sound()?;
+    Ok(picture)
 }
 
 fn title(reader: &Reader<'_>, device: u32) -> String {
@@ -206,19 +208,19 @@ fn watch(reader: &Reader<'_>, device: u32, arguments: &Arguments, pause: Duratio
             true => format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")),
             false => text,
         };
-        let mut out = io::stdout().lock();
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+        if output::print(text)? == Audience::Gone {
             return Ok(Exit::Fine);
         }
         if reader.is_live() != Some(true) {
             return Ok(if picture.misfits.torn > 0 { Exit::Torn } else { Exit::Fine });
         }
-        drop(out);
-        std::thread::sleep(pause);
+        if output::pause(pause) == Audience::Gone {
+            return Ok(Exit::Fine);
+        }
     }
 }
 
-fn write_page(reader: &Reader<'_>, picture: &Picture, path: &PathBuf) -> Result<(), Failure> {
+fn write_page(reader: &Reader<'_>, picture: &Picture, path: &Path) -> Result<(), Failure> {
     let timeline = reader.timeline(picture.device);
     let snapshot = reader.device(picture.device);
     let gauge = |gauge| snapshot.as_ref().map_or(0, |snapshot| snapshot.gauge(gauge));
@@ -240,7 +242,5 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &PathBuf) -> Result<
     };
     let page = html::page(picture, &timeline.entries, facts).map_err(failed)?;
     // A command line may hold what others shall not read: for its owner only, as records are.
-    let mut file = OpenOptions::new();
-    file.write(true).create(true).truncate(true).mode(0o600);
-    file.open(path).and_then(|mut file| file.write_all(page.as_bytes())).map_err(failed)
+    file::replace(path, u64::MAX, file::PRIVATE, |out| out.write_all(page.as_bytes())).map_err(failed)
 }

@@ -1,6 +1,6 @@
 //! The program as a child: in our process group and on our terminal, so that it lives as if a shell had started it.
 //!
-//! The terminal's signals (Ctrl-C, Ctrl-\, Ctrl-Z, a hang-up) reach the whole process group, the program included, so they are not sent on: it
+//! The terminal's signals (Ctrl-C, Ctrl-\, Ctrl-Z) reach the whole process group, the program included, so they are not sent on: it
 //! would get them twice. Signals that a process sends are sent on, except the program's own (`kill(0, ...)`), which reached it as well. Who
 //! signals the whole group from outside (`kill %1`) reaches the program twice: a process is not told whether it was meant alone.
 //!
@@ -17,7 +17,7 @@ use std::ptr::null_mut;
 
 use libc::c_int;
 
-use super::disposition;
+use crate::signals::{self, deliver, die_of, disposition};
 
 /// How the program ended.
 #[derive(Debug)]
@@ -98,10 +98,20 @@ struct Signal {
 }
 
 impl Signal {
-    /// Whether it is to be sent on: a process sent it, and not the program or one that it started, for those mean their process group.
+    /// Whether it is to be sent on: a process sent it, and not the program or one that it started, for those mean their process group. Of a
+    /// terminal that closes, the kernel tells the leader of the session alone, and leaves it to that to tell its jobs.
     fn is_for_the_program(&self) -> bool {
-        self.sender.is_some_and(|sender| !is_below(sender, std::process::id() as c_int))
+        match self.sender {
+            Some(sender) => !is_below(sender, std::process::id() as c_int),
+            None => self.number == libc::SIGHUP && leads_its_session(),
+        }
     }
+}
+
+/// Whether this process is the first of its session: `ssh -t HOST gruyere run ...`, a container's, a terminal window's own command.
+fn leads_its_session() -> bool {
+    // SAFETY: no memory is involved.
+    unsafe { libc::getsid(0) == libc::getpid() }
 }
 
 /// Whether `process` was started by `ancestor`, or by who was, as far as that can be seen.
@@ -167,10 +177,7 @@ impl Signals {
             libc::signal(libc::SIGCHLD, action(self.child_ignored));
             libc::signal(libc::SIGPIPE, action(self.pipe_ignored));
             // A launcher that kills us with SIGKILL means the program; nobody else could tell it.
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            if libc::getppid() as u32 != parent {
-                libc::raise(libc::SIGKILL);
-            }
+            signals::end_with(parent)?;
             libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, null_mut());
         }
         Ok(())
@@ -276,30 +283,4 @@ fn in_front() -> bool {
         libc::close(terminal);
         front == libc::getpgrp()
     }
-}
-
-/// Lets a blocked signal do what it does by default, once.
-fn deliver(signal: c_int) {
-    // SAFETY: the set is emptied before it is used. One thread.
-    unsafe {
-        let mut only = zeroed();
-        libc::sigemptyset(&mut only);
-        libc::sigaddset(&mut only, signal);
-        libc::raise(signal);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &only, null_mut());
-        libc::pthread_sigmask(libc::SIG_BLOCK, &only, null_mut());
-    }
-}
-
-/// Ends this process by `signal`, without a core of its own.
-fn die_of(signal: c_int) {
-    // SAFETY: structures of our own; the default action has no handler.
-    unsafe {
-        let mut default: libc::sigaction = zeroed();
-        default.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(signal, &default, null_mut());
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        libc::setrlimit(libc::RLIMIT_CORE, &none);
-    }
-    deliver(signal);
 }

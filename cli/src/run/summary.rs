@@ -8,10 +8,11 @@ use gruyere::config::{Config, PreloadMode};
 use gruyere::record::missing_share;
 use gruyere::record::plain;
 use gruyere::record::run::{Run, RunDevice};
-use gruyere::record::sweep::State;
+use gruyere::record::sweep::{Opened, State};
 use indicatif::BinaryBytes;
 
 use super::environment::Environment;
+use crate::driver_calls;
 use crate::failure::say;
 use crate::report;
 use crate::target::Folder;
@@ -69,9 +70,11 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
 fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> Vec<Process> {
     let is_ours = |run: &Run| run.gruyere_run == Some(environment.run());
     let mut processes: Vec<Process> = Vec::new();
-    match folder.list() {
-        Ok(found) => {
-            for record in found {
+    let is_of_run =
+        |opened: &Opened| opened.process().is_none_or(|process| process.run == Some(environment.run()));
+    match folder.read(is_of_run) {
+        Ok(listing) => {
+            for record in listing.found {
                 let Ok(reader) = record.reader else {
                     doubts.unreadable += 1;
                     continue;
@@ -79,8 +82,13 @@ fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> V
                 if reader.process().run != Some(environment.run()) {
                     continue;
                 }
+                let run = Run::of(&reader, None);
+                if reader.expect_sound().is_err() || record.claim.is_false() {
+                    doubts.unreadable += 1;
+                    continue;
+                }
                 let end = if record.state == State::Stale { End::Killed } else { End::Runs };
-                processes.push(Process { run: Run::of(&reader, None), end });
+                processes.push(Process { run, end });
             }
         }
         Err(failure) => say("run", failure),
@@ -159,6 +167,9 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
                 device.out_of_memories
             ));
         }
+        if let Some(told) = driver_calls::line(&run.driver_call_times) {
+            line(format_args!("{told}"));
+        }
     }
     if processes.iter().any(|process| mode(&process.run) == "observed") {
         line(format_args!(
@@ -182,7 +193,7 @@ fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Con
         ));
     } else if doubts.unreadable > 0 {
         line(format_args!(
-            "no CUDA call was seen, but {} records in /dev/shm could not be read; `gruyere ps` says why",
+            "no CUDA call was seen, but {} records could not be read; `gruyere ps` says why",
             doubts.unreadable
         ));
     } else if config.preload.driver {
@@ -220,6 +231,7 @@ fn bytes(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gruyere::record::calls::CallTime;
 
     fn process(configuration: &str, end: End) -> Process {
         let device = RunDevice {
@@ -233,7 +245,14 @@ mod tests {
             out_of_memories: 3,
             ..RunDevice::default()
         };
+        let call = CallTime {
+            call: "cuMemCreate".to_owned(),
+            count: 4,
+            total_nanoseconds: 116_000,
+            ..CallTime::default()
+        };
         let run = Run {
+            driver_call_times: vec![call],
             pid: 42,
             rank: Some(5),
             command: "./solve \u{1b}[31m".to_owned(),
@@ -256,6 +275,7 @@ mod tests {
         ];
         assert_eq!(row, expected, "{told}");
         assert!(told.contains("counts as live"));
+        assert!(told.contains("driver calls took 116 us (cuMemCreate 116 us in 4 calls)\n"), "{told}");
         let told = text(&[process("limit:1GiB", End::Runs)], &Config::default(), Doubts::default());
         assert!(told.contains("managed; it still runs") && !told.contains("counts as live"), "{told}");
     }

@@ -136,6 +136,8 @@ pub enum Flow {
     Look,
     /// Killed processes are to go.
     ForgetKilled,
+    /// The job is to stop, until it is woken up.
+    Stop,
     /// The end.
     Quit,
 }
@@ -166,6 +168,8 @@ pub struct App {
     pub details: Details,
     /// Records of processes that had ended before.
     pub old: usize,
+    /// Records of other users, which are not read.
+    pub foreign: usize,
     /// Why records could not be read.
     pub trouble: Vec<String>,
     /// This machine.
@@ -190,6 +194,7 @@ impl App {
             timeline: Vec::new(),
             details: Details::default(),
             old: 0,
+            foreign: 0,
             trouble: Vec::new(),
             host: String::new(),
             chosen: None,
@@ -227,6 +232,7 @@ impl App {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seconds = since_1970.map_or(0.0, |time| time.as_secs_f64());
         self.old = follower.old();
+        self.foreign = follower.foreign();
         self.trouble = follower.trouble().map(str::to_owned).collect();
         self.rows.clear();
         for (path, followed) in follower.followed() {
@@ -290,6 +296,7 @@ impl App {
         let with_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match (key.code, self.view) {
             (KeyCode::Char('c'), _) if with_control => return Flow::Quit,
+            (KeyCode::Char('z'), _) if with_control => return Flow::Stop,
             (KeyCode::Char('q'), View::Main) => return Flow::Quit,
             (KeyCode::Esc | KeyCode::Char('q' | '?' | 'h') | KeyCode::Enter, View::Help) => {
                 self.view = View::Main

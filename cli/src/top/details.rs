@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use gruyere::record::calls::CallTime;
 use gruyere::record::clock::Scale;
 use gruyere::record::ring::Event;
 use gruyere::record::{BlockState, Reader, SegmentKind};
@@ -49,6 +50,8 @@ pub struct Details {
     pub lost: u64,
     /// What turns their ticks into time.
     pub scale: Option<Scale>,
+    /// How long the driver's calls took the process, on all its devices.
+    pub calls: Vec<CallTime>,
     key: Option<Key>,
     cursor: u64,
     segments_at: Option<Instant>,
@@ -63,6 +66,8 @@ impl Details {
         }
         let device = key.1;
         self.scale = reader.scale();
+        let scaled = |scale| reader.driver_calls().iter().map(|calls| calls.in_time(scale)).collect();
+        self.calls = self.scale.map_or_else(Vec::new, scaled);
         let is_first = self.cursor == 0;
         let events = reader.rare_events(&mut self.cursor);
         // What was before the first look is not lost: nobody wanted it.

@@ -1,6 +1,7 @@
 //! Puts the state into a frame: where the panels are on a screen of any size, the table, the detail and the help.
 
 use gruyere::record::plain;
+use gruyere::record::stream::StreamNumber;
 use gruyere::record::{DeviceGauge, LIFETIME_NAMES};
 use gruyere::watch::{Duration, Metric, Unit};
 use ratatui::Frame;
@@ -12,7 +13,9 @@ use ratatui::widgets::{Clear, Paragraph};
 use super::app::{App, Row, View};
 use super::columns::Column;
 use super::panels::{self, bytes, count};
+use crate::driver_calls;
 use crate::follow::Life;
+use crate::stat::configuration;
 
 /// From this width on, panels stand side by side.
 const WIDE: u16 = 100;
@@ -64,6 +67,9 @@ fn header(frame: &mut Frame, area: Rect, app: &App) {
     }
     if app.old > 0 {
         spans.push(Span::styled(format!("· {} stale ", app.old), theme.dim()));
+    }
+    if app.foreign > 0 {
+        spans.push(Span::styled(format!("· {} of other users ", app.foreign), theme.dim()));
     }
     if !app.trouble.is_empty() {
         spans.push(Span::styled(format!("· {} unreadable ", app.trouble.len()), theme.warn()));
@@ -308,10 +314,7 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     fact("command", process.command.clone());
     let (rank, local, world) = (number(process.rank), number(process.local_rank), number(process.world_size));
     fact("rank", format!("{rank} (local {local}, of {world})"));
-    fact(
-        "configuration",
-        if process.configuration.is_empty() { "all defaults".into() } else { process.configuration.clone() },
-    );
+    fact("configuration", configuration(process).to_owned());
     fact("record", row.key.0.display().to_string());
     fact("gruyère", process.version.clone());
     fact("device", format!("{} {}", row.key.1, row.snapshot.facts.name));
@@ -361,7 +364,8 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     lines.push(head(format!("by stream{age}")));
     for (stream, sum) in &app.details.streams {
         lines.push(Line::raw(format!(
-            "   stream {stream:<8} {:>8} blocks {:>11}",
+            "   stream {:<8} {:>8} blocks {:>11}",
+            StreamNumber(*stream),
             count(sum.count),
             bytes(sum.bytes)
         )));
@@ -375,6 +379,13 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
             count(sum.count),
             bytes(sum.bytes)
         )));
+    }
+    for (at, row) in driver_calls::table(&app.details.calls).into_iter().enumerate() {
+        if at == 0 {
+            lines.push(Line::raw(""));
+            lines.push(head("driver calls of the process, host time".to_owned()));
+        }
+        lines.push(Line::raw(format!("   {row}")));
     }
     lines.push(Line::raw(""));
     lines.push(head("gauges".to_owned()));

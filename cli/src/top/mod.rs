@@ -13,9 +13,7 @@ mod sample;
 mod tests;
 mod theme;
 
-use std::io::{self, IsTerminal, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use gruyere::watch;
@@ -23,11 +21,13 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::{Ended, Exit, Failure};
 use crate::follow::{Follower, Which};
+use crate::output::{self, Audience};
+use crate::signals;
 use crate::target::{Folder, Target};
+use crate::terminal::{self, Screen};
 use app::{App, Flow};
 use columns::Sort;
 use theme::Theme;
@@ -91,7 +91,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let mut follower = Follower::new(which)?;
     let interval = Duration::from(arguments.interval).max(SHORTEST);
     if arguments.json {
-        return Ok(print_samples(&mut follower, arguments.count, interval));
+        return print_samples(&mut follower, arguments.count, interval);
     }
     let theme = Theme::new(std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()));
     let mut app = App::new(arguments.sort, interval, theme);
@@ -101,8 +101,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         std::thread::sleep(RATE);
         follower.look(Instant::now());
         app.update(&follower, Instant::now());
-        // A closed pipe (`| head`) is no trouble.
-        let _ = io::stdout().write_all(text(&mut app, size())?.as_bytes());
+        output::print(text(&mut app, size())?)?;
         return Ok(Exit::Fine);
     }
     if !io::stdout().is_terminal() {
@@ -152,44 +151,45 @@ fn unicode_width(symbol: &str) -> usize {
     ratatui::text::Span::raw(symbol).width().max(1)
 }
 
-fn print_samples(follower: &mut Follower, count: Option<u64>, interval: Duration) -> Exit {
+fn print_samples(follower: &mut Follower, count: Option<u64>, interval: Duration) -> Ended {
     follower.look(Instant::now());
-    let mut out = io::stdout().lock();
     for n in 0..count.unwrap_or(1) {
-        std::thread::sleep(if n == 0 { interval.max(RATE) } else { interval });
+        if output::pause(if n == 0 { interval.max(RATE) } else { interval }) == Audience::Gone {
+            break;
+        }
         follower.look(Instant::now());
         let sample = sample::sample(follower);
         let line = if count.is_none() { format!("{sample:#}") } else { sample.to_string() };
-        // A closed pipe (`| head`) is no trouble.
-        if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() || follower.is_over() {
+        if follower.is_over() && follower.followed().is_empty() {
+            let trouble: Vec<&str> = follower.trouble().collect();
+            return Err(Failure::new(trouble.join("; ")));
+        }
+        if output::print(format_args!("{line}\n"))? == Audience::Gone || follower.is_over() {
             break;
         }
     }
-    Exit::Fine
+    Ok(Exit::Fine)
 }
 
 /// Until the user quits.
 fn watch(follower: &mut Follower, app: &mut App) -> Ended {
-    let trouble = |error: io::Error| Failure::new(format_args!("the terminal: {error}"));
-    let mut terminal = ratatui::try_init().map_err(trouble)?;
-    let ended = turn(&mut terminal, follower, app).map_err(trouble);
-    ratatui::restore();
-    ended.map(|()| Exit::Fine)
+    let ended = Screen::take().and_then(|mut screen| turn(&mut screen, follower, app));
+    match ended {
+        Ok(()) => Ok(Exit::Fine),
+        // Seen here before it was heard of.
+        Err(_) if output::pause(Duration::ZERO) == Audience::Gone => signals::end(libc::SIGHUP),
+        Err(error) => Err(Failure::new(format_args!("the terminal: {error}"))),
+    }
 }
 
-/// Between two times that a signal is looked for.
-const SIGNALS: Duration = Duration::from_millis(250);
+/// Between two times that the screen is drawn, at most: who goes on after a stop sees it soon.
+const REDRAW: Duration = Duration::from_millis(250);
 /// Between two looks, whatever is asked for.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-fn turn(terminal: &mut ratatui::DefaultTerminal, follower: &mut Follower, app: &mut App) -> io::Result<()> {
+fn turn(screen: &mut Screen, follower: &mut Follower, app: &mut App) -> io::Result<()> {
     let mut next = Instant::now();
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        signal_hook::flag::register(signal, stop.clone())?;
-    }
-    // The terminal is put right when somebody ends us, too.
-    while !stop.load(Ordering::Relaxed) {
+    loop {
         let now = Instant::now();
         if now >= next {
             follower.look(now);
@@ -197,14 +197,14 @@ fn turn(terminal: &mut ratatui::DefaultTerminal, follower: &mut Follower, app: &
             // From now, not from then: after a suspended terminal nothing is made up for.
             next = now.checked_add(app.interval).unwrap_or(now + LONGEST);
         }
-        terminal.draw(|frame| draw::draw(frame, app))?;
-        // Not longer, so that a signal is seen.
-        if event::poll(next.saturating_duration_since(Instant::now()).min(SIGNALS))?
+        screen.draw(|frame| draw::draw(frame, app))?;
+        if event::poll(next.saturating_duration_since(Instant::now()).min(REDRAW))?
             && let Event::Key(key) = event::read()?
             && key.kind != KeyEventKind::Release
         {
             match app.key(key) {
                 Flow::Quit => return Ok(()),
+                Flow::Stop => terminal::stop(),
                 Flow::ForgetKilled => {
                     follower.forget_killed();
                     next = now;
@@ -215,5 +215,4 @@ fn turn(terminal: &mut ratatui::DefaultTerminal, follower: &mut Follower, app: &
             }
         }
     }
-    Ok(())
 }

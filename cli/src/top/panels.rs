@@ -3,6 +3,7 @@
 use gruyere::record::histogram::bucket_floor;
 use gruyere::record::plain;
 use gruyere::record::ring::Event;
+use gruyere::record::stream::StreamNumber;
 use gruyere::record::{DeviceGauge, EventKind, LIFETIME_NAMES};
 use gruyere::watch::{Duration, Forecast, Metric, Unit};
 use ratatui::Frame;
@@ -340,7 +341,7 @@ pub fn streams(frame: &mut Frame, area: Rect, app: &App) {
         .streams
         .iter()
         .map(|(stream, sum)| {
-            let name = if *stream == u32::MAX { "any".to_owned() } else { format!("stream {stream}") };
+            let name = format!("stream {}", StreamNumber(*stream));
             Line::from(vec![
                 Span::raw(format!(" {name:<11}")),
                 Span::raw(format!("{:>10} ", bytes(sum.bytes))),

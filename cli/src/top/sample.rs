@@ -7,13 +7,14 @@ use serde_json::{Map, Value, json};
 
 use crate::follow::{Device, Followed, Follower};
 
-/// One sample: `time`, `processes`, `stale`. Bytes are bytes, times seconds, shares 0 to 1; null is what is not known.
+/// One sample: `time`, `processes`, `stale`, `of_other_users`. Bytes are bytes, times seconds, shares 0 to 1; null is what is not known.
 pub fn sample(follower: &Follower) -> Value {
     let trouble: Vec<&str> = follower.trouble().collect();
     json!({
         "time": Timestamp::now().to_string(),
         "processes": follower.followed().values().map(process).collect::<Vec<_>>(),
         "stale": follower.old(),
+        "of_other_users": follower.foreign(),
         "unreadable": trouble,
     })
 }
@@ -28,6 +29,8 @@ fn process(followed: &Followed) -> Value {
         "host": process.host,
         "command": process.command,
         "record": followed.reader.path().display().to_string(),
+        "user": followed.whose.user,
+        "seen": followed.whose.is_seen,
         "state": followed.life.name(),
         "devices": followed.used().map(device).collect::<Vec<_>>(),
     })

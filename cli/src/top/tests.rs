@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gruyere::record::calls::CallTime;
 use gruyere::record::clock::{Moment, Scale};
 use gruyere::record::facts::Process;
 use gruyere::record::reader::DeviceSnapshot;
@@ -113,6 +114,20 @@ fn app(theme: Theme) -> App {
     details.slabs.insert(512, Sum { count: 2, bytes: 4 << 20 });
     details.slabs.insert(20 << 10, Sum { count: 30, bytes: 60 << 20 });
     details.streams = vec![(0, Sum { count: 4000, bytes: 29 * GIB }), (7, Sum { count: 312, bytes: GIB })];
+    let call = |call: &str, up_to_bytes: Option<u64>, count: u64, each: u64| CallTime {
+        call: call.to_owned(),
+        up_to_bytes,
+        is_sized: up_to_bytes.is_some(),
+        count,
+        total_nanoseconds: count * each,
+        p50_nanoseconds: each,
+        p99_nanoseconds: 2 * each,
+        max_nanoseconds: 7 * each,
+    };
+    details.calls = vec![
+        call("cuMemCreate", Some(32 << 20), 812, 44_000),
+        call("cuStreamSynchronize", None, 3, 2_000_000),
+    ];
     // A tick is a nanosecond; the clock's origin is now.
     let first = Moment { ticks: 0, realtime: 0, monotonic: 0 };
     let later = Moment { ticks: 1 << 40, realtime: NOW * 1_000_000_000, monotonic: 1 << 40 };
@@ -167,7 +182,7 @@ fn the_detail_shows_all_that_is_known() {
     let mut app = app(Theme::new(false));
     press(&mut app, KeyCode::Enter);
     app.details.streams_at = None;
-    assert_snapshot!(shown(&mut app, 100, 60));
+    assert_snapshot!(shown(&mut app, 100, 64));
 }
 
 #[test]
@@ -304,7 +319,7 @@ fn a_damaged_record_is_drawn_or_refused_but_never_a_panic() {
         }
         let path = folder.path().join(format!("gruyere-1-2-{n}-0.record"));
         std::fs::write(&path, bytes).expect("written");
-        let folder = Folder { directory: folder.path().to_owned() };
+        let folder = Folder { directory: folder.path().to_owned(), all_users: false };
         let target = Target { target: path.display().to_string(), folder };
         let Ok(mut follower) = Follower::new(Which::One(target)) else { continue };
         let mut app = App::new(Sort::OomIn, Duration::from_millis(500), Theme::new(false));

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use gruyere::record::calls::DriverCall;
 use gruyere::record::{BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions};
 
 /// Two devices, of which only the second is used: 3 blocks live (8, 16 and 32 MiB), one of 4 MiB pending.
@@ -49,6 +50,7 @@ pub fn record(directory: &Path) -> &'static Record {
         (DeviceGauge::OutOfMemories, 2),
     ]);
     record.latency(true, 3000);
+    record.call_times(DriverCall::Map).expect("room").note(2 << 20, 3000);
     record
 }
 
@@ -101,4 +103,38 @@ pub fn ask(address: &str, request: &[u8]) -> String {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("an answer");
     String::from_utf8(answer).expect("text")
+}
+
+/// A copy of `record` as somebody may write it: `change` is done to its bytes, `owner` given the file, and its lock held for as long as the file is open.
+/// `None` where a file can't be given away, which takes root.
+#[allow(dead_code)] // not of every test program
+pub fn forged(
+    record: &Record,
+    path: &Path,
+    owner: Option<u32>,
+    change: impl FnOnce(&mut [u8]),
+) -> Option<std::fs::File> {
+    use std::os::fd::AsRawFd as _;
+    let mut bytes = std::fs::read(record.path().expect("a file")).expect("read");
+    change(&mut bytes);
+    std::fs::write(path, bytes).expect("written");
+    let file = std::fs::File::options().read(true).write(true).open(path).expect("opened");
+    // SAFETY: zeros are a value of this C struct; a plain call on a descriptor.
+    let locked = unsafe {
+        let mut whole: libc::flock = std::mem::zeroed();
+        whole.l_type = libc::F_WRLCK as libc::c_short;
+        libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole)
+    };
+    assert_eq!(locked, 0, "{}", std::io::Error::last_os_error());
+    if owner.is_some() && std::os::unix::fs::chown(path, owner, owner).is_err() {
+        println!("skipped: only root can give a file away");
+        return None;
+    }
+    Some(file)
+}
+
+/// The word at `at` of a record's bytes.
+#[allow(dead_code)] // not of every test program
+pub fn word(bytes: &[u8], at: usize) -> usize {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize
 }

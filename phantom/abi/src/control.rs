@@ -3,8 +3,8 @@
 use crate::abi::{Answer, Text, code};
 use crate::context::stream_device;
 use crate::gpu::{failed, gpu, try_gpu};
-use crate::{books, graph, process};
-use gruyere_phantom::{CallKind, Caller, DeviceBooks, Injection};
+use crate::{books, graph, process, sharing};
+use gruyere_phantom::{CallKind, Caller, DeviceBooks, Injection, Source};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -85,6 +85,15 @@ pub extern "C" fn phantom_set_capacity(device: u32, bytes: u64) -> u32 {
         process::initialize();
         gpu().set_capacity(gpu().device(device as i32)?, bytes)
     })
+}
+
+/// The handle types (a mask of `CUmemAllocationHandleType`) with which the memory mapped at `address` was created, and 256 where it was created for RDMA;
+/// -1: nothing is mapped there.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_created_as(address: u64) -> i32 {
+    let mapped = try_gpu().and_then(|gpu| gpu.sim.backing(address, 1).first().map(|piece| piece.source));
+    let Some(Source::Mapping(handle)) = mapped else { return -1 };
+    sharing::of(handle).map_or(-1, |created| created.handle_types as i32 | i32::from(created.rdma) << 8)
 }
 
 fn kind_named(name: &str) -> Option<CallKind> {

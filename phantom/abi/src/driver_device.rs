@@ -3,6 +3,7 @@
 use crate::abi::{Out, Text, code, driver, driver_early};
 use crate::context::driver_device;
 use crate::gpu::gpu;
+use crate::numbers::*;
 use crate::properties::{self, attribute, pci_bus_id, put_text};
 use crate::{lookup, process};
 use std::ffi::{CStr, c_char};
@@ -47,10 +48,12 @@ driver_early! {
         address.map(|_| ())
     }
 
-    /// CU_GET_PROC_ADDRESS_SUCCESS 0, SYMBOL_NOT_FOUND 1.
     fn cuGetProcAddress_v2(name: Text, out: Out<usize>, version: i32, flags: u64, status: Out<u32>) {
         let address = lookup::driver_symbol(name.get()?, version, flags);
-        status.put_if_wanted(u32::from(address.is_none()));
+        status.put_if_wanted(match address {
+            Some(_) => CU_GET_PROC_ADDRESS_SUCCESS,
+            None => CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
+        });
         out.put(address.unwrap_or(0))?;
         address.map(|_| ()).ok_or(code::NOT_FOUND)
     }
@@ -88,8 +91,8 @@ driver! {
 
     fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: i32) {
         let device = gpu().device(device)?;
-        major.put(attribute(device, 75))?;
-        minor.put(attribute(device, 76))
+        major.put(attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR))?;
+        minor.put(attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
     }
 
     fn cuDeviceGetPCIBusId(text: Out<u8>, length: i32, device: i32) {
@@ -101,11 +104,11 @@ driver! {
         out.put(i32::from(gpu().can_access_peer(device, peer)?))
     }
 
-    /// 2 and 3: access, native atomics. The others (performance rank, arrays): 0.
+    /// The others (performance rank, arrays): 0.
     fn cuDeviceGetP2PAttribute(out: Out<i32>, number: i32, device: i32, peer: i32) {
         let (device, peer) = (gpu().device(device)?, gpu().device(peer)?);
         out.put(match number {
-            2 | 3 => i32::from(gpu().can_access_peer(device, peer)?),
+            CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED | CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED => i32::from(gpu().can_access_peer(device, peer)?),
             _ => 0,
         })
     }

@@ -3,9 +3,10 @@
 use crate::abi::{Answer, In, Out, SomeResult, code, driver};
 use crate::context::{driver_device, stream_device};
 use crate::gpu::{failed, gpu, own, pool_attribute};
+use crate::numbers::CU_MEM_LOCATION_TYPE_DEVICE;
 use gruyere_phantom::{CaptureStatus, error};
 
-/// `CUmemLocation` and `cudaMemLocation`: 1 is a device.
+/// `CUmemLocation` and `cudaMemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Location {
@@ -16,7 +17,7 @@ pub struct Location {
 impl Location {
     /// The device; refuses memory of the host.
     pub fn device(self) -> Result<u32, u32> {
-        if self.kind != 1 {
+        if self.kind != CU_MEM_LOCATION_TYPE_DEVICE {
             return Err(code::NOT_SUPPORTED);
         }
         gpu().device(self.id)

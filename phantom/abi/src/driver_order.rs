@@ -4,6 +4,7 @@ use crate::abi::{Answer, Out, code, driver};
 use crate::context::{self, driver_device, stream_device};
 use crate::gpu::{failed, gpu, own};
 use crate::graph;
+use crate::numbers::*;
 use gruyere_phantom::{CaptureMode, CaptureStatus, StreamKind};
 
 /// `CU_STREAM_NON_BLOCKING` and `cudaStreamNonBlocking`.
@@ -22,17 +23,17 @@ pub fn ready(done: bool) -> Answer {
 /// What a stream says of its capture: `CUstreamCaptureStatus` and the id.
 pub fn capture_info(device: u32, stream: usize) -> Result<(u32, u64), u32> {
     Ok(match gpu().sim.capture_status(device, stream).map_err(failed)? {
-        CaptureStatus::None => (0, 0),
-        CaptureStatus::Active(id) => (1, id),
-        CaptureStatus::Invalidated => (2, 0),
+        CaptureStatus::None => (CU_STREAM_CAPTURE_STATUS_NONE, 0),
+        CaptureStatus::Active(id) => (CU_STREAM_CAPTURE_STATUS_ACTIVE, id),
+        CaptureStatus::Invalidated => (CU_STREAM_CAPTURE_STATUS_INVALIDATED, 0),
     })
 }
 
 pub fn capture_mode(mode: u32) -> Result<CaptureMode, u32> {
     match mode {
-        0 => Ok(CaptureMode::Global),
-        1 => Ok(CaptureMode::ThreadLocal),
-        2 => Ok(CaptureMode::Relaxed),
+        CU_STREAM_CAPTURE_MODE_GLOBAL => Ok(CaptureMode::Global),
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL => Ok(CaptureMode::ThreadLocal),
+        CU_STREAM_CAPTURE_MODE_RELAXED => Ok(CaptureMode::Relaxed),
         _ => Err(code::INVALID_VALUE),
     }
 }
@@ -45,9 +46,9 @@ pub fn exchange_mode(mode: Out<u32>) -> Answer {
     // SAFETY: not null, and by the C contract the caller's mode, to be read and written.
     let wanted = unsafe { mode.raw().read() };
     mode.put(match gruyere_phantom::exchange_capture_mode(capture_mode(wanted)?) {
-        CaptureMode::Global => 0,
-        CaptureMode::ThreadLocal => 1,
-        CaptureMode::Relaxed => 2,
+        CaptureMode::Global => CU_STREAM_CAPTURE_MODE_GLOBAL,
+        CaptureMode::ThreadLocal => CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        CaptureMode::Relaxed => CU_STREAM_CAPTURE_MODE_RELAXED,
     })
 }
 

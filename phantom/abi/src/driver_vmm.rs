@@ -1,57 +1,119 @@
 //! libcuda: virtual memory management.
 
-use crate::abi::{In, Out, code, driver};
+use crate::abi::{Answer, In, Out, SomeResult, code, driver};
+use crate::contents::Contents;
 use crate::driver_memory::{AccessDesc, Location};
 use crate::gpu::{failed, gpu};
-use gruyere_phantom::GRANULARITY;
+use crate::numbers::{
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+};
+use crate::sharing::{self, Creation, Rdma};
+use gruyere_phantom::{SimResult, Source};
 
 /// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AllocationProp {
-    /// 1: pinned, the only kind there is.
+    /// Pinned is the only kind there is.
     kind: u32,
     handle_types: u32,
     location: Location,
     metadata: usize,
-    flags: [u8; 8],
+    compression: u8,
+    gpu_direct_rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+impl AllocationProp {
+    /// What is asked for; an error where the devices do not offer it.
+    fn creation(&self) -> Result<Creation, u32> {
+        let creation = Creation { handle_types: self.handle_types, rdma: self.gpu_direct_rdma != 0 };
+        if creation.handle_types & !gpu().handle_types.offered != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        match gpu().rdma {
+            Rdma::Missing | Rdma::Refused if creation.rdma => Err(code::NOT_SUPPORTED),
+            _ => Ok(creation),
+        }
+    }
+}
+
+/// Does to the contents, where they are kept, what a call has just done to the books; where the host cannot, the call is undone.
+fn kept(change: impl FnOnce(&Contents) -> Answer, undo: impl FnOnce() -> SimResult<()>) -> Answer {
+    let changed = gpu().contents.as_ref().map_or(Ok(()), change);
+    if changed.is_err() {
+        let _ = undo();
+    }
+    changed
 }
 
 driver! {
     fn cuMemGetAllocationGranularity(out: Out<usize>, prop: In<AllocationProp>, _option: u32) {
-        prop.get()?.location.device()?;
-        out.put(GRANULARITY as usize)
+        let device = prop.get()?.location.device()?;
+        out.put(gpu().sim.device_config(device).map_err(failed)?.granularity as usize)
     }
 
     fn cuMemAddressReserve(out: Out<u64>, bytes: usize, align: usize, _hint: u64, flags: u64) {
         if flags != 0 {
             return Err(code::INVALID_VALUE);
         }
-        out.put(gpu().sim.address_reserve(0, bytes as u64, align as u64).map_err(failed)?)
+        let address = gpu().sim.address_reserve(0, bytes as u64, align as u64).map_err(failed)?;
+        kept(|contents| contents.reserved(address, bytes), || gpu().sim.address_free(0, address, bytes as u64))?;
+        out.put(address)
     }
 
     fn cuMemAddressFree(address: u64, bytes: usize) {
-        gpu().sim.address_free(0, address, bytes as u64).map_err(failed)
+        gpu().sim.address_free(0, address, bytes as u64).map_err(failed)?;
+        gpu().contents.as_ref().map_or(Ok(()), |contents| contents.freed(address, bytes))
     }
 
     fn cuMemCreate(out: Out<u64>, bytes: usize, prop: In<AllocationProp>, _flags: u64) {
         let prop = prop.get()?;
-        if prop.kind != 1 {
+        if prop.kind != CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(code::INVALID_VALUE);
         }
-        out.put(gpu().sim.physical_create(prop.location.device()?, bytes as u64).map_err(failed)?)
+        let creation = prop.creation()?;
+        let handle = gpu().sim.physical_create(prop.location.device()?, bytes as u64).map_err(failed)?;
+        kept(|contents| contents.created(handle, bytes), || gpu().sim.physical_release(0, handle))?;
+        sharing::note(handle, creation);
+        out.put(handle)
+    }
+
+    /// What was created without the type can never be exported. A file is a real one, with nothing in it; a fabric handle is 64 bytes.
+    fn cuMemExportToShareableHandle(out: Out<SomeResult>, handle: u64, kind: u32, flags: u64) {
+        let creation = sharing::of(handle)?;
+        if flags != 0 || kind.count_ones() != 1 || creation.handle_types & kind == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        if gpu().handle_types.refused {
+            return Err(code::NOT_SUPPORTED);
+        }
+        if kind == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as u32 {
+            // SAFETY: the name is NUL-terminated.
+            let file = unsafe { libc::memfd_create(c"phantom memory".as_ptr(), libc::MFD_CLOEXEC) };
+            if file < 0 { Err(code::UNKNOWN) } else { out.cast::<i32>().put(file) }
+        } else if kind == CU_MEM_HANDLE_TYPE_FABRIC as u32 {
+            out.cast::<[u8; 64]>().put([0; 64])
+        } else {
+            Err(code::NOT_SUPPORTED)
+        }
     }
 
     fn cuMemRelease(handle: u64) {
-        gpu().sim.physical_release(0, handle).map_err(failed)
+        gpu().sim.physical_release(0, handle).map_err(failed)?;
+        gpu().contents.iter().for_each(|contents| contents.released(handle));
+        Ok(())
     }
 
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, _flags: u64) {
-        gpu().sim.map(0, address, bytes as u64, offset as u64, handle).map_err(failed)
+        gpu().sim.map(0, address, bytes as u64, offset as u64, handle).map_err(failed)?;
+        kept(|contents| contents.mapped(address, bytes, handle), || gpu().sim.unmap(0, address, bytes as u64))
     }
 
     fn cuMemUnmap(address: u64, bytes: usize) {
-        gpu().sim.unmap(0, address, bytes as u64).map_err(failed)
+        gpu().sim.unmap(0, address, bytes as u64).map_err(failed)?;
+        gpu().contents.as_ref().map_or(Ok(()), |contents| contents.unmapped(address, bytes))
     }
 
     fn cuMemSetAccess(address: u64, bytes: usize, descs: In<AccessDesc>, n: usize) {
@@ -60,6 +122,12 @@ driver! {
             let desc = descs.nth(i)?;
             if desc.flags != 0 {
                 devices.push(desc.location.device()?);
+            }
+        }
+        if gpu().rdma == Rdma::WithoutAccess {
+            let is_capable = |source| matches!(source, Source::Mapping(handle) if sharing::of(handle).is_ok_and(|created| created.rdma));
+            if gpu().sim.backing(address, bytes as u64).into_iter().any(|piece| is_capable(piece.source)) {
+                return Err(code::NOT_SUPPORTED);
             }
         }
         gpu().sim.set_access(0, address, bytes as u64, &devices).map_err(failed)

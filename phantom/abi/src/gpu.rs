@@ -1,11 +1,14 @@
 //! The one simulator behind both libraries, set up from the environment.
 
 use crate::abi::{Answer, code};
+use crate::contents::Contents;
 use crate::context;
 use crate::host::HostMemory;
+use crate::numbers::*;
+use crate::sharing::{HandleTypes, Rdma};
 use gruyere_phantom::{
-    AddressProvider, CaptureStatus, Config, Costs, CountingAddresses, DeviceConfig, GRANULARITY, Gpu,
-    PoolAttribute, SimError, Source,
+    AddressProvider, CaptureStatus, CapturingIds, Config, Costs, CountingAddresses, DeviceConfig,
+    GRANULARITY, Gpu, PoolAttribute, Prices, SimError, Source,
 };
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
@@ -23,10 +26,18 @@ pub struct Phantom {
     peers_enabled: Mutex<HashSet<(u32, u32)>>,
     /// The host addresses behind device memory.
     window: (u64, u64),
+    /// What handles contain, where that is kept.
+    pub contents: Option<Contents>,
     /// Copies and fills above this many bytes are skipped.
     copy_limit: usize,
     /// How long a kernel runs, virtual nanoseconds.
     kernel: u64,
+    /// The kinds of shareable handle.
+    pub handle_types: HandleTypes,
+    /// What becomes of the wish for RDMA.
+    pub rdma: Rdma,
+    /// The devices share the host's memory.
+    pub integrated: bool,
 }
 
 static PHANTOM: OnceLock<Phantom> = OnceLock::new();
@@ -75,6 +86,14 @@ fn setting<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Resu
     match std::env::var(name) {
         Err(_) => Ok(default),
         Ok(text) => parse(&text).ok_or_else(|| format!("{name}={text}: not understood")),
+    }
+}
+
+fn switch(text: &str) -> Option<bool> {
+    match text {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
     }
 }
 
@@ -156,18 +175,38 @@ impl Phantom {
             setting("PHANTOM_DEVICES", 1, |text| text.parse().ok().filter(|n| (0..=64).contains(n)))?;
         let memory = setting("PHANTOM_MEMORY", 80 << 30, parse_bytes)?;
         let copy_limit = setting("PHANTOM_COPY_LIMIT", 64 << 10, parse_bytes)?;
+        let contents = setting("PHANTOM_CONTENTS", None, |text| match text {
+            "handles" => Some(Some(Contents::default())),
+            "addresses" => Some(None),
+            _ => None,
+        })?;
         let kernel = setting("PHANTOM_KERNEL_NS", 0, |text| text.parse().ok())?;
-        let costs = setting("PHANTOM_COSTS", Costs::zero(), |text| match text {
+        let prices = std::env::var("PHANTOM_PRICES").ok().filter(|name| !name.is_empty());
+        let prices = prices.map(|name| Prices::open(&name)).transpose();
+        let prices = prices.map_err(|error| format!("PHANTOM_PRICES: {error}"))?;
+        // Who names prices wants them charged.
+        let unsaid = prices.as_ref().map_or(Costs::zero(), |prices| prices.costs);
+        let prices = prices.map_or(Costs::default(), |prices| prices.costs);
+        let costs = setting("PHANTOM_COSTS", unsaid, |text| match text {
             "none" => Some(Costs::zero()),
-            "launches" => Some(Costs { launch: Costs::default().launch, ..Costs::zero() }),
-            "calls" => Some(Costs::default()),
+            "launches" => Some(Costs { launch: prices.launch, ..Costs::zero() }),
+            "calls" => Some(prices),
             _ => None,
         })?;
-        let oracle = setting("PHANTOM_ORACLE", false, |text| match text {
-            "on" => Some(true),
-            "off" => Some(false),
+        let oracle = setting("PHANTOM_ORACLE", false, switch)?;
+        let capturing_ids = setting("PHANTOM_CAPTURING_IDS", CapturingIds::Told, |text| match text {
+            "told" => Some(CapturingIds::Told),
+            "refused" => Some(CapturingIds::Refused),
+            "invalidate" => Some(CapturingIds::Invalidate),
             _ => None,
         })?;
+        let posix = HandleTypes { offered: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as u32, refused: false };
+        let handle_types = setting("PHANTOM_HANDLE_TYPES", posix, HandleTypes::parse)?;
+        let rdma = setting("PHANTOM_RDMA", Rdma::Works, Rdma::parse)?;
+        let integrated = setting("PHANTOM_INTEGRATED", false, switch)?;
+        let power = |text: &str| parse_bytes(text).filter(|bytes| bytes.is_power_of_two());
+        let granularity = setting("PHANTOM_GRANULARITY", GRANULARITY, power)?;
+        let default_alignment = setting("PHANTOM_ALIGNMENT", GRANULARITY, power)?;
         let without = setting("PHANTOM_WITHOUT", String::new(), |text| Some(text.to_owned()))?;
         let (mut vmm, mut pools, mut stream_ids, mut context_events) = (true, true, true, true);
         for feature in without.split(',').filter(|feature| !feature.is_empty()) {
@@ -184,10 +223,15 @@ impl Phantom {
             }
         }
         let config = Config {
-            devices: vec![DeviceConfig { vmm, pools, ..DeviceConfig::new(memory) }; devices as usize],
+            devices: vec![
+                DeviceConfig { vmm, pools, granularity, ..DeviceConfig::new(memory) };
+                devices as usize
+            ],
             costs,
             stream_ids,
             context_events,
+            capturing_ids,
+            default_alignment,
             oracle,
             ..Config::new(memory)
         };
@@ -203,8 +247,12 @@ impl Phantom {
             current_pools: (0..devices).map(|_| AtomicUsize::new(0)).collect(),
             peers_enabled: Mutex::default(),
             window,
-            copy_limit: copy_limit as usize,
+            copy_limit: if contents.is_some() { usize::MAX } else { copy_limit as usize },
+            contents,
             kernel,
+            handle_types,
+            rdma,
+            integrated,
         })
     }
 
@@ -365,12 +413,18 @@ impl Phantom {
         Ok(())
     }
 
-    /// True where every byte of the range may be touched: host memory, or backed device memory.
-    fn accessible(&self, address: u64, bytes: usize) -> bool {
-        if (self.window.0..self.window.1).contains(&address) {
-            return self.sim.is_backed(address, bytes as u64);
+    /// True where every byte of the range may be touched by `device`: host memory, or backed device memory; where contents are kept, memory to which access was set.
+    fn accessible(&self, device: u32, address: u64, bytes: usize) -> bool {
+        if !(self.window.0..self.window.1).contains(&address) {
+            return address != 0;
         }
-        address != 0
+        self.sim.is_backed(address, bytes as u64)
+            && (self.contents.is_none()
+                || self
+                    .sim
+                    .backing(address, bytes as u64)
+                    .iter()
+                    .all(|piece| piece.access & (1 << device) != 0))
     }
 
     /// The host waits for `stream`.
@@ -391,7 +445,7 @@ impl Phantom {
         if bytes == 0 {
             return Ok(());
         }
-        if !self.accessible(to, bytes) || !self.accessible(from, bytes) {
+        if !self.accessible(device, to, bytes) || !self.accessible(device, from, bytes) {
             return Err(code::INVALID_VALUE);
         }
         let on_device = |&(address, _): &(u64, u64)| (self.window.0..self.window.1).contains(&address);
@@ -415,14 +469,18 @@ impl Phantom {
         if bytes == 0 {
             return Ok(());
         }
+        if self.contents.is_some() && !self.accessible(device, address, bytes) {
+            return Err(code::INVALID_VALUE);
+        }
         self.sim.memset(device, address, bytes as u64, stream).map_err(failed)?;
         if bytes <= self.copy_limit
             && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
         {
             // SAFETY: the simulator has checked that the range is backed, so it lies in our window, which is writable.
             let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
-            for chunk in memory.chunks_exact_mut(pattern.len()) {
-                chunk.copy_from_slice(pattern);
+            match *pattern {
+                [value] => memory.fill(value),
+                _ => memory.chunks_exact_mut(pattern.len()).for_each(|chunk| chunk.copy_from_slice(pattern)),
             }
         }
         Ok(())
@@ -440,14 +498,18 @@ impl Phantom {
 pub fn pool_attribute(number: i32) -> Result<(PoolAttribute, bool), u32> {
     // True: the value is an int, else 64 bits.
     Ok(match number {
-        1 => (PoolAttribute::ReuseFollowEventDependencies, true),
-        2 => (PoolAttribute::ReuseAllowOpportunistic, true),
-        3 => (PoolAttribute::ReuseAllowInternalDependencies, true),
-        4 => (PoolAttribute::ReleaseThreshold, false),
-        5 => (PoolAttribute::ReservedCurrent, false),
-        6 => (PoolAttribute::ReservedHigh, false),
-        7 => (PoolAttribute::UsedCurrent, false),
-        8 => (PoolAttribute::UsedHigh, false),
+        CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => {
+            (PoolAttribute::ReuseFollowEventDependencies, true)
+        }
+        CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC => (PoolAttribute::ReuseAllowOpportunistic, true),
+        CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
+            (PoolAttribute::ReuseAllowInternalDependencies, true)
+        }
+        CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => (PoolAttribute::ReleaseThreshold, false),
+        CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT => (PoolAttribute::ReservedCurrent, false),
+        CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => (PoolAttribute::ReservedHigh, false),
+        CU_MEMPOOL_ATTR_USED_MEM_CURRENT => (PoolAttribute::UsedCurrent, false),
+        CU_MEMPOOL_ATTR_USED_MEM_HIGH => (PoolAttribute::UsedHigh, false),
         _ => return Err(code::NOT_SUPPORTED),
     })
 }

@@ -2,6 +2,7 @@
 
 use crate::abi::{In, Out, SomeResult, code, driver, runtime};
 use crate::gpu::gpu;
+use crate::numbers::*;
 use gruyere_phantom::Source;
 use std::collections::BTreeMap;
 use std::ptr;
@@ -85,8 +86,9 @@ pub struct PointerAttributes {
     reserved: [i64; 8],
 }
 
-/// `cudaMemoryType` and `CUmemorytype` number host and device memory alike; 0 is what CUDA does not know.
+/// `CU_MEMORYTYPE_HOST` and `cudaMemoryTypeHost`. What CUDA does not know is 0.
 const HOST: u32 = 1;
+/// `CU_MEMORYTYPE_DEVICE` and `cudaMemoryTypeDevice`.
 const DEVICE: u32 = 2;
 
 fn attributes(address: usize) -> PointerAttributes {
@@ -186,20 +188,28 @@ fn pointer_attribute(out: Out<SomeResult>, attribute: i32, address: usize) -> Re
     let put_int = |value: u32| out.cast::<u32>().put(value);
     let put = |value: u64| out.cast::<u64>().put(value);
     match attribute {
-        1 => put(crate::context::primary(facts.device as u32) as u64),
-        2 => put_int(facts.kind),
-        3 => put(facts.device_pointer as u64),
-        4 => put(facts.host_pointer as u64),
-        6 => Ok(()), // sync memops: set only
-        7 => put(gpu().allocation_of(address as u64).map_or(0, |(start, _)| start)),
-        9 => put_int(facts.device as u32),
-        8 => put_int(0), // managed
+        CU_POINTER_ATTRIBUTE_CONTEXT => put(crate::context::primary(facts.device as u32) as u64),
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => put_int(facts.kind),
+        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => put(facts.device_pointer as u64),
+        CU_POINTER_ATTRIBUTE_HOST_POINTER => put(facts.host_pointer as u64),
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => Ok(()), // can only be set
+        CU_POINTER_ATTRIBUTE_BUFFER_ID => {
+            put(gpu().allocation_of(address as u64).map_or(0, |(start, _)| start))
+        }
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put_int(facts.device as u32),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED => put_int(0),
         // What cudaIpcGetMemHandle takes.
-        10 => put_int(u32::from(source(address) == Some(Source::Plain))),
-        11 => put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.0),
-        12 => put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.1),
-        13 => put_int(1),
-        17 => put(match source(address) {
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
+            put_int(u32::from(source(address) == Some(Source::Plain)))
+        }
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => {
+            put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.0)
+        }
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE => {
+            put(gpu().allocation_of(address as u64).ok_or(code::INVALID_VALUE)?.1)
+        }
+        CU_POINTER_ATTRIBUTE_MAPPED => put_int(1),
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => put(match source(address) {
             Some(Source::Pool(pool)) => pool as u64,
             _ => 0,
         }),

@@ -3,6 +3,7 @@
 use crate::abi::{Answer, In, Out, driver, runtime};
 use crate::context::runtime_device;
 use crate::gpu::{gpu, own};
+use crate::numbers::*;
 use std::cell::Cell;
 use std::ffi::c_void;
 
@@ -217,8 +218,12 @@ driver! {
         Ok(())
     }
     fn cuFuncGetAttribute(out: Out<i32>, attribute: i32, _function: usize) {
-        // CU_FUNC_ATTRIBUTE: 0 threads a block, 5 and 6 versions.
-        out.put(match attribute { 0 => 1024, 4 => 32, 5 | 6 => 90, _ => 0 })
+        out.put(match attribute {
+            CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => 1024,
+            CU_FUNC_ATTRIBUTE_NUM_REGS => 32,
+            CU_FUNC_ATTRIBUTE_PTX_VERSION | CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
+            _ => 0,
+        })
     }
     fn cuFuncSetAttribute(_function: usize, _attribute: i32, _value: i32) { Ok(()) }
     fn cuFuncSetCacheConfig(_function: usize, _config: i32) { Ok(()) }

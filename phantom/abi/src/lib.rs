@@ -11,9 +11,17 @@
 //! | `PHANTOM_MEMORY` | memory of each (`80GiB`) | 80GiB |
 //! | `PHANTOM_WINDOW` | address space for device memory; valgrind needs it small | 16TiB |
 //! | `PHANTOM_COPY_LIMIT` | copies and fills above this size are skipped | 64KiB |
+//! | `PHANTOM_CONTENTS` | `handles`: what is in mapped memory belongs to its physical handle, at any size, is poison when new, and faults where nothing is mapped or access was not set (takes the host's memory for all that is created); `addresses`: it stays at its address | addresses |
 //! | `PHANTOM_KERNEL_NS` | how long a kernel runs on the virtual clock, ns | 0 |
-//! | `PHANTOM_COSTS` | what costs the host time on it: `none`, `launches`, or `calls` (every driver call, as published) | none |
+//! | `PHANTOM_COSTS` | what costs the host time on it: `none`, `launches`, or `calls` (every driver call) | none; `calls` with `PHANTOM_PRICES` |
+//! | `PHANTOM_PRICES` | what calls cost: `by-call`, `by-mapping`, `by-mapping-and-page`, or a JSON file (`phantom/src/prices.rs`) | by-call |
 //! | `PHANTOM_WITHOUT` | what the devices lack: `vmm`, `pools`, `stream_ids`, `context_events` (`cuCtxRecordEvent`), comma-separated | |
+//! | `PHANTOM_GRANULARITY` | the unit of physical memory and of mappings: a power of two | 2MiB |
+//! | `PHANTOM_ALIGNMENT` | what reservations are aligned to that ask for no alignment, and no better where it is below 2 MiB: a power of two | 2MiB |
+//! | `PHANTOM_CAPTURING_IDS` | what `cuStreamGetId` does on a capturing stream: `told`, `refused` (code 900), or `invalidate` (and the capture fails) | told |
+//! | `PHANTOM_HANDLE_TYPES` | how physical memory may leave the process: `posix`, `fabric`, comma-separated, or `none`; `refused` beside them: said to be there, and every export is refused | posix |
+//! | `PHANTOM_RDMA` | `gpuDirectRDMACapable`: `works`, `missing`, `refused` (said to be there, and `cuMemCreate` refuses), or `without-access` (`cuMemSetAccess` does) | works |
+//! | `PHANTOM_INTEGRATED` | `on`: the devices share the host's memory | off |
 //! | `PHANTOM_ORACLE` | `on`: judge the order of all work and name what is wrong on stderr (`phantom_owns`, `phantom_touch`, `phantom_hazards`) | off |
 //! | `PHANTOM_CALL_LOG` | file for a line a call (`%p`: the process id) | |
 //! | `PHANTOM_BOOKS` | file for the books as JSON, written at exit (`%p`: the process id) | |
@@ -36,6 +44,7 @@ mod abi;
 mod blas;
 mod books;
 mod call_log;
+mod contents;
 mod context;
 mod control;
 mod driver_device;
@@ -48,9 +57,11 @@ mod host;
 mod ipc;
 mod launch;
 mod lookup;
+mod numbers;
 mod process;
 mod properties;
 mod runtime_memory;
 mod runtime_order;
+mod sharing;
 mod unsupported;
 mod witness;

@@ -2,6 +2,8 @@
 
 use crate::abi::{Answer, In, Out, code, runtime};
 use crate::gpu::gpu;
+use crate::numbers::*;
+use crate::sharing::Rdma;
 
 /// The device's name, as both the driver and the runtime tell it.
 pub const NAME: &str = "Phantom H100";
@@ -16,8 +18,6 @@ const REGISTERS: i32 = 1 << 16;
 const L2_BYTES: i32 = 50 << 20;
 const CLOCK_KHZ: i32 = 1_980_000;
 const MEMORY_CLOCK_KHZ: i32 = 2_619_000;
-/// Handle types a pool can export: a POSIX file descriptor.
-const POOL_HANDLE_TYPES: i32 = 1;
 
 /// The UUID of `device`: recognisable, and different for each.
 pub fn uuid(device: u32) -> [u8; 16] {
@@ -34,52 +34,75 @@ pub fn pci_bus(device: u32) -> i32 {
 /// `CUdevice_attribute` and `cudaDeviceAttr` (numbered alike). What a GPU of this kind does not have is 0.
 pub fn attribute(device: u32, attribute: i32) -> i32 {
     match attribute {
-        1..=3 => 1024,  // threads a block; block x, y
-        4 => 64,        // block z
-        5 => i32::MAX,  // grid x
-        6 | 7 => 65535, // grid y, z
-        8 => SHARED_PER_BLOCK,
-        9 => 1 << 16, // constant memory
-        10 => WARP,
-        11 => i32::MAX, // pitch
-        12 => REGISTERS,
-        13 => CLOCK_KHZ,
-        14 => 512,    // texture alignment
-        15 | 19 => 1, // copies overlap kernels; host memory can be mapped
-        16 => MULTIPROCESSORS,
-        30 => 512,    // surface alignment
-        31 | 32 => 1, // concurrent kernels; ECC
-        33 => pci_bus(device),
-        36 => MEMORY_CLOCK_KHZ,
-        37 => 5120, // memory bus, bits
-        38 => L2_BYTES,
-        39 => 2048, // threads a multiprocessor
-        40 => 3,    // copy engines
-        41 => 1,    // unified addressing
-        51 => 32,   // texture pitch alignment
-        75 => CAPABILITY.0,
-        76 => CAPABILITY.1,
-        78..=80 => 1, // stream priorities; L1 caches
-        81 => SHARED_PER_MULTIPROCESSOR,
-        82 => REGISTERS,   // a multiprocessor
-        83 | 90 | 91 => 1, // managed memory; preemption; host pointers of registered memory
-        92..=96 => 1,      // stream memory operations; cooperative launch
-        97 => SHARED_PER_BLOCK_OPTIN,
-        98 | 99 => 1, // remote flushes; host registration
-        102 => i32::from(gpu().has_vmm(device)),
-        103 => 1,                  // memory as a file descriptor
-        106 => 32,                 // blocks a multiprocessor
-        108 | 109 => L2_BYTES / 2, // persisting L2
-        110 | 116 => 1,            // GPUDirect RDMA, with VMM too
-        111 => SHARED_RESERVED,
-        114 => 1, // timeline semaphores
-        115 => i32::from(gpu().has_pools(device)),
-        119 => POOL_HANDLE_TYPES,
-        120 => 1,       // cluster launch
-        121..=123 => 1, // deferred arrays; stream memory operations; NOR
-        129 => 1,       // unified function pointers
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X
+        | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => 1024,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => 64,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => i32::MAX,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y | CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => 65535,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => SHARED_PER_BLOCK,
+        CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY => 1 << 16, // bytes
+        CU_DEVICE_ATTRIBUTE_WARP_SIZE => WARP,
+        CU_DEVICE_ATTRIBUTE_MAX_PITCH => i32::MAX,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK => REGISTERS,
+        CU_DEVICE_ATTRIBUTE_CLOCK_RATE => CLOCK_KHZ,
+        CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT => 512,
+        CU_DEVICE_ATTRIBUTE_GPU_OVERLAP | CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY => 1,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => MULTIPROCESSORS,
+        CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT => 512,
+        CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS | CU_DEVICE_ATTRIBUTE_ECC_ENABLED => 1,
+        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => pci_bus(device),
+        CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE => MEMORY_CLOCK_KHZ,
+        CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => 5120, // bits
+        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => L2_BYTES,
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => 2048,
+        CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT => 3,
+        CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING => 1,
+        CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT => 32,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => CAPABILITY.0,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => CAPABILITY.1,
+        CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED => 1,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => SHARED_PER_MULTIPROCESSOR,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR => REGISTERS,
+        CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        | CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM => 1,
+        CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1
+        | CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
+        | CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH => 1,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => SHARED_PER_BLOCK_OPTIN,
+        CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED => 1,
+        CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED => i32::from(gpu().has_vmm(device)),
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED => {
+            offered(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        }
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED => offered(CU_MEM_HANDLE_TYPE_FABRIC),
+        CU_DEVICE_ATTRIBUTE_INTEGRATED => i32::from(gpu().integrated),
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => 32,
+        CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE
+        | CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE => L2_BYTES / 2,
+        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED => i32::from(gpu().rdma != Rdma::Missing),
+        CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK => SHARED_RESERVED,
+        CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED => 1,
+        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => i32::from(gpu().has_pools(device)),
+        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH => 1,
+        CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR => 1,
+        CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS => 1,
         _ => 0,
     }
+}
+
+/// Whether physical memory can be asked for with that handle type.
+fn offered(handle_type: i32) -> i32 {
+    i32::from(gpu().handle_types.offered & handle_type as u32 != 0)
 }
 
 /// `cudaDeviceProp` as CUDA 13 lays it out.
@@ -177,68 +200,81 @@ fn properties(device: u32) -> Result<DeviceProp, u32> {
         luid: [0; 8],
         luid_device_node_mask: 0,
         total_global_mem,
-        shared_mem_per_block: bytes(8),
-        regs_per_block: int(12),
-        warp_size: int(10),
-        mem_pitch: bytes(11),
-        max_threads_per_block: int(1),
-        max_threads_dim: [int(2), int(3), int(4)],
-        max_grid_size: [int(5), int(6), int(7)],
-        total_const_mem: bytes(9),
-        major: int(75),
-        minor: int(76),
-        texture_alignment: bytes(14),
-        texture_pitch_alignment: bytes(51),
-        multi_processor_count: int(16),
-        integrated: int(18),
-        can_map_host_memory: int(19),
+        shared_mem_per_block: bytes(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
+        regs_per_block: int(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK),
+        warp_size: int(CU_DEVICE_ATTRIBUTE_WARP_SIZE),
+        mem_pitch: bytes(CU_DEVICE_ATTRIBUTE_MAX_PITCH),
+        max_threads_per_block: int(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        max_threads_dim: [
+            int(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X),
+            int(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y),
+            int(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z),
+        ],
+        max_grid_size: [
+            int(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X),
+            int(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y),
+            int(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z),
+        ],
+        total_const_mem: bytes(CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY),
+        major: int(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+        minor: int(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        texture_alignment: bytes(CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT),
+        texture_pitch_alignment: bytes(CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT),
+        multi_processor_count: int(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        integrated: int(CU_DEVICE_ATTRIBUTE_INTEGRATED),
+        can_map_host_memory: int(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY),
         texture_and_surface_limits: [16384; 39],
-        surface_alignment: bytes(30),
-        concurrent_kernels: int(31),
-        ecc_enabled: int(32),
-        pci_bus_id: int(33),
-        pci_device_id: int(34),
-        pci_domain_id: int(50),
-        tcc_driver: int(35),
-        async_engine_count: int(40),
-        unified_addressing: int(41),
-        memory_bus_width: int(37),
-        l2_cache_size: int(38),
-        persisting_l2_cache_max_size: int(108),
-        max_threads_per_multi_processor: int(39),
-        stream_priorities_supported: int(78),
-        global_l1_cache_supported: int(79),
-        local_l1_cache_supported: int(80),
-        shared_mem_per_multiprocessor: bytes(81),
-        regs_per_multiprocessor: int(82),
-        managed_memory: int(83),
-        is_multi_gpu_board: int(84),
-        multi_gpu_board_group_id: int(85),
-        host_native_atomic_supported: int(86),
-        pageable_memory_access: int(88),
-        concurrent_managed_access: int(89),
-        compute_preemption_supported: int(90),
-        can_use_host_pointer_for_registered_mem: int(91),
-        cooperative_launch: int(95),
-        shared_mem_per_block_optin: bytes(97),
-        pageable_memory_access_uses_host_page_tables: int(100),
-        direct_managed_mem_access_from_host: int(101),
-        max_blocks_per_multi_processor: int(106),
-        access_policy_max_window_size: int(109),
-        reserved_shared_mem_per_block: bytes(111),
-        host_register_supported: int(99),
-        sparse_cuda_array_supported: int(112),
-        host_register_read_only_supported: int(113),
-        timeline_semaphore_interop_supported: int(114),
-        memory_pools_supported: int(115),
-        gpu_direct_rdma_supported: int(116),
-        gpu_direct_rdma_flush_writes_options: int(117) as u32,
-        gpu_direct_rdma_writes_ordering: int(118),
-        memory_pool_supported_handle_types: int(119) as u32,
-        deferred_mapping_cuda_array_supported: int(121),
-        ipc_event_supported: int(125),
-        cluster_launch: int(120),
-        unified_function_pointers: int(129),
+        surface_alignment: bytes(CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT),
+        concurrent_kernels: int(CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS),
+        ecc_enabled: int(CU_DEVICE_ATTRIBUTE_ECC_ENABLED),
+        pci_bus_id: int(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+        pci_device_id: int(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID),
+        pci_domain_id: int(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
+        tcc_driver: int(CU_DEVICE_ATTRIBUTE_TCC_DRIVER),
+        async_engine_count: int(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),
+        unified_addressing: int(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
+        memory_bus_width: int(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
+        l2_cache_size: int(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+        persisting_l2_cache_max_size: int(CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE),
+        max_threads_per_multi_processor: int(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
+        stream_priorities_supported: int(CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED),
+        global_l1_cache_supported: int(CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED),
+        local_l1_cache_supported: int(CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED),
+        shared_mem_per_multiprocessor: bytes(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        regs_per_multiprocessor: int(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR),
+        managed_memory: int(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY),
+        is_multi_gpu_board: int(CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD),
+        multi_gpu_board_group_id: int(CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID),
+        host_native_atomic_supported: int(CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED),
+        pageable_memory_access: int(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS),
+        concurrent_managed_access: int(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS),
+        compute_preemption_supported: int(CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED),
+        can_use_host_pointer_for_registered_mem: int(
+            CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+        ),
+        cooperative_launch: int(CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH),
+        shared_mem_per_block_optin: bytes(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        pageable_memory_access_uses_host_page_tables: int(
+            CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+        ),
+        direct_managed_mem_access_from_host: int(CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST),
+        max_blocks_per_multi_processor: int(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
+        access_policy_max_window_size: int(CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE),
+        reserved_shared_mem_per_block: bytes(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK),
+        host_register_supported: int(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),
+        sparse_cuda_array_supported: int(CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED),
+        host_register_read_only_supported: int(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED),
+        timeline_semaphore_interop_supported: int(CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED),
+        memory_pools_supported: int(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+        gpu_direct_rdma_supported: int(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
+        gpu_direct_rdma_flush_writes_options: int(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
+            as u32,
+        gpu_direct_rdma_writes_ordering: int(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
+        memory_pool_supported_handle_types: int(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES) as u32,
+        deferred_mapping_cuda_array_supported: int(CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED),
+        ipc_event_supported: int(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED),
+        cluster_launch: int(CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH),
+        unified_function_pointers: int(CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS),
         device_numa_config: 0,
         device_numa_id: -1,
         mps_enabled: 0,

@@ -306,12 +306,12 @@ unsupported! { 801 =>
     cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuLogsCurrent cuLogsDumpToFile
     cuLogsDumpToMemory cuMemAdvise cuMemAdvise_v2
     cuMemAllocManaged cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync
-    cuMemDiscardBatchAsync cuMemExportToShareableHandle cuMemGetAllocationPropertiesFromHandle
-    cuMemGetDefaultMemPool cuMemGetHandleForAddressRange cuMemGetLocationInfo cuMemGetMemPool
+    cuMemDiscardBatchAsync
+    cuMemGetAllocationPropertiesFromHandle cuMemRetainAllocationHandle cuMemGetDefaultMemPool cuMemGetHandleForAddressRange cuMemGetLocationInfo cuMemGetMemPool
     cuMemImportFromShareableHandle cuMemMapArrayAsync cuMemPoolExportPointer
     cuMemPoolExportToShareableHandle cuMemPoolGetAccess cuMemPoolImportFromShareableHandle
     cuMemPoolImportPointer cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync
-    cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemRetainAllocationHandle cuMemSetMemPool
+    cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemSetMemPool
     cuMemcpy2DAsync_v2 cuMemcpy2DUnaligned_v2 cuMemcpy2D_v2 cuMemcpy3DAsync_v2 cuMemcpy3DBatchAsync
     cuMemcpy3DBatchAsync_v2 cuMemcpy3DPeer cuMemcpy3DPeerAsync cuMemcpy3DWithAttributesAsync cuMemcpy3D_v2
     cuMemcpyAtoA_v2 cuMemcpyAtoD_v2 cuMemcpyAtoHAsync_v2 cuMemcpyAtoH_v2 cuMemcpyBatchAsync

@@ -121,6 +121,82 @@ static void reset(void) {
     OK(cudaFree(pooled));
 }
 
+/* The driver's calls for mapped memory, as far as contents() needs them. */
+struct physical { int kind, handle_types, location_kind, location; void *metadata; unsigned char flags[8]; };
+struct access { int location_kind, location, flags; };
+int cuMemAddressFree(CUdeviceptr address, size_t bytes);
+int cuMemCreate(unsigned long long *handle, size_t bytes, const struct physical *properties, unsigned long long flags);
+int cuMemRelease(unsigned long long handle);
+int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags);
+int cuMemUnmap(CUdeviceptr address, size_t bytes);
+int cuMemSetAccess(CUdeviceptr address, size_t bytes, const struct access *to, size_t count);
+int cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+int cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+int cuMemsetD8_v2(CUdeviceptr address, unsigned char value, size_t bytes);
+
+static int all_are(CUdeviceptr address, unsigned char value, size_t bytes) {
+    unsigned char *host = malloc(bytes);
+    OK(cuMemcpyDtoH_v2(host, address, bytes));
+    size_t same = 0;
+    while (same < bytes && host[same] == value) same++;
+    free(host);
+    return same == bytes;
+}
+
+/* What is in mapped memory belongs to its physical handle. */
+static void contents(void) {
+    enum { POISON = 0xdb, INVALID_VALUE = 1 };
+    const size_t page = 2 * MIB, bytes = 3 * page;
+    const struct physical pinned = {.kind = 1, .location_kind = 1};
+    const struct access all = {.location_kind = 1, .flags = 3};
+    char host[1] = {0};
+    unsigned long long handle, next;
+    CUdeviceptr range;
+    OK(cudaFree(NULL));
+    OK(cuMemAddressReserve(&range, 4 * bytes, page, 0, 0));
+    CUdeviceptr a = range, b = range + bytes, c = range + 2 * bytes;
+    OK(cuMemCreate(&handle, bytes, &pinned, 0));
+    OK(cuMemMap(a, bytes, 0, handle, 0));
+    OK(cuMemMap(b, bytes, 0, handle, 0));
+    /* A mapping is nobody's until access is set. */
+    CHECK(cuMemsetD8_v2(a, 1, 1) == INVALID_VALUE && cuMemcpyDtoH_v2(host, a, 1) == INVALID_VALUE);
+    OK(cuMemSetAccess(a, 2 * bytes, &all, 1));
+    CHECK(all_are(b, POISON, bytes));
+    /* At any size, through every mapping. */
+    OK(cuMemsetD8_v2(a, 0x5a, bytes));
+    CHECK(all_are(b, 0x5a, bytes));
+    /* Across mappings too, and where nothing is mapped it is an error. */
+    CHECK(cuMemcpyDtoD_v2(c, b, 1) == INVALID_VALUE && cuMemcpyDtoH_v2(host, c, 1) == INVALID_VALUE);
+    /* Not gone with one mapping, nor with the handle. */
+    OK(cuMemUnmap(a, bytes));
+    CHECK(cuMemcpyDtoH_v2(host, a, 1) == INVALID_VALUE);
+    OK(cuMemMap(c, bytes, 0, handle, 0));
+    OK(cuMemSetAccess(c, bytes, &all, 1));
+    OK(cuMemRelease(handle));
+    OK(cuMemUnmap(b, bytes));
+    CHECK(all_are(c, 0x5a, bytes));
+    /* Another handle at the same address has its own. */
+    OK(cuMemCreate(&next, bytes, &pinned, 0));
+    OK(cuMemMap(b, bytes, 0, next, 0));
+    OK(cuMemSetAccess(b, bytes, &all, 1));
+    CHECK(all_are(b, POISON, bytes));
+    OK(cuMemcpyDtoD_v2(b, c, bytes));
+    CHECK(all_are(b, 0x5a, bytes));
+    OK(cuMemUnmap(b, 2 * bytes));
+    OK(cuMemMap(a, bytes, 0, next, 0));
+    OK(cuMemSetAccess(a, bytes, &all, 1));
+    CHECK(all_are(a, 0x5a, bytes));
+    OK(cuMemUnmap(a, bytes));
+    OK(cuMemRelease(next));
+    OK(cuMemAddressFree(range, 4 * bytes));
+    /* What was reserved is good for anything afterwards. */
+    void *plain;
+    OK(cudaMalloc(&plain, 4 * bytes));
+    OK(cuMemsetD8_v2((CUdeviceptr)(uintptr_t)plain, 7, 4 * bytes));
+    CHECK(all_are((CUdeviceptr)(uintptr_t)plain, 7, 4 * bytes));
+    OK(cudaFree(plain));
+}
+
 static void graphs(void) {
     void *block, *other;
     cudaStream_t stream;
@@ -217,6 +293,7 @@ int main(int count, char **arguments) {
     const struct { const char *name; void (*run)(void); } parts[] = {
         {"pitch", pitch}, {"twins", twins}, {"pools", pools}, {"ipc", ipc}, {"reset", reset}, {"graphs", graphs},
         {"context", context}, {"old_driver", old_driver}, {"managed", managed}, {"oracle", oracle},
+        {"contents", contents},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (count == 2 && strcmp(arguments[1], parts[i].name) == 0) {

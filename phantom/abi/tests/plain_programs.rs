@@ -54,6 +54,11 @@ fn rows_begin_at_multiples_of_512() {
 }
 
 #[test]
+fn what_is_in_mapped_memory_belongs_to_its_handle() {
+    run("contents", &[("PHANTOM_CONTENTS", "handles")]);
+}
+
+#[test]
 fn the_twins_take_the_threads_own_stream() {
     run("twins", &[]);
 }

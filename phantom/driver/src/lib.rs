@@ -11,7 +11,7 @@ use gruyere::driver::{
     Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, EventHandle, MemoryInfo,
     PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
-use gruyere_phantom::{GRANULARITY, Gpu, SimError, SimResult, StreamKind, relaxed};
+use gruyere_phantom::{Gpu, SimError, SimResult, StreamKind, relaxed};
 
 /// A driver whose device is simulated.
 #[derive(Clone, Debug)]
@@ -69,8 +69,9 @@ impl Driver for PhantomDriver {
             stream_ids: self.gpu.has_stream_ids(),
             context_events: self.gpu.has_context_events(),
             gpu_direct_rdma: false,
-            granularity: if config.vmm { GRANULARITY } else { 0 },
+            granularity: if config.vmm { config.granularity } else { 0 },
             total_memory: config.capacity,
+            host_memory: config.host_memory,
             name: "Phantom GPU".to_owned(),
             uuid,
             compute_capability: (9, 0),
@@ -130,8 +131,8 @@ impl Driver for PhantomDriver {
         call(|| self.gpu.pool_free(device, address, stream.0))
     }
 
-    fn address_reserve(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr> {
-        call(|| self.gpu.address_reserve(device, bytes, 0))
+    fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr> {
+        call(|| self.gpu.address_reserve(device, bytes, align))
     }
 
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()> {

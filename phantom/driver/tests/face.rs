@@ -72,7 +72,7 @@ fn pools_go_through() {
 #[test]
 fn access_is_for_the_device_and_its_peers() {
     let driver = driver();
-    let base = driver.address_reserve(1, PAGE).unwrap();
+    let base = driver.address_reserve(1, PAGE, 0).unwrap();
     let handle = driver.physical_create(1, PAGE).unwrap();
     driver.map(1, base, PAGE, handle).unwrap();
     driver.set_access(1, base, PAGE, &[]).unwrap();

@@ -3,6 +3,7 @@
 use super::{Gpu, Recorded, State, fail};
 use crate::calls::{CallKind, Caller, current_caller};
 use crate::capture::{Capture, CaptureMode, CaptureStatus, Graph};
+use crate::config::CapturingIds;
 use crate::error::{SimResult, code};
 use crate::streams::StreamKey;
 
@@ -60,17 +61,28 @@ impl State {
         }
     }
 
-    /// Refuses a wait for a device on which a stream captures.
-    pub(crate) fn no_capture_on(&mut self, kind: CallKind, device: u32) -> SimResult<()> {
-        let on_device = |capture: &&Capture| self.streams.get(capture.origin).device == device;
-        match self.captures.iter().find(on_device).map(|capture| (capture.id, capture.origin)) {
-            None => Ok(()),
-            Some((id, origin)) => {
-                self.frown(kind, origin, id);
-                self.invalidate(id);
+    /// Refuses to tell the id of a capturing stream, where the driver does.
+    pub(crate) fn id_in_capture(&mut self, kind: CallKind, key: StreamKey) -> SimResult<()> {
+        match (self.config.capturing_ids, self.streams.get(key).capture) {
+            (CapturingIds::Told, _) | (_, None) => Ok(()),
+            (CapturingIds::Invalidate, Some(_)) => self.refused_by_capture(kind, key),
+            (CapturingIds::Refused, Some(id)) => {
+                self.frown(kind, key, id);
                 fail(kind, code::CAPTURE_UNSUPPORTED)
             }
         }
+    }
+
+    /// Refuses what encompasses a device on which streams capture (a wait for it, an event behind all its work), and invalidates their captures.
+    pub(crate) fn no_capture_on(&mut self, kind: CallKind, device: u32) -> SimResult<()> {
+        let on_device = |capture: &&Capture| self.streams.get(capture.origin).device == device;
+        let conflicting: Vec<_> =
+            self.captures.iter().filter(on_device).map(|capture| (capture.id, capture.origin)).collect();
+        for &(id, origin) in &conflicting {
+            self.frown(kind, origin, id);
+            self.invalidate(id);
+        }
+        if conflicting.is_empty() { Ok(()) } else { fail(kind, code::CAPTURE_UNSUPPORTED) }
     }
 
     /// The host asked about an event that was recorded in a capture.

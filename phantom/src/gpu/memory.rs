@@ -41,7 +41,7 @@ impl State {
 }
 
 impl Gpu {
-    /// Reserves `bytes` of address space, aligned to `align` (0: the granularity). Code 2 where none is left.
+    /// Reserves `bytes` of address space, aligned to `align` (0: [`crate::Config::default_alignment`]). Code 2 where none is left.
     pub fn address_reserve(&self, device: u32, bytes: u64, align: u64) -> SimResult<u64> {
         const KIND: CallKind = CallKind::AddressReserve;
         let mut state = self.lock();
@@ -50,14 +50,20 @@ impl Gpu {
         if state.no_vmm(device) {
             return fail(KIND, code::NOT_SUPPORTED);
         }
-        if !granular(0, bytes) || (align != 0 && !align.is_power_of_two()) {
+        if !state.vmm.granular(0, bytes) || (align != 0 && !align.is_power_of_two()) {
             return state.refuse(KIND, "reservation that is not whole granules", bytes);
         }
-        let Some(address) = state.take_space(bytes, align.max(GRANULARITY)) else {
+        let align = if align == 0 { state.config.default_alignment } else { align };
+        // No better aligned than was asked for: what is over is a gap before it.
+        let gap = if align < GRANULARITY { align } else { 0 };
+        let Some(address) = state.take_space(bytes + gap, align.max(GRANULARITY)) else {
             return fail(KIND, code::OUT_OF_MEMORY);
         };
-        state.vmm.reserve(address, bytes);
-        Ok(address)
+        if gap > 0 {
+            state.give_space(address, gap);
+        }
+        state.vmm.reserve(address + gap, bytes);
+        Ok(address + gap)
     }
 
     /// Gives a whole reservation back, in which nothing is mapped.
@@ -84,7 +90,7 @@ impl Gpu {
         if state.no_vmm(device) {
             return fail(KIND, code::NOT_SUPPORTED);
         }
-        if !granular(0, bytes) {
+        if !granular(0, bytes, state.config.devices[device as usize].granularity) {
             return state.refuse(KIND, "physical memory that is not whole granules", bytes);
         }
         let now = state.time.now();
@@ -144,7 +150,7 @@ impl Gpu {
             }
             grant |= 1 << peer;
         }
-        state.time.spend(state.config.costs.set_access_of(bytes, devices.len() as u64));
+        state.time.spend(state.config.costs.set_access_of(bytes, whole.len() as u64, devices.len() as u64));
         for mapping in &whole {
             state.backings.grant(mapping.address, grant);
         }
@@ -161,7 +167,7 @@ impl Gpu {
             Err(what) => return state.refuse(KIND, what, address),
             Ok(whole) => whole,
         };
-        state.time.spend(state.config.costs.unmap_of(bytes));
+        state.time.spend(state.config.costs.unmap_of(bytes, whole.len() as u64));
         let now = state.time.now();
         if let Some(oracle) = &mut state.oracle {
             oracle.unmapped(address, bytes);

@@ -19,22 +19,22 @@ use rustc_hash::FxHashMap;
 use crate::addresses::{AddressProvider, CountingAddresses};
 use crate::backing::Backings;
 use crate::books::{AddressBooks, DeviceBooks};
-use crate::calls::{CallCounts, CallKind, current_caller};
+use crate::calls::{CallCounts, CallKind, Caller, current_caller};
 use crate::capture::{Capture, Graph};
-use crate::config::Config;
+use crate::config::{Config, DestroyedStreams};
 use crate::error::{SimError, SimResult, code};
 use crate::inject::{Injection, Injections};
 use crate::oracle::{Clock, Oracle};
 use crate::pool::Pool;
 use crate::rendezvous::{Rendezvous, WorkId};
-use crate::streams::{StreamKey, Streams};
+use crate::streams::{StreamKey, Streams, is_vouched};
 use crate::timeline::Timeline;
 use crate::vmm::{Refused, Vmm};
 
 pub use pools::PoolBooks;
 pub use queries::{Held, HostTime};
 
-/// A call that the simulator refused because its caller broke the driver's rules.
+/// A call whose caller broke the driver's rules; the simulator refused it, unless the rule is about whose stream it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misuse {
     /// The call.
@@ -138,6 +138,8 @@ impl Gpu {
             books: DeviceBooks { capacity: device.capacity, ..DeviceBooks::default() },
             tail: 0,
         });
+        let granularity = config.devices.iter().map(|device| device.granularity).min();
+        let granularity = granularity.unwrap_or(crate::GRANULARITY);
         let state = State {
             time: Timeline::default(),
             devices: devices.collect(),
@@ -147,7 +149,7 @@ impl Gpu {
             next_event: 0,
             pools: BTreeMap::new(),
             next_pool: 0,
-            vmm: Vmm::default(),
+            vmm: Vmm::new(granularity),
             backings: Backings::default(),
             addresses,
             space: AddressBooks { limit: 1 << config.address_bits, ..AddressBooks::default() },
@@ -217,11 +219,32 @@ impl State {
     /// The stream that a handle names; code 400 where it names none.
     pub(crate) fn stream(&mut self, kind: CallKind, device: u32, handle: usize) -> SimResult<StreamKey> {
         let found = self.streams.resolve(device, handle);
+        if handle > 2 && current_caller() == Caller::Allocator {
+            self.judge_use_of(kind, handle, found);
+        }
         let key = found.ok_or(SimError { call: kind.name(), code: code::INVALID_HANDLE })?;
         if let Some(oracle) = &mut self.oracle {
             oracle.meet(&self.streams);
         }
         Ok(key)
+    }
+
+    /// Notes a call of the allocator on a created stream that may be gone.
+    fn judge_use_of(&mut self, kind: CallKind, handle: usize, found: Option<StreamKey>) {
+        let what = match found {
+            None if self.config.destroyed_streams == DestroyedStreams::Misuse
+                && self.streams.is_destroyed(handle) =>
+            {
+                "a call on a destroyed stream"
+            }
+            Some(key)
+                if self.config.vouched_streams && !self.streams.get(key).lasting && !is_vouched(handle) =>
+            {
+                "a call on a stream for which nobody vouches"
+            }
+            _ => return,
+        };
+        self.misuses.push(Misuse { call: kind.name(), what, about: handle as u64 });
     }
 
     /// Numbers for `bytes` physical bytes.

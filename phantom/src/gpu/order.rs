@@ -1,7 +1,7 @@
 //! Streams, events, launches and host waits.
 
 use super::{Event, Gpu, Recorded, State, fail};
-use crate::calls::{CallKind, current_caller};
+use crate::calls::{CallKind, Caller, current_caller};
 use crate::error::{SimError, SimResult, code};
 use crate::oracle::Clock;
 use crate::rendezvous::Task;
@@ -23,6 +23,12 @@ impl State {
             for &other in self.streams.implied(key) {
                 oracle.follow(key, other);
             }
+        }
+    }
+
+    fn outlasts(&mut self, device: u32, stream: usize) {
+        if let Some(key) = self.streams.resolve(device, stream) {
+            self.streams.get_mut(key).lasting = true;
         }
     }
 
@@ -231,7 +237,16 @@ impl Gpu {
         if kind == StreamKind::Legacy {
             return state.refuse(KIND, "creation of a default stream", 0);
         }
-        Ok(state.streams.create(device, kind))
+        let handle = state.streams.create(device, kind);
+        if current_caller() == Caller::Allocator {
+            state.outlasts(device, handle);
+        }
+        Ok(handle)
+    }
+
+    /// The program tells the allocator that this stream is there until it is destroyed (see [`crate::Config::vouched_streams`]). No call of the driver's.
+    pub fn stream_lasts(&self, device: u32, stream: usize) {
+        self.lock().outlasts(device, stream);
     }
 
     /// Destroys a stream; its work goes on. Its handle is the next one to be recycled.
@@ -294,7 +309,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The stream's id, unique and never reused. Code 801 where the driver has none.
+    /// The stream's id, unique and never reused. Code 801 where the driver has none; on a capturing stream as [`crate::CapturingIds`] says.
     pub fn stream_id(&self, device: u32, stream: usize) -> SimResult<u64> {
         const KIND: CallKind = CallKind::StreamId;
         let mut guard = self.lock();
@@ -303,7 +318,9 @@ impl Gpu {
         if !state.config.stream_ids {
             return fail(KIND, code::NOT_SUPPORTED);
         }
-        Ok(u64::from(state.stream(KIND, device, stream)?) + 1)
+        let key = state.stream(KIND, device, stream)?;
+        state.id_in_capture(KIND, key)?;
+        Ok(u64::from(key) + 1)
     }
 
     /// The device of a stream.

@@ -1,14 +1,15 @@
 //! What the harness tells the oracle, and what it hears.
 
 use super::{Gpu, State};
-use crate::calls::CallKind;
+use crate::calls::{CallKind, as_program};
 use crate::oracle::{Fault, NewBlock};
 use crate::streams::StreamKey;
 
 impl State {
     /// The stream that the harness speaks of; a fault where there is none.
     pub(crate) fn known_stream(&mut self, address: u64, device: u32, handle: usize) -> Option<StreamKey> {
-        let key = self.stream(CallKind::Launch, device, handle).ok();
+        // What the harness tells of the program.
+        let key = as_program(|| self.stream(CallKind::Launch, device, handle)).ok();
         if key.is_none()
             && let Some(oracle) = &mut self.oracle
         {

@@ -2,12 +2,12 @@
 
 use super::blocks::BlockId;
 use gruyere::driver::{DeviceId, Driver, EventHandle, Result, StreamHandle};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Outstanding events of a device, a queue for each stream, and the events that wait to be used again.
 #[derive(Default)]
 pub(super) struct Events {
-    queues: Vec<(StreamHandle, VecDeque<(EventHandle, BlockId)>)>,
+    queues: BTreeMap<StreamHandle, VecDeque<(EventHandle, BlockId)>>,
     idle: Vec<EventHandle>,
 }
 
@@ -25,17 +25,13 @@ impl Events {
             None => driver.event_create(device)?,
         };
         driver.event_record(device, event, stream)?;
-        let index = self.queues.iter().position(|(of, _)| *of == stream).unwrap_or_else(|| {
-            self.queues.push((stream, VecDeque::new()));
-            self.queues.len() - 1
-        });
-        self.queues[index].1.push_back((event, block));
+        self.queues.entry(stream).or_default().push_back((event, block));
         Ok(())
     }
 
     /// Blocks of completed events; each stream's queue is polled until its first unfinished event.
     pub fn poll(&mut self, driver: &dyn Driver, device: DeviceId, done: &mut Vec<BlockId>) -> Result<()> {
-        for (_, queue) in &mut self.queues {
+        for queue in self.queues.values_mut() {
             while let Some(&(event, block)) = queue.front() {
                 if !driver.event_query(device, event)? {
                     break;
@@ -45,6 +41,8 @@ impl Events {
                 done.push(block);
             }
         }
+        // As torch does: streams without events are not looked at again.
+        self.queues.retain(|_, queue| !queue.is_empty());
         Ok(())
     }
 
@@ -55,7 +53,7 @@ impl Events {
         device: DeviceId,
         done: &mut Vec<BlockId>,
     ) -> Result<()> {
-        for (_, queue) in &mut self.queues {
+        for queue in self.queues.values_mut() {
             while let Some(&(event, block)) = queue.front() {
                 driver.event_synchronize(device, event)?;
                 queue.pop_front();
@@ -63,6 +61,7 @@ impl Events {
                 done.push(block);
             }
         }
+        self.queues.clear();
         Ok(())
     }
 }

@@ -116,7 +116,7 @@ impl DeviceAllocator {
         let granule = if pool == PoolKind::Small { SMALL_SEGMENT } else { LARGE_SEGMENT };
         let granules = (self.device_memory + self.device_memory / 8).div_ceil(granule);
         let bytes = granules * granule;
-        let base = self.driver.address_reserve(self.device, bytes)?;
+        let base = self.driver.address_reserve(self.device, bytes, 0)?;
         let segment = Segment { base, granule, stream, handles: vec![None; granules as usize] };
         let index = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
         if index == self.segments.len() {

@@ -39,12 +39,15 @@ fn tell() {
         return;
     }
     let Ok(config) = Config::from_env() else { return };
-    if config.preload.mode == PreloadMode::Off || !has_a_driver() || mode::is_second_copy() {
+    if config.preload.mode == PreloadMode::Off || !is_loaded("libcuda.so") || mode::is_second_copy() {
         return;
     }
     logging::init();
-    let remedy = if config.preload.driver {
-        "Is libgruyere_driver.so preloaded too (`gruyere run` does it)? Or does the program allocate nothing itself?"
+    let remedy = if config.preload.driver && is_loaded("libgruyere_driver.so") {
+        "libgruyere_driver.so is preloaded, so the program has allocated nothing itself, or there is no device (`gruyere doctor` tells), or \
+         another library or a loader of the program's own goes past it (one before it in LD_PRELOAD, RTLD_DEEPBIND)"
+    } else if config.preload.driver {
+        "libgruyere_driver.so is not preloaded: `gruyere run` does it"
     } else {
         "Its CUDA runtime is linked in statically (nvcc's default, JAX, TensorFlow), or is called past the dynamic linker (RTLD_DEEPBIND, \
          dlsym, a library that is preloaded before): GRUYERE_CONF=preload:driver, with `gruyere run`, sees its driver calls"
@@ -52,24 +55,28 @@ fn tell() {
     log::warn!("this program loaded the CUDA driver, but made no allocation that could be seen. {remedy}");
 }
 
-/// Whether libcuda is among the libraries of the process.
-fn has_a_driver() -> bool {
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader's own structure, and the flag that was passed below, which nothing else refers to meanwhile.
-        let (name, found) = unsafe { ((*info).dlpi_name, &mut *data.cast::<bool>()) };
-        // SAFETY: where it is not null, the loader's string.
-        *found |= !name.is_null() && is_libcuda(unsafe { CStr::from_ptr(name) });
-        c_int::from(*found)
+/// Whether a library is among those of the process, in any version.
+fn is_loaded(library: &str) -> bool {
+    struct Search<'a> {
+        library: &'a str,
+        found: bool,
     }
-    let mut found = false;
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: the loader's own structure, and the search that was passed below, which nothing else refers to meanwhile.
+        let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
+        // SAFETY: where it is not null, the loader's string.
+        search.found |= !name.is_null() && is_file_of(search.library, unsafe { CStr::from_ptr(name) });
+        c_int::from(search.found)
+    }
+    let mut search = Search { library, found: false };
     // SAFETY: `visit` is called back with the pointer that is passed here, before this returns.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
-    found
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.found
 }
 
-fn is_libcuda(path: &CStr) -> bool {
+fn is_file_of(library: &str, path: &CStr) -> bool {
     let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    name.strip_prefix(b"libcuda.so").is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
+    name.strip_prefix(library.as_bytes()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
 }
 
 #[cfg(test)]
@@ -79,10 +86,10 @@ mod tests {
     #[test]
     fn the_driver_is_known_by_its_file_name() {
         for name in [c"libcuda.so.1", c"/usr/lib/libcuda.so.535.104.05", c"/x/libcuda.so"] {
-            assert!(is_libcuda(name), "{name:?}");
+            assert!(is_file_of("libcuda.so", name), "{name:?}");
         }
         for name in [c"libcudart.so.12", c"/libcuda.so.1/other.so", c"", c"libcuda.sort"] {
-            assert!(!is_libcuda(name), "{name:?}");
+            assert!(!is_file_of("libcuda.so", name), "{name:?}");
         }
     }
 }

@@ -308,7 +308,7 @@ pub unsafe fn stream_destroy(runtime: Runtime, stream: Stream) -> CudaError {
             && let Some(heap) = heap_in_use()
             && let Some(device) = current::device_of_stream(runtime, stream, heap.device_count())
         {
-            heap.stream_ends(device, StreamHandle(stream));
+            let _ = heap.stream_ends(device, StreamHandle(stream));
         }
     });
     // SAFETY: the caller's promise.

@@ -8,6 +8,7 @@ use once_cell::sync::OnceCell;
 use super::super::Capabilities;
 use super::super::error::Result;
 use super::HandleTypes;
+use super::creation::{Creation, HandleType, Offer};
 use super::symbols::{POOLS, Symbols, VMM};
 
 /// A device of the driver.
@@ -16,6 +17,7 @@ pub(super) struct Device {
     /// A `CUcontext`, kept as a number because threads share it.
     context: OnceCell<usize>,
     capabilities: OnceCell<Capabilities>,
+    creation: OnceCell<Creation>,
 }
 
 impl Device {
@@ -23,7 +25,12 @@ impl Device {
         let mut handle = 0;
         // SAFETY: writes one CUdevice.
         unsafe { symbols.cuDeviceGet(&mut handle, ordinal) }?;
-        Ok(Self { handle, context: OnceCell::new(), capabilities: OnceCell::new() })
+        Ok(Self {
+            handle,
+            context: OnceCell::new(),
+            capabilities: OnceCell::new(),
+            creation: OnceCell::new(),
+        })
     }
 
     /// The primary context, retained at the first call and never released: memory is freed until the process is gone.
@@ -42,6 +49,21 @@ impl Device {
         self.capabilities.get_or_try_init(|| self.probe(symbols))
     }
 
+    /// As what physical memory is created here, tried out at the first call, with the device's context current.
+    pub(super) fn creation(&self, symbols: &Symbols, wish: HandleType) -> Result<Creation> {
+        let choose = || {
+            let can = self.capabilities(symbols)?;
+            let offer = Offer {
+                device: self.handle,
+                granularity: can.granularity,
+                posix: self.handle_types(symbols).pages_as_files,
+                rdma: can.gpu_direct_rdma,
+            };
+            offer.choose(symbols, wish)
+        };
+        self.creation.get_or_try_init(choose).copied()
+    }
+
     fn probe(&self, symbols: &Symbols) -> Result<Capabilities> {
         let mut total_memory = 0;
         // SAFETY: writes one usize.
@@ -52,7 +74,9 @@ impl Device {
         let granularity = if symbols.missing(VMM).is_empty()
             && self.flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
         {
-            self.granularity(symbols, gpu_direct_rdma).unwrap_or(0)
+            self.granularity(symbols, gpu_direct_rdma)
+                .or_else(|_| self.granularity(symbols, false))
+                .unwrap_or(0)
         } else {
             0
         };
@@ -65,6 +89,10 @@ impl Device {
             gpu_direct_rdma,
             granularity,
             total_memory: total_memory as u64,
+            host_memory: self
+                .flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)
+                .then(available_host_memory)
+                .flatten(),
             name: self.name(symbols)?,
             uuid: self.uuid(symbols),
             compute_capability: (
@@ -95,8 +123,9 @@ impl Device {
         self.number(symbols, attribute) != 0
     }
 
-    fn granularity(&self, symbols: &Symbols, gpu_direct_rdma: bool) -> Result<u64> {
-        let properties = physical_properties(self.handle, gpu_direct_rdma);
+    fn granularity(&self, symbols: &Symbols, rdma: bool) -> Result<u64> {
+        let handle_type = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
+        let properties = physical_properties(self.handle, Creation { handle_type, rdma });
         let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut granularity = 0;
         // SAFETY: reads `properties`, writes one usize.
@@ -125,6 +154,13 @@ impl Device {
     }
 }
 
+/// What the kernel believes that programs can take without swapping (`MemAvailable` in /proc/meminfo), bytes.
+fn available_host_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// `device` as a place of memory.
 pub(super) fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
@@ -138,16 +174,16 @@ pub(super) fn access(device: sys::CUdevice) -> sys::CUmemAccessDesc {
     }
 }
 
-/// What `cuMemCreate` is asked for. No handle type: export is not wanted.
-pub(super) fn physical_properties(device: sys::CUdevice, gpu_direct_rdma: bool) -> sys::CUmemAllocationProp {
+/// What `cuMemCreate` is asked for.
+pub(super) fn physical_properties(device: sys::CUdevice, creation: Creation) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        requestedHandleTypes: creation.handle_type,
         location: location(device),
         win32HandleMetaData: std::ptr::null_mut(),
         allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
-            gpuDirectRDMACapable: u8::from(gpu_direct_rdma),
+            gpuDirectRDMACapable: u8::from(creation.rdma),
             usage: 0,
             reserved: [0; 4],
         },

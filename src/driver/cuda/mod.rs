@@ -4,6 +4,7 @@
 //! [`LoadError`] that tells what was tried, a missing symbol is a capability that is not there.
 
 mod context;
+mod creation;
 mod device;
 mod library;
 mod symbols;
@@ -13,6 +14,7 @@ use std::path::Path;
 use cudarc::driver::sys;
 
 use self::context::Entered;
+pub use self::creation::HandleType;
 use self::device::Device;
 use self::library::Library;
 pub use self::library::LoadError;
@@ -27,7 +29,7 @@ const NOT_READY: u32 = 600;
 /// Since this driver, `CUmemPoolProps` has `maxSize`; before, those bytes are reserved and must be 0.
 const POOL_MAX_SIZE_SINCE: i32 = 12020;
 
-/// How memory of a device can be handed to other processes: for reports only, as nothing of ours is.
+/// How memory of a device can be handed to other processes, as the device says: for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandleTypes {
     /// Physical handles, as POSIX file descriptors.
@@ -41,6 +43,7 @@ pub struct CudaDriver {
     library: Library,
     version: i32,
     devices: Vec<Device>,
+    handle_type: HandleType,
 }
 
 impl CudaDriver {
@@ -60,12 +63,17 @@ impl CudaDriver {
 
     fn over(library: Library) -> std::result::Result<Self, LoadError> {
         match Self::probe(&library.symbols) {
-            Ok((version, devices)) => Ok(Self { library, version, devices }),
+            Ok((version, devices)) => Ok(Self { library, version, devices, handle_type: HandleType::Auto }),
             Err(error) => Err(LoadError {
                 error: DriverError::new(error.call, ErrorKind::NoDriver, error.code),
                 tried: vec![format!("{}: {error}", library.path.display())],
             }),
         }
+    }
+
+    /// With physical memory that may leave the process so.
+    pub fn with_handle_type(self, handle_type: HandleType) -> Self {
+        Self { handle_type, ..self }
     }
 
     fn probe(symbols: &Symbols) -> Result<(i32, Vec<Device>)> {
@@ -259,11 +267,11 @@ impl Driver for CudaDriver {
         unsafe { self.symbols().cuMemFreeAsync(address, stream(on)) }
     }
 
-    fn address_reserve(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr> {
+    fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr> {
         let _entered = self.enter_relaxed(device)?;
         let mut address = 0;
-        // SAFETY: above. No alignment beyond the granularity, no wish for a place.
-        unsafe { self.symbols().cuMemAddressReserve(&mut address, length(bytes), 0, 0, 0) }?;
+        // SAFETY: above. No wish for a place.
+        unsafe { self.symbols().cuMemAddressReserve(&mut address, length(bytes), length(align), 0, 0) }?;
         Ok(address)
     }
 
@@ -276,8 +284,8 @@ impl Driver for CudaDriver {
     fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle> {
         let _entered = self.enter_relaxed(device)?;
         let target = self.device(device)?;
-        let rdma = target.capabilities(self.symbols())?.gpu_direct_rdma;
-        let properties = device::physical_properties(target.handle, rdma);
+        let creation = target.creation(self.symbols(), self.handle_type)?;
+        let properties = device::physical_properties(target.handle, creation);
         let mut handle = 0;
         // SAFETY: above.
         unsafe { self.symbols().cuMemCreate(&mut handle, length(bytes), &properties, 0) }?;
@@ -300,15 +308,13 @@ impl Driver for CudaDriver {
         let _entered = self.enter_relaxed(device)?;
         let own = device::access(self.device(device)?.handle);
         if peers.is_empty() {
-            // SAFETY: above; one descriptor is read.
-            return unsafe { self.symbols().cuMemSetAccess(address, length(bytes), &own, 1) };
+            return creation::set_access(self.symbols(), address, length(bytes), &[own]);
         }
         let mut access = vec![own];
         for peer in peers.iter().filter(|peer| **peer != device) {
             access.push(device::access(self.device(*peer)?.handle));
         }
-        // SAFETY: above; `access.len()` descriptors are read.
-        unsafe { self.symbols().cuMemSetAccess(address, length(bytes), access.as_ptr(), access.len()) }
+        creation::set_access(self.symbols(), address, length(bytes), &access)
     }
 
     fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()> {

@@ -136,6 +136,12 @@ symbols! {
             flags: c_ulonglong
         );
         cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
+        cuMemExportToShareableHandle(
+            exported: *mut c_void,
+            handle: sys::CUmemGenericAllocationHandle,
+            kind: sys::CUmemAllocationHandleType,
+            flags: c_ulonglong
+        );
         cuMemMap(
             address: sys::CUdeviceptr,
             bytes: usize,

@@ -15,6 +15,7 @@ mod validate;
 mod void;
 mod walk;
 
+use super::number_set::NumberSet;
 use super::page_table::{BLOCK_LIMIT, BlockId};
 use super::size_class::ALIGNMENT;
 use super::streams::{EVERY, NUMBERS, Streams};
@@ -191,8 +192,10 @@ pub struct Region {
 /// A set of regions whose free runs are searched together.
 #[derive(Default)]
 struct Space {
-    /// By stream + 1; the first is everybody's.
+    /// By [`owner_at`].
     owners: Vec<Option<Box<SizeIndex>>>,
+    /// The places of owners that have free runs: thousands of streams may have had one.
+    filled: NumberSet,
     regions: Vec<RegionId>,
     /// Where nothing is mapped.
     voids: SizeIndex,
@@ -213,7 +216,14 @@ impl Space {
         if at >= self.owners.len() {
             self.owners.resize_with(at + 1, || None);
         }
+        self.filled.reserve(at as u32);
         self.owners[at].get_or_insert_default()
+    }
+
+    /// The owners that have free runs, and these.
+    fn filled(&self) -> impl Iterator<Item = (u32, &SizeIndex)> {
+        let index = |place| Some((owner_in(place as usize), self.owners.get(place as usize)?.as_deref()?));
+        self.filled.iter().filter_map(index)
     }
 }
 
@@ -229,6 +239,8 @@ pub struct Arenas {
     /// Whether runs that are asked for at more than [`ALIGNMENT`] are only taken whole (`Heap::give_blocks_spans_of_their_own`).
     pub whole_runs: bool,
     scratch: Vec<RunId>,
+    /// The places of owners of whose free runs some may be behind what their streams are past by now ([`Arenas::note_further`]).
+    ripe: NumberSet,
     /// By first byte.
     shadows: BTreeMap<u64, RunId>,
     changes: u64,
@@ -405,7 +417,8 @@ impl Arenas {
         stream: u32,
         label: Label,
     ) -> Option<(RunId, u64)> {
-        let owners = &mut self.spaces.get_mut(space as usize)?.owners[..];
+        let Space { owners, filled, .. } = self.spaces.get_mut(space as usize)?;
+        let owners = &mut owners[..];
         let contested =
             matches!(owners.get(owner_at(EVERYBODY)), Some(Some(everybody)) if everybody.count != 0);
         let (owner, found) = if contested {
@@ -425,7 +438,9 @@ impl Arenas {
             let run = runs.get_mut(id as usize)?;
             run.become_block(stream, label);
             let address = run.address;
-            index.remove(runs, id);
+            if index.remove(runs, id) {
+                filled.remove(owner as u32);
+            }
             self.busy += bytes;
             self.busy_peak = self.busy_peak.max(self.busy);
             return Some((id, address));
@@ -545,6 +560,7 @@ impl Arenas {
 
     /// Frees a live or pending run to `stream` as of `epoch` (or to everybody), and merges it with neighbours of the same owner.
     pub fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
+        self.ripe.insert(owner_at(stream) as u32);
         let place = self.runs[id as usize].place();
         self.busy -= place.bytes;
         self.set_free_from(id, place, stream, epoch);
@@ -562,6 +578,7 @@ impl Arenas {
 
     /// Makes an unlisted run free. A neighbour of the same owner takes it in and keeps its number and its place: mostly no list is touched.
     fn set_free(&mut self, id: RunId, owner: u32, epoch: u64) {
+        self.ripe.insert(owner_at(owner) as u32);
         let place = self.runs[id as usize].place();
         self.set_free_from(id, place, owner, epoch);
     }
@@ -578,7 +595,7 @@ impl Arenas {
     fn set_free_from(&mut self, id: RunId, place: Place, owner: u32, epoch: u64) {
         let Place { address, bytes, region, previous, next } = place;
         let Region { space, ref mut first, .. } = self.regions[region as usize];
-        let owners = &mut self.spaces[space as usize].owners[..];
+        let Space { owners, filled, .. } = &mut self.spaces[space as usize];
         let Some(index) = owners.get_mut(owner_at(owner)).and_then(Option::as_deref_mut) else {
             return self.set_free_first(space, id, owner, epoch);
         };
@@ -618,46 +635,79 @@ impl Arenas {
         } else {
             let run = &mut runs[id as usize];
             (run.state, run.stream, run.epoch) = (RunState::Free, owner, epoch);
-            index.insert(runs, id);
+            if index.insert(runs, id) {
+                filled.insert_reserved(owner_at(owner) as u32);
+            }
         }
+    }
+
+    /// The stream is past more than before: [`Arenas::promote_ripe`] looks at what it freed.
+    pub fn note_further(&mut self, stream: u32) {
+        self.ripe.insert(owner_at(stream) as u32);
+    }
+
+    /// A stream that is past some of its free runs, which [`Arenas::promote_ripe`] would not look at: there must be none but those `known` to have got
+    /// further since it was called.
+    pub fn overlooked(&self, completed: &dyn Fn(u32) -> u64, known: &dyn Fn(u32) -> bool) -> Option<u32> {
+        let shared = self.spaces.iter().filter(|space| !space.private);
+        let mut owners = shared.flat_map(Space::filled).filter(|(owner, _)| *owner != EVERYBODY);
+        let is_it = |(owner, index): &(u32, &SizeIndex)| {
+            index.oldest <= completed(*owner)
+                && !self.ripe.contains(owner_at(*owner) as u32)
+                && !known(*owner)
+        };
+        owners.find(is_it).map(|(owner, _)| owner)
+    }
+
+    /// Gives to everybody the free runs of `spaces` whose streams are past them; `completed` tells the last epoch that a stream is past. Looks only at
+    /// what has become free, or whose stream was noted to be further, since it was called last: always call it with the same spaces.
+    pub fn promote_ripe(&mut self, spaces: impl Iterator<Item = SpaceId>, completed: &dyn Fn(u32) -> u64) {
+        let mut ripe = std::mem::take(&mut self.ripe);
+        for space in spaces.filter(|&space| !self.spaces[space as usize].private).collect::<Vec<_>>() {
+            ripe.iter().for_each(|place| self.give_owner_to_everybody(space, place as usize, completed));
+        }
+        ripe.clear();
+        self.ripe = ripe;
     }
 
     /// Gives to everybody the free runs whose streams are past them; `completed` tells the last epoch that a stream is past.
     pub fn promote(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
-        if self.spaces[space as usize].private {
-            return;
+        if !self.spaces[space as usize].private {
+            self.give_to_everybody(space, completed);
         }
-        self.give_to_everybody(space, completed);
     }
 
     /// As [`Arenas::promote`], private spaces too: for spaces whose every use is known to be over.
     pub fn give_to_everybody(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
-        let mut found = std::mem::take(&mut self.scratch);
-        for at in 0..self.spaces[space as usize].owners.len() {
-            let Some(index) = self.spaces[space as usize].owners[at].as_deref() else { continue };
-            let owner = owner_in(at);
-            if owner == EVERYBODY {
-                continue;
-            }
-            let completed = completed(owner);
-            if index.count == 0 || index.oldest > completed {
-                continue;
-            }
-            found.clear();
-            index.collect(&self.runs, &mut found);
-            let mut oldest = u64::MAX;
-            for &id in &found {
-                let epoch = self.runs[id as usize].epoch;
-                if epoch > completed {
-                    oldest = oldest.min(epoch);
-                    continue;
-                }
-                self.unlist(id);
-                // Neighbours of everybody's take it in; another of `found` is not everybody's yet, so none is lost.
-                self.set_free(id, EVERYBODY, 0);
-            }
-            self.spaces[space as usize].owner_mut(owner).oldest = oldest;
+        let places: Vec<u32> = self.spaces[space as usize].filled.iter().collect();
+        for place in places {
+            self.give_owner_to_everybody(space, place as usize, completed);
         }
+    }
+
+    fn give_owner_to_everybody(&mut self, space: SpaceId, place: usize, completed: &dyn Fn(u32) -> u64) {
+        let owner = owner_in(place);
+        let index = self.spaces[space as usize].owners.get(place).and_then(Option::as_deref);
+        let Some(index) = index.filter(|index| index.count > 0 && owner != EVERYBODY) else { return };
+        let completed = completed(owner);
+        if index.oldest > completed {
+            return;
+        }
+        let mut found = std::mem::take(&mut self.scratch);
+        found.clear();
+        index.collect(&self.runs, &mut found);
+        let mut oldest = u64::MAX;
+        for &id in &found {
+            let epoch = self.runs[id as usize].epoch;
+            if epoch > completed {
+                oldest = oldest.min(epoch);
+                continue;
+            }
+            self.unlist(id);
+            // Neighbours of everybody's take it in; another of `found` is not everybody's yet, so none is lost.
+            self.set_free(id, EVERYBODY, 0);
+        }
+        self.spaces[space as usize].owner_mut(owner).oldest = oldest;
         self.scratch = found;
     }
 
@@ -678,7 +728,7 @@ impl Arenas {
         is_usable: &dyn Fn(u32, u64) -> bool,
     ) -> Option<RunId> {
         let mut ids = Vec::new();
-        for index in self.spaces[space as usize].owners.iter().flatten() {
+        for (_, index) in self.spaces[space as usize].filled().filter(|(_, index)| index.bytes >= bytes) {
             index.each_from(&self.runs, bytes, |id| ids.push(id));
         }
         let fits = |&id: &RunId| {
@@ -696,14 +746,17 @@ impl Arenas {
         self.set_free(id, stream, epoch);
     }
 
-    /// Free bytes of a space: all, and those of everybody's.
-    pub fn free_bytes(&self, space: SpaceId) -> (u64, u64) {
-        let space = &self.spaces[space as usize];
-        let all = space.owners.iter().flatten().map(|index| index.bytes).sum();
-        (all, space.owner(EVERYBODY).map_or(0, |index| index.bytes))
+    /// Free bytes of a space.
+    pub fn free_bytes(&self, space: SpaceId) -> u64 {
+        self.spaces[space as usize].filled().map(|(_, index)| index.bytes).sum()
     }
 
-    /// Free bytes of a space that belong to `stream`.
+    /// Whether another stream than `stream` owns free memory of a space.
+    pub fn others_own(&self, space: SpaceId, stream: u32) -> bool {
+        self.spaces[space as usize].filled().any(|(owner, _)| owner != stream && owner != EVERYBODY)
+    }
+
+    /// Free bytes of a space that belong to `stream`, or to [`EVERYBODY`].
     pub fn own_free_bytes(&self, space: SpaceId, stream: u32) -> u64 {
         self.spaces[space as usize].owner(stream).map_or(0, |index| index.bytes)
     }
@@ -744,7 +797,11 @@ impl Arenas {
     /// The largest free run of a space, whoever owns it.
     pub fn largest_free(&self, space: SpaceId) -> u64 {
         let space = &self.spaces[space as usize];
-        space.owners.iter().flatten().map(|index| index.largest(&self.runs)).max().unwrap_or(0)
+        // What is all an owner has is no less than its largest.
+        let longer = |most: u64, (_, index): (u32, &SizeIndex)| {
+            if index.bytes > most { most.max(index.largest(&self.runs)) } else { most }
+        };
+        space.filled().fold(0, longer)
     }
 
     fn list(&mut self, id: RunId, owner: u32) {
@@ -752,17 +809,26 @@ impl Arenas {
         run.state = RunState::Free;
         run.stream = owner;
         let space = self.regions[run.region as usize].space;
-        self.spaces[space as usize].owner_mut(owner).insert(&mut self.runs, id);
+        self.ripe.insert(owner_at(owner) as u32);
+        let space = &mut self.spaces[space as usize];
+        if space.owner_mut(owner).insert(&mut self.runs, id) {
+            space.filled.insert_reserved(owner_at(owner) as u32);
+        }
     }
 
     fn unlist(&mut self, id: RunId) {
         let run = &self.runs[id as usize];
         let space = self.regions[run.region as usize].space;
         match run.state {
-            RunState::Void => self.spaces[space as usize].voids.remove(&mut self.runs, id),
+            RunState::Void => {
+                self.spaces[space as usize].voids.remove(&mut self.runs, id);
+            }
             _ => {
                 let owner = run.stream;
-                self.spaces[space as usize].owner_mut(owner).remove(&mut self.runs, id);
+                let space = &mut self.spaces[space as usize];
+                if space.owner_mut(owner).remove(&mut self.runs, id) {
+                    space.filled.remove(owner_at(owner) as u32);
+                }
             }
         }
     }

@@ -46,23 +46,28 @@ fn bin_of(bytes: u64) -> usize {
 }
 
 impl SizeIndex {
+    /// Whether it is the only one now.
     #[inline(always)]
-    pub(super) fn insert(&mut self, runs: &mut [Run], id: RunId) {
+    pub(super) fn insert(&mut self, runs: &mut [Run], id: RunId) -> bool {
         let run = &runs[id as usize];
         self.count += 1;
         self.bytes += run.bytes;
         self.oldest = self.oldest.min(run.epoch);
         self.link(runs, id, bin_of(run.bytes));
+        self.count == 1
     }
 
+    /// Whether none is left.
     #[inline(always)]
-    pub(super) fn remove(&mut self, runs: &mut [Run], id: RunId) {
+    pub(super) fn remove(&mut self, runs: &mut [Run], id: RunId) -> bool {
         self.count -= 1;
         self.bytes -= runs[id as usize].bytes;
         self.unlink(runs, id);
-        if self.count == 0 {
+        let last = self.count == 0;
+        if last {
             self.oldest = u64::MAX;
         }
+        last
     }
 
     /// Free run `id` is `bytes` long from now on.

@@ -23,6 +23,11 @@ impl Arenas {
                 let mut ids = Vec::new();
                 index.collect(&self.runs, &mut ids);
                 let bytes: u64 = ids.iter().map(|&id| self.runs[id as usize].bytes).sum();
+                if owner != VOID && space.filled.contains(super::owner_at(owner) as u32) == ids.is_empty() {
+                    return Err(format!(
+                        "space {number}: whether stream {owner} has free runs is miscounted"
+                    ));
+                }
                 if ids.len() != index.count as usize || bytes != index.bytes {
                     return Err(format!("space {number}: the index of stream {owner} miscounts its runs"));
                 }

@@ -73,6 +73,23 @@ impl Arenas {
         self.spaces[space as usize].regions.iter().copied().filter(is_idle).collect()
     }
 
+    /// Address space that is reserved for a space, bytes.
+    pub fn reserved_bytes(&self, space: SpaceId) -> u64 {
+        let regions = self.spaces[space as usize].regions.iter().map(|&id| &self.regions[id as usize]);
+        regions.filter(|region| region.stitched).map(|region| region.bytes).sum()
+    }
+
+    /// As [`Arenas::reserved_bytes`], of all spaces.
+    pub fn all_reserved_bytes(&self) -> u64 {
+        self.regions().filter(|(_, region)| region.stitched).map(|(_, region)| region.bytes).sum()
+    }
+
+    /// The region of a space with the lowest address.
+    pub fn lowest_region(&self, space: SpaceId) -> Option<RegionId> {
+        let regions = self.spaces[space as usize].regions.iter().copied();
+        regions.min_by_key(|&id| self.regions[id as usize].address)
+    }
+
     /// The row of fewest pages that lets `stream` have `bytes` at a multiple of `align`: behind a free run that it may use,
     /// before one, between two, or in a void by itself. The lowest address among equals. `None`: the address space is full.
     pub fn plan(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<Plan> {
@@ -166,7 +183,9 @@ impl Arenas {
     /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` tells of a run's owner and epoch
     /// whether its pages may move, and what the last work on them was if that may still run.
     pub fn loose_runs(&self, spaces: &[SpaceId], used: &dyn Fn(u32, u64) -> Movable) -> Vec<LoosePages> {
-        let indexes = || spaces.iter().flat_map(|&space| self.spaces[space as usize].owners.iter()).flatten();
+        // Who has less than a page has no whole page.
+        let indexes = spaces.iter().flat_map(|&space| self.spaces[space as usize].filled());
+        let indexes = indexes.filter(|(_, index)| index.bytes >= PAGE);
         let pages = |id: RunId| {
             let run = &self.runs[id as usize];
             if !self.regions[run.region as usize].stitched {
@@ -181,8 +200,8 @@ impl Arenas {
             let pages = whole_pages(run.address..run.address + run.bytes)?;
             Some(LoosePages { run: id, pages, used })
         };
-        let mut found = Vec::with_capacity(indexes().map(|index| index.count as usize).sum());
-        for index in indexes() {
+        let mut found = Vec::new();
+        for (_, index) in indexes {
             index.each_from(&self.runs, PAGE, |id| found.extend(pages(id)));
         }
         found.sort_unstable_by_key(|loose| (loose.bytes(), Reverse(loose.pages.start)));
@@ -323,9 +342,7 @@ impl Arenas {
     pub fn mapped_bytes(&self) -> (u64, u64) {
         let voids: u64 = self.spaces.iter().map(|space| space.voids.bytes).sum();
         let shadows: u64 = self.spaces.iter().map(|space| space.shadow_bytes).sum();
-        let reserved: u64 =
-            self.regions().filter(|(_, region)| region.stitched).map(|(_, region)| region.bytes).sum();
-        (reserved - voids - shadows, shadows)
+        (self.all_reserved_bytes() - voids - shadows, shadows)
     }
 }
 

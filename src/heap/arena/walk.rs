@@ -7,7 +7,7 @@ impl Arenas {
     /// The free runs, in no order.
     pub fn free_runs(&self) -> impl Iterator<Item = &Run> {
         let mut ids = Vec::new();
-        for index in self.spaces.iter().flat_map(|space| space.owners.iter().flatten()) {
+        for (_, index) in self.spaces.iter().flat_map(super::Space::filled) {
             index.collect(&self.runs, &mut ids);
         }
         ids.into_iter().map(|id| &self.runs[id as usize])

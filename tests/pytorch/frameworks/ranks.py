@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import torch
 import torch.multiprocessing as mp
@@ -33,7 +34,9 @@ def main():
     device = int(os.environ["LOCAL_RANK"])
     steps = train(device)
     mp.spawn(work, (device,), nprocs=1)
-    print(json.dumps({"steps": steps, "world": int(os.environ["WORLD_SIZE"])}), flush=True)
+    # The line and its end in one write: two ranks share the pipe, and their launcher starts them unbuffered, where print writes the end by itself.
+    sys.stdout.write(json.dumps({"steps": steps, "world": int(os.environ["WORLD_SIZE"])}) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import subprocess
+import sys
+import types
+from pathlib import Path
 
 import torch
 
@@ -49,6 +53,8 @@ def address(function):
 
 def install():
     """Puts the test's allocator in place; before CUDA is initialised."""
+    if library is not None:
+        announce_streams()
     if ALLOCATOR == "bare":
         allocator = torch.cuda.memory.CUDAPluggableAllocator(LIBRARY, "gruyere_malloc", "gruyere_free")
         torch.cuda.memory.change_current_allocator(allocator)
@@ -69,6 +75,19 @@ def install():
         allocator.set_release_pool(address(library.gruyere_release_pool))
         torch._C._cuda_changeCurrentAllocator(allocator)
         library.gruyere_announce_hooks(3)
+
+
+def announce_streams():
+    """torch never destroys the streams of its pools, and the library is told so as the package does it (`gruyere_stream_lasts`): without, it may not ask such a stream whether a capture of its is over."""
+    package = types.ModuleType("announcing")
+    package.__path__ = []
+    package._library = types.SimpleNamespace(library=lambda: library)
+    sys.modules["announcing"] = package
+    source = Path(__file__).resolve().parents[3] / "python_loader" / "gruyere" / "_streams.py"
+    spec = importlib.util.spec_from_file_location("announcing._streams", source)
+    streams = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(streams)
+    streams.install()
 
 
 def rounded(size):

@@ -94,6 +94,8 @@ pub struct Proof {
     pub schema: &'static str,
     /// Version of the schema.
     pub version: u32,
+    /// What driver calls cost: a name of prices, or a file's path.
+    pub prices: String,
     pub settings: Vec<Setting>,
     /// The traces.
     pub cases: Vec<Case>,
@@ -172,6 +174,7 @@ pub mod fixture {
             runs: runs.to_vec(),
         };
         Proof {
+            prices: "by-call".to_owned(),
             schema: "gruyere.proof",
             version: 1,
             settings: roles.map(setting).to_vec(),

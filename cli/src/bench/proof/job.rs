@@ -1,11 +1,13 @@
 //! One measurement of the proof, in a process of its own: Gruyère's heap is the process's, so what runs beside it needs another.
 
+use crate::signals;
 use gruyere_replay::allocator::AllocError;
 use gruyere_replay::bench::{BenchError, Contender, ample, smallest_device};
 use gruyere_replay::floor::{self, Ends};
 use gruyere_replay::observe::{Observed, observe};
 use gruyere_replay::stage::{Charge, Setup};
 use gruyere_replay::trace::{Trace, drawn_order};
+use gruyere_replay::{Costs, Prices};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -17,6 +19,8 @@ pub struct Job {
     pub source: Source,
     /// What to measure.
     pub task: Task,
+    /// What driver calls cost: a name or a file's path.
+    pub prices: String,
 }
 
 /// Where a trace comes from.
@@ -138,7 +142,8 @@ impl Job {
     /// What is wrong with the trace, or why it cannot be measured. A refused configuration is an answer.
     pub fn run(&self) -> Result<Answer, String> {
         let trace = self.source.read()?;
-        let found = match self.measure(&trace) {
+        let prices = Prices::open(&self.prices).map_err(|error| error.to_string())?.costs;
+        let found = match self.measure(&trace, prices) {
             Ok(found) => found,
             Err(BenchError::SetUp(AllocError::Setup(why))) => Found::Refused(why),
             Err(error) => return Err(format!("{}: {error}", trace.name)),
@@ -146,9 +151,9 @@ impl Job {
         Ok(Answer { operations: trace.operations, peak_live: trace.peak_live, trace: trace.name, found })
     }
 
-    fn measure(&self, trace: &Trace) -> Result<Found, BenchError> {
+    fn measure(&self, trace: &Trace, prices: Costs) -> Result<Found, BenchError> {
         Ok(match &self.task {
-            Task::Ends => Found::Ends(floor::ends(trace)?),
+            Task::Ends => Found::Ends(floor::ends(trace, &prices)?),
             Task::Fit { who } => Found::Fit(smallest_device(trace, &who.into())?),
             Task::Observe { who, clock, room } => {
                 let capacity = match room {
@@ -160,7 +165,7 @@ impl Job {
                     Clock::CallsFree => Setup::timeline(capacity, Charge::Program),
                     Clock::CallsCharged => Setup::timeline(capacity, Charge::DriverCalls),
                 };
-                Found::Observed(observe(trace, &who.into(), setup)?)
+                Found::Observed(observe(trace, &who.into(), Setup { prices, ..setup })?)
             }
         })
     }
@@ -172,7 +177,8 @@ impl Job {
     pub fn run_apart(&self) -> Result<Answer, String> {
         let this = std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
         let text = serde_json::to_string(self).map_err(|error| error.to_string())?;
-        let output = Command::new(&this)
+        let mut command = Command::new(&this);
+        let output = signals::ends_with_us(&mut command)
             .args(["bench", "proof", "--job", &text])
             .stdin(Stdio::null())
             .output()

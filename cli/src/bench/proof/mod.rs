@@ -6,12 +6,12 @@ mod job;
 mod print;
 mod workers;
 
-use super::{FAULTS, OUT_OF_MEMORY, bundled, traces_in, write};
+use super::{FAULTS, OUT_OF_MEMORY, bundled, open_prices, traces_in, write};
+use crate::{failure, output};
 use figures::{Case, Proof, Role, Runs, Setting};
 use gruyere_replay::observe::Observed;
 use job::{Answer, Clock, Found, Job, Room, Source, Task, Who};
 use std::collections::HashMap;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use workers::Work;
@@ -34,6 +34,8 @@ Examples:
   gruyere bench proof --part long --trace my.trace.zst --long 20
                                                     one trace twenty times over
   gruyere bench proof --conf share:off              a column more
+  gruyere bench proof --part timeline --prices by-mapping
+                                                    time, where access costs by the mapping
 
 Exit status: 0 every bar is met; 1 something could not be read, written or run; 2 wrong arguments; 3 the oracle, the driver's
 books or an invariant found a fault; 4 a trace did not complete with room to spare; 5 a bar is not met.";
@@ -63,6 +65,9 @@ pub struct Args {
     /// One more column for Gruyère configured by STRING, without bars; may be repeated.
     #[arg(long, value_name = "STRING")]
     conf: Vec<String>,
+    /// What driver calls cost on the timeline: by-call, by-mapping, by-mapping-and-page, or a JSON file (also that of tests/gpu/probe). The bars are those of by-call.
+    #[arg(long, value_name = "NAME|FILE", default_value = "by-call")]
+    prices: String,
     /// Folder of public traces, of which only calls to the allocator are known.
     #[arg(long, value_name = "DIR")]
     public: Option<PathBuf>,
@@ -135,7 +140,7 @@ enum What {
 /// What could not be read, written or run.
 pub fn main(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     if let Some(job) = &args.job {
-        println!("{}", serde_json::to_string(&serde_json::from_str::<Job>(job)?.run()?)?);
+        output::print(serde_json::to_string(&serde_json::from_str::<Job>(job)?.run()?)? + "\n")?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(folder) = &args.out {
@@ -149,8 +154,7 @@ pub fn main(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         write(&folder.join("proof.json"), &json)?;
     }
     let text = if args.json { json } else { print::draw(&proof, &bars) };
-    // A closed pipe is the reader's choice.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    output::print(text)?;
     Ok(ExitCode::from(verdict(&proof, &bars)))
 }
 
@@ -161,7 +165,7 @@ fn verdict(proof: &Proof, bars: &[bars::Bar]) -> u8 {
         status = NOT_MET;
     }
     let say = |case: &Case, setting: &Setting, what: &str| {
-        eprintln!("gruyere bench proof: {} on {}: {what}", setting.name, case.trace);
+        failure::say("bench proof", format_args!("{} on {}: {what}", setting.name, case.trace));
     };
     for (case, setting, runs) in proof.rows() {
         for run in runs.with_room().filter(|run| !run.completed()) {
@@ -176,7 +180,7 @@ fn verdict(proof: &Proof, bars: &[bars::Bar]) -> u8 {
     for (case, setting, runs) in proof.rows() {
         for run in runs.with_room().chain(&runs.small).filter(|run| run.fault_count > 0) {
             say(case, setting, &format!("{} faults", run.fault_count));
-            run.faults.iter().for_each(|fault| eprintln!("  {fault}"));
+            run.faults.iter().for_each(|fault| failure::say("bench proof", fault));
             status = FAULTS;
         }
         // Nobody is done before the floor: if somebody is, the floor is wrong.
@@ -207,6 +211,7 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     fn new(args: &'a Args) -> Result<Self, String> {
+        open_prices(Some(&args.prices))?;
         let paths = if args.trace.is_empty() { bundled()? } else { args.trace.clone() };
         let seeds: Vec<Option<u64>> = match args.jitter.as_slice() {
             [] => vec![None],
@@ -257,7 +262,10 @@ impl<'a> Plan<'a> {
     fn jobs(&self) -> Vec<(Place, Job)> {
         let mut jobs = Vec::new();
         let mut add = |case, source: &Source, setting, figure, task| {
-            jobs.push((Place { case, setting, figure }, Job { source: source.clone(), task }));
+            jobs.push((
+                Place { case, setting, figure },
+                Job { source: source.clone(), task, prices: self.args.prices.clone() },
+            ));
         };
         let whos: Vec<Who> = self
             .settings
@@ -337,6 +345,7 @@ impl<'a> Plan<'a> {
         Ok(Proof {
             schema: "gruyere.proof",
             version: 1,
+            prices: self.args.prices.clone(),
             cases: (0..self.traces.len()).filter_map(|index| case(Where::Trace(index))).collect(),
             public: (0..self.public.len()).filter_map(|index| case(Where::Public(index))).collect(),
             long: case(Where::Long),

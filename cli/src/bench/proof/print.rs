@@ -109,7 +109,7 @@ fn percent(part: f64) -> String {
 
 /// The text of `proof`, its figures marked by `bars`.
 pub fn draw(proof: &Proof, bars: &[Bar]) -> String {
-    let mut text = String::new();
+    let mut text = format!("Prices of driver calls: {}\n\n", proof.prices);
     for section in OF_TRACES {
         text.push_str(&table(section, &proof.cases, proof, bars));
     }

@@ -12,6 +12,9 @@ const INK_NAMES = ["live block", "pending block (waits for streams)", "free, who
   "free, in a partly used page", "free slots of a slab", "rest of a slot", "tail of a slab", "spare pages, mapped nowhere"];
 const LIFETIMES = ["auto", "transient", "step", "persistent"];
 const NOBODY = 0xffffffff;
+// As src/record/stream.rs.
+const ALL_STREAMS = 4094;
+const streamText = (stream) => stream === NOBODY ? "none" : stream === ALL_STREAMS ? "all" : stream;
 const PAGE = 2 * 1024 * 1024;
 
 // Bins: what a column of a row adds up. First the classes of live blocks, then the rest, in the order they are stacked from below.
@@ -182,7 +185,7 @@ function streamNames() {
   }
   const order = [...sums].sort((a, b) => b[1] - a[1]).map((entry) => entry[0]);
   streamClass = new Map(order.slice(0, order.length > CLASSES ? CLASSES - 1 : CLASSES).map((stream, n) => [stream, n]));
-  const names = [...streamClass.keys()].map((stream) => "stream " + stream);
+  const names = [...streamClass.keys()].map((stream) => "stream " + streamText(stream));
   return order.length > CLASSES ? [...names, "other streams"] : names;
 }
 

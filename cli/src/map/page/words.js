@@ -9,8 +9,8 @@ function describe(i, at) {
   const lines = [["", INK_NAMES[f.ink]], ["address", hex(f.address)], ["bytes", exact(f.bytes)]];
   if (f.block) {
     lines.push(["requested", exact(f.requested)]);
-    lines.push(["lifetime", LIFETIMES[f.lifetime % 4]], ["stream", f.stream], ["step", f.step], ["age", f.age + (f.age === 1 ? " step" : " steps")]);
-  } else if (f.stream !== NOBODY) lines.push(["lifetime", LIFETIMES[f.lifetime % 4]], ["stream", f.stream]);
+    lines.push(["lifetime", LIFETIMES[f.lifetime % 4]], ["stream", streamText(f.stream)], ["step", f.step], ["age", f.age + (f.age === 1 ? " step" : " steps")]);
+  } else if (f.stream !== NOBODY) lines.push(["lifetime", LIFETIMES[f.lifetime % 4]], ["stream", streamText(f.stream)]);
   if (f.slot) lines.push(["size class", bytesText(f.slot)]);
   if (f.capture) lines.push(["capture", f.capture]);
   lines.push(["page", pageText(at === undefined ? starts[i] : lineAt(at))]);

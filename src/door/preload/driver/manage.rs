@@ -215,7 +215,7 @@ pub fn stream_destroy(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResu
             && let Some(heap) = heap_in_use()
             && let Some(device) = context::device_of_stream(stream)
         {
-            heap.stream_ends(device, context::handle(stream));
+            let _ = heap.stream_ends(device, context::handle(stream));
         }
     });
     real()

@@ -1,0 +1,357 @@
+//! `gruyere address`: what lies at an address of the device, and what lay there before.
+
+use std::fmt::Write as _;
+
+use gruyere::dump::state::lifetime_name;
+use gruyere::heap::oom::Bytes;
+use gruyere::record::picture::PAGE;
+use gruyere::record::reader::Cursor;
+use gruyere::record::ring::Event;
+use gruyere::record::stream::StreamNumber;
+use gruyere::record::{BlockEntry, BlockState, EventKind, Reader, SegmentEntry, SegmentKind};
+use serde_json::{Value, json};
+
+use crate::driver_calls::span;
+use crate::failure::{Ended, Exit};
+use crate::output;
+use crate::target::Target;
+
+/// Tells what lies at a device's address, and which blocks lay there before.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere address 4242 0x7f3a40200400   an address that compute-sanitizer or cuda-gdb named
+  gruyere address 4242 0x7f3a40200400 --json | jq '.before[0]'
+
+For illegal accesses: a tensor that is used after it was freed (a missing record_stream) reads stale data under torch's
+allocator; here its pages may lie elsewhere by then, and the access faults. Blocks that lay there are known as far as the
+record's latest events go back (`ring_events:` in GRUYERE_CONF keeps more). docs/after-the-crash.md has the whole way.
+
+Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, but some values are not of
+one moment (marked torn: the process was killed while it wrote).")]
+pub struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// The address: hexadecimal with 0x, or decimal.
+    #[arg(value_parser = parse)]
+    address: u64,
+    /// Print JSON. Bytes are bytes, times nanoseconds.
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.replace('_', "");
+    let parsed = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        Some(hexadecimal) => u64::from_str_radix(hexadecimal, 16),
+        None => digits.parse(),
+    };
+    parsed.map_err(|_| "no address: write it as 0x7f3a40200400, or in decimal".to_owned())
+}
+
+/// How an address is backed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backed {
+    /// In a span of the driver's, or in a mapping's pages that hold blocks.
+    Held(SegmentEntry),
+    /// Mapped, but nobody gets memory there: what was there lies elsewhere by now, or nowhere.
+    Shadow(SegmentEntry),
+    /// In address space of ours, with nothing mapped.
+    Unmapped(SegmentEntry),
+    /// Not ours.
+    Unknown,
+}
+
+/// Whether `address` lies in the `bytes` from `start` on, which a damaged record may let pass the end of all addresses.
+fn covers(start: u64, bytes: u64, address: u64) -> bool {
+    address.checked_sub(start).is_some_and(|offset| offset < bytes)
+}
+
+fn backed(segments: &[SegmentEntry], address: u64) -> Backed {
+    let here = |segment: &&SegmentEntry| covers(segment.address, segment.bytes, address);
+    let of = |kind| segments.iter().filter(here).find(move |segment| segment.kind == kind).copied();
+    if let Some(view) = of(SegmentKind::View) {
+        let page = (address - view.address) / PAGE;
+        return if page < 128 && view.pages >> page & 1 == 1 {
+            Backed::Held(view)
+        } else {
+            Backed::Shadow(view)
+        };
+    }
+    match (of(SegmentKind::Span), of(SegmentKind::Reservation)) {
+        (Some(span), _) => Backed::Held(span),
+        (None, Some(reservation)) => Backed::Unmapped(reservation),
+        (None, None) => Backed::Unknown,
+    }
+}
+
+impl Backed {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Held(_) => "held",
+            Self::Shadow(_) => "shadow",
+            Self::Unmapped(_) => "unmapped",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    fn sentence(&self) -> String {
+        match self {
+            Self::Held(segment) => {
+                format!(
+                    "in {} at {:#x}, held on device {}",
+                    Bytes(segment.bytes),
+                    segment.address,
+                    segment.device
+                )
+            }
+            Self::Shadow(segment) => format!(
+                "in a mapping of {} at {:#x} on device {} whose pages here serve elsewhere: an access reads what lies there, and faults once it is unmapped",
+                Bytes(segment.bytes),
+                segment.address,
+                segment.device
+            ),
+            Self::Unmapped(segment) => {
+                format!("nothing is mapped there (device {}): an access faults", segment.device)
+            }
+            Self::Unknown => {
+                "not in memory of Gruyère's: an access faults, or it is somebody else's".to_owned()
+            }
+        }
+    }
+}
+
+/// A block that lay at the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tenant {
+    address: u64,
+    bytes: u64,
+    stream: u32,
+    lifetime: u8,
+    device: u8,
+    /// Ticks; `None`: before what the record remembers.
+    handed_out: Option<u64>,
+    /// Ticks; `None`: it was not seen to be freed.
+    freed: Option<u64>,
+}
+
+/// The blocks that covered `address`, the latest first.
+fn tenants(events: &[Event], address: u64) -> Vec<Tenant> {
+    let mut tenants: Vec<Tenant> = Vec::new();
+    let here = |event: &&Event| {
+        matches!(event.kind, EventKind::Malloc | EventKind::Free)
+            && covers(event.address, event.size, address)
+    };
+    for event in events.iter().filter(here) {
+        let tenant = Tenant {
+            address: event.address,
+            bytes: event.size,
+            stream: event.stream,
+            lifetime: event.lifetime,
+            device: event.device,
+            handed_out: None,
+            freed: None,
+        };
+        if event.kind == EventKind::Malloc {
+            tenants.push(Tenant { handed_out: Some(event.time), ..tenant });
+            continue;
+        }
+        match tenants.last_mut() {
+            Some(last) if last.address == event.address && last.freed.is_none() => {
+                last.freed = Some(event.time)
+            }
+            // Handed out before what the record remembers.
+            _ => tenants.push(Tenant { freed: Some(event.time), ..tenant }),
+        }
+    }
+    tenants.reverse();
+    tenants
+}
+
+/// Runs it.
+pub fn run(arguments: &Arguments) -> Ended {
+    let reader = arguments.target.open()?;
+    let (blocks, segments) = (reader.blocks(), reader.segments());
+    let events = reader.events(&mut Cursor::default());
+    reader.expect_sound()?;
+    let address = arguments.address;
+    let found = Found {
+        address,
+        backed: backed(&segments.entries, address),
+        block: blocks.entries.iter().copied().find(|(block, _)| covers(block.address, block.size, address)),
+        tenants: tenants(&events.entries, address),
+        events: events.entries.len(),
+        latest: events.entries.last().map(|event| event.time),
+    };
+    let text = if arguments.json { format!("{:#}\n", found.value(&reader)) } else { found.text(&reader) };
+    output::print(text)?;
+    Ok(if blocks.torn + segments.torn > 0 { Exit::Torn } else { Exit::Fine })
+}
+
+/// All that the record says of an address.
+struct Found {
+    address: u64,
+    backed: Backed,
+    block: Option<(BlockEntry, BlockState)>,
+    tenants: Vec<Tenant>,
+    /// Events that were read, and the time of the latest (ticks).
+    events: usize,
+    latest: Option<u64>,
+}
+
+/// The most blocks of the past that the text names.
+const SHOWN: usize = 8;
+
+impl Found {
+    fn before(&self) -> impl Iterator<Item = &Tenant> {
+        // The live block is told by itself.
+        let live = self.block.map(|(block, _)| block.address);
+        self.tenants.iter().skip_while(move |tenant| tenant.freed.is_none() && Some(tenant.address) == live)
+    }
+
+    fn value(&self, reader: &Reader<'_>) -> Value {
+        let scale = reader.scale();
+        let time = |ticks: Option<u64>| ticks.and_then(|ticks| Some(scale?.realtime(ticks)));
+        let block = self.block.map(|(block, state)| {
+            json!({
+                "address": block.address, "bytes": block.size, "requested_bytes": block.requested, "device": block.device,
+                "stream": block.stream, "lifetime": lifetime_name(block.lifetime), "step": block.step,
+                "waits_for_streams": state == BlockState::Pending,
+            })
+        });
+        let before: Vec<Value> = self
+            .before()
+            .map(|tenant| {
+                json!({
+                    "address": tenant.address, "bytes": tenant.bytes, "device": tenant.device, "stream": tenant.stream,
+                    "lifetime": lifetime_name(tenant.lifetime), "handed_out_nanoseconds": time(tenant.handed_out),
+                    "freed_nanoseconds": time(tenant.freed),
+                })
+            })
+            .collect();
+        json!({
+            "address": self.address, "backed": self.backed.name(), "block": block, "before": before,
+            "events": self.events, "latest_event_nanoseconds": time(self.latest),
+        })
+    }
+
+    fn text(&self, reader: &Reader<'_>) -> String {
+        let scale = reader.scale();
+        // How long before the record's latest event.
+        let ago = |ticks: u64| {
+            let (Some(scale), Some(latest)) = (scale, self.latest) else {
+                return "at an unknown time".to_owned();
+            };
+            let nanoseconds = scale.realtime(latest).saturating_sub(scale.realtime(ticks));
+            format!("{} before the last event", span(nanoseconds))
+        };
+        let mut text = format!("{:#x}: {}\n", self.address, self.backed.sentence());
+        // Writing to a String cannot fail, here and below.
+        let _ = match self.block {
+            Some((block, state)) => writeln!(
+                text,
+                "now     a {} of {} at {:#x} (byte {} of it), {} asked for, stream {}, {}{}",
+                if state == BlockState::Pending {
+                    "freed block, which waits for streams,"
+                } else {
+                    "live block"
+                },
+                Bytes(block.size),
+                block.address,
+                self.address - block.address,
+                Bytes(block.requested),
+                StreamNumber(block.stream),
+                lifetime_name(block.lifetime),
+                if block.step > 0 { format!(", of step {}", block.step) } else { String::new() }
+            ),
+            None => writeln!(text, "now     no block"),
+        };
+        let before: Vec<&Tenant> = self.before().collect();
+        for tenant in before.iter().take(SHOWN) {
+            let handed_out = tenant.handed_out.map_or("earlier than the record remembers".to_owned(), ago);
+            let _ = writeln!(
+                text,
+                "before  a block of {} at {:#x} (byte {} of it), stream {}, {}: handed out {handed_out}, {}",
+                Bytes(tenant.bytes),
+                tenant.address,
+                self.address - tenant.address,
+                StreamNumber(tenant.stream),
+                lifetime_name(tenant.lifetime),
+                tenant
+                    .freed
+                    .map_or("not seen to be freed".to_owned(), |ticks| format!("freed {}", ago(ticks)))
+            );
+        }
+        if before.len() > SHOWN {
+            let _ = writeln!(text, "        and {} before them (--json has all)", before.len() - SHOWN);
+        }
+        let _ = match before.first() {
+            Some(tenant) => writeln!(
+                text,
+                "Work that meant the block of {} used memory that the program had given back: look for a tensor of stream {} that another stream \
+                 used without record_stream, or that was dropped while work on it was queued.",
+                Bytes(tenant.bytes),
+                StreamNumber(tenant.stream)
+            ),
+            None => writeln!(
+                text,
+                "The latest {} events name no other block there; ring_events: in GRUYERE_CONF keeps more of them.",
+                self.events
+            ),
+        };
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: EventKind, address: u64, size: u64, time: u64) -> Event {
+        Event { position: time, kind, device: 0, lifetime: 0, stream: 1, address, size, time }
+    }
+
+    #[test]
+    fn each_block_that_covered_the_address_is_told_once_the_latest_first() {
+        use EventKind::{Free, Grow, Malloc};
+        let events = [
+            event(Free, 0x1000, 0x200, 1),
+            event(Grow, 0, 0x10_0000, 2),
+            event(Malloc, 0x1000, 0x1000, 3),
+            event(Malloc, 0x2000, 0x1000, 4),
+            event(Free, 0x1000, 0x1000, 5),
+            event(Malloc, 0x1100, 0x100, 6),
+        ];
+        let told: Vec<_> =
+            tenants(&events, 0x1180).iter().map(|t| (t.bytes, t.handed_out, t.freed)).collect();
+        assert_eq!(told, [(0x100, Some(6), None), (0x1000, Some(3), Some(5)), (0x200, None, Some(1))]);
+        assert_eq!(tenants(&events, 0x3000), []);
+    }
+
+    #[test]
+    fn a_page_of_a_mapping_is_held_or_a_shadow() {
+        let view = SegmentEntry {
+            kind: SegmentKind::View,
+            address: 8 * PAGE,
+            bytes: 3 * PAGE,
+            pages: 0b101,
+            ..SegmentEntry::default()
+        };
+        let space = SegmentEntry {
+            kind: SegmentKind::Reservation,
+            address: 0,
+            bytes: 100 * PAGE,
+            ..SegmentEntry::default()
+        };
+        let names = [8, 9, 10, 11, 100].map(|page| backed(&[space, view], page * PAGE + 5).name());
+        assert_eq!(names, ["held", "shadow", "held", "unmapped", "unknown"]);
+    }
+
+    #[test]
+    fn addresses_are_read_as_tools_print_them() {
+        assert_eq!(parse("0x7f3a_4020_0400"), Ok(0x7f3a_4020_0400));
+        assert_eq!(parse(" 4096 "), Ok(4096));
+        assert!(parse("7f3a").is_err() && parse("").is_err() && parse("0x").is_err());
+    }
+}

@@ -1,0 +1,71 @@
+//! What is printed, and whether anybody reads it: a closed pipe (`| head`) ends a command quietly and is no failure of its.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use crate::failure::Failure;
+
+/// Whether somebody reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Somebody does, or may.
+    There,
+    /// Nobody does: what follows something ends.
+    Gone,
+}
+
+/// Prints `text` as it is, at once.
+///
+/// # Errors
+/// It can't be written: a full disk, say.
+pub fn print(text: impl fmt::Display) -> Result<Audience, Failure> {
+    let text = text.to_string();
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(Audience::There),
+        Err(error) if is_of_a_reader(&error) => Ok(Audience::Gone),
+        Err(error) => Err(Failure::new(format_args!(
+            "standard output: {error}; let it go to a file system with room, or to a pipe"
+        ))),
+    }
+}
+
+/// Whether `error` only says that who read has gone: a closed pipe, a closed terminal.
+pub fn is_of_a_reader(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::BrokenPipe || error.raw_os_error() == Some(libc::EIO)
+}
+
+/// Waits for `time`, or until nobody reads standard output any more: the next line may be days away.
+pub fn pause(time: Duration) -> Audience {
+    match wait_for_the_end(&[libc::STDOUT_FILENO], Some(time)) {
+        true => Audience::Gone,
+        false => Audience::There,
+    }
+}
+
+/// Waits until the other side of one of `descriptors` (pipes, terminals, sockets) is gone, for `time` at most; whether it is.
+pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
+    let begin = Instant::now();
+    let mut asked: Vec<libc::pollfd> =
+        descriptors.iter().map(|&fd| libc::pollfd { fd, events: 0, revents: 0 }).collect();
+    loop {
+        let left = time.map(|time| time.saturating_sub(begin.elapsed()));
+        let milliseconds = left.map_or(-1, |left| {
+            libc::c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
+        });
+        // SAFETY: so many entries of ours.
+        let ended = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
+        if ended > 0 {
+            return true;
+        }
+        if left.is_some_and(|left| left.is_zero()) {
+            return false;
+        }
+        // Else a signal, or the longest time that can be asked for at once; and what can't be waited on is waited for.
+        if ended < 0 && io::Error::last_os_error().kind() != ErrorKind::Interrupted {
+            std::thread::sleep(left.unwrap_or(Duration::from_secs(1)));
+        }
+    }
+}

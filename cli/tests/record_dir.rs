@@ -1,0 +1,33 @@
+//! `GRUYERE_RECORD_DIR`: programs keep their records there, and the command looks for them there.
+
+use std::process::Command;
+
+use gruyere::config::record_dir::{VARIABLE, record_dir};
+use gruyere::record::{DeviceFacts, Record, RecordOptions};
+use serde_json::Value;
+
+fn listed(set: Option<&str>) -> Vec<u64> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    command.args(["ps", "--json"]);
+    if let Some(set) = set {
+        command.env(VARIABLE, set);
+    }
+    let output = command.output().unwrap();
+    let all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    all["processes"].as_array().unwrap().iter().filter_map(|process| process["pid"].as_u64()).collect()
+}
+
+#[test]
+fn programs_and_the_command_agree_on_the_folder_of_the_records() {
+    let ours = u64::from(std::process::id());
+    let record = Record::create(&RecordOptions::default(), &[DeviceFacts::default()]);
+    assert!(record.path().unwrap().starts_with(record_dir()));
+    assert_eq!(listed(None), [ours], "what this process finds in its environment, the command finds too");
+    assert!(!listed(Some("")).contains(&ours), "empty: /dev/shm");
+    let other = tempfile::tempdir().unwrap();
+    assert!(listed(other.path().to_str()).is_empty());
+    let help = Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["ps", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.contains(VARIABLE) && help.contains(record_dir().to_str().unwrap()), "{help}");
+    record.close();
+}
