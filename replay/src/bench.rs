@@ -359,7 +359,11 @@ pub fn smallest_device(trace: &Trace, contender: &Contender) -> Result<Option<u6
     fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))
 }
 
-fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool, BenchError> {
+/// Whether `contender` completes `trace` on a device of `capacity` bytes, nothing taking time and the oracle off.
+///
+/// # Errors
+/// Where the allocator cannot be set up or a replay breaks off.
+pub fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool, BenchError> {
     let mut stage = PhantomStage::new(trace, Setup::instant(capacity));
     let mut allocator = contender.set_up_quietly(&stage.driver())?;
     Ok(replay(trace, &mut stage, &mut *allocator, &mut Blind)? == End::Completed)

@@ -1,0 +1,129 @@
+//! Who runs out of memory near a device's capacity: `cargo bench -p gruyere-replay --bench near_capacity`.
+//!
+//! Random programs (`random_trace.py SEED FILE`, which prints the capacity that the program is meant for) on a stand-in GPU of just that capacity, through the model of
+//! torch's default allocator and through Gruyère with each backing. For each: in how many programs it ran out of memory, in how many of those torch's
+//! completes, and in how many torch's ran out and it completes. Nothing takes time. The last figures are in docs/decisions.md.
+//!
+//! Arguments: `FROM..TO` (seeds; 0..1000), `--seeds` (names the seeds that differ), `--conf CONF` (as often as wanted; in place of the backings).
+
+use gruyere_replay::bench::{Contender, completes};
+use gruyere_replay::trace::Trace;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Configurations, where none are named.
+const BACKINGS: [&str; 3] = ["", "backing:pool", "backing:fixed"];
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// What is asked for.
+struct Arguments {
+    seeds: std::ops::Range<u64>,
+    confs: Vec<String>,
+    named: bool,
+}
+
+impl Arguments {
+    fn read() -> Outcome<Self> {
+        let mut arguments = Self { seeds: 0..1000, confs: Vec::new(), named: false };
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                // Cargo's own.
+                "--bench" => {}
+                "--seeds" => arguments.named = true,
+                "--conf" => arguments.confs.push(words.next().ok_or("--conf: which?")?),
+                _ => {
+                    let (from, to) =
+                        word.split_once("..").ok_or(format!("{word}: FROM..TO, --seeds or --conf CONF"))?;
+                    arguments.seeds = from.parse()?..to.parse()?;
+                }
+            }
+        }
+        if arguments.confs.is_empty() {
+            arguments.confs = BACKINGS.map(str::to_owned).to_vec();
+        }
+        Ok(arguments)
+    }
+}
+
+/// A random program, the device that it is meant for, and its kind.
+struct Program {
+    trace: Trace,
+    capacity: u64,
+    kind: String,
+}
+
+impl Program {
+    fn of(seed: u64, file: &Path) -> Outcome<Self> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/random_trace.py");
+        let said = Command::new("python3").arg(&script).arg(seed.to_string()).arg(file).output()?;
+        if !said.status.success() {
+            return Err(format!("{}: {}", script.display(), String::from_utf8_lossy(&said.stderr)).into());
+        }
+        let said = String::from_utf8(said.stdout)?;
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let [kind, _, capacity, _] = words[..] else {
+            return Err(format!("{said}: kind, streams, GiB, blocks expected").into());
+        };
+        let capacity = (capacity.parse::<f64>()? * f64::from(1 << 30)) as u64;
+        Ok(Self { trace: Trace::open(file)?, capacity, kind: kind.to_owned() })
+    }
+}
+
+/// In how many programs of one kind an allocator ran out of memory.
+#[derive(Default)]
+struct Count {
+    programs: u32,
+    failed: u32,
+    /// Of these, torch's completes.
+    worse: u32,
+    /// torch's failed, and this one completes.
+    better: u32,
+}
+
+impl Count {
+    fn add(&mut self, torch: bool, completed: bool) {
+        self.programs += 1;
+        self.failed += u32::from(!completed);
+        self.worse += u32::from(torch && !completed);
+        self.better += u32::from(!torch && completed);
+    }
+}
+
+fn main() -> Outcome<()> {
+    let Arguments { seeds, confs, named } = Arguments::read()?;
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("near_capacity.trace");
+    let mut counts: BTreeMap<String, Vec<Count>> = BTreeMap::new();
+    for seed in seeds {
+        let program = Program::of(seed, &file)?;
+        let torch = completes(&program.trace, &Contender::Torch, program.capacity)?;
+        for kind in ["all", &program.kind] {
+            let counts = counts.entry(kind.to_owned()).or_default();
+            counts.resize_with(1 + confs.len(), Count::default);
+            counts[0].add(torch, torch);
+        }
+        for (number, conf) in confs.iter().enumerate() {
+            let completed = completes(&program.trace, &Contender::Gruyere(conf.clone()), program.capacity)?;
+            if named && completed != torch {
+                let who = if torch { "only torch completes" } else { "torch alone fails" };
+                println!("seed {seed} {} {} B gruyere {conf}: {who}", program.kind, program.capacity);
+            }
+            for kind in ["all", &program.kind] {
+                counts.entry(kind.to_owned()).or_default()[1 + number].add(torch, completed);
+            }
+        }
+    }
+    std::fs::remove_file(&file)?;
+    println!("programs     allocator                 number  failed  torch completes  torch alone fails");
+    for (kind, counts) in &counts {
+        let names = std::iter::once("torch".to_owned())
+            .chain(confs.iter().map(|conf| Contender::Gruyere(conf.clone()).name()));
+        for (count, name) in counts.iter().zip(names) {
+            let Count { programs, failed, worse, better } = count;
+            println!("{kind:<12} {name:<25} {programs:>6}  {failed:>6}  {worse:>15}  {better:>17}");
+        }
+    }
+    Ok(())
+}
