@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gruyere::heap::ladder::RUNG_NAMES;
 use gruyere::record::calls::{Calls, SIZE_CLASSES};
 use gruyere::record::facts::Process;
-use gruyere::record::histogram::{BUCKETS, Counts, bucket_ceiling, bucket_floor};
+use gruyere::record::histogram::{Counts, bucket_ceiling, bucket_floor};
 use gruyere::record::reader::DeviceSnapshot;
 use gruyere::record::timeline::TimelineEntry;
 use gruyere::record::{DeviceGauge, LIFETIME_NAMES, Reader};
@@ -417,10 +417,8 @@ const SIZE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 21, 22, 24, 26, 28, 30, 
 fn sizes(counts: &Counts, sum: u64) -> Value {
     let bounds: Vec<u64> = SIZE_POWERS.iter().map(|power| (1 << power) - 1).collect();
     let names = bounds.iter().map(|bound| format!("{bound}.0"));
-    let counted = grouped(counts, bounds.len(), |bucket| {
-        bounds.partition_point(|bound| *bound < bucket_ceiling(bucket))
-    });
-    Value::Buckets(named(names, counted), sum as f64)
+    let counted = taken(counts).map(|(bucket, count)| (bucket_ceiling(bucket), count));
+    Value::Buckets(grouped(names, &bounds, counted), sum as f64)
 }
 
 /// Bounds of durations, seconds.
@@ -431,15 +429,18 @@ const DURATIONS: [&str; 14] = [
 
 /// A bucket of ticks counts where its middle lies.
 fn durations(counts: &Counts, seconds_per_tick: f64) -> Value {
-    let bounds: Vec<f64> = DURATIONS.iter().filter_map(|bound| bound.parse().ok()).collect();
     let middle = |bucket| {
         let floor = bucket_floor(bucket);
         (floor + (bucket_ceiling(bucket) - floor) / 2) as f64 * seconds_per_tick
     };
-    let counted =
-        grouped(counts, bounds.len(), |bucket| bounds.partition_point(|bound| *bound < middle(bucket)));
-    let sum = (0..BUCKETS).filter(|&b| counts.0[b] > 0).map(|b| counts.0[b] as f64 * middle(b)).sum();
-    Value::Buckets(named(DURATIONS.iter().map(|bound| (*bound).to_owned()), counted), sum)
+    let counted = taken(counts).map(|(bucket, count)| (middle(bucket), count));
+    let sum = counted.clone().map(|(seconds, count)| count as f64 * seconds).sum();
+    Value::Buckets(in_seconds(&DURATIONS, counted), sum)
+}
+
+/// The buckets that counted something, and what.
+fn taken(counts: &Counts) -> impl Iterator<Item = (usize, u64)> + Clone + '_ {
+    counts.0.iter().copied().enumerate().filter(|&(_, count)| count > 0)
 }
 
 /// The class of sizes as a label's value; empty for calls that are not told by size.
@@ -456,28 +457,28 @@ const CALL_DURATIONS: [&str; 14] = [
 
 /// A bucket of ticks counts where its middle lies; the sum is exact.
 fn call_durations(calls: &Calls, seconds_per_tick: f64) -> Value {
-    let bounds: Vec<f64> = CALL_DURATIONS.iter().filter_map(|bound| bound.parse().ok()).collect();
-    let mut counted = vec![0u64; bounds.len() + 1];
-    for (middle, count) in calls.buckets() {
-        let place = bounds.partition_point(|bound| *bound < middle as f64 * seconds_per_tick);
-        counted[place] = counted[place].saturating_add(count);
-    }
-    let names = CALL_DURATIONS.iter().map(|bound| (*bound).to_owned());
-    Value::Buckets(named(names, counted), calls.ticks as f64 * seconds_per_tick)
+    let counted = calls.buckets().map(|(middle, count)| (middle as f64 * seconds_per_tick, count));
+    Value::Buckets(in_seconds(&CALL_DURATIONS, counted), calls.ticks as f64 * seconds_per_tick)
 }
 
-/// Counts by group, the last being for all that is above the bounds.
-fn grouped(counts: &Counts, bounds: usize, group: impl Fn(usize) -> usize) -> Vec<u64> {
-    let mut groups = vec![0u64; bounds + 1];
-    for (bucket, &count) in counts.0.iter().enumerate().filter(|&(_, &count)| count > 0) {
-        let place = &mut groups[group(bucket).min(bounds)];
-        *place = place.saturating_add(count);
-    }
-    groups
+/// Counts by these bounds, seconds.
+fn in_seconds(names: &[&str], counted: impl Iterator<Item = (f64, u64)>) -> Vec<(String, u64)> {
+    let bounds: Vec<f64> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    grouped(names.iter().map(|name| (*name).to_owned()), &bounds, counted)
 }
 
-fn named(names: impl Iterator<Item = String>, counted: Vec<u64>) -> Vec<(String, u64)> {
-    names.chain(["+Inf".to_owned()]).zip(counted).collect()
+/// Counts by the first bound that is not below what is counted; the last group is of all that is above the bounds.
+fn grouped<T: PartialOrd>(
+    names: impl Iterator<Item = String>,
+    bounds: &[T],
+    counted: impl Iterator<Item = (T, u64)>,
+) -> Vec<(String, u64)> {
+    let mut groups = vec![0u64; bounds.len() + 1];
+    for (value, count) in counted {
+        let group = &mut groups[bounds.partition_point(|bound| *bound < value)];
+        *group = group.saturating_add(count);
+    }
+    names.chain(["+Inf".to_owned()]).zip(groups).collect()
 }
 
 #[cfg(test)]
