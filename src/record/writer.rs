@@ -497,10 +497,15 @@ impl Record {
         }
     }
 
-    /// Makes `count` entries of a section from `first` on safe to touch. Where there is no room for them, that is counted.
+    /// Makes `count` entries of a section from `first` on safe to touch.
     fn allocate(&self, section: Section, first: u64, count: u64) -> bool {
         let (offset, bytes, _) = self.plan.sections[section as usize];
-        let is_done = self.mapping.ensure(offset + first * bytes, count * bytes).is_ok();
+        self.ensure(offset + first * bytes, count * bytes)
+    }
+
+    /// Makes `bytes` from `offset` on safe to touch. Where there is no room for them, that is counted.
+    fn ensure(&self, offset: u64, bytes: u64) -> bool {
+        let is_done = self.mapping.ensure(offset, bytes).is_ok();
         if !is_done {
             self.header().health.no_room.fetch_add(1, Ordering::Relaxed);
         }
@@ -548,12 +553,10 @@ impl Record {
             let (offset, bytes, _) = self.plan.sections[Section::Timelines as usize];
             let begin = offset + u64::from(device) * bytes;
             let there = if cells == 0 { 0 } else { Timeline::bytes(cells) };
-            if self.mapping.ensure(begin + there, Timeline::bytes(more) - there).is_ok() {
+            // Where there is no room, the cells that there are will do: they become coarser sooner.
+            if self.ensure(begin + there, Timeline::bytes(more) - there) {
                 cells = more;
                 allocated.store(cells as u64, Ordering::Release);
-            } else {
-                // The cells that there are will do: they become coarser sooner.
-                self.header().health.no_room.fetch_add(1, Ordering::Relaxed);
             }
         }
         (cells > 0).then(|| (self.at(Section::Timelines, device.into()), cells))
