@@ -6,7 +6,7 @@
 #![deny(unsafe_code)]
 
 use super::super::lock;
-use super::{EVERY, Reach, Resolved, Status, Stream, Streams, is_gone, is_quiet};
+use super::{Reach, Resolved, Status, Stream, Streams, is_gone, is_quiet};
 use crate::driver::{CaptureStatus, Driver, ErrorKind};
 use std::sync::atomic::Ordering;
 
@@ -51,7 +51,7 @@ impl Streams {
     /// Whether a stream that may not be asked now was seen to do this, or more, when a call named it last.
     fn was_seen_to_capture(&self, least: u8) -> bool {
         self.capturing.load(Ordering::Acquire) > 0
-            && (0..self.count()).filter(|&number| number != EVERY).any(|number| {
+            && (0..self.count()).any(|number| {
                 let seen =
                     |stream: &Stream| stream.seen.load(Ordering::Acquire) >= least && !stream.is_dead();
                 self.get(number).is_some_and(seen) && !matches!(self.reach(number, None), Reach::Here(_))

@@ -164,10 +164,6 @@ impl Streams {
         if handle.0 <= 1 {
             return Some(DEFAULT_STREAM);
         }
-        self.resolve_announced(driver, handle)
-    }
-
-    fn resolve_announced(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
         let number = self.cached(handle).filter(|&number| self.is_lasting(number))?;
         is_quiet(driver.capture_status(self.device, handle)).then_some(number)
     }
