@@ -99,19 +99,20 @@ fn main() -> Outcome<()> {
     for seed in seeds {
         let program = Program::of(seed, &file)?;
         let torch = completes(&program.trace, &Contender::Torch, program.capacity)?;
-        for kind in ["all", &program.kind] {
-            let counts = counts.entry(kind.to_owned()).or_default();
-            counts.resize_with(1 + confs.len(), Count::default);
-            counts[0].add(torch, torch);
-        }
-        for (number, conf) in confs.iter().enumerate() {
-            let completed = completes(&program.trace, &Contender::Gruyere(conf.clone()), program.capacity)?;
-            if named && completed != torch {
+        let mut completed = vec![torch];
+        for conf in &confs {
+            let ours = completes(&program.trace, &Contender::Gruyere(conf.clone()), program.capacity)?;
+            if named && ours != torch {
                 let who = if torch { "only torch completes" } else { "torch alone fails" };
                 println!("seed {seed} {} {} B gruyere {conf}: {who}", program.kind, program.capacity);
             }
-            for kind in ["all", &program.kind] {
-                counts.entry(kind.to_owned()).or_default()[1 + number].add(torch, completed);
+            completed.push(ours);
+        }
+        for kind in ["all", &program.kind] {
+            let counts = counts.entry(kind.to_owned()).or_default();
+            counts.resize_with(completed.len(), Count::default);
+            for (count, &completed) in counts.iter_mut().zip(&completed) {
+                count.add(torch, completed);
             }
         }
     }
