@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Gruyère's acceptance on a real GPU: one table, one JSON file, under eight minutes.
 
-    python tests/gpu/acceptance.py [--quick] [--only PARTS] [--json FILE]
+    python tests/gpu/acceptance.py [--quick] [--only PARTS] [--limit SECONDS] [--json FILE]
 
 Needs torch with CUDA and libgruyere.so (`cargo build --release`, or $GRUYERE_LIBRARY). README.md says what each part shows. On the phantom, which
 keeps books and runs no kernel, the same parts run, and the table says what was not judged.
@@ -14,13 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -28,10 +30,14 @@ sys.path.insert(0, str(HERE))
 from machine import ALLOCATORS, GIB, MIB, library_file  # noqa: E402
 
 PROGRAMS = ("pretrain", "varied", "generate")
-# Seconds after which a part is taken for hung. On a GPU none takes a quarter of it; a shared machine without one is slow.
-LIMIT = 240.0
+# Seconds to tell what machine this is.
+FACTS_LIMIT = 60.0
 
-PASSED, FAILED, BOOKS, MEASURED = "passed", "FAILED", "books only", "measured"
+PASSED, FAILED, BOOKS, MEASURED, SKIPPED = "passed", "FAILED", "books only", "measured", "skipped"
+
+
+class PartFailed(Exception):
+    pass
 
 
 @dataclass
@@ -45,105 +51,204 @@ class Row:
 
 
 @dataclass
+class Process:
+    """One that was run for a part."""
+
+    part: str
+    program: str
+    allocator: str
+    settings: Dict[str, Any]
+    # What it said there, beside the JSON.
+    stderr: str
+    ended: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
 class Report:
+    # Where the numbers go.
+    document: Path
     quick: bool
     facts: Dict[str, Any] = field(default_factory=dict)
     rows: List[Row] = field(default_factory=list)
+    processes: List[Process] = field(default_factory=list)
     details: Dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    # The part that runs, its seconds, and when they are over.
+    part: str = ""
+    limit: float = 0.0
+    deadline: float = 0.0
 
     @property
     def kernels(self) -> bool:
         return bool(self.facts["kernels_run"])
 
-    def add(self, part: str, what: str, verdict: str, result: str) -> None:
-        self.rows.append(Row(part, what, verdict, result))
-        print(f"  ({part}) {what}: {verdict}; {result}", file=sys.stderr, flush=True)
+    @property
+    def stderr(self) -> Path:
+        """The folder of what the processes say on stderr."""
+        return self.document.with_suffix(".stderr")
+
+    def clear(self) -> None:
+        """Makes the folder, and takes out of it what an earlier run has left."""
+        self.stderr.mkdir(parents=True, exist_ok=True)
+        for file in self.stderr.glob("*.txt"):
+            file.unlink()
+
+    def begin(self, part: str, limit: float) -> None:
+        self.part, self.limit = part, limit
+        self.deadline = time.monotonic() + limit
+
+    def add(self, what: str, verdict: str, result: str) -> None:
+        self.rows.append(Row(self.part, what, verdict, result))
+        print(f"  ({self.part}) {what}: {verdict}; {result}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def line(self, what: str) -> Iterator[None]:
+        """What fails here is one line of the table, and the part goes on."""
+        try:
+            yield
+        except PartFailed as failure:
+            self.add(what, FAILED, str(failure))
 
     def judged(self) -> str:
-        """The verdict of a part that held: with kernels it is judged whole, without only its books are."""
+        """The verdict of what held: with kernels it is judged whole, without only its books are."""
         return PASSED if self.kernels else BOOKS
 
+    def run(self, program: str, allocator: str, /, share: float = 1.0, tool: Sequence[str] = (), **settings: Any) -> Dict[str, Any]:
+        """Runs one of the part's programs in a process of its own, under `tool` where one is given, and hands back its answer. It has what is left
+        of the part's time, and no more than `share` of the whole, so that one that hangs leaves time for the others. Raises PartFailed with the
+        end of what it said."""
+        name = "-".join(word for word in (f"{len(self.processes) + 1:02}", self.part, program, allocator) if word)
+        file = self.stderr / f"{name}.txt"
+        process = Process(self.part, program, allocator, settings, str(file.relative_to(self.document.parent)))
+        self.processes.append(process)
+        began = time.monotonic()
+        seconds = min(self.deadline - began, share * self.limit)
+        command = [*tool, sys.executable, str(HERE / f"{program}.py"), allocator, json.dumps(settings)]
+        try:
+            # Straight into the file: what a process says before it hangs or is killed is there.
+            with file.open("w") as stderr:
+                out, process.ended = started(command, allocator, stderr, seconds)
+        finally:
+            process.seconds = time.monotonic() - began
+        if process.ended != "exit code 0":
+            lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()]
+            raise PartFailed(f"{process.ended}: {lines[-1] if lines else 'no message'} (stderr: {file})")
+        answers = [line for line in out.splitlines() if line.startswith("{")]
+        if not answers:
+            raise PartFailed(f"it gave no answer (stderr: {file})")
+        answer: Dict[str, Any] = json.loads(answers[-1])
+        if "failed" in answer:
+            raise PartFailed(answer["failed"])
+        return answer
 
-class PartFailed(Exception):
-    pass
 
-
-def run(script: str, allocator: str, limit: float, **settings: Any) -> Dict[str, Any]:
-    """Runs a part in a process of its own and hands back its answer. Raises PartFailed with the end of what it said."""
+def started(command: List[str], allocator: str, stderr: TextIO, seconds: float) -> Tuple[str, str]:
+    """Runs a process to its end: its stdout, and how it ended."""
+    if seconds <= 0:
+        return "", "not started, the time of the part is over"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTORCH_")}
     if ALLOCATORS[allocator]:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
-    command = [sys.executable, str(HERE / f"{script}.py"), allocator, json.dumps(settings)]
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
     try:
-        out, err = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
-        raise PartFailed(f"took more than {limit:.0f} s")
-    except BaseException:
-        child.kill()
-        raise
-    if child.returncode != 0:
-        how = f"killed by {signal.Signals(-child.returncode).name}" if child.returncode < 0 else f"exit code {child.returncode}"
-        lines = [line for line in err.strip().splitlines() if line.strip()]
-        raise PartFailed(f"{how}: {lines[-1] if lines else 'no message'}")
-    answer: Dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-    if "failed" in answer:
-        raise PartFailed(answer["failed"])
-    return answer
+        out, _ = child.communicate(timeout=seconds)
+    except BaseException as error:
+        # With all that it has started: a tool's program is a process of its own. What sits in the driver after that is left behind.
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=10)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return "", f"took more than {seconds:.0f} s"
+    if child.returncode < 0:
+        return out, f"killed by {signal.Signals(-child.returncode).name}"
+    return out, f"exit code {child.returncode}"
 
 
 def losses(report: Report) -> None:
     steps = 6 if report.quick else 30
-    answers = {allocator: run("losses", allocator, LIMIT, steps=steps) for allocator in ("native", "gruyere")}
+    answers = {allocator: report.run("losses", allocator, steps=steps) for allocator in ("native", "gruyere")}
     report.details["losses"] = answers
     native, ours = answers["native"], answers["gruyere"]
     same = sum(a == b for a, b in zip(native["losses"], ours["losses"]))
     what = "one seeded training, native and Gruyère"
     if not report.kernels:
-        report.add("a", what, BOOKS, f"{steps} steps ran under both; losses need kernels")
+        report.add(what, BOOKS, f"{steps} steps ran under both; losses need kernels")
     elif native["losses"] == ours["losses"] and native["weights"] == ours["weights"]:
-        report.add("a", what, PASSED, f"{same} of {steps} losses and the weights are the same, bit for bit")
+        report.add(what, PASSED, f"{same} of {steps} losses and the weights are the same, bit for bit")
     else:
-        report.add("a", what, FAILED, f"{same} of {steps} losses are the same; weights the same: {native['weights'] == ours['weights']}")
+        report.add(what, FAILED, f"{same} of {steps} losses are the same; weights the same: {native['weights'] == ours['weights']}")
 
 
 def canaries(report: Report) -> None:
-    seconds = 4 if report.quick else 60
-    answer = run("canaries", "gruyere", seconds + LIMIT, seconds=seconds, threads=2)
-    report.details["canaries"] = answer
+    seconds = 3 if report.quick else 30
+    for name, streams, destroy_streams in (("canaries", "on streams that last", False), ("canaries_destroyed", "while streams are destroyed", True)):
+        what = f"canaries for {seconds} s, {streams}"
+        with report.line(what):
+            answer = report.run("canaries", "gruyere", share=1 / 3, seconds=seconds, threads=2, destroy_streams=destroy_streams)
+            report.details[name] = answer
+            mismatches = f"{answer['wrong']} mismatches" if report.kernels else "no two live blocks met, nothing was left; patterns need kernels"
+            report.add(what, report.judged(), f"{mismatches}; {moves_of(answer)}")
+    # With a hook left out on purpose: what the canaries would say of a wrong allocator.
+    what = "the same with record_stream left out"
+    with report.line(what):
+        planted = report.run("canaries", "gruyere", share=1 / 3, seconds=2 if report.quick else 5, record_stream=False)
+        report.details["canaries_planted"] = planted
+        result = f"{planted['wrong']} mismatches seen, as should be" if report.kernels else "ran; patterns need kernels"
+        if report.kernels and not planted["wrong"]:
+            result = "none seen: this device may be too fast for the canaries, so (b) says less"
+        report.add(what, MEASURED if report.kernels else BOOKS, result)
+    memcheck(report)
+
+
+def moves_of(answer: Dict[str, Any]) -> str:
     moves = answer["moves"]
-    done = (
+    return (
         f"{moves.get('allocate', 0):,} blocks, {moves.get('hand_over', 0):,} handed to another stream, {moves['streams_destroyed']} streams"
         f" destroyed, {moves['captures']} captures, {moves['replays']:,} replays, {moves['released_in_flight']} released in flight"
     )
-    mismatches = f"{answer['wrong']} mismatches" if report.kernels else "no two live blocks met, nothing was left; patterns need kernels"
-    report.add("b", f"canaries for {seconds} s", report.judged(), f"{mismatches}; {done}")
-    # The same with a hook left out on purpose: what the canaries would say of a wrong allocator.
-    planted = run("canaries", "gruyere", LIMIT, seconds=2 if report.quick else 5, record_stream=False)
-    report.details["canaries_planted"] = planted
-    result = f"{planted['wrong']} mismatches seen, as should be" if report.kernels else "ran; patterns need kernels"
-    if report.kernels and not planted["wrong"]:
-        result = "none seen: this device may be too fast for the canaries, so (b) says less"
-    report.add("b", "the same with record_stream left out", MEASURED if report.kernels else BOOKS, result)
+
+
+def memcheck(report: Report) -> None:
+    """What compute-sanitizer says of the canaries, where it is installed. A tool that cannot work here, or not in time, has said nothing of the
+    allocator."""
+    what = "canaries under compute-sanitizer's memcheck"
+    tool = shutil.which("compute-sanitizer")
+    if not tool:
+        report.add(what, SKIPPED, "compute-sanitizer is not installed")
+        return
+    log = report.stderr / "memcheck.txt"
+    # The library asks for what a driver may refuse, to find out: such calls are no errors.
+    options = ("--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "86", "--log-file", str(log))
+    try:
+        answer = report.run("canaries", "gruyere", share=1 / 3, tool=(tool, *options), seconds=3, threads=1)
+    except PartFailed as failure:
+        said = log.read_text(errors="replace") if log.exists() else ""
+        # The tool's last line, where it has come to its end.
+        if "ERROR SUMMARY" in said:
+            report.add(what, FAILED, f"{failure} (memcheck: {log})")
+        else:
+            report.add(what, SKIPPED, f"the tool gave no verdict: {failure}")
+        return
+    report.details["canaries_memcheck"] = answer
+    report.add(what, report.judged(), f"no error; {moves_of(answer)}")
 
 
 def graphs(report: Report) -> None:
-    answer = run("graphs", "gruyere", LIMIT, rounds=8 if report.quick else 40)
+    answer = report.run("graphs", "gruyere", rounds=8 if report.quick else 40)
     report.details["graphs"] = answer
     result = f"{answer['steps']} replays among {answer['eager_blocks']:,} eager blocks; all memory of graphs came back"
     if report.kernels:
         result += f"; largest difference to eager training {answer['largest_difference']:.1e}"
-    report.add("c", "a captured training step, graphed callables, graphs in one pool", report.judged(), result)
+    report.add("a captured training step, graphed callables, graphs in one pool", report.judged(), result)
 
 
 def out_of_memory(report: Report) -> None:
-    answer = run("out_of_memory", "gruyere", LIMIT, allowed=GIB)
+    answer = report.run("out_of_memory", "gruyere", allowed=GIB)
     report.details["out_of_memory"] = answer
     report.add(
-        "d",
         "out of memory and recovery at 1 GiB",
         report.judged(),
         f"{answer['filled']:.1%} of it could be filled; batches tried {answer['tried']}; {answer['threads_out_of_memory']} threads ran out at once",
@@ -160,10 +265,10 @@ def programs(report: Report) -> None:
         # Ours first: its peak of live bytes is exact, and the same program's under every allocator.
         for allocator in ("gruyere", "native", "expandable", "async"):
             try:
-                answer = run("programs", allocator, LIMIT, program=program, tries=tries, seconds=seconds, live=live)
+                answer = report.run("programs", allocator, share=1 / 4, program=program, tries=tries, seconds=seconds, live=live)
             except PartFailed as failure:
                 table[program][allocator] = {"failed": str(failure)}
-                report.add("e", f"{program}, {allocator}", FAILED if allocator == "gruyere" else MEASURED, str(failure))
+                report.add(f"{program}, {allocator}", FAILED if allocator == "gruyere" else MEASURED, str(failure))
                 continue
             live = live or answer["live"]
             table[program][allocator] = answer
@@ -176,41 +281,42 @@ def programs(report: Report) -> None:
                 done = "completes" if near["completed"] else f"fails after {near['steps']} steps"
                 result += f"; at {near['allowed']:.2f} of live: {done}"
                 result += f", {near['step_ms']:.1f} ms a step" if report.kernels and near["completed"] else ""
-            report.add("e", f"{program}, {allocator}", MEASURED if report.kernels else BOOKS, result)
+            report.add(f"{program}, {allocator}", MEASURED if report.kernels else BOOKS, result)
 
 
 def calibrate(report: Report) -> None:
-    found = run("calibrate", "native", LIMIT, rounds=8 if report.quick else 40)
+    found = report.run("calibrate", "native", rounds=8 if report.quick else 40)
     report.details["calibrate"] = found
     verdict = MEASURED if report.kernels else BOOKS
-    for kind, name in (("vmm", "mappings"), ("pools", "pools and plain allocations")):
+    if "created_with" in found:
+        way = found["created_with"]
+        report.add("what the library asks of memory here", verdict, f"handle type {way['handle_type']}, RDMA {'on' if way['rdma'] else 'off'}")
+    for kind, name in (("vmm", "mappings"), ("vmm_plain", "plain mappings"), ("pools", "pools and plain allocations")):
         for size, costs in found.get(kind, {}).items():
             parts = ", ".join(f"{call} {cost['median_us']:.1f}" for call, cost in costs.items())
             calls = sum(cost["calls"] for cost in costs.values())
-            report.add("f", f"{name} of {size}, us a call", verdict, parts if report.kernels else f"{calls} calls made; times need a driver")
+            report.add(f"{name} of {size}, us a call", verdict, parts if report.kernels else f"{calls} calls made; times need a driver")
     if "stalls" in found:
         waits = [name for name in ("map", "setAccess", "unmap") if found["stalls"][f"{name}: the host waits for a running kernel"]]
         slower = [value for name, values in found["stalls"].items() if name.startswith("kernels with") for value in values if value]
         result = "needs kernels"
         if slower:
             result = f"the host waits in {', '.join(waits) or 'none of them'}; kernels beside them last up to {max(slower):.2f} times as long"
-        report.add("f", "do map, setAccess and unmap stall kernels?", verdict, result)
+        report.add("do map, setAccess and unmap stall kernels?", verdict, result)
     if "aliases" in found:
         stale = found["aliases"]
         result = f"{stale['stale_copies'] + stale['stale_elements_in_kernels']} stale reads in {stale['rounds']} rounds" if report.kernels else "needs kernels"
-        report.add("f", "reuse of a page through an alias, in stream order", report.judged(), result)
+        report.add("reuse of a page through an alias, in stream order", report.judged(), result)
     if "pool_address_space" in found:
         spaces = found["pool_address_space"]
         taken = {name: space["after_one_alloc_bytes"] for name, space in spaces.items()}
         report.add(
-            "f",
             "address space of a pool",
             verdict,
             ", ".join(f"{name}: {'refused' if size is None else f'{size / GIB:.2f} GiB'}" for name, size in taken.items()),
         )
         fragmented = found["pool_fragmentation"]
         report.add(
-            "f",
             "a driver pool on a fragmenting trace",
             verdict,
             f"reserved {fragmented['reserved_high'] / GIB:.2f} GiB for {fragmented['used_high'] / GIB:.2f} used ({fragmented['hold']:.3f});"
@@ -218,17 +324,27 @@ def calibrate(report: Report) -> None:
         )
         rates = ", ".join(f"{threads}: {measured['pairs_per_s']:,.0f}" for threads, measured in found["concurrent_pool"].items())
         result = rates if report.kernels else f"{', '.join(found['concurrent_pool'])} threads, nothing was left; times need a driver"
-        report.add("f", "alloc and free from one pool, pairs a second, by threads", verdict, result)
-    report.add("f", "left on the device afterwards", verdict, f"{found['leaked_bytes'] / MIB:.0f} MiB")
+        report.add("alloc and free from one pool, pairs a second, by threads", verdict, result)
+    report.add("left on the device afterwards", verdict, f"{found['leaked_bytes'] / MIB:.0f} MiB")
 
 
-PARTS: Dict[str, Tuple[str, Callable[[Report], None]]] = {
-    "a": ("the same losses", losses),
-    "b": ("canaries", canaries),
-    "c": ("graphs among eager work", graphs),
-    "d": ("out of memory", out_of_memory),
-    "e": ("three programs, four allocators", programs),
-    "f": ("calibration of the driver", calibrate),
+@dataclass(frozen=True)
+class Part:
+    name: str
+    # Seconds for all of its processes together, after which it is taken for hung. Ample: a shared machine without a GPU is slow.
+    limit: float
+    run: Callable[[Report], None]
+
+
+# In the order of what they decide: whether data is lost, then whether a program's numbers and its graphs are right, whether it goes on where
+# memory runs out, what the design rests on, and what is only measured.
+PARTS = {
+    "b": Part("canaries", 230, canaries),
+    "a": Part("the same losses", 75, losses),
+    "c": Part("graphs among eager work", 75, graphs),
+    "d": Part("out of memory", 75, out_of_memory),
+    "f": Part("calibration of the driver", 220, calibrate),
+    "e": Part("three programs, four allocators", 400, programs),
 }
 
 
@@ -241,53 +357,67 @@ def table(report: Report) -> str:
 
 
 def main() -> int:
+    letters = "".join(sorted(PARTS))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a short form of each part: a minute or two, for continuous integration")
-    parser.add_argument("--only", default="".join(PARTS), metavar="PARTS", help="letters of the parts to run, e.g. abc (default: all)")
-    parser.add_argument("--json", type=Path, default=Path("gpu-acceptance.json"), metavar="FILE", help="where the numbers go (default: %(default)s)")
+    parser.add_argument("--only", default=letters, metavar="PARTS", help="letters of the parts to run, e.g. abc (default: all)")
+    parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS", help="no part may take longer (each has its own limit too)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path("gpu-acceptance.json"),
+        metavar="FILE",
+        help="where the numbers go (default: %(default)s); what the parts say on stderr goes into a folder beside it",
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.only) - set(PARTS)
     if unknown:
-        parser.error(f"--only {arguments.only}: there is no part {', '.join(sorted(unknown))}; the parts are {''.join(PARTS)}")
+        parser.error(f"--only {arguments.only}: there is no part {', '.join(sorted(unknown))}; the parts are {letters}")
     if not library_file().is_file():
         parser.error(f"{library_file()} is missing: run `cargo build --release`, or set GRUYERE_LIBRARY to a built libgruyere.so")
-    report = Report(arguments.quick)
+    # Who is told to end takes the running process along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    report = Report(arguments.json, arguments.quick)
+    report.clear()
+    report.begin("", FACTS_LIMIT)
     try:
-        report.facts = run("facts", "native", LIMIT)
+        report.facts = report.run("facts", "native")
     except PartFailed as failure:
         print(f"this machine cannot be tested: {failure}", file=sys.stderr)
         return 2
-    for letter in sorted(set(arguments.only)):
-        name, part = PARTS[letter]
-        try:
-            part(report)
-        except PartFailed as failure:
-            report.add(letter, name, FAILED, str(failure))
+    for letter, part in PARTS.items():
+        if letter not in arguments.only:
+            continue
+        report.begin(letter, min(part.limit, arguments.limit))
+        with report.line(part.name):
+            part.run(report)
         # After each part, so that a crash later loses nothing.
-        write(report, arguments.json)
+        write(report)
     failed = sum(row.verdict == FAILED for row in report.rows)
     unjudged = sum(row.verdict == BOOKS for row in report.rows)
     facts = report.facts
     print(f"Gruyère on {facts['device']} ({facts['total_memory'] / GIB:.1f} GiB), torch {facts['torch']}, CUDA {facts['cuda']}\n")
     print(table(report))
-    print(f"\n{len(report.rows)} lines, {failed} failed, {time.monotonic() - report.began:.0f} s. The numbers are in {arguments.json}.")
+    print(f"\n{len(report.rows)} lines, {failed} failed, {time.monotonic() - report.began:.0f} s.")
+    print(f"The numbers are in {report.document}, and what the processes said on stderr is in {report.stderr}.")
     if unjudged:
         print(f'{unjudged} lines say "{BOOKS}": no kernel runs on this machine, so bytes were counted, and no value and no time was judged.')
     return 1 if failed else 0
 
 
-def write(report: Report, path: Path) -> None:
-    document = {
+def write(report: Report) -> None:
+    content = {
         "version": 1,
         "machine": report.facts,
         "quick": report.quick,
         "seconds": time.monotonic() - report.began,
         "rows": [vars(row) for row in report.rows],
+        "processes": [vars(process) for process in report.processes],
         "details": report.details,
     }
-    whole = path.with_name(path.name + ".part")
-    whole.write_text(json.dumps(document, indent=1) + "\n")
-    whole.replace(path)
+    whole = report.document.with_name(report.document.name + ".part")
+    whole.write_text(json.dumps(content, indent=1) + "\n")
+    whole.replace(report.document)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """(f) What the driver's calls cost and do, where its documentation is silent: numbers that Gruyère's design rests on.
 
-Calls go to libcuda through ctypes, whose own cost (well under a microsecond) is in each number. torch is there for its long kernels and to hold
-the device's primary context."""
+Memory is created, mapped and given access to as the library does it (`created_with` in the answer); further times are of memory created with nothing
+special, so that the difference is seen. Calls go to libcuda through ctypes, whose own cost (well under a microsecond) is in each number. torch is
+there for its long kernels and to hold the device's primary context."""
 
 from __future__ import annotations
 
@@ -15,10 +16,25 @@ from typing import Any, Callable, Dict, List
 import torch
 
 import machine
-from driver import OUT_OF_MEMORY, POOLS_SUPPORTED, RESERVED_CURRENT, RESERVED_HIGH, USED_CURRENT, USED_HIGH, VMM_SUPPORTED, Driver, DriverError
+from driver import (
+    OUT_OF_MEMORY,
+    PAGE,
+    PLAIN,
+    POOLS_SUPPORTED,
+    RESERVED_CURRENT,
+    RESERVED_HIGH,
+    USED_CURRENT,
+    USED_HIGH,
+    VMM_SUPPORTED,
+    Creation,
+    Driver,
+    DriverError,
+)
 from machine import GIB, MIB
 
-SIZES = (2 * MIB, 32 * MIB, 128 * MIB)
+# The handles that the library creates: from a page to its longest chunk (src/heap/stitch.rs).
+MAPPED = (PAGE, 16 * MIB, 64 * MIB)
+POOLED = (2 * MIB, 32 * MIB, 128 * MIB)
 
 
 class Clock:
@@ -40,12 +56,12 @@ class Clock:
         }
 
 
-def vmm_costs(driver: Driver, size: int, rounds: int) -> Dict[str, Any]:
-    """Each call of a page's life, one page at a time; then a row of pages under one setAccess."""
+def vmm_costs(driver: Driver, size: int, rounds: int, creation: Creation) -> Dict[str, Any]:
+    """Each call of a handle's life, one handle at a time; then a row of them, which gets access in one call and goes in one, as the library's do."""
     clock = Clock()
     for _ in range(rounds):
         address = clock.time("reserve", lambda: driver.reserve(size))
-        handle = clock.time("create", lambda: driver.create(size))
+        handle = clock.time("create", lambda: driver.create(size, creation))
         clock.time("map", lambda: driver.cuMemMap(address, size, 0, handle, 0))
         clock.time("setAccess", lambda: driver.allow(address, size))
         clock.time("unmap", lambda: driver.cuMemUnmap(address, size))
@@ -53,12 +69,11 @@ def vmm_costs(driver: Driver, size: int, rounds: int) -> Dict[str, Any]:
         clock.time("addressFree", lambda: driver.cuMemAddressFree(address, size))
     row = max(1, 256 * MIB // size)
     address = driver.reserve(row * size)
-    handles = [driver.create(size) for _ in range(row)]
+    handles = [driver.create(size, creation) for _ in range(row)]
     for index, handle in enumerate(handles):
         driver.cuMemMap(address + index * size, size, 0, handle, 0)
     clock.time(f"setAccess of {row} mappings at once", lambda: driver.allow(address, row * size))
-    for index in range(row):
-        driver.cuMemUnmap(address + index * size, size)
+    clock.time(f"unmap of {row} mappings at once", lambda: driver.cuMemUnmap(address, row * size))
     for handle in handles:
         driver.cuMemRelease(handle)
     driver.cuMemAddressFree(address, row * size)
@@ -95,23 +110,21 @@ def pool_costs(driver: Driver, size: int, rounds: int) -> Dict[str, Any]:
 
 
 def stalls(driver: Driver) -> Dict[str, Any]:
-    """Whether unmap and setAccess of memory that no kernel uses wait for a running kernel, and whether they slow one down."""
-    page = 2 * MIB
+    """Whether map, setAccess and unmap of memory that no kernel uses wait for a running kernel, and whether they slow one down: a row of pages,
+    as the library maps one."""
     count = 64
-    address = driver.reserve(count * page)
-    handles = [driver.create(page) for _ in range(count)]
+    address = driver.reserve(count * PAGE)
+    handles = [driver.create(PAGE) for _ in range(count)]
 
     def map_all() -> None:
         for index, handle in enumerate(handles):
-            driver.cuMemMap(address + index * page, page, 0, handle, 0)
+            driver.cuMemMap(address + index * PAGE, PAGE, 0, handle, 0)
 
     def allow_all() -> None:
-        for index in range(count):
-            driver.allow(address + index * page, page)
+        driver.allow(address, count * PAGE)
 
     def unmap_all() -> None:
-        for index in range(count):
-            driver.cuMemUnmap(address + index * page, page)
+        driver.cuMemUnmap(address, count * PAGE)
 
     # A kernel that lasts, then one that streams through memory: the first tells whether the host waits, the second whether the device does.
     data = torch.zeros(512 * MIB // 4, device="cuda")
@@ -141,7 +154,7 @@ def stalls(driver: Driver) -> Dict[str, Any]:
         still_running = not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
         result[f"{name}: the host waits for a running kernel"] = not still_running
-        result[f"{name}: {count} calls under a running kernel, us each"] = 1e6 * took / count
+        result[f"{name} of {count} pages under a running kernel, us"] = 1e6 * took
     for name, _ in calls:
         result[f"kernels with {name}s of other memory beside them, times as long"] = []
     for _ in range(3):
@@ -156,20 +169,19 @@ def stalls(driver: Driver) -> Dict[str, Any]:
             result[f"kernels with {name}s of other memory beside them, times as long"].append(slower)
     for handle in handles:
         driver.cuMemRelease(handle)
-    driver.cuMemAddressFree(address, count * page)
+    driver.cuMemAddressFree(address, count * PAGE)
     return result
 
 
 def aliases(driver: Driver, rounds: int) -> Dict[str, Any]:
     """A page is mapped at two addresses. On one stream, what is written through the one is read through the other, and the other way
     round, without a wait of the host's: how often the read was stale (0 means that reuse through an alias is ordered by the stream)."""
-    page = 2 * MIB
-    words = page // 4
-    first, second = driver.reserve(page), driver.reserve(page)
-    handle = driver.create(page)
+    words = PAGE // 4
+    first, second = driver.reserve(PAGE), driver.reserve(PAGE)
+    handle = driver.create(PAGE)
     for address in (first, second):
-        driver.cuMemMap(address, page, 0, handle, 0)
-        driver.allow(address, page)
+        driver.cuMemMap(address, PAGE, 0, handle, 0)
+        driver.allow(address, PAGE)
     stream = driver.stream()
     seen = torch.zeros(rounds, dtype=torch.int32, pin_memory=True)
     torchs = torch.cuda.ExternalStream(stream)
@@ -195,15 +207,15 @@ def aliases(driver: Driver, rounds: int) -> Dict[str, Any]:
     with torch.cuda.stream(torchs):
         torch.cuda._sleep(20_000_000)
         views[1].fill_(7)
-    driver.cuMemUnmap(first, page)
+    driver.cuMemUnmap(first, PAGE)
     value = c_uint32()
     driver.cuMemcpyDtoHAsync_v2(byref(value), second, 4, stream)
     driver.cuStreamSynchronize(stream)
     result["unmapping one alias under work through the other"] = "kept" if value.value == 7 else f"read {value.value}, not 7"
-    driver.cuMemUnmap(second, page)
+    driver.cuMemUnmap(second, PAGE)
     driver.cuMemRelease(handle)
     for address in (first, second):
-        driver.cuMemAddressFree(address, page)
+        driver.cuMemAddressFree(address, PAGE)
     driver.cuStreamDestroy_v2(stream)
     return result
 
@@ -336,15 +348,19 @@ def main(allocator: str, rounds: int = 40) -> Dict[str, Any]:
     result: Dict[str, Any] = {}
     free = driver.free_memory()
     # A round of 128 MiB clears 5 GB on the device: fewer of them.
-    scaled = {size: max(4, rounds // max(1, size // (16 * MIB))) for size in SIZES}
+    scaled = {size: max(4, rounds // max(1, size // (16 * MIB))) for size in {*MAPPED, *POOLED}}
     if driver.attribute(VMM_SUPPORTED):
-        result["vmm"] = {f"{size // MIB} MiB": vmm_costs(driver, size, scaled[size]) for size in SIZES}
+        result["created_with"] = driver.creation.told()
+        result["vmm"] = {f"{size // MIB} MiB": vmm_costs(driver, size, scaled[size], driver.creation) for size in MAPPED}
+        # The difference, if there is one, grows with the size or does not: both ends.
+        result["vmm_plain"] = {f"{size // MIB} MiB": vmm_costs(driver, size, scaled[size], PLAIN) for size in (MAPPED[0], MAPPED[-1])}
         result["stalls"] = stalls(driver)
         result["aliases"] = aliases(driver, 50 * rounds)
         if run:
             assert result["aliases"]["stale_copies"] == result["aliases"]["stale_elements_in_kernels"] == 0, result["aliases"]
+        result["set_access_not_ready"] = driver.not_ready
     if driver.attribute(POOLS_SUPPORTED):
-        result["pools"] = {f"{size // MIB} MiB": pool_costs(driver, size, scaled[size]) for size in SIZES}
+        result["pools"] = {f"{size // MIB} MiB": pool_costs(driver, size, scaled[size]) for size in POOLED}
         result["pool_address_space"] = pool_address_space(driver)
         result["pool_fragmentation"] = fragmenting(driver, 100 * rounds)
         result["concurrent_pool"] = {str(threads): concurrent(driver, threads, 50 * rounds) for threads in (1, 2, 4, 8, 16)}

@@ -3,8 +3,8 @@ passed between streams and graphs.
 
 Kernels that do nothing but last (torch.cuda._sleep) keep the device behind the host, so that a block is always freed, and its memory
 asked for again, while kernels still use it. Eager threads allocate, fill, pass on, check and drop, on torch's streams and on streams that
-they create and destroy themselves; meanwhile the main thread captures graphs, replays them on any stream, and drops graphs whose
-replays are still running.
+they create themselves, and destroy where that is asked for; meanwhile the main thread captures graphs, replays them on any stream, and drops
+graphs whose replays are still running.
 
 On a machine without kernels the books are judged: no block is handed out over a live one, nothing is left, every invariant holds.
 """
@@ -68,11 +68,12 @@ class Block:
 class Eager:
     """One thread's blocks and streams."""
 
-    def __init__(self, seed: int, overlaps: Overlaps, driver: Driver, budget: int) -> None:
+    def __init__(self, seed: int, overlaps: Overlaps, driver: Driver, budget: int, destroys: bool = False) -> None:
         self.random = random.Random(seed)
         self.overlaps = overlaps
         self.driver = driver
         self.budget = budget
+        self.destroys = destroys
         self.streams = [torch.cuda.Stream() for _ in range(4)] + [torch.cuda.default_stream()]
         self.own: List[Tuple[int, torch.cuda.Stream]] = []
         self.blocks: List[Block] = []
@@ -184,7 +185,9 @@ class Eager:
         block.tensor = None  # type: ignore[assignment]
 
     def run(self, until: float) -> None:
-        moves = [(self.allocate, 10), (self.drop, 8), (self.hand_over, 3), (self.create_stream, 0.2), (self.destroy_stream, 0.05)]
+        moves = [(self.allocate, 10), (self.drop, 8), (self.hand_over, 3), (self.create_stream, 0.2)]
+        if self.destroys:
+            moves.append((self.destroy_stream, 0.05))
         functions, weights = [move for move, _ in moves], [weight for _, weight in moves]
         while time.monotonic() < until:
             for move in self.random.choices(functions, weights, k=50):
@@ -199,9 +202,10 @@ class Eager:
         while self.blocks:
             self.drop_quietly()
         torch.cuda.synchronize()
-        for handle, _ in self.own:
-            self.driver.cuStreamDestroy_v2(handle)
-        self.own.clear()
+        if self.destroys:
+            for handle, _ in self.own:
+                self.driver.cuStreamDestroy_v2(handle)
+            self.own.clear()
         return int(self.wrong.item())
 
 
@@ -316,14 +320,16 @@ def detector_sees_one_wrong_element(overlaps: Overlaps, driver: Driver) -> bool:
     return eager.end() == 1
 
 
-def main(allocator: str, seconds: float = 60.0, threads: int = 2, seed: int = 1, record_stream: bool = True) -> Dict[str, Any]:
+def main(
+    allocator: str, seconds: float = 30.0, threads: int = 2, seed: int = 1, destroy_streams: bool = False, record_stream: bool = True
+) -> Dict[str, Any]:
     machine.install(allocator, record_stream)
     run = machine.kernels_run()
     driver = Driver()
     overlaps = Overlaps()
     budget = min(torch.cuda.mem_get_info()[0] // 4, 4 << 30) // threads
     seen = detector_sees_one_wrong_element(overlaps, driver)
-    eagers = [Eager(seed + index, overlaps, driver, budget) for index in range(threads)]
+    eagers = [Eager(seed + index, overlaps, driver, budget, destroy_streams) for index in range(threads)]
     graphs = Graphs(seed)
     failures: List[BaseException] = []
     until = time.monotonic() + seconds

@@ -15,6 +15,8 @@ from typing import Any, Callable, Dict, NoReturn, Optional
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+# Where the Python package is: in the bundle (bundle/README.md), in the repository.
+PACKAGES = (HERE.parent / "python_loader", ROOT / "python_loader")
 ALLOCATORS = {
     "native": "",
     "expandable": "expandable_segments:True",
@@ -70,7 +72,7 @@ def install(allocator: str, record_stream: bool = True) -> None:
     os.environ["GRUYERE_LIBRARY"] = str(library_file().absolute())
     _library = ctypes.CDLL(os.environ["GRUYERE_LIBRARY"])
     if record_stream:
-        sys.path.insert(0, str(ROOT / "python_loader"))
+        sys.path[:0] = map(str, PACKAGES)
         import gruyere as package
 
         package.enable()

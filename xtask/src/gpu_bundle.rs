@@ -18,12 +18,14 @@ const PROGRAMS: [(&str, &[&str]); 2] = [
     ("canaries", &["tests/gpu/canaries", "tests/gpu/probe/driver.c", "tests/gpu/probe/kernels.c"]),
 ];
 /// What is copied as it is: a file, or the files of a folder with this ending; where to.
-const COPIED: [(&str, &str, &str); 6] = [
+const COPIED: [(&str, &str, &str); 7] = [
     ("tests/gpu/bundle", "sh", ""),
     ("tests/gpu/bundle", "md", ""),
     ("traces", "zst", "traces"),
     ("tests/gpu", "py", "acceptance"),
     ("tests/gpu", "md", "acceptance"),
+    // With which the acceptance program puts the library into torch.
+    ("python_loader/gruyere", "py", "python_loader/gruyere"),
     (".", "LICENSE-MIT", ""),
 ];
 
