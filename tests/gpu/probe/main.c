@@ -2,7 +2,7 @@
  *
  *     cc -O2 -o probe tests/gpu/probe/[a-z]*.c -ldl && ./probe --json probe.json
  *
- * Each case runs in a process of its own and under a limit of time, so a crash or a hang is an answer. */
+ * `gruyere doctor --gpu` has it inside (cli/build.rs). Each case runs in a process of its own and under a limit of time, so a crash or a hang is an answer. */
 #include "cases.h"
 #include "driver.h"
 #include "output.h"
@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -107,6 +108,16 @@ static const char *follow(pid_t child, int from, int limit, int *died) {
     return how;
 }
 
+/* A process of its own, which ends with this one: nothing of the probe outlives who ended it. */
+static pid_t fork_with_us(void) {
+    pid_t parent = getpid(), child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(5);
+    }
+    return child;
+}
+
 static void run(const struct group *group, int number, int most) {
     int ends[2], died = 0;
     char name[64];
@@ -116,7 +127,7 @@ static void run(const struct group *group, int number, int most) {
         return;
     }
     fprintf(stderr, "[%s]\n", name);
-    pid_t child = fork();
+    pid_t child = fork_with_us();
     if (child == 0) {
         close(ends[0]);
         report_to(ends[1]);
@@ -138,7 +149,7 @@ enum device { NONE, WITHOUT_MAPPINGS = 20, WHOLE };
 
 /* Whether there is a device that can be used, asked in a process of its own: this one must not have a context that others inherit. */
 static enum device device(void) {
-    pid_t child = fork();
+    pid_t child = fork_with_us();
     if (child == 0) {
         driver_enter();
         _exit(attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) ? WHOLE : WITHOUT_MAPPINGS);
