@@ -72,6 +72,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Before there is a second thread.
+    if let Some(code) = doctor::run_as_asked(std::env::args_os()) {
+        return code;
+    }
     let command = Cli::parse().command;
     // `run` hands all signals on to its program, which finds them as they were.
     if !matches!(command, Command::Run(_)) {

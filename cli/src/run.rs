@@ -3,7 +3,7 @@
 mod child;
 mod elf;
 mod environment;
-mod library;
+pub mod library;
 mod program;
 mod summary;
 

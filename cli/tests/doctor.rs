@@ -1,5 +1,8 @@
 //! `gruyere doctor` on machines of several kinds.
 
+#[path = "common/doctor.rs"]
+#[allow(dead_code)]
+mod common;
 #[path = "common/live_record.rs"]
 #[allow(dead_code)]
 mod live_record;
@@ -9,54 +12,11 @@ mod phantom_library;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use common::{doctor, findings, libcuda, of};
 use serde_json::Value;
-
-/// The command, with `libcuda` (if any) as the system's libcuda, and records of its own.
-fn doctor(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
-    for name in ["GRUYERE_CONF", "GRUYERE_ENABLE", "GRUYERE_LIBRARY", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"] {
-        command.env_remove(name);
-    }
-    let records = folder.join("records");
-    std::fs::create_dir_all(&records).unwrap();
-    command.arg("doctor").args(arguments).arg("--directory").arg(records);
-    command.env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
-    command.output().expect("the command runs")
-}
-
-fn findings(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
-}
-
-/// The findings of an area, as `level: text`.
-fn of(value: &Value, area: &str) -> Vec<String> {
-    let all = value["findings"].as_array().expect("findings");
-    let word = |finding: &Value, key: &str| finding[key].as_str().unwrap_or("").to_owned();
-    all.iter()
-        .filter(|finding| finding["area"] == area)
-        .map(|finding| format!("{}: {}", word(finding, "level"), word(finding, "text")))
-        .collect()
-}
-
-/// A libcuda whose cuInit does this.
-fn libcuda(folder: &Path, init: &str) {
-    let source = folder.join("libcuda.c");
-    std::fs::write(
-        &source,
-        format!("#include <unistd.h>\nint cuInit(unsigned flags) {{ (void)flags; {init} }}\n"),
-    )
-    .unwrap();
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .arg(folder.join("libcuda.so.1"))
-        .arg(source)
-        .output()
-        .expect("cc runs (Debian: apt install build-essential)");
-    assert!(built.status.success(), "{built:?}");
-}
 
 /// An interpreter that does this.
 fn python(folder: &Path, script: &str) -> String {

@@ -43,6 +43,13 @@ pub struct DriverFacts {
     devices: Vec<DeviceSays>,
 }
 
+impl DriverFacts {
+    /// Whether there is a device at all.
+    pub fn has_a_device(&self) -> bool {
+        !self.devices.is_empty()
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 struct DeviceSays {
     name: String,

@@ -5,7 +5,7 @@
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -48,17 +48,7 @@ pub fn ask(command: &mut Command, limit: Duration) -> Result<String, Silence> {
         .spawn()
         .map_err(|error| Silence::NotRun(error.to_string()))?;
     let (answer, words) = (listen(child.stdout.take()), listen(child.stderr.take()));
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-            Ok(None) => {
-                give_up(&mut child);
-                return Err(Silence::TooLate(limit));
-            }
-            Err(error) => return Err(Silence::NotRun(error.to_string())),
-        }
-    };
+    let status = wait(&mut child, limit, Duration::from_millis(5), || {})?;
     // A grandchild may hold the pipes open.
     let left = |receiver: Receiver<String>| {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(500));
@@ -67,13 +57,42 @@ pub fn ask(command: &mut Command, limit: Duration) -> Result<String, Silence> {
     if status.success() {
         return Ok(left(answer));
     }
-    let words = left(words);
+    Err(died(status, &left(words)))
+}
+
+/// Waits for the end of `child`, and looks at what there is to see every `pause`. Past `limit` it is killed.
+///
+/// # Errors
+/// It took too long, or cannot be waited for.
+pub fn wait(
+    child: &mut Child,
+    limit: Duration,
+    pause: Duration,
+    mut look: impl FnMut(),
+) -> Result<ExitStatus, Silence> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(pause),
+            Ok(None) => {
+                give_up(child);
+                return Err(Silence::TooLate(limit));
+            }
+            Err(error) => return Err(Silence::NotRun(error.to_string())),
+        }
+        look();
+    }
+}
+
+/// That a process ended with `status`, which is not as it should be, and the last of its `words`.
+pub fn died(status: ExitStatus, words: &str) -> Silence {
     let last = words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim();
     let how = match status.signal() {
         Some(signal) => format!("killed by signal {signal}"),
         None => format!("ended with {}", status.code().unwrap_or(-1)),
     };
-    Err(Silence::Died(format!("{how}: {last}")))
+    Silence::Died(format!("{how}: {last}"))
 }
 
 /// Reads to the end on a thread of its own.

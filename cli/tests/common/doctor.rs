@@ -1,0 +1,60 @@
+//! `gruyere doctor`, and machines for it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The command, with `libcuda` (if any) as the system's libcuda, and records of its own.
+pub fn command(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+    for name in ["GRUYERE_CONF", "GRUYERE_ENABLE", "GRUYERE_LIBRARY", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"] {
+        command.env_remove(name);
+    }
+    let records = folder.join("records");
+    std::fs::create_dir_all(&records).unwrap();
+    command.arg("doctor").args(arguments).arg("--directory").arg(records);
+    command.env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
+    command
+}
+
+/// What it answers.
+pub fn doctor(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
+    command(folder, arguments, settings).output().expect("the command runs")
+}
+
+/// What it found.
+pub fn findings(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// The findings of an area, as `level: text`.
+pub fn of(value: &Value, area: &str) -> Vec<String> {
+    let all = value["findings"].as_array().expect("findings");
+    let word = |finding: &Value, key: &str| finding[key].as_str().unwrap_or("").to_owned();
+    all.iter()
+        .filter(|finding| finding["area"] == area)
+        .map(|finding| format!("{}: {}", word(finding, "level"), word(finding, "text")))
+        .collect()
+}
+
+/// A libcuda whose cuInit does this.
+pub fn libcuda(folder: &Path, init: &str) {
+    let text = format!("#include <unistd.h>\nint cuInit(unsigned flags) {{ (void)flags; {init} }}\n");
+    library(&text, &folder.join("libcuda.so.1"));
+}
+
+/// A library of this C.
+pub fn library(text: &str, file: &Path) {
+    let source = file.with_extension("c");
+    std::fs::write(&source, text).unwrap();
+    cc(&source, file, &[]);
+}
+
+/// A library of a C file.
+pub fn cc(source: &Path, library: &Path, more: &[&str]) {
+    let mut command = Command::new("cc");
+    command.args(["-shared", "-fPIC", "-O3", "-o"]).args([library, source]).args(more);
+    let built = command.output().expect("cc runs (Debian: apt install build-essential)");
+    assert!(built.status.success(), "{built:?}");
+}
