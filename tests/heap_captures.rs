@@ -527,6 +527,36 @@ fn memory_of_a_graph_goes_to_others_after_a_device_wide_point_later_than_release
     }
 }
 
+/// What a graph's pool holds nobody else can use: a step that an eager heap takes in advance would be lost, once for each graph.
+#[test]
+fn many_graphs_hold_little_more_than_they_use() {
+    const BLOCK: u64 = 4 * MIB;
+    const SPAN: u64 = 32 * MIB;
+    for (backing, most) in
+        [("backing:stitch", BLOCK / 8 * 9), ("backing:pool", SPAN), ("backing:fixed", SPAN)]
+    {
+        let world = World::new(64 * GIB, backing);
+        let stream = world.rig.stream();
+        // Of such a heap, an eager program's next span has 230 MiB.
+        let eager = world.malloc(20 * GIB, stream);
+        let kept: Vec<(u64, u64, u64)> = (1..=300)
+            .map(|pool| {
+                world.begin(pool, stream);
+                let block = world.malloc(BLOCK, stream);
+                (pool, block, world.end(pool, stream))
+            })
+            .collect();
+        assert!(world.captured() <= 300 * most, "{backing}: {} MiB", world.captured() / MIB);
+        for (pool, block, graph) in kept {
+            world.free(block);
+            world.destroy(graph);
+            world.release(pool);
+        }
+        world.free(eager);
+        world.check_all_comes_back();
+    }
+}
+
 #[test]
 fn a_pool_that_is_begun_again_keeps_its_memory() {
     let world = World::new(256 * MIB, "headroom:0");

@@ -6,16 +6,15 @@
 //!
 //! Arguments: `FROM..TO` (seeds; 0..1000), `--seeds` (names the seeds that differ), `--conf CONF` (as often as wanted; in place of the backings).
 
+mod random_program;
+
 use gruyere_replay::bench::{Contender, completes};
-use gruyere_replay::trace::Trace;
+use random_program::{Outcome, Program};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 /// Configurations, where none are named.
 const BACKINGS: [&str; 3] = ["", "backing:pool", "backing:fixed"];
-
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// What is asked for.
 struct Arguments {
@@ -45,30 +44,6 @@ impl Arguments {
             arguments.confs = BACKINGS.map(str::to_owned).to_vec();
         }
         Ok(arguments)
-    }
-}
-
-/// A random program, the device that it is meant for, and its kind.
-struct Program {
-    trace: Trace,
-    capacity: u64,
-    kind: String,
-}
-
-impl Program {
-    fn of(seed: u64, file: &Path) -> Outcome<Self> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/random_trace.py");
-        let said = Command::new("python3").arg(&script).arg(seed.to_string()).arg(file).output()?;
-        if !said.status.success() {
-            return Err(format!("{}: {}", script.display(), String::from_utf8_lossy(&said.stderr)).into());
-        }
-        let said = String::from_utf8(said.stdout)?;
-        let words: Vec<&str> = said.split_whitespace().collect();
-        let [kind, _, capacity, _] = words[..] else {
-            return Err(format!("{said}: kind, streams, GiB, blocks expected").into());
-        };
-        let capacity = (capacity.parse::<f64>()? * f64::from(1 << 30)) as u64;
-        Ok(Self { trace: Trace::open(file)?, capacity, kind: kind.to_owned() })
     }
 }
 

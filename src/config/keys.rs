@@ -70,7 +70,8 @@ pub static KEYS: &[Key] = &[
         name: "backing",
         default: "auto",
         meaning: "Where device memory comes from: 2 MiB pages that are mapped where they are needed (`stitch`), the driver's \
-                  stream-ordered pools (`pool`), `cuMemAlloc` (`fixed`; for CUDA IPC), or every call straight to the driver \
+                  stream-ordered pools (`pool`; what is shorter than their step of 32 MiB, as on devices below 8 GiB and near \
+                  the end of larger ones, is `cuMemAlloc`'s), `cuMemAlloc` (`fixed`; for CUDA IPC), or every call straight to the driver \
                   (`passthrough`; to answer \"is it you?\"). `auto` is the first of them that the device can do.",
         kind: Kind::Choice(
             &[

@@ -122,7 +122,7 @@ impl Central {
     /// Reserves what `space` is to have that could do with `step`: the more, the fewer ends of reservations. `step` where the driver has not that.
     fn reserve_amply(&mut self, ctx: &Growth<'_>, space: SpaceId, step: u64) -> Result<()> {
         let had = self.arenas.reserved_bytes(space);
-        let is_ordinary = self.ordinary_spaces().any(|ordinary| ordinary == space);
+        let is_ordinary = self.spaces.is_ordinary(space);
         let ample = if is_ordinary { whole_pages(2 * self.total_memory) } else { had };
         if ample > step && self.reserve(ctx, space, ample).is_ok() {
             return Ok(());

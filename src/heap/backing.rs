@@ -15,6 +15,9 @@ use crate::driver::{
     Capabilities, DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 
+/// The step in which the driver's pools grow (bytes). Spans are multiples of it where memory is not short.
+pub const SPAN: u64 = 32 << 20;
+
 /// How memory is got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -105,6 +108,8 @@ pub struct Backing {
     pub pages: Pages,
     /// What came and went in spans and blocks, for the history; pages have a log of their own.
     pub log: SegmentLog,
+    /// Bytes of the spans that are not of the driver's pools, orphans included.
+    plain: u64,
     /// Bytes of spans or pages held, orphans included, as asked of the driver.
     pub held: u64,
     /// Physical bytes held, as the driver counts them.
@@ -134,6 +139,7 @@ impl Backing {
             orphans: Vec::new(),
             pages: Pages::new(device),
             log: SegmentLog::new(device),
+            plain: 0,
             held: 0,
             reserved: 0,
             calls: 0,
@@ -162,19 +168,22 @@ impl Backing {
                 self.log.note(Action::SegmentAlloc, span.address, span.bytes);
                 return Ok(span);
             }
-            // The driver promises less than page alignment: take a page more, and use the aligned inside.
+            // The driver promises less than page alignment: take a page more (of a pool, a step), and use the aligned inside.
             self.discard(driver, origin, taken);
             if taken > bytes {
                 return Err(DriverError::new("span alignment", ErrorKind::Other, 0));
             }
-            taken = round_up(bytes, PAGE).and_then(|bytes| bytes.checked_add(PAGE)).unwrap_or(u64::MAX);
+            let more = if self.is_pooled(bytes) { SPAN } else { PAGE };
+            taken = round_up(bytes, PAGE).and_then(|bytes| bytes.checked_add(more)).unwrap_or(u64::MAX);
         }
     }
 
     fn take_raw(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<u64> {
-        if self.kind != Kind::Pool {
+        if !self.is_pooled(bytes) {
             let result = driver.alloc(self.device, bytes);
-            return self.counted(result);
+            let address = self.counted(result)?;
+            self.plain += bytes;
+            return Ok(address);
         }
         let stream = self.stream(driver)?;
         let pool = self.pool(driver, lifetime)?;
@@ -188,17 +197,32 @@ impl Backing {
         Ok(address)
     }
 
-    fn give_raw(&mut self, driver: &dyn Driver, address: u64) -> Result<()> {
-        let result = match (self.kind, self.stream) {
-            (Kind::Pool, Some(stream)) => driver.pool_free(self.device, address, stream),
-            _ => driver.free(self.device, address),
-        };
-        self.counted(result)
+    /// Whether a span of `bytes` is of the driver's pools: not a short one, of which a pool would take a step.
+    fn is_pooled(&self, bytes: u64) -> bool {
+        self.kind == Kind::Pool && bytes.is_multiple_of(SPAN)
+    }
+
+    /// Whether it is known of a span of `bytes` that giving it back may wait for the device, in a heap that otherwise never waits for that: pools take theirs back on our
+    /// own stream, and cuMemFree waits.
+    pub fn waits_to_give(&self, bytes: u64) -> bool {
+        self.kind == Kind::Pool && !self.is_pooled(bytes)
+    }
+
+    fn give_raw(&mut self, driver: &dyn Driver, address: u64, bytes: u64) -> Result<()> {
+        if let Some(stream) = self.stream.filter(|_| self.is_pooled(bytes)) {
+            let result = driver.pool_free(self.device, address, stream);
+            return self.counted(result);
+        }
+        let result = driver.free(self.device, address);
+        self.counted(result)?;
+        // Blocks of `backing:passthrough` were never spans.
+        self.plain = self.plain.saturating_sub(bytes);
+        Ok(())
     }
 
     /// Gives back a span that nobody has seen; where that fails, it is kept as an orphan, so that nothing is lost.
     fn discard(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
-        if self.give_raw(driver, origin).is_err() {
+        if self.give_raw(driver, origin, taken).is_err() {
             self.keep_orphan(origin, taken);
         }
     }
@@ -223,7 +247,7 @@ impl Backing {
     /// # Errors
     /// The driver's; the span is still held then.
     pub fn give(&mut self, driver: &dyn Driver, origin: u64, taken: u64) -> Result<()> {
-        self.give_raw(driver, origin)?;
+        self.give_raw(driver, origin, taken)?;
         self.held -= taken;
         self.refresh(driver);
         let span = aligned(origin, taken);
@@ -284,7 +308,7 @@ impl Backing {
             self.reserved = self.held;
             return;
         }
-        let mut reserved = 0;
+        let mut reserved = self.plain;
         for pool in self.pools.into_iter().flatten() {
             let result = driver.pool_attribute(self.device, pool, PoolAttribute::ReservedCurrent);
             match self.counted(result) {
@@ -366,16 +390,13 @@ impl Backing {
         self.orphans.iter().map(|orphan| orphan.1).sum()
     }
 
-    /// The driver's count of bytes that our pools have handed out, to check the books against.
+    /// The driver's count of bytes that our pools have handed out, and ours of what came from none, to check the books against.
     pub fn used_by_driver(&self, driver: &dyn Driver) -> Option<u64> {
         if self.kind != Kind::Pool {
             return None;
         }
-        self.pools
-            .into_iter()
-            .flatten()
-            .map(|pool| driver.pool_attribute(self.device, pool, PoolAttribute::UsedCurrent).ok())
-            .sum()
+        let used = |pool| driver.pool_attribute(self.device, pool, PoolAttribute::UsedCurrent).ok();
+        self.pools.into_iter().flatten().map(used).sum::<Option<u64>>().map(|used| used + self.plain)
     }
 
     /// Gives the pools and the private stream back (at the heap's end, when no span is held).

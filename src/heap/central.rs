@@ -2,8 +2,8 @@
 #![deny(unsafe_code)]
 
 use super::Shared;
-use super::arena::{Arenas, EVERYBODY, Label, RegionId, Run, RunId, RunState, SpaceId};
-use super::backing::{Backing, Kind};
+use super::arena::{Arenas, EVERYBODY, Label, Region, RegionId, Run, RunId, RunState, SpaceId};
+use super::backing::{Backing, Kind, SPAN};
 use super::capture::Captures;
 use super::device::Request;
 use super::growth::Pace;
@@ -16,11 +16,12 @@ use super::page_table::{Page, PageTable};
 use super::pending::Pending;
 use super::phase::Watch;
 use super::size_class::{PAGE, SMALL_MAX, round_up};
+use super::small_runs::SmallRuns;
+use super::spaces::Spaces;
 use super::streams::{EVERY, Streams};
 use super::tally::Tally;
 use super::waits::Order;
 use super::watcher::Watched;
-use super::young::Young;
 use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::nvtx;
@@ -33,8 +34,10 @@ use std::collections::{HashMap, HashSet};
 /// The record's pools of small and of large blocks.
 const SMALL: usize = 0;
 const LARGE: usize = 1;
-/// Spans are multiples of this where memory is not short (bytes): the step in which driver pools grow.
-pub const SPAN: u64 = 32 << 20;
+/// A span is at most one part in this of what is left of the device, unless a request is longer.
+const LEFT_SPANS: u64 = 256;
+/// What only a graph or a named pool can use grows by at most this part of what it holds more than it needs: idle, it is lost to all others.
+const OWN_SHARE: u64 = 8;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const YOUNG_SPAN: u64 = 256 << 20;
 
@@ -73,10 +76,11 @@ pub struct Central {
     pub writer: LaneWriter,
     /// The record's gauges of the device.
     pub gauges: DeviceWriter,
-    spaces: [SpaceId; LIFETIMES],
+    /// The ordinary spaces.
+    pub spaces: Spaces,
     users: HashMap<RunId, Vec<u32>>,
     /// The small blocks of the arena.
-    pub(super) young: Young,
+    pub(super) small_runs: SmallRuns,
     pending: Vec<PendingRun>,
     /// Bytes that have begun to wait for streams since [`Central::take_batch`] was true.
     unsealed: u64,
@@ -125,7 +129,10 @@ impl Central {
         (total_memory, limit): (u64, u64),
     ) -> Self {
         let mut arenas = Arenas::default();
-        let spaces = [(); LIFETIMES].map(|()| arenas.add_space(false));
+        // On so small a device not even an empty one has room for spans of a whole step.
+        let is_small = limit.min(total_memory) / LEFT_SPANS < SPAN;
+        let apart = is_small && matches!(backing.kind, Kind::Pool | Kind::Fixed);
+        let spaces = Spaces::new(&mut arenas, apart);
         let tally = Tally::new(backing.kind == Kind::Stitch);
         Self {
             device,
@@ -138,7 +145,7 @@ impl Central {
             gauges,
             spaces,
             users: HashMap::new(),
-            young: Young::default(),
+            small_runs: SmallRuns::default(),
             pending: Vec::new(),
             unsealed: 0,
             direct: HashMap::new(),
@@ -161,15 +168,9 @@ impl Central {
         }
     }
 
-    /// The space for a lifetime.
-    #[inline]
-    pub fn space(&self, lifetime: Lifetime) -> SpaceId {
-        self.spaces[lifetime as usize]
-    }
-
     /// The spaces that are not a capture's.
     pub fn ordinary_spaces(&self) -> impl Iterator<Item = SpaceId> + use<> {
-        self.spaces.into_iter()
+        self.spaces.iter()
     }
 
     /// The hot path of a large malloc: the best fit among the free runs, described in the page table and the record. Its address, or 0 where
@@ -183,7 +184,8 @@ impl Central {
         lifetime: Lifetime,
         time: u64,
     ) -> u64 {
-        let (space, size) = (self.space(lifetime), round(requested));
+        let size = round(requested);
+        let space = self.spaces.of_large(lifetime, size);
         let slot = self.writer.place();
         let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
         let Some((id, address)) = self.arenas.allocate_block(space, size, stream, label) else {
@@ -214,7 +216,8 @@ impl Central {
         let slot = self.writer.place();
         run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        self.has_come(size);
+        let stream = run.stream;
+        self.has_come(size, stream);
         self.name(table, id, address);
         self.writer.malloc(pool_of(size), slot, block, || step, start);
         address
@@ -230,15 +233,29 @@ impl Central {
         }
     }
 
-    /// The length of a new span for `pages` bytes.
+    /// How much more than it needs `space` may grow by at most (bytes, whole pages).
+    pub(super) fn longest_step(&self, space: SpaceId) -> u64 {
+        if self.spaces.is_ordinary(space) {
+            return u64::MAX;
+        }
+        self.arenas.held_bytes(space) / OWN_SHARE / PAGE * PAGE
+    }
+
+    /// The length of a new span of `space` for `pages` bytes.
     ///
     /// Blocks cannot cross spans, so few and long spans leave the fewest gaps at their ends; but what a long one holds too much
-    /// is held for nothing. A sixteenth of what is held, up to 256 MiB, then about a hundredth, came out best on the traces
-    /// (docs/decisions.md).
-    fn span_for(&self, pages: u64) -> u64 {
+    /// is held for nothing. A sixteenth of what is held, up to 256 MiB, then about a hundredth, came out best on the traces. Where little of the device is left, long
+    /// spans are what a program dies of, and where sizes lie apart, a span is as long as it must be (docs/decisions.md).
+    fn span_for(&self, space: SpaceId, pages: u64) -> u64 {
+        if self.spaces.are_apart() {
+            return pages;
+        }
         let held = self.backing.held;
-        let share = (held / 16).min(YOUNG_SPAN).max(held / 88);
-        pages.max(share).checked_next_multiple_of(SPAN).unwrap_or(pages)
+        let left = self.limit.min(self.total_memory).saturating_sub(held);
+        let most = (left / LEFT_SPANS).min(self.longest_step(space).max(SPAN));
+        let share = (held / 16).min(YOUNG_SPAN).max(held / 88).min(most);
+        let step = if most < SPAN { PAGE } else { SPAN };
+        pages.max(share).checked_next_multiple_of(step).unwrap_or(pages)
     }
 
     /// Makes `want` fit: by a new span, or by pages mapped where a run of them is needed.
@@ -265,7 +282,10 @@ impl Central {
     fn grow(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64, whole_span: bool) -> Result<RegionId> {
         let too_large = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let pages = round_up(bytes, PAGE).ok_or(too_large)?;
-        let span = if whole_span && !self.arenas.whole_runs { self.span_for(pages) } else { pages };
+        let span = if whole_span && !self.arenas.whole_runs { self.span_for(space, pages) } else { pages };
+        // Of what only a graph or a named pool can use nothing waits for the device when it goes: it is the driver's pools', whole steps.
+        let is_steps = self.backing.kind == Kind::Pool && !self.spaces.is_ordinary(space);
+        let span = if is_steps { span.checked_next_multiple_of(SPAN).ok_or(too_large)? } else { span };
         if self.backing.held.checked_add(span).is_none_or(|held| held > self.limit) {
             return Err(too_large);
         }
@@ -329,6 +349,11 @@ impl Central {
         self.shrink_completed(driver, record, streams, &|_| 0)
     }
 
+    /// As [`Central::shrink_all`], while memory is not short: pools' heaps wait for nothing then. Their bytes.
+    pub fn shrink_unasked(&mut self, driver: &dyn Driver, record: &Record, streams: &Streams) -> u64 {
+        self.shrink_where(driver, record, streams, &|_| 0, |backing, taken| !backing.waits_to_give(taken))
+    }
+
     /// As [`Central::shrink_all`], those too that belong to one stream which is past all that was freed in them (`completed`
     /// tells the last epoch that it is past).
     pub fn shrink_completed(
@@ -337,6 +362,17 @@ impl Central {
         record: &Record,
         streams: &Streams,
         completed: &dyn Fn(u32) -> u64,
+    ) -> u64 {
+        self.shrink_where(driver, record, streams, completed, |_, _| true)
+    }
+
+    fn shrink_where(
+        &mut self,
+        driver: &dyn Driver,
+        record: &Record,
+        streams: &Streams,
+        completed: &dyn Fn(u32) -> u64,
+        may_give: impl Fn(&Backing, u64) -> bool,
     ) -> u64 {
         if self.backing.kind == Kind::Stitch {
             let spaces = self.open_spaces();
@@ -349,8 +385,8 @@ impl Central {
         let mut bytes = 0;
         for space in self.open_spaces() {
             for id in self.arenas.empty_regions(space, completed) {
-                let size = self.arenas.region(id).bytes;
-                let kept = self.spare_of(space) < size;
+                let Region { bytes: size, span: (_, taken), .. } = *self.arenas.region(id);
+                let kept = self.spare_of(space) < size || !may_give(&self.backing, taken);
                 bytes += if !kept && self.shrink(driver, record, id) { size } else { 0 };
             }
         }
@@ -400,7 +436,7 @@ impl Central {
         // Before the run is merged: what the record needs is at hand, and need not be kept through that.
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
         if size <= SMALL_MAX {
-            self.is_gone(size);
+            self.is_gone(size, stream);
             self.writer.free(SMALL, slot, block, time);
         } else {
             self.writer.free(LARGE, slot, block, time);
@@ -428,7 +464,7 @@ impl Central {
         let (id, run) = match page.remove_block(is_it) {
             Some(found) => found,
             None => {
-                is_it(self.young.crowded(address)?)?;
+                is_it(self.small_runs.crowded(address)?)?;
                 let id = self.leave_crowd(page, address)?;
                 (id, self.arenas.run(id)?)
             }
@@ -538,7 +574,7 @@ impl Central {
             let Some(run) = self.arenas.run(id) else { continue };
             let Run { stream, bytes, lifetime, slot, .. } = *run;
             self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
-            self.is_gone(bytes);
+            self.is_gone(bytes, stream);
             // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
             let (owner, epoch) = if stream == EVERY && shares { (EVERYBODY, 0) } else { (stream, epoch) };
             self.arenas.release(id, owner, epoch);
@@ -558,7 +594,7 @@ impl Central {
             let Some(run) = self.arenas.run(id) else { break };
             let Run { stream, bytes, lifetime, slot, .. } = *run;
             let space = self.arenas.region(run.region).space;
-            let is_wanted = space == want.space || self.spaces.contains(&space);
+            let is_wanted = space == want.space || self.spaces.is_ordinary(space);
             if !is_wanted
                 || !is_ordered(stream, epoch)
                 || !waits.as_slice().iter().all(|&(user, epoch)| is_ordered(user, epoch))
@@ -568,7 +604,7 @@ impl Central {
             }
             self.pending.swap_remove(at);
             self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
-            self.is_gone(bytes);
+            self.is_gone(bytes, stream);
             self.arenas.release(id, waiter, streams.note_free(waiter));
         }
     }
@@ -601,7 +637,7 @@ impl Central {
     /// Gives to everybody what its streams are past, in all ordinary spaces.
     pub fn promote(&mut self, streams: &Streams) {
         let named = self.named.iter().map(|(_, pool)| pool.space);
-        let spaces = self.spaces.into_iter().chain(named);
+        let spaces = self.ordinary_spaces().chain(named);
         self.arenas.promote_ripe(spaces, &|stream| streams.completed(stream));
     }
 

@@ -224,14 +224,11 @@ impl Device {
     }
 
     /// Whether spans may be given back to the driver, and what to hold meanwhile. cuMemFree waits for the device: not while
-    /// anything captures. The pools' calls go to our own stream.
-    pub fn giving(&self, shared: &Shared) -> Option<Option<Asking<'_>>> {
-        if self.kind == Kind::Pool {
-            return Some(None);
-        }
+    /// anything captures.
+    pub fn giving(&self, shared: &Shared) -> Option<Asking<'_>> {
         let asking = self.ask()?;
         let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
-        quiet.then_some(Some(asking))
+        quiet.then_some(asking)
     }
 
     /// An address for `request`.
@@ -287,7 +284,7 @@ impl Device {
             }
             self.settle_lane(shared, request.stream);
         }
-        if let Some(address) = self.malloc_young(shared, request)? {
+        if let Some(address) = self.malloc_small_run(shared, request)? {
             return Ok(address);
         }
         loop {
@@ -321,22 +318,22 @@ impl Device {
         }
     }
 
-    /// A small block of a young heap, one that has never held more than a page: all sizes share that, as a slab for each of them would be many
-    /// times what the program needs. `None`: the heap is older, or the page has no room left.
+    /// A small block that is a run (`small_runs`), where a slab would be many times what the program needs. `None`: it is not to be, or a young heap's page
+    /// has no room left.
     ///
     /// # Errors
     /// As [`Device::malloc`].
-    fn malloc_young(&self, shared: &Shared, request: Request) -> Result<Option<u64>, Error> {
+    fn malloc_small_run(&self, shared: &Shared, request: Request) -> Result<Option<u64>, Error> {
         let bytes = round(request.size);
         let mut central = lock(&self.central);
-        if !central.is_young() {
+        if !central.is_for_a_run(request.stream, bytes) {
             return Ok(None);
         }
-        let (mut central, run) = if central.backing.held == 0 {
+        let (mut central, run) = if central.backing.held == 0 || central.spaces.are_apart() {
             drop(central);
             self.obtain(shared, request, bytes, ALIGNMENT)?
         } else {
-            let (space, stream) = (central.space(request.lifetime), request.stream);
+            let (space, stream) = (central.spaces.of_size(request.lifetime, bytes), request.stream);
             let want = Want { space, bytes, align: ALIGNMENT, stream };
             match want.fit(&mut central) {
                 Some(run) => (central, run),

@@ -46,7 +46,9 @@ pub mod route;
 mod segment_log;
 pub mod size_class;
 pub mod slab;
+mod small_runs;
 pub mod snapshot;
+mod spaces;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
@@ -57,7 +59,6 @@ mod validate;
 mod waits;
 mod watcher;
 mod watching;
-mod young;
 
 use crate::config::Config;
 use crate::config::record_dir::record_dir;

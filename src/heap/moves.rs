@@ -6,7 +6,8 @@
 #![deny(unsafe_code)]
 
 use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
-use super::central::{Central, Growth, SPAN, Want};
+use super::backing::SPAN;
+use super::central::{Central, Growth, Want};
 use super::gather::{Gathered, Source, parts_of};
 use super::size_class::PAGE;
 use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
@@ -37,11 +38,12 @@ impl Central {
         let mut failure = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let spare = self.backing.pages.spare();
         let room = soft.saturating_sub(self.backing.pages.held()).min(ctx.fresh);
+        let longest_step = self.longest_step(want.space);
         if plan.bytes <= room + spare {
             // A growing heap takes a span at a time, for fewer calls, from what may be held too much anyway.
             let span = SPAN.max(self.backing.pages.held() / STEP_SHARE / PAGE * PAGE);
             let idle = (room + spare - plan.bytes).min(ctx.fresh / 2);
-            let step = span.saturating_sub(plan.bytes).min(idle / PAGE * PAGE);
+            let step = span.saturating_sub(plan.bytes).min(idle / PAGE * PAGE).min(longest_step);
             match self.grow_by(ctx, want, plan, step, Gathered::default()) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_out_of_memory() => {}
@@ -51,7 +53,7 @@ impl Central {
             plan = self.plan_row(ctx, want)?;
         }
         let mut gathered = Gathered::default();
-        if ctx.steal && self.ordinary_spaces().any(|space| space == want.space) {
+        if ctx.steal && self.spaces.is_ordinary(want.space) {
             let bytes = want.bytes.next_multiple_of(PAGE);
             let alone = self.plan_alone(ctx, want.space, bytes);
             let beside = Some(plan).filter(|plan| plan.needs != [None, None] || alone.is_none());
@@ -86,7 +88,7 @@ impl Central {
             return Err(failure);
         }
         let step = self.pace.step(self.backing.pages.held(), room - missing, gathered.pages > 0);
-        self.grow_by(ctx, want, plan, step, gathered)
+        self.grow_by(ctx, want, plan, step.min(longest_step), gathered)
     }
 
     /// Up to here fresh pages are taken before idle ones are moved: the peak of live bytes, with `bytes` more, and some slack.

@@ -10,6 +10,7 @@ use super::Error;
 use super::arena::{RunState, SpaceId};
 use super::central::Central;
 use super::lane::{Lane, round};
+use super::lifetime::Lifetime;
 use super::oom::Bytes;
 use super::slab::SlotState;
 use crate::driver::DriverError;
@@ -297,8 +298,10 @@ const NAMED_BLOCKS: usize = 8;
 impl Central {
     /// Whatever lies idle, a space keeps this much: what was reserved for its lifetime, or for its pool.
     pub(super) fn reserve_of(&self, space: SpaceId) -> u64 {
-        match self.ordinary_spaces().position(|ordinary| ordinary == space) {
-            Some(lifetime) => self.reserves[lifetime],
+        // A reserve is for what is large; a small block's span is one page.
+        match self.spaces.lifetime_of(space) {
+            Some(lifetime) if self.spaces.of(Lifetime::ALL[lifetime]) == space => self.reserves[lifetime],
+            Some(_) => 0,
             None => self.named.reserve_of(space).unwrap_or(0),
         }
     }

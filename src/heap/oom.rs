@@ -141,8 +141,8 @@ impl Report {
             report.partly += rows.into_iter().map(|(address, bytes)| torn(address, bytes)).sum::<u64>();
         }
         for lifetime in Lifetime::ALL {
-            let space = central.space(lifetime);
-            report.arena_free[lifetime as usize] = central.arenas.free_bytes(space);
+            let spaces = central.spaces.of_lifetime(lifetime);
+            report.arena_free[lifetime as usize] = spaces.map(|space| central.arenas.free_bytes(space)).sum();
         }
         for pool in central.captures.pools.iter().flatten() {
             report.captured += central.arenas.held_bytes(pool.space);

@@ -1,7 +1,7 @@
 //! From an address to who owns it: a two-level radix tree over 2 MiB pages, read without locks.
 //!
 //! A page holds slots of one slab, or the starts of at most two large blocks (a large block is longer than half a page), so
-//! one word tells the owner. Only in a young heap may more blocks start in a page: then the word says no more than that.
+//! one word tells the owner. Only where small blocks are runs (`small_runs`) may more blocks start in a page: then the word says no more than that.
 //!
 //! ```text
 //!   word            bits 0-1   2-7      8-35              36-63

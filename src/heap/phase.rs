@@ -19,6 +19,7 @@
 //! Nothing here waits: events are recorded behind what was freed, and what they do not show to be done by the next look stays.
 #![deny(unsafe_code)]
 
+use super::arena::Region;
 use super::backing::Kind;
 use super::central::Central;
 use super::device::Device;
@@ -391,8 +392,9 @@ impl Central {
         let mut given = 0;
         for space in self.ordinary_spaces() {
             for id in self.arenas.empty_regions(space, completed) {
-                let bytes = self.arenas.region(id).bytes;
-                if given + bytes <= most && self.shrink(driver, record, id) {
+                let Region { bytes, span: (_, taken), .. } = *self.arenas.region(id);
+                let is_given = given + bytes <= most && !self.backing.waits_to_give(taken);
+                if is_given && self.shrink(driver, record, id) {
                     given += bytes;
                 }
             }

@@ -18,6 +18,7 @@ use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
 use super::ladder::Stopwatch;
+use super::lane::round;
 use super::{Error, MutexGuard, Shared, lock, oom};
 use crate::config::Waits;
 use crate::driver::DriverError;
@@ -63,7 +64,7 @@ impl Device {
         align: u64,
     ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
         let mut central = lock(&self.central);
-        let space = space.unwrap_or_else(|| central.space(request.lifetime));
+        let space = space.unwrap_or_else(|| central.spaces.of_size(request.lifetime, round(request.size)));
         let want = Want { space, bytes, align, stream: request.stream };
         if let Some(run) = want.fit(&mut central) {
             return Ok((central, run));
@@ -202,7 +203,7 @@ impl Device {
             if !stitched
                 && central.backing.reserved + want.bytes > central.peak_reserved
                 && let Some(_giving) = self.giving(shared)
-                && central.shrink_all(growth.driver, growth.record, &self.streams) > 0
+                && central.shrink_unasked(growth.driver, growth.record, &self.streams) > 0
             {
                 central.backing.trim(growth.driver);
                 central.publish_reserved();
@@ -320,7 +321,8 @@ impl Device {
                 return Some(found);
             }
         }
-        let (mut central, run) = retry(Room::Ceiling, 5, self.give_up_reserves(shared))?;
+        let found = retry(Room::Ceiling, 5, self.give_up_reserves(shared));
+        let (mut central, run) = found.or_else(|| self.fit_elsewhere(want))?;
         // Beside a capture waiting was not tried: then this request alone has touched it.
         let may_open = waits && !central.headroom_is_open;
         if may_open && self.free_beside(shared, &mut central, self.headroom(shared)) == 0 {
@@ -331,6 +333,16 @@ impl Device {
                 self.id
             );
         }
+        Some((central, run))
+    }
+
+    /// A place among blocks of other sizes and lifetimes.
+    fn fit_elsewhere(&self, want: Want) -> Option<(MutexGuard<'_, Central>, RunId)> {
+        let mut central = lock(&self.central);
+        if !central.spaces.is_ordinary(want.space) {
+            return None;
+        }
+        let run = central.spaces.iter().find_map(|space| Want { space, ..want }.fit_or_join(&mut central))?;
         Some((central, run))
     }
 

@@ -32,7 +32,7 @@ impl Device {
             let bytes = shared.config.reserve[lifetime as usize].resolve(total);
             let bytes = round_up(bytes, PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
             let mut central = lock(&self.central);
-            let space = central.space(lifetime);
+            let space = central.spaces.of(lifetime);
             central.reserves[lifetime as usize] = bytes;
             let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
             central.reserves = [0; LIFETIMES];

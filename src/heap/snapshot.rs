@@ -314,7 +314,7 @@ impl Device {
 }
 
 fn holder(central: &Central, space: SpaceId) -> Holder {
-    if let Some(lifetime) = central.ordinary_spaces().position(|ordinary| ordinary == space) {
+    if let Some(lifetime) = central.spaces.lifetime_of(space) {
         return Holder::Ordinary(lifetime as u8);
     }
     match central.named.iter().find(|(_, pool)| pool.space == space) {

@@ -231,10 +231,10 @@ impl Device {
         let captured = central.captures.pools.iter().flatten().map(|pool| pool.lane.slab_sums());
         let named = central.named.iter().map(|(_, pool)| pool.lane.slab_sums());
         slabs = [slabs, captured.chain(named).sum()].into_iter().sum();
-        // Small blocks that lie in no slab: direct ones, and those of a young heap.
+        // Small blocks that lie in no slab: direct ones, and those that are runs.
         let direct = central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
-        let young = central.young.small_blocks();
-        let (direct, direct_bytes) = direct.fold(young, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
+        let runs_of_small = central.small_runs.small_blocks();
+        let (direct, direct_bytes) = direct.fold(runs_of_small, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
         let free_in = |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
         let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
         let small = free_in(slabs.used_bytes, blocks.active_bytes[SMALL].current, direct_bytes);
@@ -426,7 +426,8 @@ impl Heap {
                 let _ = writeln!(text, "  reclaim: {name:<19} {rung}");
             }
             for lifetime in Lifetime::ALL {
-                let free = central.arenas.free_bytes(central.space(lifetime));
+                let spaces = central.spaces.of_lifetime(lifetime);
+                let free: u64 = spaces.map(|space| central.arenas.free_bytes(space)).sum();
                 if free > 0 {
                     let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
                 }

@@ -1,7 +1,7 @@
 //! What is held, over time, as torch counts it: segments and their bytes, by pool, with peaks and resets.
 //!
 //! A segment is one piece of memory from the driver: a page of `backing:stitch`, a span of the other backings, a block of
-//! `backing:passthrough`. Slabs serve small blocks only, so their memory is the small pool's, as are the bytes of a young heap's small blocks, and
+//! `backing:passthrough`. Slabs serve small blocks only, so their memory is the small pool's, as are the bytes of small blocks that are runs, and
 //! all else the large one's; pages pass from one to the other. A span may serve both and counts as large.
 #![deny(unsafe_code)]
 

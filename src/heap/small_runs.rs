@@ -1,7 +1,8 @@
-//! Small blocks of a young heap: all sizes share its first page.
+//! Small blocks that are runs, as large ones are, and no slots of slabs: all sizes share a page.
 //!
-//! A slab for each size is right where a program has many blocks of each, and many times what a program needs that has few of any. So a heap that has
-//! never held more than a page serves small blocks from its runs, by best fit, as it serves large ones. More than two blocks may start in a page
+//! A slab for each size is right where a program has many blocks of each, and many times what a program needs that has few of any. So a *young* heap, one that has
+//! never held more than a page, serves small blocks from its runs, by best fit. So does a heap on a small device whose memory comes in spans (`spaces`), until a
+//! stream has blocks enough of a size to fill a part of a slab. More than two blocks may start in a page
 //! then, which its word in the page table cannot name: it says *crowd*, and they are known here, by address.
 #![deny(unsafe_code)]
 
@@ -9,31 +10,37 @@ use super::arena::{Run, RunId};
 use super::backing::Kind;
 use super::central::{Central, block_at};
 use super::page_table::{Page, PageTable};
-use super::size_class::{PAGE, SMALL_MAX};
-use std::collections::BTreeMap;
+use super::size_class::{PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 /// A young heap has at most so many small blocks in its first page: each is found by a search there, and told by itself in a dump.
 const YOUNG_BLOCKS: u64 = 256;
 /// And so many mallocs are served from it: a program that goes on has a use for slabs, which are several times as fast.
 const YOUNG_MALLOCS: u32 = 4096;
 
+/// Where sizes lie apart, a slab is made for blocks of a size once a stream has so many of it that are runs as fill one part in this of a slab.
+const SLAB_SHARE: u64 = 4;
+
 /// The small blocks of a device's arena. Guarded by its central lock.
-pub struct Young {
+pub struct SmallRuns {
     /// The blocks of pages in which more start than the page table can name, by address.
     crowds: BTreeMap<u64, RunId>,
     /// Those that are live or pending: how many, and their bytes.
     small: (u64, u64),
-    /// How many may still be served.
+    /// Their bytes by stream and size class.
+    by_class: HashMap<(u32, u8), u64>,
+    /// How many a young heap may still serve.
     youth: u32,
 }
 
-impl Default for Young {
+impl Default for SmallRuns {
     fn default() -> Self {
-        Self { crowds: BTreeMap::new(), small: (0, 0), youth: YOUNG_MALLOCS }
+        Self { crowds: BTreeMap::new(), small: (0, 0), by_class: HashMap::new(), youth: YOUNG_MALLOCS }
     }
 }
 
-impl Young {
+impl SmallRuns {
     /// The block of a crowd that starts at `address`.
     pub fn crowded(&self, address: u64) -> Option<RunId> {
         self.crowds.get(&address).copied()
@@ -52,52 +59,71 @@ impl Central {
     pub(super) fn join_crowd(&mut self, page: Page<'_>, address: u64, id: RunId) {
         for other in page.become_crowd(self.device).into_iter().flatten() {
             if let Some(run) = self.arenas.run(other) {
-                self.young.crowds.insert(run.address, other);
+                self.small_runs.crowds.insert(run.address, other);
             }
         }
-        self.young.crowds.insert(address, id);
+        self.small_runs.crowds.insert(address, id);
     }
 
     /// The block of a crowd that starts at `address` in `page`, taken out.
     #[cold]
     #[inline(never)]
     pub(super) fn leave_crowd(&mut self, page: Page<'_>, address: u64) -> Option<RunId> {
-        let id = self.young.crowded(address)?;
+        let id = self.small_runs.crowded(address)?;
         block_at(&self.arenas, id, address)?;
-        self.young.crowds.remove(&address);
+        self.small_runs.crowds.remove(&address);
         let start = address / PAGE * PAGE;
-        if self.young.crowds.range(start..start + PAGE).next().is_none() {
+        if self.small_runs.crowds.range(start..start + PAGE).next().is_none() {
             page.disperse();
         }
         Some(id)
     }
 
-    /// A block of `size` bytes of the arena has become live; counted if it is small.
-    pub(super) fn has_come(&mut self, size: u64) {
+    /// A block of `size` bytes of the arena has become live, `stream`'s; counted if it is small.
+    pub(super) fn has_come(&mut self, size: u64, stream: u32) {
         if size <= SMALL_MAX {
-            let (count, bytes) = &mut self.young.small;
+            let (count, bytes) = &mut self.small_runs.small;
             (*count, *bytes) = (*count + 1, *bytes + size);
+            *self.small_runs.by_class.entry((stream, class_of(size) as u8)).or_default() += size;
             // Where it lies is the small pool's, as a slab would be.
             self.tally.slab_taken(size);
         }
     }
 
     /// A block of `size` bytes of the arena is neither live nor pending any more; counted if it is small.
-    pub(super) fn is_gone(&mut self, size: u64) {
+    pub(super) fn is_gone(&mut self, size: u64, stream: u32) {
         if size <= SMALL_MAX {
-            let (count, bytes) = &mut self.young.small;
+            let (count, bytes) = &mut self.small_runs.small;
             (*count, *bytes) = (*count - 1, *bytes - size);
+            if let Entry::Occupied(mut of_class) =
+                self.small_runs.by_class.entry((stream, class_of(size) as u8))
+            {
+                *of_class.get_mut() -= size;
+                if *of_class.get() == 0 {
+                    of_class.remove();
+                }
+            }
             self.tally.slab_given(size);
         }
     }
 
-    /// Whether one small block more may be served from the arena: the heap has never held more than a page, and few were served so. True counts one.
-    pub(super) fn is_young(&mut self) -> bool {
+    /// Whether one small block more of `size` bytes for `stream` is to be a run: the heap is young, or sizes lie apart and the stream has few blocks of that size.
+    pub(super) fn is_for_a_run(&mut self, stream: u32, size: u64) -> bool {
+        if self.spaces.are_apart() {
+            let class = class_of(size);
+            let has = self.small_runs.by_class.get(&(stream, class as u8)).copied().unwrap_or(0);
+            return has < SIZE_CLASSES[class].slab_bytes() / SLAB_SHARE;
+        }
+        self.is_young()
+    }
+
+    /// Whether one small block more may be served from the first page: the heap has never held more than that, and few were served so. True counts one.
+    fn is_young(&mut self) -> bool {
         let young = self.backing.kind == Kind::Stitch
             && self.peak_reserved <= PAGE
-            && self.young.small.0 < YOUNG_BLOCKS
-            && self.young.youth > 0;
-        self.young.youth -= u32::from(young);
+            && self.small_runs.small.0 < YOUNG_BLOCKS
+            && self.small_runs.youth > 0;
+        self.small_runs.youth -= u32::from(young);
         young
     }
 
@@ -108,10 +134,23 @@ impl Central {
     pub(super) fn validate_small(&self, table: &PageTable) -> std::result::Result<(), String> {
         let blocks = self.arenas.blocks().filter(|(_, run)| !run.is_slab && run.bytes <= SMALL_MAX);
         let small = blocks.fold((0, 0), |sum, (_, run)| (sum.0 + 1, sum.1 + run.bytes));
-        if small != self.young.small {
-            return Err(format!("small blocks come to {small:?}, and {:?} is counted", self.young.small));
+        let mut by_class = HashMap::new();
+        for (_, run) in self.arenas.blocks().filter(|(_, run)| !run.is_slab && run.bytes <= SMALL_MAX) {
+            *by_class.entry((run.stream, class_of(run.bytes) as u8)).or_default() += run.bytes;
         }
-        for (&address, &id) in &self.young.crowds {
+        if by_class != self.small_runs.by_class {
+            return Err(format!(
+                "small blocks come to {by_class:?} by stream and class, and {:?} is counted",
+                self.small_runs.by_class
+            ));
+        }
+        if small != self.small_runs.small {
+            return Err(format!(
+                "small blocks come to {small:?}, and {:?} is counted",
+                self.small_runs.small
+            ));
+        }
+        for (&address, &id) in &self.small_runs.crowds {
             let is_crowd = table.page(address).is_some_and(Page::is_crowd);
             if block_at(&self.arenas, id, address).is_none() || !is_crowd {
                 return Err(format!("{address:#x} starts no block of a crowd, and is counted as one"));
@@ -122,7 +161,7 @@ impl Central {
 
     /// The blocks that may start at `address`: those that the page table named, and that of a crowd.
     fn candidates(&self, address: u64, blocks: [Option<RunId>; 2]) -> impl Iterator<Item = RunId> + use<> {
-        blocks.into_iter().flatten().chain(self.young.crowded(address))
+        blocks.into_iter().flatten().chain(self.small_runs.crowded(address))
     }
 
     /// The live block that starts at `address`, among those that the page table named and those of crowds.
