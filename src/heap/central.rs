@@ -168,11 +168,6 @@ impl Central {
         }
     }
 
-    /// The spaces that are not a capture's.
-    pub fn ordinary_spaces(&self) -> impl Iterator<Item = SpaceId> + use<> {
-        self.spaces.iter()
-    }
-
     /// The hot path of a large malloc: the best fit among the free runs, described in the page table and the record. Its address, or 0 where
     /// nothing fits. `time`: the clock's.
     #[inline(always)]
@@ -351,7 +346,7 @@ impl Central {
 
     /// As [`Central::shrink_all`], while memory is not short: pools' heaps wait for nothing then. Their bytes.
     pub fn shrink_unasked(&mut self, driver: &dyn Driver, record: &Record, streams: &Streams) -> u64 {
-        self.shrink_where(driver, record, streams, &|_| 0, |backing, taken| !backing.waits_to_give(taken))
+        self.shrink_empty(driver, record, streams, &|_| 0, false)
     }
 
     /// As [`Central::shrink_all`], those too that belong to one stream which is past all that was freed in them (`completed`
@@ -363,16 +358,16 @@ impl Central {
         streams: &Streams,
         completed: &dyn Fn(u32) -> u64,
     ) -> u64 {
-        self.shrink_where(driver, record, streams, completed, |_, _| true)
+        self.shrink_empty(driver, record, streams, completed, true)
     }
 
-    fn shrink_where(
+    fn shrink_empty(
         &mut self,
         driver: &dyn Driver,
         record: &Record,
         streams: &Streams,
         completed: &dyn Fn(u32) -> u64,
-        may_give: impl Fn(&Backing, u64) -> bool,
+        may_wait: bool,
     ) -> u64 {
         if self.backing.kind == Kind::Stitch {
             let spaces = self.open_spaces();
@@ -386,7 +381,7 @@ impl Central {
         for space in self.open_spaces() {
             for id in self.arenas.empty_regions(space, completed) {
                 let Region { bytes: size, span: (_, taken), .. } = *self.arenas.region(id);
-                let kept = self.spare_of(space) < size || !may_give(&self.backing, taken);
+                let kept = self.spare_of(space) < size || !may_wait && self.backing.waits_to_give(taken);
                 bytes += if !kept && self.shrink(driver, record, id) { size } else { 0 };
             }
         }
@@ -618,7 +613,7 @@ impl Central {
                 || self.arenas.run(block.run).is_some_and(|run| is_it(run.stream, block.epoch))
         };
         self.pending.iter().any(waits)
-            || self.ordinary_spaces().any(|space| self.arenas.has_freed(space, stream, epoch))
+            || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
     }
 
     /// A run for `want` from one free run whose last work is ordered before the work to come of its stream.
@@ -637,13 +632,13 @@ impl Central {
     /// Gives to everybody what its streams are past, in all ordinary spaces.
     pub fn promote(&mut self, streams: &Streams) {
         let named = self.named.iter().map(|(_, pool)| pool.space);
-        let spaces = self.ordinary_spaces().chain(named);
+        let spaces = self.spaces.iter().chain(named);
         self.arenas.promote_ripe(spaces, &|stream| streams.completed(stream));
     }
 
     /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream is past.
     pub fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
-        for space in self.ordinary_spaces() {
+        for space in self.spaces.iter() {
             self.arenas.promote(space, completed);
         }
         for (_, pool) in self.named.iter() {

@@ -218,7 +218,7 @@ impl Heap {
         device.take_in(shared, &mut central);
         let waiting = central.pending_bytes() / PAGE * PAGE;
         if central.backing.kind == Kind::Stitch {
-            let spaces: Vec<_> = central.ordinary_spaces().collect();
+            let spaces: Vec<_> = central.spaces.iter().collect();
             let loose = central.arenas.loose_runs(&spaces, &|_, _| Movable::Idle);
             let parts = loose.iter().flat_map(|loose| central.backing.pages.parts(&loose.pages));
             // Only whole handles go back; idle pages of others serve blocks to come, where they are.
@@ -226,7 +226,7 @@ impl Heap {
             let whole: u64 = whole.map(|part| u64::from(part.count()) * PAGE).sum();
             return whole + central.backing.pages.spare() + waiting;
         }
-        let spaces = central.ordinary_spaces();
+        let spaces = central.spaces.iter();
         let empty: Vec<_> =
             spaces.flat_map(|space| central.arenas.empty_regions(space, &|_| u64::MAX)).collect();
         empty.into_iter().map(|region| central.arenas.region(region).bytes).sum::<u64>() + waiting

@@ -313,12 +313,12 @@ impl Central {
 
     /// The ordinary spaces that hold more than is reserved for their lifetimes.
     pub(super) fn movable_spaces(&self) -> Vec<SpaceId> {
-        self.ordinary_spaces().filter(|&space| self.spare_of(space) > 0).collect()
+        self.spaces.iter().filter(|&space| self.spare_of(space) > 0).collect()
     }
 
     /// The spaces whose memory the ladder may give back: the ordinary ones and those of pools.
     pub(super) fn open_spaces(&self) -> Vec<SpaceId> {
-        self.ordinary_spaces().chain(self.named.iter().map(|(_, pool)| pool.space)).collect()
+        self.spaces.iter().chain(self.named.iter().map(|(_, pool)| pool.space)).collect()
     }
 
     /// Numbers of a pool.

@@ -375,7 +375,7 @@ impl Central {
         completed: &dyn Fn(u32) -> u64,
         most: u64,
     ) {
-        let spaces: Vec<_> = self.ordinary_spaces().collect();
+        let spaces: Vec<_> = self.spaces.iter().collect();
         let spare = self.backing.pages.spare();
         self.loosen(driver, streams, &spaces, completed, most.saturating_sub(spare));
         self.backing.pages.release(driver, most);
@@ -390,7 +390,7 @@ impl Central {
         most: u64,
     ) {
         let mut given = 0;
-        for space in self.ordinary_spaces() {
+        for space in self.spaces.iter() {
             for id in self.arenas.empty_regions(space, completed) {
                 let Region { bytes, span: (_, taken), .. } = *self.arenas.region(id);
                 let is_given = given + bytes <= most && !self.backing.waits_to_give(taken);

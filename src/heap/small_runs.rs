@@ -29,7 +29,7 @@ pub struct SmallRuns {
     /// Those that are live or pending: how many, and their bytes.
     small: (u64, u64),
     /// Their bytes by stream and size class.
-    by_class: HashMap<(u32, u8), u64>,
+    by_class: HashMap<(u32, usize), u64>,
     /// How many a young heap may still serve.
     youth: u32,
 }
@@ -84,7 +84,7 @@ impl Central {
         if size <= SMALL_MAX {
             let (count, bytes) = &mut self.small_runs.small;
             (*count, *bytes) = (*count + 1, *bytes + size);
-            *self.small_runs.by_class.entry((stream, class_of(size) as u8)).or_default() += size;
+            *self.small_runs.by_class.entry((stream, class_of(size))).or_default() += size;
             // Where it lies is the small pool's, as a slab would be.
             self.tally.slab_taken(size);
         }
@@ -95,9 +95,7 @@ impl Central {
         if size <= SMALL_MAX {
             let (count, bytes) = &mut self.small_runs.small;
             (*count, *bytes) = (*count - 1, *bytes - size);
-            if let Entry::Occupied(mut of_class) =
-                self.small_runs.by_class.entry((stream, class_of(size) as u8))
-            {
+            if let Entry::Occupied(mut of_class) = self.small_runs.by_class.entry((stream, class_of(size))) {
                 *of_class.get_mut() -= size;
                 if *of_class.get() == 0 {
                     of_class.remove();
@@ -111,7 +109,7 @@ impl Central {
     pub(super) fn is_for_a_run(&mut self, stream: u32, size: u64) -> bool {
         if self.spaces.are_apart() {
             let class = class_of(size);
-            let has = self.small_runs.by_class.get(&(stream, class as u8)).copied().unwrap_or(0);
+            let has = self.small_runs.by_class.get(&(stream, class)).copied().unwrap_or(0);
             return has < SIZE_CLASSES[class].slab_bytes() / SLAB_SHARE;
         }
         self.is_young()
@@ -132,11 +130,10 @@ impl Central {
     /// # Errors
     /// What is wrong.
     pub(super) fn validate_small(&self, table: &PageTable) -> std::result::Result<(), String> {
-        let blocks = self.arenas.blocks().filter(|(_, run)| !run.is_slab && run.bytes <= SMALL_MAX);
-        let small = blocks.fold((0, 0), |sum, (_, run)| (sum.0 + 1, sum.1 + run.bytes));
-        let mut by_class = HashMap::new();
+        let (mut small, mut by_class) = ((0, 0), HashMap::new());
         for (_, run) in self.arenas.blocks().filter(|(_, run)| !run.is_slab && run.bytes <= SMALL_MAX) {
-            *by_class.entry((run.stream, class_of(run.bytes) as u8)).or_default() += run.bytes;
+            small = (small.0 + 1, small.1 + run.bytes);
+            *by_class.entry((run.stream, class_of(run.bytes))).or_default() += run.bytes;
         }
         if by_class != self.small_runs.by_class {
             return Err(format!(

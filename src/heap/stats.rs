@@ -181,7 +181,7 @@ impl Device {
         stats.pending += central.pending_bytes();
         stats.retries = central.retries;
         stats.out_of_memories = central.out_of_memories;
-        for space in central.ordinary_spaces() {
+        for space in central.spaces.iter() {
             stats.arena_free += central.arenas.free_bytes(space);
             stats.largest_free = stats.largest_free.max(central.arenas.largest_free(space));
         }
@@ -289,8 +289,7 @@ impl Device {
                 let central = lock(&self.central);
                 let (_, run) = central.run_at(address, blocks)?;
                 let space = central.arenas.region(run.region).space;
-                let is_ordinary = central.ordinary_spaces().any(|ordinary| ordinary == space);
-                (!run.shared && is_ordinary).then_some((run.stream, run.bytes))
+                (!run.shared && central.spaces.is_ordinary(space)).then_some((run.stream, run.bytes))
             }
             Owner::None => None,
         }
@@ -304,7 +303,7 @@ impl Central {
     /// lie, and the longest free head and tail of the others: they can be mapped in one row. Or the largest free run of one owner, and the whole
     /// chunks and the longest head elsewhere, mapped behind it. A row between two free runs may hold more: the answer is a lower bound.
     pub(super) fn largest_request(&self, shares: bool) -> u64 {
-        let spaces: Vec<_> = self.ordinary_spaces().collect();
+        let spaces: Vec<_> = self.spaces.iter().collect();
         let run = spaces.iter().map(|&space| self.arenas.largest_free(space)).max().unwrap_or(0);
         if self.backing.kind != Kind::Stitch || !shares {
             return run;
