@@ -2,7 +2,7 @@
 //!
 //! Random programs (`random_trace.py SEED FILE`, which prints the capacity that the program is meant for) on a stand-in GPU of just that capacity, through the model of
 //! torch's default allocator and through Gruyère with each backing. For each: in how many programs it ran out of memory, in how many of those torch's
-//! completes, and in how many torch's ran out and it completes. Nothing takes time. The last figures are in docs/decisions.md.
+//! completes, and in how many torch's ran out and it completes. Nothing takes time. The last figures are in docs/decisions/near-capacity.md.
 //!
 //! Arguments: `FROM..TO` (seeds; 0..1000), `--seeds` (names the seeds that differ), `--conf CONF` (as often as wanted; in place of the backings).
 

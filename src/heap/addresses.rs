@@ -2,7 +2,7 @@
 //!
 //! Addresses are finite (47 bits, less of them under some hypervisors). A pool of a CUDA graph or of a name begins with [`STEP`], and gets as much again, or twice a
 //! longer request, whenever no void has room: there may be thousands of pools. The few ordinary spaces take twice the device at once, as long as the driver has that:
-//! free memory cannot be joined over the end of a reservation, and in steps the same traces hold more (docs/decisions.md).
+//! free memory cannot be joined over the end of a reservation, and in steps the same traces hold more (docs/decisions/moving-pages.md).
 //!
 //! A reservation is never extended and never joined with its neighbour: blocks lie inside one, and a driver call that maps, unmaps or grants access stays inside one
 //! ([`Reservations::rows`]).

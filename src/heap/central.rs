@@ -240,7 +240,7 @@ impl Central {
     ///
     /// Blocks cannot cross spans, so few and long spans leave the fewest gaps at their ends; but what a long one holds too much
     /// is held for nothing. A sixteenth of what is held, up to 256 MiB, then about a hundredth, came out best on the traces. Where little of the device is left, long
-    /// spans are what a program dies of, and where sizes lie apart, a span is as long as it must be (docs/decisions.md).
+    /// spans are what a program dies of, and where sizes lie apart, a span is as long as it must be (docs/decisions/near-capacity.md).
     fn span_for(&self, space: SpaceId, pages: u64) -> u64 {
         if self.spaces.are_apart() {
             return pages;

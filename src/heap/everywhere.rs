@@ -285,7 +285,7 @@ impl Heap {
 
 impl Device {
     /// Before a large block of all streams is cut: what is parked is looked at first. A block that were cut from another free run instead would leave a
-    /// gap there and one here, and two driver calls are little beside what `cudaMalloc` costs otherwise (docs/decisions.md).
+    /// gap there and one here, and two driver calls are little beside what `cudaMalloc` costs otherwise (docs/decisions/preload.md).
     pub(super) fn take_back(&self, shared: &Shared) {
         if !lock(&self.central).has_pending() {
             return;

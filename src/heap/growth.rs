@@ -4,7 +4,7 @@
 //! is taken too early may never be needed, and a long chunk of which a part is in use is *torn*: its idle pages serve only at the ends of a
 //! row. A program shows which of the two matters. While it loads, or grows without a free in between, it keeps what it takes, and long chunks are
 //! right; the more of what it holds lies idle and torn, the shorter the next chunks are, down to single pages, which are never torn.
-//! The figures behind the constants are in docs/decisions.md.
+//! The figures behind the constants are in docs/decisions/moving-pages.md.
 #![deny(unsafe_code)]
 
 use super::size_class::PAGE;

@@ -3,7 +3,7 @@
 //! Spans never move, and one goes back to the driver only whole: one small block that is left in a span keeps all of it. On a small device, of which a slab for each size
 //! and stream is a good part, that is what a program dies of near capacity. There small blocks and slabs have spans of their own, as in torch's caching allocator, and so
 //! have blocks below [`MEDIUM`]. On larger devices sizes share spans: apart they hold more. Pages move, and one space a lifetime is all that `backing:stitch` needs. The
-//! figures are in docs/decisions.md, "Near capacity".
+//! figures are in docs/decisions/near-capacity.md.
 #![deny(unsafe_code)]
 
 use super::arena::{Arenas, SpaceId};

@@ -1,6 +1,6 @@
 //! The two text formats of metrics: Prometheus 0.0.4, which promtool, node_exporter and everything old read, and OpenMetrics 1.0.
 //!
-//! They differ in what a counter's family is called, in units, in infos and in the last line. No kept crate writes both (docs/decisions.md).
+//! They differ in what a counter's family is called, in units, in infos and in the last line. No kept crate writes both (docs/decisions/readers.md).
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::fmt::Write as _;
