@@ -10,6 +10,7 @@ use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
 use gruyere::heap::phase::Phase;
+use gruyere::heap::streams::MAX_STREAMS;
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
@@ -190,4 +191,20 @@ fn a_device_that_is_lost_is_not_called_out_of_memory() {
             );
         }
     }
+}
+
+#[test]
+fn a_malloc_on_one_stream_too_many_tells_that_the_driver_refused_to_look_which_are_idle() {
+    let rig = Rig::new("backing:pool");
+    let stream = || StreamHandle(as_program(|| rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+    // All numbers are taken; all but a few of these streams have nothing.
+    for _ in 2..MAX_STREAMS {
+        assert!(rig.heap.free(rig.heap.malloc(1, 0, stream()).unwrap()));
+    }
+    let last = stream();
+    rig.driver.set(Plan::From(1, ErrorKind::Other));
+    let refused = rig.heap.malloc(1, 0, last);
+    assert!(matches!(&refused, Err(Error::Driver(error)) if error.kind == ErrorKind::Other), "{refused:?}");
+    rig.driver.set(Plan::Sound);
+    assert!(rig.heap.free(rig.heap.malloc(1, 0, last).unwrap()));
 }

@@ -180,16 +180,20 @@ impl Device {
     }
 
     /// The stream that `handle` names, for the call in which the program names it. What could not be done for a passing stream since the last such call is done in this one: the event behind its frees
-    /// is recorded, if somebody has wanted it. `None`: too many streams are in use.
-    pub(super) fn named(&self, shared: &Shared, handle: StreamHandle) -> Option<Resolved<'_>> {
-        let found = self
-            .streams
-            .resolve(&*shared.questions, handle)
-            .or_else(|| self.resolve_by_recycling(shared, handle))?;
+    /// is recorded, if somebody has wanted it.
+    ///
+    /// # Errors
+    /// Too many streams are in use; what the driver says where it could not be found out which are not.
+    #[inline]
+    pub(super) fn named(&self, shared: &Shared, handle: StreamHandle) -> Result<Resolved<'_>, Error> {
+        let found = match self.streams.resolve(&*shared.questions, handle) {
+            Some(found) => found,
+            None => self.resolve_by_recycling(shared, handle)?,
+        };
         if found.due {
             self.attend(shared, &found);
         }
-        Some(found)
+        Ok(found)
     }
 
     #[cold]

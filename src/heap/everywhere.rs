@@ -112,7 +112,7 @@ impl Heap {
             && let Ok(device) = self.device(i64::from(device))
         {
             let shared = &self.shared;
-            let named = device.named(shared, stream);
+            let named = device.named(shared, stream).ok();
             let user = named.as_ref().map_or(streams::EVERY, |found| found.number);
             if let Some(owned) = self.owner(address)
                 && device.free_behind(shared, owned, address, user).is_some()
@@ -176,7 +176,7 @@ impl Heap {
     pub fn capture_begins(&self, device: i64, stream: StreamHandle) {
         let Ok(device) = self.device(device) else { return };
         // So that a stream of which we have seen nothing yet is found when it ends.
-        let named = device.named(&self.shared, stream);
+        let named = device.named(&self.shared, stream).ok();
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
         if let Some(_asking) = device.ask() {
             device.seal_all(&self.shared, named.as_ref().map(|found| found.number));

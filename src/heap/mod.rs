@@ -434,7 +434,7 @@ impl Heap {
         let start = clock::now();
         let device = self.device(device)?;
         let shared = &self.shared;
-        let found = device.named(shared, stream).ok_or(Error::TooManyStreams)?;
+        let found = device.named(shared, stream)?;
         let tags = lifetime::tags();
         let request = Request { size, stream: found.number, lifetime: tags.lifetime(), start };
         let plain = self.special.load(Ordering::Acquire) & !UNANNOUNCED == 0;
@@ -658,7 +658,7 @@ impl Heap {
         let done = match owner {
             Owner::Slab { device, .. } | Owner::Large { device, .. } => {
                 self.device(i64::from(device)).ok().and_then(|device| {
-                    let named = device.named(&self.shared, stream);
+                    let named = device.named(&self.shared, stream).ok();
                     // The block must be kept from being reused too soon, number or not.
                     let user = named.as_ref().map_or(streams::EVERY, |found| found.number);
                     device.record_stream(address, owner, user)?;

@@ -213,7 +213,7 @@ impl Device {
                 }
             }
             // Every use of the pool that was ever enqueued is over after this, on whatever stream; frees since are of later epochs.
-            let Some(epochs) = self.synchronize_epochs(shared) else { return Err(PoolError::Unquiet) };
+            let epochs = self.synchronize_epochs(shared).map_err(|_| PoolError::Unquiet)?;
             self.return_pool_slabs(shared, number);
             let Some(_giving) = self.giving(shared) else { return Err(PoolError::Unquiet) };
             let mut central = lock(&self.central);

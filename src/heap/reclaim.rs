@@ -36,6 +36,14 @@ enum Room {
     Ceiling,
 }
 
+/// Why a device was not synchronised.
+pub(super) enum Unsynchronized {
+    /// Something captures, or may: synchronising would break the capture.
+    Capturing,
+    /// The driver refused.
+    Refused(DriverError),
+}
+
 impl Device {
     /// A live run of `bytes` at a multiple of `align` for `request`, and the central lock under which it was found.
     ///
@@ -349,22 +357,25 @@ impl Device {
     /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
     /// driver refused.
     pub(super) fn synchronize(&self, shared: &Shared) -> bool {
-        self.synchronize_epochs(shared).is_some()
+        self.synchronize_epochs(shared).is_ok()
     }
 
     /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
-    pub(super) fn synchronize_epochs(&self, shared: &Shared) -> Option<HashMap<u32, u64>> {
+    pub(super) fn synchronize_epochs(&self, shared: &Shared) -> Result<HashMap<u32, u64>, Unsynchronized> {
         let driver = &*shared.driver;
-        let _asking = self.ask()?;
+        let _asking = self.ask().ok_or(Unsynchronized::Capturing)?;
         // Captures that nobody announced must not be broken either.
         if self.streams.any_capturing(driver) {
-            return None;
+            return Err(Unsynchronized::Capturing);
         }
         let epochs = self.streams.open_epochs();
         let over = lock(&self.central).captures.over();
-        if !self.host_wait(shared, || driver.device_synchronize(self.id).is_ok()) {
-            return None;
-        }
+        let mut refused = Ok(());
+        self.host_wait(shared, || {
+            refused = driver.device_synchronize(self.id);
+            refused.is_ok()
+        });
+        refused.map_err(Unsynchronized::Refused)?;
         self.streams.passed(&epochs);
         self.streams.poll(driver);
         self.return_empty_slabs(shared);
@@ -380,7 +391,7 @@ impl Device {
             central.shrink_completed(driver, shared.record, &self.streams, &completed);
         }
         drop(central);
-        Some(epochs)
+        Ok(epochs)
     }
 
     fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {

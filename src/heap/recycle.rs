@@ -10,38 +10,51 @@
 #![deny(unsafe_code)]
 
 use super::device::Device;
+use super::reclaim::Unsynchronized;
 use super::streams::Resolved;
-use super::{Shared, lock};
+use super::{Error, Shared, lock};
 use crate::driver::StreamHandle;
 use std::collections::HashSet;
 
 impl Device {
-    /// The number of the stream that `handle` names, for which there was none left; `None`: there is none still, since as many
-    /// streams are alive or have blocks that are, or a capture keeps the device from being synchronised.
+    /// The number of the stream that `handle` names, for which there was none left.
+    ///
+    /// # Errors
+    /// [`Error::TooManyStreams`]: there is none still, since as many streams are alive or have blocks that are, or a capture keeps the device from being synchronised.
+    /// [`Error::Driver`]: the driver refused to synchronise it.
     #[cold]
-    pub(super) fn resolve_by_recycling(&self, shared: &Shared, handle: StreamHandle) -> Option<Resolved<'_>> {
+    pub(super) fn resolve_by_recycling(
+        &self,
+        shared: &Shared,
+        handle: StreamHandle,
+    ) -> Result<Resolved<'_>, Error> {
         let driver = &*shared.driver;
         let _recycling = self.streams.recycling();
         // Another thread may have made room meanwhile.
-        let found = self.streams.resolve(driver, handle);
-        if found.is_some() {
-            return found;
+        if let Some(found) = self.streams.resolve(driver, handle) {
+            return Ok(found);
         }
-        self.recycle(shared);
-        self.streams.resolve(driver, handle)
+        let recycled = self.recycle(shared);
+        match (self.streams.resolve(driver, handle), recycled) {
+            (Some(found), _) => Ok(found),
+            (None, Err(Unsynchronized::Refused(error))) => Err(Error::Driver(error)),
+            (None, Ok(()) | Err(Unsynchronized::Capturing)) => Err(Error::TooManyStreams),
+        }
     }
 
-    fn recycle(&self, shared: &Shared) {
+    fn recycle(&self, shared: &Shared) -> Result<(), Unsynchronized> {
         let gone = self.streams.retire();
-        let released = self.unreferred(shared, &gone).unwrap_or_default();
-        self.forget_order(&released);
-        self.streams.release(&gone, &released);
+        let unreferred = self.unreferred(shared, &gone);
+        let released = unreferred.as_deref().unwrap_or_default();
+        self.forget_order(released);
+        self.streams.release(&gone, released);
+        unreferred.map(drop)
     }
 
-    /// Those of `gone` to which nothing refers, once the device has been synchronised. `None`: it cannot be.
-    fn unreferred(&self, shared: &Shared, gone: &HashSet<u32>) -> Option<Vec<u32>> {
+    /// Those of `gone` to which nothing refers, once the device has been synchronised.
+    fn unreferred(&self, shared: &Shared, gone: &HashSet<u32>) -> Result<Vec<u32>, Unsynchronized> {
         if gone.is_empty() {
-            return None;
+            return Ok(Vec::new());
         }
         let epochs = self.synchronize_epochs(shared)?;
         let mut referred = HashSet::new();
@@ -55,6 +68,6 @@ impl Device {
         });
         central.streams_referred(&mut referred);
         drop(central);
-        Some(gone.difference(&referred).copied().collect())
+        Ok(gone.difference(&referred).copied().collect())
     }
 }
