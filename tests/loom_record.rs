@@ -95,11 +95,14 @@ impl TestRing {
         unsafe { Ring::new(self.cells.as_ptr(), 2, &self.head) }
     }
     fn push(&self, seed: u64) {
+        self.push_on(seed as u32, seed);
+    }
+    fn push_on(&self, stream: u32, seed: u64) {
         self.ring().push(
             EventKind::Malloc,
             seed as u8,
             1,
-            seed as u32,
+            stream,
             seed * 0x1000,
             seed * 512,
             seed * 7,
@@ -152,6 +155,21 @@ fn a_ring_reader_accepts_only_whole_events() {
         producer.join().unwrap();
         let (events, lost, _) = ring.ring().read_since(0, || 2);
         assert_eq!((events.len(), lost), (2, 1), "the two latest are there, the first is lost");
+    });
+}
+
+#[test]
+fn a_ring_reader_accepts_only_whole_events_of_the_default_stream() {
+    explore(|| {
+        let ring = TestRing::new();
+        let theirs = ring.clone();
+        // In the first lap, on stream 0, a cell's tag is the same before and after.
+        let producer = thread::spawn(move || theirs.push_on(0, 5));
+        let read = || ring.ring().read(0).map(|event| (event.address, event.size, event.time, event.device));
+        let whole = (5 * 0x1000, 5 * 512, 5 * 7, 5);
+        assert!(read().is_none_or(|words| words == whole), "torn");
+        producer.join().unwrap();
+        assert_eq!(read(), Some(whole));
     });
 }
 

@@ -77,6 +77,11 @@ pub struct Event {
     pub time: u64,
 }
 
+/// The number of the kind in [`RingCell`]'s `packed`.
+fn kind_of(packed: u64) -> u8 {
+    (packed >> 10) as u8 & 0x3f
+}
+
 /// A view of a ring in memory: `cells` points at `mask + 1` cells.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
@@ -170,7 +175,15 @@ impl Ring {
     pub fn read(&self, position: u64) -> Option<Event> {
         let cell = self.cell(position);
         let expected = (position & !self.mask) as u32;
-        let before = cell.tag.load(Ordering::Acquire);
+        let mut before = cell.tag.load(Ordering::Acquire);
+        if before == 0 {
+            // Never written, or complete: stream 0 in the first lap. Who sees the kind sees a tag of then or later, so this one tells.
+            if kind_of(cell.packed.load(Ordering::Relaxed)) == 0 {
+                return None;
+            }
+            fence(Ordering::Acquire);
+            before = cell.tag.load(Ordering::Acquire);
+        }
         if (before >> 32) as u32 != expected {
             return None;
         }
@@ -184,7 +197,7 @@ impl Ring {
         }
         Some(Event {
             position,
-            kind: EventKind::from_number((packed >> 10) as u8 & 0x3f)?,
+            kind: EventKind::from_number(kind_of(packed))?,
             device: packed as u8,
             lifetime: (packed >> 8) as u8 & 3,
             stream: before as u32,
