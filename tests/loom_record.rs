@@ -10,7 +10,7 @@
 #![cfg(loom)]
 
 use gruyere::record::block_map::{BlockCell, SlotRead};
-use gruyere::record::ring::{Ring, RingCell, RingHead};
+use gruyere::record::ring::{Place, Ring, RingCell, RingHead};
 use gruyere::record::seqlock::Sequence;
 use gruyere::record::sync::{AtomicU64, Ordering};
 use gruyere::record::trail::{TrailCell, TrailHead};
@@ -170,6 +170,57 @@ fn a_ring_reader_accepts_only_whole_events_of_the_default_stream() {
         assert!(read().is_none_or(|words| words == whole), "torn");
         producer.join().unwrap();
         assert_eq!(read(), Some(whole));
+    });
+}
+
+#[test]
+fn a_follower_of_a_ring_gets_each_event_once_however_late_it_is_written() {
+    explore(|| {
+        let ring = TestRing::new();
+        let theirs = ring.clone();
+        let producer = thread::spawn(move || theirs.push(1));
+        let mine = ring.clone();
+        let other = thread::spawn(move || mine.push_on(0, 2));
+        let mut place = Place::default();
+        let mut addresses = Vec::new();
+        let mut look = |place: &mut Place| {
+            let (events, lost) = ring.ring().follow(place, || 2);
+            assert_eq!(lost, 0, "the ring has room for both");
+            addresses.extend(events.iter().map(|event| event.address));
+        };
+        look(&mut place);
+        producer.join().unwrap();
+        other.join().unwrap();
+        look(&mut place);
+        assert_eq!((place.late(), place.position()), (0, 2));
+        addresses.sort_unstable();
+        assert_eq!(addresses, [0x1000, 0x2000]);
+    });
+}
+
+#[test]
+fn a_follower_of_a_ring_counts_what_was_dropped_as_lost_and_nothing_else() {
+    explore(|| {
+        let ring = TestRing::new();
+        let theirs = ring.clone();
+        let producer = thread::spawn(move || {
+            theirs.ring().push(EventKind::Malloc, 0, 0, 1, 0x1000, 512, 7, |_| false);
+        });
+        let mine = ring.clone();
+        let other = thread::spawn(move || mine.push(2));
+        let mut place = Place::default();
+        let (mut addresses, mut all_lost) = (Vec::new(), 0);
+        let mut look = |place: &mut Place| {
+            let (events, lost) = ring.ring().follow(place, || 2);
+            addresses.extend(events.iter().map(|event| event.address));
+            all_lost += lost;
+        };
+        look(&mut place);
+        producer.join().unwrap();
+        other.join().unwrap();
+        look(&mut place);
+        assert_eq!((place.late(), place.position()), (0, 2));
+        assert_eq!((addresses, all_lost), (vec![0x2000], 1));
     });
 }
 

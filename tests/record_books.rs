@@ -345,7 +345,7 @@ fn held(record: &Record) -> u64 {
     reader.device_snapshots();
     reader.histograms();
     reader.events(&mut cursor);
-    reader.rare_events(&mut 0);
+    reader.rare_events(&mut Cursor::default());
     reader.blocks();
     reader.segments();
     (0..reader.devices()).for_each(|device| drop(reader.timeline(device)));
@@ -383,6 +383,31 @@ fn a_record_takes_what_it_uses_and_no_more() {
     let old = held(record) - fresh;
     // The ring, two trails of 16,384 events, histograms, and some of the map.
     assert!((3 << 20..4 << 20).contains(&old), "{old} bytes more once all rings have gone round");
+    record.close();
+}
+
+#[test]
+fn calls_that_waited_for_their_lock_come_in_the_order_in_which_they_happened() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&options(folder.path()), 1);
+    let (mut lane, mut other) = (record.lane(0, 0), record.lane(0, 1));
+    lane.event(EventKind::Malloc, 0, 0, 512, 512, 10);
+    lane.event(EventKind::Free, 0, 0, 512, 512, 30);
+    // It began before that free, and got the block after it.
+    lane.event(EventKind::Malloc, 0, 0, 512, 512, 20);
+    other.event(EventKind::Malloc, 0, 0, 1024, 512, 25);
+    let reader = Reader::own(record).unwrap();
+    let mut cursor = Cursor::default();
+    let mut look = || {
+        let events = reader.events(&mut cursor).entries;
+        events.iter().map(|event| (event.kind, event.time, event.turn)).collect::<Vec<_>>()
+    };
+    use EventKind::{Free, Malloc};
+    assert_eq!(look(), [(Malloc, 10, 10), (Malloc, 25, 25), (Free, 30, 30), (Malloc, 20, 30)]);
+    // From look to look, too.
+    lane.event(EventKind::Malloc, 0, 0, 2048, 512, 28);
+    other.event(EventKind::Free, 0, 0, 1024, 512, 29);
+    assert_eq!(look(), [(Free, 29, 29), (Malloc, 28, 30)]);
     record.close();
 }
 

@@ -182,7 +182,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         block: blocks.entries.iter().copied().find(|(block, _)| covers(block.address, block.size, address)),
         tenants: tenants(&events.entries, address),
         events: events.entries.len(),
-        latest: events.entries.last().map(|event| event.time),
+        latest: events.entries.iter().map(|event| event.time).max(),
     };
     let text = if arguments.json { format!("{:#}\n", found.value(&reader)) } else { found.text(&reader) };
     output::print(text)?;
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     fn event(kind: EventKind, address: u64, size: u64, time: u64) -> Event {
-        Event { position: time, kind, device: 0, lifetime: 0, stream: 1, address, size, time }
+        Event { position: time, kind, device: 0, lifetime: 0, stream: 1, address, size, time, turn: time }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use gruyere::record::Reader;
-use gruyere::record::reader::Cursor;
+use gruyere::record::reader::{Cursor, Events};
 use gruyere::record::{BlockState, EventKind, clock, trace::TraceFile};
 use serde_json::json;
 
@@ -141,11 +141,26 @@ impl Recorder {
         Recorder { cursor, follower }
     }
 
+    /// Adds to the last look what had begun and was not written, or counts it as lost.
+    fn await_late(&mut self, reader: &Reader<'_>, found: &mut Events) {
+        let begun = Instant::now();
+        while self.cursor.late() > 0 && begun.elapsed() < LATE {
+            std::thread::sleep(LOOK);
+            let more = reader.events(&mut self.cursor);
+            found.entries.extend(more.entries);
+            found.lost = found.lost.saturating_add(more.lost);
+        }
+        found.lost = found.lost.saturating_add(self.cursor.give_up());
+    }
+
     /// Takes in what happened since the last look; all of it, where there is none after this.
     fn look(&mut self, reader: &Reader<'_>, last: bool) {
         // Before the rings are read: what is younger may still miss older events of other lanes.
         let now = clock::now();
-        let found = reader.events(&mut self.cursor);
+        let mut found = reader.events(&mut self.cursor);
+        if last {
+            self.await_late(reader, &mut found);
+        }
         self.follower.add(found.entries);
         if found.lost == 0 {
             self.follower.apply(if last { u64::MAX } else { now });
@@ -169,6 +184,9 @@ impl Recorder {
         }
     }
 }
+
+/// How long the last look waits, at most, for events that have begun: their threads may be waiting for a processor.
+const LATE: Duration = Duration::from_millis(100);
 
 fn live(reader: &Reader<'_>) -> Vec<gruyere::record::BlockEntry> {
     let blocks = reader.blocks().entries.into_iter().filter(|(_, state)| *state == BlockState::Live);

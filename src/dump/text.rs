@@ -199,11 +199,12 @@ fn strip(segment: &Segment) -> String {
 }
 
 fn events(out: &mut String, state: &State) -> fmt::Result {
-    let Some(last) = state.events.entries.last() else { return Ok(()) };
-    writeln!(out, "\nThe last events, in ms before the last")?;
     let entries = &state.events.entries;
+    // A call that waited for its lock is among the later ones, though it began before.
+    let Some(last) = entries.iter().map(|event| event.time_nanoseconds).max() else { return Ok(()) };
+    writeln!(out, "\nThe last events, in ms before the last")?;
     for event in &entries[entries.len().saturating_sub(MOST_EVENTS)..] {
-        let before = last.time_nanoseconds.saturating_sub(event.time_nanoseconds) as f64 / 1e6;
+        let before = last.saturating_sub(event.time_nanoseconds) as f64 / 1e6;
         let size = match event.kind.as_str() {
             "step" => event.size.to_string(),
             "wait" => format!("{} us", event.size / 1000),

@@ -4,6 +4,11 @@
 //! publishes the tag. It never waits: when the slot is still being written by a producer a whole lap behind, the event is
 //! dropped and counted. A reader copies a slot and accepts it only if the tag is that of the position it expects, before
 //! and after.
+//!
+//! Between the fetch-add and the tag there is time: the kernel may take the producer's processor away, or the slot's memory is still to be had. So a
+//! position that is not written is no loss yet. A follower ([`Place`]) remembers it and looks again, until it is there or can't come any more.
+
+use std::collections::VecDeque;
 
 use super::sync::{AtomicU64, Ordering, fence};
 use super::{EventKind, layout::Shared};
@@ -73,13 +78,65 @@ pub struct Event {
     pub address: u64,
     /// Bytes (of a wait: nanoseconds; of a step: its number), cut to 48 bits.
     pub size: u64,
-    /// [`super::clock::now`]'s ticks.
+    /// [`super::clock::now`]'s ticks when the call began.
     pub time: u64,
+    /// Before this it did not happen: its time, or that of an event before it in the same ring, if that is later. A call that waited for its
+    /// lock began before what others did meanwhile, and happened after it. In this order, a ring's events are as they happened.
+    pub turn: u64,
 }
 
 /// The number of the kind in [`RingCell`]'s `packed`.
 fn kind_of(packed: u64) -> u8 {
     (packed >> 10) as u8 & 0x3f
+}
+
+/// What a reader finds at a position.
+enum Found {
+    Whole(Event),
+    /// Nothing yet: its producer has begun and not written it, or has dropped it.
+    Coming,
+    /// It was overwritten, or no producer of ours has written that.
+    Gone,
+}
+
+/// A position that was begun and not written when it was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Late {
+    position: u64,
+    /// The latest time of an event before it.
+    since: u64,
+}
+
+/// So many events may be late, about as many as there are threads: of more, the oldest count as lost.
+const MOST_LATE: usize = 256;
+
+/// Where a follower of a ring has come to; the default is the beginning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    position: u64,
+    /// The latest time of an event before the position.
+    since: u64,
+    /// The oldest first.
+    late: VecDeque<Late>,
+    /// Of the events that producers dropped, those that are no more among the late ones.
+    dropped: u64,
+}
+
+impl Place {
+    /// The position that is looked at next.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Events that were begun and not written yet at the last look. They are neither read nor lost: the next look tells.
+    pub fn late(&self) -> u64 {
+        self.late.len() as u64
+    }
+
+    /// Does not wait for them any more; how many they are.
+    pub fn give_up(&mut self) -> u64 {
+        std::mem::take(&mut self.late).len() as u64
+    }
 }
 
 /// A view of a ring in memory: `cells` points at `mask + 1` cells.
@@ -153,7 +210,8 @@ impl Ring {
     #[cold]
     #[inline(never)]
     fn conflict(&self) {
-        self.head().conflicts.fetch_add(1, Ordering::Relaxed);
+        // Release: who sees this sees the position that was dropped.
+        self.head().conflicts.fetch_add(1, Ordering::Release);
     }
 
     /// Events ever begun.
@@ -163,7 +221,7 @@ impl Ring {
 
     /// Events dropped by producers.
     pub fn conflicts(&self) -> u64 {
-        self.head().conflicts.load(Ordering::Relaxed)
+        self.head().conflicts.load(Ordering::Acquire)
     }
 
     /// Events the ring holds.
@@ -173,19 +231,30 @@ impl Ring {
 
     /// The event at `position`; `None` when it is overwritten, being written, dropped, or never was.
     pub fn read(&self, position: u64) -> Option<Event> {
+        match self.find(position) {
+            Found::Whole(event) => Some(event),
+            Found::Coming | Found::Gone => None,
+        }
+    }
+
+    fn find(&self, position: u64) -> Found {
         let cell = self.cell(position);
         let expected = (position & !self.mask) as u32;
         let mut before = cell.tag.load(Ordering::Acquire);
         if before == 0 {
             // Never written, or complete: stream 0 in the first lap. Who sees the kind sees a tag of then or later, so this one tells.
             if kind_of(cell.packed.load(Ordering::Relaxed)) == 0 {
-                return None;
+                return Found::Coming;
             }
             fence(Ordering::Acquire);
             before = cell.tag.load(Ordering::Acquire);
         }
-        if (before >> 32) as u32 != expected {
-            return None;
+        let lap = (before >> 32) as u32;
+        if lap != expected {
+            // Of an earlier lap, or busy for this one. (What is busy for a later lap is overwritten, though it may be the producer of this one that
+            // still writes.)
+            let is_younger = (lap & !1).wrapping_sub(expected) as i32 > 0;
+            return if is_younger { Found::Gone } else { Found::Coming };
         }
         let address = cell.address.load(Ordering::Relaxed);
         let packed = cell.packed.load(Ordering::Relaxed);
@@ -193,31 +262,68 @@ impl Ring {
         // Orders the words before the second look at the tag.
         fence(Ordering::Acquire);
         if cell.tag.load(Ordering::Relaxed) != before {
-            return None;
+            return Found::Gone;
         }
-        Some(Event {
+        let Some(kind) = EventKind::from_number(kind_of(packed)) else { return Found::Gone };
+        Found::Whole(Event {
             position,
-            kind: EventKind::from_number(kind_of(packed))?,
+            kind,
             device: packed as u8,
             lifetime: (packed >> 8) as u8 & 3,
             stream: before as u32,
             address,
             size: packed >> 16,
             time,
+            turn: time,
         })
     }
 
-    /// All events from `since` (a position) on that are still there, and how many are not: overwritten before we came, or
-    /// while we read, dropped, or still being written; and the position behind them. Cells from `reach` on are not
-    /// touched; it is asked after the position, so that the cells of all events before that are among them.
-    pub fn read_since(&self, since: u64, reach: impl FnOnce() -> u64) -> (Vec<Event>, u64, u64) {
+    /// The events that came since the last look from this place, and how many did not come and will not: overwritten before we came, or
+    /// while we read, or dropped. Cells from `reach` on are not touched; it is asked after the position, so that the cells of all events that
+    /// are written before that are among them.
+    pub fn follow(&self, place: &mut Place, reach: impl FnOnce() -> u64) -> (Vec<Event>, u64) {
+        // Before the position: what was dropped by now has a position before the end.
+        let dropped = self.conflicts();
         let end = self.position();
         let reach = reach();
-        let start = since.max(end.saturating_sub(self.capacity()));
+        let oldest = end.saturating_sub(self.capacity());
+        let start = place.position.max(oldest);
+        let mut lost = start.saturating_sub(place.position);
         let mut events = Vec::with_capacity(end.saturating_sub(start) as usize);
-        let touched = |position: &u64| position & self.mask < reach;
-        events.extend((start..end).filter(touched).filter_map(|position| self.read(position)));
-        let lost = end.saturating_sub(since).saturating_sub(events.len() as u64);
-        (events, lost, end)
+        let mut late = VecDeque::new();
+        let mut look = |position: u64, since: &mut u64| {
+            let is_there = position & self.mask < reach;
+            match if is_there { self.find(position) } else { Found::Coming } {
+                Found::Whole(event) => {
+                    *since = event.time.max(*since);
+                    events.push(Event { turn: *since, ..event });
+                }
+                Found::Coming if position >= oldest => late.push_back(Late { position, since: *since }),
+                Found::Coming | Found::Gone => lost = lost.saturating_add(1),
+            }
+            if late.len() > MOST_LATE {
+                late.pop_front();
+                lost = lost.saturating_add(1);
+            }
+        };
+        for Late { position, mut since } in std::mem::take(&mut place.late) {
+            look(position, &mut since);
+        }
+        (start..end).for_each(|position| look(position, &mut place.since));
+        // As many as were dropped: they are the dropped ones. While there are more, some do come, and nobody knows which.
+        if late.len() as u64 <= dropped.saturating_sub(place.dropped) {
+            lost = lost.saturating_add(late.len() as u64);
+            late.clear();
+            place.dropped = dropped;
+        }
+        (place.position, place.late) = (end, late);
+        (events, lost)
+    }
+
+    /// [`Ring::follow`] for who comes once: all events from `since` (a position) on that are there, how many are not, and the position behind them.
+    pub fn read_since(&self, since: u64, reach: impl FnOnce() -> u64) -> (Vec<Event>, u64, u64) {
+        let mut place = Place { position: since, ..Place::default() };
+        let (events, lost) = self.follow(&mut place, reach);
+        (events, lost.saturating_add(place.give_up()), place.position)
     }
 }

@@ -87,6 +87,7 @@ impl TrailHead {
             return None;
         }
         let what = BlockTag(cell.what.load(Ordering::Relaxed));
+        let time = cell.time.load(Ordering::Relaxed);
         let event = Event {
             position,
             // Checked below: a torn kind must not be told from a damaged one before the head was looked at.
@@ -96,7 +97,8 @@ impl TrailHead {
             stream: what.stream(),
             address: cell.address.load(Ordering::Relaxed),
             size: cell.size.load(Ordering::Relaxed),
-            time: cell.time.load(Ordering::Relaxed),
+            time,
+            turn: time,
         };
         // Orders the words before the look at the head.
         fence(Ordering::Acquire);
@@ -105,7 +107,8 @@ impl TrailHead {
         (whole && EventKind::from_number(what.kind()).is_some()).then_some(event)
     }
 
-    /// As [`super::ring::Ring::read_since`]; `cells` are those that there may be.
+    /// All events from `since` (a position) on that are still there, how many are not, and the position behind them; `cells` are those that there
+    /// may be.
     pub fn read_since(&self, cells: &[TrailCell], since: u64) -> (Vec<Event>, u64, u64) {
         let end = self.position();
         // After the position: so many cells, or more, there were when the last of the events was written.

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     fn event(kind: EventKind, address: u64, size: u64, time: u64) -> Event {
-        Event { position: 0, kind, device: 0, lifetime: 0, stream: 0, address, size, time }
+        Event { position: 0, kind, device: 0, lifetime: 0, stream: 0, address, size, time, turn: time }
     }
 
     fn block(address: u64, requested: u64) -> BlockEntry {

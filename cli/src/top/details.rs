@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use gruyere::record::calls::CallTime;
 use gruyere::record::clock::Scale;
+use gruyere::record::reader::Cursor;
 use gruyere::record::ring::Event;
 use gruyere::record::{BlockState, Reader, SegmentKind};
 
@@ -53,7 +54,7 @@ pub struct Details {
     /// How long the driver's calls took the process, on all its devices.
     pub calls: Vec<CallTime>,
     key: Option<Key>,
-    cursor: u64,
+    cursor: Cursor,
     segments_at: Option<Instant>,
     took: Duration,
 }
@@ -68,7 +69,7 @@ impl Details {
         self.scale = reader.scale();
         let scaled = |scale| reader.driver_calls().iter().map(|calls| calls.in_time(scale)).collect();
         self.calls = self.scale.map_or_else(Vec::new, scaled);
-        let is_first = self.cursor == 0;
+        let is_first = self.cursor == Cursor::default();
         let events = reader.rare_events(&mut self.cursor);
         // What was before the first look is not lost: nobody wanted it.
         self.lost += if is_first { 0 } else { events.lost };

@@ -141,6 +141,7 @@ fn app(theme: Theme) -> App {
         address: 0,
         size,
         time: (1 << 40) - seconds_ago * 1_000_000_000,
+        turn: (1 << 40) - seconds_ago * 1_000_000_000,
     };
     details.events = [
         event(EventKind::Step, 12, 1197),
