@@ -132,7 +132,7 @@ impl Recorder {
         let _ = reader.events(&mut cursor);
         let blocks = live(reader);
         let since = reader.events(&mut cursor);
-        let mut follower = Follower::new(ticks(Duration::from_millis(200)), ticks(Duration::from_millis(1)));
+        let mut follower = Follower::new(ticks(Duration::from_millis(1)));
         follower.begin(&blocks, &since.entries);
         follower.add(since.entries);
         if since.lost > 0 {
@@ -196,4 +196,45 @@ fn live(reader: &Reader<'_>) -> Vec<gruyere::record::BlockEntry> {
 /// Whether an event says that a block came or went.
 fn is_of_block(kind: EventKind) -> bool {
     matches!(kind, EventKind::Malloc | EventKind::Free)
+}
+
+#[cfg(test)]
+mod tests {
+    use gruyere::record::{DeviceFacts, Record, RecordOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_call_that_waited_is_written_after_what_it_waited_for() {
+        use EventKind::{Free, Malloc};
+        let folder = tempfile::tempdir().unwrap();
+        let options = RecordOptions {
+            directory: folder.path().to_owned(),
+            ring_events: 256,
+            ..RecordOptions::default()
+        };
+        let facts = DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
+        let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
+        let (mut lane, mut other) = (record.lane(0, 0), record.lane(0, 1));
+        let reader = Reader::own(record).unwrap();
+        let mut recorder = Recorder::start(&reader);
+        recorder.follower.lines.take();
+        let first = clock::now();
+        // On one lane, within a look: the second malloc began before the free, and got the block after it.
+        lane.event(Malloc, 0, 0, 1 << 20, 600, first);
+        lane.event(Free, 0, 0, 1 << 20, 1024, first + 20);
+        lane.event(Malloc, 0, 0, 1 << 20, 7, first + 10);
+        while clock::now() <= first + 20 {}
+        recorder.look(&reader, false);
+        assert_eq!(recorder.follower.lines.take(), "a 1 600 0 0\nf 1\na 2 7 0 0\n");
+        // On two lanes, from look to look: this one began before everything.
+        lane.event(Free, 0, 0, 1 << 20, 512, clock::now());
+        recorder.look(&reader, false);
+        other.event(Malloc, 0, 0, 1 << 20, 2000, first);
+        recorder.look(&reader, true);
+        assert_eq!(recorder.follower.lines.take(), "f 2\na 3 2000 0 0\n");
+        let tally = recorder.follower.tally;
+        assert_eq!((tally.events, tally.lost, tally.unknown_frees), (5, 0, 0));
+        record.close();
+    }
 }

@@ -1,12 +1,17 @@
 //! Events of a record in the order in which they are lines of a trace.
 //!
-//! Each lane of the heap has a ring of its own, and an event's time is that of the call's beginning. So lines are written some time after their events, when
-//! no older ones can come any more; and of a free and a malloc at one address on two threads, the malloc may have begun first: then the free
-//! that is missing is written before it, and passed over when it comes.
+//! Each lane of the heap has a ring of its own, and an event's time is that of the call's beginning. What lies in one ring is in the right order
+//! ([`Event::turn`]). Between rings that is told by time, and a look at the rings divides it too: what was not there at a look happened after it, whenever
+//! it began. So lines are written up to the beginning of a look.
+//!
+//! That leaves calls on memory that went from one lane to another between two looks. Of a free and a malloc at one address, the malloc may have begun
+//! first: then the free that is missing is written before it, and passed over when it comes. Of two mallocs, the one that came later may have
+//! begun first: then the free in between is of the wrong size, and the block that it leaves is written again.
 #![deny(unsafe_code)]
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use gruyere::heap::size_class::ALIGNMENT;
 use gruyere::record::ring::Event;
 use gruyere::record::trace::{Lines, stream_name};
 use gruyere::record::{BlockEntry, EventKind};
@@ -26,6 +31,30 @@ pub struct Tally {
     pub at_start: u64,
 }
 
+/// A live block, but for its address.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    requested: u64,
+    device: u32,
+    stream: u32,
+}
+
+impl Live {
+    /// Whether this free may be of this block: a free tells the rounded size.
+    fn is_freed_by(&self, free: &Event) -> bool {
+        self.requested.checked_next_multiple_of(ALIGNMENT) == Some(free.size)
+            && (self.device, self.stream) == (u32::from(free.device), free.stream)
+    }
+}
+
+/// A block whose free was written before it came.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    block: Live,
+    /// When: the time of the malloc that took its place.
+    since: u64,
+}
+
 /// Turns events into lines.
 #[derive(Debug)]
 pub struct Follower {
@@ -33,30 +62,27 @@ pub struct Follower {
     pub lines: Lines,
     /// What happened to them.
     pub tally: Tally,
-    /// Ticks after which no older event comes any more.
-    delay: u64,
     /// Ticks by which a free may be later than the malloc at its address, where events were lost.
     early: u64,
     waiting: Vec<Event>,
-    /// Frees that were written before they came: when, by address, the oldest first. Several, where several mallocs of one address began before
+    /// Blocks whose frees were written before they came: by address, the oldest first. Several, where several mallocs of one address began before
     /// the frees between them did.
-    owed: HashMap<u64, VecDeque<u64>>,
-    /// What the live blocks were asked for.
-    sizes: HashMap<u64, u64>,
+    owed: HashMap<u64, VecDeque<Owed>>,
+    /// The live blocks.
+    live: HashMap<u64, Live>,
     step: Option<u64>,
 }
 
 impl Follower {
-    /// Nothing is known yet. Both times are in ticks.
-    pub fn new(delay: u64, early: u64) -> Follower {
+    /// Nothing is known yet. `early` is in ticks.
+    pub fn new(early: u64) -> Follower {
         Follower {
             lines: Lines::default(),
             tally: Tally::default(),
-            delay,
             early,
             waiting: Vec::new(),
             owed: HashMap::new(),
-            sizes: HashMap::new(),
+            live: HashMap::new(),
             step: None,
         }
     }
@@ -82,12 +108,11 @@ impl Follower {
         self.tally.lost += count;
     }
 
-    /// Writes the lines of what is old enough at `now`; of everything, at the end of time.
+    /// Writes the lines of what had its turn before `now`, the beginning of the last look; of everything, at the end of time.
     pub fn apply(&mut self, now: u64) {
-        self.waiting.sort_by_key(|event| event.time);
-        let old = self.waiting.partition_point(|event| event.time.saturating_add(self.delay) <= now);
-        let events: Vec<Event> =
-            self.waiting.drain(..if now == u64::MAX { self.waiting.len() } else { old }).collect();
+        self.waiting.sort_by_key(|event| event.turn);
+        let old = self.waiting.partition_point(|event| event.turn <= now);
+        let events: Vec<Event> = self.waiting.drain(..old).collect();
         events.iter().for_each(|event| self.event(event));
     }
 
@@ -95,25 +120,12 @@ impl Follower {
         let (address, device) = (event.address, u32::from(event.device));
         match event.kind {
             EventKind::Malloc => {
-                if self.lines.is_live(address) {
-                    self.owed.entry(address).or_default().push_back(event.time);
+                if let Some(block) = self.live.get(&address).copied() {
+                    self.owed.entry(address).or_default().push_back(Owed { block, since: event.time });
                 }
-                self.lines.malloc(address, event.size, device, stream_name(device, event.stream));
-                self.sizes.insert(address, event.size);
+                self.begins(address, Live { requested: event.size, device, stream: event.stream });
             }
-            EventKind::Free => {
-                let owed = self.owed.get_mut(&address).and_then(VecDeque::pop_front);
-                // Where nothing was lost, the free that is owed does come. Else it may have been lost, and this is another.
-                if owed.is_some_and(|since| {
-                    self.tally.lost == 0 || event.time.saturating_sub(since) < self.early
-                }) {
-                    return;
-                }
-                self.sizes.remove(&address);
-                if !self.lines.free(address) {
-                    self.tally.unknown_frees += 1;
-                }
-            }
+            EventKind::Free => self.free(event),
             EventKind::RecordStream => {
                 self.lines.record_stream(address, stream_name(device, event.stream));
             }
@@ -126,13 +138,46 @@ impl Follower {
         }
     }
 
+    fn free(&mut self, event: &Event) {
+        let (address, live) = (event.address, self.live.get(&event.address).copied());
+        let mut owed = self.owed.remove(&address).unwrap_or_default();
+        // The oldest that it fits. One that fits none but the live block is that block's, so the malloc of one of those came after it. One that
+        // fits nothing has a size that we do not understand.
+        let fits = owed.iter().position(|owed| owed.block.is_freed_by(event));
+        let is_of_live = fits.is_none() && live.is_some_and(|live| live.is_freed_by(event));
+        let paid = owed.remove(fits.unwrap_or(0));
+        if !owed.is_empty() {
+            self.owed.insert(address, owed);
+        }
+        // Where nothing was lost, the free that is owed does come. Else it may have been lost, and this is another.
+        let paid =
+            paid.filter(|owed| self.tally.lost == 0 || event.time.saturating_sub(owed.since) < self.early);
+        if paid.is_some() && !is_of_live {
+            return;
+        }
+        self.live.remove(&address);
+        if !self.lines.free(address) {
+            self.tally.unknown_frees += 1;
+        }
+        if let Some(owed) = paid {
+            self.begins(address, owed.block);
+        }
+    }
+
+    fn begins(&mut self, address: u64, block: Live) {
+        let Live { requested, device, stream } = block;
+        self.lines.malloc(address, requested, device, stream_name(device, stream));
+        self.live.insert(address, block);
+    }
+
     /// Makes the live blocks of the trace those of the block map, after events were lost; `since`: the events that came while the map was looked
     /// at, which are still to be added.
     pub fn mend(&mut self, blocks: &[BlockEntry], since: &[Event]) {
         let touched: HashSet<u64> =
             since.iter().filter(|event| super::is_of_block(event.kind)).map(|event| event.address).collect();
         let is_new = |block: &&BlockEntry| {
-            !touched.contains(&block.address) && self.sizes.get(&block.address) != Some(&block.requested)
+            !touched.contains(&block.address)
+                && self.live.get(&block.address).map(|live| live.requested) != Some(block.requested)
         };
         let new: Vec<BlockEntry> = blocks.iter().filter(is_new).copied().collect();
         let known: HashSet<u64> = blocks.iter().map(|block| block.address).collect();
@@ -147,16 +192,15 @@ impl Follower {
         self.tally.mended += (new.len() + gone.len()) as u64;
         for address in gone {
             self.lines.free(address);
-            self.sizes.remove(&address);
+            self.live.remove(&address);
         }
         new.iter().for_each(|block| self.enter(block));
         self.owed.clear();
     }
 
     fn enter(&mut self, block: &BlockEntry) {
-        let device = u32::from(block.device);
-        self.lines.malloc(block.address, block.requested, device, stream_name(device, block.stream));
-        self.sizes.insert(block.address, block.requested);
+        let BlockEntry { address, requested, stream, .. } = *block;
+        self.begins(address, Live { requested, device: u32::from(block.device), stream });
     }
 }
 
@@ -186,22 +230,43 @@ mod tests {
 
     #[test]
     fn lines_wait_until_no_older_event_can_come() {
-        let mut follower = Follower::new(100, 10);
+        let mut follower = Follower::new(10);
         follower.add(vec![event(M, 1, 7, 50)]);
-        follower.apply(149);
+        follower.apply(49);
         assert_eq!(follower.lines.take(), "");
         follower.add(vec![
             event(M, 2, 8, 40),
             event(EventKind::Step, 0, 1, 60),
             event(EventKind::Step, 0, 1, 61),
         ]);
-        follower.apply(200);
+        follower.apply(100);
         assert_eq!(follower.lines.take(), "a 1 8 0 0\na 2 7 0 0\nm step\n");
     }
 
     #[test]
+    fn what_was_not_there_at_a_look_happened_after_it() {
+        let mut follower = Follower::new(10);
+        follower.add(vec![event(M, 1, 600, 2), event(F, 1, 1024, 3)]);
+        follower.apply(5);
+        // It began first of all, and waited.
+        follower.add(vec![event(M, 1, 7, 1)]);
+        follower.apply(u64::MAX);
+        assert_eq!(follower.lines.take(), "a 1 600 0 0\nf 1\na 2 7 0 0\n");
+        assert_eq!(follower.tally, Tally { events: 3, ..Tally::default() });
+    }
+
+    #[test]
+    fn a_ring_s_events_stay_as_they_are_whenever_their_calls_began() {
+        let mut follower = Follower::new(10);
+        let late = Event { turn: 6, ..event(M, 1, 7, 1) };
+        follower.add(vec![event(M, 1, 600, 2), event(F, 1, 1024, 6), late]);
+        follower.apply(u64::MAX);
+        assert_eq!(follower.lines.take(), "a 1 600 0 0\nf 1\na 2 7 0 0\n");
+    }
+
+    #[test]
     fn a_malloc_that_began_before_the_free_of_the_block_that_was_there_comes_after_it() {
-        let mut follower = Follower::new(0, 10);
+        let mut follower = Follower::new(10);
         follower.add(vec![event(M, 1, 7, 1), event(M, 1, 8, 5), event(F, 1, 7, 6), event(F, 1, 8, 9)]);
         follower.apply(u64::MAX);
         assert_eq!(follower.lines.take(), "a 1 7 0 0\nf 1\na 2 8 0 0\nf 2\n");
@@ -210,7 +275,7 @@ mod tests {
 
     #[test]
     fn of_several_mallocs_of_an_address_that_began_early_each_has_its_free() {
-        let mut follower = Follower::new(0, 10);
+        let mut follower = Follower::new(10);
         // In truth each free came before the next malloc, which had begun long before and was kept from its lock.
         let mallocs = [(1, 1), (2, 2), (3, 3)].map(|(size, time)| event(M, 1, size, time));
         let frees = [(1, 7), (2, 8), (3, 9)].map(|(size, time)| event(F, 1, size, time));
@@ -221,8 +286,33 @@ mod tests {
     }
 
     #[test]
+    fn of_two_mallocs_of_an_address_the_first_to_begin_may_be_the_last_to_come() {
+        // In truth 7 bytes came and went, and then 600 came there, on another lane: that call had begun first, and waited.
+        let mallocs = [event(M, 1, 600, 1), event(M, 1, 7, 2)];
+        let mut follower = Follower::new(10);
+        follower.add([&mallocs[..], &[event(F, 1, 512, 3)]].concat());
+        follower.apply(u64::MAX);
+        assert_eq!(
+            follower.lines.take(),
+            "a 1 600 0 0\nf 1\na 2 7 0 0\nf 2\na 3 600 0 0\n",
+            "600 bytes are live"
+        );
+        follower.add(vec![event(F, 1, 1024, 9)]);
+        follower.apply(u64::MAX);
+        assert_eq!(follower.lines.take(), "f 3\n");
+        assert_eq!(follower.tally, Tally { events: 4, ..Tally::default() });
+        // Three of them: each free is that of the block that it fits.
+        let mut follower = Follower::new(10);
+        follower
+            .add([&mallocs[..], &[event(M, 1, 2000, 3), event(F, 1, 512, 4), event(F, 1, 2048, 5)]].concat());
+        follower.apply(u64::MAX);
+        assert!(follower.lines.take().ends_with("\nf 3\na 4 600 0 0\n"));
+        assert_eq!(follower.tally, Tally { events: 5, ..Tally::default() });
+    }
+
+    #[test]
     fn the_start_has_each_live_block_once() {
-        let mut follower = Follower::new(0, 10);
+        let mut follower = Follower::new(10);
         // 1 was there, 2 came while the map was read, 3 went, 4 went and came again.
         let since = vec![event(M, 2, 20, 1), event(F, 3, 30, 2), event(F, 4, 40, 3), event(M, 4, 44, 4)];
         follower.begin(&[block(1, 10), block(2, 20), block(4, 44)], &since);
@@ -237,7 +327,7 @@ mod tests {
 
     #[test]
     fn after_a_loss_the_live_blocks_are_those_of_the_map() {
-        let mut follower = Follower::new(0, 10);
+        let mut follower = Follower::new(10);
         follower.add(vec![event(M, 1, 10, 1), event(M, 2, 20, 2), event(M, 3, 30, 3)]);
         follower.apply(u64::MAX);
         follower.lines.take();
