@@ -1,6 +1,5 @@
 """Fixtures: run a program of programs/ on the phantom, in a process of its own."""
 
-import atexit
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -30,7 +30,12 @@ LIBRARIES_PRELOADED = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 RECORDS = tempfile.mkdtemp(prefix="gruyere-test-records.", dir=MEMORY)
 os.environ["GRUYERE_RECORD_DIR"] = RECORDS
-atexit.register(shutil.rmtree, RECORDS, ignore_errors=True)
+
+
+# Not atexit: a worker of pytest-xdist's ends without.
+def pytest_unconfigure():
+    shutil.rmtree(RECORDS, ignore_errors=True)
+
 
 # What the phantom's process needs, and what none of its children may inherit by accident.
 PRELOAD = ("LD_PRELOAD", "LD_LIBRARY_PATH")
@@ -122,13 +127,21 @@ def gruyere(request):
     return request.param
 
 
-# The Python package as users get it: a wheel, installed into a clean environment. Built once a run, when a test asks for it.
+# The Python package as users get it: a wheel, installed into a clean environment. Built once a run, when a test asks for it: by the worker
+# that asks first.
 @pytest.fixture(scope="session")
-def wheel_installed():
+def wheel_installed(tmp_path_factory, worker_id):
     import package
 
-    wheel = package.build_wheel()
-    return package.install(wheel), wheel
+    folder = tmp_path_factory.getbasetemp()
+    # The workers' folders lie in one of the run's.
+    done = (folder if worker_id == "master" else folder.parent) / "wheel"
+    with FileLock(done.with_suffix(".lock")):
+        if not done.exists():
+            wheel = package.build_wheel()
+            package.install(wheel)
+            done.write_text(str(wheel))
+    return package.VENV / "bin", Path(done.read_text())
 
 
 @pytest.fixture

@@ -9,22 +9,26 @@ mod observed;
 mod parts;
 mod records;
 mod runner;
+mod rust_tests;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use runner::Chosen;
 
 /// What `cargo xtask` can do.
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's commands")]
 enum Arguments {
-    /// Run every test: Rust, loom, the header, NVIDIA's headers, the exports, the bar on instructions, a real Prometheus, a rehearsal of the GPU bundle, real PyTorch. Runs all parts, then fails if one failed.
+    /// Run the tests: the header, NVIDIA's headers, Rust, the exports, memcheck, loom, the bar on instructions. Runs all parts,
+    /// then fails if one failed.
     Test {
-        /// Leave real PyTorch out (it installs a wheel of half a gigabyte the first time).
+        /// Run what takes long too: thousands of program starts, a real Prometheus, a rehearsal of the GPU bundle, real PyTorch (it
+        /// installs a wheel of half a gigabyte the first time).
         #[arg(long)]
-        fast: bool,
-        /// Run only the parts whose name contains this.
+        all: bool,
+        /// Run only the parts whose name contains this, of all that there are.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
     },
@@ -55,18 +59,23 @@ fn root() -> PathBuf {
     manifest.parent().map(PathBuf::from).unwrap_or(manifest)
 }
 
-fn test(root: &Path, fast: bool, only: Option<&str>) -> Result<(), String> {
+fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
     let records = records::Records::begin()?;
     let (name, folder) = records.variable();
     // SAFETY: there is one thread yet.
     unsafe { std::env::set_var(name, folder) };
-    runner::run(&parts::all(root, fast), only, ("records", || records.end()))
+    let chosen = match only {
+        Some(name) => Chosen::Named(name),
+        None if all => Chosen::All,
+        None => Chosen::Quick,
+    };
+    runner::run(&parts::all(root), chosen, ("records", || records.end()))
 }
 
 fn main() -> ExitCode {
     let root = root();
     let done = match Arguments::parse() {
-        Arguments::Test { fast, only } => test(&root, fast, only.as_deref()),
+        Arguments::Test { all, only } => test(&root, all, only.as_deref()),
         Arguments::Write(Write::Header) => header::write(&root),
         Arguments::Write(Write::Docs) => parts::write_docs(&root),
         Arguments::GpuBundle { out } => gpu_bundle::make(&root, &out).map(|_| ()),

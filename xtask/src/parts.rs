@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::runner::{self, Counts, Outcome, Part};
-use crate::{cuda, exports, gpu_bundle, header, instructions};
+use crate::{cuda, exports, gpu_bundle, header, instructions, rust_tests};
 
 /// A command in the repository's root.
 fn command(root: &Path, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
@@ -19,34 +19,26 @@ pub fn cargo(root: &Path, arguments: &[&str]) -> Command {
 }
 
 /// Everything that is tested.
-pub fn all(root: &Path, fast: bool) -> Vec<Part> {
+pub fn all(root: &Path) -> Vec<Part> {
     let at = |run: fn(&Path) -> Outcome| {
         let root = root.to_path_buf();
-        Box::new(move || run(&root))
+        Box::new(move || run(&root)) as Box<dyn Fn() -> Outcome>
     };
-    let mut parts = vec![
-        Part { name: "header", run: at(|root| check(header::check(root))) },
-        Part { name: "cuda headers", run: at(cuda::part) },
-        // Unit, integration, property and doc tests of every package; the freshness of the documentation is one of them.
-        Part {
-            name: "rust tests",
-            run: at(|root| runner::command(&mut cargo(root, &["test", "--workspace", "--no-fail-fast"]))),
-        },
-        Part { name: "exports", run: at(|root| check(exports::check(root))) },
-        Part { name: "starts", run: at(starts) },
-        Part { name: "memcheck", run: at(memcheck) },
-        Part { name: "loom", run: at(loom) },
-        Part { name: "instructions", run: at(count_instructions) },
-        Part { name: "prometheus", run: at(prometheus) },
-        Part { name: "gpu rehearsal", run: at(|root| check(gpu_bundle::rehearse(root))) },
-    ];
-    if !fast {
-        parts.push(Part {
-            name: "pytorch",
-            run: at(|root| runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))),
-        });
-    }
-    parts
+    let part = |name, run| Part { name, run: at(run), only_with_all: false };
+    let slow = |name, run| Part { name, run: at(run), only_with_all: true };
+    vec![
+        part("header", |root| check(header::check(root))),
+        part("cuda headers", cuda::part),
+        part("rust tests", rust_tests::part),
+        part("exports", |root| check(exports::check(root))),
+        slow("starts", starts),
+        part("memcheck", memcheck),
+        part("loom", loom),
+        part("instructions", count_instructions),
+        slow("prometheus", prometheus),
+        slow("gpu rehearsal", |root| check(gpu_bundle::rehearse(root))),
+        slow("pytorch", |root| runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))),
+    ]
 }
 
 fn check(result: Result<(), String>) -> Outcome {

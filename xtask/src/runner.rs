@@ -14,6 +14,26 @@ pub enum Outcome {
     Failed(Counts, String),
 }
 
+impl Outcome {
+    /// Of two halves of a part.
+    pub fn and(self, other: Self) -> Self {
+        use Outcome::{Failed, Passed, Skipped};
+        match (self, other) {
+            (Passed(one), Passed(two)) => Passed(one.plus(two)),
+            (Failed(one, reason), Failed(two, further)) => {
+                Failed(one.plus(two), format!("{reason}; {further}"))
+            }
+            (Failed(one, reason), Passed(two)) | (Passed(one), Failed(two, reason)) => {
+                Failed(one.plus(two), reason)
+            }
+            (Failed(counts, reason), Skipped(_)) | (Skipped(_), Failed(counts, reason)) => {
+                Failed(counts, reason)
+            }
+            (Skipped(reason), Passed(_) | Skipped(_)) | (Passed(_), Skipped(reason)) => Skipped(reason),
+        }
+    }
+}
+
 /// Tests, as cargo's and pytest's closing lines count them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -27,20 +47,42 @@ pub struct Part {
     pub name: &'static str,
     /// What it does.
     pub run: Box<dyn Fn() -> Outcome>,
+    /// Whether it takes too long to be waited for, so that only a run of all parts has it.
+    pub only_with_all: bool,
+}
+
+/// Which parts are to be run.
+#[derive(Clone, Copy)]
+pub enum Chosen<'a> {
+    /// Those that one can wait for.
+    Quick,
+    /// All of them.
+    All,
+    /// Those whose name contains this.
+    Named(&'a str),
+}
+
+impl Chosen<'_> {
+    fn has(self, part: &Part) -> bool {
+        match self {
+            Chosen::Quick => !part.only_with_all,
+            Chosen::All => true,
+            Chosen::Named(name) => part.name.contains(name),
+        }
+    }
 }
 
 /// What a part's exit code means if it is this one: it could not be run, and its last line says why (automake's custom).
 const SKIPPED: i32 = 77;
 
-/// Runs the parts, or those whose name contains `only`, and then `last`, whatever they are; fails at the end if one of them did. Skipping is
-/// failing where CI is set.
+/// Runs the chosen parts, and then `last`, whatever they are; fails at the end if one of them did. Skipping is failing where CI
+/// is set.
 pub fn run(
     parts: &[Part],
-    only: Option<&str>,
+    choice: Chosen<'_>,
     last: (&'static str, impl FnOnce() -> Outcome),
 ) -> Result<(), String> {
-    let chosen: Vec<_> =
-        parts.iter().filter(|part| only.is_none_or(|only| part.name.contains(only))).collect();
+    let (chosen, left): (Vec<_>, Vec<_>) = parts.iter().partition(|part| choice.has(part));
     if chosen.is_empty() {
         let names: Vec<_> = parts.iter().map(|part| part.name).collect();
         return Err(format!("no such part; the parts are: {}", names.join(", ")));
@@ -54,7 +96,12 @@ pub fn run(
     }
     let start = Instant::now();
     results.push((last.0, last.1(), start.elapsed()));
-    sum_up(&results, std::env::var("CI").is_ok_and(|value| value == "true"))
+    let done = sum_up(&results, std::env::var("CI").is_ok_and(|value| value == "true"));
+    if !left.is_empty() && matches!(choice, Chosen::Quick) {
+        let names: Vec<_> = left.iter().map(|part| part.name).collect();
+        println!("left to cargo xtask test --all: {}", names.join(", "));
+    }
+    done
 }
 
 fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String> {
@@ -81,12 +128,20 @@ fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String>
         };
         println!("{word:>8}  {name} [{:.1} s]{note}", took.as_secs_f64());
     }
-    println!("{} passed, {} failed", total.passed, total.failed);
+    let took: Duration = results.iter().map(|(.., took)| took).sum();
+    println!("{} passed, {} failed, {:.1} minutes", total.passed, total.failed, took.as_secs_f64() / 60.0);
     if bad.is_empty() { Ok(()) } else { Err(format!("failed: {}", bad.join(", "))) }
 }
 
 impl Counts {
-    fn plus(self, other: Self) -> Self {
+    /// How many passed.
+    #[cfg(test)]
+    pub fn passed(self) -> u32 {
+        self.passed
+    }
+
+    /// The sum.
+    pub fn plus(self, other: Self) -> Self {
         Self { passed: self.passed + other.passed, failed: self.failed + other.failed }
     }
 
@@ -99,7 +154,7 @@ impl Counts {
     }
 
     /// Reads a closing line: cargo's `test result: ok. 3 passed; 0 failed; ...` or pytest's `== 1 failed, 3 passed in 2s ==`.
-    fn of_line(line: &str) -> Self {
+    pub fn of_line(line: &str) -> Self {
         let mut counts = Self::default();
         if !line.starts_with("test result:") && !line.starts_with('=') {
             return counts;
@@ -200,13 +255,18 @@ mod tests {
                 ran.set(ran.get() + 1);
                 if good { Outcome::Passed(Counts::default()) } else { failed() }
             };
-            Part { name, run: Box::new(run) }
+            Part { name, run: Box::new(run), only_with_all: name == "slow" }
         };
         let last = |good| ("last", move || if good { Outcome::Passed(Counts::default()) } else { failed() });
-        assert!(run(&[part("one", false), part("two", true)], None, last(true)).is_err());
+        assert!(run(&[part("one", false), part("two", true)], Chosen::Quick, last(true)).is_err());
         assert_eq!(ran.get(), 2);
-        assert!(run(&[part("one", false), part("two", true)], Some("two"), last(true)).is_ok());
-        assert!(run(&[part("one", true)], Some("three"), last(true)).is_err());
-        assert!(run(&[part("one", true)], Some("one"), last(false)).unwrap_err().contains("last"));
+        assert!(run(&[part("one", false), part("two", true)], Chosen::Named("two"), last(true)).is_ok());
+        assert!(run(&[part("one", true)], Chosen::Named("three"), last(true)).is_err());
+        assert!(run(&[part("one", true)], Chosen::Quick, last(false)).unwrap_err().contains("last"));
+        ran.set(0);
+        assert!(run(&[part("one", true), part("slow", false)], Chosen::Quick, last(true)).is_ok());
+        assert_eq!(ran.get(), 1);
+        assert!(run(&[part("one", true), part("slow", false)], Chosen::All, last(true)).is_err());
+        assert!(run(&[part("slow", true)], Chosen::Named("slow"), last(true)).is_ok());
     }
 }
