@@ -4,6 +4,7 @@ mod cuda;
 mod exports;
 mod gpu_bundle;
 mod header;
+mod house;
 mod instructions;
 mod observed;
 mod parts;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::runner::{self, Counts, Outcome, Part};
-use crate::{cuda, exports, gpu_bundle, header, instructions, rust_tests};
+use crate::{cuda, exports, gpu_bundle, header, house, instructions, rust_tests};
 
 /// A command in the repository's root.
 fn command(root: &Path, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
@@ -27,6 +27,7 @@ pub fn all(root: &Path) -> Vec<Part> {
     let part = |name, run| Part { name, run: at(run), only_with_all: false };
     let slow = |name, run| Part { name, run: at(run), only_with_all: true };
     vec![
+        part("house", |root| check(house::check(root))),
         part("header", |root| check(header::check(root))),
         part("cuda headers", cuda::part),
         part("rust tests", rust_tests::part),
