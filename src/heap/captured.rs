@@ -3,14 +3,17 @@
 
 use super::arena::RunId;
 use super::capture::{CapturePool, Capturing, Found};
+use super::central;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
+use super::error::Error;
 use super::lane::{FreeOutcome, LANES, round};
 use super::page_table::Owner;
+use super::shared::Shared;
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::Slab;
 use super::streams::{DEFAULT_STREAM, Resolved};
-use super::{Error, Shared, central, lock};
+use super::sync::lock;
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
 use crate::record::BlockTag;
 
@@ -149,7 +152,7 @@ impl Device {
             return Some(run);
         }
         let capture = u8::try_from(number + 1).unwrap_or(u8::MAX);
-        let growth = Growth { capture, ..shared.growth(&self.streams, request.lifetime) };
+        let growth = Growth { capture, ..Growth::of(shared, &self.streams, request.lifetime) };
         if central.extend(&growth, want, true).is_err() {
             if let Some(_giving) = self.giving(shared) {
                 central.shrink_all(&*shared.driver, shared.record, &self.streams);

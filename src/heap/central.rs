@@ -792,6 +792,24 @@ pub struct Growth<'a> {
     pub completed: &'a dyn Fn(u32) -> u64,
 }
 
+impl<'a> Growth<'a> {
+    /// An ordinary request's.
+    pub(super) fn of(shared: &'a Shared, streams: &'a Streams, lifetime: Lifetime) -> Self {
+        Self {
+            driver: &*shared.driver,
+            table: &shared.table,
+            record: shared.record,
+            lifetime,
+            capture: 0,
+            fresh: u64::MAX,
+            steal: false,
+            lean: true,
+            streams,
+            completed: &|_| 0,
+        }
+    }
+}
+
 /// The large block of that number, if it starts at `address`.
 #[inline(always)]
 pub(super) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {

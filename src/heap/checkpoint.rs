@@ -5,22 +5,15 @@
 #![deny(unsafe_code)]
 
 use super::device::Device;
-use super::{Heap, Shared, lock};
+use super::shared::Shared;
+use super::sync::lock;
 use std::time::Instant;
 
 /// Memory is low where less than this part of the peak of live bytes is live: three in four.
 const LOW: (u64, u64) = (3, 4);
 
-impl Heap {
-    /// Gives idle memory back on each device where less than three quarters of the peak is live, and where neither this nor a mark of a phase
-    /// did so within [`super::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises those devices.
-    pub fn checkpoint(&self, now: Instant) -> u64 {
-        self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()
-    }
-}
-
 impl Device {
-    fn checkpoint(&self, shared: &Shared, now: Instant) -> u64 {
+    pub(super) fn checkpoint(&self, shared: &Shared, now: Instant) -> u64 {
         let (live, peak) = shared.record.live(self.id);
         {
             let mut central = lock(&self.central);

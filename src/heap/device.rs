@@ -2,7 +2,9 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
+use super::central;
 use super::central::{Central, Want};
+use super::error::Error;
 use super::growth::Pace;
 use super::lane::{FreeOutcome, LANES, Lane, round};
 use super::lifetime::Lifetime;
@@ -10,11 +12,12 @@ use super::mapping_book::MappingBook;
 use super::oom::Bytes;
 use super::page_table::{Owner, Page};
 use super::phase::{Occasion, Watch};
+use super::shared::Shared;
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use super::slab::Slab;
 use super::streams::{EVERY, Resolved, Streams};
+use super::sync::{Mutex, MutexGuard, lock};
 use super::watching::Watching;
-use super::{Error, Mutex, MutexGuard, Shared, central, lock};
 use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
 use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
@@ -113,6 +116,14 @@ pub fn ceiling(config: &Config, capabilities: &Capabilities) -> u64 {
 #[inline(always)]
 pub const fn is_large(size: u64) -> bool {
     size > SMALL_MAX
+}
+
+/// Who owns an address.
+pub enum Owned<'a> {
+    /// A slab: the device, the lane and the slab's number there.
+    Small(&'a Device, u32, u32),
+    /// Large blocks: the device and the page.
+    Large(&'a Device, Page<'a>),
 }
 
 impl Device {

@@ -15,11 +15,9 @@ use super::named::NAMED_LANES;
 use super::oom::Report;
 use super::page_table::Owner;
 use super::slab::SlotState;
-use super::{HISTORY, Heap, Mutex, lock};
-use crate::driver::StreamHandle;
+use super::sync::{Mutex, lock};
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::Ordering;
+use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 thread_local! {
@@ -101,38 +99,29 @@ pub struct Collected {
 }
 
 /// Mallocs between two looks at what waits, at least.
-const LOOK_EVERY: usize = 256;
+pub(super) const LOOK_EVERY: usize = 256;
 
 /// What is kept.
 #[derive(Default)]
-pub struct History(Mutex<Books>);
+pub struct History(pub(super) Mutex<Books>);
 
 #[derive(Default)]
-struct Books {
-    latest: Latest,
+pub(super) struct Books {
+    pub(super) latest: Latest,
     /// Live blocks: device and context, by address.
-    origins: HashMap<u64, (u32, u64)>,
+    pub(super) origins: HashMap<u64, (u32, u64)>,
     /// Blocks freed by the program that wait for streams: the entry of their end, by address.
-    waiting: HashMap<u64, Entry>,
+    pub(super) waiting: HashMap<u64, Entry>,
     /// Mallocs since the waits were last looked at.
-    since: usize,
-    latest_oom: Option<Report>,
+    pub(super) since: usize,
+    pub(super) latest_oom: Option<Report>,
 }
 
 impl Books {
-    fn end_wait(&mut self, address: u64) {
+    pub(super) fn end_wait(&mut self, address: u64) {
         if let Some(entry) = self.waiting.remove(&address) {
             self.latest.add(Entry { time: now(), ..entry });
         }
-    }
-
-    /// Notes the end of the waits that are over.
-    fn end_waits(&mut self, heap: &Heap) {
-        let large = if self.waiting.is_empty() { HashSet::new() } else { heap.large_pending() };
-        let over = |&address: &u64| !large.contains(&address) && !heap.is_small_pending(address);
-        let done: Vec<u64> = self.waiting.keys().copied().filter(over).collect();
-        done.into_iter().for_each(|address| self.end_wait(address));
-        self.since = 0;
     }
 }
 
@@ -142,12 +131,12 @@ pub(super) fn now() -> u64 {
 }
 
 /// A block, as the history needs it.
-struct Facts {
-    stream: u32,
-    bytes: u64,
+pub(super) struct Facts {
+    pub(super) stream: u32,
+    pub(super) bytes: u64,
     /// Its free would have to wait for other streams.
-    waits: bool,
-    is_pending: bool,
+    pub(super) waits: bool,
+    pub(super) is_pending: bool,
 }
 
 fn slab_facts(lane: &Lane, slab: u32, address: u64, frozen: bool) -> Option<Facts> {
@@ -161,7 +150,7 @@ fn slab_facts(lane: &Lane, slab: u32, address: u64, frozen: bool) -> Option<Fact
 }
 
 impl Device {
-    fn facts_at(&self, address: u64, owner: Owner) -> Option<Facts> {
+    pub(super) fn facts_at(&self, address: u64, owner: Owner) -> Option<Facts> {
         match owner {
             Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
                 slab_facts(&lock(&self.lanes[lane as usize]).lane, slab, address, false)
@@ -196,169 +185,5 @@ impl Device {
                 Some(Facts { stream: 0, bytes, waits: false, is_pending: false })
             }
         }
-    }
-}
-
-impl Heap {
-    /// Begins a history of at most `most` entries (0: of where live blocks came from only); older ones make room. What was noted
-    /// before stays, unless `clear` says otherwise.
-    pub fn start_history(&self, most: usize, clear: bool) {
-        // No device comes into use meanwhile.
-        let _making = lock(&self.making);
-        let mut books = lock(&self.history.0);
-        let clear = clear || !self.has_history();
-        if clear {
-            *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
-        }
-        books.latest.keep(most);
-        for device in self.devices() {
-            lock(&device.central).backing.keep_log(most, clear);
-        }
-        self.special.fetch_or(HISTORY, Ordering::AcqRel);
-    }
-
-    /// A device comes into use: if there is a history, it is one of it too.
-    pub(super) fn tell_of_history(&self, device: &Device) {
-        if self.has_history() {
-            let most = lock(&self.history.0).latest.most();
-            lock(&device.central).backing.keep_log(most, true);
-        }
-    }
-
-    /// Ends the history and forgets it.
-    pub fn stop_history(&self) {
-        let _making = lock(&self.making);
-        self.special.fetch_and(!HISTORY, Ordering::AcqRel);
-        let mut books = lock(&self.history.0);
-        *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
-        for device in self.devices() {
-            lock(&device.central).backing.keep_log(0, true);
-        }
-    }
-
-    /// Whether there is a history.
-    pub fn has_history(&self) -> bool {
-        self.special.load(Ordering::Relaxed) & HISTORY != 0
-    }
-
-    /// What the history knows by now.
-    pub fn history(&self) -> Collected {
-        let mut books = lock(&self.history.0);
-        books.end_waits(self);
-        // Memory comes before the block that it is for, so of one nanosecond too. The sort is stable.
-        let (mut entries, mut lost) = (Vec::new(), 0);
-        for device in self.devices() {
-            let central = lock(&device.central);
-            for log in central.backing.logs() {
-                let (told, gone) = log.told();
-                entries.extend(told);
-                lost += gone;
-            }
-        }
-        let (told, gone) = books.latest.told();
-        entries.extend(told);
-        lost += gone;
-        entries.sort_by_key(|entry| entry.time);
-        let excess = entries.len().saturating_sub(books.latest.most());
-        entries.drain(..excess);
-        lost += excess as u64;
-        let origin = |(&address, &(device, context))| Origin { address, device, context };
-        Collected { entries, lost, origins: books.origins.iter().map(origin).collect() }
-    }
-
-    /// A block was handed out.
-    pub(super) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
-        let (bytes, context) = (round(size), context());
-        let mut books = lock(&self.history.0);
-        // A block that lies there now shows that the wait of the one before is over; the others are asked in turns.
-        books.end_wait(address);
-        books.since += 1;
-        if books.since > LOOK_EVERY.max(2 * books.waiting.len()) {
-            books.end_waits(self);
-        }
-        let stream = stream.0 as u64;
-        books.latest.add(Entry {
-            action: Action::Alloc,
-            device,
-            address,
-            bytes,
-            stream,
-            time: now(),
-            context,
-        });
-        books.origins.insert(address, (device, context));
-    }
-
-    /// The block at `address` is about to be freed, if there is one.
-    pub(super) fn note_free(&self, address: u64) {
-        let owner = self.shared.table.get(address);
-        let found = self.devices().find_map(|device| {
-            let here = match owner {
-                Owner::Slab { device: id, .. } | Owner::Large { device: id, .. } => id == device.id,
-                Owner::None => true,
-            };
-            let facts = if here { device.facts_at(address, owner) } else { None };
-            facts.filter(|facts| !facts.is_pending).map(|facts| (device, facts))
-        });
-        let Some((device, facts)) = found else { return };
-        let stream = device.streams.handle(facts.stream).map_or(0, |handle| handle.0 as u64);
-        let entry = Entry {
-            action: Action::FreeRequested,
-            device: device.id,
-            address,
-            bytes: facts.bytes,
-            stream,
-            time: now(),
-            context: context(),
-        };
-        let mut books = lock(&self.history.0);
-        books.origins.remove(&address);
-        books.latest.add(entry);
-        let entry = Entry { action: Action::FreeCompleted, ..entry };
-        if facts.waits {
-            books.waiting.insert(address, entry);
-        } else {
-            books.latest.add(entry);
-        }
-    }
-
-    /// The large blocks that wait for streams. The page table does not know them any more.
-    fn large_pending(&self) -> HashSet<u64> {
-        let mut found = HashSet::new();
-        for device in self.devices() {
-            let central = lock(&device.central);
-            let pending = central.arenas.blocks().filter(|(_, run)| run.state == RunState::Pending);
-            found.extend(pending.map(|(_, run)| run.address));
-        }
-        found
-    }
-
-    fn is_small_pending(&self, address: u64) -> bool {
-        let owner = self.shared.table.get(address);
-        let Owner::Slab { device, .. } = owner else { return false };
-        let device = self.devices.get(device as usize).and_then(|cell| cell.get());
-        device.and_then(|device| device.facts_at(address, owner)).is_some_and(|facts| facts.is_pending)
-    }
-
-    /// A request was answered with out of memory.
-    pub fn note_out_of_memory(&self, report: &Report, stream: StreamHandle) {
-        let mut books = lock(&self.history.0);
-        books.latest_oom = Some(report.clone());
-        if self.has_history() {
-            books.latest.add(Entry {
-                action: Action::OutOfMemory,
-                device: report.device,
-                address: report.free.unwrap_or(0),
-                bytes: round(report.asked),
-                stream: stream.0 as u64,
-                time: now(),
-                context: context(),
-            });
-        }
-    }
-
-    /// The latest out-of-memory.
-    pub fn latest_out_of_memory(&self) -> Option<Report> {
-        lock(&self.history.0).latest_oom.clone()
     }
 }

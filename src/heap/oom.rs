@@ -3,10 +3,12 @@
 
 use super::backing::Kind;
 use super::device::Device;
+use super::history;
 use super::ladder::Ladder;
 use super::lifetime::{self, LIFETIMES, Lifetime};
+use super::shared::Shared;
 use super::stats::{free_rows, torn};
-use super::{Shared, history, lock};
+use super::sync::lock;
 use std::fmt;
 
 /// What is known of an out-of-memory. All numbers but `device` and `count` are bytes.

@@ -1,18 +1,19 @@
 //! A device's blocks in named pools: allocation, free, and giving a pool back whole.
 #![deny(unsafe_code)]
 
-use super::MutexGuard;
 use super::arena::RunId;
 use super::backing::Kind;
 use super::central::{self, Central, Want};
 use super::device::{Device, Request};
+use super::error::Error;
 use super::lane::{FreeOutcome, LANES, round};
 use super::named::{NAMED_LANES, PoolError, PoolKey};
 use super::oom::PoolNote;
 use super::page_table::Owner;
+use super::shared::Shared;
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use super::slab::Slab;
-use super::{Error, Shared, lock};
+use super::sync::{MutexGuard, lock};
 use crate::record::BlockTag;
 
 /// How often a release starts again because another thread used the pool meanwhile.

@@ -17,9 +17,12 @@ use super::arena::{EVERYBODY, RunId, SpaceId};
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
+use super::error::Error;
 use super::ladder::Stopwatch;
 use super::lane::round;
-use super::{Error, MutexGuard, Shared, lock, oom};
+use super::oom;
+use super::shared::Shared;
+use super::sync::{MutexGuard, lock};
 use crate::config::Waits;
 use crate::driver::DriverError;
 use crate::nvtx;
@@ -201,7 +204,7 @@ impl Device {
             completed: &completed,
             fresh,
             steal: giving.is_some(),
-            ..shared.growth(&self.streams, request.lifetime)
+            ..Growth::of(shared, &self.streams, request.lifetime)
         };
         if !stitched && fresh < want.bytes {
             return None;

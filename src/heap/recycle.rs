@@ -10,9 +10,11 @@
 #![deny(unsafe_code)]
 
 use super::device::Device;
+use super::error::Error;
 use super::reclaim::Unsynchronized;
+use super::shared::Shared;
 use super::streams::Resolved;
-use super::{Error, Shared, lock};
+use super::sync::lock;
 use crate::driver::StreamHandle;
 use std::collections::HashSet;
 

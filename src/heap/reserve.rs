@@ -8,10 +8,12 @@ use super::arena::{EVERYBODY, SpaceId};
 use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::Device;
+use super::error::Error;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::oom::Bytes;
+use super::shared::Shared;
 use super::size_class::{PAGE, round_up};
-use super::{Error, Shared, lock};
+use super::sync::lock;
 use crate::driver::{DriverError, ErrorKind};
 
 impl Device {
@@ -87,7 +89,7 @@ impl Device {
                 return Err(DriverError::new("headroom", ErrorKind::OutOfMemory, 0));
             }
             // Fresh memory only: what others have reserved is not to be moved here.
-            let growth = Growth { fresh, ..shared.growth(&self.streams, lifetime) };
+            let growth = Growth { fresh, ..Growth::of(shared, &self.streams, lifetime) };
             let want = Want { space, bytes: missing, align: PAGE, stream: EVERYBODY };
             // A row of pages beside a free run is shorter than `missing`; the next turn maps the rest.
             central.extend(&growth, want, false)?;

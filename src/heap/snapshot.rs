@@ -14,8 +14,7 @@ use super::lane::round;
 use super::slab::{Slab, SlotState};
 use super::stats::{CapturePoolHeld, free_rows, torn};
 use super::streams::Streams;
-use super::{Error, Heap, lock};
-use crate::driver::DeviceId;
+use super::sync::lock;
 use crate::record::LaneWriter;
 use std::collections::HashMap;
 
@@ -320,28 +319,5 @@ fn holder(central: &Central, space: SpaceId) -> Holder {
     match central.named.iter().find(|(_, pool)| pool.space == space) {
         Some((_, pool)) => Holder::Pool(pool.name.clone()),
         None => Holder::Capture,
-    }
-}
-
-impl Heap {
-    /// Every segment of a device, and the blocks that tile it. Nothing where the device has not been used.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
-        Ok(self.device_in_use(device)?.map_or_else(Snapshot::default, |device| device.snapshot(usize::MAX).0))
-    }
-
-    /// As [`Heap::snapshot`], with sums; of the small blocks at most `most` are told one by one. `None` where the device has not been used.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn census(&self, device: i64, most: usize) -> Result<Option<(Snapshot, Census)>, Error> {
-        Ok(self.device_in_use(device)?.map(|device| device.snapshot(most)))
-    }
-
-    /// The devices in use.
-    pub fn devices_in_use(&self) -> Vec<DeviceId> {
-        self.devices().map(|device| device.id).collect()
     }
 }

@@ -9,20 +9,10 @@ use super::lane::{LANES, round};
 use super::lifetime::Lifetime;
 use super::named::NAMED_LANES;
 use super::page_table::Owner;
-use super::{Heap, lock};
-
-impl Heap {
-    /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done: no live block of ours starts there.
-    pub fn tag(&self, address: u64, lifetime: Lifetime) -> bool {
-        let owner = self.shared.table.get(address);
-        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return false };
-        let device = self.device(i64::from(device));
-        device.ok().and_then(|device| device.tag(address, owner, lifetime)).is_some()
-    }
-}
+use super::sync::lock;
 
 impl Device {
-    fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
+    pub(super) fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
         let lifetime = lifetime as u8;
         match owner {
             Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {

@@ -3,28 +3,16 @@
 
 use super::arena::RunState;
 use super::device::Device;
+use super::lane;
 use super::lane::LANES;
 use super::named::NAMED_LANES;
 use super::page_table::Owner;
+use super::shared::Shared;
 use super::slab::{Slab, SlotState};
-use super::{Heap, Shared, lane, lock};
-
-impl Heap {
-    /// Checks every invariant that can be checked from inside: runs tile their regions, slabs lie in the runs that were taken
-    /// for them and are found from each of their pages, blocks are found from their addresses, live bytes equal the record's, and
-    /// what is held equals what the driver counts. No other thread may be in the heap.
-    ///
-    /// # Errors
-    /// The first broken invariant, in words.
-    pub fn validate(&self) -> Result<(), String> {
-        self.devices().try_for_each(|device| {
-            device.validate(&self.shared).map_err(|what| format!("device {}: {what}", device.id))
-        })
-    }
-}
+use super::sync::lock;
 
 impl Device {
-    fn validate(&self, shared: &Shared) -> Result<(), String> {
+    pub(super) fn validate(&self, shared: &Shared) -> Result<(), String> {
         let mut live = 0;
         let mut slab_runs = std::collections::HashMap::new();
         for (number, cell) in self.lanes.iter().enumerate() {

@@ -15,8 +15,9 @@ use super::backing::Kind;
 use super::central::{Central, Growth, Want};
 use super::device::{Device, Request};
 use super::number_set::NumberSet;
+use super::shared::Shared;
 use super::streams::EVERY;
-use super::{MutexGuard, Shared, lock};
+use super::sync::{MutexGuard, lock};
 use crate::config::Waits;
 use crate::nvtx;
 use crate::record::{EventKind, clock};
@@ -131,7 +132,7 @@ impl Device {
             fresh: 0,
             steal: shared.shares(),
             lean: false,
-            ..shared.growth(&self.streams, request.lifetime)
+            ..Growth::of(shared, &self.streams, request.lifetime)
         };
         let run = self.wait_for_others(shared, &mut central, &growth, want)?;
         Some((central, run))

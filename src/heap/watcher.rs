@@ -1,22 +1,20 @@
 //! A heap that only keeps books: another allocator serves the program, and this one is told of each of its blocks.
 //!
 //! What is held is what is live: how the other allocator packs its blocks on pages is its own affair, and the driver is never asked
-//! ([`AbsentDriver`]). Blocks are on the record as a managing heap's are, so everything that reads a record shows them.
+//! ([`crate::driver::absent::AbsentDriver`]). Blocks are on the record as a managing heap's are, so everything that reads a record shows them.
 #![deny(unsafe_code)]
 
 use super::address_book::AddressBook;
 use super::central::Central;
 use super::device::Device;
+use super::lane;
+use super::shared::Shared;
 use super::size_class::round_up;
-use super::{Heap, Shared, lane, lock, streams};
-use crate::config::{Backing, Config};
-use crate::driver::absent::AbsentDriver;
-use crate::driver::{DriverError, StreamHandle};
+use super::sync::lock;
 use crate::record::{Block, BlockSlot, BlockTag, DeviceGauge, bucket_of, clock};
-use std::sync::Arc;
 
 /// Devices that a watched program may use: no node has more.
-const DEVICES: u32 = 16;
+pub(super) const DEVICES: u32 = 16;
 
 /// The record's pool of large blocks: all go there, as nobody knows which of them share pages. (And one lock then serves the book and the record.)
 const POOL: usize = 1;
@@ -53,51 +51,9 @@ impl Watched {
     }
 }
 
-impl Heap {
-    /// A heap that keeps books of what [`Heap::saw_malloc`] and [`Heap::saw_free`] tell it, and allocates nothing.
-    ///
-    /// # Errors
-    /// None that is known of; the signature is [`Heap::new`]'s.
-    pub fn watcher(config: Config) -> Result<Self, DriverError> {
-        let config = Config { backing: Backing::Passthrough, auto_trim: false, ..config };
-        Self::new(Arc::new(AbsentDriver { devices: DEVICES }), config)
-    }
-
-    /// Another allocator gave `size` bytes at `address` of `device`, in the order of `stream` ([`StreamHandle::EVERY`]: of none).
-    #[inline(always)]
-    pub fn saw_malloc(&self, device: i64, address: u64, size: u64, stream: StreamHandle) {
-        if let Ok(device) = self.device(device)
-            && address != 0
-        {
-            let stream = if stream == StreamHandle::EVERY {
-                streams::EVERY
-            } else if let Some(number) = device.streams.resolve_lasting(&*self.shared.driver, stream) {
-                number
-            } else {
-                let found = device.streams.resolve(&*self.shared.driver, stream);
-                found.map_or(streams::EVERY, |found| found.number)
-            };
-            device.saw_malloc(&self.shared, address, size, stream);
-            if let Some(trace) = &self.trace {
-                trace.malloc(address, size, device.id, stream);
-            }
-        }
-    }
-
-    /// The other allocator is about to take the block at `address` back. False: it is none that was seen.
-    #[inline(always)]
-    pub fn saw_free(&self, address: u64, _stream: StreamHandle) -> bool {
-        let known = self.devices().any(|device| device.saw_free(address));
-        if known && let Some(trace) = &self.trace {
-            trace.free(address);
-        }
-        known
-    }
-}
-
 impl Device {
     #[inline(always)]
-    fn saw_malloc(&self, shared: &Shared, address: u64, requested: u64, stream: u32) {
+    pub(super) fn saw_malloc(&self, shared: &Shared, address: u64, requested: u64, stream: u32) {
         // Beyond all memory there is; nothing is lost by not counting it.
         if round_up(requested, super::size_class::ALIGNMENT).is_none() {
             return;
@@ -120,7 +76,7 @@ impl Device {
     }
 
     #[inline(always)]
-    fn saw_free(&self, address: u64) -> bool {
+    pub(super) fn saw_free(&self, address: u64) -> bool {
         let time = clock::now();
         let central = &mut *lock(&self.central);
         let Some(known) = central.watched.blocks.remove(address) else { return false };

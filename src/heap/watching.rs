@@ -4,7 +4,8 @@
 
 use super::alerts::{ALERTS, Alert, AlertKind};
 use super::device::Device;
-use super::{Mutex, Shared};
+use super::shared::Shared;
+use super::sync::Mutex;
 use crate::record::reader::DeviceSnapshot;
 use crate::record::{DEVICE_GAUGES, DeviceGauge, Reader};
 use crate::watch::{Action, Alarm, Facts, Forecast, Metric, Passed, Point, Rate, Rule, capacity, forecast};

@@ -5,7 +5,7 @@
 //! is taken to go on until the stream is seen to capture nothing, or the program has synchronised the device, which it could not while it went on.
 #![deny(unsafe_code)]
 
-use super::super::lock;
+use super::super::sync::lock;
 use super::{Reach, Resolved, Status, Stream, Streams, is_gone, is_quiet};
 use crate::driver::{CaptureStatus, Driver, ErrorKind};
 use std::sync::atomic::Ordering;

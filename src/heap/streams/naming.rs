@@ -6,7 +6,7 @@
 //! - *passing* ones, all others, inside a call in which the program names them, and in no other. [`Resolved`] is that call.
 #![deny(unsafe_code)]
 
-use super::super::{MutexGuard, lock};
+use super::super::sync::{MutexGuard, lock};
 use super::captures::QUIET;
 use super::{
     DEAD, DEFAULT_STREAM, EVERY, LASTING, MAX_STREAMS, PASSING, RETIRED, Status, Stream, Streams, UNTOLD,

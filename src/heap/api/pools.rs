@@ -1,11 +1,13 @@
 //! Named pools as the doors see them, over all devices.
 #![deny(unsafe_code)]
 
-use super::backing::Kind;
-use super::device::Device;
-use super::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
-use super::size_class::{PAGE, round_up};
-use super::{Heap, lock, route};
+use super::Heap;
+use crate::heap::backing::Kind;
+use crate::heap::device::Device;
+use crate::heap::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
+use crate::heap::route;
+use crate::heap::size_class::{PAGE, round_up};
+use crate::heap::sync::lock;
 
 impl Heap {
     fn pool_device(&self, key: PoolKey) -> Result<&Device, PoolError> {
@@ -92,7 +94,7 @@ impl Heap {
     /// Sends the calling thread's next requests on the pool's device to the pool, until [`Heap::pool_leave`].
     ///
     /// # Errors
-    /// There is no such pool, or the thread is in [`route::ROUTE_DEPTH`] pools.
+    /// There is no such pool, or the thread is in [`crate::heap::route::ROUTE_DEPTH`] pools.
     pub fn pool_enter(&self, key: PoolKey) -> Result<(), PoolError> {
         let device = self.pool_device(key)?;
         if lock(&device.central).named.get(key.number()).is_none() {
