@@ -6,8 +6,8 @@
 //! interpreter.
 #![deny(unsafe_code)]
 
-use super::Shared;
 use super::device::Device;
+use super::shared::Shared;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
 //! Where the bytes of a device are, each counted once, and what its live blocks are like.
 #![deny(unsafe_code)]
 
-use super::snapshot::{Block, BlockState, Holder};
+use super::segment::{Block, BlockState, Holder};
 use crate::record::LIFETIMES;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};

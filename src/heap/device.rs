@@ -2,17 +2,18 @@
 #![deny(unsafe_code)]
 
 use super::backing::{Backing, Kind};
+use super::bytes::Bytes;
 use super::central;
 use super::central::{Central, Want};
 use super::error::Error;
 use super::growth::Pace;
-use super::lane::{FreeOutcome, LANES, Lane, round};
+use super::lane::{FreeOutcome, LANES, Lane};
 use super::lifetime::Lifetime;
 use super::mapping_book::MappingBook;
-use super::oom::Bytes;
 use super::page_table::{Owner, Page};
 use super::phase::{Occasion, Watch};
 use super::shared::Shared;
+use super::size_class::round;
 use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use super::slab::Slab;
 use super::streams::{EVERY, Resolved, Streams};

@@ -1,8 +1,8 @@
 //! What the rungs of the reclaim ladder did: calls, bytes, host time. The rungs themselves are in `reclaim`.
 #![deny(unsafe_code)]
 
+use super::bytes::Bytes;
 use super::central::Central;
-use super::oom::Bytes;
 use crate::record::DeviceGauge;
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -8,7 +8,7 @@
 use super::device::Request;
 use super::lifetime::LIFETIMES;
 use super::pending::Pending;
-use super::size_class::{ALIGNMENT, CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, small, small_again};
+use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, round, small, small_again};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::{EVERY, Streams};
 use crate::record::{Block, EventKind, LaneWriter};
@@ -731,12 +731,6 @@ static MOST_BORROWED: [[u16; REACH + 1]; ROW] = {
     }
     table
 };
-
-/// Live bytes of a request: rounded up to the alignment.
-#[inline(always)]
-pub fn round(requested: u64) -> u64 {
-    requested.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
-}
 
 #[cfg(test)]
 mod tests {

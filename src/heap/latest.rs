@@ -1,7 +1,7 @@
 //! The latest entries of a history, in a bounded queue: older ones make room, and are counted.
 #![deny(unsafe_code)]
 
-use super::history::Entry;
+use super::entry::Entry;
 use std::collections::VecDeque;
 
 /// At most so many entries, the latest.

@@ -6,12 +6,13 @@
 //! ladder takes only what lies idle above its reserve.
 #![deny(unsafe_code)]
 
-use super::Error;
 use super::arena::{RunState, SpaceId};
+use super::bytes::Bytes;
 use super::central::Central;
-use super::lane::{Lane, round};
+use super::error::Error;
+use super::lane::Lane;
 use super::lifetime::Lifetime;
-use super::oom::Bytes;
+use super::size_class::round;
 use super::slab::SlotState;
 use crate::driver::DriverError;
 use std::collections::BTreeMap;

@@ -3,9 +3,10 @@
 //! Where something has to be done for every stream that needs it, a set of those costs what they are, and 64 that do not need it cost one look.
 #![deny(unsafe_code)]
 
-use super::streams::NUMBERS;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Numbers of streams, [`super::streams::EVERY`] and the arenas' everybody among them.
+pub const NUMBERS: u32 = 4096;
 const BITS: u32 = u64::BITS;
 const WORDS: usize = (NUMBERS / BITS) as usize;
 

@@ -2,8 +2,9 @@
 #![deny(unsafe_code)]
 
 use super::backing::Kind;
+pub use super::bytes::Bytes;
 use super::device::Device;
-use super::history;
+use super::entry;
 use super::ladder::Ladder;
 use super::lifetime::{self, LIFETIMES, Lifetime};
 use super::shared::Shared;
@@ -112,7 +113,7 @@ impl Report {
             asked,
             stream: (stream, device.streams.handle(stream).map_or(0, |handle| handle.0 as u64)),
             lifetime: lifetime::current(),
-            context: history::context(),
+            context: entry::context(),
             step: shared.step(),
             total: device.capabilities.total_memory,
             free: info.map(|info| info.free),
@@ -297,21 +298,6 @@ impl fmt::Display for Report {
             )?;
         }
         self.advice().iter().try_for_each(|sentence| write!(f, " {sentence}"))
-    }
-}
-
-/// Bytes as torch prints them: two digits, binary units.
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.0 as f64;
-        match self.0 {
-            0..1024 => write!(f, "{} bytes", self.0),
-            1024..1_048_576 => write!(f, "{:.2} KiB", value / 1024.0),
-            1_048_576..1_073_741_824 => write!(f, "{:.2} MiB", value / 1_048_576.0),
-            _ => write!(f, "{:.2} GiB", value / 1_073_741_824.0),
-        }
     }
 }
 

@@ -6,11 +6,11 @@
 
 use super::arena::{EVERYBODY, SpaceId};
 use super::backing::Kind;
+use super::bytes::Bytes;
 use super::central::{Central, Growth, Want};
 use super::device::Device;
 use super::error::Error;
 use super::lifetime::{LIFETIMES, Lifetime};
-use super::oom::Bytes;
 use super::shared::Shared;
 use super::size_class::{PAGE, round_up};
 use super::sync::lock;

@@ -4,7 +4,7 @@
 //! the history puts the two in the order of time. A page that moves is told as two entries: it leaves one address, then it is at another.
 #![deny(unsafe_code)]
 
-use super::history::{self, Action, Entry};
+use super::entry::{Action, Entry, context, now};
 use super::latest::Latest;
 use crate::driver::DeviceId;
 
@@ -39,7 +39,7 @@ impl SegmentLog {
 
     #[cold]
     fn add(&mut self, action: Action, address: u64, bytes: u64) {
-        let (device, time, context) = (self.device, history::now(), history::context());
+        let (device, time, context) = (self.device, now(), context());
         self.latest.add(Entry { action, device, address, bytes, stream: 0, time, context });
     }
 

@@ -140,6 +140,12 @@ pub fn small_again(requested: u64) -> Small {
     Small { size: (last | (ALIGNMENT - 1)).wrapping_add(1), class, bucket: usize::from(bucket) }
 }
 
+/// Live bytes of a request: rounded up to the alignment.
+#[inline(always)]
+pub fn round(requested: u64) -> u64 {
+    requested.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

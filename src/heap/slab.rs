@@ -1,7 +1,7 @@
 //! A slab: a few pages cut into equal slots of one size class.
 #![deny(unsafe_code)]
 
-use super::lane::round;
+use super::size_class::round;
 use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, SizeClass};
 use crate::record::{BlockSlot, BlockTag, SegmentSlot};
 

@@ -6,10 +6,10 @@ use super::backing::Kind;
 use super::capture::{CapturePool, PoolId};
 use super::central::Central;
 use super::device::Device;
-use super::lane;
 use super::lane::SlabSums;
 use super::page_table::Owner;
 use super::shared::Shared;
+use super::size_class::round;
 use super::size_class::{PAGE, SMALL_MAX};
 use super::sync::lock;
 use super::tally::HeldStats;
@@ -284,7 +284,7 @@ impl Device {
                 }
                 let (_, slab) = cell.lane.slabs().find(|(id, _)| *id == slab)?;
                 let facts = slab.facts(slab.slot_at(address)?);
-                Some((slab.stream, lane::round(facts.requested)))
+                Some((slab.stream, round(facts.requested)))
             }
             Owner::Large { blocks, .. } => {
                 let central = lock(&self.central);

@@ -17,7 +17,7 @@
 #![deny(unsafe_code)]
 
 use super::addresses::{Reservations, Row};
-use super::history::Action;
+use super::entry::Action;
 use super::mapping_book::MappingBook;
 use super::segment_log::SegmentLog;
 use super::size_class::PAGE;

@@ -5,10 +5,11 @@
 #![deny(unsafe_code)]
 
 use super::device::Device;
-use super::lane::{LANES, round};
+use super::lane::LANES;
 use super::lifetime::Lifetime;
 use super::named::NAMED_LANES;
 use super::page_table::Owner;
+use super::size_class::round;
 use super::sync::lock;
 
 impl Device {

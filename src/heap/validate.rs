@@ -3,11 +3,11 @@
 
 use super::arena::RunState;
 use super::device::Device;
-use super::lane;
 use super::lane::LANES;
 use super::named::NAMED_LANES;
 use super::page_table::Owner;
 use super::shared::Shared;
+use super::size_class::round;
 use super::slab::{Slab, SlotState};
 use super::sync::lock;
 
@@ -79,7 +79,7 @@ impl Device {
             if device != self.id || central.run_at(run.address, blocks).map(|found| found.0) != Some(id) {
                 return Err(format!("block {:#x} is not the one that its address names", run.address));
             }
-            if lane::round(run.requested()) != run.bytes {
+            if round(run.requested()) != run.bytes {
                 return Err(format!("block {:#x} is not as long as what was asked for", run.address));
             }
             live += run.bytes;
@@ -130,6 +130,6 @@ impl Device {
             }
         }
         let live = (0..class.slots).filter(|&slot| matches!(slab.state(slot), SlotState::Live { .. }));
-        Ok(live.map(|slot| lane::round(slab.facts(slot).requested)).sum())
+        Ok(live.map(|slot| round(slab.facts(slot).requested)).sum())
     }
 }

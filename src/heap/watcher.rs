@@ -7,8 +7,8 @@
 use super::address_book::AddressBook;
 use super::central::Central;
 use super::device::Device;
-use super::lane;
 use super::shared::Shared;
+use super::size_class::round;
 use super::size_class::round_up;
 use super::sync::lock;
 use crate::record::{Block, BlockSlot, BlockTag, DeviceGauge, bucket_of, clock};
@@ -99,7 +99,7 @@ impl Device {
     /// A block as the record describes it.
     #[inline(always)]
     fn describe(&self, address: u64, requested: u64, stream: u32) -> Block {
-        let size = lane::round(requested);
+        let size = round(requested);
         let tag = BlockTag::new(self.id as u8, 0, 0, stream);
         Block { tag, address, size, requested, bucket: bucket_of(size) }
     }

@@ -12,8 +12,9 @@ use crate::heap::oom::Bytes;
 use crate::heap::page_table::Owner;
 use crate::heap::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::heap::size_class::PAGE;
+use crate::heap::size_class::round;
+use crate::heap::streams;
 use crate::heap::sync::lock;
-use crate::heap::{lane, streams};
 use crate::record::{DeviceGauge, EventKind};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -61,7 +62,7 @@ impl Heap {
         match owner {
             Owner::Slab { device, .. } | Owner::Large { device, .. } => {
                 let (device, requested) = (device, requested(self.device(i64::from(device)).ok()?)?);
-                Some(OwnedBlock { device, bytes: lane::round(requested), requested })
+                Some(OwnedBlock { device, bytes: round(requested), requested })
             }
             Owner::None => self.devices().find_map(|device| {
                 let (bytes, requested) = lock(&device.central).direct_block(address)?;

@@ -7,8 +7,9 @@ use crate::heap::backing::Kind;
 use crate::heap::device::{Device, Request};
 use crate::heap::error::Error;
 use crate::heap::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
+use crate::heap::size_class::round;
 use crate::heap::streams::Resolved;
-use crate::heap::{lane, lifetime, route, size_class, streams};
+use crate::heap::{lifetime, route, size_class, streams};
 use crate::record::{Record, clock};
 use once_cell::race::OnceBox;
 use std::sync::atomic::Ordering;
@@ -107,8 +108,7 @@ impl Heap {
             },
         };
         if shared.config.debug.poison && capture.is_none() && request.stream != streams::EVERY {
-            let result =
-                shared.driver.memset(device.id, address, POISON_FRESH, lane::round(request.size), stream);
+            let result = shared.driver.memset(device.id, address, POISON_FRESH, round(request.size), stream);
             if let Err(error) = result {
                 log::warn!("debug:poison could not fill the block at {address:#x}: {error}");
             }

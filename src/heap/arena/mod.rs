@@ -10,222 +10,25 @@
 //! Pure book-keeping: what is safe to reuse is told by the caller through epochs (`streams`).
 #![deny(unsafe_code)]
 
+mod run;
 mod size_index;
+mod space;
 mod validate;
 mod void;
 mod walk;
 
 use super::number_set::NumberSet;
-use super::page_table::{BLOCK_LIMIT, BlockId};
+use super::page_table::BLOCK_LIMIT;
 use super::size_class::ALIGNMENT;
 use super::streams::{EVERY, NUMBERS, Streams};
-use crate::record::{BlockSlot, SegmentSlot};
+use crate::record::SegmentSlot;
+use run::NO_RUN;
+use run::Place;
+pub use run::{EVERYBODY, Label, Region, RegionId, Run, RunId, RunState, SpaceId};
 use size_index::SizeIndex;
+use space::{Space, owner_at, owner_in};
 use std::collections::BTreeMap;
 pub use void::{LoosePages, Movable, Plan};
-
-/// A run's number; a live run's is its block's.
-pub type RunId = BlockId;
-/// No run: the end of a list.
-pub(super) const NO_RUN: RunId = u32::MAX;
-/// The owner of free runs that any stream may use.
-pub const EVERYBODY: u32 = u32::MAX;
-/// A region's number.
-pub type RegionId = u32;
-/// A space's number.
-pub type SpaceId = u32;
-
-/// What a run is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunState {
-    /// The record is on the list of unused records.
-    Unused,
-    /// Reusable by its owner.
-    Free,
-    /// The caller's.
-    Live,
-    /// Freed by the caller, waiting for other streams than its own.
-    Pending,
-    /// Address space of a stitched region in which nothing is mapped.
-    Void,
-    /// Address space of a stitched region in which pages are mapped that belong elsewhere, or to nobody.
-    Shadow,
-}
-
-/// One run.
-#[derive(Clone, Debug)]
-pub struct Run {
-    /// First byte.
-    pub address: u64,
-    /// Length, a multiple of 512.
-    pub bytes: u64,
-    /// Free: no work on `stream` later than this epoch's touches it.
-    pub epoch: u64,
-    /// What it is.
-    pub state: RunState,
-    /// Live or pending: the stream of its allocation. Free: its owner, or [`EVERYBODY`].
-    pub stream: u32,
-    /// The region that it is a part of.
-    pub region: RegionId,
-    /// Its place in the block map while live or pending.
-    pub slot: BlockSlot,
-    /// Of a block: bytes of it that the caller did not ask for.
-    pub slack: u32,
-    /// Its bin of the size index while free or void.
-    bin: u16,
-    /// The tag of its block, as the record counts it.
-    pub lifetime: u8,
-    /// Other streams use the block (`Central::users`).
-    pub shared: bool,
-    /// The slab in it (its lane's number), where it is one.
-    pub is_slab: bool,
-    previous: RunId,
-    next: RunId,
-    bin_previous: RunId,
-    bin_next: RunId,
-}
-
-impl Run {
-    /// A free run of nobody's in particular, without neighbours.
-    fn new(address: u64, bytes: u64, region: RegionId) -> Self {
-        Self {
-            address,
-            bytes,
-            epoch: 0,
-            state: RunState::Free,
-            stream: EVERYBODY,
-            region,
-            slot: BlockSlot::NONE,
-            slack: 0,
-            bin: 0,
-            lifetime: 0,
-            shared: false,
-            is_slab: false,
-            previous: NO_RUN,
-            next: NO_RUN,
-            bin_previous: NO_RUN,
-            bin_next: NO_RUN,
-        }
-    }
-
-    /// Notes what block it is.
-    #[inline(always)]
-    pub fn label(&mut self, Label { slack, lifetime, slot }: Label) {
-        (self.slack, self.lifetime, self.slot) = (slack, lifetime, slot);
-    }
-
-    /// Makes it a block of `stream`'s.
-    #[inline(always)]
-    fn become_block(&mut self, stream: u32, label: Label) {
-        (self.state, self.stream, self.shared, self.is_slab) = (RunState::Live, stream, false, false);
-        self.label(label);
-    }
-
-    /// Where it lies.
-    #[inline(always)]
-    fn place(&self) -> Place {
-        let Self { address, bytes, region, previous, next, .. } = *self;
-        Place { address, bytes, region, previous, next }
-    }
-
-    /// Of a block: bytes that the caller asked for.
-    #[inline]
-    pub fn requested(&self) -> u64 {
-        self.bytes - u64::from(self.slack)
-    }
-
-    /// Bytes before the first multiple of `align` in it.
-    #[inline]
-    fn askew(&self, align: u64) -> u64 {
-        self.address.wrapping_neg() & (align - 1)
-    }
-}
-
-/// Where a run lies.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    address: u64,
-    bytes: u64,
-    region: RegionId,
-    previous: RunId,
-    next: RunId,
-}
-
-/// What is noted of a block in its run.
-#[derive(Clone, Copy, Debug)]
-pub struct Label {
-    /// [`Run::slack`].
-    pub slack: u32,
-    /// [`Run::lifetime`].
-    pub lifetime: u8,
-    /// [`Run::slot`].
-    pub slot: BlockSlot,
-}
-
-impl Default for Label {
-    fn default() -> Self {
-        Self { slack: 0, lifetime: 0, slot: BlockSlot::NONE }
-    }
-}
-
-/// A run is a cache line: found by a shift, and fetched at once.
-const _: () = assert!(size_of::<Run>() == 64);
-
-/// One piece of memory from the driver.
-#[derive(Clone, Debug)]
-pub struct Region {
-    /// First byte.
-    pub address: u64,
-    /// Length.
-    pub bytes: u64,
-    /// What the driver gave, for giving it back: its address and bytes (a region may be the aligned inside of it).
-    pub span: (u64, u64),
-    /// The space that it belongs to.
-    pub space: SpaceId,
-    /// Its place in the record's table.
-    pub slot: SegmentSlot,
-    first: RunId,
-    in_use: bool,
-    stitched: bool,
-}
-
-/// A set of regions whose free runs are searched together.
-#[derive(Default)]
-struct Space {
-    /// By [`owner_at`].
-    owners: Vec<Option<Box<SizeIndex>>>,
-    /// The places of owners that have free runs: thousands of streams may have had one.
-    filled: NumberSet,
-    regions: Vec<RegionId>,
-    /// Where nothing is mapped.
-    voids: SizeIndex,
-    /// Bytes of shadows.
-    shadow_bytes: u64,
-    /// Runs stay with their stream whatever is done (captures).
-    private: bool,
-}
-
-impl Space {
-    #[inline]
-    fn owner(&self, stream: u32) -> Option<&SizeIndex> {
-        self.owners.get(owner_at(stream))?.as_deref()
-    }
-
-    fn owner_mut(&mut self, stream: u32) -> &mut SizeIndex {
-        let at = owner_at(stream);
-        if at >= self.owners.len() {
-            self.owners.resize_with(at + 1, || None);
-        }
-        self.filled.reserve(at as u32);
-        self.owners[at].get_or_insert_default()
-    }
-
-    /// The owners that have free runs, and these.
-    fn filled(&self) -> impl Iterator<Item = (u32, &SizeIndex)> {
-        let index = |place| Some((owner_in(place as usize), self.owners.get(place as usize)?.as_deref()?));
-        self.filled.iter().filter_map(index)
-    }
-}
 
 /// All runs of a device.
 #[derive(Default)]
@@ -862,17 +665,6 @@ impl Arenas {
             }
         }
     }
-}
-
-/// The place of a stream's (or everybody's) index among the owners of a space: first that of all streams together, then everybody's, then the streams'.
-#[inline(always)]
-const fn owner_at(stream: u32) -> usize {
-    (stream.wrapping_add(2) % NUMBERS) as usize
-}
-
-/// Whose index is in a place.
-const fn owner_in(place: usize) -> u32 {
-    if place == owner_at(EVERY) { EVERY } else { (place as u32).wrapping_sub(2) }
 }
 
 const _: () = assert!(owner_at(EVERY) == 0 && owner_at(EVERYBODY) == 1 && owner_at(0) == 2);

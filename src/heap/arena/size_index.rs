@@ -5,7 +5,7 @@
 //! searched to the end, so the answer is the best fit, lowest address first. Bins are short: a step is 6% of the size.
 #![deny(unsafe_code)]
 
-use super::{NO_RUN, Run, RunId};
+use super::run::{NO_RUN, Run, RunId};
 use crate::heap::size_class::ALIGNMENT;
 
 const STEPS: usize = 16;

@@ -1,7 +1,9 @@
 //! The arena's invariants, walked in full.
 #![deny(unsafe_code)]
 
-use super::{Arenas, EVERYBODY, NO_RUN, RunState};
+use super::Arenas;
+use super::run::{EVERYBODY, NO_RUN, RunState};
+use super::space::{owner_at, owner_in};
 use crate::heap::size_class::PAGE;
 use std::collections::HashMap;
 
@@ -17,13 +19,13 @@ impl Arenas {
         let mut listed = HashMap::new();
         for (number, space) in self.spaces.iter().enumerate() {
             let owned = space.owners.iter().enumerate();
-            let owned = owned.map(|(at, index)| (super::owner_in(at), index.as_deref()));
+            let owned = owned.map(|(at, index)| (owner_in(at), index.as_deref()));
             for (owner, index) in owned.chain([(VOID, Some(&space.voids))]) {
                 let Some(index) = index else { continue };
                 let mut ids = Vec::new();
                 index.collect(&self.runs, &mut ids);
                 let bytes: u64 = ids.iter().map(|&id| self.runs[id as usize].bytes).sum();
-                if owner != VOID && space.filled.contains(super::owner_at(owner) as u32) == ids.is_empty() {
+                if owner != VOID && space.filled.contains(owner_at(owner) as u32) == ids.is_empty() {
                     return Err(format!(
                         "space {number}: whether stream {owner} has free runs is miscounted"
                     ));

@@ -6,7 +6,8 @@
 //! ([`Arenas::commit`]). Pages of free runs may be given for that ([`Arenas::loose_runs`], [`Arenas::vacate`]).
 #![deny(unsafe_code)]
 
-use super::{Arenas, EVERYBODY, NO_RUN, Region, RegionId, RunId, RunState, SpaceId};
+use super::Arenas;
+use super::run::{EVERYBODY, NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId};
 use crate::heap::size_class::{ALIGNMENT, PAGE};
 use crate::record::SegmentSlot;
 use std::cmp::Reverse;
@@ -238,7 +239,7 @@ impl Arenas {
     /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a shadow (or several).
     pub fn vacate(&mut self, mut id: RunId, pages: Range<u64>) {
         while id != NO_RUN && self.runs[id as usize].address < pages.end {
-            let super::Run { address, bytes, stream: owner, next, .. } = self.runs[id as usize];
+            let Run { address, bytes, stream: owner, next, .. } = self.runs[id as usize];
             if address + bytes <= pages.start {
                 id = next;
                 continue;
@@ -264,7 +265,7 @@ impl Arenas {
         let mut voids = Vec::new();
         self.spaces[space as usize].voids.collect(&self.runs, &mut voids);
         for mut id in voids {
-            let super::Run { address, bytes, .. } = self.runs[id as usize];
+            let Run { address, bytes, .. } = self.runs[id as usize];
             let (start, end) = (address.max(range.start), (address + bytes).min(range.end));
             if start >= end {
                 continue;
@@ -287,7 +288,7 @@ impl Arenas {
     pub fn clear(&mut self, range: &Range<u64>) {
         let shadows: Vec<RunId> = self.shadows.range(range.clone()).map(|shadow| *shadow.1).collect();
         for id in shadows {
-            let super::Run { address, bytes, region, .. } = self.runs[id as usize];
+            let Run { address, bytes, region, .. } = self.runs[id as usize];
             self.shadows.remove(&address);
             let space = self.regions[region as usize].space;
             self.spaces[space as usize].shadow_bytes -= bytes;
@@ -307,7 +308,7 @@ impl Arenas {
 
     /// Makes an unlisted run void, and merges it with voids beside it.
     pub(super) fn set_void(&mut self, mut id: RunId) {
-        let super::Run { previous, next, .. } = self.runs[id as usize];
+        let Run { previous, next, .. } = self.runs[id as usize];
         let is_void =
             |arenas: &Self, id: RunId| id != NO_RUN && arenas.runs[id as usize].state == RunState::Void;
         if is_void(self, next) {

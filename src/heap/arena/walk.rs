@@ -1,13 +1,15 @@
 //! Runs in the order of their addresses.
 #![deny(unsafe_code)]
 
-use super::{Arenas, NO_RUN, RegionId, Run, RunId};
+use super::Arenas;
+use super::run::{NO_RUN, RegionId, Run, RunId};
+use super::space::Space;
 
 impl Arenas {
     /// The free runs, in no order.
     pub fn free_runs(&self) -> impl Iterator<Item = &Run> {
         let mut ids = Vec::new();
-        for (_, index) in self.spaces.iter().flat_map(super::Space::filled) {
+        for (_, index) in self.spaces.iter().flat_map(Space::filled) {
             index.collect(&self.runs, &mut ids);
         }
         ids.into_iter().map(|id| &self.runs[id as usize])

@@ -31,8 +31,9 @@
 mod captures;
 mod naming;
 
+pub use super::number_set::NUMBERS;
 use super::number_set::SharedSet;
-use super::{Mutex, lock};
+use super::sync::{Mutex, lock};
 use crate::driver::{CaptureStatus, DeviceId, Driver, ErrorKind, EventHandle, StreamHandle};
 use captures::QUIET;
 pub use naming::Resolved;
@@ -42,8 +43,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// Numbers of streams, [`EVERY`] and the arenas' everybody among them.
-pub const NUMBERS: u32 = 4096;
 /// Streams a device that are told apart at a time; the numbers of dead ones are used again once nothing refers to them.
 pub const MAX_STREAMS: usize = NUMBERS as usize - 2;
 /// The number of the legacy default stream.

@@ -160,6 +160,9 @@ impl<'ast> Visit<'ast> for Reader {
         visit::visit_item_impl(self, item);
     }
 
+    /// `pub(super)` says who may know this file, not whom it knows.
+    fn visit_visibility(&mut self, _: &'ast Visibility) {}
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         self.note(&segments);
