@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
-use super::{Backing, Config, Preload, PreloadMode, Waits};
+use super::{Backing, Config, PoolReuse, Preload, PreloadMode, Waits};
 use crate::driver::cuda::HandleType;
 use crate::record::run::{MAX_NAME, is_name};
 use crate::watch::{Rule, parse_rules};
@@ -30,6 +30,7 @@ type SwitchField = fn(&mut Config) -> &mut bool;
 enum Kind {
     Choice(&'static [(&'static str, Backing)], fn(&mut Config) -> &mut Backing),
     Waits(&'static [(&'static str, Waits)], fn(&mut Config) -> &mut Waits),
+    PoolReuse(&'static [(&'static str, PoolReuse)], fn(&mut Config) -> &mut PoolReuse),
     HandleType(&'static [(&'static str, HandleType)], fn(&mut Config) -> &mut HandleType),
     Switch(SwitchField),
     /// Any of the names, joined by `+`, or `off`.
@@ -221,23 +222,13 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Bound { least: 0, unbounded: "all", field: |config| &mut config.release_threshold },
     },
     Key {
-        name: "reuse_event_dependencies",
+        name: "pool_reuse",
         default: "on",
-        meaning: "Driver pools: reuse memory across streams that an event orders.",
-        kind: Kind::Switch(|config| &mut config.reuse_event_dependencies),
-    },
-    Key {
-        name: "reuse_opportunistic",
-        default: "on",
-        meaning: "Driver pools: reuse memory across streams when its work happens to be finished. `off` makes runs repeat \
-                  exactly.",
-        kind: Kind::Switch(|config| &mut config.reuse_opportunistic),
-    },
-    Key {
-        name: "reuse_internal",
-        default: "on",
-        meaning: "Driver pools: let the driver insert waits between streams to reuse memory.",
-        kind: Kind::Switch(|config| &mut config.reuse_internal),
+        meaning: "When a driver pool may hand memory that was freed on one stream to another: whenever it can \
+                  (`on`), or only where the program's events order the streams (`exact`), so that runs repeat.",
+        kind: Kind::PoolReuse(&[("on", PoolReuse::On), ("exact", PoolReuse::Exact)], |config| {
+            &mut config.pool_reuse
+        }),
     },
     Key {
         name: "preload",
@@ -295,6 +286,7 @@ impl Key {
         match &self.kind {
             Kind::Choice(choices, _) => names(choices),
             Kind::Waits(choices, _) => names(choices),
+            Kind::PoolReuse(choices, _) => names(choices),
             Kind::HandleType(choices, _) => names(choices),
             Kind::Switch(_) => "on|off".into(),
             Kind::Flags(flags) => format!("off|{}", names(flags)),
@@ -312,7 +304,11 @@ impl Key {
     /// What the key takes, for messages.
     pub(super) fn expects(&self) -> String {
         match &self.kind {
-            Kind::Choice(..) | Kind::Waits(..) | Kind::HandleType(..) | Kind::Switch(_) => {
+            Kind::Choice(..)
+            | Kind::Waits(..)
+            | Kind::PoolReuse(..)
+            | Kind::HandleType(..)
+            | Kind::Switch(_) => {
                 format!("expected {}", self.values())
             }
             Kind::Flags(_) => format!("expected {}, joined by +", self.values()),
@@ -348,6 +344,9 @@ impl Key {
         match &self.kind {
             Kind::Choice(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
             Kind::Waits(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
+            Kind::PoolReuse(choices, field) => {
+                *field(config) = pick(choices, value).ok_or_else(refuse)?;
+            }
             Kind::HandleType(choices, field) => {
                 *field(config) = pick(choices, value).ok_or_else(refuse)?;
             }

@@ -4,6 +4,7 @@
 //! of the README are all made from that one table, so none of them can fall behind the others.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
+pub mod dropped;
 pub mod keys;
 pub mod logging;
 pub mod record_dir;
@@ -11,8 +12,10 @@ pub mod size;
 
 use crate::driver::cuda::HandleType;
 use crate::watch::Rule;
+use dropped::Dropped;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use size::Size;
 
@@ -46,6 +49,17 @@ pub enum Waits {
     OutOfMemory,
     /// To hold the slack too.
     Budget,
+}
+
+/// When a driver pool may hand memory that was freed on one stream to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PoolReuse {
+    /// Whenever the driver can.
+    #[default]
+    On,
+    /// Where the program's own events order the streams: neither because work happens to be
+    /// finished, nor by waits that the driver inserts.
+    Exact,
 }
 
 /// The switches that answer "is it you?".
@@ -122,12 +136,8 @@ pub struct Config {
     pub name: Option<String>,
     /// Bytes a driver pool keeps at a synchronisation; `None`: all of them.
     pub release_threshold: Option<Size>,
-    /// Driver pools: reuse along event dependencies.
-    pub reuse_event_dependencies: bool,
-    /// Driver pools: reuse of what happens to be finished.
-    pub reuse_opportunistic: bool,
-    /// Driver pools: reuse by waits that the driver inserts.
-    pub reuse_internal: bool,
+    /// Driver pools: reuse across streams.
+    pub pool_reuse: PoolReuse,
     /// What the interposed CUDA calls do.
     pub preload: Preload,
     /// Whether a profiler is told what the heap does.
@@ -136,6 +146,8 @@ pub struct Config {
     pub trace: Option<PathBuf>,
     /// Thresholds, and what to do when one is passed.
     pub alert: Vec<Rule>,
+    /// The keys that were given and that the next release will not know.
+    pub dropped: Vec<&'static Dropped>,
 }
 
 impl Default for Config {
@@ -159,13 +171,12 @@ impl Default for Config {
             history: None,
             name: None,
             release_threshold: None,
-            reuse_event_dependencies: true,
-            reuse_opportunistic: true,
-            reuse_internal: true,
+            pool_reuse: PoolReuse::On,
             preload: Preload::default(),
             nvtx: false,
             trace: None,
             alert: Vec::new(),
+            dropped: Vec::new(),
         }
     }
 }
@@ -205,6 +216,10 @@ impl Config {
                 None => (entry, ""),
             };
             let error = |reason| ConfigError { key: name.into(), value: value.into(), reason };
+            if let Some(dropped) = dropped::find(name) {
+                dropped.apply(&mut config, value).map_err(error)?;
+                continue;
+            }
             let key = keys::find(name).map_err(error)?;
             if value.is_empty() {
                 return Err(error(format!("a value is missing; {}", key.expects())));
@@ -224,6 +239,15 @@ impl Config {
                 value: String::new(),
                 reason: "not valid UTF-8".into(),
             }),
+        }
+    }
+
+    /// Warns of keys that the next release will not know: once in a process, when there is a
+    /// logger.
+    pub fn warn_of_dropped_keys(&self) {
+        static DONE: AtomicBool = AtomicBool::new(false);
+        if !self.dropped.is_empty() && !DONE.swap(true, Ordering::Relaxed) {
+            self.dropped.iter().for_each(|dropped| log::warn!("{}", dropped.warning()));
         }
     }
 }
@@ -255,8 +279,8 @@ mod tests {
     fn every_key_changes_what_it_names() {
         let text = "backing:fixed, handle_type:fabric, share:off,debug:sync+poison+mapped,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,records_kept:3,\
-                    ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,reuse_event_dependencies:off,\
-                    reuse_opportunistic:off , reuse_internal:off,history:/var/runs,name:llama-7b,nvtx:on,\
+                    ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,\
+                    pool_reuse:exact , history:/var/runs,name:llama-7b,nvtx:on,\
                     preload:observe+driver,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             backing: Backing::Fixed,
@@ -277,13 +301,12 @@ mod tests {
             history: Some("/var/runs".into()),
             name: Some("llama-7b".into()),
             release_threshold: Some(Size::Bytes(2 << 20)),
-            reuse_event_dependencies: false,
-            reuse_opportunistic: false,
-            reuse_internal: false,
+            pool_reuse: PoolReuse::Exact,
             preload: Preload { mode: PreloadMode::Observe, driver: true },
             nvtx: true,
             trace: Some("/tmp/%p.zst".into()),
             alert: crate::watch::parse_rules("live>90%=trim+oom-in<1h=log").expect("valid"),
+            dropped: Vec::new(),
         };
         assert_eq!(Config::parse(text), Ok(expected));
         for key in keys::KEYS {

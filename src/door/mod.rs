@@ -77,6 +77,7 @@ fn make() -> Result<&'static Heap, String> {
     logging::init();
     // Without the lock: this takes the loader's, which a thread may hold whose library allocates as it is loaded, and waits for ours.
     let found = Config::from_env().map_err(|error| error.to_string()).and_then(|config| {
+        config.warn_of_dropped_keys();
         if is_only_watched() {
             return Ok((config, None));
         }

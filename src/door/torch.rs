@@ -188,8 +188,9 @@ pub extern "C" fn gruyere_init(_device_count: c_int) {
         // Not the moment to touch CUDA: children may still be forked. What is wrong with the configuration is said now.
         guarded((), || {
             crate::config::logging::init();
-            if let Err(error) = crate::config::Config::from_env() {
-                log::error!("{error}");
+            match crate::config::Config::from_env() {
+                Ok(config) => config.warn_of_dropped_keys(),
+                Err(error) => log::error!("{error}"),
             }
         });
     }

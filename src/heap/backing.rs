@@ -10,7 +10,7 @@ use super::lifetime::{LIFETIMES, Lifetime};
 use super::segment_log::SegmentLog;
 use super::size_class::{PAGE, round_up};
 use super::stitch::Pages;
-use crate::config::{self, Config};
+use crate::config::{self, Config, PoolReuse};
 use crate::driver::{
     Capabilities, DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
@@ -101,7 +101,7 @@ pub struct Backing {
     max_pool: u64,
     peers: Vec<DeviceId>,
     threshold: u64,
-    reuse: [(PoolAttribute, bool); 3],
+    reuse: [(PoolAttribute, bool); 2],
     /// Spans that nobody uses and the driver would not take back, (address, bytes): tried again at every trim.
     orphans: Vec<(u64, u64)>,
     /// The pages of `backing:stitch`.
@@ -123,6 +123,7 @@ pub struct Backing {
 impl Backing {
     /// Holds nothing yet.
     pub fn new(device: DeviceId, kind: Kind, config: &Config, total_memory: u64) -> Self {
+        let reuse_on = config.pool_reuse == PoolReuse::On;
         Self {
             device,
             kind,
@@ -132,9 +133,8 @@ impl Backing {
             peers: Vec::new(),
             threshold: config.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory)),
             reuse: [
-                (PoolAttribute::ReuseFollowEventDependencies, config.reuse_event_dependencies),
-                (PoolAttribute::ReuseAllowOpportunistic, config.reuse_opportunistic),
-                (PoolAttribute::ReuseAllowInternalDependencies, config.reuse_internal),
+                (PoolAttribute::ReuseAllowOpportunistic, reuse_on),
+                (PoolAttribute::ReuseAllowInternalDependencies, reuse_on),
             ],
             orphans: Vec::new(),
             pages: Pages::new(device),
