@@ -20,10 +20,6 @@ const RUN_STEPS: u64 = 256;
 const LOADING_SHARE: u64 = 2;
 /// Where more than one part in this of what is held lies idle and could not be used, growth is by single pages.
 const TORN_SHARE: u64 = 512;
-/// Where less than one part in this does, chunks are one part in [`CLEAN_CHUNKS`] of what is held, at least [`CLEAN_CHUNK`] bytes.
-const CLEAN_SHARE: u64 = 2048;
-const CLEAN_CHUNKS: u64 = 512;
-const CLEAN_CHUNK: u64 = 8 << 20;
 
 /// A chunk is at most one part in this of what may still be taken, and a step one part in [`LEFT_STEPS`]: where memory is short, none may be torn.
 const LEFT_CHUNKS: u64 = 256;
@@ -39,23 +35,19 @@ struct Shape {
     loading: (u64, (u64, u64)),
     /// Else a chunk is at most one part in this of what is held, and between these bounds (bytes).
     chunks: (u64, (u64, u64)),
-    /// Whether chunks are longer while little is torn.
-    trusts: bool,
 }
 
 const USUAL: Shape = Shape {
     run_chunks: (16, 1),
-    loading: (1, (CLEAN_CHUNK, LONGEST_CHUNK)),
+    loading: (1, (8 << 20, LONGEST_CHUNK)),
     run_steps: RUN_STEPS,
     chunks: (2048, (4 << 20, 16 << 20)),
-    trusts: true,
 };
 const TIGHT: Shape = Shape {
     run_chunks: (32, 4096),
     loading: (1024, (PAGE, 8 << 20)),
     run_steps: 4 * RUN_STEPS,
     chunks: (8192, (PAGE, 8 << 20)),
-    trusts: false,
 };
 
 /// How a heap has grown of late.
@@ -65,14 +57,12 @@ pub struct Pace {
     run: u64,
     /// What had been freed when it began (bytes since the start).
     freed_before: u64,
-    /// Bytes that lay idle and could not be used when pages were gathered last.
-    torn: u64,
 }
 
 impl Pace {
     /// Of a heap that has not grown. `tight`: it is to hold little.
     pub fn new(tight: bool) -> Self {
-        Self { shape: if tight { &TIGHT } else { &USUAL }, run: 0, freed_before: 0, torn: 0 }
+        Self { shape: if tight { &TIGHT } else { &USUAL }, run: 0, freed_before: 0 }
     }
 
     /// A request does not fit; `freed` bytes have been freed since the start.
@@ -80,11 +70,6 @@ impl Pace {
         if freed - self.freed_before > self.run / FREED_SHARE {
             (self.run, self.freed_before) = (0, freed);
         }
-    }
-
-    /// Pages were gathered, and `idle` bytes were left that could not be used.
-    pub fn left_idle(&mut self, idle: u64) {
-        self.torn = idle;
     }
 
     /// The heap grew by `bytes`.
@@ -110,8 +95,6 @@ impl Pace {
         } else if freed < held / LOADING_SHARE {
             let (share, (shortest, longest)) = self.shape.loading;
             (held / share).clamp(shortest, longest)
-        } else if self.shape.trusts && self.torn < held / CLEAN_SHARE {
-            (held / CLEAN_CHUNKS).clamp(CLEAN_CHUNK, LONGEST_CHUNK)
         } else {
             let (share, (shortest, longest)) = self.shape.chunks;
             (held / share).clamp(shortest, longest)
@@ -133,11 +116,8 @@ mod tests {
         pace.begin(0);
         assert_eq!(pace.longest_chunk(HELD, LEFT, 0, 0), LONGEST_CHUNK);
         assert_eq!(pace.longest_chunk(HELD, LEFT, HELD, HELD / 100), PAGE);
-        pace.left_idle(HELD / 1000);
-        let some = pace.longest_chunk(HELD, LEFT, HELD, 0);
-        assert!((8 << 20..=16 << 20).contains(&some));
-        pace.left_idle(0);
-        assert!(pace.longest_chunk(HELD, LEFT, HELD, 0) > some);
+        let later = pace.longest_chunk(HELD, LEFT, HELD, 0);
+        assert!((8 << 20..=16 << 20).contains(&later));
     }
 
     #[test]

@@ -68,7 +68,6 @@ impl Central {
                 } else {
                     Gathered::choose(&parts.iter().filter(is_free).cloned().collect::<Vec<_>>(), need, room)
                 };
-                self.pace.left_idle(found.idle);
                 let missing = other.bytes - found.pages * PAGE;
                 if missing == 0 {
                     return self.grow_by(ctx, want, other, 0, found);
