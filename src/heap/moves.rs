@@ -54,27 +54,21 @@ impl Central {
         }
         let mut gathered = Gathered::default();
         if ctx.steal && self.spaces.is_ordinary(want.space) {
+            // A row by itself has room at its ends for the rest of torn chunks, and takes all that
+            // lies idle.
             let bytes = want.bytes.next_multiple_of(PAGE);
-            let alone = self.plan_alone(ctx, want.space, bytes);
-            let beside = Some(plan).filter(|plan| plan.needs != [None, None] || alone.is_none());
-            let loose = self.loose(ctx, want);
+            let row = self.plan_alone(ctx, want.space, bytes).unwrap_or(plan);
+            let mut loose = self.loose(ctx, want);
+            // Free memory beside the row that the request needs is to stay.
+            loose.retain(|loose| !row.needs.contains(&Some(loose.run)));
             let parts = parts_of(&self.backing.pages, &loose);
-            for other in [beside, alone].into_iter().flatten() {
-                let (need, room) = ((other.bytes / PAGE) as u32, self.arenas.room_around(&other));
-                // The runs beside which the row comes are to stay.
-                let is_free = |(loose, _): &&(&LoosePages, Part)| !other.needs.contains(&Some(loose.run));
-                let found = if other.needs == [None, None] {
-                    Gathered::choose(&parts, need, room)
-                } else {
-                    Gathered::choose(&parts.iter().filter(is_free).cloned().collect::<Vec<_>>(), need, room)
-                };
-                let missing = other.bytes - found.pages * PAGE;
-                if missing == 0 {
-                    return self.grow_by(ctx, want, other, 0, found);
-                }
-                if missing < plan.bytes - gathered.pages * PAGE {
-                    (plan, gathered) = (other, found);
-                }
+            let found = Gathered::choose(&parts, (row.bytes / PAGE) as u32, self.arenas.room_around(&row));
+            let missing = row.bytes - found.pages * PAGE;
+            if missing == 0 {
+                return self.grow_by(ctx, want, row, 0, found);
+            }
+            if missing < plan.bytes {
+                (plan, gathered) = (row, found);
             }
         }
         if !ctx.lean {
