@@ -3,8 +3,7 @@
 
 use super::backing::{Backing, Kind};
 use super::bytes::Bytes;
-use super::central;
-use super::central::{Central, Want};
+use super::central::{self, Central};
 use super::error::Error;
 use super::growth::Pace;
 use super::lane::{FreeOutcome, LANES, Lane};
@@ -334,28 +333,17 @@ impl Device {
         }
     }
 
-    /// A small block that is a run (`small_runs`), where a slab would be many times what the program needs. `None`: it is not to be, or a young heap's page
-    /// has no room left.
+    /// A small block that is a run (`small_runs`), where a slab would be many times what the
+    /// program needs. `None`: it is not to be.
     ///
     /// # Errors
     /// As [`Device::malloc`].
     fn malloc_small_run(&self, shared: &Shared, request: Request) -> Result<Option<u64>, Error> {
         let bytes = round(request.size);
-        let mut central = lock(&self.central);
-        if !central.is_for_a_run(request.stream, bytes) {
+        if !lock(&self.central).is_for_a_run(request.stream, bytes) {
             return Ok(None);
         }
-        let (mut central, run) = if central.backing.held == 0 || central.spaces.are_apart() {
-            drop(central);
-            self.obtain(shared, request, bytes, ALIGNMENT)?
-        } else {
-            let (space, stream) = (central.spaces.of_size(request.lifetime, bytes), request.stream);
-            let want = Want { space, bytes, align: ALIGNMENT, stream };
-            match want.fit(&mut central) {
-                Some(run) => (central, run),
-                None => return Ok(None),
-            }
-        };
+        let (mut central, run) = self.obtain(shared, request, bytes, ALIGNMENT)?;
         Ok(Some(central.publish(&shared.table, run, &request, shared.step(), 0)))
     }
 

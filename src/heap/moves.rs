@@ -92,8 +92,8 @@ impl Central {
             Some(slack) => slack.resolve(wanted),
             // A small heap may hold a little more, so that it grows in steps too: at first it doubles.
             None => {
-                let young = wanted.min(SPAN.saturating_sub(wanted));
-                (wanted / SLACK).max((wanted / 8).min(SMALL_SLACK)).max(young)
+                let doubling = wanted.min(SPAN.saturating_sub(wanted));
+                (wanted / SLACK).max((wanted / 8).min(SMALL_SLACK)).max(doubling)
             }
         };
         wanted + slack

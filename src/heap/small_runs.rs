@@ -1,28 +1,25 @@
 //! Small blocks that are runs, as large ones are, and no slots of slabs: all sizes share a page.
 //!
-//! A slab for each size is right where a program has many blocks of each, and many times what a program needs that has few of any. So a *young* heap, one that has
-//! never held more than a page, serves small blocks from its runs, by best fit. So does a heap on a small device whose memory comes in spans (`spaces`), until a
-//! stream has blocks enough of a size to fill a part of a slab. More than two blocks may start in a page
-//! then, which its word in the page table cannot name: it says *crowd*, and they are known here, by address.
+//! A slab for each size is right where a program has many blocks of each, and many times what a
+//! program needs that has few of any. On a small device whose memory comes in spans (`spaces`) a
+//! slab that is little used is what a program dies of. There small blocks are runs until a stream
+//! has blocks enough of a size to fill a part of a slab. More than two blocks may start in a page
+//! then, which its word in the page table cannot name: it says *crowd*, and they are known here, by
+//! address.
 #![deny(unsafe_code)]
 
 use super::arena::{Run, RunId};
-use super::backing::Kind;
 use super::central::{Central, block_at};
 use super::page_table::{Page, PageTable};
 use super::size_class::{PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
-/// A young heap has at most so many small blocks in its first page: each is found by a search there, and told by itself in a dump.
-const YOUNG_BLOCKS: u64 = 256;
-/// And so many mallocs are served from it: a program that goes on has a use for slabs, which are several times as fast.
-const YOUNG_MALLOCS: u32 = 4096;
-
 /// Where sizes lie apart, a slab is made for blocks of a size once a stream has so many of it that are runs as fill one part in this of a slab.
 const SLAB_SHARE: u64 = 4;
 
 /// The small blocks of a device's arena. Guarded by its central lock.
+#[derive(Default)]
 pub struct SmallRuns {
     /// The blocks of pages in which more start than the page table can name, by address.
     crowds: BTreeMap<u64, RunId>,
@@ -30,14 +27,6 @@ pub struct SmallRuns {
     small: (u64, u64),
     /// Their bytes by stream and size class.
     by_class: HashMap<(u32, usize), u64>,
-    /// How many a young heap may still serve.
-    youth: u32,
-}
-
-impl Default for SmallRuns {
-    fn default() -> Self {
-        Self { crowds: BTreeMap::new(), small: (0, 0), by_class: HashMap::new(), youth: YOUNG_MALLOCS }
-    }
 }
 
 impl SmallRuns {
@@ -105,24 +94,15 @@ impl Central {
         }
     }
 
-    /// Whether one small block more of `size` bytes for `stream` is to be a run: the heap is young, or sizes lie apart and the stream has few blocks of that size.
-    pub(super) fn is_for_a_run(&mut self, stream: u32, size: u64) -> bool {
-        if self.spaces.are_apart() {
-            let class = class_of(size);
-            let has = self.small_runs.by_class.get(&(stream, class)).copied().unwrap_or(0);
-            return has < SIZE_CLASSES[class].slab_bytes() / SLAB_SHARE;
+    /// Whether one small block more of `size` bytes for `stream` is to be a run: sizes lie apart,
+    /// and the stream has few blocks of that size.
+    pub(super) fn is_for_a_run(&self, stream: u32, size: u64) -> bool {
+        if !self.spaces.are_apart() {
+            return false;
         }
-        self.is_young()
-    }
-
-    /// Whether one small block more may be served from the first page: the heap has never held more than that, and few were served so. True counts one.
-    fn is_young(&mut self) -> bool {
-        let young = self.backing.kind == Kind::Stitch
-            && self.peak_reserved <= PAGE
-            && self.small_runs.small.0 < YOUNG_BLOCKS
-            && self.small_runs.youth > 0;
-        self.small_runs.youth -= u32::from(young);
-        young
+        let class = class_of(size);
+        let has = self.small_runs.by_class.get(&(stream, class)).copied().unwrap_or(0);
+        has < SIZE_CLASSES[class].slab_bytes() / SLAB_SHARE
     }
 
     /// Checks what is noted of small blocks and of crowds against the runs and the page table.
