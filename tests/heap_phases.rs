@@ -96,7 +96,7 @@ fn a_program_that_ends_training_and_evaluates_gets_memory_back() {
             let program = Program::new(conf, false, marks);
             program.train(40);
             let trained = program.held();
-            // Without marks only a lull of more than 32,768 frees counts; a step of the evaluation has 18.
+            // A lull of more than 32,768 frees counts; a step of the evaluation has 18.
             for _ in 0..40_000 / 18 {
                 program.step(6);
             }
@@ -121,16 +121,18 @@ fn a_sawtooth_does_not_thrash() {
     for marks in [false, true] {
         let program = Program::new("", false, marks);
         program.train(10);
-        let mut phases = 0;
-        for _ in 0..40 {
-            program.train(2);
-            let before = program.trims();
-            // Long enough for a phase to be found, the first times.
-            (0..300).for_each(|_| program.step(4));
-            phases += u32::from(program.trims() > before);
-        }
-        // With marks the first one is taken for the end of training, once.
-        assert_eq!(phases, u32::from(marks), "marks {marks}");
+        let phases = |turns: u32, steps: u32| {
+            let turn = || {
+                program.train(2);
+                let before = program.trims();
+                (0..steps).for_each(|_| program.step(5));
+                program.trims() > before
+            };
+            (0..turns).filter(|_| turn()).count()
+        };
+        assert_eq!(phases(40, 300), 0, "marks {marks}");
+        // Long enough for a phase to be found, the first time: 15 frees a step.
+        assert_eq!(phases(5, 2600), 1, "marks {marks}");
         program.check();
     }
 }

@@ -157,7 +157,7 @@ pub static KEYS: &[Key] = &[
         name: "auto_trim",
         default: "on",
         meaning: "Give idle memory back to the device in low-memory phases: when the program has used less than half of its peak \
-                  for much longer than a step, or says that it validates or writes a checkpoint. `off`: only `empty_cache` and \
+                  for a long time (32,768 frees of large blocks and slabs), or says that it validates or writes a checkpoint. `off`: only `empty_cache` and \
                   memory pressure do.",
         kind: Kind::Switch(|config| &mut config.auto_trim),
     },

@@ -4,13 +4,14 @@
 //! use it. Giving it back costs driver calls now, and again when the program comes back to its peak. So a training loop, which is far
 //! below its peak in a part of every step, must never cause any.
 //!
-//! **The rule.** Time is counted in frees of runs (blocks above 1 MiB, and slabs), so that a program repeated does the same again. *Use*
-//! is the bytes of blocks and slabs; its highest between two looks is exact. A *lull* is the time since use was last at half of its high
-//! or above. The longest lull that ended (use came back) is the program's own rhythm: a lull twice as long is a low-memory phase, and so
-//! is one longer than two steps where steps are marked. Then what is held beyond the highest use in the lull (in its later half, a whole turn of the program), and a
-//! sixteenth more, is given back, in portions, a look apart; and that highest use is the new high. When use comes back, the whole lull counts as
-//! rhythm: the next one must be twice as long, up to [`MOST`]. So a loop triggers nothing once it has been seen around, and no alternation
-//! triggers more than a handful of times: that is the rate limit.
+//! **The rule.** Time is counted in frees of runs (blocks above 1 MiB, and slabs), so that a
+//! program repeated does the same again. *Use* is the bytes of blocks and slabs; its highest
+//! between two looks is exact. A *lull* is the time since use was last at half of its high or
+//! above. A lull of [`LEAST`] frees is a low-memory phase. Then what is held beyond the highest use
+//! in the later half of the lull, and a sixteenth more, is given back, in portions, a look apart;
+//! and that highest use is the new high. When use comes back, that was a mistake, and the next
+//! phase takes twice as long to be found, up to [`MOST`]. So no alternation gives memory back more
+//! than a handful of times unless its lulls are very long.
 //!
 //! **Marks.** A program may say that it validates or writes a checkpoint (`gruyere_mark_phase`). Then idle memory goes back at once, down
 //! to what phases of that kind have needed before. It does so at most once in [`MARK_INTERVAL`] frees, and `gruyere_checkpoint` at most once in
@@ -34,11 +35,11 @@ use std::time::{Duration, Instant};
 
 /// Frees between two looks.
 const INTERVAL: u64 = 256;
-/// A lull of fewer frees is no phase while no step is known to be marked: a large model's first step must not look like one.
+/// A lull of so many frees is a phase until one was found that was none: a large model's step must
+/// not look like one.
 const LEAST: u64 = 1 << 15;
-/// The same where the length of a step is known.
-const LEAST_MARKED: u64 = 1 << 10;
-/// A lull of so many frees is a phase whatever was learnt: giving memory back and taking it again costs a second in many minutes then.
+/// A lull of so many frees is a phase whatever was found before: giving memory back and taking it
+/// again costs a second in many minutes then.
 pub const MOST: u64 = 1 << 20;
 /// Times that a phase tries to give memory back.
 const TRIES: u32 = 16;
@@ -124,13 +125,6 @@ struct Draining {
     tries: u32,
 }
 
-/// A phase that was found: the high before it, and when its lull began.
-#[derive(Clone, Copy, Debug)]
-struct Found {
-    high: u64,
-    since: u64,
-}
-
 /// Watches the use of a device's memory.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
@@ -139,15 +133,12 @@ pub struct Watch {
     high: u64,
     /// When use was last at half of `high` or above.
     busy_at: u64,
-    /// The most in use in this lull: once it has lasted half as long as it must, in what came since.
+    /// The most in use in this lull since it had lasted half as long as it must.
     lull_peak: u64,
-    is_settled: bool,
-    /// The longest lull that ended.
-    longest: u64,
-    step_at: Option<u64>,
-    longest_step: u64,
-    /// The earliest phase that has not ended yet.
-    found: Option<Found>,
+    /// How long a lull must last, in frees.
+    patience: u64,
+    /// The high before the earliest phase that has not ended yet.
+    found: Option<u64>,
     draining: Option<Draining>,
     announced: Option<Phase>,
     last_given: LastGiven,
@@ -167,7 +158,7 @@ fn with_slack(bytes: u64) -> u64 {
 impl Watch {
     /// A watch; one that is not `enabled` gives nothing back.
     pub fn new(enabled: bool) -> Self {
-        Self { enabled, next: INTERVAL, ..Self::default() }
+        Self { enabled, next: INTERVAL, patience: LEAST, ..Self::default() }
     }
 
     /// Whether it is time to look, after so many frees.
@@ -188,26 +179,14 @@ impl Watch {
         self.given
     }
 
-    /// How long a lull must last, in frees.
-    fn patience(&self) -> u64 {
-        let least = if self.longest_step > 0 { LEAST_MARKED } else { LEAST };
-        (2 * self.longest.max(self.longest_step)).clamp(least, MOST)
-    }
-
     /// Looks; what is to be given back now, if anything.
     pub fn look(&mut self, occasion: Occasion, seen: Seen) -> Option<Drain> {
         self.next = seen.now + INTERVAL;
         if !self.enabled {
             return None;
         }
-        match occasion {
-            Occasion::Due => {}
-            Occasion::Step => {
-                if let Some(before) = self.step_at.replace(seen.now) {
-                    self.longest_step = self.longest_step.max(seen.now - before);
-                }
-            }
-            Occasion::Mark(phase) => self.mark(phase, seen),
+        if let Occasion::Mark(phase) = occasion {
+            self.mark(phase, seen);
         }
         match self.announced {
             // What came before the mark is not this phase's.
@@ -257,33 +236,31 @@ impl Watch {
     }
 
     fn begin_lull(&mut self, now: u64) {
-        (self.busy_at, self.lull_peak, self.is_settled) = (now, 0, false);
+        (self.busy_at, self.lull_peak) = (now, 0);
     }
 
     fn follow(&mut self, seen: Seen) {
         let Seen { now, peak, held, .. } = seen;
-        if let Some(found) = self.found.filter(|found| peak >= found.high / 2) {
-            // The program has come back: that lull was its rhythm.
-            self.longest = self.longest.max(now - found.since);
+        if self.found.is_some_and(|high| peak >= high / 2) {
+            // The program has come back: it was none.
+            self.patience = (2 * self.patience).min(MOST);
             (self.found, self.draining) = (None, None);
         }
         self.high = self.high.max(peak);
         if peak >= self.high / 2 {
-            self.longest = self.longest.max(now - self.busy_at);
             self.begin_lull(now);
             return;
         }
-        let (lull, patience) = (now - self.busy_at, self.patience());
-        if !self.is_settled && lull >= patience / 2 {
-            // The way down from the peak is not what the phase needs. Half of the patience is a whole turn of the program.
-            (self.is_settled, self.lull_peak) = (true, 0);
+        let lull = now - self.busy_at;
+        if lull >= self.patience / 2 {
+            // The way down from the peak is not what the phase needs.
+            self.lull_peak = self.lull_peak.max(peak);
         }
-        self.lull_peak = self.lull_peak.max(peak);
         let keep = with_slack(self.lull_peak);
-        if lull < patience || held <= keep {
+        if lull < self.patience || held <= keep {
             return;
         }
-        self.found.get_or_insert(Found { high: self.high, since: self.busy_at });
+        self.found.get_or_insert(self.high);
         self.high = self.lull_peak;
         self.begin_lull(now);
         let most = ((held - keep) / 8).max(PORTION);
@@ -503,13 +480,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_comes_back_two_steps_after_the_last_one() {
+    fn memory_comes_back_once_the_program_has_used_little_for_long() {
         let mut program = Program::new();
         program.steps(5, 2000, 1000);
         assert_eq!(program.drains, 0);
-        program.uses(2 << 30, 6000 + INTERVAL);
-        assert!(program.drains >= 1);
+        program.uses(2 << 30, LEAST - INTERVAL);
+        assert_eq!(program.drains, 0);
         program.uses(2 << 30, 20 * INTERVAL);
+        assert!(program.drains >= 1);
         assert!(program.held <= with_slack(2 << 30), "{} B are held", program.held);
         let drains = program.drains;
         program.uses(2 << 30, 200_000);
@@ -517,24 +495,23 @@ mod tests {
     }
 
     #[test]
-    fn without_marks_the_rhythm_is_learnt_from_use() {
+    fn a_phase_that_was_none_makes_the_next_take_twice_as_long() {
         let mut program = Program::new();
-        for _ in 0..5 {
-            program.uses(1 << 30, 25_000);
+        program.uses(10 << 30, 1000);
+        for turn in 0..3 {
+            program.uses(1 << 30, (LEAST << turn) - INTERVAL);
+            let before = program.drains;
+            program.uses(1 << 30, 2 * INTERVAL);
+            assert!(program.drains > before, "turn {turn}");
             program.uses(10 << 30, 1000);
         }
-        assert_eq!(program.drains, 0);
-        program.uses(1 << 30, 49_000);
-        assert_eq!(program.drains, 0);
-        program.uses(1 << 30, 4000 + 20 * INTERVAL);
-        assert!(program.drains > 0 && program.held <= with_slack(1 << 30));
     }
 
     #[test]
     fn memory_goes_back_in_portions() {
         let mut program = Program::new();
         program.steps(5, 2000, 1000);
-        program.uses(1 << 30, 6000);
+        program.uses(1 << 30, LEAST - INTERVAL);
         while program.drains == 0 {
             program.uses(1 << 30, 1);
         }
