@@ -5,15 +5,13 @@
 //! is taken to go on until the stream is seen to capture nothing, or the program has synchronised the device, which it could not while it went on.
 #![deny(unsafe_code)]
 
-use super::super::sync::lock;
-use super::{Reach, Resolved, Status, Stream, Streams, is_gone, is_quiet};
+use super::Streams;
+use super::events::Reach;
+use super::names::Resolved;
+use super::stream::{IN_BRACKET, QUIET, Status, Stream, UNANNOUNCED, is_gone, is_quiet};
 use crate::driver::{CaptureStatus, Driver, ErrorKind};
+use crate::heap::sync::lock;
 use std::sync::atomic::Ordering;
-
-/// What a stream was seen to do about capture, as in the table of [`super`].
-pub(super) const QUIET: u8 = 0;
-const IN_BRACKET: u8 = 1;
-const UNANNOUNCED: u8 = 2;
 
 impl Streams {
     /// Whether a stream is capturing, announced or not, or may be, as far as can be told: then nothing may be waited for. Asks the driver about each stream that lasts.

@@ -6,113 +6,15 @@
 //! - *passing* ones, all others, inside a call in which the program names them, and in no other. [`Resolved`] is that call.
 #![deny(unsafe_code)]
 
-use super::super::sync::{MutexGuard, lock};
-use super::captures::QUIET;
-use super::{
-    DEAD, DEFAULT_STREAM, EVERY, LASTING, MAX_STREAMS, PASSING, RETIRED, Status, Stream, Streams, UNTOLD,
-    is_quiet, system_thread_id, thread_has_ended, thread_token,
+use super::names::{Numbers, Resolved};
+use super::stream::{
+    DEAD, LASTING, PASSING, PER_THREAD, RETIRED, Stream, UNTOLD, is_quiet, thread_has_ended, thread_token,
 };
+use super::{DEFAULT_STREAM, EVERY, MAX_STREAMS, Streams};
 use crate::driver::{Driver, ErrorKind, StreamHandle};
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-
-/// The handle that means the calling thread's own stream.
-pub(super) const PER_THREAD: StreamHandle = StreamHandle(2);
-
-/// Entries of the handle cache; a power of two.
-const CACHE: usize = 4096;
-
-/// Where a handle is in the cache. Handles are addresses of objects, so what tells them apart may be anywhere in the middle (Fibonacci hashing).
-#[inline(always)]
-const fn cached_at(handle: usize) -> usize {
-    ((handle as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - CACHE.trailing_zeros())) as usize
-}
-
-/// What a handle was found to name, in a call in which the program names it. The stream is there, and its number its own, until this is dropped.
-pub struct Resolved<'a> {
-    /// The stream's number.
-    pub number: u32,
-    /// What the stream said when it was asked whether it captures. `None`: it was not, as it cannot.
-    pub status: Option<Status>,
-    /// Whether something else is to be done while the stream can be reached ([`super::super::device::Device::attend`]).
-    pub due: bool,
-    /// Told when the call is over.
-    call: Option<&'a Stream>,
-}
-
-impl<'a> Resolved<'a> {
-    /// A stream that is reached at any time.
-    fn lasting(number: u32, status: Option<Status>) -> Self {
-        Self { number, status, due: false, call: None }
-    }
-
-    /// Whether the stream captures, or cannot say that it does not.
-    #[inline(always)]
-    pub fn captures(&self) -> bool {
-        self.status.is_some_and(|status| !is_quiet(status))
-    }
-}
-
-impl Drop for Resolved<'_> {
-    fn drop(&mut self) {
-        if let Some(stream) = self.call {
-            stream.leave();
-        }
-    }
-}
-
-/// From handles to numbers, direct mapped. A pair is published number first; a reader checks the stream's handle.
-pub(super) struct Cache(Box<[(AtomicUsize, AtomicU32)]>);
-
-impl Default for Cache {
-    fn default() -> Self {
-        Self((0..CACHE).map(|_| (AtomicUsize::new(0), AtomicU32::new(0))).collect())
-    }
-}
-
-impl Cache {
-    /// The number under which a handle was seen last, if nothing has taken its place.
-    #[inline]
-    fn get(&self, handle: StreamHandle) -> Option<u32> {
-        let (cached, number) = &self.0[cached_at(handle.0)];
-        (cached.load(Ordering::Acquire) == handle.0).then(|| number.load(Ordering::Acquire).wrapping_sub(1))
-    }
-
-    fn put(&self, handle: StreamHandle, found: u32) {
-        let (cached, number) = &self.0[cached_at(handle.0)];
-        number.store(found + 1, Ordering::Release);
-        cached.store(handle.0, Ordering::Release);
-    }
-}
-
-/// Which stream has which number.
-#[derive(Default)]
-pub(super) struct Numbers {
-    /// Those whose handles name them now.
-    by_handle: HashMap<usize, u32>,
-    /// The per-thread streams, by the thread's token.
-    by_thread: HashMap<u64, u32>,
-    /// Handles of streams that were announced and have not ended.
-    lasting: HashSet<usize>,
-    /// Below the count, and nobody's.
-    unused: Vec<u32>,
-}
-
-impl Numbers {
-    fn find(&self, handle: StreamHandle, identity: u64) -> Option<u32> {
-        if handle == PER_THREAD { self.by_thread.get(&identity) } else { self.by_handle.get(&handle.0) }
-            .copied()
-    }
-
-    /// Notes the number of a stream; the one that the handle named before, if another did.
-    fn insert(&mut self, handle: StreamHandle, identity: u64, number: u32) -> Option<u32> {
-        if handle == PER_THREAD {
-            self.by_thread.insert(identity, number)
-        } else {
-            self.by_handle.insert(handle.0, number)
-        }
-    }
-}
+use crate::heap::sync::{MutexGuard, lock};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 
 impl Streams {
     /// The stream that `handle` names now, in a call in which the program names it. `None`: it has no number, and all are taken.
@@ -390,40 +292,5 @@ impl Streams {
         numbers.by_handle.retain(|_, number| !released.contains(number));
         numbers.by_thread.retain(|_, number| !released.contains(number));
         numbers.unused.extend(released);
-    }
-}
-
-impl Stream {
-    /// A call begins that names it; the call itself.
-    fn enter(&self) -> Option<&Self> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        Some(self)
-    }
-
-    /// The call is over.
-    pub(super) fn leave(&self) {
-        self.calls.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Takes a passing stream's number away, unless a call names it now. Under the lock of [`Numbers`].
-    fn retire(&self) -> bool {
-        if self.state.compare_exchange(PASSING, RETIRED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return false;
-        }
-        // A call that is not seen here sees the state.
-        let named = self.calls.load(Ordering::SeqCst) > 0;
-        if named {
-            self.state.store(PASSING, Ordering::SeqCst);
-        }
-        !named
-    }
-
-    /// The number is another stream's from now on.
-    fn becomes(&self, handle: StreamHandle, identity: u64, lasting: bool) {
-        self.handle.store(handle.0, Ordering::Release);
-        self.identity.store(identity, Ordering::Release);
-        self.thread.store(if handle == PER_THREAD { system_thread_id() } else { 0 }, Ordering::Release);
-        self.seen.store(QUIET, Ordering::Release);
-        self.state.store(if lasting { LASTING } else { PASSING }, Ordering::SeqCst);
     }
 }
