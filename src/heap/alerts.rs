@@ -6,8 +6,6 @@
 //! interpreter.
 #![deny(unsafe_code)]
 
-use super::device::Device;
-use super::shared::Shared;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +15,7 @@ use std::time::{Duration, Instant};
 pub const MAX_WAITING: usize = 256;
 
 /// Locks; a panic of another holder is no reason to stop serving. Not the heap's locks: here threads wait.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -76,27 +74,6 @@ pub static ALERTS: Alerts = Alerts {
     waiting: Mutex::new((VecDeque::new(), 0)),
     ready: Condvar::new(),
 };
-
-impl Device {
-    /// Raises an alert of the device, to which the holder of no lock has come.
-    pub(super) fn alert(&self, shared: &Shared, kind: AlertKind, asked: u64, reserved: u64, count: u64) {
-        if ALERTS.are_wanted() {
-            let (live, live_peak) = shared.record.live(self.id);
-            let device = self.id;
-            ALERTS.raise(&Alert {
-                kind,
-                device,
-                asked,
-                reserved,
-                live,
-                live_peak,
-                count,
-                threshold: 0,
-                value: 0.0,
-            });
-        }
-    }
-}
 
 impl Alerts {
     /// Whether anybody wants alerts.

@@ -5,7 +5,7 @@
 //! own rules of reuse never matter.
 #![deny(unsafe_code)]
 
-use super::history::Action;
+use super::entry::Action;
 use super::lifetime::{LIFETIMES, Lifetime};
 use super::segment_log::SegmentLog;
 use super::size_class::{PAGE, round_up};

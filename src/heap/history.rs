@@ -7,18 +7,11 @@
 //! entries of one address are in order whatever threads do.
 #![deny(unsafe_code)]
 
-use super::arena::RunState;
-use super::device::Device;
 use super::entry::now;
 pub use super::entry::{Action, Entry, set_context};
-use super::lane::{LANES, Lane};
 use super::latest::Latest;
-use super::named::NAMED_LANES;
 use super::oom::Report;
-use super::page_table::Owner;
-use super::size_class::round;
-use super::slab::SlotState;
-use super::sync::{Mutex, lock};
+use super::sync::Mutex;
 use std::collections::HashMap;
 
 /// A block that was allocated while the history was on.
@@ -77,53 +70,4 @@ pub(super) struct Facts {
     /// Its free would have to wait for other streams.
     pub(super) waits: bool,
     pub(super) is_pending: bool,
-}
-
-fn slab_facts(lane: &Lane, slab: u32, address: u64, frozen: bool) -> Option<Facts> {
-    let slab = lane.slab(slab)?;
-    let slot = slab.slot_at(address)?;
-    let state = slab.state(slot);
-    let waits = frozen || lane.is_used_elsewhere(address);
-    let is_pending = state == SlotState::Pending;
-    let bytes = round(slab.facts(slot).requested);
-    (state != SlotState::Free).then_some(Facts { stream: slab.stream, bytes, waits, is_pending })
-}
-
-impl Device {
-    pub(super) fn facts_at(&self, address: u64, owner: Owner) -> Option<Facts> {
-        match owner {
-            Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
-                slab_facts(&lock(&self.lanes[lane as usize]).lane, slab, address, false)
-            }
-            Owner::Slab { lane, slab, .. } if lane >= NAMED_LANES => {
-                let central = lock(&self.central);
-                let pool = central.named.get(lane - NAMED_LANES)?;
-                slab_facts(&pool.lane, slab, address, false)
-            }
-            Owner::Slab { lane, slab, .. } => {
-                let mut central = lock(&self.central);
-                let pool = central.captures.get_mut(lane - LANES as u32)?;
-                slab_facts(&pool.lane, slab, address, pool.frozen)
-            }
-            Owner::Large { blocks, .. } => {
-                let central = lock(&self.central);
-                let (_, run) = central.run_at(address, blocks).filter(|(_, run)| !run.is_slab)?;
-                let space = central.arenas.region(run.region).space;
-                let frozen =
-                    central.captures.pools.iter().flatten().any(|pool| pool.frozen && pool.space == space);
-                let is_pending = run.state == RunState::Pending;
-                let is_block = is_pending || run.state == RunState::Live;
-                is_block.then_some(Facts {
-                    stream: run.stream,
-                    bytes: run.bytes,
-                    waits: run.shared || frozen,
-                    is_pending,
-                })
-            }
-            Owner::None => {
-                let bytes = lock(&self.central).direct_blocks().find(|block| block.0 == address)?.1;
-                Some(Facts { stream: 0, bytes, waits: false, is_pending: false })
-            }
-        }
-    }
 }

@@ -2,7 +2,6 @@
 #![deny(unsafe_code)]
 
 use super::bytes::Bytes;
-use super::central::Central;
 use crate::record::DeviceGauge;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ pub const RUNGS: usize = 6;
 pub const RUNG_NAMES: [&str; RUNGS] =
     ["ask events", "return slabs", "give back", "wait for events", "synchronise", "use the headroom"];
 
-const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
+pub(super) const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
     [DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes, DeviceGauge::Rung0Microseconds],
     [DeviceGauge::Rung1Calls, DeviceGauge::Rung1Bytes, DeviceGauge::Rung1Microseconds],
     [DeviceGauge::Rung2Calls, DeviceGauge::Rung2Bytes, DeviceGauge::Rung2Microseconds],
@@ -66,19 +65,6 @@ impl Ladder {
             }
         };
         Ladder { rungs: std::array::from_fn(rung) }
-    }
-}
-
-impl Central {
-    /// Counts one turn on a rung, here and on the record.
-    pub(super) fn count_rung(&mut self, number: usize, bytes: u64, elapsed: Duration) {
-        let rung = &mut self.ladder.rungs[number];
-        rung.calls += 1;
-        rung.bytes += bytes;
-        rung.nanoseconds += u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        let [calls, gained, microseconds] = GAUGES[number];
-        let values = [(calls, rung.calls), (gained, rung.bytes), (microseconds, rung.nanoseconds / 1000)];
-        self.gauges.set(&values);
     }
 }
 

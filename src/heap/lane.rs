@@ -5,12 +5,12 @@
 //! [`Lane::allocate`] answers that it needs a slab, and the caller comes back with one.
 #![deny(unsafe_code)]
 
-use super::device::Request;
 use super::lifetime::LIFETIMES;
 use super::pending::Pending;
 use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, round, small, small_again};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::{EVERY, Streams};
+use crate::heap::request::Request;
 use crate::record::{Block, EventKind, LaneWriter};
 use std::collections::{HashMap, HashSet, VecDeque};
 

@@ -6,10 +6,10 @@
 #![deny(unsafe_code)]
 
 use super::arena::EVERYBODY;
-use super::central::Growth;
 use super::size_class::PAGE;
 use super::stitch::{ChunkId, LONGEST_CHUNK};
 use crate::driver::DeviceId;
+use crate::heap::request::Growth;
 use crate::record::{Record, SegmentEntry, SegmentKind, SegmentSlot};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

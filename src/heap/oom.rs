@@ -1,15 +1,9 @@
 //! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
 #![deny(unsafe_code)]
 
-use super::backing::Kind;
 pub use super::bytes::Bytes;
-use super::device::Device;
-use super::entry;
 use super::ladder::Ladder;
-use super::lifetime::{self, LIFETIMES, Lifetime};
-use super::shared::Shared;
-use super::stats::{free_rows, torn};
-use super::sync::lock;
+use super::lifetime::{LIFETIMES, Lifetime};
 use std::fmt;
 
 /// What is known of an out-of-memory. All numbers but `device` and `count` are bytes.
@@ -103,57 +97,6 @@ impl fmt::Display for PoolNote {
 }
 
 impl Report {
-    /// Looks at everything; takes one lock after the other.
-    pub(super) fn gather(device: &Device, shared: &Shared, asked: u64, stream: u32, count: u64) -> Self {
-        let (live, live_peak) = shared.record.live(device.id);
-        let info = shared.driver.memory_info(device.id).ok();
-        let mut report = Self {
-            device: device.id,
-            count,
-            asked,
-            stream: (stream, device.streams.handle(stream).map_or(0, |handle| handle.0 as u64)),
-            lifetime: lifetime::current(),
-            context: entry::context(),
-            step: shared.step(),
-            total: device.capabilities.total_memory,
-            free: info.map(|info| info.free),
-            live,
-            live_peak,
-            capturing: !device.may_ask(),
-            apart: !shared.shares(),
-            ..Self::default()
-        };
-        for lane in device.lanes.iter() {
-            let cell = lock(lane);
-            report.pending += cell.lane.pending_bytes();
-            report.slab_free += cell.lane.slabs().map(|(_, slab)| slab.free_bytes()).sum::<u64>();
-            let used = cell.lane.slabs().filter(|(_, slab)| slab.used() > 0);
-            report.partly += used.map(|(_, slab)| slab.unused_bytes()).sum::<u64>();
-        }
-        let central = lock(&device.central);
-        report.limit = central.limit;
-        report.reserved = central.backing.reserved;
-        report.pending += central.pending_bytes();
-        report.orphaned = central.backing.orphaned();
-        report.largest = central.largest_request(shared.shares());
-        report.ladder = central.ladder.clone();
-        report.addresses = central.addresses_ran_out.then(|| central.arenas.all_reserved_bytes());
-        report.immovable = device.capabilities.vmm && central.backing.kind != Kind::Stitch;
-        for (id, _) in central.arenas.regions() {
-            let rows = free_rows(central.arenas.runs_of(id).map(|(_, run)| run));
-            report.partly += rows.into_iter().map(|(address, bytes)| torn(address, bytes)).sum::<u64>();
-        }
-        for lifetime in Lifetime::ALL {
-            let spaces = central.spaces.of_lifetime(lifetime);
-            report.arena_free[lifetime as usize] = spaces.map(|space| central.arenas.free_bytes(space)).sum();
-        }
-        for pool in central.captures.pools.iter().flatten() {
-            report.captured += central.arenas.held_bytes(pool.space);
-        }
-        report.pooled = central.named.iter().map(|(_, pool)| central.arenas.held_bytes(pool.space)).sum();
-        report
-    }
-
     /// Taken by others on the device: processes, contexts, libraries that allocate for themselves.
     pub fn others(&self) -> Option<u64> {
         Some(self.total.saturating_sub(self.free?).saturating_sub(self.reserved))

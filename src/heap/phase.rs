@@ -20,42 +20,32 @@
 //! Nothing here waits: events are recorded behind what was freed, and what they do not show to be done by the next look stays.
 #![deny(unsafe_code)]
 
-use super::arena::Region;
-use super::backing::Kind;
-use super::central::Central;
-use super::device::Device;
-use super::shared::Shared;
 use super::size_class::PAGE;
-use super::streams::Streams;
-use super::sync::lock;
-use crate::driver::Driver;
-use crate::nvtx;
-use crate::record::{DeviceGauge, EventKind, Record};
 use std::time::{Duration, Instant};
 
 /// Frees between two looks.
-const INTERVAL: u64 = 256;
+pub(super) const INTERVAL: u64 = 256;
 /// A lull of so many frees is a phase until one was found that was none: a large model's step must
 /// not look like one.
-const LEAST: u64 = 1 << 15;
+pub(super) const LEAST: u64 = 1 << 15;
 /// A lull of so many frees is a phase whatever was found before: giving memory back and taking it
 /// again costs a second in many minutes then.
 pub const MOST: u64 = 1 << 20;
 /// Times that a phase tries to give memory back.
-const TRIES: u32 = 16;
+pub(super) const TRIES: u32 = 16;
 /// Looks between two writings of the gauges.
-const PUBLISHING: u32 = 16;
+pub(super) const PUBLISHING: u32 = 16;
 /// Frees between two marks that give memory back.
-const MARK_INTERVAL: u64 = 1 << 10;
+pub(super) const MARK_INTERVAL: u64 = 1 << 10;
 /// The least that is given back at a time, bytes.
-const PORTION: u64 = super::stitch::LONGEST_CHUNK;
+pub(super) const PORTION: u64 = super::stitch::LONGEST_CHUNK;
 
 /// Between two times that checkpoints give memory back.
 pub const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// When memory went back last because the program said that it needs little.
 #[derive(Clone, Copy, Debug, Default)]
-struct LastGiven {
+pub(super) struct LastGiven {
     frees: Option<u64>,
     time: Option<Instant>,
 }
@@ -120,7 +110,7 @@ pub struct Drain {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Draining {
+pub(super) struct Draining {
     drain: Drain,
     tries: u32,
 }
@@ -145,13 +135,13 @@ pub struct Watch {
     /// The most in use in announced phases, by kind.
     needs: [u64; 3],
     /// Times that memory was given back, and how much.
-    given: (u64, u64),
+    pub(super) given: (u64, u64),
     /// Looks until the gauges are written again.
     until_publishing: u32,
 }
 
 /// What stays held where `bytes` were in use.
-fn with_slack(bytes: u64) -> u64 {
+pub(super) fn with_slack(bytes: u64) -> u64 {
     (bytes + bytes / 16).next_multiple_of(PAGE)
 }
 
@@ -168,7 +158,7 @@ impl Watch {
     }
 
     /// Whether this look writes the gauges that no step's mark may ever write.
-    fn is_time_to_publish(&mut self) -> bool {
+    pub(in crate::heap) fn is_time_to_publish(&mut self) -> bool {
         let now = self.until_publishing == 0;
         self.until_publishing = if now { PUBLISHING } else { self.until_publishing - 1 };
         now
@@ -265,121 +255,6 @@ impl Watch {
         self.begin_lull(now);
         let most = ((held - keep) / 8).max(PORTION);
         self.draining = Some(Draining { drain: Drain { keep, most }, tries: TRIES });
-    }
-}
-
-impl Device {
-    /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be called without any lock.
-    #[cold]
-    pub(super) fn watch(&self, shared: &Shared, occasion: Occasion) {
-        let now = Instant::now();
-        let (drain, publish) = {
-            let central = &mut *lock(&self.central);
-            let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
-            let recent = central.arenas.sample_busy_peak();
-            let seen = Seen {
-                now: central.arenas.changes(),
-                time: now,
-                busy: central.arenas.busy(),
-                peak: central.arenas.take_busy_peak(),
-                held: central.backing.held,
-            };
-            central.gauges.sample(recent);
-            nvtx::live(self.id, || shared.record.live(self.id).0);
-            (central.watch.look(occasion, seen), publish)
-        };
-        if publish {
-            self.publish_gauges(shared);
-        }
-        // Where record_stream does not reach us, an event does not tell that memory is idle.
-        if let Some(drain) = drain
-            && shared.shares()
-        {
-            self.drain(shared, drain);
-        }
-        self.look_at_thresholds(shared, now);
-    }
-
-    fn drain(&self, shared: &Shared, drain: Drain) {
-        let driver = &*shared.driver;
-        {
-            let Some(_asking) = self.ask() else { return };
-            self.seal_all(shared, None);
-            self.streams.poll(driver);
-        }
-        self.return_empty_slabs(shared);
-        let mut central = lock(&self.central);
-        self.take_in(shared, &mut central);
-        let Some(_giving) = self.giving(shared) else { return };
-        let _range = nvtx::range(nvtx::What::LowMemoryTrim, central.backing.reserved);
-        let completed = |stream| self.streams.completed(stream);
-        let bytes = central.give_idle(driver, shared.record, &self.streams, &completed, drain);
-        if bytes > 0 {
-            central.headroom_is_open = false;
-            let (trims, given) = (central.watch.given.0 + 1, central.watch.given.1 + bytes);
-            central.watch.given = (trims, given);
-            central.gauges.set(&[(DeviceGauge::LowPhaseTrims, trims), (DeviceGauge::LowPhaseBytes, given)]);
-            drop(central);
-            self.event(shared, EventKind::Trim, 0, bytes);
-        }
-    }
-}
-
-impl Central {
-    /// Gives idle memory back until `drain.keep` bytes are held or `drain.most` are given; the bytes given. Idle is what is everybody's,
-    /// or a stream's that is past it (`completed`).
-    fn give_idle(
-        &mut self,
-        driver: &dyn Driver,
-        record: &Record,
-        streams: &Streams,
-        completed: &dyn Fn(u32) -> u64,
-        drain: Drain,
-    ) -> u64 {
-        let held = self.backing.held;
-        let most = held.saturating_sub(drain.keep).min(drain.most);
-        match self.backing.kind {
-            Kind::Stitch => self.give_pages(driver, streams, completed, most),
-            _ => self.give_spans(driver, record, completed, most),
-        }
-        self.publish_reserved();
-        held.saturating_sub(self.backing.held)
-    }
-
-    fn give_pages(
-        &mut self,
-        driver: &dyn Driver,
-        streams: &Streams,
-        completed: &dyn Fn(u32) -> u64,
-        most: u64,
-    ) {
-        let spaces: Vec<_> = self.spaces.iter().collect();
-        let spare = self.backing.pages.spare();
-        self.loosen(driver, streams, &spaces, completed, most.saturating_sub(spare));
-        self.backing.pages.release(driver, most);
-        self.backing.refresh_pages();
-    }
-
-    fn give_spans(
-        &mut self,
-        driver: &dyn Driver,
-        record: &Record,
-        completed: &dyn Fn(u32) -> u64,
-        most: u64,
-    ) {
-        let mut given = 0;
-        for space in self.spaces.iter() {
-            for id in self.arenas.empty_regions(space, completed) {
-                let Region { bytes, span: (_, taken), .. } = *self.arenas.region(id);
-                let is_given = given + bytes <= most && !self.backing.waits_to_give(taken);
-                if is_given && self.shrink(driver, record, id) {
-                    given += bytes;
-                }
-            }
-        }
-        if given > 0 {
-            self.backing.trim(driver);
-        }
     }
 }
 

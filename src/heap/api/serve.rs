@@ -4,8 +4,9 @@
 use super::{HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
 use crate::driver::StreamHandle;
 use crate::heap::backing::Kind;
-use crate::heap::device::{Device, Request};
+use crate::heap::device::Device;
 use crate::heap::error::Error;
+use crate::heap::request::Request;
 use crate::heap::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::heap::size_class::round;
 use crate::heap::streams::Resolved;

@@ -165,7 +165,10 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-        self.note(&segments);
+        // One name alone is a variable's or a type's.
+        if segments.len() > 1 {
+            self.note(&segments);
+        }
         visit::visit_path(self, path);
     }
 }

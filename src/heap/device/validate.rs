@@ -1,18 +1,18 @@
 //! Walks every page and block, and holds the books against the driver's.
 #![deny(unsafe_code)]
 
-use super::arena::RunState;
-use super::device::Device;
-use super::lane::LANES;
-use super::named::NAMED_LANES;
-use super::page_table::Owner;
-use super::shared::Shared;
-use super::size_class::round;
-use super::slab::{Slab, SlotState};
-use super::sync::lock;
+use crate::heap::arena::RunState;
+use crate::heap::device::Device;
+use crate::heap::lane::LANES;
+use crate::heap::named::NAMED_LANES;
+use crate::heap::page_table::Owner;
+use crate::heap::shared::Shared;
+use crate::heap::size_class::round;
+use crate::heap::slab::{Slab, SlotState};
+use crate::heap::sync::lock;
 
 impl Device {
-    pub(super) fn validate(&self, shared: &Shared) -> Result<(), String> {
+    pub(in crate::heap) fn validate(&self, shared: &Shared) -> Result<(), String> {
         let mut live = 0;
         let mut slab_runs = std::collections::HashMap::new();
         for (number, cell) in self.lanes.iter().enumerate() {
@@ -124,7 +124,9 @@ impl Device {
     /// Live bytes of a slab.
     fn validate_slab(&self, shared: &Shared, lane: u32, id: u32, slab: &Slab) -> Result<u64, String> {
         let class = slab.size_class();
-        for page in (slab.base..slab.base + class.slab_bytes()).step_by(super::size_class::PAGE as usize) {
+        for page in
+            (slab.base..slab.base + class.slab_bytes()).step_by(crate::heap::size_class::PAGE as usize)
+        {
             if shared.table.get(page) != (Owner::Slab { device: self.id, lane, slab: id }) {
                 return Err(format!("page {page:#x} does not name its slab"));
             }

@@ -1,29 +1,38 @@
 //! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
 #![deny(unsafe_code)]
 
-use super::Shared;
-use super::arena::{Arenas, EVERYBODY, Label, Region, RegionId, Run, RunId, RunState, SpaceId};
-use super::backing::{Backing, Kind, SPAN};
-use super::capture::Captures;
-use super::device::Request;
-use super::growth::Pace;
-use super::history::Action;
-use super::ladder::Ladder;
-use super::lifetime::{LIFETIMES, Lifetime};
-use super::named::NamedPools;
-use super::page_table::{Page, PageTable};
-use super::pending::Pending;
-use super::phase::Watch;
-use super::size_class::round;
-use super::size_class::{PAGE, SMALL_MAX, round_up};
-use super::small_runs::SmallRuns;
-use super::spaces::Spaces;
-use super::streams::{EVERY, Streams};
-use super::tally::Tally;
-use super::waits::Order;
-use super::watcher::Watched;
+mod addresses;
+mod ladder;
+pub(in crate::heap) mod moves;
+mod named;
+mod phase;
+mod small_runs;
+mod stats;
+mod watcher;
+
 use crate::config::Size;
 use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
+use crate::heap::Shared;
+use crate::heap::arena::{Arenas, EVERYBODY, Label, Region, RegionId, Run, RunId, RunState, SpaceId};
+use crate::heap::backing::{Backing, Kind, SPAN};
+use crate::heap::capture::Captures;
+use crate::heap::entry::Action;
+use crate::heap::growth::Pace;
+use crate::heap::ladder::Ladder;
+use crate::heap::lifetime::{LIFETIMES, Lifetime};
+use crate::heap::named::NamedPools;
+use crate::heap::page_table::{Page, PageTable};
+use crate::heap::pending::Pending;
+use crate::heap::phase::Watch;
+use crate::heap::request::{Growth, Request, Want};
+use crate::heap::size_class::round;
+use crate::heap::size_class::{PAGE, SMALL_MAX, round_up};
+use crate::heap::small_runs::SmallRuns;
+use crate::heap::spaces::Spaces;
+use crate::heap::streams::{EVERY, Streams};
+use crate::heap::tally::Tally;
+use crate::heap::waits::Order;
+use crate::heap::watcher::Watched;
 use crate::nvtx;
 use crate::record::{
     Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
@@ -61,7 +70,7 @@ struct Direct {
 
 /// Everything behind a device's central lock.
 pub struct Central {
-    pub(super) device: DeviceId,
+    pub(in crate::heap) device: DeviceId,
     /// Runs of all spaces.
     pub arenas: Arenas,
     /// Spans.
@@ -71,7 +80,7 @@ pub struct Central {
     /// Named pools.
     pub named: NamedPools,
     /// What the spaces of lifetimes keep whatever lies idle (`reserve`).
-    pub(super) reserves: [u64; LIFETIMES],
+    pub(in crate::heap) reserves: [u64; LIFETIMES],
     /// The record's lane of large, captured and direct blocks.
     pub writer: LaneWriter,
     /// The record's gauges of the device.
@@ -80,13 +89,13 @@ pub struct Central {
     pub spaces: Spaces,
     users: HashMap<RunId, Vec<u32>>,
     /// The small blocks of the arena.
-    pub(super) small_runs: SmallRuns,
+    pub(in crate::heap) small_runs: SmallRuns,
     pending: Vec<PendingRun>,
     /// Bytes that have begun to wait for streams since [`Central::take_batch`] was true.
     unsealed: u64,
     direct: HashMap<u64, Direct>,
     /// Physical memory of the device.
-    pub(super) total_memory: u64,
+    pub(in crate::heap) total_memory: u64,
     /// The most that was ever reserved.
     pub peak_reserved: u64,
     /// Ceiling on reserved bytes.
@@ -116,7 +125,7 @@ pub struct Central {
     /// What the rungs of the reclaim ladder did.
     pub ladder: Ladder,
     /// The blocks of another allocator, where this heap only keeps books.
-    pub(super) watched: Watched,
+    pub(in crate::heap) watched: Watched,
 }
 
 impl Central {
@@ -229,7 +238,7 @@ impl Central {
     }
 
     /// How much more than it needs `space` may grow by at most (bytes, whole pages).
-    pub(super) fn longest_step(&self, space: SpaceId) -> u64 {
+    pub(in crate::heap) fn longest_step(&self, space: SpaceId) -> u64 {
         if self.spaces.is_ordinary(space) {
             return u64::MAX;
         }
@@ -618,7 +627,7 @@ impl Central {
 
     /// A run for `want` from one free run whose last work is ordered before the work to come of its stream.
     pub fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
-        let run = want.fit_or_join(self);
+        let run = want.fit_or_join(&mut self.arenas);
         if run.is_some() {
             return run;
         }
@@ -626,7 +635,7 @@ impl Central {
         let is_ordered = |stream: u32, epoch: u64| order.of(want.stream, stream) >= epoch;
         let id = self.arenas.best_fit_ordered(want.space, want.bytes, want.align, &is_ordered)?;
         self.arenas.hand_over(id, want.stream, streams.note_free(want.stream));
-        want.fit(self)
+        want.fit(&mut self.arenas)
     }
 
     /// Gives to everybody what its streams are past, in all ordinary spaces.
@@ -742,77 +751,9 @@ impl Central {
     }
 }
 
-/// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
-#[derive(Clone, Copy, Debug)]
-pub struct Want {
-    /// Where.
-    pub space: SpaceId,
-    /// How long.
-    pub bytes: u64,
-    /// A power of two.
-    pub align: u64,
-    /// For whom.
-    pub stream: u32,
-}
-
-impl Want {
-    /// Takes it from what is free.
-    #[inline(always)]
-    pub fn fit(&self, central: &mut Central) -> Option<RunId> {
-        central.arenas.allocate(self.space, self.bytes, self.align, self.stream)
-    }
-
-    /// As [`Want::fit`], and from joined neighbours.
-    pub fn fit_or_join(&self, central: &mut Central) -> Option<RunId> {
-        self.fit(central).or_else(|| central.arenas.join(self.space, self.bytes, self.align, self.stream))
-    }
-}
-
-/// What growth needs to know.
-pub struct Growth<'a> {
-    /// The driver.
-    pub driver: &'a dyn Driver,
-    /// The page table.
-    pub table: &'a PageTable,
-    /// The record.
-    pub record: &'a Record,
-    /// Which pool the span comes from.
-    pub lifetime: Lifetime,
-    /// As the record counts captures.
-    pub capture: u8,
-    /// Fresh bytes that may be taken from the driver.
-    pub fresh: u64,
-    /// Whether pages may be moved: not while anything captures.
-    pub steal: bool,
-    /// Whether more may be held than the slack allows, where too little lies idle.
-    pub lean: bool,
-    /// The device's streams.
-    pub streams: &'a Streams,
-    /// The last epoch that a stream is past, for free memory that is still its own.
-    pub completed: &'a dyn Fn(u32) -> u64,
-}
-
-impl<'a> Growth<'a> {
-    /// An ordinary request's.
-    pub(super) fn of(shared: &'a Shared, streams: &'a Streams, lifetime: Lifetime) -> Self {
-        Self {
-            driver: &*shared.driver,
-            table: &shared.table,
-            record: shared.record,
-            lifetime,
-            capture: 0,
-            fresh: u64::MAX,
-            steal: false,
-            lean: true,
-            streams,
-            completed: &|_| 0,
-        }
-    }
-}
-
 /// The large block of that number, if it starts at `address`.
 #[inline(always)]
-pub(super) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
+pub(in crate::heap) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
     let run = arenas.run(id)?;
     (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
 }

@@ -4,16 +4,16 @@
 //! taken from the driver again, at some hundred microseconds for a page of 2 MiB.
 #![deny(unsafe_code)]
 
-use super::device::Device;
-use super::shared::Shared;
-use super::sync::lock;
+use crate::heap::device::Device;
+use crate::heap::shared::Shared;
+use crate::heap::sync::lock;
 use std::time::Instant;
 
 /// Memory is low where less than this part of the peak of live bytes is live: three in four.
 const LOW: (u64, u64) = (3, 4);
 
 impl Device {
-    pub(super) fn checkpoint(&self, shared: &Shared, now: Instant) -> u64 {
+    pub(in crate::heap) fn checkpoint(&self, shared: &Shared, now: Instant) -> u64 {
         let (live, peak) = shared.record.live(self.id);
         {
             let mut central = lock(&self.central);

@@ -1,21 +1,22 @@
 //! A device's blocks inside captures: allocation, free, and the end of a pool.
 #![deny(unsafe_code)]
 
-use super::arena::RunId;
-use super::capture::{CapturePool, Capturing, Found};
-use super::central;
-use super::central::{Central, Growth, Want};
-use super::device::{Device, Request};
-use super::error::Error;
-use super::lane::{FreeOutcome, LANES};
-use super::page_table::Owner;
-use super::shared::Shared;
-use super::size_class::round;
-use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
-use super::slab::Slab;
-use super::streams::{DEFAULT_STREAM, Resolved};
-use super::sync::lock;
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
+use crate::heap::arena::RunId;
+use crate::heap::capture::{CapturePool, Capturing, Found};
+use crate::heap::central;
+use crate::heap::central::Central;
+use crate::heap::device::Device;
+use crate::heap::error::Error;
+use crate::heap::lane::{FreeOutcome, LANES};
+use crate::heap::page_table::Owner;
+use crate::heap::request::{Growth, Request, Want};
+use crate::heap::shared::Shared;
+use crate::heap::size_class::round;
+use crate::heap::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
+use crate::heap::slab::Slab;
+use crate::heap::streams::{DEFAULT_STREAM, Resolved};
+use crate::heap::sync::lock;
 use crate::record::BlockTag;
 
 impl Device {
@@ -144,11 +145,11 @@ impl Device {
     ) -> Option<RunId> {
         let space = central.captures.get_mut(number)?.space;
         let want = Want { space, bytes, align, stream: request.stream };
-        if let Some(run) = want.fit(central) {
+        if let Some(run) = want.fit(&mut central.arenas) {
             return Some(run);
         }
         if self.empty_pool_slabs(shared, central, number)
-            && let Some(run) = want.fit(central)
+            && let Some(run) = want.fit(&mut central.arenas)
         {
             return Some(run);
         }
@@ -165,7 +166,7 @@ impl Device {
                 return None;
             }
         }
-        want.fit_or_join(central)
+        want.fit_or_join(&mut central.arenas)
     }
 
     /// Gives the empty slabs of a capture pool back to its space, each to its stream. True if there was one.
@@ -182,7 +183,13 @@ impl Device {
     }
 
     /// Frees the small block at `address` of capture pool `number`. `None`: no block starts there.
-    pub(super) fn free_captured(&self, number: u32, slab: u32, address: u64, start: u64) -> Option<()> {
+    pub(in crate::heap) fn free_captured(
+        &self,
+        number: u32,
+        slab: u32,
+        address: u64,
+        start: u64,
+    ) -> Option<()> {
         let central = &mut *lock(&self.central);
         let pool = central.captures.get_mut(number)?;
         let outcome = if pool.frozen {
@@ -201,7 +208,13 @@ impl Device {
 
     /// Gives the memory of a capture pool back that was over before the device was synchronised, if nobody has used it since.
     /// Nothing may be capturing on the device.
-    pub(super) fn retire_pool(&self, shared: &Shared, central: &mut Central, number: u32, version: u64) {
+    pub(in crate::heap) fn retire_pool(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: u32,
+        version: u64,
+    ) {
         let is_unchanged = central.captures.get_mut(number).is_some_and(|pool| pool.version == version);
         if !is_unchanged || !central.captures.is_over(number) {
             return;

@@ -12,19 +12,19 @@
 //! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
 #![deny(unsafe_code)]
 
-use super::alerts::AlertKind;
-use super::arena::{EVERYBODY, RunId, SpaceId};
-use super::backing::Kind;
-use super::central::{Central, Growth, Want};
-use super::device::{Device, Request};
-use super::error::Error;
-use super::ladder::Stopwatch;
-use super::oom;
-use super::shared::Shared;
-use super::size_class::round;
-use super::sync::{MutexGuard, lock};
 use crate::config::Waits;
 use crate::driver::DriverError;
+use crate::heap::alerts::AlertKind;
+use crate::heap::arena::{EVERYBODY, RunId, SpaceId};
+use crate::heap::backing::Kind;
+use crate::heap::central::Central;
+use crate::heap::device::Device;
+use crate::heap::error::Error;
+use crate::heap::ladder::Stopwatch;
+use crate::heap::request::{Growth, Request, Want};
+use crate::heap::shared::Shared;
+use crate::heap::size_class::round;
+use crate::heap::sync::{MutexGuard, lock};
 use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
@@ -40,7 +40,7 @@ enum Room {
 }
 
 /// Why a device was not synchronised.
-pub(super) enum Unsynchronized {
+pub(in crate::heap) enum Unsynchronized {
     /// Something captures, or may: synchronising would break the capture.
     Capturing,
     /// The driver refused.
@@ -52,7 +52,7 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory, after the whole ladder.
-    pub(super) fn obtain<'a>(
+    pub(in crate::heap) fn obtain<'a>(
         &'a self,
         shared: &Shared,
         request: Request,
@@ -66,7 +66,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::obtain`].
-    pub(super) fn obtain_in<'a>(
+    pub(in crate::heap) fn obtain_in<'a>(
         &'a self,
         shared: &Shared,
         request: Request,
@@ -77,7 +77,7 @@ impl Device {
         let mut central = lock(&self.central);
         let space = space.unwrap_or_else(|| central.spaces.of_size(request.lifetime, round(request.size)));
         let want = Want { space, bytes, align, stream: request.stream };
-        if let Some(run) = want.fit(&mut central) {
+        if let Some(run) = want.fit(&mut central.arenas) {
             return Ok((central, run));
         }
         central.failure = None;
@@ -94,7 +94,7 @@ impl Device {
             let bytes = self.return_empty_slabs(shared);
             central = lock(&self.central);
             if bytes > 0
-                && let Some(run) = want.fit_or_join(&mut central)
+                && let Some(run) = want.fit_or_join(&mut central.arenas)
             {
                 return Ok((central, run));
             }
@@ -106,7 +106,7 @@ impl Device {
             drop(central);
             self.synchronize(shared);
             central = lock(&self.central);
-            if let Some(run) = want.fit_or_join(&mut central) {
+            if let Some(run) = want.fit_or_join(&mut central.arenas) {
                 return Ok((central, run));
             }
         }
@@ -148,7 +148,7 @@ impl Device {
                 }
                 self.streams.poll_some(driver);
                 self.take_in(shared, central);
-                if let Some(run) = want.fit(central) {
+                if let Some(run) = want.fit(&mut central.arenas) {
                     return Some(run);
                 }
             }
@@ -166,7 +166,7 @@ impl Device {
     }
 
     /// Makes use of what the streams are known to be past by now; asks nobody.
-    pub(super) fn take_in(&self, shared: &Shared, central: &mut Central) {
+    pub(in crate::heap) fn take_in(&self, shared: &Shared, central: &mut Central) {
         if central.note_further(&self.streams) {
             central.settle(&self.streams, shared.shares());
         }
@@ -191,8 +191,8 @@ impl Device {
         // Moving pages takes unmapping, which may wait for the device. Only where streams share memory can they move.
         let giving = if stitched && shared.shares() { self.giving(shared) } else { None };
         // Where old mappings are kept for debugging, they go when memory is given back, and here no more.
-        let batch =
-            !shared.config.debug.mapped && central.backing.pages.retired() >= super::moves::RETIRED_BATCH;
+        let batch = !shared.config.debug.mapped
+            && central.backing.pages.retired() >= crate::heap::central::moves::RETIRED_BATCH;
         if giving.is_some() && (batch || central.is_beyond_slack(shared.record, want.bytes)) {
             self.seal(shared, Some(want.stream));
             self.streams.poll_some(&*shared.driver);
@@ -233,7 +233,7 @@ impl Device {
                 result = central.extend(&growth, want, whole_span);
             }
             match result {
-                Ok(()) => return want.fit_or_join(central),
+                Ok(()) => return want.fit_or_join(&mut central.arenas),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => {
                     log::debug!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
@@ -250,18 +250,18 @@ impl Device {
     }
 
     /// Fresh memory that leaves the device its headroom.
-    pub(super) fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
+    pub(in crate::heap) fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
         let headroom = if central.headroom_is_open { 0 } else { self.headroom(shared) };
         self.free_beside(shared, central, headroom)
     }
 
     /// What the configuration leaves free for others.
-    pub(super) fn headroom(&self, shared: &Shared) -> u64 {
+    pub(in crate::heap) fn headroom(&self, shared: &Shared) -> u64 {
         shared.config.headroom.resolve(self.capabilities.total_memory)
     }
 
     /// Fresh memory that leaves the device `headroom` bytes.
-    pub(super) fn free_beside(&self, shared: &Shared, central: &mut Central, headroom: u64) -> u64 {
+    pub(in crate::heap) fn free_beside(&self, shared: &Shared, central: &mut Central, headroom: u64) -> u64 {
         central.backing.calls += 1;
         // Where the driver cannot say, growth itself will.
         shared.driver.memory_info(self.id).map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
@@ -279,7 +279,7 @@ impl Device {
         let mut retry = |room: Room, rung: usize, bytes: u64| {
             let mut central = lock(&self.central);
             let run = want
-                .fit(&mut central)
+                .fit(&mut central.arenas)
                 .or_else(|| self.look_again(shared, &mut central, want))
                 .or_else(|| self.grow(shared, &mut central, request, want, room));
             central.count_rung(rung, bytes, stopwatch.lap());
@@ -353,18 +353,24 @@ impl Device {
         if !central.spaces.is_ordinary(want.space) {
             return None;
         }
-        let run = central.spaces.iter().find_map(|space| Want { space, ..want }.fit_or_join(&mut central))?;
+        let run = central
+            .spaces
+            .iter()
+            .find_map(|space| Want { space, ..want }.fit_or_join(&mut central.arenas))?;
         Some((central, run))
     }
 
     /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
     /// driver refused.
-    pub(super) fn synchronize(&self, shared: &Shared) -> bool {
+    pub(in crate::heap) fn synchronize(&self, shared: &Shared) -> bool {
         self.synchronize_epochs(shared).is_ok()
     }
 
     /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
-    pub(super) fn synchronize_epochs(&self, shared: &Shared) -> Result<HashMap<u32, u64>, Unsynchronized> {
+    pub(in crate::heap) fn synchronize_epochs(
+        &self,
+        shared: &Shared,
+    ) -> Result<HashMap<u32, u64>, Unsynchronized> {
         let driver = &*shared.driver;
         let _asking = self.ask().ok_or(Unsynchronized::Capturing)?;
         // Captures that nobody announced must not be broken either.
@@ -414,7 +420,7 @@ impl Device {
     }
 
     /// `empty_cache`: gives everything back that nobody uses. The bytes that the driver got.
-    pub(super) fn trim(&self, shared: &Shared) -> u64 {
+    pub(in crate::heap) fn trim(&self, shared: &Shared) -> u64 {
         let before = lock(&self.central).backing.reserved;
         let _range = nvtx::range(nvtx::What::Trim, before);
         if !self.synchronize(shared) {
@@ -438,7 +444,7 @@ impl Device {
     /// The answer to a request that could not be served: out of memory, unless the driver failed otherwise. Programs that halve
     /// their batch when memory runs out must not do so for ever on a device that is gone.
     #[cold]
-    pub(super) fn refusal(&self, shared: &Shared, request: &Request) -> Error {
+    pub(in crate::heap) fn refusal(&self, shared: &Shared, request: &Request) -> Error {
         let failure = lock(&self.central).failure.take();
         match failure {
             Some(error) => error.into(),
@@ -448,7 +454,7 @@ impl Device {
 
     /// The out-of-memory answer to a request of `asked` bytes, with the cause.
     #[cold]
-    pub(super) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
+    pub(in crate::heap) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
         let (count, reserved) = {
             let mut central = lock(&self.central);
             central.out_of_memories += 1;
@@ -459,6 +465,6 @@ impl Device {
         nvtx::mark(nvtx::What::OutOfMemory, asked);
         self.alert(shared, AlertKind::OutOfMemory, asked, reserved, count);
         shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
-        Error::OutOfMemory(Box::new(oom::Report::gather(self, shared, asked, stream, count)))
+        Error::OutOfMemory(Box::new(self.why_memory_ran_out(shared, asked, stream, count)))
     }
 }

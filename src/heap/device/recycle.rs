@@ -9,13 +9,13 @@
 //! stream all the while. So looking at one lane after the other, then at the central part, misses none.
 #![deny(unsafe_code)]
 
-use super::device::Device;
-use super::error::Error;
 use super::reclaim::Unsynchronized;
-use super::shared::Shared;
-use super::streams::Resolved;
-use super::sync::lock;
 use crate::driver::StreamHandle;
+use crate::heap::device::Device;
+use crate::heap::error::Error;
+use crate::heap::shared::Shared;
+use crate::heap::streams::Resolved;
+use crate::heap::sync::lock;
 use std::collections::HashSet;
 
 impl Device {
@@ -25,7 +25,7 @@ impl Device {
     /// [`Error::TooManyStreams`]: there is none still, since as many streams are alive or have blocks that are, or a capture keeps the device from being synchronised.
     /// [`Error::Driver`]: the driver refused to synchronise it.
     #[cold]
-    pub(super) fn resolve_by_recycling(
+    pub(in crate::heap) fn resolve_by_recycling(
         &self,
         shared: &Shared,
         handle: StreamHandle,

@@ -5,14 +5,15 @@
 //! that other streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
 #![deny(unsafe_code)]
 
-use super::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
-use super::backing::SPAN;
-use super::central::{Central, Growth, Want};
-use super::gather::{Gathered, Source, parts_of};
-use super::size_class::PAGE;
-use super::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
-use super::streams::Streams;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
+use crate::heap::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
+use crate::heap::backing::SPAN;
+use crate::heap::central::Central;
+use crate::heap::gather::{Gathered, Source, parts_of};
+use crate::heap::request::{Growth, Want};
+use crate::heap::size_class::PAGE;
+use crate::heap::stitch::{ChunkId, LONGEST_CHUNK, Part, Piece};
+use crate::heap::streams::Streams;
 use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
@@ -30,7 +31,7 @@ pub const RETIRED_BATCH: usize = 256;
 impl Central {
     /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are fresh; past that, whole pages
     /// that lie idle elsewhere are moved first.
-    pub(super) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
+    pub(in crate::heap) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
         self.pace.begin(self.freed);
         self.addresses_ran_out = false;
         let soft = self.soft_ceiling(ctx.record, want.bytes).min(self.limit);

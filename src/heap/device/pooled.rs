@@ -1,20 +1,21 @@
 //! A device's blocks in named pools: allocation, free, and giving a pool back whole.
 #![deny(unsafe_code)]
 
-use super::arena::RunId;
-use super::backing::Kind;
-use super::central::{self, Central, Want};
-use super::device::{Device, Request};
-use super::error::Error;
-use super::lane::{FreeOutcome, LANES};
-use super::named::{NAMED_LANES, PoolError, PoolKey};
-use super::oom::PoolNote;
-use super::page_table::Owner;
-use super::shared::Shared;
-use super::size_class::round;
-use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
-use super::slab::Slab;
-use super::sync::{MutexGuard, lock};
+use crate::heap::arena::RunId;
+use crate::heap::backing::Kind;
+use crate::heap::central::{self, Central};
+use crate::heap::device::Device;
+use crate::heap::error::Error;
+use crate::heap::lane::{FreeOutcome, LANES};
+use crate::heap::named::{NAMED_LANES, PoolError, PoolKey};
+use crate::heap::oom::PoolNote;
+use crate::heap::page_table::Owner;
+use crate::heap::request::{Request, Want};
+use crate::heap::shared::Shared;
+use crate::heap::size_class::round;
+use crate::heap::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
+use crate::heap::slab::Slab;
+use crate::heap::sync::{MutexGuard, lock};
 use crate::record::BlockTag;
 
 /// How often a release starts again because another thread used the pool meanwhile.
@@ -26,7 +27,12 @@ impl Device {
     /// # Errors
     /// Out of memory; the pool's limit is one cause of it.
     #[cold]
-    pub(super) fn malloc_pooled(&self, shared: &Shared, request: Request, number: u32) -> Result<u64, Error> {
+    pub(in crate::heap) fn malloc_pooled(
+        &self,
+        shared: &Shared,
+        request: Request,
+        number: u32,
+    ) -> Result<u64, Error> {
         let mut guard = lock(&self.central);
         let central = &mut *guard;
         if central.named.get(number).is_none() {
@@ -128,7 +134,7 @@ impl Device {
 
     /// Frees the small block at `address`, in a lane that is not one of the device's own: a capture's or a pool's. `None`: no block
     /// starts there.
-    pub(super) fn free_apart(
+    pub(in crate::heap) fn free_apart(
         &self,
         shared: &Shared,
         lane: u32,
@@ -157,7 +163,13 @@ impl Device {
     }
 
     /// As [`Device::record_stream`] for such a block.
-    pub(super) fn record_stream_apart(&self, lane: u32, slab: u32, address: u64, user: u32) -> Option<()> {
+    pub(in crate::heap) fn record_stream_apart(
+        &self,
+        lane: u32,
+        slab: u32,
+        address: u64,
+        user: u32,
+    ) -> Option<()> {
         let central = &mut *lock(&self.central);
         let lane = match lane.checked_sub(NAMED_LANES) {
             Some(number) => &mut central.named.get_mut(number)?.lane,
@@ -181,7 +193,7 @@ impl Device {
     }
 
     /// As [`Device::return_empty_slabs`] for the slabs of pools.
-    pub(super) fn return_empty_pool_slabs(&self, shared: &Shared) -> u64 {
+    pub(in crate::heap) fn return_empty_pool_slabs(&self, shared: &Shared) -> u64 {
         let numbers: Vec<u32> = {
             let central = lock(&self.central);
             if central.named.is_empty() {
@@ -198,7 +210,7 @@ impl Device {
     /// # Errors
     /// [`PoolError::Live`] and [`PoolError::Busy`]: nothing has been done. [`PoolError::Unquiet`]: nothing has been given.
     /// [`PoolError::Kept`]: the driver refused; what it refused can be tried again.
-    pub(super) fn release_named(
+    pub(in crate::heap) fn release_named(
         &self,
         shared: &Shared,
         key: PoolKey,
@@ -294,7 +306,7 @@ fn pool_block(shared: &Shared, central: &mut Central, number: u32, request: &Req
     let address = if request.size > SMALL_MAX {
         let (space, bytes) = (pool.space, round(request.size));
         let want = Want { space, bytes, align: ALIGNMENT, stream: request.stream };
-        let run = want.fit(central)?;
+        let run = want.fit(&mut central.arenas)?;
         central.publish(&shared.table, run, request, shared.step(), 0)
     } else {
         pool.lane.allocate(&mut central.writer, *request, || shared.step())

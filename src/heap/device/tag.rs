@@ -4,16 +4,16 @@
 //! that is tagged then is counted under its new lifetime; it is not moved.
 #![deny(unsafe_code)]
 
-use super::device::Device;
-use super::lane::LANES;
-use super::lifetime::Lifetime;
-use super::named::NAMED_LANES;
-use super::page_table::Owner;
-use super::size_class::round;
-use super::sync::lock;
+use crate::heap::device::Device;
+use crate::heap::lane::LANES;
+use crate::heap::lifetime::Lifetime;
+use crate::heap::named::NAMED_LANES;
+use crate::heap::page_table::Owner;
+use crate::heap::size_class::round;
+use crate::heap::sync::lock;
 
 impl Device {
-    pub(super) fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
+    pub(in crate::heap) fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
         let lifetime = lifetime as u8;
         match owner {
             Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {

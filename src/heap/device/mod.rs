@@ -1,26 +1,45 @@
 //! One device's heap: the paths of malloc, free and record_stream.
 #![deny(unsafe_code)]
 
-use super::backing::{Backing, Kind};
-use super::bytes::Bytes;
-use super::central::{self, Central};
-use super::error::Error;
-use super::growth::Pace;
-use super::lane::{FreeOutcome, LANES, Lane};
-use super::lifetime::Lifetime;
-use super::mapping_book::MappingBook;
-use super::page_table::{Owner, Page};
-use super::phase::{Occasion, Watch};
-use super::shared::Shared;
-use super::size_class::round;
-use super::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
-use super::slab::Slab;
-use super::streams::{EVERY, Resolved, Streams};
-use super::sync::{Mutex, MutexGuard, lock};
-use super::watching::Watching;
+mod alerts;
+mod captured;
+mod checkpoint;
+mod everywhere;
+mod history;
+mod oom;
+mod phase;
+mod pooled;
+mod reclaim;
+mod recycle;
+mod reserve;
+mod snapshot;
+mod stats;
+mod tag;
+mod validate;
+mod waits;
+mod watcher;
+mod watching;
+
 use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
-use crate::record::{BlockEntry, BlockTag, EventKind, LaneWriter, clock};
+use crate::heap::backing::{Backing, Kind};
+use crate::heap::bytes::Bytes;
+use crate::heap::central::{self, Central};
+use crate::heap::error::Error;
+use crate::heap::growth::Pace;
+use crate::heap::lane::{FreeOutcome, LANES, Lane};
+use crate::heap::mapping_book::MappingBook;
+use crate::heap::page_table::{Owner, Page};
+use crate::heap::phase::{Occasion, Watch};
+use crate::heap::request::Request;
+use crate::heap::shared::Shared;
+use crate::heap::size_class::round;
+use crate::heap::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
+use crate::heap::slab::Slab;
+use crate::heap::streams::{EVERY, Resolved, Streams};
+use crate::heap::sync::{Mutex, MutexGuard, lock};
+use crate::heap::watching::Watching;
+use crate::record::{BlockTag, EventKind, LaneWriter, clock};
 use crossbeam_utils::{Backoff, CachePadded};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -53,12 +72,12 @@ pub struct Device {
     /// Both are SeqCst: of a begin hook and an asker at the same time, one sees the other. The hook waits then, the asker never does.
     pub brackets: AtomicU32,
     /// The streams that capture, as their callers say ([`super::Heap::capture_begins`]); each has a bracket open.
-    pub(super) capturing: Mutex<Vec<StreamHandle>>,
+    pub(in crate::heap) capturing: Mutex<Vec<StreamHandle>>,
     askers: AtomicU32,
     /// Where its memory comes from.
     pub kind: Kind,
     /// The thresholds of `alert:`.
-    pub(super) watching: Watching,
+    pub(in crate::heap) watching: Watching,
 }
 
 /// The right to ask the streams of a device, until it is dropped.
@@ -67,40 +86,6 @@ pub struct Asking<'a>(&'a Device);
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.0.askers.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// One request, as the door has understood it.
-#[derive(Clone, Copy, Debug)]
-pub struct Request {
-    /// Bytes asked for, above 0.
-    pub size: u64,
-    /// The number of the stream.
-    pub stream: u32,
-    /// The tag.
-    pub lifetime: Lifetime,
-    /// When the call came in, for the record.
-    pub start: u64,
-}
-
-impl Request {
-    pub(super) fn entry(&self, device: DeviceId, step: u32, capture: u8) -> BlockEntry {
-        BlockEntry {
-            address: 0,
-            size: round(self.size),
-            requested: self.size,
-            stream: self.stream,
-            step,
-            device: device as u8,
-            lifetime: self.lifetime as u8,
-            capture,
-        }
-    }
-
-    /// Tells the record that the request was served.
-    #[inline]
-    pub(super) fn note(&self, writer: &mut LaneWriter, address: u64) {
-        writer.event(EventKind::Malloc, self.lifetime as u8, self.stream, address, self.size, self.start);
     }
 }
 
@@ -181,12 +166,12 @@ impl Device {
     }
 
     /// As [`Streams::seal`], in a call that names stream `named`; while [`Device::ask`] is held.
-    pub(super) fn seal(&self, shared: &Shared, named: Option<u32>) -> bool {
+    pub(in crate::heap) fn seal(&self, shared: &Shared, named: Option<u32>) -> bool {
         self.streams.seal(&*shared.driver, shared.hears_of_captures(), named)
     }
 
     /// As [`Streams::seal_all`], in a call that names stream `named`; while [`Device::ask`] is held.
-    pub(super) fn seal_all(&self, shared: &Shared, named: Option<u32>) -> bool {
+    pub(in crate::heap) fn seal_all(&self, shared: &Shared, named: Option<u32>) -> bool {
         self.streams.seal_all(&*shared.driver, shared.hears_of_captures(), named)
     }
 
@@ -196,7 +181,11 @@ impl Device {
     /// # Errors
     /// Too many streams are in use; what the driver says where it could not be found out which are not.
     #[inline]
-    pub(super) fn named(&self, shared: &Shared, handle: StreamHandle) -> Result<Resolved<'_>, Error> {
+    pub(in crate::heap) fn named(
+        &self,
+        shared: &Shared,
+        handle: StreamHandle,
+    ) -> Result<Resolved<'_>, Error> {
         let found = match self.streams.resolve(&*shared.questions, handle) {
             Some(found) => found,
             None => self.resolve_by_recycling(shared, handle)?,
@@ -269,14 +258,14 @@ impl Device {
 
     /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and [`Device::malloc`] finds memory.
     #[inline(always)]
-    pub(super) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
+    pub(in crate::heap) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
         let cell = &mut *self.lane(request.stream);
         cell.lane.allocate(&mut cell.writer, request, || shared.step())
     }
 
     /// The hot path of a large malloc: the best fit among the free runs; as [`Device::serve_small`].
     #[inline(always)]
-    pub(super) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
+    pub(in crate::heap) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
         let Request { size: requested, stream, lifetime, start } = request;
         if central::is_absurd(requested) {
             return 0;
@@ -361,7 +350,7 @@ impl Device {
     /// # Errors
     /// As [`Device::malloc`].
     #[cold]
-    pub(super) fn malloc_whole(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+    pub(in crate::heap) fn malloc_whole(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         let Some(bytes) = round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size)) else {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         };
@@ -403,7 +392,7 @@ impl Device {
         }
     }
 
-    pub(super) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
+    pub(in crate::heap) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
         let slab = cell.lane.remove_slab(id);
         self.unpublish(shared, slab.as_ref());
         drop(cell);
@@ -411,7 +400,7 @@ impl Device {
     }
 
     /// The pages of a slab that has left its lane are nobody's; called under the lane's lock, so that no free meets a stale owner.
-    pub(super) fn unpublish(&self, shared: &Shared, slab: Option<&Slab>) {
+    pub(in crate::heap) fn unpublish(&self, shared: &Shared, slab: Option<&Slab>) {
         if let Some(slab) = slab {
             shared.table.set_range(slab.base, slab.size_class().slab_bytes(), Owner::None);
             shared.record.segment_remove(slab.segment);

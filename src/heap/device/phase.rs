@@ -1,0 +1,67 @@
+//! Looks for low memory.
+#![deny(unsafe_code)]
+
+use crate::heap::device::Device;
+use crate::heap::phase::{Drain, Occasion, Seen};
+use crate::heap::shared::Shared;
+use crate::heap::sync::lock;
+use crate::nvtx;
+use crate::record::{DeviceGauge, EventKind};
+use std::time::Instant;
+
+impl Device {
+    /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be called without any lock.
+    #[cold]
+    pub(in crate::heap) fn watch(&self, shared: &Shared, occasion: Occasion) {
+        let now = Instant::now();
+        let (drain, publish) = {
+            let central = &mut *lock(&self.central);
+            let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
+            let recent = central.arenas.sample_busy_peak();
+            let seen = Seen {
+                now: central.arenas.changes(),
+                time: now,
+                busy: central.arenas.busy(),
+                peak: central.arenas.take_busy_peak(),
+                held: central.backing.held,
+            };
+            central.gauges.sample(recent);
+            nvtx::live(self.id, || shared.record.live(self.id).0);
+            (central.watch.look(occasion, seen), publish)
+        };
+        if publish {
+            self.publish_gauges(shared);
+        }
+        // Where record_stream does not reach us, an event does not tell that memory is idle.
+        if let Some(drain) = drain
+            && shared.shares()
+        {
+            self.drain(shared, drain);
+        }
+        self.look_at_thresholds(shared, now);
+    }
+
+    fn drain(&self, shared: &Shared, drain: Drain) {
+        let driver = &*shared.driver;
+        {
+            let Some(_asking) = self.ask() else { return };
+            self.seal_all(shared, None);
+            self.streams.poll(driver);
+        }
+        self.return_empty_slabs(shared);
+        let mut central = lock(&self.central);
+        self.take_in(shared, &mut central);
+        let Some(_giving) = self.giving(shared) else { return };
+        let _range = nvtx::range(nvtx::What::LowMemoryTrim, central.backing.reserved);
+        let completed = |stream| self.streams.completed(stream);
+        let bytes = central.give_idle(driver, shared.record, &self.streams, &completed, drain);
+        if bytes > 0 {
+            central.headroom_is_open = false;
+            let (trims, given) = (central.watch.given.0 + 1, central.watch.given.1 + bytes);
+            central.watch.given = (trims, given);
+            central.gauges.set(&[(DeviceGauge::LowPhaseTrims, trims), (DeviceGauge::LowPhaseBytes, given)]);
+            drop(central);
+            self.event(shared, EventKind::Trim, 0, bytes);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Reserves are mapped when a device comes into use.
+#![deny(unsafe_code)]
+
+use crate::driver::{DriverError, ErrorKind};
+use crate::heap::arena::{EVERYBODY, SpaceId};
+use crate::heap::backing::Kind;
+use crate::heap::bytes::Bytes;
+use crate::heap::central::Central;
+use crate::heap::device::Device;
+use crate::heap::error::Error;
+use crate::heap::lifetime::{LIFETIMES, Lifetime};
+use crate::heap::request::{Growth, Want};
+use crate::heap::reserve::Refused;
+use crate::heap::shared::Shared;
+use crate::heap::size_class::{PAGE, round_up};
+use crate::heap::sync::lock;
+
+impl Device {
+    /// Maps what `reserve:` asks for; at the device's start, before anybody uses it.
+    ///
+    /// # Errors
+    /// [`Error::Reserve`]; nothing is held then.
+    pub(in crate::heap) fn map_reserves(&self, shared: &Shared) -> Result<(), Error> {
+        let total = self.capabilities.total_memory;
+        if shared.config.reserve.iter().all(|reserve| reserve.resolve(total) == 0) {
+            return Ok(());
+        }
+        if self.kind == Kind::Passthrough {
+            log::warn!("reserve: has no meaning with backing:passthrough, which keeps no memory");
+            return Ok(());
+        }
+        for lifetime in Lifetime::ALL {
+            let bytes = shared.config.reserve[lifetime as usize].resolve(total);
+            let bytes = round_up(bytes, PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
+            let mut central = lock(&self.central);
+            let space = central.spaces.of(lifetime);
+            central.reserves[lifetime as usize] = bytes;
+            let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
+            central.reserves = [0; LIFETIMES];
+            central.shrink_all(&*shared.driver, shared.record, &self.streams);
+            for space in central.open_spaces() {
+                central.free_addresses(&*shared.driver, space);
+            }
+            central.backing.destroy(&*shared.driver);
+            drop(central);
+            return Err(Error::Reserve(Box::new(Refused {
+                device: self.id,
+                lifetime,
+                bytes,
+                free: shared.driver.memory_info(self.id).ok().map(|info| info.free),
+                error,
+            })));
+        }
+        Ok(())
+    }
+
+    /// Makes `space` hold `bytes`, by memory that is everybody's; what others hold idle is given back first where it takes that.
+    ///
+    /// # Errors
+    /// The driver's, or out of memory. What was mapped stays.
+    pub(in crate::heap) fn fill(
+        &self,
+        shared: &Shared,
+        space: SpaceId,
+        bytes: u64,
+    ) -> Result<(), DriverError> {
+        let extend = || self.extend_to(shared, &mut lock(&self.central), space, Lifetime::Auto, bytes);
+        match extend() {
+            Err(error) if error.is_out_of_memory() => {
+                self.trim(shared);
+                extend()
+            }
+            done => done,
+        }
+    }
+
+    fn extend_to(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        space: SpaceId,
+        lifetime: Lifetime,
+        bytes: u64,
+    ) -> Result<(), DriverError> {
+        loop {
+            let missing = bytes.saturating_sub(central.arenas.held_bytes(space));
+            if missing == 0 {
+                return Ok(());
+            }
+            // Whatever others had to use of it: what is only kept ready leaves the headroom free.
+            let fresh = self.free_beside(shared, central, self.headroom(shared));
+            if fresh < missing {
+                return Err(DriverError::new("headroom", ErrorKind::OutOfMemory, 0));
+            }
+            // Fresh memory only: what others have reserved is not to be moved here.
+            let growth = Growth { fresh, ..Growth::of(shared, &self.streams, lifetime) };
+            let want = Want { space, bytes: missing, align: PAGE, stream: EVERYBODY };
+            // A row of pages beside a free run is shorter than `missing`; the next turn maps the rest.
+            central.extend(&growth, want, false)?;
+        }
+    }
+
+    /// The last memory before an out-of-memory: what `reserve:` keeps for lifetimes is anybody's from now on. The bytes given back.
+    pub(in crate::heap) fn give_up_reserves(&self, shared: &Shared) -> u64 {
+        let mut central = lock(&self.central);
+        let reserved: u64 = central.reserves.iter().sum();
+        if reserved == 0 {
+            return 0;
+        }
+        let Some(_giving) = self.giving(shared) else { return 0 };
+        central.reserves = [0; LIFETIMES];
+        let bytes = central.shrink_all(&*shared.driver, shared.record, &self.streams);
+        central.backing.trim(&*shared.driver);
+        central.publish_reserved();
+        log::warn!(
+            "device {}: memory is short, so the {} of `reserve:` are given up",
+            self.id,
+            Bytes(reserved)
+        );
+        bytes
+    }
+}
