@@ -5,7 +5,7 @@
 //! that memory at once, and nobody else may. The host never stands still for it.
 //!
 //! Waits are cheap, moving pages is not: beyond the slack the stream waits for all that brings it memory, until one free run is long enough, and only then do pages
-//! move. What is ordered before a stream's work to come without any wait, it has first, whatever `waits:` says ([`Device::take_ordered`]).
+//! move. What is ordered before a stream's work to come without any wait, it has first, whatever `waits:` says ([`super::device::Device::take_ordered`]).
 //!
 //! In rare programs such a wait closes a cycle across ranks (tests/heap_waits.rs shows one), hence `waits:off|oom|budget`.
 #![deny(unsafe_code)]

@@ -71,7 +71,7 @@ pub struct Device {
     /// ```
     /// Both are SeqCst: of a begin hook and an asker at the same time, one sees the other. The hook waits then, the asker never does.
     pub brackets: AtomicU32,
-    /// The streams that capture, as their callers say ([`super::Heap::capture_begins`]); each has a bracket open.
+    /// The streams that capture, as their callers say ([`crate::heap::Heap::capture_begins`]); each has a bracket open.
     pub(in crate::heap) capturing: Mutex<Vec<StreamHandle>>,
     askers: AtomicU32,
     /// Where its memory comes from.
