@@ -9,6 +9,10 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 /// Ticks of the machine's counter.
 #[inline(always)]
 pub fn now() -> u64 {
+    #[cfg(debug_assertions)]
+    if let Some(ticks) = SET.get() {
+        return ticks;
+    }
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every x86-64 processor has the instruction; Linux lets user space run it.
     unsafe {
@@ -25,6 +29,18 @@ pub fn now() -> u64 {
     }
     #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     nanoseconds(libc::CLOCK_MONOTONIC)
+}
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static SET: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+/// What [`now`] says on this thread from now on; `None`: the machine's counter. For tests of what depends on time, which would otherwise
+/// depend on how busy the machine is. Only builds with debug assertions have it.
+#[cfg(debug_assertions)]
+pub fn set(ticks: Option<u64>) {
+    SET.set(ticks);
 }
 
 /// Which counter [`now`] reads: 1 time stamp counter, 2 virtual counter, 3 monotonic clock.
