@@ -4,7 +4,7 @@ mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::named::{PoolError, PoolKey};
+use gruyere::heap::pool::named::{PoolError, PoolKey};
 use gruyere::heap::{Error, lifetime};
 use gruyere_phantom::{CallKind, Caller, CaptureMode, Config as GpuConfig, as_program};
 use std::collections::BTreeMap;

@@ -62,12 +62,3 @@ impl Books {
         }
     }
 }
-
-/// A block, as the history needs it.
-pub(super) struct Facts {
-    pub(super) stream: u32,
-    pub(super) bytes: u64,
-    /// Its free would have to wait for other streams.
-    pub(super) waits: bool,
-    pub(super) is_pending: bool,
-}

@@ -6,7 +6,8 @@
 #![deny(unsafe_code)]
 
 use super::lifetime;
-use super::named::PoolKey;
+use super::pool::PoolNumber;
+use super::pool::named::PoolKey;
 use std::cell::Cell;
 
 /// Pools that one thread may have entered at a time.
@@ -41,7 +42,7 @@ pub fn leave(pool: PoolKey) -> bool {
 }
 
 /// The number of the pool that the calling thread's requests on `device` go to.
-pub(super) fn pool_on(device: u32) -> Option<u32> {
+pub(super) fn pool_on(device: u32) -> Option<PoolNumber> {
     let (pools, depth) = ROUTE.with(Cell::get);
     pools[..depth].iter().rev().find(|pool| pool.device() == device).map(|pool| pool.number())
 }
@@ -49,15 +50,18 @@ pub(super) fn pool_on(device: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heap::pool::FIRST_NAMED;
+
+    const N: PoolNumber = FIRST_NAMED;
 
     #[test]
     fn the_innermost_pool_of_the_device_counts() {
         let pools = [(0, 1), (1, 1), (0, 2)].map(|(device, number)| PoolKey::new(device, number));
         assert!(pools.iter().all(|&pool| enter(pool)));
-        assert_eq!([pool_on(0), pool_on(1), pool_on(2)], [Some(2), Some(1), None]);
+        assert_eq!([pool_on(0), pool_on(1), pool_on(2)], [Some(N + 2), Some(N + 1), None]);
         assert!(!leave(pools[0]), "not the latest");
         assert!(leave(pools[2]));
-        assert_eq!(pool_on(0), Some(1));
+        assert_eq!(pool_on(0), Some(N + 1));
         assert!(lifetime::tags().is_routed());
         assert!(leave(pools[1]) && leave(pools[0]) && !leave(pools[0]));
         assert!(!lifetime::tags().is_routed() && pool_on(0).is_none());
@@ -68,7 +72,7 @@ mod tests {
         let pool = PoolKey::new(3, 4);
         assert!((0..ROUTE_DEPTH).all(|_| enter(pool)));
         assert!(!enter(PoolKey::new(3, 5)));
-        assert_eq!(pool_on(3), Some(4));
+        assert_eq!(pool_on(3), Some(N + 4));
         assert!((0..ROUTE_DEPTH).all(|_| leave(pool)));
         assert!(!leave(pool));
     }

@@ -1,7 +1,7 @@
 //! A contiguous range of memory held, and the blocks in it, as a snapshot tells of them.
 #![deny(unsafe_code)]
 
-use super::capture::PoolId;
+use super::pool::capture::PoolId;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,8 @@
 //! A slab: a few pages cut into equal slots of one size class.
 #![deny(unsafe_code)]
 
-use super::size_class::round;
-use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, SizeClass};
-use crate::record::{BlockSlot, BlockTag, SegmentSlot};
+use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, SizeClass, round};
+use crate::record::{BlockSlot, BlockTag, SegmentEntry, SegmentKind, SegmentSlot};
 
 /// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +114,21 @@ impl Slab {
             waiting: 0,
             free: 0,
             slots: (0..count).map(|slot| Slot { word: next(slot), block: BlockSlot::NONE }).collect(),
+        }
+    }
+
+    /// What the record says of it.
+    pub fn segment_entry(&self) -> SegmentEntry {
+        SegmentEntry {
+            kind: SegmentKind::Slab,
+            address: self.base,
+            bytes: self.shape.slab_bytes(),
+            slot: u64::from(self.shape.slot),
+            stream: self.stream,
+            device: self.tag.device(),
+            lifetime: self.lifetime,
+            capture: self.tag.capture(),
+            ..SegmentEntry::default()
         }
     }
 

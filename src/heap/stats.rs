@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::arena::{Arenas, RegionId, Run, RunState};
-use super::capture::PoolId;
+use super::pool::capture::PoolId;
 use super::size_class::PAGE;
 use super::tally::HeldStats;
 use crate::record::missing_share;

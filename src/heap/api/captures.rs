@@ -2,9 +2,9 @@
 #![deny(unsafe_code)]
 
 use super::{Heap, UNANNOUNCED, WATCH_CAPTURES};
-use crate::heap::capture::{CapturePool, PoolId};
 use crate::heap::device::Device;
 use crate::heap::error::Error;
+use crate::heap::pool::capture::PoolId;
 use crate::heap::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::heap::sync::lock;
 use crate::record::{DeviceGauge, EventKind};
@@ -56,13 +56,7 @@ impl Heap {
         };
         let mut central = lock(&device.central);
         central.captures.match_running(&running);
-        let number = match central.captures.find(id) {
-            Some(number) => number,
-            None => {
-                let space = central.arenas.add_space(true);
-                central.captures.add(CapturePool::new(Some(id), space))
-            }
-        };
+        let number = central.capture_pool(id);
         central.captures.open(number);
         {
             let mut brackets = lock(&self.brackets);
@@ -112,7 +106,7 @@ impl Heap {
     }
 
     /// Closes the brackets that this thread left open when its capture failed: torch does not, and nothing could be asked or waited for
-    /// any more ([`crate::heap::capture::Captures::forget_failed`]). Costs a load where no bracket is open.
+    /// any more ([`crate::heap::pool::capture::Captures::forget_failed`]). Costs a load where no bracket is open.
     pub(super) fn forget_failed_captures(&self, device: &Device) {
         if device.may_ask() || !lock(&device.central).captures.has_own() {
             return;

@@ -12,7 +12,6 @@ use crate::heap::oom::Bytes;
 use crate::heap::page_table::Owner;
 use crate::heap::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::heap::size_class::PAGE;
-use crate::heap::size_class::round;
 use crate::heap::streams;
 use crate::heap::sync::lock;
 use crate::record::{DeviceGauge, EventKind};
@@ -58,16 +57,15 @@ impl Heap {
     /// The live block that starts at `address`.
     pub fn owns(&self, address: u64) -> Option<OwnedBlock> {
         let owner = self.shared.table.get(address);
-        let requested = |device: &Device| device.requested_at(owner, address);
+        let block = |device: &Device| {
+            let block = device.block_at(address, owner).filter(|block| !block.is_pending)?;
+            Some(OwnedBlock { device: device.id, bytes: block.bytes, requested: block.requested })
+        };
         match owner {
             Owner::Slab { device, .. } | Owner::Large { device, .. } => {
-                let (device, requested) = (device, requested(self.device(i64::from(device)).ok()?)?);
-                Some(OwnedBlock { device, bytes: round(requested), requested })
+                block(self.device(i64::from(device)).ok()?)
             }
-            Owner::None => self.devices().find_map(|device| {
-                let (bytes, requested) = lock(&device.central).direct_block(address)?;
-                Some(OwnedBlock { device: device.id, bytes, requested })
-            }),
+            Owner::None => self.devices().find_map(block),
         }
     }
 
@@ -237,7 +235,7 @@ impl Heap {
         let mut central = lock(&device.central);
         device.take_in(shared, &mut central);
         let completed = |stream| device.streams.completed(stream);
-        central.reserves = Default::default();
+        central.pools.drop_reserves();
         central.headroom_is_open = false;
         central.shrink_completed(&*shared.driver, shared.record, &device.streams, &completed);
         central.backing.trim(&*shared.driver);

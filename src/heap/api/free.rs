@@ -124,11 +124,13 @@ impl Heap {
         }
         if shared.config.debug.poison
             && let Some(_asking) = device.ask()
-            && let Some((stream, bytes)) = device.block_at(address, owner)
-            && let Some(Err(error)) = device.streams.with_lasting(stream, |handle| {
+            && let Some(block) = device.block_at(address, owner)
+            // Not while other streams, or a graph, use it.
+            && !block.is_pending && !block.is_shared && block.apart.is_none()
+            && let Some(Err(error)) = device.streams.with_lasting(block.stream, |handle| {
                 match shared.driver.capture_status(device.id, handle) {
                     Ok(CaptureStatus::None) => {
-                        shared.driver.memset(device.id, address, POISON_FREED, bytes, handle)
+                        shared.driver.memset(device.id, address, POISON_FREED, block.bytes, handle)
                     }
                     _ => Ok(()),
                 }

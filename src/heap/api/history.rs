@@ -112,7 +112,7 @@ impl Heap {
                 Owner::Slab { device: id, .. } | Owner::Large { device: id, .. } => id == device.id,
                 Owner::None => true,
             };
-            let facts = if here { device.facts_at(address, owner) } else { None };
+            let facts = if here { device.block_at(address, owner) } else { None };
             facts.filter(|facts| !facts.is_pending).map(|facts| (device, facts))
         });
         let Some((device, facts)) = found else { return };
@@ -130,7 +130,7 @@ impl Heap {
         books.origins.remove(&address);
         books.latest.add(entry);
         let entry = Entry { action: Action::FreeCompleted, ..entry };
-        if facts.waits {
+        if facts.waits() {
             books.waiting.insert(address, entry);
         } else {
             books.latest.add(entry);
@@ -152,7 +152,7 @@ impl Heap {
         let owner = self.shared.table.get(address);
         let Owner::Slab { device, .. } = owner else { return false };
         let device = self.devices.get(device as usize).and_then(|cell| cell.get());
-        device.and_then(|device| device.facts_at(address, owner)).is_some_and(|facts| facts.is_pending)
+        device.and_then(|device| device.block_at(address, owner)).is_some_and(|facts| facts.is_pending)
     }
 
     /// A request was answered with out of memory.

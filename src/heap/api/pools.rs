@@ -4,7 +4,7 @@
 use super::Heap;
 use crate::heap::backing::Kind;
 use crate::heap::device::Device;
-use crate::heap::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
+use crate::heap::pool::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
 use crate::heap::route;
 use crate::heap::size_class::{PAGE, round_up};
 use crate::heap::sync::lock;
@@ -39,40 +39,33 @@ impl Heap {
         let (number, is_new, before, space) = {
             let mut guard = lock(&device.central);
             let central = &mut *guard;
-            let known = central.named.find(name);
-            let limit = limit.or_else(|| central.named.get(known?)?.limit);
+            let known = central.pools.find(name);
+            let limit = limit.or_else(|| central.pools.get(known?)?.rules.limit);
             if let Some(limit) = limit.filter(|&limit| reserve > round_up(limit, PAGE).unwrap_or(u64::MAX)) {
                 return Err(PoolError::ReserveOverLimit { reserve, limit });
             }
             let number = match known {
                 Some(number) => number,
-                None => {
-                    let space = central.arenas.add_space(false);
-                    let added = central.named.add(name, space);
-                    if added.is_none() {
-                        central.arenas.remove_space(space);
-                    }
-                    added.ok_or(PoolError::Name(name.to_owned()))?
-                }
+                None => central.add_named_pool(name).ok_or(PoolError::Name(name.to_owned()))?,
             };
-            let Some(pool) = central.named.get_mut(number) else {
+            let Some(pool) = central.pools.get_mut(number) else {
                 return Err(super::Error::Internal("a pool vanished").into());
             };
-            let before = pool.reserve;
-            pool.limit = limit;
-            pool.reserve = reserve.max(before);
+            let before = pool.rules.reserve;
+            pool.rules.limit = limit;
+            pool.rules.reserve = reserve.max(before);
             // Until it is filled, nobody takes it away.
             pool.busy += 1;
-            (number, known.is_none(), before, pool.space)
+            (number, known.is_none(), before, pool.space())
         };
         let filled = device.fill(shared, space, reserve);
-        let key = PoolKey::new(device.id, number);
+        let key = PoolKey::of(device.id, number);
         {
             let mut central = lock(&device.central);
-            if let Some(pool) = central.named.get_mut(number) {
+            if let Some(pool) = central.pools.get_mut(number) {
                 pool.busy -= 1;
                 if filled.is_err() {
-                    pool.reserve = before;
+                    pool.rules.reserve = before;
                 }
             }
         }
@@ -97,7 +90,7 @@ impl Heap {
     /// There is no such pool, or the thread is in [`crate::heap::route::ROUTE_DEPTH`] pools.
     pub fn pool_enter(&self, key: PoolKey) -> Result<(), PoolError> {
         let device = self.pool_device(key)?;
-        if lock(&device.central).named.get(key.number()).is_none() {
+        if lock(&device.central).pools.get(key.number()).is_none() {
             return Err(PoolError::NoSuchPool(key));
         }
         if route::enter(key) { Ok(()) } else { Err(PoolError::TooDeep) }
@@ -144,7 +137,7 @@ impl Heap {
     pub fn pool_blocks(&self, key: PoolKey, most: usize) -> Result<Vec<LiveBlock>, PoolError> {
         let device = self.pool_device(key)?;
         let central = lock(&device.central);
-        if central.named.get(key.number()).is_none() {
+        if central.pools.get(key.number()).is_none() {
             return Err(PoolError::NoSuchPool(key));
         }
         Ok(central.pool_blocks(key.number(), most))

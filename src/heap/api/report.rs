@@ -103,12 +103,13 @@ impl Heap {
                     let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
                 }
             }
-            for (_, pool) in central.named.iter() {
-                let held = central.arenas.held_bytes(pool.space);
+            for (_, pool) in central.pools.iter() {
+                let Some(name) = pool.name() else { continue };
+                let held = central.arenas.held_bytes(pool.space());
                 let _ = writeln!(
                     text,
-                    "  pool {:?}: {held} B held, {} B in {} live blocks",
-                    pool.name, pool.live_bytes, pool.live
+                    "  pool {name:?}: {held} B held, {} B in {} live blocks",
+                    pool.live_bytes, pool.live
                 );
             }
             for (id, region) in central.arenas.regions() {

@@ -4,8 +4,8 @@
 mod addresses;
 mod ladder;
 pub(in crate::heap) mod moves;
-mod named;
 mod phase;
+mod pools;
 mod small_runs;
 mod stats;
 mod watcher;
@@ -15,18 +15,18 @@ use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::heap::Shared;
 use crate::heap::arena::{Arenas, EVERYBODY, Label, Region, RegionId, Run, RunId, RunState, SpaceId};
 use crate::heap::backing::{Backing, Kind, SPAN};
-use crate::heap::capture::Captures;
 use crate::heap::entry::Action;
 use crate::heap::growth::Pace;
 use crate::heap::ladder::Ladder;
-use crate::heap::lifetime::{LIFETIMES, Lifetime};
-use crate::heap::named::NamedPools;
+use crate::heap::lifetime::Lifetime;
 use crate::heap::page_table::{Page, PageTable};
 use crate::heap::pending::Pending;
 use crate::heap::phase::Watch;
+use crate::heap::pool::Pools;
+use crate::heap::pool::capture::Captures;
 use crate::heap::request::{Growth, Request, Want};
-use crate::heap::size_class::round;
-use crate::heap::size_class::{PAGE, SMALL_MAX, round_up};
+use crate::heap::size_class::{PAGE, SMALL_MAX, round, round_up};
+use crate::heap::slab::Slab;
 use crate::heap::small_runs::SmallRuns;
 use crate::heap::spaces::Spaces;
 use crate::heap::streams::{EVERY, Streams};
@@ -75,12 +75,10 @@ pub struct Central {
     pub arenas: Arenas,
     /// Spans.
     pub backing: Backing,
-    /// CUDA graphs.
+    /// Who uses the spaces of the arenas, and how.
+    pub pools: Pools,
+    /// Which pool a CUDA graph has.
     pub captures: Captures,
-    /// Named pools.
-    pub named: NamedPools,
-    /// What the spaces of lifetimes keep whatever lies idle (`reserve`).
-    pub(in crate::heap) reserves: [u64; LIFETIMES],
     /// The record's lane of large, captured and direct blocks.
     pub writer: LaneWriter,
     /// The record's gauges of the device.
@@ -147,9 +145,8 @@ impl Central {
             device,
             arenas,
             backing,
+            pools: Pools::new(&spaces),
             captures: Captures::default(),
-            named: NamedPools::default(),
-            reserves: [0; LIFETIMES],
             writer,
             gauges,
             spaces,
@@ -426,9 +423,9 @@ impl Central {
         let (size, requested) = (run.bytes, run.requested());
         let Run { stream, lifetime, slot, shared, region, .. } = *run;
         self.freed += size;
-        let apart = !self.captures.pools.is_empty() || !self.named.is_empty();
+        let apart = self.pools.has_apart();
         if shared || apart {
-            let frozen = apart && self.note_free_apart(region, size);
+            let frozen = apart && self.note_free_apart(self.arenas.region(region).space, size);
             if shared || frozen {
                 self.free_shared(streams, id, streams.note_free(stream), frozen);
                 self.writer.block_pending(slot, size, requested, lifetime);
@@ -459,7 +456,7 @@ impl Central {
         user: u32,
         time: u64,
     ) -> Option<()> {
-        if !self.captures.pools.is_empty() || !self.named.is_empty() {
+        if self.pools.has_apart() {
             return None;
         }
         let arenas = &self.arenas;
@@ -500,20 +497,6 @@ impl Central {
             self.pending.push(PendingRun { run: id, epoch, waits });
             self.unsealed += self.arenas.run(id).map_or(0, |run| run.bytes);
         }
-    }
-
-    /// Counts the free of a block of `bytes` of a capture or a named pool. True: its memory must never be reused.
-    #[cold]
-    fn note_free_apart(&mut self, region: RegionId, bytes: u64) -> bool {
-        let space = self.arenas.region(region).space;
-        self.named.note_free(space, bytes);
-        for pool in self.captures.pools.iter_mut().flatten() {
-            if pool.space == space {
-                pool.live -= 1;
-                return pool.frozen;
-            }
-        }
-        false
     }
 
     /// Notes that `user` uses the large block at `address` too. `None`: no such block.
@@ -638,20 +621,15 @@ impl Central {
         want.fit(&mut self.arenas)
     }
 
-    /// Gives to everybody what its streams are past, in all ordinary spaces.
+    /// Gives to everybody what its streams are past, in all pools whose memory every stream may get.
     pub fn promote(&mut self, streams: &Streams) {
-        let named = self.named.iter().map(|(_, pool)| pool.space);
-        let spaces = self.spaces.iter().chain(named);
-        self.arenas.promote_ripe(spaces, &|stream| streams.completed(stream));
+        self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.completed(stream));
     }
 
     /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream is past.
     pub fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
-        for space in self.spaces.iter() {
+        for space in self.pools.shared_spaces() {
             self.arenas.promote(space, completed);
-        }
-        for (_, pool) in self.named.iter() {
-            self.arenas.promote(pool.space, completed);
         }
     }
 
@@ -660,11 +638,8 @@ impl Central {
         referred.extend(self.arenas.streams());
         referred.extend(self.users.values().flatten());
         referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
-        for pool in self.captures.pools.iter().flatten() {
-            pool.lane.streams_referred(referred);
-        }
-        for (_, pool) in self.named.iter() {
-            pool.lane.streams_referred(referred);
+        for (_, shard) in self.pools.shards() {
+            shard.streams_referred(referred);
         }
     }
 
@@ -741,13 +716,19 @@ impl Central {
         }
     }
 
-    /// A slab's run goes back to its arena.
-    pub fn release_slab(&mut self, run: RunId, stream: u32, epoch: u64) {
-        if let Some(run) = self.arenas.run_mut(run) {
+    /// A slab that is in no shard any more goes back to its arena.
+    pub fn release_slab(&mut self, slab: &Slab) {
+        if let Some(run) = self.arenas.run_mut(slab.run) {
             run.is_slab = false;
             self.tally.slab_given(run.bytes);
         }
-        self.arenas.release(run, stream, epoch);
+        self.arenas.release(slab.run, slab.stream, slab.epoch);
+    }
+
+    /// As [`Central::release_slab`]; their bytes.
+    pub fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
+        slabs.iter().for_each(|slab| self.release_slab(slab));
+        slabs.iter().map(|slab| slab.size_class().slab_bytes()).sum()
     }
 }
 
@@ -762,27 +743,4 @@ pub(in crate::heap) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Opt
 #[inline]
 pub fn is_absurd(size: u64) -> bool {
     size > (1 << 48) - PAGE
-}
-
-/// A place in the record for a slab.
-pub fn slab_segment(
-    device: DeviceId,
-    address: u64,
-    bytes: u64,
-    slot: u64,
-    stream: u32,
-    lifetime: u8,
-    capture: u8,
-) -> SegmentEntry {
-    SegmentEntry {
-        kind: SegmentKind::Slab,
-        address,
-        bytes,
-        slot,
-        stream,
-        device: device as u8,
-        lifetime,
-        capture,
-        ..SegmentEntry::default()
-    }
 }

@@ -1,16 +1,15 @@
 //! Frees behind streams, and what memory of no stream waits for.
 #![deny(unsafe_code)]
 
-use crate::heap::arena::RunState;
-use crate::heap::capture::CapturePool;
+use super::walk::{Shard, Visitor, live_slots};
+use crate::heap::arena::{Run, RunId, RunState};
+use crate::heap::central::Central;
 use crate::heap::device::{Device, Owned};
-use crate::heap::lane::{FreeOutcome, LANES, Lane};
-use crate::heap::named::NAMED_LANES;
-use crate::heap::page_table::Owner;
+use crate::heap::lane::FreeOutcome;
 use crate::heap::shared::Shared;
-use crate::heap::slab::SlotState;
 use crate::heap::sync::lock;
 use crate::record::clock;
+use std::convert::Infallible;
 
 impl Device {
     /// Before a large block of all streams is cut: what is parked is looked at first. A block that were cut from another free run instead would leave a
@@ -55,49 +54,31 @@ impl Device {
         Some(())
     }
 
-    /// Bytes asked for of the live block that starts at `address`.
-    pub(in crate::heap) fn requested_at(&self, owner: Owner, address: u64) -> Option<u64> {
-        let (lane, slab) = match owner {
-            Owner::Slab { lane, slab, .. } => (lane, slab),
-            Owner::Large { blocks, .. } => {
-                return lock(&self.central).find(address, blocks).map(|(_, run)| run.requested());
-            }
-            Owner::None => return None,
-        };
-        if let Some(cell) = self.lanes.get(lane as usize) {
-            return lock(cell).lane.requested(slab, address);
-        }
-        let central = lock(&self.central);
-        let of_capture = |number| Some(&central.captures.pools.get(number as usize)?.as_ref()?.lane);
-        let lane: Option<&Lane> = match lane.checked_sub(NAMED_LANES) {
-            Some(number) => central.named.get(number).map(|pool| &pool.lane),
-            None => of_capture(lane - LANES as u32),
-        };
-        lane?.requested(slab, address)
-    }
-
     /// Where all live blocks start.
     pub(in crate::heap) fn live_addresses(&self) -> Vec<u64> {
-        fn of_lane(lane: &Lane, found: &mut Vec<u64>) {
-            for (_, slab) in lane.slabs() {
-                let live = (0..slab.size_class().slots).map(|slot| slab.address(slot));
-                found.extend(live.filter(|&address| {
-                    slab.slot_at(address)
-                        .is_some_and(|slot| matches!(slab.state(slot), SlotState::Live { .. }))
-                }));
-            }
-        }
-        let mut found = Vec::new();
-        for cell in self.lanes.iter() {
-            of_lane(&lock(cell).lane, &mut found);
-        }
-        let central = lock(&self.central);
-        let pools: Vec<&CapturePool> = central.captures.pools.iter().flatten().collect();
-        pools.iter().for_each(|pool| of_lane(&pool.lane, &mut found));
-        central.named.iter().for_each(|(_, pool)| of_lane(&pool.lane, &mut found));
-        let large = central.arenas.blocks().map(|(_, run)| run);
-        found.extend(large.filter(|run| run.state == RunState::Live && !run.is_slab).map(|run| run.address));
-        found.extend(central.direct_blocks().map(|(address, _)| address));
-        found
+        let mut live = Live::default();
+        let Ok(central) = self.walk(&mut live);
+        live.0.extend(central.direct_blocks().map(|(address, _)| address));
+        live.0
+    }
+}
+
+/// Where live blocks start.
+#[derive(Default)]
+struct Live(Vec<u64>);
+
+impl Visitor for Live {
+    type Error = Infallible;
+
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+        let slabs = shard.lane.slabs().map(|(_, slab)| slab);
+        self.0.extend(slabs.flat_map(|slab| live_slots(slab).map(|slot| slab.address(slot))));
+        Ok(())
+    }
+
+    fn run(&mut self, _: RunId, run: &Run, _: &Central) -> Result<(), Infallible> {
+        let is_live = run.state == RunState::Live && !run.is_slab;
+        self.0.extend(is_live.then_some(run.address));
+        Ok(())
     }
 }

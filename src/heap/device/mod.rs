@@ -2,21 +2,23 @@
 #![deny(unsafe_code)]
 
 mod alerts;
-mod captured;
+mod captures;
 mod checkpoint;
 mod everywhere;
-mod history;
+mod find;
 mod oom;
 mod phase;
-mod pooled;
+mod pools;
 mod reclaim;
 mod recycle;
 mod reserve;
+mod slabs;
 mod snapshot;
 mod stats;
 mod tag;
 mod validate;
 mod waits;
+mod walk;
 mod watcher;
 mod watching;
 
@@ -35,11 +37,10 @@ use crate::heap::request::Request;
 use crate::heap::shared::Shared;
 use crate::heap::size_class::round;
 use crate::heap::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
-use crate::heap::slab::Slab;
 use crate::heap::streams::{EVERY, Resolved, Streams};
 use crate::heap::sync::{Mutex, MutexGuard, lock};
 use crate::heap::watching::Watching;
-use crate::record::{BlockTag, EventKind, LaneWriter, clock};
+use crate::record::{EventKind, LaneWriter, clock};
 use crossbeam_utils::{Backoff, CachePadded};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -298,27 +299,13 @@ impl Device {
             }
             let class = self.lane(request.stream).lane.class_of_next_slab(request);
             let size_class = &SIZE_CLASSES[class as usize];
-            let (run, base, epoch) = {
+            let slab = {
                 let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
-                let Some(facts) = central.arenas.run_mut(run) else {
-                    return Err(Error::Internal("a run vanished"));
-                };
-                facts.is_slab = true;
-                let found = (run, facts.address, facts.epoch);
-                central.tally.slab_taken(size_class.slab_bytes());
-                found
+                self.make_slab(shared, &mut central, run, class, &request, 0)
             };
-            let tag = BlockTag::new(self.id as u8, request.lifetime as u8, 0, request.stream);
-            let mut slab = Slab::new(base, class, tag, run);
-            // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.
-            slab.epoch = epoch;
-            let (bytes, slot) = (size_class.slab_bytes(), u64::from(size_class.slot));
-            let segment = central::slab_segment(self.id, base, bytes, slot, request.stream, slab.lifetime, 0);
-            slab.segment = shared.record.segment_insert(&segment);
-            let cell = &mut *self.lane(request.stream);
-            let id = cell.lane.add_slab(slab);
-            let owner = Owner::Slab { device: self.id, lane: request.stream % LANES as u32, slab: id };
-            shared.table.set_range(base, bytes, owner);
+            let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
+            let shard = &mut self.lane(request.stream).lane;
+            self.add_slab(shared, request.stream % LANES as u32, shard, slab);
         }
     }
 
@@ -390,71 +377,6 @@ impl Device {
             }
             FreeOutcome::Unknown => None,
         }
-    }
-
-    pub(in crate::heap) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
-        let slab = cell.lane.remove_slab(id);
-        self.unpublish(shared, slab.as_ref());
-        drop(cell);
-        self.return_slab(slab);
-    }
-
-    /// The pages of a slab that has left its lane are nobody's; called under the lane's lock, so that no free meets a stale owner.
-    pub(in crate::heap) fn unpublish(&self, shared: &Shared, slab: Option<&Slab>) {
-        if let Some(slab) = slab {
-            shared.table.set_range(slab.base, slab.size_class().slab_bytes(), Owner::None);
-            shared.record.segment_remove(slab.segment);
-        }
-    }
-
-    fn return_slab(&self, slab: Option<Slab>) {
-        if let Some(slab) = slab {
-            lock(&self.central).release_slab(slab.run, slab.stream, slab.epoch);
-        }
-    }
-
-    /// Frees the small blocks of a stream's lane whose waits are over.
-    pub fn settle_lane(&self, shared: &Shared, stream: u32) {
-        let slabs: Vec<Option<Slab>> = {
-            let cell = &mut *self.lane(stream);
-            let surplus = cell.lane.settle(&mut cell.writer, &self.streams);
-            surplus
-                .into_iter()
-                .map(|id| cell.lane.remove_slab(id))
-                .inspect(|slab| self.unpublish(shared, slab.as_ref()))
-                .collect()
-        };
-        for slab in slabs {
-            self.return_slab(slab);
-        }
-    }
-
-    /// Takes every empty slab out of the lanes; the bytes given to the arenas.
-    pub fn return_empty_slabs(&self, shared: &Shared) -> u64 {
-        let mut bytes = 0;
-        for lane in 0..LANES as u32 {
-            // Asked at every growth past the slack, where mostly no lane has anything.
-            if self.lane(lane).lane.has_pending() {
-                self.settle_lane(shared, lane);
-            }
-            if !self.lane(lane).lane.has_empty_slabs() {
-                continue;
-            }
-            let slabs: Vec<Slab> = {
-                let cell = &mut *self.lane(lane);
-                let empty = cell.lane.empty_slabs();
-                empty
-                    .into_iter()
-                    .filter_map(|id| cell.lane.remove_slab(id))
-                    .inspect(|slab| self.unpublish(shared, Some(slab)))
-                    .collect()
-            };
-            for slab in slabs {
-                bytes += slab.size_class().slab_bytes();
-                self.return_slab(Some(slab));
-            }
-        }
-        bytes + self.return_empty_pool_slabs(shared)
     }
 
     /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.

@@ -1,21 +1,63 @@
 //! Why memory ran out: what the report says is gathered.
 #![deny(unsafe_code)]
 
+use super::walk::{Shard, Visitor};
+use crate::heap::arena::{Region, RegionId};
 use crate::heap::backing::Kind;
+use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::entry;
-use crate::heap::lifetime::{self, Lifetime};
+use crate::heap::lifetime;
 use crate::heap::oom::Report;
+use crate::heap::pool::{Pool, PoolNumber, Scope};
 use crate::heap::shared::Shared;
 use crate::heap::stats::{free_rows, torn};
-use crate::heap::sync::lock;
+use std::convert::Infallible;
+
+/// What is where.
+struct Cause(Report);
+
+impl Visitor for Cause {
+    type Error = Infallible;
+
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+        // What a graph or a named pool holds is told as a whole.
+        if shard.pool.is_none() {
+            self.0.pending += shard.lane.pending_bytes();
+            for (_, slab) in shard.lane.slabs() {
+                self.0.slab_free += slab.free_bytes();
+                self.0.partly += if slab.used() > 0 { slab.unused_bytes() } else { 0 };
+            }
+        }
+        Ok(())
+    }
+
+    fn pool(&mut self, _: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
+        let held = central.arenas.held_bytes(pool.space());
+        match pool.scope {
+            Scope::Ordinary(lifetime) => {
+                let free = pool.spaces().iter().map(|&space| central.arenas.free_bytes(space));
+                self.0.arena_free[lifetime as usize] = free.sum();
+            }
+            Scope::Capture => self.0.captured += held,
+            Scope::Named(_) => self.0.pooled += held,
+        }
+        Ok(())
+    }
+
+    fn region(&mut self, id: RegionId, _: &Region, central: &Central) -> Result<(), Infallible> {
+        let rows = free_rows(central.arenas.runs_of(id).map(|(_, run)| run));
+        self.0.partly += rows.into_iter().map(|(address, bytes)| torn(address, bytes)).sum::<u64>();
+        Ok(())
+    }
+}
 
 impl Device {
     /// Looks at everything; takes one lock after the other.
     pub(super) fn why_memory_ran_out(&self, shared: &Shared, asked: u64, stream: u32, count: u64) -> Report {
         let (live, live_peak) = shared.record.live(self.id);
         let info = shared.driver.memory_info(self.id).ok();
-        let mut report = Report {
+        let mut cause = Cause(Report {
             device: self.id,
             count,
             asked,
@@ -30,15 +72,9 @@ impl Device {
             capturing: !self.may_ask(),
             apart: !shared.shares(),
             ..Report::default()
-        };
-        for lane in self.lanes.iter() {
-            let cell = lock(lane);
-            report.pending += cell.lane.pending_bytes();
-            report.slab_free += cell.lane.slabs().map(|(_, slab)| slab.free_bytes()).sum::<u64>();
-            let used = cell.lane.slabs().filter(|(_, slab)| slab.used() > 0);
-            report.partly += used.map(|(_, slab)| slab.unused_bytes()).sum::<u64>();
-        }
-        let central = lock(&self.central);
+        });
+        let Ok(central) = self.walk(&mut cause);
+        let Cause(mut report) = cause;
         report.limit = central.limit;
         report.reserved = central.backing.reserved;
         report.pending += central.pending_bytes();
@@ -47,18 +83,6 @@ impl Device {
         report.ladder = central.ladder.clone();
         report.addresses = central.addresses_ran_out.then(|| central.arenas.all_reserved_bytes());
         report.immovable = self.capabilities.vmm && central.backing.kind != Kind::Stitch;
-        for (id, _) in central.arenas.regions() {
-            let rows = free_rows(central.arenas.runs_of(id).map(|(_, run)| run));
-            report.partly += rows.into_iter().map(|(address, bytes)| torn(address, bytes)).sum::<u64>();
-        }
-        for lifetime in Lifetime::ALL {
-            let spaces = central.spaces.of_lifetime(lifetime);
-            report.arena_free[lifetime as usize] = spaces.map(|space| central.arenas.free_bytes(space)).sum();
-        }
-        for pool in central.captures.pools.iter().flatten() {
-            report.captured += central.arenas.held_bytes(pool.space);
-        }
-        report.pooled = central.named.iter().map(|(_, pool)| central.arenas.held_bytes(pool.space)).sum();
         report
     }
 }

@@ -378,7 +378,7 @@ impl Device {
             return Err(Unsynchronized::Capturing);
         }
         let epochs = self.streams.open_epochs();
-        let over = lock(&self.central).captures.over();
+        let over = lock(&self.central).captures_over();
         let mut refused = Ok(());
         self.host_wait(shared, || {
             refused = driver.device_synchronize(self.id);

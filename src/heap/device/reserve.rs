@@ -8,7 +8,7 @@ use crate::heap::bytes::Bytes;
 use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::error::Error;
-use crate::heap::lifetime::{LIFETIMES, Lifetime};
+use crate::heap::lifetime::Lifetime;
 use crate::heap::request::{Growth, Want};
 use crate::heap::reserve::Refused;
 use crate::heap::shared::Shared;
@@ -34,9 +34,11 @@ impl Device {
             let bytes = round_up(bytes, PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
             let mut central = lock(&self.central);
             let space = central.spaces.of(lifetime);
-            central.reserves[lifetime as usize] = bytes;
+            if let Some(pool) = central.pools.ordinary_mut(lifetime) {
+                pool.rules.reserve = bytes;
+            }
             let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
-            central.reserves = [0; LIFETIMES];
+            central.pools.drop_reserves();
             central.shrink_all(&*shared.driver, shared.record, &self.streams);
             for space in central.open_spaces() {
                 central.free_addresses(&*shared.driver, space);
@@ -103,12 +105,12 @@ impl Device {
     /// The last memory before an out-of-memory: what `reserve:` keeps for lifetimes is anybody's from now on. The bytes given back.
     pub(in crate::heap) fn give_up_reserves(&self, shared: &Shared) -> u64 {
         let mut central = lock(&self.central);
-        let reserved: u64 = central.reserves.iter().sum();
+        let reserved: u64 = central.pools.reserves().iter().sum();
         if reserved == 0 {
             return 0;
         }
         let Some(_giving) = self.giving(shared) else { return 0 };
-        central.reserves = [0; LIFETIMES];
+        central.pools.drop_reserves();
         let bytes = central.shrink_all(&*shared.driver, shared.record, &self.streams);
         central.backing.trim(&*shared.driver);
         central.publish_reserved();

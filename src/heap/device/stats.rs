@@ -1,25 +1,74 @@
 //! The numbers of a device.
 #![deny(unsafe_code)]
 
-use crate::heap::capture::CapturePool;
+use super::walk::{Shard, Visitor};
+use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::lane::SlabSums;
-use crate::heap::page_table::Owner;
+use crate::heap::pool::{Pool, PoolNumber, Scope, of_capture};
 use crate::heap::shared::Shared;
 use crate::heap::size_class::SMALL_MAX;
-use crate::heap::size_class::round;
 use crate::heap::stats::{CapturePoolHeld, Stats, TorchStats, bound};
 use crate::heap::sync::lock;
 use crate::nvtx;
 use crate::record::DeviceGauge;
 use crate::record::peaks::SMALL;
+use std::convert::Infallible;
+
+/// What shards and pools come to.
+struct Sums(Stats);
+
+impl Visitor for Sums {
+    type Error = Infallible;
+    const RUNS: bool = false;
+
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+        // What a graph has is told as a whole.
+        if shard.pool.is_none_or(|pool| pool.scope != Scope::Capture) {
+            self.0.pending += shard.lane.pending_bytes();
+            for (_, slab) in shard.lane.slabs() {
+                self.0.slab_bytes += slab.size_class().slab_bytes();
+                self.0.slab_free += slab.free_bytes();
+            }
+        }
+        Ok(())
+    }
+
+    fn pool(&mut self, _: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
+        if pool.scope == Scope::Capture {
+            self.0.captured += central.arenas.held_bytes(pool.space());
+            return Ok(());
+        }
+        for &space in pool.spaces() {
+            self.0.arena_free += central.arenas.free_bytes(space);
+            if pool.is_ordinary() {
+                self.0.largest_free = self.0.largest_free.max(central.arenas.largest_free(space));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The slabs of all shards.
+#[derive(Default)]
+struct Slabs(SlabSums);
+
+impl Visitor for Slabs {
+    type Error = Infallible;
+    const RUNS: bool = false;
+
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+        self.0 = [self.0, shard.lane.slab_sums()].into_iter().sum();
+        Ok(())
+    }
+}
 
 impl Device {
     /// Looks at everything; takes one lock after the other.
     pub fn stats(&self, shared: &Shared) -> Stats {
         let (live, live_peak) = shared.record.live(self.id);
         let counts = self.streams.counts();
-        let mut stats = Stats {
+        let mut sums = Sums(Stats {
             total_memory: self.capabilities.total_memory,
             live,
             live_peak,
@@ -27,40 +76,18 @@ impl Device {
             events_recorded: counts.recorded,
             events_queried: counts.queried,
             ..Stats::default()
-        };
-        for lane in self.lanes.iter() {
-            let cell = lock(lane);
-            stats.pending += cell.lane.pending_bytes();
-            for (_, slab) in cell.lane.slabs() {
-                stats.slab_bytes += slab.size_class().slab_bytes();
-                stats.slab_free += slab.free_bytes();
-            }
-        }
-        let central = lock(&self.central);
+        });
+        let Ok(central) = self.walk(&mut sums);
+        let Sums(mut stats) = sums;
         stats.limit = central.limit;
         stats.reserved = central.backing.reserved;
         stats.reserved_peak = central.peak_reserved;
         stats.pending += central.pending_bytes();
         stats.retries = central.retries;
         stats.out_of_memories = central.out_of_memories;
-        for space in central.spaces.iter() {
-            stats.arena_free += central.arenas.free_bytes(space);
-            stats.largest_free = stats.largest_free.max(central.arenas.largest_free(space));
-        }
-        for pool in central.captures.pools.iter().flatten() {
-            stats.captured += central.arenas.held_bytes(pool.space);
-        }
         stats.largest_request = central.largest_request(shared.shares());
         stats.largest_growing = central.largest_growing(stats.largest_request);
         (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
-        for (_, pool) in central.named.iter() {
-            stats.pending += pool.lane.pending_bytes();
-            stats.arena_free += central.arenas.free_bytes(pool.space);
-            for (_, slab) in pool.lane.slabs() {
-                stats.slab_bytes += slab.size_class().slab_bytes();
-                stats.slab_free += slab.free_bytes();
-            }
-        }
         stats
     }
 
@@ -88,11 +115,9 @@ impl Device {
     /// What torch's `memory_stats` tells; takes one lock after the other.
     pub fn torch_stats(&self, shared: &Shared) -> TorchStats {
         let blocks = shared.record.block_stats(self.id);
-        let mut slabs: SlabSums = self.lanes.iter().map(|lane| lock(lane).lane.slab_sums()).sum();
-        let mut central = lock(&self.central);
-        let captured = central.captures.pools.iter().flatten().map(|pool| pool.lane.slab_sums());
-        let named = central.named.iter().map(|(_, pool)| pool.lane.slab_sums());
-        slabs = [slabs, captured.chain(named).sum()].into_iter().sum();
+        let mut slabs = Slabs::default();
+        let Ok(mut central) = self.walk(&mut slabs);
+        let Slabs(slabs) = slabs;
         // Small blocks that lie in no slab: direct ones, and those that are runs.
         let direct = central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
         let runs_of_small = central.small_runs.small_blocks();
@@ -114,11 +139,12 @@ impl Device {
     /// What each capture pool holds that torch has an id for.
     pub fn capture_pools(&self) -> Vec<CapturePoolHeld> {
         let central = lock(&self.central);
-        let held = |pool: &CapturePool| {
-            let bytes = central.arenas.held_bytes(pool.space);
-            Some(CapturePoolHeld { id: pool.id?, bytes, small: pool.lane.slab_sums().bytes })
+        let held = |(number, id)| {
+            let pool = central.pools.get(of_capture(number))?;
+            let small = pool.shard.as_ref()?.slab_sums().bytes;
+            Some(CapturePoolHeld { id, bytes: central.arenas.held_bytes(pool.space()), small })
         };
-        central.captures.pools.iter().flatten().filter_map(held).collect()
+        central.captures.iter().filter_map(held).collect()
     }
 
     /// Peaks of what torch is told begin again at what there is.
@@ -133,27 +159,5 @@ impl Device {
         let mut central = lock(&self.central);
         let (retries, out_of_memories) = (central.retries, central.out_of_memories);
         central.tally.reset_accumulated(retries, out_of_memories);
-    }
-
-    /// The stream and the live bytes of the block that starts at `address`, unless other streams or a graph use it too.
-    pub(in crate::heap) fn block_at(&self, address: u64, owner: Owner) -> Option<(u32, u64)> {
-        match owner {
-            Owner::Slab { lane, slab, .. } => {
-                let cell = lock(self.lanes.get(lane as usize)?);
-                if cell.lane.is_used_elsewhere(address) {
-                    return None;
-                }
-                let (_, slab) = cell.lane.slabs().find(|(id, _)| *id == slab)?;
-                let facts = slab.facts(slab.slot_at(address)?);
-                Some((slab.stream, round(facts.requested)))
-            }
-            Owner::Large { blocks, .. } => {
-                let central = lock(&self.central);
-                let (_, run) = central.run_at(address, blocks)?;
-                let space = central.arenas.region(run.region).space;
-                (!run.shared && central.spaces.is_ordinary(space)).then_some((run.stream, run.bytes))
-            }
-            Owner::None => None,
-        }
     }
 }

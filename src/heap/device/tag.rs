@@ -7,7 +7,6 @@
 use crate::heap::device::Device;
 use crate::heap::lane::LANES;
 use crate::heap::lifetime::Lifetime;
-use crate::heap::named::NAMED_LANES;
 use crate::heap::page_table::Owner;
 use crate::heap::size_class::round;
 use crate::heap::sync::lock;
@@ -22,11 +21,7 @@ impl Device {
             }
             Owner::Slab { lane, slab, .. } => {
                 let central = &mut *lock(&self.central);
-                let lane = match lane.checked_sub(NAMED_LANES) {
-                    Some(number) => &mut central.named.get_mut(number)?.lane,
-                    None => &mut central.captures.get_mut(lane - LANES as u32)?.lane,
-                };
-                lane.tag(&mut central.writer, slab, address, lifetime)
+                central.pools.shard_mut(lane)?.tag(&mut central.writer, slab, address, lifetime)
             }
             Owner::Large { blocks, .. } => {
                 let central = &mut *lock(&self.central);

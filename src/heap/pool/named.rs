@@ -6,16 +6,12 @@
 //! ladder takes only what lies idle above its reserve.
 #![deny(unsafe_code)]
 
-use super::arena::SpaceId;
-use super::bytes::Bytes;
-use super::error::Error;
-use super::lane::Lane;
+use super::{FIRST_NAMED, PoolNumber};
 use crate::driver::DriverError;
-use std::collections::BTreeMap;
+use crate::heap::bytes::Bytes;
+use crate::heap::error::Error;
 use std::fmt;
 
-/// Numbers of lanes in the page table from here on are those of named pools; below, those of the device and of captures.
-pub const NAMED_LANES: u32 = 1 << 27;
 /// Bytes that a pool's name may have.
 pub const MAX_NAME: usize = 128;
 
@@ -24,9 +20,14 @@ pub const MAX_NAME: usize = 128;
 pub struct PoolKey(pub u64);
 
 impl PoolKey {
-    /// The key of pool `number` of `device`.
-    pub const fn new(device: u32, number: u32) -> Self {
-        Self((device as u64) << 32 | number as u64)
+    /// The key of the named pool that was made as so-manieth of `device`, from 1 on.
+    pub const fn new(device: u32, count: u32) -> Self {
+        Self((device as u64) << 32 | count as u64)
+    }
+
+    /// The key of pool `number` of `device`, which is a named one.
+    pub const fn of(device: u32, number: PoolNumber) -> Self {
+        Self::new(device, number - FIRST_NAMED)
     }
 
     /// The device.
@@ -34,100 +35,10 @@ impl PoolKey {
         (self.0 >> 32) as u32
     }
 
-    /// The number of the pool on its device, from 1.
-    pub const fn number(self) -> u32 {
-        self.0 as u32
-    }
-}
-
-/// One pool.
-pub struct NamedPool {
-    /// What the program calls it.
-    pub name: String,
-    /// Bytes that it keeps whatever lies idle.
-    pub reserve: u64,
-    /// Ceiling on its live bytes.
-    pub limit: Option<u64>,
-    /// Its small blocks.
-    pub lane: Lane,
-    /// Its runs.
-    pub space: SpaceId,
-    /// Blocks that the program has not freed.
-    pub live: u64,
-    /// Their bytes, each rounded up to 512.
-    pub live_bytes: u64,
-    /// Threads that are asking for memory for it outside the central lock.
-    pub busy: u32,
-}
-
-/// The pools of a device.
-#[derive(Default)]
-pub struct NamedPools {
-    pools: BTreeMap<u32, NamedPool>,
-    made: u32,
-}
-
-impl NamedPools {
-    /// Whether there is none.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.pools.is_empty()
-    }
-
-    /// The number of the pool of that name.
-    pub fn find(&self, name: &str) -> Option<u32> {
-        self.iter().find(|(_, pool)| pool.name == name).map(|(number, _)| number)
-    }
-
-    /// A new pool in `space`; its number. `None`: so many have been made that there are no numbers left.
-    pub fn add(&mut self, name: &str, space: SpaceId) -> Option<u32> {
-        let number = self.made.checked_add(1).filter(|&number| number < NAMED_LANES)?;
-        self.made = number;
-        let pool = NamedPool {
-            name: name.to_owned(),
-            reserve: 0,
-            limit: None,
-            lane: Lane::new(1, false),
-            space,
-            live: 0,
-            live_bytes: 0,
-            busy: 0,
-        };
-        self.pools.insert(number, pool);
-        Some(number)
-    }
-
-    /// Forgets a pool.
-    pub fn remove(&mut self, number: u32) -> Option<NamedPool> {
-        self.pools.remove(&number)
-    }
-
-    /// A pool.
-    pub fn get(&self, number: u32) -> Option<&NamedPool> {
-        self.pools.get(&number)
-    }
-
-    /// A pool.
-    pub fn get_mut(&mut self, number: u32) -> Option<&mut NamedPool> {
-        self.pools.get_mut(&number)
-    }
-
-    /// All pools, with their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &NamedPool)> {
-        self.pools.iter().map(|(&number, pool)| (number, pool))
-    }
-
-    /// The bytes that the pool of `space` keeps; `None`: it is no pool's.
-    pub fn reserve_of(&self, space: SpaceId) -> Option<u64> {
-        self.pools.values().find(|pool| pool.space == space).map(|pool| pool.reserve)
-    }
-
-    /// Counts the free of a block of `bytes` in `space`, if that is a pool's.
-    pub fn note_free(&mut self, space: SpaceId, bytes: u64) {
-        if let Some(pool) = self.pools.values_mut().find(|pool| pool.space == space) {
-            pool.live -= 1;
-            pool.live_bytes -= bytes;
-        }
+    /// The number of the pool on its device.
+    pub const fn number(self) -> PoolNumber {
+        // Past all numbers where the key is none of ours.
+        FIRST_NAMED.saturating_add(self.0 as u32)
     }
 }
 
@@ -276,7 +187,7 @@ impl fmt::Display for PoolError {
                 write!(
                     f,
                     "a thread may be in {} pools at a time; leave some first",
-                    super::route::ROUTE_DEPTH
+                    crate::heap::route::ROUTE_DEPTH
                 )
             }
             Self::NotInnermost(key) => {
@@ -295,18 +206,10 @@ mod tests {
 
     #[test]
     fn a_key_says_its_device_and_number() {
-        let key = PoolKey::new(63, NAMED_LANES - 1);
-        assert_eq!((key.device(), key.number()), (63, NAMED_LANES - 1));
-    }
-
-    #[test]
-    fn numbers_are_never_used_again() {
-        let mut pools = NamedPools::default();
-        assert_eq!((pools.add("a", 4), pools.add("b", 5)), (Some(1), Some(2)));
-        assert!(pools.remove(2).is_some() && pools.remove(2).is_none());
-        assert_eq!((pools.add("b", 5), pools.find("b"), pools.find("c")), (Some(3), Some(3), None));
-        pools.made = NAMED_LANES - 1;
-        assert_eq!(pools.add("d", 6), None);
+        let key = PoolKey::of(63, 2 * FIRST_NAMED - 1);
+        assert_eq!((key.device(), key.number()), (63, 2 * FIRST_NAMED - 1));
+        assert_eq!(PoolKey::of(1, FIRST_NAMED + 2), PoolKey::new(1, 2));
+        assert_eq!(PoolKey(u64::MAX).number(), u32::MAX, "a number that no pool has");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Captures: the private memory of CUDA graphs.
+//! Captures: which private pool the blocks of a CUDA graph come from.
 //!
-//! Blocks of a capture come from the private space of their pool id, and go back there: reuse inside is same-stream only, and
-//! nobody else ever gets them before the pool is released, its blocks are freed, and the device has been synchronised after
-//! both (replays run on streams that nobody tells us of). One pool id may serve several captures; they are counted.
+//! Blocks of a capture come from the pool of their pool id, and go back there ([`Reuse::Private`](super::Reuse::Private)): nobody else ever gets
+//! them before the pool is released, its blocks are freed, and the device has been synchronised after both (replays run on streams that
+//! nobody tells us of). One pool id may serve several captures; they are counted.
 //!
 //! The hooks name a pool, the driver names a capture, and nobody says which belongs to which. Each capture begins inside a
 //! bracket of its own, so with one bracket that has no capture yet the answer is certain. With several, the capture gets a
@@ -10,8 +10,6 @@
 //! side by side.
 #![deny(unsafe_code)]
 
-use super::arena::SpaceId;
-use super::lane::Lane;
 use std::thread::{self, ThreadId};
 
 /// torch's `MempoolId_t`.
@@ -31,7 +29,8 @@ pub enum Capturing {
 /// Set in the key of a stream whose capture has failed; the ids of captures are counted up from 1.
 const INVALIDATED: u64 = 1 << 63;
 
-/// The private memory of one pool id, or of captures that no pool id is known of.
+/// What uses the private memory of one pool id, or of captures that no pool id is known of.
+#[derive(Default)]
 pub struct CapturePool {
     /// torch's id.
     pub id: Option<PoolId>,
@@ -43,38 +42,19 @@ pub struct CapturePool {
     pub open: u32,
     /// Begun and not released.
     pub uses: u32,
-    /// Raised with each bracket and each block: what was over and is unchanged has been over all the time.
+    /// Raised with each bracket: what was over and is unchanged, in blocks served too, has been over all the time.
     pub version: u64,
-    /// Nothing in it is ever reused: without the hooks, nobody tells when the graph is gone.
-    pub frozen: bool,
-    /// Blocks that the program has not freed.
-    pub live: u64,
-    /// Its small blocks.
-    pub lane: Lane,
-    /// Its runs.
-    pub space: SpaceId,
 }
 
 impl CapturePool {
-    /// The pool of `id` in a private space.
-    pub fn new(id: Option<PoolId>, space: SpaceId) -> Self {
-        Self {
-            id,
-            ties: Vec::new(),
-            captures: Vec::new(),
-            open: 0,
-            uses: 0,
-            version: 0,
-            frozen: false,
-            live: 0,
-            lane: Lane::new(1, false),
-            space,
-        }
+    /// The pool of `id`.
+    pub fn new(id: PoolId) -> Self {
+        Self { id: Some(id), ..Self::default() }
     }
 
     /// No graph uses it, and none is being made.
     fn is_released(&self) -> bool {
-        !self.frozen && self.uses == 0 && self.open == 0
+        self.uses == 0 && self.open == 0
     }
 }
 
@@ -85,8 +65,8 @@ pub enum Found {
     Pool(u32),
     /// A new one, tied to these.
     Tied(Vec<PoolId>),
-    /// A new one that is never reused.
-    Frozen,
+    /// A new one, for what is never reused.
+    Never,
 }
 
 /// An open begin/end bracket.
@@ -104,9 +84,11 @@ struct Bracket {
 #[derive(Default)]
 pub struct Captures {
     /// By number; `None`: free for another.
-    pub pools: Vec<Option<CapturePool>>,
+    pools: Vec<Option<CapturePool>>,
     /// Oldest first.
     brackets: Vec<Bracket>,
+    /// The pool of captures of which it is not known whose they are: without the hooks, nobody tells when the graph is gone.
+    never: Option<u32>,
 }
 
 impl Captures {
@@ -131,6 +113,30 @@ impl Captures {
                 self.pools.len() as u32 - 1
             }
         }
+    }
+
+    /// The pool of what is never reused; its number.
+    pub fn add_never(&mut self) -> u32 {
+        let number = self.add(CapturePool::default());
+        self.never = Some(number);
+        number
+    }
+
+    /// Forgets a pool.
+    pub fn remove(&mut self, number: u32) {
+        if let Some(place) = self.pools.get_mut(number as usize) {
+            *place = None;
+        }
+    }
+
+    /// All pools that torch has an id for.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, PoolId)> {
+        self.pools.iter().enumerate().filter_map(|(at, pool)| Some((at as u32, pool.as_ref()?.id?)))
+    }
+
+    /// torch's id of a pool.
+    pub fn id(&self, number: u32) -> Option<PoolId> {
+        self.pools.get(number as usize)?.as_ref()?.id
     }
 
     /// A pool.
@@ -227,9 +233,9 @@ impl Captures {
         let key = match capturing {
             Capturing::Id(id) => id,
             Capturing::Invalidated => INVALIDATED | u64::from(stream),
-            Capturing::Unclear => return self.frozen(),
+            Capturing::Unclear => return self.never(),
         };
-        if let Some(number) = self.position(|pool| !pool.frozen && pool.captures.contains(&key)) {
+        if let Some(number) = self.position(|pool| pool.captures.contains(&key)) {
             return Found::Pool(number);
         }
         let unmatched = self.candidates(true);
@@ -241,7 +247,7 @@ impl Captures {
         let is_new = matches!(capturing, Capturing::Id(_)) && !unmatched.is_empty();
         let candidates = if is_new { unmatched } else { self.candidates(false) };
         match candidates.as_slice() {
-            [] => self.frozen(),
+            [] => self.never(),
             &[number] => Found::Pool(number),
             many => Found::Tied(many.iter().filter_map(|&at| self.pools[at as usize].as_ref()?.id).collect()),
         }
@@ -254,14 +260,16 @@ impl Captures {
             Capturing::Invalidated => INVALIDATED | u64::from(stream),
             Capturing::Unclear => return,
         };
-        if let Some(pool) = self.get_mut(number).filter(|pool| !pool.frozen) {
+        if self.never != Some(number)
+            && let Some(pool) = self.get_mut(number)
+        {
             pool.captures.push(key);
         }
     }
 
     /// One pool is enough for all that is never reused.
-    fn frozen(&self) -> Found {
-        self.position(|pool| pool.frozen).map_or(Found::Frozen, Found::Pool)
+    fn never(&self) -> Found {
+        self.never.map_or(Found::Never, Found::Pool)
     }
 
     fn assign(&mut self, number: u32, capture: u64) {
@@ -291,24 +299,21 @@ impl Captures {
         }
     }
 
-    /// Whether the memory of a pool may go to others once the device has been synchronised.
-    pub fn is_over(&self, number: u32) -> bool {
+    /// Whether no graph uses a pool any more: once its blocks are freed and the device has been synchronised, its memory may go to others.
+    pub fn is_released(&self, number: u32) -> bool {
         let Some(pool) = self.pools.get(number as usize).and_then(Option::as_ref) else { return false };
         let is_released = |id: &PoolId| {
             let pool = self.find(*id).and_then(|at| self.pools[at as usize].as_ref());
             pool.is_none_or(CapturePool::is_released)
         };
-        pool.live == 0 && pool.is_released() && pool.ties.iter().all(is_released)
+        self.never != Some(number) && pool.is_released() && pool.ties.iter().all(is_released)
     }
 
-    /// The pools that are over, with their versions: one that is over before a synchronisation and after it, and is of the same
-    /// version, has no replay in flight.
-    pub fn over(&self) -> Vec<(u32, u64)> {
-        let numbered = self.pools.iter().enumerate();
-        numbered
-            .filter_map(|(at, pool)| pool.as_ref().map(|pool| (at as u32, pool.version)))
-            .filter(|&(at, _)| self.is_over(at))
-            .collect()
+    /// The pools that are released, with their versions.
+    pub fn released(&self) -> impl Iterator<Item = (u32, u64)> {
+        let versions = self.pools.iter().enumerate();
+        let versions = versions.filter_map(|(at, pool)| Some((at as u32, pool.as_ref()?.version)));
+        versions.filter(|&(at, _)| self.is_released(at))
     }
 }
 
@@ -319,7 +324,7 @@ mod tests {
     fn captures() -> Captures {
         let mut captures = Captures::default();
         for id in [1, 2] {
-            captures.add(CapturePool::new(Some((0, id)), 0));
+            captures.add(CapturePool::new((0, id)));
         }
         captures
     }
@@ -337,7 +342,7 @@ mod tests {
         assert_eq!(found(&mut captures, 88), Found::Pool(1));
         assert_eq!(found(&mut captures, 77), Found::Pool(0));
         assert!(captures.close(0) && captures.close(1) && !captures.close(1));
-        assert_eq!(found(&mut captures, 77), Found::Frozen);
+        assert_eq!(found(&mut captures, 77), Found::Never);
     }
 
     #[test]
@@ -347,15 +352,15 @@ mod tests {
         captures.open(1);
         let Found::Tied(ties) = found(&mut captures, 77) else { panic!("a guess") };
         assert_eq!(ties, [(0, 1), (0, 2)]);
-        let number = captures.add(CapturePool { ties, ..CapturePool::new(None, 0) });
+        let number = captures.add(CapturePool { ties, ..CapturePool::default() });
         captures.adopt(number, Capturing::Id(77), 5);
         assert_eq!(found(&mut captures, 77), Found::Pool(number));
         assert!(captures.close(0) && captures.close(1));
         for released in [1, 0] {
-            assert!(!captures.is_over(number));
+            assert!(!captures.is_released(number));
             captures.get_mut(released).unwrap().uses -= 1;
         }
-        assert!(captures.is_over(number));
+        assert!(captures.is_released(number));
     }
 
     #[test]
@@ -405,25 +410,24 @@ mod tests {
         });
         captures.open(1);
         assert_eq!((captures.has_own(), captures.forget_failed()), (true, 1));
-        assert!(captures.is_over(0) && !captures.is_over(1));
+        assert!(captures.is_released(0) && !captures.is_released(1));
         assert!(!captures.close(0) && captures.close(1));
     }
 
     #[test]
-    fn a_pool_is_over_when_released_as_often_as_begun_and_empty() {
+    fn a_pool_is_released_when_it_was_as_often_as_begun() {
         let mut captures = captures();
         for _ in 0..2 {
             captures.open(0);
             assert!(captures.close(0));
         }
-        captures.get_mut(0).unwrap().live = 1;
         for _ in 0..2 {
-            assert!(!captures.is_over(0));
+            assert!(!captures.is_released(0));
             captures.get_mut(0).unwrap().uses -= 1;
         }
-        assert!(!captures.is_over(0));
-        captures.get_mut(0).unwrap().live = 0;
-        assert!(captures.is_over(0));
-        assert_eq!(captures.over(), [(0, 2), (1, 0)]);
+        assert!(captures.is_released(0));
+        assert!(captures.released().eq([(0, 2), (1, 0)]));
+        let never = captures.add_never();
+        assert!(!captures.is_released(never));
     }
 }
