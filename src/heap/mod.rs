@@ -16,6 +16,7 @@ pub mod alerts;
 mod api;
 pub mod arena;
 pub mod backing;
+mod bins;
 mod bytes;
 pub mod census;
 pub mod central;

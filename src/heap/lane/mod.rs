@@ -5,9 +5,11 @@
 //! [`Lane::allocate`] answers that it needs a slab, and the caller comes back with one.
 #![deny(unsafe_code)]
 
-use super::lifetime::LIFETIMES;
+mod validate;
+
+use super::bins::{Bin, Bins, NO_SLAB, lender_of, most_borrowed};
 use super::pending::Pending;
-use super::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, Small, class_of, round, small, small_again};
+use super::size_class::{Small, class_of, round, small, small_again};
 use super::slab::{Freed, Slab, SlotState};
 use super::streams::{EVERY, Streams};
 use crate::heap::request::Request;
@@ -19,57 +21,6 @@ pub const LANES: usize = crate::record::LANES - 1;
 const _: () = assert!(LANES.is_power_of_two());
 /// The record's pool of small blocks.
 const SMALL: usize = 0;
-const NO_SLAB: u32 = u32::MAX;
-
-/// The slabs with free slots of one (lifetime, size class) of a stream.
-#[derive(Clone, Copy)]
-struct Bin {
-    first: u32,
-    /// An empty slab stays here, so that a lone block that comes and goes costs nothing more.
-    empties: u32,
-    /// Live blocks of this size class that lie in slabs of a larger one.
-    borrowed: u32,
-}
-
-/// The bins of a stream. A row of classes is rounded up so that masked numbers need no check.
-struct Bins {
-    all: [Bin; LIFETIMES * ROW],
-    /// Of each lifetime, a bit for each class whose bin has a slab to lend from: classes below [`HALF`], and the others.
-    lending: [[u64; 2]; LIFETIMES],
-}
-
-const ROW: usize = CLASSES.next_power_of_two();
-
-impl Bins {
-    fn new() -> Self {
-        Self {
-            all: [Bin { first: NO_SLAB, empties: 0, borrowed: 0 }; LIFETIMES * ROW],
-            lending: [[0; 2]; LIFETIMES],
-        }
-    }
-
-    #[inline(always)]
-    fn at(lifetime: u8, class: u8) -> usize {
-        lifetime as usize % LIFETIMES * ROW + class as usize % ROW
-    }
-
-    /// The word and the bit of a class in [`Bins::lending`].
-    #[inline(always)]
-    fn bit_of(class: u8) -> (usize, u32) {
-        let upper = u32::from(class >= HALF);
-        (upper as usize, (u32::from(class) - upper * u32::from(HALF)) % u64::BITS)
-    }
-
-    /// The next class above `own` with a slab that lends to it one block more. About 20 instructions.
-    #[inline(always)]
-    fn lender(&self, lifetime: u8, own: u8) -> Option<u8> {
-        let (word, bit) = Self::bit_of(own);
-        let above = (self.lending[lifetime as usize % LIFETIMES][word] >> bit).trailing_zeros();
-        let borrowed = self.all[Self::at(lifetime, own)].borrowed;
-        let most = *MOST_BORROWED[own as usize % ROW].get(above as usize)?;
-        (borrowed < u32::from(most)).then_some(own + above as u8)
-    }
-}
 
 /// What the slabs of a lane come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -201,9 +152,8 @@ impl Lane {
         let own = class_of(request.size) as u8;
         let borrowed = self.bin_mut(request.stream, request.lifetime as u8, own).borrowed;
         let lender = lender_of(own);
-        let most =
-            if self.borrows { MOST_BORROWED[own as usize % ROW][usize::from(lender - own)] } else { 0 };
-        if borrowed < u32::from(most) { lender } else { own }
+        let most = if self.borrows { most_borrowed(own, lender) } else { 0 };
+        if borrowed < most { lender } else { own }
     }
 
     /// A block of class `own` in a slab of a larger one is freed.
@@ -268,9 +218,7 @@ impl Lane {
         self.bin_mut(stream, lifetime, class).first = id;
         let lends = self.borrows && id != NO_SLAB;
         if let Some(Some(bins)) = self.bins.get_mut((stream >> self.shift) as usize) {
-            let (word, bit) = Bins::bit_of(class);
-            let word = &mut bins.lending[lifetime as usize % LIFETIMES][word];
-            *word = *word & !(1 << bit) | u64::from(lends) << bit;
+            bins.set_lends(lifetime, class, lends);
         }
     }
 
@@ -584,198 +532,5 @@ impl Lane {
         referred.extend(self.slabs().map(|(_, slab)| slab.stream));
         referred.extend(self.users.values().flatten());
         referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
-    }
-
-    /// Walks every slab and bin.
-    ///
-    /// # Errors
-    /// The first broken invariant, in words.
-    pub fn validate(&self) -> Result<(), String> {
-        let mut listed = 0;
-        for (group, bins) in self.bins.iter().enumerate() {
-            for (at, bin) in bins.iter().flat_map(|bins| bins.all.iter().enumerate()) {
-                let (mut id, mut previous, mut empties) = (bin.first, NO_SLAB, 0);
-                while id != NO_SLAB {
-                    let slab = self.slabs.get(id as usize).and_then(Option::as_deref);
-                    let Some(slab) = slab else {
-                        return Err(format!("a bin lists slab {id}, which is not there"));
-                    };
-                    let home = Bins::at(slab.lifetime, slab.class);
-                    if home != at
-                        || (slab.stream >> self.shift) as usize != group
-                        || slab.previous != previous
-                        || slab.is_full()
-                    {
-                        return Err(format!("slab {:#x} is on the wrong list", slab.base));
-                    }
-                    empties += u32::from(slab.used() == 0);
-                    listed += 1;
-                    (previous, id) = (id, slab.next);
-                }
-                if empties != bin.empties {
-                    return Err(format!("a bin has {empties} empty slabs and counts {}", bin.empties));
-                }
-            }
-        }
-        let mut borrowed = HashMap::new();
-        for (_, slab) in self.slabs() {
-            slab.validate()?;
-            for slot in 0..slab.size_class().slots {
-                let SlotState::Live { .. } = slab.state(slot) else { continue };
-                let own = class_of(slab.facts(slot).requested) as u8;
-                if own != slab.facts(slot).class {
-                    return Err(format!("slab {:#x} has a block of class {own} under another", slab.base));
-                }
-                if own != slab.class {
-                    *borrowed
-                        .entry((slab.stream >> self.shift, Bins::at(slab.lifetime, own)))
-                        .or_insert(0) += 1;
-                }
-            }
-        }
-        for (group, bins) in self.bins.iter().enumerate() {
-            for (lifetime, class) in
-                (0..LIFETIMES as u8).flat_map(|l| (0..CLASSES as u8).map(move |c| (l, c)))
-            {
-                let Some(bins) = bins else { continue };
-                let (word, bit) = Bins::bit_of(class);
-                let lends = bins.lending[usize::from(lifetime)][word] >> bit & 1 == 1;
-                let listed = bins.all[Bins::at(lifetime, class)].first != NO_SLAB;
-                if lends != (listed && self.borrows) {
-                    return Err(format!("class {class} has a slab: {listed}; lends: {lends}"));
-                }
-            }
-            for (at, bin) in bins.iter().flat_map(|bins| bins.all.iter().enumerate()) {
-                let counted = borrowed.get(&(group as u32, at)).copied().unwrap_or(0);
-                if counted != bin.borrowed {
-                    return Err(format!("a bin has borrowed {counted} slots and counts {}", bin.borrowed));
-                }
-            }
-        }
-        let sums_of = |slab: &Slab| {
-            let (bytes, slots) = (slab.size_class().slab_bytes(), slab.size_class().slots);
-            let used = u64::from(slab.used() > 0);
-            SlabSums { bytes, used_bytes: used * bytes, used_slots: used * u64::from(slots) }
-        };
-        let sums = self.slabs().map(|(_, slab)| sums_of(slab)).sum();
-        if self.sums != sums {
-            return Err(format!("the slabs come to {sums:?}, and {:?} is counted", self.sums));
-        }
-        if listed != self.slabs().filter(|(_, slab)| !slab.is_full()).count() {
-            return Err(format!("{listed} slabs are listed, but others have free slots too"));
-        }
-        Ok(())
-    }
-}
-
-/// Slots that are lent to smaller classes (bytes): a class borrows from the next of them, and from what lies between.
-const LENDERS: [u64; 4] = [4 << 10, 32 << 10, 256 << 10, SMALL_MAX];
-
-/// The largest class that lends to a class; itself for a lender.
-static LENDER_OF: [u8; CLASSES] = {
-    let mut table = [0; CLASSES];
-    let (mut class, mut lender) = (0, 0);
-    while class < CLASSES {
-        while (SIZE_CLASSES[class].slot as u64) > LENDERS[lender] {
-            lender += 1;
-        }
-        let mut last = class;
-        while last + 1 < CLASSES && (SIZE_CLASSES[last].slot as u64) < LENDERS[lender] {
-            last += 1;
-        }
-        table[class] = last as u8;
-        class += 1;
-    }
-    table
-};
-
-fn lender_of(class: u8) -> u8 {
-    LENDER_OF[class as usize % CLASSES]
-}
-
-/// A class, from which on the bits of [`Bins::lending`] are in the second word: no class borrows across it.
-const HALF: u8 = {
-    let mut class = 0;
-    while SIZE_CLASSES[class].slot as u64 <= LENDERS[1] {
-        class += 1;
-    }
-    assert!(class <= 64 && CLASSES - class <= 64);
-    class as u8
-};
-
-/// The most classes that a class is below its lender.
-const REACH: usize = {
-    let (mut class, mut reach) = (0, 0);
-    while class < CLASSES {
-        let above = LENDER_OF[class] as usize - class;
-        reach = if above > reach { above } else { reach };
-        assert!((class < HALF as usize) == ((LENDER_OF[class] as usize) < HALF as usize));
-        class += 1;
-    }
-    reach
-};
-
-/// How many blocks a class may have in slots of the class so many above it: as long as the slots take no more than half of what a slab of its
-/// own would. 0 for itself, and beyond its lender.
-static MOST_BORROWED: [[u16; REACH + 1]; ROW] = {
-    let mut table = [[0; REACH + 1]; ROW];
-    let mut own = 0;
-    while own < CLASSES {
-        let mut above = 1;
-        while own + above <= LENDER_OF[own] as usize {
-            table[own][above] =
-                (SIZE_CLASSES[own].slab_bytes() / 2 / SIZE_CLASSES[own + above].slot as u64) as u16;
-            above += 1;
-        }
-        own += 1;
-    }
-    table
-};
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_class_borrows_from_its_lender_and_what_lies_between_up_to_half_a_slab_of_its_own() {
-        for own in 0..CLASSES {
-            let lender = usize::from(lender_of(own as u8));
-            assert!(lender >= own && lender - own <= REACH);
-            for (above, &most) in MOST_BORROWED[own].iter().enumerate() {
-                let taken = |blocks: u16| u64::from(SIZE_CLASSES[own + above].slot) * u64::from(blocks);
-                if above == 0 || own + above > lender {
-                    assert_eq!(most, 0, "class {own} from the one {above} above");
-                } else {
-                    let half = SIZE_CLASSES[own].slab_bytes() / 2;
-                    assert!(taken(most) <= half && taken(most + 1) > half, "class {own}, {above} above");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_class_has_a_bit_of_its_own_and_the_next_slab_above_lends() {
-        let mut bits = HashSet::new();
-        for class in 0..CLASSES as u8 {
-            assert!(bits.insert(Bins::bit_of(class)));
-            let mut bins = Bins::new();
-            let lender = lender_of(class);
-            assert_eq!(bins.lender(0, class), None);
-            for listed in (class + 1..=lender).rev() {
-                let (word, bit) = Bins::bit_of(listed);
-                bins.lending[0][word] |= 1 << bit;
-                let most = MOST_BORROWED[class as usize][usize::from(listed - class)];
-                assert_eq!(bins.lender(0, class), (most > 0).then_some(listed));
-                bins.all[Bins::at(0, class)].borrowed = u32::from(most);
-                assert_eq!(bins.lender(0, class), None, "no more than {most}");
-                bins.all[Bins::at(0, class)].borrowed = 0;
-            }
-            let (word, bit) = Bins::bit_of(lender + 1);
-            if usize::from(lender) + 1 < CLASSES {
-                let mut beyond = Bins::new();
-                beyond.lending[0][word] |= 1 << bit;
-                assert_eq!(beyond.lender(0, class), None, "nothing beyond the lender");
-            }
-        }
     }
 }
