@@ -6,8 +6,9 @@
 #![deny(unsafe_code)]
 
 use super::arena::LoosePages;
+use super::chunk::ChunkId;
 use super::size_class::PAGE;
-use super::stitch::{ChunkId, Pages, Part, Piece};
+use super::stitch::{Pages, Part, Piece};
 use std::cmp::Reverse;
 
 /// Pages that are to move.

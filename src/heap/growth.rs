@@ -7,8 +7,8 @@
 //! The figures behind the constants are in docs/decisions/moving-pages.md.
 #![deny(unsafe_code)]
 
+use super::chunk::LONGEST_CHUNK;
 use super::size_class::PAGE;
-use super::stitch::LONGEST_CHUNK;
 
 /// A heap that has to grow though memory lies idle takes this much more than it needs, where that is left (bytes), but no more than it holds.
 const STEP: u64 = 8 << 20;

@@ -6,8 +6,8 @@
 #![deny(unsafe_code)]
 
 use super::arena::EVERYBODY;
+use super::chunk::{ChunkId, LONGEST_CHUNK};
 use super::size_class::PAGE;
-use super::stitch::{ChunkId, LONGEST_CHUNK};
 use crate::driver::DeviceId;
 use crate::heap::request::Growth;
 use crate::record::{Record, SegmentEntry, SegmentKind, SegmentSlot};

@@ -9,7 +9,6 @@
 //! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
 #![deny(unsafe_code)]
 
-mod access;
 mod address_book;
 mod addresses;
 pub mod alerts;
@@ -20,6 +19,7 @@ mod bins;
 mod bytes;
 pub mod census;
 pub mod central;
+mod chunk;
 pub mod device;
 mod entry;
 mod error;

@@ -38,7 +38,7 @@ pub(super) const PUBLISHING: u32 = 16;
 /// Frees between two marks that give memory back.
 pub(super) const MARK_INTERVAL: u64 = 1 << 10;
 /// The least that is given back at a time, bytes.
-pub(super) const PORTION: u64 = super::stitch::LONGEST_CHUNK;
+pub(super) const PORTION: u64 = super::chunk::LONGEST_CHUNK;
 
 /// Between two times that checkpoints give memory back.
 pub const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);

@@ -16,21 +16,17 @@
 //! A move changes the owners only when every driver call of it has succeeded, so undoing one is to unmap what it mapped.
 #![deny(unsafe_code)]
 
-use super::addresses::{Reservations, Row};
-use super::entry::Action;
-use super::mapping_book::MappingBook;
-use super::segment_log::SegmentLog;
-use super::size_class::PAGE;
+mod access;
+
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
+use crate::heap::addresses::{Reservations, Row};
+use crate::heap::chunk::{ChunkId, LONGEST_CHUNK};
+use crate::heap::entry::Action;
+use crate::heap::mapping_book::MappingBook;
+use crate::heap::segment_log::SegmentLog;
+use crate::heap::size_class::PAGE;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-
-/// The longest chunk (bytes). Creating one has a fixed cost, which few chunks pay; a page table entry of the view at the other
-/// end of a chunk takes address space only.
-pub const LONGEST_CHUNK: u64 = 64 << 20;
-
-/// A chunk's number.
-pub type ChunkId = u32;
 
 /// Stands for the owner of a page that belongs to nobody.
 const NOBODY: u64 = 0;

@@ -1,6 +1,6 @@
 //! Which devices reach mapped pages: the device itself all of them, and each peer that the process uses too.
 //!
-//! A call grants access to a row of mappings ([`super::addresses::Reservations::rows`]). Where the driver refuses one, each mapping is asked for by itself: one
+//! A call grants access to a row of mappings ([`crate::heap::addresses::Reservations::rows`]). Where the driver refuses one, each mapping is asked for by itself: one
 //! bad mapping must not keep its neighbours from a peer, and a peer that is refused must not keep the device from its own memory.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //! ```
 #![deny(unsafe_code)]
 
-use super::stitch::Pages;
+use super::Pages;
 use crate::driver::{DeviceId, Driver, DriverError, Result};
 use std::ops::Range;
 
