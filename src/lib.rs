@@ -8,8 +8,8 @@ pub mod config;
 pub mod door;
 pub mod driver;
 pub mod dump;
-pub mod file;
 pub mod heap;
 pub mod nvtx;
-pub mod record;
-pub mod watch;
+
+pub use gruyere_record as record;
+pub use gruyere_record::{file, watch};

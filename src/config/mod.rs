@@ -7,8 +7,6 @@
 pub mod dropped;
 pub mod keys;
 pub mod logging;
-pub mod record_dir;
-pub mod size;
 
 use crate::driver::cuda::HandleType;
 use crate::watch::Rule;
@@ -17,6 +15,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use gruyere_record::{record_dir, size};
 pub use size::Size;
 
 /// The environment variable that [`Config::from_env`] reads.

@@ -5,15 +5,13 @@
 //! program: what goes wrong is logged.
 
 pub mod gather;
-pub mod memory_viz;
 pub mod outside;
-pub mod pickle;
-pub mod state;
 pub mod text;
+
+pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snapshot};
 
 use crate::file;
 use crate::heap::{Heap, oom::Report};
-use state::State;
 use std::io::{self, Write};
 
 /// Dumps written before it is enough, on each device: programs that halve their batch until it fits run out of memory on purpose.
@@ -21,23 +19,6 @@ pub const MOST_DUMPS: u64 = 32;
 
 /// The longest file that a dump has.
 const MOST_BYTES: u64 = 256 << 20;
-
-/// Writes a state as JSON.
-///
-/// # Errors
-/// `out`'s.
-pub fn write_json(out: &mut dyn Write, state: &State) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, state)?;
-    out.write_all(b"\n")
-}
-
-/// Writes a state as a snapshot of torch's.
-///
-/// # Errors
-/// `out`'s.
-pub fn write_snapshot(out: &mut dyn Write, state: &State) -> io::Result<()> {
-    Ok(pickle::write(out, &memory_viz::Snapshot::of(state))?)
-}
 
 /// Writes the dumps of an out-of-memory to `dump_dir:`, if one is set.
 pub fn out_of_memory(heap: &Heap, report: &Report) {

@@ -89,15 +89,15 @@ fn prometheus(root: &Path) -> Outcome {
     runner::command(cargo(root, &arguments).env("GRUYERE_PROMETHEUS", folder))
 }
 
-/// The model-checked tests: every test target of the root package with "loom" in its name, built with `--cfg loom` in a
+/// The model-checked tests: every test target of the record's package with "loom" in its name, built with `--cfg loom` in a
 /// folder of its own (the flag would rebuild the other one each time), optimised (a model visits millions of states).
 fn loom(root: &Path) -> Outcome {
     let targets = match test_targets(root, "loom") {
         Ok(targets) if !targets.is_empty() => targets,
-        Ok(_) => return check(Err("tests/ has no loom test".into())),
+        Ok(_) => return check(Err("record/tests/ has no loom test".into())),
         Err(reason) => return check(Err(reason)),
     };
-    let mut arguments = vec!["test", "--release", "--package", "gruyere"];
+    let mut arguments = vec!["test", "--release", "--package", "gruyere-record"];
     for target in &targets {
         arguments.extend(["--test", target]);
     }
@@ -113,9 +113,10 @@ fn loom(root: &Path) -> Outcome {
     )
 }
 
-/// The files of tests/ whose name contains `word`, without their ending.
+/// The files of record/tests/ whose name contains `word`, without their ending.
 fn test_targets(root: &Path, word: &str) -> Result<Vec<String>, String> {
-    let files = std::fs::read_dir(root.join("tests")).map_err(|error| format!("tests/: {error}"))?;
+    let files =
+        std::fs::read_dir(root.join("record/tests")).map_err(|error| format!("record/tests/: {error}"))?;
     let mut targets: Vec<_> = files
         .filter_map(|file| file.ok()?.file_name().into_string().ok())
         .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))

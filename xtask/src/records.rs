@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::runner::{Counts, Outcome};
 
-/// As in src/config/record_dir.rs.
+/// As in record/src/record_dir.rs.
 const VARIABLE: &str = "GRUYERE_RECORD_DIR";
 const DEFAULT: &str = "/dev/shm";
 /// As in .cargo/test-runner.

@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::state::{Block, BlockKind, Event, Segment, State};
-use crate::record::EventKind;
+use crate::EventKind;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 

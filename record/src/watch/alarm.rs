@@ -59,8 +59,8 @@ impl Alarm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::DeviceGauge;
-    use crate::record::reader::DeviceSnapshot;
+    use crate::DeviceGauge;
+    use crate::reader::DeviceSnapshot;
     use crate::watch::Forecast;
 
     /// Of a device of 1000 bytes with so many live: whether the alarm spoke.

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use gruyere::record::calls::{CallTime, DriverCall};
-use gruyere::record::claim::Claim;
-use gruyere::record::mapping::file_name;
-use gruyere::record::reader::Cursor;
-use gruyere::record::sweep::{Owners, State, list, sweep};
-use gruyere::record::{
+use gruyere_record::calls::{CallTime, DriverCall};
+use gruyere_record::claim::Claim;
+use gruyere_record::mapping::file_name;
+use gruyere_record::reader::Cursor;
+use gruyere_record::sweep::{Owners, State, list, sweep};
+use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, EventKind, ReadError, Reader, Record, RecordOptions, SegmentEntry,
     SegmentKind, clock,
 };
@@ -172,7 +172,7 @@ fn every_refusal_names_the_file_the_reason_and_the_remedy() {
 fn links_are_refused_by_reader_and_writer() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("target");
-    let facts = gruyere::record::facts::Process::current();
+    let facts = gruyere_record::facts::Process::current();
     let first = folder.path().join(file_name(facts.pid_namespace, facts.pid, facts.start_time, 0));
     std::fs::write(&target, "precious").unwrap();
     symlink(&target, &first).unwrap();

@@ -10,7 +10,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use crate::record::open::effective_user;
+use crate::open::effective_user;
 
 mod system;
 

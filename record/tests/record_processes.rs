@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use gruyere::record::reader::Cursor;
-use gruyere::record::sweep::{Owners, State, list, sweep};
-use gruyere::record::{
+use gruyere_record::reader::Cursor;
+use gruyere_record::sweep::{Owners, State, list, sweep};
+use gruyere_record::{
     BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, LaneWriter, Reader, Record, RecordOptions,
 };
 

@@ -122,7 +122,7 @@ impl Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::open::effective_user;
+    use crate::open::effective_user;
 
     #[test]
     fn a_record_is_believed_where_its_owner_and_the_start_of_its_process_agree_with_proc() {

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gruyere::config::record_dir::{DEFAULT, VARIABLE, record_dir};
-use gruyere::record::{DeviceFacts, Record, RecordOptions};
+use gruyere_record::record_dir::{DEFAULT, VARIABLE, record_dir};
+use gruyere_record::{DeviceFacts, Record, RecordOptions};
 
 #[test]
 fn a_test_program_s_records_are_in_a_folder_of_its_own() {
@@ -17,7 +17,7 @@ fn a_test_program_s_records_are_in_a_folder_of_its_own() {
 }
 
 fn runner() -> Command {
-    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(".cargo/test-runner"))
+    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cargo/test-runner"))
 }
 
 #[test]

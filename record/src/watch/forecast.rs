@@ -18,8 +18,8 @@
 //! Growth that would take far longer than it was seen for is none either.
 
 use super::trend::Trend;
-use crate::record::reader::DeviceSnapshot;
-use crate::record::timeline::TimelineEntry;
+use crate::reader::DeviceSnapshot;
+use crate::timeline::TimelineEntry;
 
 /// A part of the run, as the record's timeline tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -4,8 +4,8 @@
 //! All sizes are in bytes, and all times in nanoseconds since 1970. Blocks are short lists rather than objects: there are many.
 #![deny(unsafe_code)]
 
-use crate::record::facts::Process;
-use crate::record::{LIFETIME_NAMES, reader};
+use crate::facts::Process;
+use crate::{LIFETIME_NAMES, reader};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::btree_map::{BTreeMap, Entry};
 
 use super::{MOST_PAGES, PAGE, Page, Picture, Piece, Range, RangeKind, Reservation, Shadow};
-use crate::record::{SegmentEntry, SegmentKind};
+use crate::{SegmentEntry, SegmentKind};
 
 /// Pages of the longest chunk: the bits of a view's mask.
 const CHUNK_PAGES: u32 = u128::BITS;

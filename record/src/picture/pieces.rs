@@ -1,7 +1,7 @@
 //! Pieces: the blocks of each range, and what lies between them.
 
 use super::{NO_STREAM, PAGE, Page, Picture, Piece, PieceKind, Range};
-use crate::record::{BlockEntry, BlockState, SegmentEntry};
+use crate::{BlockEntry, BlockState, SegmentEntry};
 
 /// The device's blocks as pieces, by address.
 pub fn blocks_of(picture: &mut Picture, blocks: &[(BlockEntry, BlockState)]) -> Vec<Piece> {

@@ -9,12 +9,12 @@
 //! PLDI 2007, found nearly all bugs within two).
 #![cfg(loom)]
 
-use gruyere::record::block_map::{BlockCell, SlotRead};
-use gruyere::record::ring::{Place, Ring, RingCell, RingHead};
-use gruyere::record::seqlock::Sequence;
-use gruyere::record::sync::{AtomicU64, Ordering};
-use gruyere::record::trail::{TrailCell, TrailHead};
-use gruyere::record::{BlockEntry, BlockState, BlockTag, EventKind};
+use gruyere_record::block_map::{BlockCell, SlotRead};
+use gruyere_record::ring::{Place, Ring, RingCell, RingHead};
+use gruyere_record::seqlock::Sequence;
+use gruyere_record::sync::{AtomicU64, Ordering};
+use gruyere_record::trail::{TrailCell, TrailHead};
+use gruyere_record::{BlockEntry, BlockState, BlockTag, EventKind};
 use loom::sync::Arc;
 use loom::thread;
 

@@ -1,14 +1,19 @@
-//! What is known: block map, gauges, event ring and histograms in one shared mapping.
+//! What is known of a process's device memory: block map, gauges, event ring and histograms in one shared mapping, and what reads it.
 //!
 //! The heap writes ([`Record`], [`LaneWriter`], [`DeviceWriter`]); anybody reads ([`Reader`], from this process or another),
 //! without a lock and without a writer ever waiting. [`layout`] is the interface between the two. Nothing depends on the
 //! record but the totals of live bytes: where no shared memory can be had, it goes on in private memory.
+//!
+//! What both sides say in the same words is here too: the rules of alerts and the forecast ([`watch`]), the state of a process's memory as
+//! files have it ([`dump`]), how files are written ([`file`]), sizes as users write them ([`size`]) and where records are ([`record_dir`]).
 
 pub mod block_map;
 pub mod calls;
 pub mod claim;
 pub mod clock;
+pub mod dump;
 pub mod facts;
+pub mod file;
 pub mod gauges;
 mod guard;
 pub mod histogram;
@@ -20,10 +25,12 @@ pub mod peaks;
 pub mod picture;
 mod plain;
 pub mod reader;
+pub mod record_dir;
 pub mod ring;
 pub mod run;
 pub mod segments;
 pub mod seqlock;
+pub mod size;
 mod slots;
 pub mod source;
 pub mod stream;
@@ -33,6 +40,7 @@ pub mod timeline;
 pub mod totals;
 pub mod trace;
 pub mod trail;
+pub mod watch;
 mod writer;
 
 pub use histogram::bucket_of;
@@ -411,7 +419,7 @@ impl Default for RecordOptions {
     fn default() -> Self {
         RecordOptions {
             enabled: true,
-            directory: crate::config::record_dir::record_dir(),
+            directory: crate::record_dir::record_dir(),
             ring_events: 1 << 16,
             max_blocks: 1 << 24,
             kept: 8,

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt as _;
 
-use gruyere::record::reader::Cursor;
-use gruyere::record::{
+use gruyere_record::reader::Cursor;
+use gruyere_record::{
     BlockEntry, BlockSlot, BlockState, DeviceFacts, DeviceGauge, EventKind, LANES, Reader, Record,
     RecordOptions, SegmentEntry, SegmentKind, SegmentSlot, clock,
 };

@@ -2,7 +2,7 @@
 
 use super::amount::{DURATION_FORMS, Duration, Unit, decimal};
 use super::metric::{Facts, Metric};
-use crate::config::Size;
+use crate::size::Size;
 use std::fmt;
 use std::str::FromStr;
 
@@ -181,7 +181,7 @@ impl Threshold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::DeviceGauge;
+    use crate::DeviceGauge;
 
     fn threshold(text: &str) -> Threshold {
         text.parse().unwrap_or_else(|error| panic!("{error}"))

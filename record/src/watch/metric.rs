@@ -2,8 +2,8 @@
 
 use super::amount::Unit;
 use super::forecast::Forecast;
-use crate::record::DeviceGauge;
-use crate::record::reader::DeviceSnapshot;
+use crate::DeviceGauge;
+use crate::reader::DeviceSnapshot;
 
 /// What the values of metrics are taken from.
 #[derive(Clone, Copy, Debug)]
