@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use gruyere::dump::state::lifetime_name;
 use gruyere::heap::oom::Bytes;
-use gruyere::record::picture::PAGE;
-use gruyere::record::reader::Cursor;
-use gruyere::record::ring::Event;
-use gruyere::record::stream::StreamNumber;
-use gruyere::record::{BlockEntry, BlockState, EventKind, Reader, SegmentEntry, SegmentKind};
+use gruyere_record::dump::state::lifetime_name;
+use gruyere_record::picture::PAGE;
+use gruyere_record::reader::Cursor;
+use gruyere_record::ring::Event;
+use gruyere_record::stream::StreamNumber;
+use gruyere_record::{BlockEntry, BlockState, EventKind, Reader, SegmentEntry, SegmentKind};
 use serde_json::{Value, json};
 
 use crate::driver_calls::span;

@@ -8,8 +8,8 @@ use std::io;
 use std::path::Path;
 
 use gruyere::dump::outside;
-use gruyere::dump::state::{self, State};
-use gruyere::record::plain;
+use gruyere_record::dump::state::{self, State};
+use gruyere_record::plain;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 

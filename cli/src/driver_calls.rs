@@ -1,6 +1,6 @@
 //! How long the driver's calls took, for people.
 
-use gruyere::record::calls::CallTime;
+use gruyere_record::calls::CallTime;
 use indicatif::BinaryBytes;
 
 /// A span of time with three digits.

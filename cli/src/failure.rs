@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use gruyere::record::ReadError;
+use gruyere_record::ReadError;
 
 /// What a command's end means; each command's help names those that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use gruyere::record::claim::Claim;
-use gruyere::record::facts::Process;
-use gruyere::record::reader::DeviceSnapshot;
-use gruyere::record::sweep::{self, Found, Look, State};
-use gruyere::record::timeline::TimelineEntry;
-use gruyere::record::{DeviceGauge, ReadError, Reader};
-use gruyere::watch::{Facts, Forecast, Point, Rate, capacity, forecast};
+use gruyere_record::claim::Claim;
+use gruyere_record::facts::Process;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::sweep::{self, Found, Look, State};
+use gruyere_record::timeline::TimelineEntry;
+use gruyere_record::watch::{Facts, Forecast, Point, Rate, capacity, forecast};
+use gruyere_record::{DeviceGauge, ReadError, Reader};
 
 use crate::failure::Failure;
 use crate::target::{Folder, Target, Whose};

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use gruyere::dump::state::{Event, State};
 use gruyere::dump::{outside, text};
 use gruyere::heap::ladder::RUNG_NAMES;
 use gruyere::heap::oom::Bytes;
-use gruyere::record::plain;
-use gruyere::record::reader::DeviceSnapshot;
-use gruyere::record::{EventKind, Reader, facts};
+use gruyere_record::dump::state::{Event, State};
+use gruyere_record::plain;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::{EventKind, Reader, facts};
 use serde::Serialize;
 use serde_json::json;
 
@@ -109,7 +109,7 @@ fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Endi
         same_boot: process.boot == facts::boot_id(),
         out_of_memories: devices
             .iter()
-            .map(|device| device.gauge(gruyere::record::DeviceGauge::OutOfMemories))
+            .map(|device| device.gauge(gruyere_record::DeviceGauge::OutOfMemories))
             .sum(),
         last_event_is_out_of_memory: last.is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
         torn_lanes: devices.iter().map(|device| device.torn_lanes).sum(),
@@ -128,7 +128,7 @@ struct Rung {
 
 fn ladder(device: &DeviceSnapshot) -> Vec<Rung> {
     let gauge = |name: String| {
-        let gauges = gruyere::record::DeviceGauge::ALL.iter();
+        let gauges = gruyere_record::DeviceGauge::ALL.iter();
         gauges.filter(|gauge| gauge.name() == name).map(|&gauge| device.gauge(gauge)).sum()
     };
     let rung = |(number, &name): (usize, &&'static str)| Rung {
@@ -268,7 +268,7 @@ const STRETCHES: usize = 24;
 fn timeline(reader: &Reader<'_>, device: u32) -> Vec<Stretch> {
     let entries = reader.timeline(device).entries;
     let latest = &entries[entries.len().saturating_sub(STRETCHES)..];
-    let stretch = |entry: &gruyere::record::timeline::TimelineEntry| Stretch {
+    let stretch = |entry: &gruyere_record::timeline::TimelineEntry| Stretch {
         time_nanoseconds: entry.realtime_nanoseconds,
         step: entry.sample.step,
         live_high_bytes: entry.sample.live_high,

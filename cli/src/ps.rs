@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use gruyere::record::claim::Claim;
-use gruyere::record::facts::Process;
-use gruyere::record::reader::DeviceSnapshot;
-use gruyere::record::sweep::{self, Found, Listing, State};
-use gruyere::record::{DeviceGauge, ReadError, Reader};
+use gruyere_record::claim::Claim;
+use gruyere_record::facts::Process;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::sweep::{self, Found, Listing, State};
+use gruyere_record::{DeviceGauge, ReadError, Reader};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 

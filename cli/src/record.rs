@@ -6,9 +6,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use gruyere::record::Reader;
-use gruyere::record::reader::{Cursor, Events};
-use gruyere::record::{BlockState, EventKind, clock, trace::TraceFile};
+use gruyere_record::Reader;
+use gruyere_record::reader::{Cursor, Events};
+use gruyere_record::{BlockState, EventKind, clock, trace::TraceFile};
 use serde_json::json;
 
 use crate::failure::{Ended, Exit, Failure};
@@ -188,7 +188,7 @@ impl Recorder {
 /// How long the last look waits, at most, for events that have begun: their threads may be waiting for a processor.
 const LATE: Duration = Duration::from_millis(100);
 
-fn live(reader: &Reader<'_>) -> Vec<gruyere::record::BlockEntry> {
+fn live(reader: &Reader<'_>) -> Vec<gruyere_record::BlockEntry> {
     let blocks = reader.blocks().entries.into_iter().filter(|(_, state)| *state == BlockState::Live);
     blocks.map(|(block, _)| block).collect()
 }
@@ -200,7 +200,7 @@ fn is_of_block(kind: EventKind) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use gruyere::record::{DeviceFacts, Record, RecordOptions};
+    use gruyere_record::{DeviceFacts, Record, RecordOptions};
 
     use super::*;
 

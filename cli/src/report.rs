@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use gruyere::record::missing_share;
-use gruyere::record::plain;
-use gruyere::record::run::{self, Run, RunDevice, Steps};
+use gruyere_record::missing_share;
+use gruyere_record::plain;
+use gruyere_record::run::{self, Run, RunDevice, Steps};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 

@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use gruyere::dump::{self, outside, state::State};
-use gruyere::file;
+use gruyere::dump::outside;
+use gruyere_record::dump::{self, state::State};
+use gruyere_record::file;
 
 use crate::failure::{Ended, Exit, Failure, say};
 use crate::output;

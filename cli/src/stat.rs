@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use gruyere::record::facts::Process;
-use gruyere::record::gauges::BlockCounts;
-use gruyere::record::histogram::Counts;
-use gruyere::record::layout::Degraded;
-use gruyere::record::reader::{Cursor, DeviceSnapshot};
-use gruyere::record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
+use gruyere_record::facts::Process;
+use gruyere_record::gauges::BlockCounts;
+use gruyere_record::histogram::Counts;
+use gruyere_record::layout::Degraded;
+use gruyere_record::reader::{Cursor, DeviceSnapshot};
+use gruyere_record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
 use indicatif::BinaryBytes;
 use serde_json::{Map, Value, json};
 

@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use gruyere::config::record_dir::record_dir;
-use gruyere::record::claim::Claim;
-use gruyere::record::open::effective_user;
-use gruyere::record::sweep::{self, Found, Listing, Opened, State};
-use gruyere::record::{Owners, Reader, facts};
+use gruyere_record::claim::Claim;
+use gruyere_record::open::effective_user;
+use gruyere_record::record_dir::record_dir;
+use gruyere_record::sweep::{self, Found, Listing, Opened, State};
+use gruyere_record::{Owners, Reader, facts};
 
 use crate::failure::Failure;
 

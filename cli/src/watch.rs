@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::CommandFactory;
-use gruyere::record::DeviceGauge;
-use gruyere::watch::{self as thresholds, Alarm, Passed, Threshold, Unit};
+use gruyere_record::DeviceGauge;
+use gruyere_record::watch::{self as thresholds, Alarm, Passed, Threshold, Unit};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 

@@ -7,9 +7,9 @@ mod live_record;
 use std::path::Path;
 use std::process::Command;
 
-use gruyere::record::calls::DriverCall;
-use gruyere::record::run::Run;
-use gruyere::record::{Reader, clock};
+use gruyere_record::calls::DriverCall;
+use gruyere_record::run::Run;
+use gruyere_record::{Reader, clock};
 use serde_json::Value;
 
 fn gruyere(directory: &Path, arguments: &[&str]) -> String {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use gruyere::record::layout::{PAGE, VERSION};
-use gruyere::record::{
+use gruyere_record::layout::{PAGE, VERSION};
+use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SegmentEntry, SegmentKind, clock,
 };
 

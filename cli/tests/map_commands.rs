@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use gruyere::record::{
+use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions, SegmentEntry, SegmentKind,
 };
 use serde_json::Value;

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gruyere::record::calls::DriverCall;
-use gruyere::record::{BlockEntry, DeviceGauge, Record};
+use gruyere_record::calls::DriverCall;
+use gruyere_record::{BlockEntry, DeviceGauge, Record};
 use live_record::{Exporter, ask, record};
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use gruyere::record::{
+use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SegmentEntry, SegmentKind, clock,
 };
 use serde_json::Value;

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use gruyere::config::record_dir::{VARIABLE, record_dir};
-use gruyere::record::{DeviceFacts, Record, RecordOptions};
+use gruyere_record::record_dir::{VARIABLE, record_dir};
+use gruyere_record::{DeviceFacts, Record, RecordOptions};
 use serde_json::Value;
 
 fn listed(set: Option<&str>) -> Vec<u64> {

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use gruyere::record::run::{Cell, Run, RunDevice, SCHEMA, VERSION};
-use gruyere::record::timeline::Sample;
-use gruyere::record::{DeviceFacts, DeviceGauge, Record, RecordOptions};
+use gruyere_record::run::{Cell, Run, RunDevice, SCHEMA, VERSION};
+use gruyere_record::timeline::Sample;
+use gruyere_record::{DeviceFacts, DeviceGauge, Record, RecordOptions};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use gruyere::record::run::Run;
+use gruyere_record::run::Run;
 use signals::{SOON, state, until};
 use tempfile::TempDir;
 use terminal::Terminal;
@@ -420,7 +420,7 @@ fn a_killed_process_is_summed_up_from_its_record() {
     assert!(said.contains("gruyere post"), "{said}");
     // Only what this test left.
     let pid = said.split("gruyere post ").nth(1).unwrap().split('`').next().unwrap();
-    for entry in std::fs::read_dir(gruyere::config::record_dir::record_dir()).unwrap().flatten() {
+    for entry in std::fs::read_dir(gruyere_record::record_dir::record_dir()).unwrap().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("gruyere-") && name.contains(&format!("-{pid}-")) {
             std::fs::remove_file(entry.path()).unwrap();

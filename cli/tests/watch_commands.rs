@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use gruyere::record::{BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
+use gruyere_record::{BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
 use serde_json::Value;
 
 /// A record of this process: a device of 80 GiB, of which 60 are held and 1 is live.

@@ -11,7 +11,7 @@ mod torch;
 
 use crate::failure::say;
 use crate::output;
-use gruyere::file;
+use gruyere_record::file;
 use gruyere_replay::Prices;
 use gruyere_replay::bench::{Contender, Wanted};
 use gruyere_replay::trace::Trace;

@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use gruyere::config::Size;
+use gruyere_record::size::Size;
 
 use super::compare::{Change, DeviceChange};
 

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use gruyere::dump::state::{BlockKind, Class, DeviceState, State, Sum, lifetime_name};
-use gruyere::record::stream::{NO_STREAM, StreamNumber};
+use gruyere_record::dump::state::{BlockKind, Class, DeviceState, State, Sum, lifetime_name};
+use gruyere_record::stream::{NO_STREAM, StreamNumber};
 use indicatif::BinaryBytes;
 use serde::Serialize;
 

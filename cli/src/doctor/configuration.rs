@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gruyere::config::{Config, Preload, PreloadMode, Size, VARIABLE, logging};
+use gruyere::config::{Config, Preload, PreloadMode, VARIABLE, logging};
 use gruyere::nvtx;
-use gruyere::record::sweep::{Found, State};
+use gruyere_record::size::Size;
+use gruyere_record::sweep::{Found, State};
 
 use super::finding::Findings;
 

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use gruyere::record::plain;
+use gruyere_record::plain;
 use serde::Serialize;
 
 /// How bad it is.

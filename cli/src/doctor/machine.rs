@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use gruyere::record::sweep::{Found, State};
+use gruyere_record::sweep::{Found, State};
 use indicatif::BinaryBytes;
 
 use super::finding::Findings;

@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use gruyere::record::claim::Claim;
-use gruyere::record::open::effective_user;
-use gruyere::record::sweep::{self, Found, Listing};
-use gruyere::record::{ReadError, Reader, facts};
+use gruyere_record::claim::Claim;
+use gruyere_record::open::effective_user;
+use gruyere_record::sweep::{self, Found, Listing};
+use gruyere_record::{ReadError, Reader, facts};
 
 use super::exposition::{Family, Kind, Labels, Value};
 use super::families::{Families, Identity, Of, of_record};

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gruyere::heap::ladder::RUNG_NAMES;
-use gruyere::record::calls::{Calls, SIZE_CLASSES};
-use gruyere::record::facts::Process;
-use gruyere::record::histogram::{Counts, bucket_ceiling, bucket_floor};
-use gruyere::record::reader::DeviceSnapshot;
-use gruyere::record::timeline::TimelineEntry;
-use gruyere::record::{DeviceGauge, LIFETIME_NAMES, Reader};
+use gruyere_record::calls::{Calls, SIZE_CLASSES};
+use gruyere_record::facts::Process;
+use gruyere_record::histogram::{Counts, bucket_ceiling, bucket_floor};
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::timeline::TimelineEntry;
+use gruyere_record::{DeviceGauge, LIFETIME_NAMES, Reader};
 
 use super::exposition::{Family, Kind, Labels, Sample, Value};
 use crate::device_uuid::uuid_text;
@@ -484,7 +484,7 @@ fn grouped<T: PartialOrd>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gruyere::record::bucket_of;
+    use gruyere_record::bucket_of;
 
     #[test]
     fn every_gauge_of_a_device_is_exported() {

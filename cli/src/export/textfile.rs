@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use gruyere::file;
+use gruyere_record::file;
 
 use crate::failure::Failure;
 

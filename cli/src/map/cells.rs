@@ -1,7 +1,7 @@
 //! Cells: all memory of a device, in the order of addresses or of physical pages, cut into equal parts, and what each part holds.
 
 use super::strokes::{By, CLASSES, INKS, Ink, Stroke, of_range};
-use gruyere::record::picture::{Page, Picture};
+use gruyere_record::picture::{Page, Picture};
 
 /// A part of the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What the picture does not show: entries that did not fit together, and what the record's tables had no room for.
 
-use gruyere::record::Reader;
-use gruyere::record::picture::Picture;
+use gruyere_record::Reader;
+use gruyere_record::picture::Picture;
 
 /// What is missing in a picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
-use gruyere::record::picture::Picture;
-use gruyere::record::timeline::TimelineEntry;
+use gruyere_record::picture::Picture;
+use gruyere_record::timeline::TimelineEntry;
 use serde_json::{Value, json};
 
 use super::strokes::{Ink, Stroke, of_range};

@@ -1,7 +1,7 @@
 //! The sums and ranges as JSON (docs/map.md). Addresses are text, in hexadecimal: they may be beyond what JSON's readers keep exact.
 
-use gruyere::record::picture::{Picture, Piece, Range};
-use gruyere::record::{DeviceGauge, LIFETIME_NAMES, LIFETIMES, Reader};
+use gruyere_record::picture::{Picture, Piece, Range};
+use gruyere_record::{DeviceGauge, LIFETIME_NAMES, LIFETIMES, Reader};
 use serde_json::{Map, Value, json};
 
 use super::gaps::Missing;

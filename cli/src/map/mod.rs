@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use gruyere::file;
-use gruyere::record::picture::Picture;
-use gruyere::record::plain;
-use gruyere::record::{DeviceGauge, Reader};
+use gruyere_record::file;
+use gruyere_record::picture::Picture;
+use gruyere_record::plain;
+use gruyere_record::{DeviceGauge, Reader};
 use jiff::Timestamp;
 use serde_json::json;
 

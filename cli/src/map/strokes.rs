@@ -2,8 +2,8 @@
 //! used pages is lost and what lies in whole ones is not.
 
 use clap::ValueEnum;
-use gruyere::record::picture::{PAGE, Picture, Piece, PieceKind, Range, RangeKind};
-use gruyere::record::{LIFETIME_NAMES, LIFETIMES};
+use gruyere_record::picture::{PAGE, Picture, Piece, PieceKind, Range, RangeKind};
+use gruyere_record::{LIFETIME_NAMES, LIFETIMES};
 
 /// What a stroke shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

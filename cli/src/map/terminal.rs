@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::cells::{self, Cell, Place, Stretch};
 use super::strokes::{By, CLASSES, Ink};
-use gruyere::record::picture::{Picture, Piece, Sums};
+use gruyere_record::picture::{Picture, Piece, Sums};
 use indicatif::BinaryBytes;
 
 /// How to draw.

@@ -12,9 +12,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use gruyere::heap::size_class::ALIGNMENT;
-use gruyere::record::ring::Event;
-use gruyere::record::trace::{Lines, stream_name};
-use gruyere::record::{BlockEntry, EventKind};
+use gruyere_record::ring::Event;
+use gruyere_record::trace::{Lines, stream_name};
+use gruyere_record::{BlockEntry, EventKind};
 
 /// What happened to a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

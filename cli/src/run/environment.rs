@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use gruyere::config::{Config, VARIABLE};
 use gruyere::door::run_file::TEMPORARY;
-use gruyere::record::facts::{Process, RUN_VARIABLE};
+use gruyere_record::facts::{Process, RUN_VARIABLE};
 use tempfile::TempDir;
 
 use super::library::{DRIVER_NAME, Libraries, NAME};

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use gruyere::config::{Config, PreloadMode};
-use gruyere::record::missing_share;
-use gruyere::record::plain;
-use gruyere::record::run::{Run, RunDevice};
-use gruyere::record::sweep::{Opened, State};
+use gruyere_record::missing_share;
+use gruyere_record::plain;
+use gruyere_record::run::{Run, RunDevice};
+use gruyere_record::sweep::{Opened, State};
 use indicatif::BinaryBytes;
 
 use super::environment::Environment;
@@ -231,7 +231,7 @@ fn bytes(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gruyere::record::calls::CallTime;
+    use gruyere_record::calls::CallTime;
 
     fn process(configuration: &str, end: End) -> Process {
         let device = RunDevice {

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use gruyere::record::facts::Process;
-use gruyere::record::plain;
-use gruyere::record::reader::DeviceSnapshot;
-use gruyere::record::timeline::TimelineEntry;
-use gruyere::watch::{Facts, Forecast};
+use gruyere_record::facts::Process;
+use gruyere_record::plain;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::timeline::TimelineEntry;
+use gruyere_record::watch::{Facts, Forecast};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::columns::Sort;
@@ -256,7 +256,7 @@ impl App {
                     ticks.push_back(Tick {
                         seconds,
                         live: row.snapshot.live,
-                        reserved: row.snapshot.gauge(gruyere::record::DeviceGauge::Reserved),
+                        reserved: row.snapshot.gauge(gruyere_record::DeviceGauge::Reserved),
                         fragmentation: row.snapshot.fragmentation(),
                         rate: row.rate.unwrap_or(0.0),
                     });

@@ -3,8 +3,8 @@
 use std::cmp::Ordering;
 
 use clap::ValueEnum;
-use gruyere::record::DeviceGauge;
-use gruyere::watch::{Duration, Forecast, Metric, Unit};
+use gruyere_record::DeviceGauge;
+use gruyere_record::watch::{Duration, Forecast, Metric, Unit};
 
 use super::app::Row;
 use crate::follow::Life;

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use gruyere::record::calls::CallTime;
-use gruyere::record::clock::Scale;
-use gruyere::record::reader::Cursor;
-use gruyere::record::ring::Event;
-use gruyere::record::{BlockState, Reader, SegmentKind};
+use gruyere_record::calls::CallTime;
+use gruyere_record::clock::Scale;
+use gruyere_record::reader::Cursor;
+use gruyere_record::ring::Event;
+use gruyere_record::{BlockState, Reader, SegmentKind};
 
 use super::app::Key;
 

@@ -1,9 +1,9 @@
 //! Puts the state into a frame: where the panels are on a screen of any size, the table, the detail and the help.
 
-use gruyere::record::plain;
-use gruyere::record::stream::StreamNumber;
-use gruyere::record::{DeviceGauge, LIFETIME_NAMES};
-use gruyere::watch::{Duration, Metric, Unit};
+use gruyere_record::plain;
+use gruyere_record::stream::StreamNumber;
+use gruyere_record::watch::{Duration, Metric, Unit};
+use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::Style;

@@ -16,7 +16,7 @@ mod theme;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use gruyere::watch;
+use gruyere_record::watch;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;

@@ -1,11 +1,11 @@
 //! The panels below the table: each draws into the area that it is given.
 
-use gruyere::record::histogram::bucket_floor;
-use gruyere::record::plain;
-use gruyere::record::ring::Event;
-use gruyere::record::stream::StreamNumber;
-use gruyere::record::{DeviceGauge, EventKind, LIFETIME_NAMES};
-use gruyere::watch::{Duration, Forecast, Metric, Unit};
+use gruyere_record::histogram::bucket_floor;
+use gruyere_record::plain;
+use gruyere_record::ring::Event;
+use gruyere_record::stream::StreamNumber;
+use gruyere_record::watch::{Duration, Forecast, Metric, Unit};
+use gruyere_record::{DeviceGauge, EventKind, LIFETIME_NAMES};
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Rect};
 use ratatui::style::Style;

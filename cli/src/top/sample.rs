@@ -1,7 +1,7 @@
 //! The same as the screen, for programs.
 
-use gruyere::record::{DeviceGauge, LIFETIME_NAMES};
-use gruyere::watch::{Forecast, Metric};
+use gruyere_record::watch::{Forecast, Metric};
+use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 

@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gruyere::record::calls::CallTime;
-use gruyere::record::clock::{Moment, Scale};
-use gruyere::record::facts::Process;
-use gruyere::record::reader::DeviceSnapshot;
-use gruyere::record::ring::Event;
-use gruyere::record::timeline::{Sample, TimelineEntry};
-use gruyere::record::{
+use gruyere_record::calls::CallTime;
+use gruyere_record::clock::{Moment, Scale};
+use gruyere_record::facts::Process;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::ring::Event;
+use gruyere_record::timeline::{Sample, TimelineEntry};
+use gruyere_record::watch::{Forecast, Growth};
+use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, bucket_of, clock,
 };
-use gruyere::watch::{Forecast, Growth};
 use insta::assert_snapshot;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;

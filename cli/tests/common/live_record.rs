@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use gruyere::record::calls::DriverCall;
-use gruyere::record::{BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions};
+use gruyere_record::calls::DriverCall;
+use gruyere_record::{BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions};
 
 /// Two devices, of which only the second is used: 3 blocks live (8, 16 and 32 MiB), one of 4 MiB pending.
 pub fn record(directory: &Path) -> &'static Record {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use gruyere::file;
+use gruyere_record::file;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use tempfile::TempDir;

@@ -12,7 +12,7 @@ const INK_NAMES = ["live block", "pending block (waits for streams)", "free, who
   "free, in a partly used page", "free slots of a slab", "rest of a slot", "tail of a slab", "spare pages, mapped nowhere"];
 const LIFETIMES = ["auto", "transient", "step", "persistent"];
 const NOBODY = 0xffffffff;
-// As src/record/stream.rs.
+// As record/src/stream.rs.
 const ALL_STREAMS = 4094;
 const streamText = (stream) => stream === NOBODY ? "none" : stream === ALL_STREAMS ? "all" : stream;
 const PAGE = 2 * 1024 * 1024;
