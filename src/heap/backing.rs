@@ -10,73 +10,13 @@ use super::lifetime::{LIFETIMES, Lifetime};
 use super::segment_log::SegmentLog;
 use super::size_class::{PAGE, round_up};
 use super::stitch::Pages;
-use crate::config::{self, Config, PoolReuse};
+use crate::config::{Config, PoolReuse};
 use crate::driver::{
-    Capabilities, DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
+    DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 
 /// The step in which the driver's pools grow (bytes). Spans are multiples of it where memory is not short.
 pub const SPAN: u64 = 32 << 20;
-
-/// How memory is got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Pages, mapped where they are needed (`stitch`).
-    Stitch,
-    /// The driver's stream-ordered pools.
-    Pool,
-    /// `cuMemAlloc`.
-    Fixed,
-    /// No spans: every request is a `cuMemAlloc`.
-    Passthrough,
-}
-
-impl Kind {
-    /// What the configuration and the device's abilities come to.
-    pub fn choose(wish: config::Backing, device: &Capabilities) -> Self {
-        let stitch = device.vmm && pages_fit(device.granularity);
-        let best = match (stitch, device.pools) {
-            (true, _) => Self::Stitch,
-            (false, true) => Self::Pool,
-            (false, false) => Self::Fixed,
-        };
-        let is_stitch = matches!(wish, config::Backing::Auto | config::Backing::Stitch);
-        if device.vmm && !stitch && is_stitch {
-            log::warn!(
-                "this device maps memory in units of {} B, of which pages of {PAGE} B are not made; memory cannot be moved, using backing:{}",
-                device.granularity,
-                best.name()
-            );
-        }
-        let (wanted, there) = match wish {
-            config::Backing::Auto => return best,
-            config::Backing::Passthrough => return Self::Passthrough,
-            config::Backing::Fixed => return Self::Fixed,
-            config::Backing::Stitch => (Self::Stitch, stitch),
-            config::Backing::Pool => (Self::Pool, device.pools),
-        };
-        if there {
-            return wanted;
-        }
-        let best = if wanted == Self::Stitch { best } else { Self::Fixed };
-        log::warn!(
-            "backing:{} was asked for, but the device cannot do it; using backing:{}",
-            wanted.name(),
-            best.name()
-        );
-        best
-    }
-
-    /// The word of the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Stitch => "stitch",
-            Self::Pool => "pool",
-            Self::Fixed => "fixed",
-            Self::Passthrough => "passthrough",
-        }
-    }
-}
 
 /// Where a span came from, to give it back there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,17 +31,23 @@ pub struct Span {
     pub taken: u64,
 }
 
+/// The driver's pools that a heap takes spans from; each is made with its first span.
+struct Pools {
+    /// Ours alone: no kernel runs on it.
+    stream: Option<StreamHandle>,
+    by_lifetime: [Option<PoolHandle>; LIFETIMES],
+    /// The most that one may hold (bytes).
+    longest: u64,
+    /// What they are set to when they are made.
+    settings: [(PoolAttribute, u64); 3],
+}
+
 /// The driver side of a device's heap.
 pub struct Backing {
     device: DeviceId,
-    /// How spans are got.
-    pub kind: Kind,
-    stream: Option<StreamHandle>,
-    pools: [Option<PoolHandle>; LIFETIMES],
-    max_pool: u64,
+    /// Where spans come from, but for short ones; without, all are plain allocations.
+    pools: Option<Pools>,
     peers: Vec<DeviceId>,
-    threshold: u64,
-    reuse: [(PoolAttribute, bool); 2],
     /// Spans that nobody uses and the driver would not take back, (address, bytes): tried again at every trim.
     orphans: Vec<(u64, u64)>,
     /// The pages of `backing:stitch`.
@@ -114,6 +60,8 @@ pub struct Backing {
     pub held: u64,
     /// Physical bytes held, as the driver counts them.
     pub reserved: u64,
+    /// Pieces in which it is held: spans, orphans, blocks of the driver's own; or pages.
+    pub pieces: u64,
     /// Driver calls made for spans.
     pub calls: u64,
     /// Those that failed.
@@ -122,29 +70,50 @@ pub struct Backing {
 
 impl Backing {
     /// Holds nothing yet.
-    pub fn new(device: DeviceId, kind: Kind, config: &Config, total_memory: u64) -> Self {
-        let reuse_on = config.pool_reuse == PoolReuse::On;
+    pub fn new(device: DeviceId) -> Self {
         Self {
             device,
-            kind,
-            stream: None,
-            pools: [None; LIFETIMES],
-            max_pool: total_memory.next_multiple_of(PAGE),
+            pools: None,
             peers: Vec::new(),
-            threshold: config.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory)),
-            reuse: [
-                (PoolAttribute::ReuseAllowOpportunistic, reuse_on),
-                (PoolAttribute::ReuseAllowInternalDependencies, reuse_on),
-            ],
             orphans: Vec::new(),
             pages: Pages::new(device),
             log: SegmentLog::new(device),
             plain: 0,
             held: 0,
             reserved: 0,
+            pieces: 0,
             calls: 0,
             errors: 0,
         }
+    }
+
+    /// The same, with the driver's pools to take spans from.
+    pub fn with_pools(self, config: &Config, total_memory: u64) -> Self {
+        let reuse = u64::from(config.pool_reuse == PoolReuse::On);
+        let threshold = config.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory));
+        let pools = Pools {
+            stream: None,
+            by_lifetime: [None; LIFETIMES],
+            longest: total_memory.next_multiple_of(PAGE),
+            settings: [
+                (PoolAttribute::ReuseAllowOpportunistic, reuse),
+                (PoolAttribute::ReuseAllowInternalDependencies, reuse),
+                (PoolAttribute::ReleaseThreshold, threshold),
+            ],
+        };
+        Self { pools: Some(pools), ..self }
+    }
+
+    /// One more piece is held.
+    pub fn hold(&mut self, bytes: u64) {
+        self.held += bytes;
+        self.pieces += 1;
+    }
+
+    /// One piece is held no more.
+    pub fn unhold(&mut self, bytes: u64) {
+        self.held -= bytes;
+        self.pieces -= 1;
     }
 
     fn counted<T>(&mut self, result: Result<T>) -> Result<T> {
@@ -163,7 +132,7 @@ impl Backing {
             let origin = self.take_raw(driver, lifetime, taken)?;
             let span = aligned(origin, taken);
             if span.bytes >= bytes {
-                self.held += taken;
+                self.hold(taken);
                 self.refresh(driver);
                 self.log.note(Action::SegmentAlloc, span.address, span.bytes);
                 return Ok(span);
@@ -179,14 +148,15 @@ impl Backing {
     }
 
     fn take_raw(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<u64> {
-        if !self.is_pooled(bytes) {
+        let Some(mut pools) = self.pools.take_if(|_| bytes.is_multiple_of(SPAN)) else {
             let result = driver.alloc(self.device, bytes);
             let address = self.counted(result)?;
             self.plain += bytes;
             return Ok(address);
-        }
-        let stream = self.stream(driver)?;
-        let pool = self.pool(driver, lifetime)?;
+        };
+        let found = self.stream_and_pool(driver, &mut pools, lifetime);
+        self.pools = Some(pools);
+        let (stream, pool) = found?;
         let result = driver.pool_alloc(self.device, pool, bytes, stream);
         let address = self.counted(result)?;
         let result = driver.stream_synchronize(self.device, stream);
@@ -199,17 +169,22 @@ impl Backing {
 
     /// Whether a span of `bytes` is of the driver's pools: not a short one, of which a pool would take a step.
     fn is_pooled(&self, bytes: u64) -> bool {
-        self.kind == Kind::Pool && bytes.is_multiple_of(SPAN)
+        self.pools.is_some() && bytes.is_multiple_of(SPAN)
     }
 
     /// Whether it is known of a span of `bytes` that giving it back may wait for the device, in a heap that otherwise never waits for that: pools take theirs back on our
     /// own stream, and cuMemFree waits.
     pub fn waits_to_give(&self, bytes: u64) -> bool {
-        self.kind == Kind::Pool && !self.is_pooled(bytes)
+        self.pools.is_some() && !self.is_pooled(bytes)
+    }
+
+    /// The least length from `bytes` on of a span of which it is not known that giving it back may wait ([`Backing::waits_to_give`]).
+    pub fn length_to_give(&self, bytes: u64) -> Option<u64> {
+        if self.waits_to_give(bytes) { bytes.checked_next_multiple_of(SPAN) } else { Some(bytes) }
     }
 
     fn give_raw(&mut self, driver: &dyn Driver, address: u64, bytes: u64) -> Result<()> {
-        if let Some(stream) = self.stream.filter(|_| self.is_pooled(bytes)) {
+        if let Some(stream) = self.private_stream().filter(|_| self.is_pooled(bytes)) {
             let result = driver.pool_free(self.device, address, stream);
             return self.counted(result);
         }
@@ -229,7 +204,7 @@ impl Backing {
 
     /// Gives back a span that [`Backing::take`] gave and nobody has seen.
     pub fn return_unseen(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
-        self.held -= taken;
+        self.unhold(taken);
         let span = aligned(origin, taken);
         self.log.note(Action::SegmentFree, span.address, span.bytes);
         self.discard(driver, origin, taken);
@@ -238,7 +213,7 @@ impl Backing {
 
     /// Keeps what the driver would not take back; it counts as held.
     pub fn keep_orphan(&mut self, origin: u64, taken: u64) {
-        self.held += taken;
+        self.hold(taken);
         self.orphans.push((origin, taken));
     }
 
@@ -248,28 +223,25 @@ impl Backing {
     /// The driver's; the span is still held then.
     pub fn give(&mut self, driver: &dyn Driver, origin: u64, taken: u64) -> Result<()> {
         self.give_raw(driver, origin, taken)?;
-        self.held -= taken;
+        self.unhold(taken);
         self.refresh(driver);
         let span = aligned(origin, taken);
         self.log.note(Action::SegmentFree, span.address, span.bytes);
         Ok(())
     }
 
-    /// Makes the pools give their unused memory to the device.
+    /// Tries again to give back what the driver has refused, and makes the pools give their unused memory to the device.
     pub fn trim(&mut self, driver: &dyn Driver) {
-        if self.kind == Kind::Stitch {
-            self.pages.release(driver, u64::MAX);
-        }
         for (origin, taken) in std::mem::take(&mut self.orphans) {
-            self.held -= taken;
+            self.unhold(taken);
             self.discard(driver, origin, taken);
         }
-        if let Some(stream) = self.stream {
+        if let Some(stream) = self.private_stream() {
             // What was freed on the private stream counts as unused once that stream is past it.
             let result = driver.stream_synchronize(self.device, stream);
             let _ = self.counted(result);
         }
-        for pool in self.pools.into_iter().flatten() {
+        for pool in self.made_pools() {
             let result = driver.pool_trim(self.device, pool, 0);
             let _ = self.counted(result);
         }
@@ -287,29 +259,23 @@ impl Backing {
         [&self.log, &self.pages.log]
     }
 
-    /// Takes the count of pages over, after they have changed.
+    /// Takes the count of pages over, after they have changed: they are all that is held.
     pub fn refresh_pages(&mut self) {
-        if self.kind != Kind::Stitch {
-            return;
-        }
         self.held = self.pages.held();
         self.reserved = self.held;
+        self.pieces = self.held / PAGE;
         self.calls += std::mem::take(&mut self.pages.calls);
         self.errors += std::mem::take(&mut self.pages.errors);
     }
 
-    /// Reads what the driver holds for us.
+    /// Reads what the driver holds for us in spans.
     pub fn refresh(&mut self, driver: &dyn Driver) {
-        if self.kind == Kind::Stitch {
-            self.refresh_pages();
-            return;
-        }
-        if self.kind != Kind::Pool {
+        if self.pools.is_none() {
             self.reserved = self.held;
             return;
         }
         let mut reserved = self.plain;
-        for pool in self.pools.into_iter().flatten() {
+        for pool in self.made_pools() {
             let result = driver.pool_attribute(self.device, pool, PoolAttribute::ReservedCurrent);
             match self.counted(result) {
                 Ok(bytes) => reserved += bytes,
@@ -323,26 +289,36 @@ impl Backing {
         self.reserved = reserved;
     }
 
-    fn stream(&mut self, driver: &dyn Driver) -> Result<StreamHandle> {
-        if let Some(stream) = self.stream {
-            return Ok(stream);
-        }
-        let result = driver.stream_create(self.device);
-        let stream = self.counted(result)?;
-        self.stream = Some(stream);
-        Ok(stream)
+    /// The stream on which spans of the pools come and go, if there is one yet.
+    fn private_stream(&self) -> Option<StreamHandle> {
+        self.pools.as_ref()?.stream
     }
 
-    fn pool(&mut self, driver: &dyn Driver, lifetime: Lifetime) -> Result<PoolHandle> {
-        if let Some(pool) = self.pools[lifetime as usize] {
-            return Ok(pool);
+    /// The pools that there are.
+    fn made_pools(&self) -> impl Iterator<Item = PoolHandle> + use<> {
+        self.pools.as_ref().map_or([None; LIFETIMES], |pools| pools.by_lifetime).into_iter().flatten()
+    }
+
+    /// The private stream and the pool of a lifetime, made where they are not there yet.
+    fn stream_and_pool(
+        &mut self,
+        driver: &dyn Driver,
+        pools: &mut Pools,
+        lifetime: Lifetime,
+    ) -> Result<(StreamHandle, PoolHandle)> {
+        let stream = match pools.stream {
+            Some(stream) => stream,
+            None => {
+                let result = driver.stream_create(self.device);
+                *pools.stream.insert(self.counted(result)?)
+            }
+        };
+        if let Some(pool) = pools.by_lifetime[lifetime as usize] {
+            return Ok((stream, pool));
         }
-        let result = driver.pool_create(self.device, self.max_pool);
+        let result = driver.pool_create(self.device, pools.longest);
         let pool = self.counted(result)?;
-        let settings = self.reuse.map(|(attribute, on)| (attribute, u64::from(on)));
-        for (attribute, value) in
-            settings.into_iter().chain([(PoolAttribute::ReleaseThreshold, self.threshold)])
-        {
+        for (attribute, value) in pools.settings {
             let result = driver.pool_set_attribute(self.device, pool, attribute, value);
             if let Err(error) = self.counted(result) {
                 let _ = driver.pool_destroy(self.device, pool);
@@ -350,16 +326,20 @@ impl Backing {
             }
         }
         for &peer in &self.peers.clone() {
-            let result = driver.pool_allow_peer(self.device, pool, peer);
-            if let Err(error) = self.counted(result) {
-                log::warn!(
-                    "device {peer} cannot be given access to the memory of device {}: {error}",
-                    self.device
-                );
-            }
+            self.let_reach(driver, pool, peer);
         }
-        self.pools[lifetime as usize] = Some(pool);
-        Ok(pool)
+        pools.by_lifetime[lifetime as usize] = Some(pool);
+        Ok((stream, pool))
+    }
+
+    fn let_reach(&mut self, driver: &dyn Driver, pool: PoolHandle, peer: DeviceId) {
+        let result = driver.pool_allow_peer(self.device, pool, peer);
+        if let Err(error) = self.counted(result) {
+            log::warn!(
+                "device {peer} cannot be given access to the memory of device {}: {error}",
+                self.device
+            );
+        }
     }
 
     /// Lets `peer`, which the process has begun to use, reach this device's memory, now and later.
@@ -369,14 +349,8 @@ impl Backing {
         }
         self.peers.push(peer);
         self.pages.allow_peer(driver, peer);
-        for pool in self.pools.into_iter().flatten() {
-            let result = driver.pool_allow_peer(self.device, pool, peer);
-            if let Err(error) = self.counted(result) {
-                log::warn!(
-                    "device {peer} cannot be given access to the memory of device {}: {error}",
-                    self.device
-                );
-            }
+        for pool in self.made_pools() {
+            self.let_reach(driver, pool, peer);
         }
     }
 
@@ -392,28 +366,21 @@ impl Backing {
 
     /// The driver's count of bytes that our pools have handed out, and ours of what came from none, to check the books against.
     pub fn used_by_driver(&self, driver: &dyn Driver) -> Option<u64> {
-        if self.kind != Kind::Pool {
-            return None;
-        }
+        self.pools.as_ref()?;
         let used = |pool| driver.pool_attribute(self.device, pool, PoolAttribute::UsedCurrent).ok();
-        self.pools.into_iter().flatten().map(used).sum::<Option<u64>>().map(|used| used + self.plain)
+        self.made_pools().map(used).sum::<Option<u64>>().map(|used| used + self.plain)
     }
 
     /// Gives the pools and the private stream back (at the heap's end, when no span is held).
-    pub fn destroy(&mut self, driver: &dyn Driver) {
-        self.trim(driver);
-        for pool in self.pools.iter_mut().filter_map(Option::take) {
+    pub fn close(&mut self, driver: &dyn Driver) {
+        let Some(pools) = &mut self.pools else { return };
+        for pool in pools.by_lifetime.iter_mut().filter_map(Option::take) {
             let _ = driver.pool_destroy(self.device, pool);
         }
-        if let Some(stream) = self.stream.take() {
+        if let Some(stream) = pools.stream.take() {
             let _ = driver.stream_destroy(self.device, stream);
         }
     }
-}
-
-/// Whether physical memory and mappings of whole pages are whole units of the driver's. Both are powers of two; a page is the unit of all moves.
-pub fn pages_fit(granularity: u64) -> bool {
-    granularity.is_power_of_two() && PAGE.is_multiple_of(granularity)
 }
 
 /// The page-aligned inside of what the driver gave.
@@ -426,16 +393,6 @@ fn aligned(origin: u64, taken: u64) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pages_are_made_of_any_power_of_two_that_divides_them() {
-        for granularity in [4 << 10, 64 << 10, 512 << 10, PAGE] {
-            assert!(pages_fit(granularity), "{granularity}");
-        }
-        for granularity in [0, 3 << 10, 2 * PAGE, 512 << 20] {
-            assert!(!pages_fit(granularity), "{granularity}");
-        }
-    }
 
     #[test]
     fn the_usable_inside_of_a_span_is_page_aligned() {

@@ -2,7 +2,7 @@
 //!
 //! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use. Requests up to 1 MiB are
 //! served from slabs ([`slab`], [`lane`]) under the lock of their stream's lane; larger ones from runs ([`arena`]) under the device's central
-//! lock. [`streams`] knows what stream order allows, [`backing`] takes memory from the driver, [`reclaim`] finds some when there is
+//! lock. [`streams`] knows what stream order allows, [`supply`] gets memory from the driver and gives it back, [`reclaim`] finds some when there is
 //! none, [`capture`] and [`captured`] keep the memory of CUDA graphs apart.
 //!
 //! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both;
@@ -14,6 +14,7 @@ mod addresses;
 pub mod alerts;
 mod api;
 pub mod arena;
+mod asking;
 pub mod backing;
 mod bins;
 mod bytes;
@@ -52,6 +53,7 @@ mod spaces;
 pub mod stats;
 pub mod stitch;
 pub mod streams;
+pub mod supply;
 mod sync;
 pub mod tally;
 pub mod timed;

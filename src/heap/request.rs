@@ -110,4 +110,29 @@ impl<'a> Growth<'a> {
             completed: &|_| 0,
         }
     }
+
+    /// What giving back needs to know meanwhile; how far the streams are, is told of none.
+    pub(in crate::heap) fn giving(&self) -> Giving<'a> {
+        let Self { driver, record, streams, .. } = *self;
+        Giving { driver, record, streams, completed: &|_| 0 }
+    }
+}
+
+/// What giving back needs to know.
+pub struct Giving<'a> {
+    /// The driver.
+    pub driver: &'a dyn Driver,
+    /// The record.
+    pub record: &'a Record,
+    /// The device's streams.
+    pub streams: &'a Streams,
+    /// The last epoch that a stream is past, for free memory that is still its own.
+    pub completed: &'a dyn Fn(u32) -> u64,
+}
+
+impl<'a> Giving<'a> {
+    /// Of what is everybody's.
+    pub(in crate::heap) fn of(shared: &'a Shared, streams: &'a Streams) -> Self {
+        Self { driver: &*shared.driver, record: shared.record, streams, completed: &|_| 0 }
+    }
 }

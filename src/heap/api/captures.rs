@@ -87,7 +87,7 @@ impl Heap {
             && let Some(_giving) = device.giving(&self.shared)
         {
             // What could not be given back during the capture.
-            central.backing.trim(&*self.shared.driver);
+            device.supply.release(&mut central, &*self.shared.driver);
             central.publish_reserved();
         }
         drop(central);

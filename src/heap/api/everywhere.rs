@@ -3,13 +3,12 @@
 
 use super::{Heap, UNANNOUNCED, WATCH_CAPTURES};
 use crate::driver::StreamHandle;
-use crate::heap::arena::Movable;
-use crate::heap::backing::Kind;
 use crate::heap::device::Device;
 use crate::heap::error::Error;
 use crate::heap::everywhere::{OwnedBlock, SyncPoint};
 use crate::heap::oom::Bytes;
 use crate::heap::page_table::Owner;
+use crate::heap::request::Giving;
 use crate::heap::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::heap::size_class::PAGE;
 use crate::heap::streams;
@@ -190,20 +189,7 @@ impl Heap {
         device.return_empty_slabs(shared);
         let mut central = lock(&device.central);
         device.take_in(shared, &mut central);
-        let waiting = central.pending_bytes() / PAGE * PAGE;
-        if central.backing.kind == Kind::Stitch {
-            let spaces: Vec<_> = central.spaces.iter().collect();
-            let loose = central.arenas.loose_runs(&spaces, &|_, _| Movable::Idle);
-            let parts = loose.iter().flat_map(|loose| central.backing.pages.parts(&loose.pages));
-            // Only whole handles go back; idle pages of others serve blocks to come, where they are.
-            let whole = parts.filter(|part| part.first == 0 && part.behind == 0);
-            let whole: u64 = whole.map(|part| u64::from(part.count()) * PAGE).sum();
-            return whole + central.backing.pages.spare() + waiting;
-        }
-        let spaces = central.spaces.iter();
-        let empty: Vec<_> =
-            spaces.flat_map(|space| central.arenas.empty_regions(space, &|_| u64::MAX)).collect();
-        empty.into_iter().map(|region| central.arenas.region(region).bytes).sum::<u64>() + waiting
+        device.supply.evictable(&central) + central.pending_bytes() / PAGE * PAGE
     }
 
     /// The program uses these devices, and reaches each other's memory: what they have and get is mapped for all of them that can. Where one cannot
@@ -237,15 +223,16 @@ impl Heap {
         let completed = |stream| device.streams.completed(stream);
         central.pools.drop_reserves();
         central.headroom_is_open = false;
-        central.shrink_completed(&*shared.driver, shared.record, &device.streams, &completed);
-        central.backing.trim(&*shared.driver);
+        let giving = Giving { completed: &completed, ..Giving::of(shared, &device.streams) };
+        device.supply.evict(&mut central, &giving);
+        device.supply.release(&mut central, &*shared.driver);
         for space in central.open_spaces() {
             central.free_addresses(&*shared.driver, space);
         }
         central.publish_reserved();
         device.streams.destroy_events(&*shared.driver);
         if central.backing.held == 0 {
-            central.backing.destroy(&*shared.driver);
+            device.supply.close(&mut central, &*shared.driver);
         } else {
             log::warn!(
                 "cudaDeviceReset: {} of device {} could not be given back before it (captured graphs or named pools keep them)",

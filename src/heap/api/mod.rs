@@ -20,6 +20,7 @@ use crate::heap::error::Error;
 use crate::heap::history::History;
 use crate::heap::page_table::PageTable;
 use crate::heap::shared::{MAX_DEVICES, Shared};
+use crate::heap::supply::{self, Way};
 use crate::heap::sync::{Mutex, lock};
 use crate::heap::timed::{OnRecord, Timed};
 use crate::nvtx;
@@ -101,7 +102,7 @@ impl Heap {
         // Never freed: writers on threads that outlive main may still be in it.
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &facts)));
         let debug = config.debug.poison || config.debug.sync;
-        let passthrough = config.backing == crate::config::Backing::Passthrough;
+        let passthrough = supply::settled_way(config.backing, false) == Some(Way::Driver);
         let special =
             WATCH_CAPTURES | if passthrough { PASSTHROUGH } else { 0 } | if debug { DEBUG } else { 0 };
         let trace = config.trace.as_ref().and_then(|name| {
@@ -140,7 +141,7 @@ impl Heap {
     ///
     /// A span is the block's size rounded up to 2 MiB, and serves, once free, blocks of that very size, or goes back to the driver.
     pub fn give_blocks_spans_of_their_own(&mut self) {
-        if self.shared.config.backing == crate::config::Backing::Fixed {
+        if supply::settled_way(self.shared.config.backing, true) == Some(Way::Alone) {
             self.shared.own_spans = true;
             self.special.fetch_or(OWN_SPANS, Ordering::AcqRel);
         }

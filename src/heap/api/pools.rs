@@ -2,7 +2,6 @@
 #![deny(unsafe_code)]
 
 use super::Heap;
-use crate::heap::backing::Kind;
 use crate::heap::device::Device;
 use crate::heap::pool::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
 use crate::heap::route;
@@ -32,9 +31,7 @@ impl Heap {
         }
         let shared = &self.shared;
         let device = self.device(device)?;
-        if device.kind == Kind::Passthrough {
-            return Err(PoolError::Passthrough);
-        }
+        device.supply.may_keep().map_err(|_| PoolError::Passthrough)?;
         let reserve = round_up(reserve, PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
         let (number, is_new, before, space) = {
             let mut guard = lock(&device.central);

@@ -72,7 +72,7 @@ impl Heap {
                 "\ndevice {} ({}), backing {}",
                 device.id,
                 device.capabilities.name,
-                device.kind.name()
+                device.supply.name()
             );
             let central = lock(&device.central);
             for (name, bytes) in [

@@ -3,14 +3,14 @@
 
 use super::{HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
 use crate::driver::StreamHandle;
-use crate::heap::backing::Kind;
 use crate::heap::device::Device;
 use crate::heap::error::Error;
 use crate::heap::request::Request;
 use crate::heap::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::heap::size_class::round;
 use crate::heap::streams::Resolved;
-use crate::heap::{lifetime, route, size_class, streams};
+use crate::heap::supply::Way;
+use crate::heap::{lifetime, route, streams};
 use crate::record::{Record, clock};
 use once_cell::race::OnceBox;
 use std::sync::atomic::Ordering;
@@ -96,16 +96,11 @@ impl Heap {
         let address = match capture {
             // Whatever the backing: memory that a graph uses must stay when its block is freed.
             Some(capture) => device.malloc_captured(shared, request, capture)?,
-            None if device.kind == Kind::Passthrough => device.malloc_direct(shared, request)?,
-            None => match route::pool_on(device.id) {
-                Some(pool) => device.malloc_pooled(shared, request, pool)?,
-                None if shared.own_spans
-                    && device.kind == Kind::Fixed
-                    && request.size >= size_class::SMALL_MAX =>
-                {
-                    device.malloc_whole(shared, request)?
-                }
-                None => device.malloc(shared, request)?,
+            None => match (device.supply.way(request.size), route::pool_on(device.id)) {
+                (Way::Driver, _) => device.malloc_direct(shared, request)?,
+                (_, Some(pool)) => device.malloc_pooled(shared, request, pool)?,
+                (Way::Alone, None) => device.malloc_whole(shared, request)?,
+                (Way::Heap, None) => device.malloc(shared, request)?,
             },
         };
         if shared.config.debug.poison && capture.is_none() && request.stream != streams::EVERY {

@@ -103,7 +103,7 @@ impl Heap {
             device.streams.destroy_events(&*self.shared.driver);
             let mut central = lock(&device.central);
             if central.backing.held == 0 {
-                central.backing.destroy(&*self.shared.driver);
+                device.supply.close(&mut central, &*self.shared.driver);
             }
         }
         self.shared.record.close();

@@ -2,20 +2,18 @@
 #![deny(unsafe_code)]
 
 mod addresses;
+mod direct;
 mod ladder;
 pub(in crate::heap) mod moves;
-mod phase;
 mod pools;
 mod small_runs;
-mod stats;
 mod watcher;
 
 use crate::config::Size;
-use crate::driver::{DeviceId, Driver, DriverError, ErrorKind, Result};
+use crate::driver::{DeviceId, DriverError};
 use crate::heap::Shared;
-use crate::heap::arena::{Arenas, EVERYBODY, Label, Region, RegionId, Run, RunId, RunState, SpaceId};
-use crate::heap::backing::{Backing, Kind, SPAN};
-use crate::heap::entry::Action;
+use crate::heap::arena::{Arenas, EVERYBODY, Label, Run, RunId, RunState, SpaceId};
+use crate::heap::backing::Backing;
 use crate::heap::growth::Pace;
 use crate::heap::ladder::Ladder;
 use crate::heap::lifetime::Lifetime;
@@ -24,8 +22,8 @@ use crate::heap::pending::Pending;
 use crate::heap::phase::Watch;
 use crate::heap::pool::Pools;
 use crate::heap::pool::capture::Captures;
-use crate::heap::request::{Growth, Request, Want};
-use crate::heap::size_class::{PAGE, SMALL_MAX, round, round_up};
+use crate::heap::request::{Request, Want};
+use crate::heap::size_class::{PAGE, SMALL_MAX, round};
 use crate::heap::slab::Slab;
 use crate::heap::small_runs::SmallRuns;
 use crate::heap::spaces::Spaces;
@@ -35,21 +33,15 @@ use crate::heap::waits::Order;
 use crate::heap::watcher::Watched;
 use crate::nvtx;
 use crate::record::{
-    Block, BlockEntry, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, Record,
-    SegmentEntry, SegmentKind, bucket_of, clock, gauges::pool_of,
+    Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, bucket_of, gauges::pool_of,
 };
 use std::collections::{HashMap, HashSet};
 
 /// The record's pools of small and of large blocks.
 const SMALL: usize = 0;
 const LARGE: usize = 1;
-/// A span is at most one part in this of what is left of the device, unless a request is longer.
-const LEFT_SPANS: u64 = 256;
 /// What only a graph or a named pool can use grows by at most this part of what it holds more than it needs: idle, it is lost to all others.
 const OWN_SHARE: u64 = 8;
-/// While little is held, a span is at most this long (bytes), unless a request is longer.
-const YOUNG_SPAN: u64 = 256 << 20;
-
 /// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
 const BATCH_SHARE: u64 = 32;
 
@@ -66,6 +58,19 @@ struct Direct {
     requested: u64,
     lifetime: u8,
     slot: BlockSlot,
+}
+
+/// What a heap settles by once and for all, because of where its memory comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Habits {
+    /// Sizes lie apart ([`Spaces`]).
+    pub sizes_apart: bool,
+    /// Free runs serve whole or not at all ([`Arenas::whole_runs`]).
+    pub whole_runs: bool,
+    /// What is held is counted in pages ([`Tally`]).
+    pub counts_pages: bool,
+    /// Low-memory phases give idle memory back: nobody waits for that.
+    pub gives_back_idle: bool,
 }
 
 /// Everything behind a device's central lock.
@@ -134,13 +139,12 @@ impl Central {
         writer: LaneWriter,
         gauges: DeviceWriter,
         (total_memory, limit): (u64, u64),
+        habits: Habits,
     ) -> Self {
         let mut arenas = Arenas::default();
-        // On so small a device not even an empty one has room for spans of a whole step.
-        let is_small = limit.min(total_memory) / LEFT_SPANS < SPAN;
-        let apart = is_small && matches!(backing.kind, Kind::Pool | Kind::Fixed);
-        let spaces = Spaces::new(&mut arenas, apart);
-        let tally = Tally::new(backing.kind == Kind::Stitch);
+        arenas.whole_runs = habits.whole_runs;
+        let spaces = Spaces::new(&mut arenas, habits.sizes_apart);
+        let tally = Tally::new(habits.counts_pages);
         Self {
             device,
             arenas,
@@ -242,156 +246,14 @@ impl Central {
         self.arenas.held_bytes(space) / OWN_SHARE / PAGE * PAGE
     }
 
-    /// The length of a new span of `space` for `pages` bytes.
-    ///
-    /// Blocks cannot cross spans, so few and long spans leave the fewest gaps at their ends; but what a long one holds too much
-    /// is held for nothing. A sixteenth of what is held, up to 256 MiB, then about a hundredth, came out best on the traces. Where little of the device is left, long
-    /// spans are what a program dies of, and where sizes lie apart, a span is as long as it must be (docs/decisions/near-capacity.md).
-    fn span_for(&self, space: SpaceId, pages: u64) -> u64 {
-        if self.spaces.are_apart() {
-            return pages;
-        }
-        let held = self.backing.held;
-        let left = self.limit.min(self.total_memory).saturating_sub(held);
-        let most = (left / LEFT_SPANS).min(self.longest_step(space).max(SPAN));
-        let share = (held / 16).min(YOUNG_SPAN).max(held / 88).min(most);
-        let step = if most < SPAN { PAGE } else { SPAN };
-        pages.max(share).checked_next_multiple_of(step).unwrap_or(pages)
+    /// The largest free run of the ordinary spaces (bytes).
+    pub(in crate::heap) fn largest_run(&self) -> u64 {
+        self.spaces.iter().map(|space| self.arenas.largest_free(space)).max().unwrap_or(0)
     }
 
-    /// Makes `want` fit: by a new span, or by pages mapped where a run of them is needed.
-    ///
-    /// # Errors
-    /// The driver's; out of memory also where the ceiling would be passed. Nothing is lost then.
-    pub fn extend(&mut self, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
-        let _range = nvtx::range(nvtx::What::Growth, want.bytes);
-        match self.backing.kind {
-            Kind::Stitch => {
-                let done = self.stitch(ctx, want);
-                self.backing.refresh_pages();
-                self.publish_reserved();
-                done
-            }
-            _ => self.grow(ctx, want.space, want.bytes, whole_span).map(|_| ()),
-        }
-    }
-
-    /// Takes a span of at least `bytes` into `space`.
-    ///
-    /// # Errors
-    /// The driver's; out of memory also where the ceiling would be passed. Nothing has changed then.
-    fn grow(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64, whole_span: bool) -> Result<RegionId> {
-        let too_large = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
-        let pages = round_up(bytes, PAGE).ok_or(too_large)?;
-        let span = if whole_span && !self.arenas.whole_runs { self.span_for(space, pages) } else { pages };
-        // Of what only a graph or a named pool can use nothing waits for the device when it goes: it is the driver's pools', whole steps.
-        let is_steps = self.backing.kind == Kind::Pool && !self.spaces.is_ordinary(space);
-        let span = if is_steps { span.checked_next_multiple_of(SPAN).ok_or(too_large)? } else { span };
-        if self.backing.held.checked_add(span).is_none_or(|held| held > self.limit) {
-            return Err(too_large);
-        }
-        let span = self.backing.take(ctx.driver, ctx.lifetime, span)?;
-        if !ctx.table.cover(span.address, span.bytes) {
-            self.backing.return_unseen(ctx.driver, span.origin, span.taken);
-            log::error!(
-                "the driver gave address {:#x}, beyond 48 bits: this device cannot be managed",
-                span.address
-            );
-            return Err(DriverError::new("address range", ErrorKind::Other, 0));
-        }
-        let region =
-            self.arenas.add_region(space, span.address, span.bytes, (span.origin, span.taken), EVERYBODY);
-        let slot = ctx.record.segment_insert(&SegmentEntry {
-            kind: SegmentKind::Span,
-            address: span.address,
-            bytes: span.bytes,
-            slot: 0,
-            stream: EVERYBODY,
-            device: self.device as u8,
-            lifetime: ctx.lifetime as u8,
-            capture: ctx.capture,
-            ..SegmentEntry::default()
-        });
-        self.arenas.set_region_slot(region, slot);
-        self.gauges.add(DeviceGauge::Grows, 1);
-        self.publish_reserved();
-        let (kind, lifetime) = (EventKind::Grow, ctx.lifetime as u8);
-        ctx.record.event(
-            kind,
-            self.device as u8,
-            lifetime,
-            EVERYBODY,
-            span.address,
-            span.bytes,
-            clock::now(),
-        );
-        Ok(region)
-    }
-
-    /// Gives a wholly free region, all of whose uses are done, back to the driver. False: the driver refused, and the region stays.
-    pub fn shrink(&mut self, driver: &dyn Driver, record: &Record, id: RegionId) -> bool {
-        let region = self.arenas.region(id).clone();
-        let (origin, taken) = region.span;
-        if let Err(error) = self.backing.give(driver, origin, taken) {
-            log::warn!("the driver did not take the span {origin:#x} back: {error}; it stays in use");
-            return false;
-        }
-        self.arenas.remove_region(id);
-        record.segment_remove(region.slot);
-        self.gauges.add(DeviceGauge::Releases, 1);
-        self.publish_reserved();
-        let device = self.device as u8;
-        record.event(EventKind::Release, device, 0, EVERYBODY, region.address, region.bytes, clock::now());
-        true
-    }
-
-    /// Gives the empty regions of the ordinary spaces back. Their bytes.
-    pub fn shrink_all(&mut self, driver: &dyn Driver, record: &Record, streams: &Streams) -> u64 {
-        self.shrink_completed(driver, record, streams, &|_| 0)
-    }
-
-    /// As [`Central::shrink_all`], while memory is not short: pools' heaps wait for nothing then. Their bytes.
-    pub fn shrink_unasked(&mut self, driver: &dyn Driver, record: &Record, streams: &Streams) -> u64 {
-        self.shrink_empty(driver, record, streams, &|_| 0, false)
-    }
-
-    /// As [`Central::shrink_all`], those too that belong to one stream which is past all that was freed in them (`completed`
-    /// tells the last epoch that it is past).
-    pub fn shrink_completed(
-        &mut self,
-        driver: &dyn Driver,
-        record: &Record,
-        streams: &Streams,
-        completed: &dyn Fn(u32) -> u64,
-    ) -> u64 {
-        self.shrink_empty(driver, record, streams, completed, true)
-    }
-
-    fn shrink_empty(
-        &mut self,
-        driver: &dyn Driver,
-        record: &Record,
-        streams: &Streams,
-        completed: &dyn Fn(u32) -> u64,
-        may_wait: bool,
-    ) -> u64 {
-        if self.backing.kind == Kind::Stitch {
-            let spaces = self.open_spaces();
-            self.loosen(driver, streams, &spaces, completed, u64::MAX);
-            let bytes = self.backing.pages.release(driver, u64::MAX);
-            self.backing.refresh_pages();
-            self.publish_reserved();
-            return bytes;
-        }
-        let mut bytes = 0;
-        for space in self.open_spaces() {
-            for id in self.arenas.empty_regions(space, completed) {
-                let Region { bytes: size, span: (_, taken), .. } = *self.arenas.region(id);
-                let kept = self.spare_of(space) < size || !may_wait && self.backing.waits_to_give(taken);
-                bytes += if !kept && self.shrink(driver, record, id) { size } else { 0 };
-            }
-        }
-        bytes
+    /// What may still be taken from the driver under the ceiling (bytes, whole pages).
+    pub(in crate::heap) fn room_left(&self) -> u64 {
+        self.limit.saturating_sub(self.backing.reserved) / PAGE * PAGE
     }
 
     /// Tells the record what is held.
@@ -399,7 +261,7 @@ impl Central {
         let reserved = self.backing.reserved;
         nvtx::reserved(self.device, reserved);
         self.peak_reserved = self.peak_reserved.max(reserved);
-        self.tally.hold(reserved, self.pieces());
+        self.tally.hold(reserved, self.backing.pieces);
         self.gauges.set(&[
             (DeviceGauge::Reserved, reserved),
             (DeviceGauge::ReservedPeak, self.peak_reserved),
@@ -640,79 +502,6 @@ impl Central {
         referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
         for (_, shard) in self.pools.shards() {
             shard.streams_referred(referred);
-        }
-    }
-
-    /// Notes a block of `backing:passthrough`.
-    pub fn add_direct(&mut self, entry: &BlockEntry) {
-        let slot = self.writer.block_insert(entry);
-        let BlockEntry { address, size, requested, lifetime, .. } = *entry;
-        self.backing.held += size;
-        self.backing.reserved = self.backing.held;
-        self.backing.log.note(Action::SegmentAlloc, address, size);
-        self.direct.insert(address, Direct { size, requested, lifetime, slot });
-        self.publish_reserved();
-    }
-
-    /// What blocks of `backing:passthrough` were asked for, in sum.
-    pub fn direct_requested(&self) -> u64 {
-        self.direct.values().map(|block| block.requested).sum()
-    }
-
-    /// Live bytes and bytes asked for of the block of `backing:passthrough` at `address`.
-    pub fn direct_block(&self, address: u64) -> Option<(u64, u64)> {
-        self.direct.get(&address).map(|block| (block.size, block.requested))
-    }
-
-    /// Whether `address` is a block of `backing:passthrough`.
-    pub fn is_direct(&self, address: u64) -> bool {
-        self.direct.contains_key(&address)
-    }
-
-    /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live bytes.
-    pub fn remove_direct(&mut self, address: u64) -> Option<u64> {
-        let Direct { size, requested, lifetime, slot } = self.direct.remove(&address)?;
-        self.writer.block_remove(slot, size, requested, lifetime, false);
-        Some(size)
-    }
-
-    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused, or could not be asked (`None`),
-    /// the memory is tried again at the next trim.
-    pub fn settle_direct(&mut self, address: u64, size: u64, result: Option<Result<()>>) {
-        self.backing.calls += u64::from(result.is_some());
-        self.backing.held -= size;
-        match result {
-            Some(Ok(())) => self.backing.log.note(Action::SegmentFree, address, size),
-            Some(Err(error)) if error.kind == ErrorKind::Deinitialized => {}
-            Some(Err(error)) => {
-                log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");
-                self.backing.errors += 1;
-                self.backing.keep_orphan(address, size);
-            }
-            None => self.backing.keep_orphan(address, size),
-        }
-        self.backing.reserved = self.backing.held;
-        self.publish_reserved();
-    }
-
-    /// Blocks of `backing:passthrough`: address and bytes.
-    pub fn direct_blocks(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.direct.iter().map(|(&address, block)| (address, block.size))
-    }
-
-    /// Blocks of `backing:passthrough`, as far as they are known, and their places in the block map.
-    pub fn direct_facts(&self) -> impl Iterator<Item = (BlockEntry, BlockSlot)> {
-        self.direct.iter().map(|(&address, block)| {
-            let &Direct { size, requested, lifetime, slot } = block;
-            (BlockEntry { address, size, requested, lifetime, ..BlockEntry::default() }, slot)
-        })
-    }
-
-    /// Pieces of memory that the driver gave and has not got back.
-    fn pieces(&self) -> u64 {
-        match self.backing.kind {
-            Kind::Stitch => self.backing.held / PAGE,
-            _ => (self.arenas.regions().count() + self.direct.len() + self.backing.orphans().count()) as u64,
         }
     }
 

@@ -11,10 +11,9 @@ use crate::heap::backing::SPAN;
 use crate::heap::central::Central;
 use crate::heap::chunk::{ChunkId, LONGEST_CHUNK};
 use crate::heap::gather::{Gathered, Source, parts_of};
-use crate::heap::request::{Growth, Want};
+use crate::heap::request::{Giving, Growth, Want};
 use crate::heap::size_class::PAGE;
 use crate::heap::stitch::{Part, Piece};
-use crate::heap::streams::Streams;
 use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
@@ -26,8 +25,6 @@ const SLACK: u64 = 128;
 const SMALL_SLACK: u64 = 64 << 20;
 /// While there is slack, a heap grows by at least this part of what it holds, so that it grows in few steps.
 const STEP_SHARE: u64 = 88;
-/// Retired views are unmapped once there are so many.
-pub const RETIRED_BATCH: usize = 256;
 
 impl Central {
     /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are fresh; past that, whole pages
@@ -300,19 +297,12 @@ impl Central {
     }
 
     /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them, so that they can be given back.
-    pub fn loosen(
-        &mut self,
-        driver: &dyn Driver,
-        streams: &Streams,
-        spaces: &[SpaceId],
-        completed: &dyn Fn(u32) -> u64,
-        most: u64,
-    ) {
+    pub fn loosen(&mut self, ctx: &Giving<'_>, spaces: &[SpaceId], most: u64) {
         let mut loose = Vec::new();
         // By chunk: its idle pages, and those of each space.
         let mut idle: BTreeMap<ChunkId, (u32, Vec<(SpaceId, u64)>)> = BTreeMap::new();
         for &space in spaces {
-            for row in self.arenas.loose_pages(&[space], completed) {
+            for row in self.arenas.loose_pages(&[space], ctx.completed) {
                 for part in self.backing.pages.parts(&row.pages) {
                     let (count, shares) = idle.entry(part.chunk).or_default();
                     *count += part.count();
@@ -345,6 +335,6 @@ impl Central {
                 self.arenas.vacate(run, part.pages);
             }
         }
-        self.unmap_retired(driver, &|stream| streams.completed(stream));
+        self.unmap_retired(ctx.driver, &|stream| ctx.streams.completed(stream));
     }
 }

@@ -1,7 +1,6 @@
 //! Pools under the central lock.
 #![deny(unsafe_code)]
 
-use crate::driver::Driver;
 use crate::heap::arena::{RunId, RunState, SpaceId};
 use crate::heap::central::Central;
 use crate::heap::pool::capture::{CapturePool, Capturing, Found, PoolId};
@@ -11,8 +10,6 @@ use crate::heap::request::{Request, Want};
 use crate::heap::shared::Shared;
 use crate::heap::size_class::{ALIGNMENT, SMALL_MAX, round};
 use crate::heap::slab::SlotState;
-use crate::heap::streams::Streams;
-use crate::record::Record;
 
 /// Blocks that a refusal names.
 const NAMED_BLOCKS: usize = 8;
@@ -217,24 +214,6 @@ impl Central {
         };
         pool.note_free(bytes);
         pool.rules.reuse == Reuse::Never
-    }
-
-    /// Takes what lies idle in `space` (`completed` tells the last epoch that a stream is past) out of it: spans for the driver, pages as spare
-    /// ones, and address space in which nothing is mapped any more.
-    pub(in crate::heap) fn empty_space(
-        &mut self,
-        driver: &dyn Driver,
-        record: &Record,
-        streams: &Streams,
-        space: SpaceId,
-        completed: &dyn Fn(u32) -> u64,
-    ) {
-        for region in self.arenas.empty_regions(space, completed) {
-            self.shrink(driver, record, region);
-        }
-        self.loosen(driver, streams, &[space], completed, u64::MAX);
-        self.free_addresses(driver, space);
-        self.backing.refresh_pages();
     }
 
     /// Forgets a pool, if nothing is left of its memory and its addresses. False: it stays.

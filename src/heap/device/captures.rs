@@ -9,7 +9,7 @@ use crate::heap::device::pools::run_for;
 use crate::heap::error::Error;
 use crate::heap::pool::capture::Capturing;
 use crate::heap::pool::{PoolNumber, capture_tag, of_capture};
-use crate::heap::request::{Growth, Request, Want};
+use crate::heap::request::{Giving, Growth, Request, Want};
 use crate::heap::shared::Shared;
 use crate::heap::streams::{DEFAULT_STREAM, Resolved};
 use crate::heap::sync::lock;
@@ -104,13 +104,13 @@ impl Device {
         }
         let capture = capture_tag(number);
         let growth = Growth { capture, ..Growth::of(shared, &self.streams, request.lifetime) };
-        if central.extend(&growth, want, true).is_err() {
+        if self.supply.extend(central, &growth, want, true).is_err() {
             if let Some(_giving) = self.giving(shared) {
-                central.shrink_all(&*shared.driver, shared.record, &self.streams);
-                central.backing.trim(&*shared.driver);
+                self.supply.evict(central, &Giving::of(shared, &self.streams));
+                self.supply.release(central, &*shared.driver);
                 central.publish_reserved();
             }
-            if let Err(error) = central.extend(&growth, want, false) {
+            if let Err(error) = self.supply.extend(central, &growth, want, false) {
                 central.failure = (!error.is_out_of_memory()).then_some(error);
                 return None;
             }
@@ -134,7 +134,8 @@ impl Device {
         self.return_pool_slabs(shared, central, pool);
         let Some(space) = central.pools.get(pool).map(|pool| pool.space()) else { return };
         central.arenas.give_to_everybody(space, &|_| u64::MAX);
-        central.empty_space(&*shared.driver, shared.record, &self.streams, space, &|_| u64::MAX);
+        let giving = Giving { completed: &|_| u64::MAX, ..Giving::of(shared, &self.streams) };
+        self.supply.vacate(central, &giving, space);
         // A block that waits for another stream, or a span that the driver would not take: next time.
         if central.forget_pool(pool, space) {
             central.captures.remove(number);

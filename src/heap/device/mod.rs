@@ -24,7 +24,7 @@ mod watching;
 
 use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
-use crate::heap::backing::{Backing, Kind};
+use crate::heap::asking::Asking;
 use crate::heap::bytes::Bytes;
 use crate::heap::central::{self, Central};
 use crate::heap::error::Error;
@@ -38,6 +38,7 @@ use crate::heap::shared::Shared;
 use crate::heap::size_class::round;
 use crate::heap::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
 use crate::heap::streams::{EVERY, Resolved, Streams};
+use crate::heap::supply::{self, Supply};
 use crate::heap::sync::{Mutex, MutexGuard, lock};
 use crate::heap::watching::Watching;
 use crate::record::{EventKind, LaneWriter, clock};
@@ -76,18 +77,9 @@ pub struct Device {
     pub(in crate::heap) capturing: Mutex<Vec<StreamHandle>>,
     askers: AtomicU32,
     /// Where its memory comes from.
-    pub kind: Kind,
+    pub(in crate::heap) supply: &'static dyn Supply,
     /// The thresholds of `alert:`.
     pub(in crate::heap) watching: Watching,
-}
-
-/// The right to ask the streams of a device, until it is dropped.
-pub struct Asking<'a>(&'a Device);
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        self.0.askers.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 /// The most that may be held on a device, bytes: `limit:`; else its memory, and of memory that it shares with the host what the host could give, as the
@@ -120,8 +112,8 @@ impl Device {
     pub fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
-        let kind = Kind::choose(shared.config.backing, &capabilities);
-        let mut backing = Backing::new(id, kind, &shared.config, total);
+        let supply = supply::choose(shared.config.backing, &capabilities, shared.own_spans);
+        let mut backing = supply.open(id, &shared.config, total);
         backing.pages.book = MappingBook::new(shared.record, id);
         let limit = ceiling(&shared.config, &capabilities);
         if limit < total && shared.config.limit.is_none() {
@@ -135,14 +127,13 @@ impl Device {
             let writer = record.lane(id, lane as u32);
             CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32, true), writer }))
         });
-        let mut central =
-            Central::new(id, backing, record.lane(id, LANES as u32), record.device(id), (total, limit));
+        let habits = supply.habits(limit.min(total));
+        let writer = record.lane(id, LANES as u32);
+        let mut central = Central::new(id, backing, writer, record.device(id), (total, limit), habits);
         central.slack = shared.config.slack;
-        central.arenas.whole_runs = shared.own_spans && kind == Kind::Fixed;
         central.pace = Pace::new(shared.config.slack.is_some());
-        // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
         let gives_back = shared.config.auto_trim && !shared.config.debug.mapped;
-        central.watch = Watch::new(gives_back && matches!(kind, Kind::Stitch | Kind::Pool));
+        central.watch = Watch::new(gives_back && habits.gives_back_idle);
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids, capabilities.context_events),
@@ -154,7 +145,7 @@ impl Device {
             brackets: AtomicU32::new(0),
             capturing: Mutex::default(),
             askers: AtomicU32::new(0),
-            kind,
+            supply,
             watching: Watching::new(&shared.config.alert),
             capabilities,
         })
@@ -214,8 +205,7 @@ impl Device {
 
     /// As [`Device::may_ask`]; no bracket opens while the answer is held.
     pub fn ask(&self) -> Option<Asking<'_>> {
-        self.askers.fetch_add(1, Ordering::SeqCst);
-        let asking = Asking(self);
+        let asking = Asking::raise(&self.askers);
         self.may_ask().then_some(asking)
     }
 

@@ -3,7 +3,6 @@
 
 use super::walk::{Shard, Visitor};
 use crate::heap::arena::{Region, RegionId};
-use crate::heap::backing::Kind;
 use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::entry;
@@ -79,10 +78,10 @@ impl Device {
         report.reserved = central.backing.reserved;
         report.pending += central.pending_bytes();
         report.orphaned = central.backing.orphaned();
-        report.largest = central.largest_request(shared.shares());
+        report.largest = self.supply.largest(&central, shared.shares());
         report.ladder = central.ladder.clone();
         report.addresses = central.addresses_ran_out.then(|| central.arenas.all_reserved_bytes());
-        report.immovable = self.capabilities.vmm && central.backing.kind != Kind::Stitch;
+        report.immovable = self.supply.leaves_pieces(&self.capabilities);
         report
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::heap::device::Device;
 use crate::heap::phase::{Drain, Occasion, Seen};
+use crate::heap::request::Giving;
 use crate::heap::shared::Shared;
 use crate::heap::sync::lock;
 use crate::nvtx;
@@ -41,6 +42,7 @@ impl Device {
         self.look_at_thresholds(shared, now);
     }
 
+    /// Gives idle memory back until `drain.keep` bytes are held or `drain.most` are given. Idle is what is everybody's, or a stream's that is past it.
     fn drain(&self, shared: &Shared, drain: Drain) {
         let driver = &*shared.driver;
         {
@@ -54,7 +56,12 @@ impl Device {
         let Some(_giving) = self.giving(shared) else { return };
         let _range = nvtx::range(nvtx::What::LowMemoryTrim, central.backing.reserved);
         let completed = |stream| self.streams.completed(stream);
-        let bytes = central.give_idle(driver, shared.record, &self.streams, &completed, drain);
+        let giving = Giving { completed: &completed, ..Giving::of(shared, &self.streams) };
+        let held = central.backing.held;
+        let most = held.saturating_sub(drain.keep).min(drain.most);
+        self.supply.evict_idle(&mut central, &giving, most);
+        central.publish_reserved();
+        let bytes = held.saturating_sub(central.backing.held);
         if bytes > 0 {
             central.headroom_is_open = false;
             let (trims, given) = (central.watch.given.0 + 1, central.watch.given.1 + bytes);

@@ -12,7 +12,7 @@ use crate::heap::lane::FreeOutcome;
 use crate::heap::oom::PoolNote;
 use crate::heap::pool::named::{PoolError, PoolKey};
 use crate::heap::pool::{PoolNumber, Reuse, capture_tag};
-use crate::heap::request::Request;
+use crate::heap::request::{Giving, Request};
 use crate::heap::shared::Shared;
 use crate::heap::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of, round};
 use crate::heap::sync::lock;
@@ -231,18 +231,11 @@ impl Device {
         number: PoolNumber,
         completed: &dyn Fn(u32) -> u64,
     ) -> Result<u64, PoolError> {
-        let driver = &*shared.driver;
         let Some(pool) = central.pools.get_mut(number) else { return Ok(0) };
         pool.rules.reserve = 0;
         let space = pool.space();
-        // An earlier answer may have been missed, and what is given is told by the difference.
-        central.backing.refresh(driver);
-        let (before, reserved) = (central.arenas.held_bytes(space), central.backing.reserved);
-        central.empty_space(driver, shared.record, &self.streams, space, completed);
-        central.backing.trim(driver);
-        central.publish_reserved();
-        let given = before - central.arenas.held_bytes(space);
-        let taken = reserved.saturating_sub(central.backing.reserved);
+        let giving = Giving { completed, ..Giving::of(shared, &self.streams) };
+        let (given, taken) = self.supply.give_space(central, &giving, space);
         if taken < given { Err(PoolError::Kept { bytes: given - taken }) } else { Ok(given) }
     }
 }

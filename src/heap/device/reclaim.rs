@@ -16,14 +16,15 @@ use crate::config::Waits;
 use crate::driver::DriverError;
 use crate::heap::alerts::AlertKind;
 use crate::heap::arena::{EVERYBODY, RunId, SpaceId};
-use crate::heap::backing::Kind;
+use crate::heap::asking::Asking;
 use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::error::Error;
 use crate::heap::ladder::Stopwatch;
-use crate::heap::request::{Growth, Request, Want};
+use crate::heap::request::{Giving, Growth, Request, Want};
 use crate::heap::shared::Shared;
 use crate::heap::size_class::round;
+use crate::heap::supply::Helper;
 use crate::heap::sync::{MutexGuard, lock};
 use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, clock};
@@ -45,6 +46,41 @@ pub(in crate::heap) enum Unsynchronized {
     Capturing,
     /// The driver refused.
     Refused(DriverError),
+}
+
+/// A device, beside its supply while the heap grows for a stream.
+struct Beside<'a> {
+    device: &'a Device,
+    shared: &'a Shared,
+    stream: u32,
+    waits_first: bool,
+}
+
+impl Helper for Beside<'_> {
+    fn giving(&self) -> Option<Asking<'_>> {
+        self.device.giving(self.shared)
+    }
+
+    fn shares(&self) -> bool {
+        self.shared.shares()
+    }
+
+    fn keeps_mappings(&self) -> bool {
+        self.shared.config.debug.mapped
+    }
+
+    fn waits_first(&self) -> bool {
+        self.waits_first
+    }
+
+    fn ask_streams(&self) {
+        self.device.seal(self.shared, Some(self.stream));
+        self.device.streams.poll_some(&*self.shared.driver);
+    }
+
+    fn wait_for_others(&self, central: &mut Central, ctx: &Growth<'_>, want: Want) -> Option<RunId> {
+        self.device.wait_for_others(self.shared, central, ctx, want)
+    }
 }
 
 impl Device {
@@ -88,7 +124,7 @@ impl Device {
         if let Some(run) = run {
             return Ok((central, run));
         }
-        if self.kind == Kind::Stitch && central.is_beyond_slack(shared.record, want.bytes) {
+        if self.supply.prefers_idle(&central, shared.record, want.bytes) {
             // A bin keeps an empty slab for the next block that comes; here is a better use for it.
             drop(central);
             let bytes = self.return_empty_slabs(shared);
@@ -175,7 +211,7 @@ impl Device {
         }
     }
 
-    /// Grows: by a span, or by no more than is needed where a span is too much; or by pages.
+    /// Grows, or makes better use of what is held.
     fn grow(
         &self,
         shared: &Shared,
@@ -184,69 +220,22 @@ impl Device {
         want: Want,
         room: Room,
     ) -> Option<RunId> {
-        let stitched = self.kind == Kind::Stitch;
         // Only where record_stream reaches us does the event of a stream stand for all uses of what was freed on it.
         let completed = |stream| if shared.shares() { self.streams.completed(stream) } else { 0 };
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
-        // Moving pages takes unmapping, which may wait for the device. Only where streams share memory can they move.
-        let giving = if stitched && shared.shares() { self.giving(shared) } else { None };
-        // Where old mappings are kept for debugging, they go when memory is given back, and here no more.
-        let batch = !shared.config.debug.mapped
-            && central.backing.pages.retired() >= crate::heap::central::moves::RETIRED_BATCH;
-        if giving.is_some() && (batch || central.is_beyond_slack(shared.record, want.bytes)) {
-            self.seal(shared, Some(want.stream));
-            self.streams.poll_some(&*shared.driver);
-            if batch {
-                central.unmap_retired(&*shared.driver, &completed);
+        let growth =
+            Growth { completed: &completed, fresh, ..Growth::of(shared, &self.streams, request.lifetime) };
+        let waits_first = shared.config.waits == Waits::Budget && room == Room::Budget;
+        let helper = Beside { device: self, shared, stream: want.stream, waits_first };
+        match self.supply.grow(central, &growth, want, &helper) {
+            Ok(run) => run,
+            Err(error) => {
+                log::debug!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
+                central.failure = Some(error);
+                self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
+                None
             }
         }
-        let growth = Growth {
-            completed: &completed,
-            fresh,
-            steal: giving.is_some(),
-            ..Growth::of(shared, &self.streams, request.lifetime)
-        };
-        if !stitched && fresh < want.bytes {
-            return None;
-        }
-        for whole_span in [true, false] {
-            // A new peak is the moment to give back what lies empty: in the steady state there are none.
-            if !stitched
-                && central.backing.reserved + want.bytes > central.peak_reserved
-                && let Some(_giving) = self.giving(shared)
-                && central.shrink_unasked(growth.driver, growth.record, &self.streams) > 0
-            {
-                central.backing.trim(growth.driver);
-                central.publish_reserved();
-            }
-            let budget = stitched && shared.config.waits == Waits::Budget && room == Room::Budget;
-            let first = Growth { lean: !budget, ..growth };
-            let waits_first = budget && central.is_beyond_slack(shared.record, want.bytes);
-            if waits_first && let Some(run) = self.wait_for_others(shared, central, &first, want) {
-                return Some(run);
-            }
-            let mut result = central.extend(&first, want, whole_span);
-            if budget && result.as_ref().is_err_and(DriverError::is_out_of_memory) {
-                if !waits_first && let Some(run) = self.wait_for_others(shared, central, &first, want) {
-                    return Some(run);
-                }
-                result = central.extend(&growth, want, whole_span);
-            }
-            match result {
-                Ok(()) => return want.fit_or_join(&mut central.arenas),
-                Err(error) if error.is_out_of_memory() => {}
-                Err(error) => {
-                    log::debug!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
-                    central.failure = Some(error);
-                    self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
-                    return None;
-                }
-            }
-            if stitched {
-                break;
-            }
-        }
-        None
     }
 
     /// Fresh memory that leaves the device its headroom.
@@ -288,8 +277,8 @@ impl Device {
         let release = || {
             let mut central = lock(&self.central);
             let Some(_giving) = self.giving(shared) else { return 0 };
-            let bytes = central.shrink_all(driver, shared.record, &self.streams);
-            central.backing.trim(driver);
+            let bytes = self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+            self.supply.release(&mut central, driver);
             central.publish_reserved();
             central.gauges.add(DeviceGauge::Trims, 1);
             bytes
@@ -397,7 +386,8 @@ impl Device {
         if !shared.shares() {
             // Streams keep to themselves what they used, but an empty region is the device's again.
             let completed = |stream| self.streams.completed(stream);
-            central.shrink_completed(driver, shared.record, &self.streams, &completed);
+            let giving = Giving { completed: &completed, ..Giving::of(shared, &self.streams) };
+            self.supply.evict(&mut central, &giving);
         }
         drop(central);
         Ok(epochs)
@@ -429,8 +419,8 @@ impl Device {
         let mut central = lock(&self.central);
         central.headroom_is_open = false;
         if let Some(_giving) = self.giving(shared) {
-            central.shrink_all(&*shared.driver, shared.record, &self.streams);
-            central.backing.trim(&*shared.driver);
+            self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+            self.supply.release(&mut central, &*shared.driver);
             central.trim_addresses(&*shared.driver);
             central.publish_reserved();
         }

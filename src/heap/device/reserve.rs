@@ -3,13 +3,12 @@
 
 use crate::driver::{DriverError, ErrorKind};
 use crate::heap::arena::{EVERYBODY, SpaceId};
-use crate::heap::backing::Kind;
 use crate::heap::bytes::Bytes;
 use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::error::Error;
 use crate::heap::lifetime::Lifetime;
-use crate::heap::request::{Growth, Want};
+use crate::heap::request::{Giving, Growth, Want};
 use crate::heap::reserve::Refused;
 use crate::heap::shared::Shared;
 use crate::heap::size_class::{PAGE, round_up};
@@ -25,8 +24,8 @@ impl Device {
         if shared.config.reserve.iter().all(|reserve| reserve.resolve(total) == 0) {
             return Ok(());
         }
-        if self.kind == Kind::Passthrough {
-            log::warn!("reserve: has no meaning with backing:passthrough, which keeps no memory");
+        if let Err(who) = self.supply.may_keep() {
+            log::warn!("reserve: has no meaning with {who}");
             return Ok(());
         }
         for lifetime in Lifetime::ALL {
@@ -39,11 +38,11 @@ impl Device {
             }
             let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
             central.pools.drop_reserves();
-            central.shrink_all(&*shared.driver, shared.record, &self.streams);
+            self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
             for space in central.open_spaces() {
                 central.free_addresses(&*shared.driver, space);
             }
-            central.backing.destroy(&*shared.driver);
+            self.supply.close(&mut central, &*shared.driver);
             drop(central);
             return Err(Error::Reserve(Box::new(Refused {
                 device: self.id,
@@ -98,7 +97,7 @@ impl Device {
             let growth = Growth { fresh, ..Growth::of(shared, &self.streams, lifetime) };
             let want = Want { space, bytes: missing, align: PAGE, stream: EVERYBODY };
             // A row of pages beside a free run is shorter than `missing`; the next turn maps the rest.
-            central.extend(&growth, want, false)?;
+            self.supply.extend(central, &growth, want, false)?;
         }
     }
 
@@ -111,8 +110,8 @@ impl Device {
         }
         let Some(_giving) = self.giving(shared) else { return 0 };
         central.pools.drop_reserves();
-        let bytes = central.shrink_all(&*shared.driver, shared.record, &self.streams);
-        central.backing.trim(&*shared.driver);
+        let bytes = self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+        self.supply.release(&mut central, &*shared.driver);
         central.publish_reserved();
         log::warn!(
             "device {}: memory is short, so the {} of `reserve:` are given up",

@@ -85,8 +85,8 @@ impl Device {
         stats.pending += central.pending_bytes();
         stats.retries = central.retries;
         stats.out_of_memories = central.out_of_memories;
-        stats.largest_request = central.largest_request(shared.shares());
-        stats.largest_growing = central.largest_growing(stats.largest_request);
+        stats.largest_request = self.supply.largest(&central, shared.shares());
+        stats.largest_growing = self.supply.largest_growing(&central, stats.largest_request);
         (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
         stats
     }

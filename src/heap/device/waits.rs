@@ -3,7 +3,6 @@
 
 use crate::config::Waits;
 use crate::heap::arena::RunId;
-use crate::heap::backing::Kind;
 use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::request::{Growth, Request, Want};
@@ -57,10 +56,8 @@ impl Device {
                 return Some(run);
             }
         }
-        if self.kind == Kind::Stitch && central.extend(&Growth { fresh: 0, ..*growth }, want, false).is_ok() {
-            return want.fit_or_join(&mut central.arenas);
-        }
-        None
+        let has_room = self.supply.make_room(central, growth, want);
+        has_room.then(|| want.fit_or_join(&mut central.arenas)).flatten()
     }
 
     /// Records events behind the frees so far, once many blocks have begun to wait for streams ([`Central::take_batch`]): late events come behind work that has nothing to do

@@ -28,7 +28,7 @@ struct Figures {
     foreign_impls: usize,
 }
 
-const REACHED: Figures = Figures { long: 1, in_cycles: 0, foreign_impls: 0 };
+const REACHED: Figures = Figures { long: 0, in_cycles: 0, foreign_impls: 0 };
 
 /// What the folder is like, each finding by name.
 #[derive(Debug)]
