@@ -24,6 +24,11 @@ from ._lifetimes import lifetime, tag
 if TYPE_CHECKING:
     import torch
 
+import os
+
+# EXPERIMENT: `reserve:none`, which is the default, stands for the way that only labels.
+_LABEL = os.environ.get("GRUYERE_CONF") == "reserve:none"
+
 _lock = threading.Lock()
 _installed = False
 # The program marks its steps itself.
@@ -72,7 +77,7 @@ def install() -> None:
     optimizer.register_optimizer_step_post_hook(_after_step)
     # What torch's own allocator in front keeps for itself we cannot tell apart.
     if _serves_tensors():
-        torch.nn.Module._apply = _persistent(torch.nn.Module._apply)
+        torch.nn.Module._apply = (_labelled if _LABEL else _persistent)(torch.nn.Module._apply)
         module.register_module_parameter_registration_hook(_registered)
         module.register_module_buffer_registration_hook(_registered)
     torch.save = _saving(torch.save)
@@ -128,7 +133,7 @@ def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
 
 @_harmless
 def _before_step(optimizer: torch.optim.Optimizer) -> None:
-    if _serves_tensors():
+    if _serves_tensors() and not _LABEL:
         _watch_states(type(optimizer))
 
 
@@ -175,6 +180,17 @@ def _persistent(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     wrapper._gruyere = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _labelled(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = function(module, *args, **kwargs)
+        if not _is_compiling():
+            tag([module._parameters, module._buffers])
+        return result
+
     return wrapper
 
 
