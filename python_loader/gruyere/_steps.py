@@ -1,11 +1,9 @@
 """Steps and lifetimes without a change to the program: hooks of torch's optimisers and modules.
 
-What is known when:
-- While a module moves to the device (`Module._apply`, under `to`, `cuda`, `half`), what is allocated are its parameters and buffers. While
-  an optimiser's `_init_group` runs, what is allocated are its states. So these are placed among persistent blocks from the start.
-- Other states (SGD's momenta, optimisers of other packages) are made in the middle of the first step, among temporaries. When the step is
-  over they are in `optimizer.state`, and are tagged then: counted as persistent, though placed among the rest. So are
-  parameters that were made on the device, when their module gets them, and all that an optimiser has.
+What is known is counted (`tag`), and places nothing: memory is placed among others of its lifetime only where the program says so.
+- When a module has moved to the device (`Module._apply`, under `to`, `cuda`, `half`), its parameters and buffers are persistent; when it gets
+  one that was made on the device, that one is.
+- When an optimiser has stepped, all that it has is: its parameters, and what is in `optimizer.state`.
 - A step is over when an optimiser has stepped. Of several that step in turn, one marks.
 """
 
@@ -19,15 +17,10 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _library
 from ._errors import warn_once
-from ._lifetimes import lifetime, tag
+from ._lifetimes import tag
 
 if TYPE_CHECKING:
     import torch
-
-import os
-
-# EXPERIMENT: `reserve:none`, which is the default, stands for the way that only labels.
-_LABEL = os.environ.get("GRUYERE_CONF") == "reserve:none"
 
 _lock = threading.Lock()
 _installed = False
@@ -73,11 +66,12 @@ def install() -> None:
         if _installed:
             return
         _installed = True
-    optimizer.register_optimizer_step_pre_hook(_before_step)
     optimizer.register_optimizer_step_post_hook(_after_step)
     # What torch's own allocator in front keeps for itself we cannot tell apart.
     if _serves_tensors():
-        torch.nn.Module._apply = (_labelled if _LABEL else _persistent)(torch.nn.Module._apply)
+        # cuDNN's recurrent layers move once more, into one flat block.
+        for kind in (torch.nn.Module, torch.nn.RNNBase):
+            kind._apply = _moving(kind._apply)
         module.register_module_parameter_registration_hook(_registered)
         module.register_module_buffer_registration_hook(_registered)
     torch.save = _saving(torch.save)
@@ -132,12 +126,6 @@ def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
 
 
 @_harmless
-def _before_step(optimizer: torch.optim.Optimizer) -> None:
-    if _serves_tensors() and not _LABEL:
-        _watch_states(type(optimizer))
-
-
-@_harmless
 def _after_step(optimizer: torch.optim.Optimizer) -> None:
     if _serves_tensors():
         _tag_states(optimizer)
@@ -159,37 +147,16 @@ def _tag_states(optimizer: torch.optim.Optimizer) -> None:
     tag(optimizer.state)
 
 
-def _watch_states(kind: type) -> None:
-    """Has what the optimisers of this class allocate in `_init_group`, which makes their states, be persistent."""
-    for owner in kind.__mro__:
-        function = owner.__dict__.get("_init_group")
-        if callable(function) and not hasattr(function, "_gruyere"):
-            setattr(owner, "_init_group", _persistent(function))
+def _moving(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`Module._apply`, after which what this module has is persistent. It calls itself for the modules inside."""
 
-
-def _persistent(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, with what it allocates tagged persistent."""
-    tagged = lifetime("persistent")
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        # A compiler that looks through this must see what it wraps.
-        if _is_compiling():
-            return function(*args, **kwargs)
-        with tagged:
-            return function(*args, **kwargs)
-
-    wrapper._gruyere = True  # type: ignore[attr-defined]
-    return wrapper
-
-
-def _labelled(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
+    @functools.wraps(apply)
     def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        result = function(module, *args, **kwargs)
+        moved = apply(module, *args, **kwargs)
+        # A compiler that looks through this must see what it wraps.
         if not _is_compiling():
-            tag([module._parameters, module._buffers])
-        return result
+            tag([*module._parameters.values(), *module._buffers.values()])
+        return moved
 
     return wrapper
 

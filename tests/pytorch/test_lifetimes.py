@@ -7,26 +7,9 @@ from conftest import GRUYERE, HERE, ROOT
 PACKAGE = ROOT / "python_loader"
 STEPS = 5
 
-# By kind of optimiser, what of its states is placed among persistent blocks from the start: all of it where `_init_group` makes them, nothing
-# where they are made among the temporaries of the first step, and some where several do as they do.
-KINDS = {
-    "adamw": "all",
-    "foreach": "all",
-    "fused": "all",
-    "scaler": "all",
-    "wrapped": "all",
-    "construct": "all",
-    "loaded": "all",
-    "explicit": "all",
-    "compiled": "all",
-    "sharded": "all",
-    "nested": "some",
-    "several": "some",
-    "each": "some",
-    "momentum": "none",
-    "plain": "none",
-    "lbfgs": "none",
-}
+KINDS = """
+    adamw foreach fused scaler wrapped construct loaded explicit compiled sharded nested several each momentum plain lbfgs
+""".split()
 
 
 def run(phantom, program, *arguments, **settings):
@@ -36,7 +19,7 @@ def run(phantom, program, *arguments, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameters_and_states_end_up_persistent_and_nothing_else_and_a_step_is_a_step(phantom, kind):
+def test_parameters_and_states_are_counted_as_persistent_and_nothing_else_and_a_step_is_a_step(phantom, kind):
     report = run(phantom, "lifetimes", kind).check().report
     assert report["parameters"] > 1 << 20 and (report["states"] > 1 << 20 or kind == "plain")
     expected = report["parameters"] + report["states"]
@@ -46,12 +29,8 @@ def test_parameters_and_states_end_up_persistent_and_nothing_else_and_a_step_is_
     else:
         assert report["live"]["persistent"] == expected
     if kind not in ("construct", "sharded"):
-        assert report["moved"]["persistent"] == report["parameters"], "what a module moves to the device is placed"
-    placed = report["first"]["persistent"] - report["moved"]["persistent"]
-    if KINDS[kind] == "some":
-        assert 0 < placed < report["states"]
-    else:
-        assert placed == (report["states"] if KINDS[kind] == "all" else 0)
+        assert report["moved"]["persistent"] == report["parameters"], "what a module moves to the device is counted at once"
+    assert set(report["placed"]) == {"auto"}, "and all of it lies among the rest"
     # Whoever calls step(), how many optimisers take turns, and whether the program marks its steps itself as well.
     assert report["steps"] == (2 * STEPS if kind == "loaded" else STEPS)
     assert report["valid"]
@@ -62,7 +41,11 @@ def test_pools(phantom, part):
     run(phantom, "pools", part).check()
 
 
-@pytest.mark.parametrize("part", ["lifetimes", "numbers"])
+def test_what_the_program_says_places_and_what_the_package_knows_is_counted_only(phantom):
+    run(phantom, "marks", "placed").check()
+
+
+@pytest.mark.parametrize("part", ["lifetimes", "recurrent", "numbers"])
 def test_marks(phantom, part):
     run(phantom, "marks", part).check()
 

@@ -112,11 +112,19 @@ def stats(device=0):
     return numbers
 
 
-def from_outside():
-    """What `gruyere stat` says of this process."""
+def from_outside(what="stat"):
+    """What `gruyere stat` (or `map`) says of this process."""
     environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
-    command = [os.environ["GRUYERE_TEST_COMMAND"], "stat", str(os.getpid()), "--json"]
+    command = [os.environ["GRUYERE_TEST_COMMAND"], what, str(os.getpid()), "--json"]
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+
+
+def placed():
+    """Live bytes by the lifetime whose memory they lie in, whatever they are counted as."""
+    found = {}
+    for part in from_outside("map")["ranges"]:
+        found[part["lifetime"]] = found.get(part["lifetime"], 0) + part["live_bytes"]
+    return {lifetime: bytes_ for lifetime, bytes_ in found.items() if bytes_}
 
 
 def check_books(device=0, seen=None):

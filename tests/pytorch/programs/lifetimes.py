@@ -1,7 +1,7 @@
 """What the package knows of lifetimes and steps in a real program, by optimiser: `lifetimes.py KIND`.
 
-Reports the bytes of parameters and of optimiser states; what is live by lifetime at the end, and what was as the first step ended, before
-anything of it was tagged (so: what was placed); and the steps counted."""
+Reports the bytes of parameters and of optimiser states; what is live by lifetime once the model is on the device, and at the end; what lies at
+the end in memory of which lifetime; and the steps counted."""
 
 import sys
 
@@ -10,7 +10,6 @@ from torch import nn
 
 import gpu
 import gruyere
-from gruyere import _steps
 
 gruyere.enable()
 
@@ -150,13 +149,6 @@ def main(kind):
     if kind == "sharded":
         shard(model)
     moved = live()
-    first = {}
-
-    def look_first(optimiser, tag=_steps._tag_states):
-        first.update(first or live())
-        tag(optimiser)
-
-    _steps._tag_states = look_first
     chosen = optimisers(kind, model)
     if kind == "loaded":
         train(model, chosen)
@@ -174,8 +166,8 @@ def main(kind):
         parameters=sum(map(gpu.rounded, parameters.values())),
         states=sum(map(gpu.rounded, states.values())),
         moved=moved,
-        first=first,
         live=live(),
+        placed=gpu.placed(),
         steps=gpu.from_outside()["devices"][0]["gauges"]["step"],
         valid=gpu.library.gruyere_validate() == 0,
     )

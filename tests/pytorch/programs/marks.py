@@ -65,6 +65,45 @@ def lifetimes():
     gpu.check_books()
 
 
+def placed():
+    """Where memory lies is the program's word: what it says places, before and after the package has counted what it knows by itself."""
+
+    def train(model):
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.zeros(1, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return optimizer
+
+    def linear():
+        return torch.nn.Linear(1024, 1024, bias=False)
+
+    by_itself = linear().cuda()
+    kept = [by_itself, train(by_itself)]
+    assert live()["persistent"] == 12 and set(gpu.placed()) == {"auto"}, (live(), gpu.placed())
+    with gruyere.lifetime("persistent"):
+        kept += [linear().cuda(), torch.nn.Linear(1024, 1024, bias=False, device="cuda"), tensor(3)]
+    with gruyere.lifetime("step"):
+        kept.append(linear().cuda())
+    assert live()["persistent"] == 12 + 8 + 3 + 4, live()
+    found = gpu.placed()
+    assert (found["persistent"], found["step"]) == (11 * MIB, 4 * MIB), found
+    gpu.check_books()
+
+
+def recurrent():
+    """Recurrent layers are persistent where cuDNN would have them: moved once more, when they are on the device."""
+
+    def flatten(layer):
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.clone()
+
+    torch.nn.RNNBase.flatten_parameters = flatten
+    alone, inside = torch.nn.LSTM(512, 512, bias=False), torch.nn.Sequential(torch.nn.GRU(512, 512, bias=False))
+    alone.cuda(), inside.cuda()
+    assert live()["persistent"] == 8 + 6, live()
+
+
 def numbers():
     """stats() says what the device holds, trim() gives back, and torch.save does at a low moment, not too often."""
     kept, step = tensor(100), tensor(300)
@@ -127,4 +166,4 @@ def thresholds():
     del kept
 
 
-{part.__name__: part for part in (lifetimes, numbers, alerts, thresholds)}[sys.argv[1]]()
+{part.__name__: part for part in (lifetimes, placed, recurrent, numbers, alerts, thresholds)}[sys.argv[1]]()
