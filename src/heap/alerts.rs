@@ -12,10 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Alerts that wait to be taken; of more, the oldest are lost and counted.
-pub const MAX_WAITING: usize = 256;
+const MAX_WAITING: usize = 256;
 
 /// Locks; a panic of another holder is no reason to stop serving. Not the heap's locks: here threads wait.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

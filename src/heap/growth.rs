@@ -90,15 +90,9 @@ impl Pace {
     pub fn longest_chunk(&self, held: u64, left: u64, freed: u64, idle: u64) -> u64 {
         let (of_run, of_held) = self.shape.run_chunks;
         let of_run = (self.run / of_run).min(held / of_held).min(LONGEST_CHUNK);
-        let usual = if idle > held / TORN_SHARE {
-            PAGE
-        } else if freed < held / LOADING_SHARE {
-            let (share, (shortest, longest)) = self.shape.loading;
-            (held / share).clamp(shortest, longest)
-        } else {
-            let (share, (shortest, longest)) = self.shape.chunks;
-            (held / share).clamp(shortest, longest)
-        };
+        let loads = freed < held / LOADING_SHARE;
+        let (share, (shortest, longest)) = if loads { self.shape.loading } else { self.shape.chunks };
+        let usual = if idle > held / TORN_SHARE { PAGE } else { (held / share).clamp(shortest, longest) };
         usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
     }
 }

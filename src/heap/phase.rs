@@ -24,7 +24,7 @@ use super::size_class::PAGE;
 use std::time::{Duration, Instant};
 
 /// Frees between two looks.
-pub(super) const INTERVAL: u64 = 256;
+const INTERVAL: u64 = 256;
 /// A lull of so many frees is a phase until one was found that was none: a large model's step must
 /// not look like one.
 pub(super) const LEAST: u64 = 1 << 15;
@@ -32,20 +32,20 @@ pub(super) const LEAST: u64 = 1 << 15;
 /// again costs a second in many minutes then.
 pub const MOST: u64 = 1 << 20;
 /// Times that a phase tries to give memory back.
-pub(super) const TRIES: u32 = 16;
+const TRIES: u32 = 16;
 /// Looks between two writings of the gauges.
-pub(super) const PUBLISHING: u32 = 16;
+const PUBLISHING: u32 = 16;
 /// Frees between two marks that give memory back.
-pub(super) const MARK_INTERVAL: u64 = 1 << 10;
+const MARK_INTERVAL: u64 = 1 << 10;
 /// The least that is given back at a time, bytes.
-pub(super) const PORTION: u64 = super::chunk::LONGEST_CHUNK;
+const PORTION: u64 = super::chunk::LONGEST_CHUNK;
 
 /// Between two times that checkpoints give memory back.
 pub const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// When memory went back last because the program said that it needs little.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LastGiven {
+struct LastGiven {
     frees: Option<u64>,
     time: Option<Instant>,
 }
@@ -110,7 +110,7 @@ pub struct Drain {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Draining {
+struct Draining {
     drain: Drain,
     tries: u32,
 }
@@ -141,7 +141,7 @@ pub struct Watch {
 }
 
 /// What stays held where `bytes` were in use.
-pub(super) fn with_slack(bytes: u64) -> u64 {
+fn with_slack(bytes: u64) -> u64 {
     (bytes + bytes / 16).next_multiple_of(PAGE)
 }
 

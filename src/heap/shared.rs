@@ -14,8 +14,9 @@ pub const MAX_DEVICES: u32 = 64;
 pub const HOOK_RECORD_STREAM: u32 = 1;
 /// The loader has wired the capture hooks (begin, end, release).
 pub const HOOK_CAPTURES: u32 = 2;
-/// The callers keep CUDA's own rules of order ([`Heap::announce_ordered_callers`]).
+/// The callers keep CUDA's own rules of order ([`crate::heap::Heap::announce_ordered_callers`]).
 pub(super) const ORDERED_CALLERS: u32 = 4;
+
 /// What the parts of a heap have in common.
 pub struct Shared {
     /// The driver; its calls are timed where there is a record to say so.

@@ -10,9 +10,9 @@ use crate::watch::{Alarm, Facts, Forecast, Metric, Passed, Point, Rate, Rule, ca
 use std::time::{Duration, Instant};
 
 /// Between two looks. One reads a hundred cache lines or so of the record.
-pub(super) const LOOKS: Duration = Duration::from_millis(100);
+const LOOKS: Duration = Duration::from_millis(100);
 /// Between two forecasts: half a millisecond each, at most.
-pub(super) const FORECASTS: Duration = Duration::from_secs(2);
+const FORECASTS: Duration = Duration::from_secs(2);
 /// Between two times that a threshold speaks, seconds.
 pub(super) const EVERY: f64 = 60.0;
 

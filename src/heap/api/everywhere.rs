@@ -1,12 +1,12 @@
 //! Callers that keep CUDA's own rules of order: memory of no stream, and what they synchronise.
 #![deny(unsafe_code)]
 
-use super::{Heap, UNANNOUNCED, WATCH_CAPTURES};
+use super::{Heap, PASSTHROUGH, UNANNOUNCED, WATCH_CAPTURES};
 use crate::driver::StreamHandle;
+use crate::heap::bytes::Bytes;
 use crate::heap::device::Device;
 use crate::heap::error::Error;
 use crate::heap::everywhere::{OwnedBlock, SyncPoint};
-use crate::heap::oom::Bytes;
 use crate::heap::page_table::Owner;
 use crate::heap::request::Giving;
 use crate::heap::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
@@ -49,7 +49,7 @@ impl Heap {
     }
 
     fn is_direct(&self, address: u64) -> bool {
-        self.special.load(Ordering::Relaxed) & super::PASSTHROUGH != 0
+        self.special.load(Ordering::Relaxed) & PASSTHROUGH != 0
             && self.devices().any(|device| lock(&device.central).is_direct(address))
     }
 

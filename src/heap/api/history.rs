@@ -176,9 +176,7 @@ impl Heap {
     pub fn latest_out_of_memory(&self) -> Option<Report> {
         lock(&self.history.0).latest_oom.clone()
     }
-}
 
-impl Heap {
     /// Notes the end of the waits that are over.
     fn end_waits(&self, books: &mut Books) {
         let large = if books.waiting.is_empty() { HashSet::new() } else { self.large_pending() };

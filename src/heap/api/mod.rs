@@ -44,7 +44,7 @@ pub(super) const TRACE: u32 = 16;
 /// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been announced.
 pub(super) const UNANNOUNCED: u32 = 32;
 /// Blocks from 1 MiB on get spans of their own.
-pub(super) const OWN_SPANS: u32 = 64;
+const OWN_SPANS: u32 = 64;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;

@@ -307,7 +307,7 @@ impl Arenas {
     }
 
     /// Makes an unlisted run void, and merges it with voids beside it.
-    pub(super) fn set_void(&mut self, mut id: RunId) {
+    fn set_void(&mut self, mut id: RunId) {
         let Run { previous, next, .. } = self.runs[id as usize];
         let is_void =
             |arenas: &Self, id: RunId| id != NO_RUN && arenas.runs[id as usize].state == RunState::Void;
@@ -323,7 +323,7 @@ impl Arenas {
         self.list_void(id);
     }
 
-    pub(super) fn list_void(&mut self, id: RunId) {
+    fn list_void(&mut self, id: RunId) {
         let run = &mut self.runs[id as usize];
         run.state = RunState::Void;
         run.stream = EVERYBODY;

@@ -18,11 +18,6 @@ impl Central {
         self.publish_reserved();
     }
 
-    /// What blocks of `backing:passthrough` were asked for, in sum.
-    pub fn direct_requested(&self) -> u64 {
-        self.direct.values().map(|block| block.requested).sum()
-    }
-
     /// Live bytes and bytes asked for of the block of `backing:passthrough` at `address`.
     pub fn direct_block(&self, address: u64) -> Option<(u64, u64)> {
         self.direct.get(&address).map(|block| (block.size, block.requested))

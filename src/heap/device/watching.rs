@@ -4,6 +4,7 @@
 use crate::heap::alerts::{ALERTS, Alert, AlertKind};
 use crate::heap::device::Device;
 use crate::heap::shared::Shared;
+use crate::heap::sync::lock;
 use crate::record::reader::DeviceSnapshot;
 use crate::record::{DEVICE_GAUGES, DeviceGauge};
 use crate::watch::{Action, Passed, Rule};
@@ -66,7 +67,7 @@ impl Device {
 
     fn act(&self, shared: &Shared, number: usize, rule: &Rule, passed: Passed) {
         let (live, live_peak) = shared.record.live(self.id);
-        let reserved = super::lock(&self.central).backing.reserved;
+        let reserved = lock(&self.central).backing.reserved;
         match rule.action {
             Action::Callback => ALERTS.raise(&Alert {
                 kind: AlertKind::Threshold,

@@ -209,11 +209,6 @@ impl Captures {
         failed.len() as u32
     }
 
-    /// Brackets open now.
-    pub fn open_brackets(&self) -> usize {
-        self.brackets.len()
-    }
-
     /// The pools of the open brackets, those without a capture or all of them, each once.
     fn candidates(&self, unmatched: bool) -> Vec<u32> {
         let mut pools: Vec<u32> = self

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 /// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the lane that the page table names for its small blocks.
 pub type PoolNumber = u32;
 /// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, lanes of the page table are the shards of streams.
-pub const FIRST_CAPTURE: PoolNumber = LANES as PoolNumber;
+const FIRST_CAPTURE: PoolNumber = LANES as PoolNumber;
 /// Pools from here on are named ones; their numbers are never used again.
 pub const FIRST_NAMED: PoolNumber = 1 << 27;
 

@@ -90,7 +90,7 @@ impl Part {
 }
 
 /// The stream and epoch of the last work on pages, where that is not known to be done.
-pub type LastUse = Option<(u32, u64)>;
+type LastUse = Option<(u32, u64)>;
 
 /// A part of a planned row, in the order of addresses.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Entries of the handle cache; a power of two.
-pub(super) const CACHE: usize = 4096;
+const CACHE: usize = 4096;
 
 /// Where a handle is in the cache. Handles are addresses of objects, so what tells them apart may be anywhere in the middle (Fibonacci hashing).
 #[inline(always)]

@@ -146,7 +146,7 @@ pub(super) fn thread_token() -> u64 {
 }
 
 /// The system's id of the calling thread, as its folder in /proc is called; 0 where there is no /proc.
-pub(super) fn system_thread_id() -> u32 {
+fn system_thread_id() -> u32 {
     let link = std::fs::read_link("/proc/thread-self").ok();
     let name = link.as_deref().and_then(|path| path.file_name()?.to_str()?.parse().ok());
     name.unwrap_or(0)
