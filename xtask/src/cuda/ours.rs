@@ -1,7 +1,7 @@
 //! What we declare of CUDA: functions that we call, functions that we are called as, and numbers that stand for names.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::constants::{self, Constant};
 use super::dwarf::{self, Signature, Type};
@@ -37,10 +37,17 @@ const HEADERS: [&str; 4] = [
 
 /// Builds the libraries and reads what they and the sources say.
 pub fn declared(root: &Path) -> Result<Declared, String> {
-    let build = ["build", "--quiet", "--package", "gruyere", "--package", "gruyere-phantom-abi"];
-    // Whatever profile the caller has set up: the types of what is built are asked for.
-    succeed(cargo(root, &build).env("CARGO_PROFILE_DEV_DEBUG", "full"))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
+    // Whatever the profiles say: the types of what is built are asked for, and a function that is inlined everywhere has none. In a folder of
+    // its own, so that the tests' libraries stay what they are.
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target = target.join("declared");
+    let mut build =
+        cargo(root, &["build", "--quiet", "--package", "gruyere", "--package", "gruyere-phantom-abi"]);
+    build.arg("--target-dir").arg(&target).env("CARGO_PROFILE_DEV_DEBUG", "full");
+    for package in ["gruyere", "gruyere-phantom"] {
+        build.arg("--config").arg(format!("profile.dev.package.{package}.opt-level=0"));
+    }
+    succeed(&mut build)?;
     let (mut functions, enumerators) = of_library(root, &target.join("debug/libgruyere.so"))?;
     functions.extend(of_stand_in(&target.join("debug/libphantom_cuda.so"))?);
     let mut all = Vec::new();
