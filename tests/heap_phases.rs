@@ -165,6 +165,21 @@ fn validation_that_is_announced_gives_back_at_once_and_keeps_what_it_needs() {
 }
 
 #[test]
+fn a_phase_leaves_what_is_reserved() {
+    for conf in BACKINGS {
+        // Nobody has used it yet: all of it lies idle.
+        let reserve = 512 * MIB;
+        let program = Program::new(&format!("{conf},reserve:persistent={reserve}"), false, true);
+        program.train(20);
+        let trained = program.held();
+        program.rig.heap.mark_phase(Phase::Validation);
+        let held = program.held();
+        assert!(held < trained && held >= reserve + 128 * MIB, "{conf}: {held} of {trained} B are held");
+        program.check();
+    }
+}
+
+#[test]
 fn memory_that_kernels_still_use_is_neither_waited_for_nor_given_back() {
     let program = Program::new("", false, true);
     program.train(5);

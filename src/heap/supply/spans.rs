@@ -197,8 +197,8 @@ impl Supply for Spans {
         for space in central.spaces.iter() {
             for id in central.arenas.empty_regions(space, ctx.completed) {
                 let Region { bytes, span: (_, taken), .. } = *central.arenas.region(id);
-                let is_given = given + bytes <= most && !central.backing.waits_to_give(taken);
-                if is_given && Self::give(central, ctx, id) {
+                let is_kept = central.spare_of(space) < bytes || central.backing.waits_to_give(taken);
+                if given + bytes <= most && !is_kept && Self::give(central, ctx, id) {
                     given += bytes;
                 }
             }
