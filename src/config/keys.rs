@@ -164,8 +164,8 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "reserve",
         default: "none",
-        meaning: "Memory that is mapped for lifetimes when a device is first used: `persistent=10GiB+step=2GiB`, in bytes or as a \
-                  share of the device. It stays mapped, and for that lifetime, until the alternative is out of memory. Where it \
+        meaning: "Memory that is mapped for lifetimes when a device is first used: `auto=10GiB+step=2GiB`, in bytes or as a \
+                  share of the device; `auto` is what the program does not tag. It stays mapped, and for that lifetime, until the alternative is out of memory. Where it \
                   cannot be had, the first request fails and says so.",
         kind: Kind::Reserves(|config| &mut config.reserve),
     },

@@ -3,7 +3,7 @@
 //! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use. Requests up to 1 MiB are
 //! served from slabs ([`slab`], [`lane`]) under the lock of their stream's lane; larger ones from runs ([`arena`]) under the device's central
 //! lock. [`streams`] knows what stream order allows, [`supply`] gets memory from the driver and gives it back, [`reclaim`] finds some when there is
-//! none, [`capture`] and [`captured`] keep the memory of CUDA graphs apart.
+//! none, [`pool`] keeps the memory of CUDA graphs and of named pools apart.
 //!
 //! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both;
 //! under either, the locks inside `streams` and the record's. No lock is held while the caller is answered.
