@@ -114,7 +114,8 @@ impl Home {
     fn new() -> std::result::Result<Self, Box<dyn std::error::Error>> {
         let config = GpuConfig { costs: Costs::zero(), oracle: false, ..GpuConfig::new(64 << 30) };
         let gpu = Arc::new(Gpu::new(config));
-        let heap = Heap::new(Arc::new(Quick(PhantomDriver::new(gpu.clone()))), Config::parse("record:on")?)?;
+        let settings = Config::parse("record:on")?.heap;
+        let heap = Heap::new(Arc::new(Quick(PhantomDriver::new(gpu.clone()))), settings)?;
         heap.announce_hooks(3);
         Ok(Self { heap, gpu })
     }

@@ -142,7 +142,7 @@ fn what_pools_and_captures_hold_is_counted_once_too() {
 }
 
 fn dump(rig: &Rig, folder: &Path, report: &Report) -> Vec<String> {
-    dump::out_of_memory(&rig.heap, report);
+    dump::out_of_memory(&rig.heap, report, folder);
     let mut names: Vec<String> = std::fs::read_dir(folder)
         .map(|entries| entries.flatten().map(|entry| entry.file_name().into_string().unwrap()).collect())
         .unwrap_or_default();
@@ -153,7 +153,7 @@ fn dump(rig: &Rig, folder: &Path, report: &Report) -> Vec<String> {
 #[test]
 fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_ladder() {
     let folder = tempfile::tempdir().unwrap();
-    let rig = Rig::new(&format!("record:on,headroom:0,dump_dir:{}", folder.path().join("new/one").display()));
+    let rig = Rig::new("record:on,headroom:0");
     fill(&rig);
     // How fast the counter runs is known from 5 ms on.
     std::thread::sleep(std::time::Duration::from_millis(20));
@@ -213,7 +213,7 @@ fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_la
 #[test]
 fn only_so_many_dumps_are_written() {
     let folder = tempfile::tempdir().unwrap();
-    let rig = Rig::bare(GIB, &format!("dump_dir:{}", folder.path().display()));
+    let rig = Rig::bare(GIB, "");
     let mut names = Vec::new();
     for _ in 0..40 {
         names = dump(&rig, folder.path(), &refused(&rig, 2 * GIB));
@@ -227,15 +227,15 @@ fn a_folder_that_can_not_be_written_to_fails_nobody() {
     let file = folder.path().join("file");
     std::fs::write(&file, "a file, not a folder").unwrap();
     for path in [&*file, Path::new("/proc/no/such/folder"), Path::new("/dev/full/x")] {
-        let rig = Rig::bare(GIB, &format!("dump_dir:{}", path.display()));
+        let rig = Rig::bare(GIB, "");
         let report = refused(&rig, 2 * GIB);
-        dump::out_of_memory(&rig.heap, &report);
+        dump::out_of_memory(&rig.heap, &report, path);
         assert!(rig.heap.malloc(5 * MIB, 0, DEFAULT).is_ok());
     }
     let locked = folder.path().join("locked");
     std::fs::create_dir(&locked).unwrap();
     std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o500)).unwrap();
-    let rig = Rig::bare(GIB, &format!("dump_dir:{}", locked.display()));
+    let rig = Rig::bare(GIB, "");
     let written = dump(&rig, &locked, &refused(&rig, 2 * GIB));
     // Root may write anywhere.
     // SAFETY: a plain call.

@@ -29,8 +29,8 @@ fn flaky_rig(config: GpuConfig) -> (Rig, Arc<FlakyDriver>) {
     let gpu = Arc::new(Gpu::new(config));
     let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
     let mut config = Config::parse(STITCH).unwrap();
-    config.record = false;
-    let heap = Heap::new(driver.clone(), config).unwrap();
+    config.heap.record = false;
+    let heap = Heap::new(driver.clone(), config.heap).unwrap();
     heap.announce_hooks(3);
     (Rig { gpu, heap }, driver)
 }

@@ -553,7 +553,7 @@ fn hooks_of_torch_that_nobody_announced_end_the_sharing_between_streams() {
 #[test]
 fn a_watched_program_is_on_the_record_and_the_driver_is_never_asked() {
     let config = gruyere::config::Config::parse("").unwrap();
-    let heap = gruyere::heap::Heap::watcher(config).unwrap();
+    let heap = gruyere::heap::Heap::watcher(config.heap).unwrap();
     let (small, large) = (0x7000_0000_0000, 0x7000_4000_0000);
     heap.saw_malloc(1, small, 1000, EVERY);
     heap.saw_malloc(1, large, 30 * MIB, DEFAULT);

@@ -32,8 +32,8 @@ impl Rig {
         let gpu = Arc::new(Gpu::new(GpuConfig::new(160 * MIB)));
         let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
         let mut config = Config::parse(conf).unwrap();
-        config.record = false;
-        let heap = Heap::new(driver.clone(), config).unwrap();
+        config.heap.record = false;
+        let heap = Heap::new(driver.clone(), config.heap).unwrap();
         heap.announce_hooks(3);
         let stream = || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
         let streams = [DEFAULT, stream(), stream()];

@@ -40,7 +40,7 @@ fn the_configuration_knows_every_lifetime_by_name() {
     assert_eq!(reserve.default, "none");
     for lifetime in Lifetime::ALL {
         let config = gruyere::config::Config::parse(&format!("reserve:{}=1MiB", lifetime.name())).unwrap();
-        let sizes = config.reserve.map(|size| size.resolve(GIB));
+        let sizes = config.heap.reserve.map(|size| size.resolve(GIB));
         assert_eq!((sizes[lifetime as usize], sizes.iter().sum::<u64>()), (MIB, MIB));
     }
 }

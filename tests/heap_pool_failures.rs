@@ -28,8 +28,8 @@ impl Rig {
         let gpu = Arc::new(Gpu::new(GpuConfig::new(200 * MIB)));
         let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
         let mut config = Config::parse(conf).unwrap();
-        config.record = false;
-        let heap = Heap::new(driver.clone(), config).unwrap();
+        config.heap.record = false;
+        let heap = Heap::new(driver.clone(), config.heap).unwrap();
         heap.announce_hooks(3);
         Self { gpu, driver, heap, in_driver_pools: conf.contains("backing:pool") }
     }

@@ -38,7 +38,7 @@ impl Arena {
     fn new(conf: &str, oracle: bool, memory: u64) -> Self {
         let gpu = Arc::new(Gpu::new(GpuConfig { oracle, ..GpuConfig::new(memory) }));
         let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 42));
-        let heap = Heap::new(driver.clone(), Config::parse(conf).unwrap()).unwrap();
+        let heap = Heap::new(driver.clone(), Config::parse(conf).unwrap().heap).unwrap();
         heap.announce_hooks(3);
         let stream = || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
         let streams = (0..3).map(|_| stream()).collect();

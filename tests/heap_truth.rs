@@ -151,7 +151,7 @@ impl Program {
         for pool in [SMALL, LARGE] {
             let free = stats.held.reserved_bytes[pool].current.saturating_sub(active_bytes[pool].current);
             // Under passthrough small blocks lie in no slab.
-            if self.rig.heap.config().backing != gruyere::config::Backing::Passthrough {
+            if self.rig.heap.settings().backing != gruyere::config::Backing::Passthrough {
                 assert!(inactive[pool].current <= free, "{pool}: {} of {free}", inactive[pool].current);
             }
         }

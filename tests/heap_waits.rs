@@ -29,8 +29,8 @@ fn job(memory: u64, conf: &str) -> (Arc<Gpu>, [Rank; 2]) {
     let gpu = Arc::new(Gpu::new(GpuConfig::devices(2, memory)));
     let ranks = [(0, [1, 2]), (1, [2, 1])].map(|(device, communicators)| {
         let mut config = Config::parse(conf).unwrap();
-        config.record = false;
-        let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config).unwrap();
+        config.heap.record = false;
+        let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config.heap).unwrap();
         heap.announce_hooks(3);
         let stream = || {
             let stream = as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap();

@@ -54,7 +54,8 @@ const MIB: u64 = 1 << 20;
 fn heap(conf: &str) -> (Arc<Gpu>, &'static Heap) {
     let gpu = Arc::new(Gpu::new(GpuConfig::new(32 << 30)));
     let driver = Arc::new(PhantomDriver::new(gpu.clone()));
-    let heap: &'static Heap = Box::leak(Box::new(Heap::new(driver, Config::parse(conf).unwrap()).unwrap()));
+    let settings = Config::parse(conf).unwrap().heap;
+    let heap: &'static Heap = Box::leak(Box::new(Heap::new(driver, settings).unwrap()));
     heap.announce_hooks(3);
     (gpu, heap)
 }

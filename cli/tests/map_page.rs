@@ -21,7 +21,7 @@ const SKIPPED: i32 = 77;
 fn heap() -> Heap {
     let gpu = Arc::new(Gpu::new(GpuConfig::new(80 << 30)));
     let config = Config::parse("record:on,headroom:0").unwrap();
-    let heap = Heap::new(Arc::new(PhantomDriver::new(gpu)), config).unwrap();
+    let heap = Heap::new(Arc::new(PhantomDriver::new(gpu)), config.heap).unwrap();
     heap.announce_hooks(3);
     let mut random = 1u64;
     let mut next = |most: u64| {

@@ -19,7 +19,7 @@ pub struct Dropped {
 }
 
 /// `on` was the default of all three: whoever says so of one has not asked for the others.
-const REUSE: &[Meaning] = &[("on", |_| {}), ("off", |config| config.pool_reuse = PoolReuse::Exact)];
+const REUSE: &[Meaning] = &[("on", |_| {}), ("off", |config| config.heap.pool_reuse = PoolReuse::Exact)];
 const POOL_REUSE: &str = "pool_reuse:on or pool_reuse:exact takes its place";
 
 /// Every dropped key. A key leaves this table with the release after the one that dropped it.
@@ -71,11 +71,11 @@ mod tests {
             let name = dropped.name;
             let parse = |text: &str| Config::parse(text).expect(name);
             let off = parse(&format!("{name}:off,{name}:off"));
-            assert_eq!((off.pool_reuse, off.dropped.as_slice()), (PoolReuse::Exact, &[dropped][..]));
+            assert_eq!((off.heap.pool_reuse, off.dropped.as_slice()), (PoolReuse::Exact, &[dropped][..]));
             let warning = off.dropped[0].warning();
             assert!(warning.contains(name) && warning.contains("pool_reuse:exact"), "{warning}");
             let on = parse(&format!("{name}:on"));
-            assert_eq!((on.pool_reuse, on.dropped.len()), (PoolReuse::On, 1));
+            assert_eq!((on.heap.pool_reuse, on.dropped.len()), (PoolReuse::On, 1));
         }
         assert_eq!(Config::parse("pool_reuse:exact").expect("valid").dropped, [] as [&Dropped; 0]);
     }

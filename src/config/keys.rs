@@ -82,7 +82,7 @@ pub static KEYS: &[Key] = &[
                 ("fixed", Backing::Fixed),
                 ("passthrough", Backing::Passthrough),
             ],
-            |config| &mut config.backing,
+            |config| &mut config.heap.backing,
         ),
     },
     Key {
@@ -105,7 +105,7 @@ pub static KEYS: &[Key] = &[
         default: "on",
         meaning: "Memory freed on one stream may serve another once an event proves it safe. `off` is what PyTorch's own \
                   allocator does.",
-        kind: Kind::Switch(|config| &mut config.share),
+        kind: Kind::Switch(|config| &mut config.heap.share),
     },
     Key {
         name: "debug",
@@ -114,9 +114,9 @@ pub static KEYS: &[Key] = &[
                   synchronises the device before memory is handed out again. Slow. `mapped` keeps the old mappings of pages that have moved, so that work on memory that was freed reads stale data, as under \
                   PyTorch's own allocator, in place of a fault. Several: `poison+sync`.",
         kind: Kind::Flags(&[
-            ("poison", |config| &mut config.debug.poison),
-            ("sync", |config| &mut config.debug.sync),
-            ("mapped", |config| &mut config.debug.mapped),
+            ("poison", |config| &mut config.heap.debug.poison),
+            ("sync", |config| &mut config.heap.debug.sync),
+            ("mapped", |config| &mut config.heap.debug.mapped),
         ]),
     },
     Key {
@@ -124,7 +124,7 @@ pub static KEYS: &[Key] = &[
         default: "none",
         meaning: "Ceiling on the physical memory held on each device, in bytes or as a share of the device. `none`: the device's memory; of one that \
                   shares the host's, what the host has available at the start.",
-        kind: Kind::Bound { least: 2 << 20, unbounded: "none", field: |config| &mut config.limit },
+        kind: Kind::Bound { least: 2 << 20, unbounded: "none", field: |config| &mut config.heap.limit },
     },
     Key {
         name: "headroom",
@@ -132,7 +132,7 @@ pub static KEYS: &[Key] = &[
         meaning: "Left free on each device for those who cannot call us back: NCCL's buffers, cuBLAS and cuDNN handles, \
                   lazily loaded kernels, other processes. Given up only where the alternative is out of memory, and then until memory \
                   is given back (a trim, a low-memory phase).",
-        kind: Kind::Size { least: 0, field: |config| &mut config.headroom },
+        kind: Kind::Size { least: 0, field: |config| &mut config.heap.headroom },
     },
     Key {
         name: "slack",
@@ -140,7 +140,7 @@ pub static KEYS: &[Key] = &[
         meaning: "With pages that move (`stitch`): how much more may be held than the peak of live bytes, as a share of that peak or in \
                   bytes. Past it, idle memory is moved, and fresh memory is taken only where none lies idle. `none`: 0.8%, and up to \
                   64 MiB in a small heap. Less slack is less memory and more driver calls.",
-        kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.slack },
+        kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.heap.slack },
     },
     Key {
         name: "waits",
@@ -150,7 +150,7 @@ pub static KEYS: &[Key] = &[
                   ranks such a wait can close a cycle; `off` is for those.",
         kind: Kind::Waits(
             &[("off", Waits::Off), ("oom", Waits::OutOfMemory), ("budget", Waits::Budget)],
-            |config| &mut config.waits,
+            |config| &mut config.heap.waits,
         ),
     },
     Key {
@@ -159,7 +159,7 @@ pub static KEYS: &[Key] = &[
         meaning: "Give idle memory back to the device in low-memory phases: when the program has used less than half of its peak \
                   for a long time (32,768 frees of large blocks and slabs), or says that it validates or writes a checkpoint. `off`: only `empty_cache` and \
                   memory pressure do.",
-        kind: Kind::Switch(|config| &mut config.auto_trim),
+        kind: Kind::Switch(|config| &mut config.heap.auto_trim),
     },
     Key {
         name: "reserve",
@@ -167,19 +167,19 @@ pub static KEYS: &[Key] = &[
         meaning: "Memory that is mapped for lifetimes when a device is first used: `auto=10GiB+step=2GiB`, in bytes or as a \
                   share of the device; `auto` is what the program does not tag. It stays mapped, and for that lifetime, until the alternative is out of memory. Where it \
                   cannot be had, the first request fails and says so.",
-        kind: Kind::Reserves(|config| &mut config.reserve),
+        kind: Kind::Reserves(|config| &mut config.heap.reserve),
     },
     Key {
         name: "record",
         default: "on",
         meaning: "Keep the live record of this process in /dev/shm (or `$GRUYERE_RECORD_DIR`), which `gruyere ps` and `gruyere stat` read.",
-        kind: Kind::Switch(|config| &mut config.record),
+        kind: Kind::Switch(|config| &mut config.heap.record),
     },
     Key {
         name: "record_blocks",
         default: "4194304",
         meaning: "Live blocks that the record has room for. Address space; only what is used takes memory.",
-        kind: Kind::Count { least: 1024, most: 1 << 28, field: |config| &mut config.record_blocks },
+        kind: Kind::Count { least: 1024, most: 1 << 28, field: |config| &mut config.heap.record_blocks },
     },
     Key {
         name: "records_kept",
@@ -187,13 +187,13 @@ pub static KEYS: &[Key] = &[
         meaning: "Records of this user's processes that ended without a clean exit (killed, `_exit`), which a new process leaves in the folder for \
                   `gruyere post`: so many, the newest; none where the folder is full. \
                   Older ones it removes; never one whose process lives.",
-        kind: Kind::Count { least: 0, most: 1 << 20, field: |config| &mut config.records_kept },
+        kind: Kind::Count { least: 0, most: 1 << 20, field: |config| &mut config.heap.records_kept },
     },
     Key {
         name: "ring_events",
         default: "65536",
         meaning: "Latest events that the record keeps, rounded up to a power of two.",
-        kind: Kind::Count { least: 1024, most: 1 << 24, field: |config| &mut config.ring_events },
+        kind: Kind::Count { least: 1024, most: 1 << 24, field: |config| &mut config.heap.ring_events },
     },
     Key {
         name: "dump_dir",
@@ -219,7 +219,7 @@ pub static KEYS: &[Key] = &[
         default: "all",
         meaning: "Free memory that each driver pool may keep when the device synchronises, in bytes or as a share of the \
                   device.",
-        kind: Kind::Bound { least: 0, unbounded: "all", field: |config| &mut config.release_threshold },
+        kind: Kind::Bound { least: 0, unbounded: "all", field: |config| &mut config.heap.release_threshold },
     },
     Key {
         name: "pool_reuse",
@@ -227,7 +227,7 @@ pub static KEYS: &[Key] = &[
         meaning: "When a driver pool may hand memory that was freed on one stream to another: whenever it can \
                   (`on`), or only where the program's events order the streams (`exact`), so that runs repeat.",
         kind: Kind::PoolReuse(&[("on", PoolReuse::On), ("exact", PoolReuse::Exact)], |config| {
-            &mut config.pool_reuse
+            &mut config.heap.pool_reuse
         }),
     },
     Key {
@@ -259,7 +259,7 @@ pub static KEYS: &[Key] = &[
         default: "none",
         meaning: "File to write a trace of every malloc, free and record_stream to, for `gruyere bench --trace`: `%p` in it stands \
                   for the pid, `%r` for the rank. Every call takes some hundred nanoseconds more. The path must have no comma.",
-        kind: Kind::File(|config| &mut config.trace),
+        kind: Kind::File(|config| &mut config.heap.trace),
     },
     Key {
         name: "alert",
@@ -267,7 +267,7 @@ pub static KEYS: &[Key] = &[
         meaning: "Thresholds, and what the process does when one is passed: `fragmentation>30%=log+oom-in<10min=callback`. The actions: `log` \
                   a warning, `trim` as `empty_cache` does (and log), `callback` to those who listen (`gruyere.on_alert`). docs/watching.md \
                   has the metrics.",
-        kind: Kind::Alerts(|config| &mut config.alert),
+        kind: Kind::Alerts(|config| &mut config.heap.alert),
     },
 ];
 

@@ -9,68 +9,18 @@ pub mod keys;
 pub mod logging;
 
 use crate::driver::cuda::HandleType;
-use crate::watch::Rule;
+use crate::heap::settings::Settings;
 use dropped::Dropped;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use crate::heap::settings::{Backing, Debug, PoolReuse, Waits};
 pub use gruyere_record::{record_dir, size};
 pub use size::Size;
 
 /// The environment variable that [`Config::from_env`] reads.
 pub const VARIABLE: &str = "GRUYERE_CONF";
-
-/// Where device memory comes from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Backing {
-    /// [`Backing::Stitch`] on devices with virtual memory management, else [`Backing::Pool`] where there are stream-ordered
-    /// pools, else [`Backing::Fixed`].
-    #[default]
-    Auto,
-    /// Pages of physical memory, mapped wherever a run of them is needed.
-    Stitch,
-    /// Spans from the driver's stream-ordered pools.
-    Pool,
-    /// Spans from `cuMemAlloc`: slower to grow, but IPC handles work on them.
-    Fixed,
-    /// Every call goes straight to the driver.
-    Passthrough,
-}
-
-/// When streams may be made to wait for each other, though the program did not ask for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Waits {
-    /// Never.
-    Off,
-    /// Where the alternative is out of memory.
-    #[default]
-    OutOfMemory,
-    /// To hold the slack too.
-    Budget,
-}
-
-/// When a driver pool may hand memory that was freed on one stream to another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PoolReuse {
-    /// Whenever the driver can.
-    #[default]
-    On,
-    /// Where the program's own events order the streams: neither because work happens to be
-    /// finished, nor by waits that the driver inserts.
-    Exact,
-}
-
-/// The switches that answer "is it you?".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Debug {
-    /// Fill memory with a pattern when it is handed out and when it comes back.
-    pub poison: bool,
-    /// Synchronise the device before memory is handed out again.
-    pub sync: bool,
-    /// Keep old mappings of pages that have moved, until the alternative is out of memory.
-    pub mapped: bool,
-}
 
 /// What the interposed CUDA calls of the process do ([`crate::door::preload`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,53 +48,20 @@ pub struct Preload {
 /// Everything `GRUYERE_CONF` can say. The default is what an empty variable means.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Where device memory comes from.
-    pub backing: Backing,
+    /// What the heap is told.
+    pub heap: Settings,
     /// How physical memory may leave the process.
     pub handle_type: HandleType,
-    /// Whether memory freed on one stream may serve another (once events prove it safe).
-    pub share: bool,
-    /// Debugging switches.
-    pub debug: Debug,
-    /// Ceiling on the physical memory held on each device; `None`: the device's memory.
-    pub limit: Option<Size>,
-    /// Left free on each device for those who cannot call the allocator back.
-    pub headroom: Size,
-    /// How much more may be held than the peak of live bytes before idle memory is moved, a share of that peak or bytes; `None`: 1%,
-    /// and more in a small heap.
-    pub slack: Option<Size>,
-    /// Waits that the program did not ask for.
-    pub waits: Waits,
-    /// Whether idle memory goes back to the device in low-memory phases.
-    pub auto_trim: bool,
-    /// Mapped on each device at its start, by the number of the lifetime (auto, transient, step, persistent).
-    pub reserve: [Size; 4],
-    /// Whether the record in /dev/shm is written.
-    pub record: bool,
-    /// Live blocks that the record's block map has room for.
-    pub record_blocks: u32,
-    /// Records of processes that ended without a clean exit which a new process leaves.
-    pub records_kept: u32,
-    /// Events that the record's ring keeps.
-    pub ring_events: u32,
     /// Folder for out-of-memory dumps; `None`: they only go to the log.
     pub dump_dir: Option<PathBuf>,
     /// Folder that keeps what runs did; `None`: nothing is kept.
     pub history: Option<PathBuf>,
     /// The run's name; `None`: that of its program.
     pub name: Option<String>,
-    /// Bytes a driver pool keeps at a synchronisation; `None`: all of them.
-    pub release_threshold: Option<Size>,
-    /// Driver pools: reuse across streams.
-    pub pool_reuse: PoolReuse,
     /// What the interposed CUDA calls do.
     pub preload: Preload,
     /// Whether a profiler is told what the heap does.
     pub nvtx: bool,
-    /// File for a trace of all requests.
-    pub trace: Option<PathBuf>,
-    /// Thresholds, and what to do when one is passed.
-    pub alert: Vec<Rule>,
     /// The keys that were given and that the next release will not know.
     pub dropped: Vec<&'static Dropped>,
 }
@@ -152,29 +69,13 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            backing: Backing::Auto,
+            heap: Settings::default(),
             handle_type: HandleType::Auto,
-            share: true,
-            debug: Debug::default(),
-            limit: None,
-            headroom: Size::Bytes(512 << 20),
-            slack: None,
-            waits: Waits::OutOfMemory,
-            auto_trim: true,
-            reserve: [Size::Bytes(0); 4],
-            record: true,
-            record_blocks: 1 << 22,
-            records_kept: 8,
-            ring_events: 1 << 16,
             dump_dir: None,
             history: None,
             name: None,
-            release_threshold: None,
-            pool_reuse: PoolReuse::On,
             preload: Preload::default(),
             nvtx: false,
-            trace: None,
-            alert: Vec::new(),
             dropped: Vec::new(),
         }
     }
@@ -282,29 +183,31 @@ mod tests {
                     pool_reuse:exact , history:/var/runs,name:llama-7b,nvtx:on,\
                     preload:observe+driver,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
-            backing: Backing::Fixed,
+            heap: Settings {
+                backing: Backing::Fixed,
+                share: false,
+                debug: Debug { poison: true, sync: true, mapped: true },
+                limit: Some(Size::Percent(90.0)),
+                headroom: Size::Bytes(3 << 29),
+                slack: Some(Size::Percent(0.5)),
+                waits: Waits::Budget,
+                auto_trim: false,
+                reserve: [Size::Bytes(0), Size::Bytes(0), Size::Bytes(2 << 30), Size::Percent(40.0)],
+                record: false,
+                record_blocks: 4096,
+                records_kept: 3,
+                ring_events: 2048,
+                release_threshold: Some(Size::Bytes(2 << 20)),
+                pool_reuse: PoolReuse::Exact,
+                trace: Some("/tmp/%p.zst".into()),
+                alert: crate::watch::parse_rules("live>90%=trim+oom-in<1h=log").expect("valid"),
+            },
             handle_type: HandleType::Fabric,
-            share: false,
-            debug: Debug { poison: true, sync: true, mapped: true },
-            limit: Some(Size::Percent(90.0)),
-            headroom: Size::Bytes(3 << 29),
-            slack: Some(Size::Percent(0.5)),
-            waits: Waits::Budget,
-            auto_trim: false,
-            reserve: [Size::Bytes(0), Size::Bytes(0), Size::Bytes(2 << 30), Size::Percent(40.0)],
-            record: false,
-            record_blocks: 4096,
-            records_kept: 3,
-            ring_events: 2048,
             dump_dir: Some("/tmp/a:b".into()),
             history: Some("/var/runs".into()),
             name: Some("llama-7b".into()),
-            release_threshold: Some(Size::Bytes(2 << 20)),
-            pool_reuse: PoolReuse::Exact,
             preload: Preload { mode: PreloadMode::Observe, driver: true },
             nvtx: true,
-            trace: Some("/tmp/%p.zst".into()),
-            alert: crate::watch::parse_rules("live>90%=trim+oom-in<1h=log").expect("valid"),
             dropped: Vec::new(),
         };
         assert_eq!(Config::parse(text), Ok(expected));
@@ -316,7 +219,7 @@ mod tests {
     #[test]
     fn the_last_value_of_a_key_counts() {
         let config = Config::parse("backing:pool,backing:passthrough").expect("valid");
-        assert_eq!(config.backing, Backing::Passthrough);
+        assert_eq!(config.heap.backing, Backing::Passthrough);
     }
 
     #[test]
@@ -406,7 +309,7 @@ mod tests {
     fn a_wait_that_there_is_not_names_those_that_there_are() {
         let message = error("waits:always");
         assert!(message.contains("waits:always") && message.contains("off|oom|budget"), "{message}");
-        assert_eq!(Config::parse("slack:64MiB").expect("valid").slack, Some(Size::Bytes(64 << 20)));
-        assert_eq!(Config::parse("slack:0.5%,slack:none").expect("valid").slack, None);
+        assert_eq!(Config::parse("slack:64MiB").expect("valid").heap.slack, Some(Size::Bytes(64 << 20)));
+        assert_eq!(Config::parse("slack:0.5%,slack:none").expect("valid").heap.slack, None);
     }
 }

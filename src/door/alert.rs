@@ -132,7 +132,7 @@ pub unsafe extern "C" fn gruyere_alert_threshold(threshold: u64, text: *mut c_ch
     }
     guarded(GRUYERE_UNAVAILABLE, || {
         let Some(heap) = current() else { return GRUYERE_UNAVAILABLE };
-        let Some(rule) = usize::try_from(threshold).ok().and_then(|at| heap.config().alert.get(at)) else {
+        let Some(rule) = usize::try_from(threshold).ok().and_then(|at| heap.settings().alert.get(at)) else {
             return GRUYERE_INVALID;
         };
         let whole = rule.threshold.text();

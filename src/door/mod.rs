@@ -18,6 +18,7 @@ use crate::config::{Config, logging};
 use crate::driver::Driver;
 use crate::driver::cuda::CudaDriver;
 use crate::heap::Heap;
+use crate::nvtx;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,6 +31,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///   heap   -> null    the atfork handler, in a child: the hot paths need not ask whether they are in one
 /// ```
 static HEAP: AtomicPtr<Heap> = AtomicPtr::new(std::ptr::null_mut());
+
+/// What the heap was made from: what the doors do, and the heap does not, is in there too. Null before there is a heap; set before [`HEAP`], and never
+/// freed.
+static CONFIG: AtomicPtr<Config> = AtomicPtr::new(std::ptr::null_mut());
 
 /// What is known before there is a heap.
 static INIT: Mutex<Beginning> = Mutex::new(Beginning { failure: None, announced: 0 });
@@ -58,6 +63,12 @@ pub fn heap() -> Result<&'static Heap, String> {
 pub fn current() -> Option<&'static Heap> {
     // SAFETY: null, or from Box::leak: valid for ever. Acquire pairs with the release of publish().
     unsafe { HEAP.load(Ordering::Acquire).as_ref() }
+}
+
+/// The configuration of the heap, where that has been made.
+fn config() -> Option<&'static Config> {
+    // SAFETY: null, or from Box::leak: valid for ever. Acquire pairs with the release of publish().
+    unsafe { CONFIG.load(Ordering::Acquire).as_ref() }
 }
 
 /// In a forked child there is no heap. Async-signal-safe: two stores.
@@ -92,26 +103,38 @@ fn make() -> Result<&'static Heap, String> {
     if let Some(reason) = &beginning.failure {
         return Err(reason.clone());
     }
-    let made = found.and_then(|(config, driver)| match driver {
-        None => Heap::watcher(config).map_err(|error| format!("gruyere: {error}")),
-        Some(driver) => Heap::new(Arc::new(driver), config)
-            .map_err(|error| format!("gruyere: no usable CUDA device: {error}")),
+    let made = found.and_then(|(config, driver)| {
+        attach_profiler(&config);
+        let settings = config.heap.clone();
+        let heap = match driver {
+            None => Heap::watcher(settings).map_err(|error| format!("gruyere: {error}")),
+            Some(driver) => Heap::new(Arc::new(driver), settings)
+                .map_err(|error| format!("gruyere: no usable CUDA device: {error}")),
+        };
+        Ok((heap?, config))
     });
     match made {
-        Ok(mut heap) => {
+        Ok((mut heap, config)) => {
             // Before anybody can use it: nothing has been handed out yet.
             heap.announce_hooks(beginning.announced);
             if is_program_served() {
                 heap.give_blocks_spans_of_their_own();
                 heap.announce_ordered_callers();
             }
-            Ok(publish(heap))
+            Ok(publish(heap, config))
         }
         Err(reason) => {
             log::error!("{reason}");
             beginning.failure = Some(reason.clone());
             Err(reason)
         }
+    }
+}
+
+/// Lets the heap tell a profiler, where `config` asks for it.
+fn attach_profiler(config: &Config) {
+    if config.nvtx {
+        nvtx::attach();
     }
 }
 
@@ -147,9 +170,10 @@ fn announce(bits: u32) {
     }
 }
 
-fn publish(heap: Heap) -> &'static Heap {
+fn publish(heap: Heap, config: Config) -> &'static Heap {
     fork::watch();
     close_at_exit();
+    CONFIG.store(Box::leak(Box::new(config)), Ordering::Release);
     let heap = Box::leak(Box::new(heap));
     HEAP.store(heap, Ordering::Release);
     heap
@@ -164,11 +188,12 @@ pub fn install(driver: Arc<dyn Driver>, conf: &str) -> Result<&'static Heap, Str
     let _init = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     logging::init();
     let config = Config::parse(conf).map_err(|error| error.to_string())?;
-    let heap = Heap::new(driver, config).map_err(|error| error.to_string())?;
+    attach_profiler(&config);
+    let heap = Heap::new(driver, config.heap.clone()).map_err(|error| error.to_string())?;
     if let Some(old) = current() {
         old.shut_down();
     }
-    Ok(publish(heap))
+    Ok(publish(heap, config))
 }
 
 /// A normal exit takes the record's file away. Blocks may still be freed afterwards: static destructors and what Python

@@ -1,13 +1,15 @@
 //! What an out-of-memory leaves behind, where the configuration wants it.
 #![deny(unsafe_code)]
 
-use super::guarded;
+use super::{config, guarded};
 use crate::heap::{Heap, oom::Report};
 
 /// Writes the dumps ([`crate::dump`]). Whatever happens there, the program gets its out-of-memory.
 pub(super) fn dump(heap: &Heap, report: &Report) {
     guarded((), || {
         heap.flush_trace();
-        crate::dump::out_of_memory(heap, report);
+        if let Some(folder) = config().and_then(|config| config.dump_dir.as_deref()) {
+            crate::dump::out_of_memory(heap, report, folder);
+        }
     });
 }

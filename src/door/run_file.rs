@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::guarded;
+use super::{config, guarded};
 use crate::file;
 use crate::heap::Heap;
 use crate::record::Reader;
@@ -36,36 +36,38 @@ pub(super) fn at_an_out_of_memory(heap: &Heap) {
 }
 
 fn write_if_due(heap: &Heap, interval: Duration) {
-    if heap.config().history.is_none() {
-        return;
-    }
+    let Some((folder, name)) = wanted() else { return };
     // Another thread is about to.
     let Some(mut written) = WRITTEN.try_lock() else { return };
     if written.is_none_or(|at| at.elapsed() >= interval) {
         *written = Some(Instant::now());
         // Whatever happens here, the program gets its out-of-memory.
-        guarded((), || write(heap));
+        guarded((), || write(heap, folder, name));
     }
 }
 
 /// The process ends.
 pub(super) fn at_exit(heap: &Heap) {
-    if heap.config().history.is_some()
+    if let Some((folder, name)) = wanted()
         && let Some(_written) = WRITTEN.try_lock_for(AT_EXIT)
     {
-        write(heap);
+        write(heap, folder, name);
     }
 }
 
-fn write(heap: &Heap) {
-    let config = heap.config();
-    let Some(folder) = &config.history else { return };
+/// The folder of histories, where one is kept, and the run's name.
+fn wanted() -> Option<(&'static Path, Option<&'static str>)> {
+    let config = config()?;
+    Some((config.history.as_deref()?, config.name.as_deref()))
+}
+
+fn write(heap: &Heap, folder: &Path, name: Option<&str>) {
     let Some(reader) = Reader::own(heap.record()) else {
         log::warn!("history: nothing is kept while the record is off; take record:off away");
         return;
     };
     heap.sample();
-    let run = Run::of(&reader, config.name.as_deref());
+    let run = Run::of(&reader, name);
     // A process that only looked at the device is no run.
     if run.devices.is_empty() {
         return;

@@ -13,6 +13,7 @@ pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snap
 use crate::file;
 use crate::heap::{Heap, oom::Report};
 use std::io::{self, Write};
+use std::path::Path;
 
 /// Dumps written before it is enough, on each device: programs that halve their batch until it fits run out of memory on purpose.
 pub const MOST_DUMPS: u64 = 32;
@@ -20,9 +21,8 @@ pub const MOST_DUMPS: u64 = 32;
 /// The longest file that a dump has.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// Writes the dumps of an out-of-memory to `dump_dir:`, if one is set.
-pub fn out_of_memory(heap: &Heap, report: &Report) {
-    let Some(folder) = &heap.config().dump_dir else { return };
+/// Writes the dumps of an out-of-memory to `folder` (`dump_dir:`).
+pub fn out_of_memory(heap: &Heap, report: &Report, folder: &Path) {
     if report.count > MOST_DUMPS {
         return;
     }

@@ -10,10 +10,10 @@ use super::lifetime::{LIFETIMES, Lifetime};
 use super::segment_log::SegmentLog;
 use super::size_class::{PAGE, round_up};
 use super::stitch::Pages;
-use crate::config::{Config, PoolReuse};
 use crate::driver::{
     DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
+use crate::heap::settings::{PoolReuse, Settings};
 
 /// The step in which the driver's pools grow (bytes). Spans are multiples of it where memory is not short.
 pub const SPAN: u64 = 32 << 20;
@@ -88,9 +88,9 @@ impl Backing {
     }
 
     /// The same, with the driver's pools to take spans from.
-    pub fn with_pools(self, config: &Config, total_memory: u64) -> Self {
-        let reuse = u64::from(config.pool_reuse == PoolReuse::On);
-        let threshold = config.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory));
+    pub fn with_pools(self, settings: &Settings, total_memory: u64) -> Self {
+        let reuse = u64::from(settings.pool_reuse == PoolReuse::On);
+        let threshold = settings.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory));
         let pools = Pools {
             stream: None,
             by_lifetime: [None; LIFETIMES],

@@ -2,8 +2,8 @@
 #![deny(unsafe_code)]
 
 use super::page_table::PageTable;
-use crate::config::Config;
 use crate::driver::Driver;
+use crate::heap::settings::Settings;
 use crate::record::Record;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,8 +23,8 @@ pub struct Shared {
     pub driver: Arc<dyn Driver>,
     /// The same without the detour, for what is asked on the hot path.
     pub(super) questions: Arc<dyn Driver>,
-    /// The configuration in force.
-    pub config: Config,
+    /// The settings in force.
+    pub settings: Settings,
     /// From addresses to owners.
     pub table: PageTable,
     /// What other processes read.
@@ -46,7 +46,8 @@ impl Shared {
 
     /// Whether memory may pass from stream to stream: only where record_stream reaches us, or nobody needs it.
     pub fn shares(&self) -> bool {
-        self.config.share && self.hooks.load(Ordering::Relaxed) & (HOOK_RECORD_STREAM | ORDERED_CALLERS) != 0
+        self.settings.share
+            && self.hooks.load(Ordering::Relaxed) & (HOOK_RECORD_STREAM | ORDERED_CALLERS) != 0
     }
 
     /// Whether the loader tells of every capture, or the callers do.

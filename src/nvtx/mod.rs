@@ -13,34 +13,11 @@ use std::path::PathBuf;
 
 use once_cell::race::OnceBox;
 
+use crate::heap::profiler::{self, Counter, Profiler, What};
 use injection::{Handle, Look, Tool};
 
 /// The variable by which a profiler names its library.
 pub const VARIABLE: &str = "NVTX_INJECTION64_PATH";
-
-/// What is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum What {
-    /// The heap takes memory from the driver, or maps pages where they are needed.
-    Growth,
-    /// Pages move. Inside [`What::Growth`].
-    Stitch,
-    /// The host waits for the device.
-    HostWait,
-    /// A stream is made to wait for another.
-    StreamWait,
-    /// Memory goes back to the device on request.
-    Trim,
-    /// A low-memory phase gives memory back.
-    LowMemoryTrim,
-    /// A turn on the reclaim ladder.
-    Reclaim,
-    /// A request was answered with out of memory.
-    OutOfMemory,
-    /// A training step is over.
-    Step,
-}
 
 /// Texts and colours (ARGB), by [`What`].
 const KINDS: [(&str, u32); 9] = [
@@ -55,16 +32,7 @@ const KINDS: [(&str, u32); 9] = [
     ("step", 0xff9e_9e9e),
 ];
 
-/// What is counted; [`COUNTERS`] has names and meanings.
-#[derive(Clone, Copy)]
-#[repr(usize)]
-enum Counter {
-    Reserved,
-    Live,
-    Pending,
-    LargestRequest,
-}
-
+/// Names and meanings, by [`Counter`].
 const COUNTERS: [(&str, &str); 4] = [
     ("reserved", "bytes held from the driver"),
     ("live", "bytes in the program's hands"),
@@ -83,9 +51,6 @@ struct Attached {
     counters: [OnceBox<[u64; COUNTERS.len()]>; DEVICES],
 }
 
-/// Unset: nothing is told. Set once, by [`attach`].
-static ATTACHED: OnceBox<Attached> = OnceBox::new();
-
 fn text(text: &str) -> CString {
     // No text of ours has a NUL.
     CString::new(text).unwrap_or_default()
@@ -93,7 +58,7 @@ fn text(text: &str) -> CString {
 
 /// Lets the tool attach that the environment names, if there is one. Any number of calls is fine.
 pub fn attach() {
-    if ATTACHED.get().is_some() {
+    if profiler::is_attached() {
         return;
     }
     let Some(path) = std::env::var_os(VARIABLE).map(PathBuf::from) else {
@@ -111,11 +76,9 @@ pub fn attach() {
                     "nvtx:on: this tool takes no counters (NVTX 3.1); ranges and marks have bytes for payload"
                 );
             }
-            let _ = ATTACHED.set(Box::new(Attached {
-                tool,
-                texts,
-                counters: [const { OnceBox::new() }; DEVICES],
-            }));
+            let counters = [const { OnceBox::new() }; DEVICES];
+            // For as long as the process lives: the heap may tell it of anything until then.
+            profiler::attach(Box::leak(Box::new(Attached { tool, texts, counters })));
         }
         Err(reason) => log::warn!("nvtx:on: the tool {} cannot be used: {reason}", path.display()),
     }
@@ -128,67 +91,23 @@ impl Attached {
     }
 }
 
-/// A range that is open, until it is dropped.
-#[must_use]
-pub struct Range(&'static Attached);
-
-impl Drop for Range {
-    fn drop(&mut self) {
-        self.0.tool.pop();
+impl Profiler for Attached {
+    fn begin(&self, what: What, bytes: u64) {
+        self.tool.push(self.look(what), bytes);
     }
-}
 
-/// Begins a range of this thread.
-#[inline]
-pub fn range(what: What, bytes: u64) -> Option<Range> {
-    let attached = ATTACHED.get()?;
-    attached.tool.push(attached.look(what), bytes);
-    Some(Range(attached))
-}
-
-/// Tells of an instant.
-#[inline]
-pub fn mark(what: What, payload: u64) {
-    if let Some(attached) = ATTACHED.get() {
-        attached.tool.mark(attached.look(what), payload);
+    fn end(&self) {
+        self.tool.pop();
     }
-}
 
-/// Tells how many bytes a device holds.
-#[inline]
-pub fn reserved(device: u32, bytes: u64) {
-    sample(device, &[(Counter::Reserved, bytes)]);
-}
-
-/// Tells how many bytes are live on a device; they are only looked up where somebody wants to know.
-#[inline]
-pub fn live(device: u32, bytes: impl FnOnce() -> u64) {
-    if ATTACHED.get().is_some() {
-        sample(device, &[(Counter::Live, bytes())]);
+    fn mark(&self, what: What, payload: u64) {
+        self.tool.mark(self.look(what), payload);
     }
-}
 
-/// Tells what gauges of a device stand at that are not kept up with every block: bytes live, bytes that streams may still use, and the largest
-/// request that what is held could satisfy.
-#[inline]
-pub fn gauges(device: u32, live: u64, pending: u64, largest_request: u64) {
-    sample(
-        device,
-        &[(Counter::Live, live), (Counter::Pending, pending), (Counter::LargestRequest, largest_request)],
-    );
-}
-
-#[inline]
-fn sample(device: u32, values: &[(Counter, u64)]) {
-    if let Some(attached) = ATTACHED.get()
-        && attached.tool.counts
-    {
-        attached.sample(device, values);
-    }
-}
-
-impl Attached {
     fn sample(&self, device: u32, values: &[(Counter, u64)]) {
+        if !self.tool.counts {
+            return;
+        }
         let Some(cell) = self.counters.get(device as usize) else { return };
         // Two threads may make them at once; the tool has one set too many then, which is never sampled.
         let counters = cell.get_or_init(|| {

@@ -35,9 +35,12 @@ impl Rig {
         let gpu = Arc::new(Gpu::new(config));
         let mut config = Config::parse(conf).unwrap();
         if !conf.contains("record") {
-            config.record = false;
+            config.heap.record = false;
         }
-        let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config).unwrap();
+        if config.nvtx {
+            gruyere::nvtx::attach();
+        }
+        let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config.heap).unwrap();
         Self { gpu, heap }
     }
 

@@ -72,11 +72,11 @@ fn consequences(findings: &mut Findings, config: &Config, environment: Environme
             "make it; dumps only go to the log as it is",
         );
     }
-    if !config.record {
+    if !config.heap.record {
         findings
             .note("configuration", "record:off: `gruyere ps`, `top` and `export` do not see such processes");
     }
-    if config.debug.poison || config.debug.sync {
+    if config.heap.debug.poison || config.heap.debug.sync {
         findings.note("configuration", "debug: is on: programs are slow, as they are meant to be");
     }
     if config.nvtx && environment(nvtx::VARIABLE).is_none() {
@@ -85,7 +85,7 @@ fn consequences(findings: &mut Findings, config: &Config, environment: Environme
             format!("nvtx:on: and no tool in {}, which `nsys profile` sets", nvtx::VARIABLE),
         );
     }
-    if matches!(config.headroom, Size::Percent(share) if share >= 50.0) {
+    if matches!(config.heap.headroom, Size::Percent(share) if share >= 50.0) {
         findings.warning(
             "configuration",
             "headroom: leaves half of the device or more to others",

@@ -300,7 +300,7 @@ pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, id
 
 /// The configured backing, if one of the known ones is.
 fn backing(configuration: &str) -> &'static str {
-    match gruyere::config::Config::parse(configuration).map(|config| config.backing) {
+    match gruyere::config::Config::parse(configuration).map(|config| config.heap.backing) {
         Ok(gruyere::config::Backing::Auto) => "auto",
         Ok(gruyere::config::Backing::Stitch) => "stitch",
         Ok(gruyere::config::Backing::Pool) => "pool",

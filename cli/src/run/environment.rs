@@ -65,7 +65,7 @@ impl Environment {
         if let Some(mode) = mode {
             add(format!("preload:{mode}{driver}"));
         }
-        let own_history = match wanted.keeps_runs && config.history.is_none() && config.record {
+        let own_history = match wanted.keeps_runs && config.history.is_none() && config.heap.record {
             true => own_history(),
             false => None,
         };

@@ -185,7 +185,7 @@ fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Con
         line(format_args!(
             "nothing was seen: GRUYERE_CONF has preload:off; --manage or --observe turns it on"
         ));
-    } else if !config.record {
+    } else if !config.heap.record {
         line(format_args!("nothing is told: GRUYERE_CONF has record:off"));
     } else if doubts.no_history {
         line(format_args!(

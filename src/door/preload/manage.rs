@@ -408,7 +408,7 @@ pub unsafe fn ipc_get_mem_handle(
         if heap.base_of(pointer as u64).is_none() {
             return false;
         }
-        let plain = matches!(heap.config().backing, Backing::Fixed | Backing::Passthrough);
+        let plain = matches!(heap.settings().backing, Backing::Fixed | Backing::Passthrough);
         let reason = if !plain {
             "memory of this backing cannot be exported by handle"
         } else if current::start_of_allocation(pointer as u64) != Some(pointer as u64) {

@@ -119,10 +119,10 @@ impl Heap {
         let owner = shared.table.get(address);
         let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return };
         let Ok(device) = self.device(i64::from(device)) else { return };
-        if shared.config.debug.sync {
+        if shared.settings.debug.sync {
             device.synchronize(shared);
         }
-        if shared.config.debug.poison
+        if shared.settings.debug.poison
             && let Some(_asking) = device.ask()
             && let Some(block) = device.block_at(address, owner)
             // Not while other streams, or a graph, use it.

@@ -12,19 +12,18 @@ mod serve;
 mod upkeep;
 mod watched;
 
-use crate::config::Config;
-use crate::config::record_dir::record_dir;
 use crate::driver::{DeviceId, Driver, DriverError};
 use crate::heap::device::Device;
 use crate::heap::error::Error;
 use crate::heap::history::History;
 use crate::heap::page_table::PageTable;
+use crate::heap::settings::Settings;
 use crate::heap::shared::{MAX_DEVICES, Shared};
 use crate::heap::supply::{self, Way};
 use crate::heap::sync::{Mutex, lock};
 use crate::heap::timed::{OnRecord, Timed};
-use crate::nvtx;
 use crate::record::facts::Process;
+use crate::record::record_dir::record_dir;
 use crate::record::trace::Tracer;
 use crate::record::{DeviceFacts, DeviceGauge, Record, RecordOptions, trace};
 use once_cell::race::OnceBox;
@@ -75,10 +74,7 @@ impl Heap {
     ///
     /// # Errors
     /// The driver's, where there is no device to be asked.
-    pub fn new(driver: Arc<dyn Driver>, config: Config) -> Result<Self, DriverError> {
-        if config.nvtx {
-            nvtx::attach();
-        }
+    pub fn new(driver: Arc<dyn Driver>, settings: Settings) -> Result<Self, DriverError> {
         let count = driver.device_count()?.min(MAX_DEVICES);
         let facts: Vec<DeviceFacts> = (0..count)
             .map(|id| {
@@ -93,32 +89,32 @@ impl Heap {
             })
             .collect();
         let options = RecordOptions {
-            enabled: config.record,
+            enabled: settings.record,
             directory: record_dir(),
-            ring_events: config.ring_events,
-            max_blocks: config.record_blocks,
-            kept: config.records_kept as usize,
+            ring_events: settings.ring_events,
+            max_blocks: settings.record_blocks,
+            kept: settings.records_kept as usize,
         };
         // Never freed: writers on threads that outlive main may still be in it.
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &facts)));
-        let debug = config.debug.poison || config.debug.sync;
-        let passthrough = supply::settled_way(config.backing, false) == Some(Way::Driver);
+        let debug = settings.debug.poison || settings.debug.sync;
+        let passthrough = supply::settled_way(settings.backing, false) == Some(Way::Driver);
         let special =
             WATCH_CAPTURES | if passthrough { PASSTHROUGH } else { 0 } | if debug { DEBUG } else { 0 };
-        let trace = config.trace.as_ref().and_then(|name| {
+        let trace = settings.trace.as_ref().and_then(|name| {
             let process = Process::current();
             Tracer::start(&trace::expand(name, process.pid, process.rank))
         });
         let special = special | if trace.is_some() { TRACE } else { 0 };
         Ok(Self {
             shared: Shared {
-                driver: if config.record {
+                driver: if settings.record {
                     Arc::new(Timed::new(driver.clone(), OnRecord::new(record)))
                 } else {
                     driver.clone()
                 },
                 questions: driver,
-                config,
+                settings,
                 table: PageTable::default(),
                 record,
                 own_spans: false,
@@ -141,7 +137,7 @@ impl Heap {
     ///
     /// A span is the block's size rounded up to 2 MiB, and serves, once free, blocks of that very size, or goes back to the driver.
     pub fn give_blocks_spans_of_their_own(&mut self) {
-        if supply::settled_way(self.shared.config.backing, true) == Some(Way::Alone) {
+        if supply::settled_way(self.shared.settings.backing, true) == Some(Way::Alone) {
             self.shared.own_spans = true;
             self.special.fetch_or(OWN_SPANS, Ordering::AcqRel);
         }
@@ -152,9 +148,9 @@ impl Heap {
         self.shared.record
     }
 
-    /// The configuration in force.
-    pub fn config(&self) -> &Config {
-        &self.shared.config
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
     }
 
     /// The training step.

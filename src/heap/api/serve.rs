@@ -90,7 +90,7 @@ impl Heap {
         if capture.is_none() {
             self.forget_failed_captures(device);
         }
-        if shared.config.debug.sync && capture.is_none() {
+        if shared.settings.debug.sync && capture.is_none() {
             device.synchronize(shared);
         }
         let address = match capture {
@@ -103,7 +103,7 @@ impl Heap {
                 (Way::Heap, None) => device.malloc(shared, request)?,
             },
         };
-        if shared.config.debug.poison && capture.is_none() && request.stream != streams::EVERY {
+        if shared.settings.debug.poison && capture.is_none() && request.stream != streams::EVERY {
             let result = shared.driver.memset(device.id, address, POISON_FRESH, round(request.size), stream);
             if let Err(error) = result {
                 log::warn!("debug:poison could not fill the block at {address:#x}: {error}");

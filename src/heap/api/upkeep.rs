@@ -7,8 +7,8 @@ use crate::heap::error::Error;
 use crate::heap::lifetime::Lifetime;
 use crate::heap::page_table::Owner;
 use crate::heap::phase::{Occasion, Phase};
+use crate::heap::profiler::{self, What};
 use crate::heap::sync::lock;
-use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -28,7 +28,7 @@ impl Heap {
     pub fn set_memory_fraction(&self, fraction: f64, device: i64) -> Result<(), Error> {
         let device = self.device(device)?;
         let total = device.capabilities.total_memory;
-        let configured = ceiling(&self.shared.config, &device.capabilities);
+        let configured = ceiling(&self.shared.settings, &device.capabilities);
         let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 1.0 };
         let mut central = lock(&device.central);
         central.limit = configured.min((total as f64 * fraction) as u64);
@@ -53,7 +53,7 @@ impl Heap {
     /// A training step (or a request of a server) is over.
     pub fn mark_step(&self) {
         let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
-        nvtx::mark(nvtx::What::Step, u64::from(step));
+        profiler::mark(What::Step, u64::from(step));
         if let Some(trace) = &self.trace {
             trace.step();
         }

@@ -2,9 +2,9 @@
 #![deny(unsafe_code)]
 
 use super::Heap;
-use crate::config::{Backing, Config};
 use crate::driver::absent::AbsentDriver;
 use crate::driver::{DriverError, StreamHandle};
+use crate::heap::settings::{Backing, Settings};
 use crate::heap::streams;
 use crate::heap::watcher::DEVICES;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ impl Heap {
     ///
     /// # Errors
     /// None that is known of; the signature is [`Heap::new`]'s.
-    pub fn watcher(config: Config) -> Result<Self, DriverError> {
-        let config = Config { backing: Backing::Passthrough, auto_trim: false, ..config };
-        Self::new(Arc::new(AbsentDriver { devices: DEVICES }), config)
+    pub fn watcher(settings: Settings) -> Result<Self, DriverError> {
+        let settings = Settings { backing: Backing::Passthrough, auto_trim: false, ..settings };
+        Self::new(Arc::new(AbsentDriver { devices: DEVICES }), settings)
     }
 
     /// Another allocator gave `size` bytes at `address` of `device`, in the order of `stream` ([`StreamHandle::EVERY`]: of none).

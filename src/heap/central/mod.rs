@@ -9,7 +9,6 @@ mod pools;
 mod small_runs;
 mod watcher;
 
-use crate::config::Size;
 use crate::driver::{DeviceId, DriverError};
 use crate::heap::Shared;
 use crate::heap::arena::{Arenas, EVERYBODY, Label, Run, RunId, RunState, SpaceId};
@@ -22,6 +21,7 @@ use crate::heap::pending::Pending;
 use crate::heap::phase::Watch;
 use crate::heap::pool::Pools;
 use crate::heap::pool::capture::Captures;
+use crate::heap::profiler;
 use crate::heap::request::{Request, Want};
 use crate::heap::size_class::{PAGE, SMALL_MAX, round};
 use crate::heap::slab::Slab;
@@ -31,7 +31,7 @@ use crate::heap::streams::{EVERY, Streams};
 use crate::heap::tally::Tally;
 use crate::heap::waits::Order;
 use crate::heap::watcher::Watched;
-use crate::nvtx;
+use crate::record::size::Size;
 use crate::record::{
     Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, bucket_of, gauges::pool_of,
 };
@@ -259,7 +259,7 @@ impl Central {
     /// Tells the record what is held.
     pub fn publish_reserved(&mut self) {
         let reserved = self.backing.reserved;
-        nvtx::reserved(self.device, reserved);
+        profiler::reserved(self.device, reserved);
         self.peak_reserved = self.peak_reserved.max(reserved);
         self.tally.hold(reserved, self.backing.pieces);
         self.gauges.set(&[

@@ -11,10 +11,10 @@ use crate::heap::backing::SPAN;
 use crate::heap::central::Central;
 use crate::heap::chunk::{ChunkId, LONGEST_CHUNK};
 use crate::heap::gather::{Gathered, Source, parts_of};
+use crate::heap::profiler::{self, What};
 use crate::heap::request::{Giving, Growth, Want};
 use crate::heap::size_class::PAGE;
 use crate::heap::stitch::{Part, Piece};
-use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -245,7 +245,7 @@ impl Central {
         mut gathered: Gathered,
     ) -> Result<()> {
         let moved = gathered.pages * PAGE;
-        let _range = if moved > 0 { nvtx::range(nvtx::What::Stitch, moved) } else { None };
+        let _range = if moved > 0 { profiler::range(What::Stitch, moved) } else { None };
         let shadows = gathered.shadows();
         let row = plan.address - shadows.0..plan.address + plan.bytes + shadows.1;
         ctx.table.cover(row.start, row.end - row.start);

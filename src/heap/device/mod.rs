@@ -22,7 +22,6 @@ mod walk;
 mod watcher;
 mod watching;
 
-use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
 use crate::heap::asking::Asking;
 use crate::heap::bytes::Bytes;
@@ -34,6 +33,7 @@ use crate::heap::mapping_book::MappingBook;
 use crate::heap::page_table::{Owner, Page};
 use crate::heap::phase::{Occasion, Watch};
 use crate::heap::request::Request;
+use crate::heap::settings::Settings;
 use crate::heap::shared::Shared;
 use crate::heap::size_class::round;
 use crate::heap::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
@@ -84,10 +84,10 @@ pub struct Device {
 
 /// The most that may be held on a device, bytes: `limit:`; else its memory, and of memory that it shares with the host what the host could give, as the
 /// driver does not refuse more, and the machine hangs (pytorch/pytorch#174358).
-pub fn ceiling(config: &Config, capabilities: &Capabilities) -> u64 {
+pub fn ceiling(settings: &Settings, capabilities: &Capabilities) -> u64 {
     let total = capabilities.total_memory;
     let default = capabilities.host_memory.map_or(total, |bytes| bytes.min(total));
-    config.limit.map_or(default, |limit| limit.resolve(total))
+    settings.limit.map_or(default, |limit| limit.resolve(total))
 }
 
 /// Whether a request is served from the arena rather than from slabs.
@@ -112,11 +112,11 @@ impl Device {
     pub fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
-        let supply = supply::choose(shared.config.backing, &capabilities, shared.own_spans);
-        let mut backing = supply.open(id, &shared.config, total);
+        let supply = supply::choose(shared.settings.backing, &capabilities, shared.own_spans);
+        let mut backing = supply.open(id, &shared.settings, total);
         backing.pages.book = MappingBook::new(shared.record, id);
-        let limit = ceiling(&shared.config, &capabilities);
-        if limit < total && shared.config.limit.is_none() {
+        let limit = ceiling(&shared.settings, &capabilities);
+        if limit < total && shared.settings.limit.is_none() {
             log::info!(
                 "device {id} shares the host's memory: at most {} of it will be held, which is what the host has available now; `limit` sets another bound",
                 Bytes(limit)
@@ -130,9 +130,9 @@ impl Device {
         let habits = supply.habits(limit.min(total));
         let writer = record.lane(id, LANES as u32);
         let mut central = Central::new(id, backing, writer, record.device(id), (total, limit), habits);
-        central.slack = shared.config.slack;
-        central.pace = Pace::new(shared.config.slack.is_some());
-        let gives_back = shared.config.auto_trim && !shared.config.debug.mapped;
+        central.slack = shared.settings.slack;
+        central.pace = Pace::new(shared.settings.slack.is_some());
+        let gives_back = shared.settings.auto_trim && !shared.settings.debug.mapped;
         central.watch = Watch::new(gives_back && habits.gives_back_idle);
         Ok(Self {
             id,
@@ -146,7 +146,7 @@ impl Device {
             capturing: Mutex::default(),
             askers: AtomicU32::new(0),
             supply,
-            watching: Watching::new(&shared.config.alert),
+            watching: Watching::new(&shared.settings.alert),
             capabilities,
         })
     }

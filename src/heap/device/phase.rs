@@ -3,10 +3,10 @@
 
 use crate::heap::device::Device;
 use crate::heap::phase::{Drain, Occasion, Seen};
+use crate::heap::profiler::{self, What};
 use crate::heap::request::Giving;
 use crate::heap::shared::Shared;
 use crate::heap::sync::lock;
-use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind};
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ impl Device {
                 held: central.backing.held,
             };
             central.gauges.sample(recent);
-            nvtx::live(self.id, || shared.record.live(self.id).0);
+            profiler::live(self.id, || shared.record.live(self.id).0);
             (central.watch.look(occasion, seen), publish)
         };
         if publish {
@@ -54,7 +54,7 @@ impl Device {
         let mut central = lock(&self.central);
         self.take_in(shared, &mut central);
         let Some(_giving) = self.giving(shared) else { return };
-        let _range = nvtx::range(nvtx::What::LowMemoryTrim, central.backing.reserved);
+        let _range = profiler::range(What::LowMemoryTrim, central.backing.reserved);
         let completed = |stream| self.streams.completed(stream);
         let giving = Giving { completed: &completed, ..Giving::of(shared, &self.streams) };
         let held = central.backing.held;

@@ -12,7 +12,6 @@
 //! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
 #![deny(unsafe_code)]
 
-use crate::config::Waits;
 use crate::driver::DriverError;
 use crate::heap::alerts::AlertKind;
 use crate::heap::arena::{EVERYBODY, RunId, SpaceId};
@@ -21,12 +20,13 @@ use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::error::Error;
 use crate::heap::ladder::Stopwatch;
+use crate::heap::profiler::{self, What};
 use crate::heap::request::{Giving, Growth, Request, Want};
+use crate::heap::settings::Waits;
 use crate::heap::shared::Shared;
 use crate::heap::size_class::round;
 use crate::heap::supply::Helper;
 use crate::heap::sync::{MutexGuard, lock};
-use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -66,7 +66,7 @@ impl Helper for Beside<'_> {
     }
 
     fn keeps_mappings(&self) -> bool {
-        self.shared.config.debug.mapped
+        self.shared.settings.debug.mapped
     }
 
     fn waits_first(&self) -> bool {
@@ -225,7 +225,7 @@ impl Device {
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
         let growth =
             Growth { completed: &completed, fresh, ..Growth::of(shared, &self.streams, request.lifetime) };
-        let waits_first = shared.config.waits == Waits::Budget && room == Room::Budget;
+        let waits_first = shared.settings.waits == Waits::Budget && room == Room::Budget;
         let helper = Beside { device: self, shared, stream: want.stream, waits_first };
         match self.supply.grow(central, &growth, want, &helper) {
             Ok(run) => run,
@@ -246,7 +246,7 @@ impl Device {
 
     /// What the configuration leaves free for others.
     pub(in crate::heap) fn headroom(&self, shared: &Shared) -> u64 {
-        shared.config.headroom.resolve(self.capabilities.total_memory)
+        shared.settings.headroom.resolve(self.capabilities.total_memory)
     }
 
     /// Fresh memory that leaves the device `headroom` bytes.
@@ -262,7 +262,7 @@ impl Device {
         request: &Request,
         want: Want,
     ) -> Option<(MutexGuard<'a, Central>, RunId)> {
-        let _range = nvtx::range(nvtx::What::Reclaim, want.bytes);
+        let _range = profiler::range(What::Reclaim, want.bytes);
         let driver = &*shared.driver;
         let mut stopwatch = Stopwatch::start();
         let mut retry = |room: Room, rung: usize, bytes: u64| {
@@ -395,7 +395,7 @@ impl Device {
 
     fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {
         let start = Instant::now();
-        let range = nvtx::range(nvtx::What::HostWait, 0);
+        let range = profiler::range(What::HostWait, 0);
         let done = wait();
         drop(range);
         if done {
@@ -412,7 +412,7 @@ impl Device {
     /// `empty_cache`: gives everything back that nobody uses. The bytes that the driver got.
     pub(in crate::heap) fn trim(&self, shared: &Shared) -> u64 {
         let before = lock(&self.central).backing.reserved;
-        let _range = nvtx::range(nvtx::What::Trim, before);
+        let _range = profiler::range(What::Trim, before);
         if !self.synchronize(shared) {
             self.return_empty_slabs(shared);
         }
@@ -452,7 +452,7 @@ impl Device {
             central.gauges.set(&[(DeviceGauge::OutOfMemories, count)]);
             (count, central.backing.reserved)
         };
-        nvtx::mark(nvtx::What::OutOfMemory, asked);
+        profiler::mark(What::OutOfMemory, asked);
         self.alert(shared, AlertKind::OutOfMemory, asked, reserved, count);
         shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
         Error::OutOfMemory(Box::new(self.why_memory_ran_out(shared, asked, stream, count)))

@@ -21,7 +21,7 @@ impl Device {
     /// [`Error::Reserve`]; nothing is held then.
     pub(in crate::heap) fn map_reserves(&self, shared: &Shared) -> Result<(), Error> {
         let total = self.capabilities.total_memory;
-        if shared.config.reserve.iter().all(|reserve| reserve.resolve(total) == 0) {
+        if shared.settings.reserve.iter().all(|reserve| reserve.resolve(total) == 0) {
             return Ok(());
         }
         if let Err(who) = self.supply.may_keep() {
@@ -29,7 +29,7 @@ impl Device {
             return Ok(());
         }
         for lifetime in Lifetime::ALL {
-            let bytes = shared.config.reserve[lifetime as usize].resolve(total);
+            let bytes = shared.settings.reserve[lifetime as usize].resolve(total);
             let bytes = round_up(bytes, PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
             let mut central = lock(&self.central);
             let space = central.spaces.of(lifetime);

@@ -6,11 +6,11 @@ use crate::heap::central::Central;
 use crate::heap::device::Device;
 use crate::heap::lane::SlabSums;
 use crate::heap::pool::{Pool, PoolNumber, Scope, of_capture};
+use crate::heap::profiler;
 use crate::heap::shared::Shared;
 use crate::heap::size_class::SMALL_MAX;
 use crate::heap::stats::{CapturePoolHeld, Stats, TorchStats, bound};
 use crate::heap::sync::lock;
-use crate::nvtx;
 use crate::record::DeviceGauge;
 use crate::record::peaks::SMALL;
 use std::convert::Infallible;
@@ -94,7 +94,7 @@ impl Device {
     /// Writes the gauges that the straight path leaves alone.
     pub fn publish_gauges(&self, shared: &Shared) {
         let stats = self.stats(shared);
-        nvtx::gauges(self.id, stats.live, stats.pending, stats.largest_request);
+        profiler::gauges(self.id, stats.live, stats.pending, stats.largest_request);
         let mut central = lock(&self.central);
         let (calls, errors) = (central.backing.calls, central.backing.errors);
         central.gauges.set(&[

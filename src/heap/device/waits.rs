@@ -1,14 +1,14 @@
 //! Streams are made to wait for each other.
 #![deny(unsafe_code)]
 
-use crate::config::Waits;
 use crate::heap::arena::RunId;
 use crate::heap::central::Central;
 use crate::heap::device::Device;
+use crate::heap::profiler::{self, What};
 use crate::heap::request::{Growth, Request, Want};
+use crate::heap::settings::Waits;
 use crate::heap::shared::Shared;
 use crate::heap::sync::{MutexGuard, lock};
-use crate::nvtx;
 use crate::record::{EventKind, clock};
 
 impl Device {
@@ -49,7 +49,7 @@ impl Device {
                 continue;
             }
             central.order.add(want.stream, stream, epoch);
-            nvtx::mark(nvtx::What::StreamWait, want.bytes);
+            profiler::mark(What::StreamWait, want.bytes);
             shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
             central.settle_ordered(&self.streams, want);
             if let Some(run) = central.fit_ordered(&self.streams, want) {
@@ -78,7 +78,7 @@ impl Device {
         request: &Request,
         want: Want,
     ) -> Option<(MutexGuard<'a, Central>, RunId)> {
-        if shared.config.waits == Waits::Off {
+        if shared.settings.waits == Waits::Off {
             return None;
         }
         let mut central = lock(&self.central);

@@ -59,7 +59,7 @@ impl Device {
         // Those who are told may allocate, and come by here again.
         drop(state);
         for (number, passed) in passed {
-            if let Some(rule) = shared.config.alert.get(number) {
+            if let Some(rule) = shared.settings.alert.get(number) {
                 self.act(shared, number, rule, passed);
             }
         }

@@ -5,8 +5,8 @@ use super::passthrough::Passthrough;
 use super::remapped::Remapped;
 use super::spans::Spans;
 use super::{Supply, Way};
-use crate::config::Backing;
 use crate::driver::Capabilities;
+use crate::heap::settings::Backing;
 use crate::heap::size_class::PAGE;
 
 /// Spans that are plain allocations. `own`: of which large blocks have theirs for themselves.

@@ -15,13 +15,13 @@ mod passthrough;
 mod remapped;
 mod spans;
 
-use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
 use crate::heap::arena::{RunId, SpaceId};
 use crate::heap::asking::Asking;
 use crate::heap::backing::Backing;
 use crate::heap::central::{Central, Habits};
 use crate::heap::request::{Giving, Growth, Want};
+use crate::heap::settings::Settings;
 use crate::record::Record;
 
 pub use choice::{choose, pages_fit, settled_way};
@@ -64,7 +64,7 @@ pub trait Supply: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// The driver's side of a heap that holds nothing yet.
-    fn open(&self, device: DeviceId, config: &Config, total_memory: u64) -> Backing;
+    fn open(&self, device: DeviceId, settings: &Settings, total_memory: u64) -> Backing;
 
     /// What the heap settles by, once and for all, where it may hold `room` bytes.
     fn habits(&self, room: u64) -> Habits;

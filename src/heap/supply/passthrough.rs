@@ -4,12 +4,12 @@
 
 use super::spans::Spans;
 use super::{Helper, Supply, Way};
-use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
 use crate::heap::arena::{RunId, SpaceId};
 use crate::heap::backing::Backing;
 use crate::heap::central::{Central, Habits};
 use crate::heap::request::{Giving, Growth, Want};
+use crate::heap::settings::Settings;
 
 /// What graphs use.
 const OF_GRAPHS: &Spans = &Spans::PLAIN;
@@ -22,8 +22,8 @@ impl Supply for Passthrough {
         "passthrough"
     }
 
-    fn open(&self, device: DeviceId, config: &Config, total_memory: u64) -> Backing {
-        OF_GRAPHS.open(device, config, total_memory)
+    fn open(&self, device: DeviceId, settings: &Settings, total_memory: u64) -> Backing {
+        OF_GRAPHS.open(device, settings, total_memory)
     }
 
     fn habits(&self, _: u64) -> Habits {

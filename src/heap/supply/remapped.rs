@@ -2,15 +2,15 @@
 #![deny(unsafe_code)]
 
 use super::{Helper, Supply, Way};
-use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, Result};
 use crate::heap::arena::{Movable, RunId, SpaceId};
 use crate::heap::backing::Backing;
 use crate::heap::central::{Central, Habits};
+use crate::heap::profiler::{self, What};
 use crate::heap::request::{Giving, Growth, Want};
+use crate::heap::settings::Settings;
 use crate::heap::size_class::PAGE;
 use crate::heap::stitch::Part;
-use crate::nvtx;
 use crate::record::Record;
 
 /// Retired views are unmapped once there are so many.
@@ -32,7 +32,7 @@ impl Supply for Remapped {
         "stitch"
     }
 
-    fn open(&self, device: DeviceId, _: &Config, _: u64) -> Backing {
+    fn open(&self, device: DeviceId, _: &Settings, _: u64) -> Backing {
         Backing::new(device)
     }
 
@@ -45,7 +45,7 @@ impl Supply for Remapped {
     }
 
     fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, _: bool) -> Result<()> {
-        let _range = nvtx::range(nvtx::What::Growth, want.bytes);
+        let _range = profiler::range(What::Growth, want.bytes);
         let done = central.stitch(ctx, want);
         central.backing.refresh_pages();
         central.publish_reserved();

@@ -2,14 +2,14 @@
 #![deny(unsafe_code)]
 
 use super::{Helper, Supply, Way};
-use crate::config::Config;
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::heap::arena::{EVERYBODY, Region, RegionId, RunId, SpaceId};
 use crate::heap::backing::{Backing, SPAN};
 use crate::heap::central::{Central, Habits};
+use crate::heap::profiler::{self, What};
 use crate::heap::request::{Giving, Growth, Want};
+use crate::heap::settings::Settings;
 use crate::heap::size_class::{PAGE, SMALL_MAX, round_up};
-use crate::nvtx;
 use crate::record::{DeviceGauge, EventKind, SegmentEntry, SegmentKind, clock};
 
 /// A span is at most one part in this of what is left of the device, unless a request is longer.
@@ -134,9 +134,9 @@ impl Supply for Spans {
         self.name
     }
 
-    fn open(&self, device: DeviceId, config: &Config, total_memory: u64) -> Backing {
+    fn open(&self, device: DeviceId, settings: &Settings, total_memory: u64) -> Backing {
         let backing = Backing::new(device);
-        if self.pooled { backing.with_pools(config, total_memory) } else { backing }
+        if self.pooled { backing.with_pools(settings, total_memory) } else { backing }
     }
 
     fn habits(&self, room: u64) -> Habits {
@@ -155,7 +155,7 @@ impl Supply for Spans {
     }
 
     fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
-        let _range = nvtx::range(nvtx::What::Growth, want.bytes);
+        let _range = profiler::range(What::Growth, want.bytes);
         Self::take(central, ctx, want.space, want.bytes, whole_span)
     }
 

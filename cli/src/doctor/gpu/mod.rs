@@ -117,7 +117,7 @@ fn judge_probe(findings: &mut Findings, probe: &Ran, files: &str) {
         Ok(Ok(document)) if probe.is_whole() => {
             // What is wrong with it is a finding of its own.
             let config = Config::parse(&std::env::var(VARIABLE).unwrap_or_default()).unwrap_or_default();
-            rules::examine(findings, &document, config.backing, files);
+            rules::examine(findings, &document, config.heap.backing, files);
         }
         Ok(Err(reason)) if probe.is_whole() => no_document(findings, "probe", &reason, files),
         _ => {

@@ -262,7 +262,7 @@ pub fn ipc_get_mem_handle(address: DevicePtr, real: impl FnOnce() -> CuResult) -
         if heap.base_of(address).is_none() {
             return false;
         }
-        let plain = matches!(heap.config().backing, Backing::Fixed | Backing::Passthrough);
+        let plain = matches!(heap.settings().backing, Backing::Fixed | Backing::Passthrough);
         let reason = if !plain {
             "memory of this backing cannot be exported by handle"
         } else if current::start_of_allocation(address) != Some(address) {
