@@ -8,8 +8,8 @@ pub mod config;
 pub mod door;
 pub mod driver;
 pub mod dump;
-pub mod heap;
 pub mod nvtx;
 
+pub use gruyere_heap as heap;
 pub use gruyere_record as record;
 pub use gruyere_record::{file, watch};

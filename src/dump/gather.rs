@@ -21,10 +21,9 @@ pub const MOST_EVENTS: usize = 1 << 15;
 /// Steps that are told apart.
 const MOST_STEPS: usize = 64;
 
-impl From<census::Sum> for Sum {
-    fn from(sum: census::Sum) -> Self {
-        Self { blocks: sum.blocks, bytes: sum.bytes, requested_bytes: sum.requested }
-    }
+/// A sum of the heap's, as files have it.
+fn told(sum: census::Sum) -> Sum {
+    Sum { blocks: sum.blocks, bytes: sum.bytes, requested_bytes: sum.requested }
 }
 
 /// The heap's state now.
@@ -142,16 +141,16 @@ fn oldest(exponent: u32) -> u64 {
 }
 
 pub(super) fn live(census: &Census, step: u32) -> Live {
-    let class = |class: u64, sum: census::Sum| Class { class, sum: sum.into() };
+    let class = |class: u64, sum: census::Sum| Class { class, sum: told(sum) };
     let mut steps: Vec<Class> = census.steps.iter().map(|(&step, &sum)| class(step.into(), sum)).collect();
     steps.sort_unstable_by_key(|entry| (std::cmp::Reverse(entry.sum.bytes), entry.class));
-    let mut other_steps: Sum = census.stepless.into();
+    let mut other_steps = told(census.stepless);
     steps.drain(MOST_STEPS.min(steps.len())..).for_each(|entry| other_steps.add(entry.sum));
     let lifetimes = (0..LIFETIMES).filter(|&number| census.lifetimes[number].blocks > 0);
     Live {
-        all: census.live.into(),
+        all: told(census.live),
         lifetimes: lifetimes
-            .map(|number| (lifetime_name(number as u8), census.lifetimes[number].into()))
+            .map(|number| (lifetime_name(number as u8), told(census.lifetimes[number])))
             .collect(),
         sizes: census
             .sizes

@@ -25,7 +25,7 @@ const RECORD_BAR: u64 = 25;
 /// Where the record's code is, and the atomics that the compiler has put into it. (The heap's own atomics are counted with them: so this is an upper bound.)
 const RECORD: [&str; 2] = ["record/src/", "core/src/sync/atomic.rs"];
 /// How the stand-in's driver calls are named.
-const DRIVER: &str = "PhantomDriver as gruyere::driver::Driver>::";
+const DRIVER: &str = "PhantomDriver as gruyere_heap::driver::Driver>::";
 
 /// Inclusive cost of all calls of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     const PROFILE: &str = "fn=main\ncfi=x.rs\ncfn=gruyere_malloc\ncalls=10 5 \n7 4500\n+1 3\n\
-                           fn=gruyere_malloc\ncfn=<x::PhantomDriver as gruyere::driver::Driver>::alloc\ncalls=1 0 \n* 500\n\
+                           fn=gruyere_malloc\ncfn=<x::PhantomDriver as gruyere_heap::driver::Driver>::alloc\ncalls=1 0 \n* 500\n\
                            fn=main\ncfn=gruyere_free\ncalls=6 5\n8 500\ncfn=gruyere_free\ncalls=4 5\n9 500\n";
 
     #[test]

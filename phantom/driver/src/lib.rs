@@ -1,4 +1,4 @@
-//! The in-process face of the stand-in GPU: [`gruyere::driver::Driver`] over a [`gruyere_phantom::Gpu`].
+//! The in-process face of the stand-in GPU: [`gruyere_heap::driver::Driver`] over a [`gruyere_phantom::Gpu`].
 //!
 //! Every call is the allocator's (see [`gruyere_phantom::as_program`]) and runs under the relaxed capture mode, as the CUDA
 //! driver's side of gruyere runs its own.
@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use gruyere::driver::{
+use gruyere_heap::driver::{
     Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, EventHandle, MemoryInfo,
     PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };

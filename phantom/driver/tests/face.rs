@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gruyere::driver::{CaptureStatus, Driver, ErrorKind, PoolAttribute, StreamHandle};
+use gruyere_heap::driver::{CaptureStatus, Driver, ErrorKind, PoolAttribute, StreamHandle};
 use gruyere_phantom::{CallKind, CaptureMode, Config, Gpu, Injection, StreamKind};
 use gruyere_phantom_driver::PhantomDriver;
 

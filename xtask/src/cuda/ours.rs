@@ -26,7 +26,7 @@ pub struct Declared {
 }
 
 /// The sources that name numbers.
-const NUMBERS: [&str; 4] = ["src/driver", "src/door", "phantom/src", "phantom/abi/src"];
+const NUMBERS: [&str; 5] = ["heap/src/driver", "src/driver", "src/door", "phantom/src", "phantom/abi/src"];
 /// The headers that our C programs are built with, and what they need to be included.
 const HEADERS: [&str; 4] = [
     "tests/preload/cuda.h",

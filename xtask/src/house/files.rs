@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::modules::{self, Module};
 
-/// All modules at and below `folder`, whose own module is `path`.
+/// All modules at and below `folder`, whose own module is `path`: the crate, to begin with.
 pub fn read(folder: &Path, path: &str) -> Result<Vec<Module>, String> {
     let mut modules = Vec::new();
     let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -14,7 +14,8 @@ pub fn read(folder: &Path, path: &str) -> Result<Vec<Module>, String> {
         if file.is_dir() {
             modules.extend(read(&file, &format!("{path}::{stem}"))?);
         } else if file.extension().is_some_and(|extension| extension == "rs") {
-            let name = if stem == "mod" { path.to_owned() } else { format!("{path}::{stem}") };
+            let name =
+                if stem == "mod" || stem == "lib" { path.to_owned() } else { format!("{path}::{stem}") };
             let text =
                 std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
             modules

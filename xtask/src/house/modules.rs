@@ -8,10 +8,10 @@ use syn::{Attribute, ImplItem, Item, ItemImpl, Type, UseTree, Visibility};
 /// A file.
 #[derive(Debug)]
 pub struct Module {
-    /// From the crate's root: `heap::streams::naming`.
+    /// From the crate on: `heap::streams::naming`.
     pub path: String,
     pub lines: usize,
-    /// What it names outside of its tests, from the crate's root. `mod x;` and a `use` that is not private name nothing: the
+    /// What it names outside of its tests, from the crate on. `mod x;` and a `use` that is not private name nothing: the
     /// first declares, the second lets others name.
     pub paths: Vec<String>,
     /// Structures, enumerations, unions, aliases and traits.
@@ -84,7 +84,7 @@ impl Reader {
     /// declares.
     fn note(&mut self, segments: &[String]) {
         let mut path = match segments.first().map(String::as_str) {
-            Some("crate") => Vec::new(),
+            Some("crate") => self.inside[..1].to_vec(),
             Some("self" | "super") => self.inside.clone(),
             Some(name) if self.children.contains(name) => self.inside.clone(),
             _ => return,

@@ -1,0 +1,206 @@
+//! What a program may want to hear of at once: memory ran out, or was so short that the reclaim ladder was climbed, or a threshold is passed.
+//!
+//! An alert is raised on the thread whose request caused it, with no lock of the allocator held. It goes to the listener, if there is
+//! one, on that same thread; and to a queue, from which any thread takes it. Python listens at the queue: the thread that allocates may
+//! hold locks of torch's, or not hold the interpreter's while one that holds it waits for those, so it must never wait for the
+//! interpreter.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Alerts that wait to be taken; of more, the oldest are lost and counted.
+const MAX_WAITING: usize = 256;
+
+/// Locks; a panic of another holder is no reason to stop serving. Not the heap's locks: here threads wait.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AlertKind {
+    /// A request was answered with out of memory.
+    OutOfMemory = 1,
+    /// A request fitted nowhere, and memory had to be reclaimed (or will turn out to be impossible to).
+    Reclaim = 2,
+    /// A threshold of `alert:` is passed.
+    Threshold = 3,
+}
+
+/// One alert. Bytes where not said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Alert {
+    /// What happened.
+    pub kind: AlertKind,
+    /// The device.
+    pub device: u32,
+    /// What was asked for.
+    pub asked: u64,
+    /// Held then.
+    pub reserved: u64,
+    /// Live then.
+    pub live: u64,
+    /// The most that was ever live.
+    pub live_peak: u64,
+    /// How many of this kind (of a threshold: of this one) there were on the device, this one included.
+    pub count: u64,
+    /// Of a threshold: its place in `alert:`, from 0.
+    pub threshold: u32,
+    /// Of a threshold: the value of its metric, in that one's unit.
+    pub value: f64,
+}
+
+/// Who hears of alerts, on the thread that caused them.
+pub type Listener = Arc<dyn Fn(&Alert) + Send + Sync>;
+
+/// Alerts, and who wants them.
+pub struct Alerts {
+    /// false -> true: by the first listener or taker. While it is false, an alert costs one load.
+    wanted: AtomicBool,
+    listener: Mutex<Option<Listener>>,
+    /// Alerts not taken, oldest first, and how many were lost.
+    waiting: Mutex<(VecDeque<Alert>, u64)>,
+    ready: Condvar,
+}
+
+/// The alerts of the process: they may be asked for before there is a heap.
+pub static ALERTS: Alerts = Alerts {
+    wanted: AtomicBool::new(false),
+    listener: Mutex::new(None),
+    waiting: Mutex::new((VecDeque::new(), 0)),
+    ready: Condvar::new(),
+};
+
+impl Alerts {
+    /// Whether anybody wants alerts.
+    #[inline]
+    pub fn are_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Alerts are kept from now on.
+    pub fn want(&self) {
+        self.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// Puts `listener` in the place of the one there was; that one may still be running on other threads.
+    pub fn listen(&self, listener: Option<Listener>) {
+        if listener.is_some() {
+            self.want();
+        }
+        *lock(&self.listener) = listener;
+    }
+
+    /// Raises an alert; called without any lock.
+    pub fn raise(&self, alert: &Alert) {
+        if !self.are_wanted() {
+            return;
+        }
+        {
+            let mut waiting = lock(&self.waiting);
+            if waiting.0.len() == MAX_WAITING {
+                waiting.0.pop_front();
+                waiting.1 += 1;
+            }
+            waiting.0.push_back(*alert);
+        }
+        self.ready.notify_one();
+        // Called outside the lock: it may allocate, and so raise alerts itself.
+        let listener = lock(&self.listener).clone();
+        if let Some(listener) = listener {
+            listener(alert);
+        }
+    }
+
+    /// The oldest alert, and how many were lost before it since the last call; waits for one no longer than `timeout`.
+    pub fn next(&self, timeout: Duration) -> Option<(Alert, u64)> {
+        self.want();
+        let end = Instant::now() + timeout;
+        let mut waiting = lock(&self.waiting);
+        loop {
+            if let Some(alert) = waiting.0.pop_front() {
+                return Some((alert, std::mem::take(&mut waiting.1)));
+            }
+            let left = end.checked_duration_since(Instant::now())?;
+            waiting = self.ready.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn alerts() -> Alerts {
+        Alerts {
+            wanted: AtomicBool::new(false),
+            listener: Mutex::new(None),
+            waiting: Mutex::default(),
+            ready: Condvar::new(),
+        }
+    }
+
+    fn alert(count: u64) -> Alert {
+        Alert {
+            kind: AlertKind::Reclaim,
+            device: 0,
+            asked: 1,
+            reserved: 2,
+            live: 3,
+            live_peak: 4,
+            count,
+            threshold: 0,
+            value: 0.0,
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_until_somebody_wants_it() {
+        let alerts = alerts();
+        alerts.raise(&alert(1));
+        assert_eq!(alerts.next(Duration::ZERO), None);
+        alerts.raise(&alert(2));
+        assert_eq!(alerts.next(Duration::ZERO), Some((alert(2), 0)));
+    }
+
+    #[test]
+    fn the_oldest_are_lost_first_and_counted() {
+        let alerts = alerts();
+        alerts.want();
+        (0..MAX_WAITING as u64 + 3).for_each(|count| alerts.raise(&alert(count)));
+        assert_eq!(alerts.next(Duration::ZERO), Some((alert(3), 3)));
+        assert_eq!(alerts.next(Duration::ZERO), Some((alert(4), 0)));
+    }
+
+    #[test]
+    fn a_waiting_thread_hears_of_an_alert_of_another() {
+        let alerts = alerts();
+        alerts.want();
+        std::thread::scope(|scope| {
+            let heard = scope.spawn(|| alerts.next(Duration::from_secs(60)));
+            alerts.raise(&alert(9));
+            assert_eq!(heard.join().unwrap(), Some((alert(9), 0)));
+        });
+    }
+
+    #[test]
+    fn a_listener_may_raise_alerts_itself_and_be_replaced() {
+        let alerts = Arc::new(alerts());
+        let (heard, inner) = (Arc::new(Mutex::new(Vec::new())), alerts.clone());
+        let log = heard.clone();
+        alerts.listen(Some(Arc::new(move |got: &Alert| {
+            lock(&log).push(got.count);
+            if got.count > 0 {
+                inner.raise(&alert(got.count - 1));
+            }
+        })));
+        alerts.raise(&alert(2));
+        assert_eq!(*lock(&heard), [2, 1, 0]);
+        alerts.listen(None);
+        alerts.raise(&alert(2));
+        assert_eq!(lock(&heard).len(), 3);
+    }
+}

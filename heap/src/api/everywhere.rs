@@ -1,0 +1,244 @@
+//! Callers that keep CUDA's own rules of order: memory of no stream, and what they synchronise.
+
+use super::{Heap, PASSTHROUGH, UNANNOUNCED, WATCH_CAPTURES};
+use crate::bytes::Bytes;
+use crate::device::Device;
+use crate::driver::StreamHandle;
+use crate::error::Error;
+use crate::everywhere::{OwnedBlock, SyncPoint};
+use crate::page_table::Owner;
+use crate::request::Giving;
+use crate::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
+use crate::size_class::PAGE;
+use crate::streams;
+use crate::sync::lock;
+use gruyere_record::{DeviceGauge, EventKind};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+impl Heap {
+    /// All frees from now on are ordered by CUDA's own rules, so that memory may pass from stream to stream without record_stream; and captures are told of
+    /// by [`Heap::capture_begins`]. To be called before the first block is handed out.
+    ///
+    /// If torch's hooks come too, and nobody has announced them ([`Heap::announce_hooks`]), that ends: their callers promise less.
+    pub fn announce_ordered_callers(&self) {
+        if self.hooks() & (ORDERED_CALLERS | HOOK_RECORD_STREAM) == 0 {
+            self.special.fetch_or(UNANNOUNCED, Ordering::AcqRel);
+        }
+        self.announce_hooks(ORDERED_CALLERS);
+    }
+
+    /// A malloc came in through torch's hooks. Costs a load but for the first time.
+    pub fn meet_hooks(&self) {
+        if self.special.load(Ordering::Acquire) & UNANNOUNCED == 0 {
+            return;
+        }
+        let _brackets = lock(&self.brackets);
+        if self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel) & UNANNOUNCED != 0 {
+            // What torch frees from now on stays with its stream, and its captures are asked for.
+            self.shared.hooks.fetch_and(!ORDERED_CALLERS, Ordering::AcqRel);
+            self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether `address` is one of ours: it lies in a page that has blocks.
+    #[inline]
+    pub fn is_ours(&self, address: u64) -> bool {
+        self.find_owner(address).is_some() || self.is_direct(address)
+    }
+
+    fn is_direct(&self, address: u64) -> bool {
+        self.special.load(Ordering::Relaxed) & PASSTHROUGH != 0
+            && self.devices().any(|device| lock(&device.central).is_direct(address))
+    }
+
+    /// The live block that starts at `address`.
+    pub fn owns(&self, address: u64) -> Option<OwnedBlock> {
+        let owner = self.shared.table.get(address);
+        let block = |device: &Device| {
+            let block = device.block_at(address, owner).filter(|block| !block.is_pending)?;
+            Some(OwnedBlock { device: device.id, bytes: block.bytes, requested: block.requested })
+        };
+        match owner {
+            Owner::Slab { device, .. } | Owner::Large { device, .. } => {
+                block(self.device(i64::from(device)).ok()?)
+            }
+            Owner::None => self.devices().find_map(block),
+        }
+    }
+
+    /// `cudaFree`: frees the block at `address`, which is not reused before all work that the device has been given so far is done. False: no live
+    /// block starts there (counted and logged as a bad free is).
+    pub fn free_everywhere(&self, address: u64) -> bool {
+        self.free_on(address, StreamHandle::EVERY)
+    }
+
+    /// `cudaFreeAsync`: frees the block at `address`, all uses of which come before the work that `stream` is given from now on. False: no live
+    /// block starts there (counted and logged as a bad free is).
+    pub fn free_on(&self, address: u64, stream: StreamHandle) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let owner = self.shared.table.get(address);
+        if let Owner::Slab { device, .. } | Owner::Large { device, .. } = owner
+            && let Ok(device) = self.device(i64::from(device))
+        {
+            let shared = &self.shared;
+            let named = device.named(shared, stream).ok();
+            let user = named.as_ref().map_or(streams::EVERY, |found| found.number);
+            if let Some(owned) = self.owner(address)
+                && device.free_behind(shared, owned, address, user).is_some()
+            {
+                return true;
+            }
+            let known = device.record_stream(address, owner, user).is_some();
+            let freed = self.free(address);
+            if known && matches!(owner, Owner::Large { .. }) {
+                device.seal_batch(shared, Some(user));
+            }
+            return freed;
+        }
+        self.free(address)
+    }
+
+    /// Before the program synchronises `device`: what [`Heap::synchronized`] is to be given. While it waits, frees go on, and are later ones.
+    pub fn before_synchronize(&self, device: i64) -> SyncPoint {
+        let device = self.device_in_use(device).ok().flatten();
+        SyncPoint(device.map_or_else(HashMap::new, |device| device.streams.open_epochs()))
+    }
+
+    /// The device has been synchronised since `point`: what was freed before is free.
+    pub fn synchronized(&self, device: i64, point: SyncPoint) {
+        if let Ok(Some(device)) = self.device_in_use(device) {
+            device.streams.forget_captures();
+            device.streams.passed(&point.0);
+        }
+    }
+
+    /// The program promises that `stream` is not destroyed before [`Heap::stream_ends`] is told of it: until then it may be asked about, and events may be recorded on it, at any time.
+    ///
+    /// # Errors
+    /// A device that there is not, or that cannot be used.
+    pub fn stream_lasts(&self, device: i64, stream: StreamHandle) -> Result<(), Error> {
+        self.device(device)?.streams.lasts(&*self.shared.driver, stream);
+        Ok(())
+    }
+
+    /// The program is about to destroy `stream`; its frees so far get their event now.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn stream_ends(&self, device: i64, stream: StreamHandle) -> Result<(), Error> {
+        let Some(device) = self.device_in_use(device)? else { return Ok(()) };
+        if device.streams.is_known(stream) {
+            self.capture_ends(i64::from(device.id), stream);
+            let named = device.streams.resolve(&*self.shared.driver, stream);
+            if let Some(_asking) = device.ask() {
+                let number = named.as_ref().map(|found| found.number);
+                device.seal(&self.shared, number);
+                number.map(|number| device.streams.seal_lost(&*self.shared.driver, number));
+            }
+            drop(named);
+            device.streams.end(stream);
+        }
+        Ok(())
+    }
+
+    /// A capture is about to begin on `stream` of `device`: until it ends, nothing is asked of the driver that could make it fail.
+    pub fn capture_begins(&self, device: i64, stream: StreamHandle) {
+        let Ok(device) = self.device(device) else { return };
+        // So that a stream of which we have seen nothing yet is found when it ends.
+        let named = device.named(&self.shared, stream).ok();
+        // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
+        if let Some(_asking) = device.ask() {
+            device.seal_all(&self.shared, named.as_ref().map(|found| found.number));
+        }
+        drop(named);
+        device.stop_asking();
+        lock(&device.capturing).push(stream);
+        let mut brackets = lock(&self.brackets);
+        *brackets += 1;
+        self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
+        drop(brackets);
+        lock(&device.central).gauges.add(DeviceGauge::CapturesBegun, 1);
+        device.event(&self.shared, EventKind::CaptureBegin, 0, 0);
+    }
+
+    /// The capture on `stream` has ended, or never begun: the driver refused it. Nothing where none was told of.
+    pub fn capture_ends(&self, device: i64, stream: StreamHandle) {
+        let Ok(Some(device)) = self.device_in_use(device) else { return };
+        {
+            let mut capturing = lock(&device.capturing);
+            let Some(at) = capturing.iter().position(|&known| known == stream) else { return };
+            capturing.swap_remove(at);
+        }
+        self.brackets_closed(device, 1);
+        device.event(&self.shared, EventKind::CaptureEnd, 0, 0);
+    }
+
+    /// Bytes that the device would have free in addition, if the heap gave back what it can: idle whole pages, and large blocks that wait
+    /// for streams.
+    pub fn could_give_back(&self, device: i64) -> u64 {
+        let Ok(Some(device)) = self.device_in_use(device) else { return 0 };
+        let shared = &self.shared;
+        if let Some(_asking) = device.ask() {
+            device.seal_all(shared, None);
+            device.streams.poll(&*shared.driver);
+        }
+        device.return_empty_slabs(shared);
+        let mut central = lock(&device.central);
+        device.take_in(shared, &mut central);
+        device.supply.evictable(&central) + central.pending_bytes() / PAGE * PAGE
+    }
+
+    /// The program uses these devices, and reaches each other's memory: what they have and get is mapped for all of them that can. Where one cannot
+    /// be used, its first malloc says so.
+    pub fn use_devices(&self, devices: &[i64]) {
+        for &device in devices {
+            let _ = self.device(device);
+        }
+    }
+
+    /// The program is about to reset `device` (`cudaDeviceReset`): every block on it is dropped, and all memory goes back. The heap of the device is
+    /// as new then, and its streams are gone. No other thread may be using the device, as CUDA asks too.
+    pub fn reset_device(&self, device: i64) {
+        let Ok(Some(device)) = self.device_in_use(device) else { return };
+        for address in device.seen() {
+            self.saw_free(address, StreamHandle::EVERY);
+        }
+        let shared = &self.shared;
+        let capturing = std::mem::take(&mut *lock(&device.capturing)).len();
+        self.brackets_closed(device, u32::try_from(capturing).unwrap_or(0));
+        // Work that is still running is cut off by the reset; our memory must not be unmapped under it.
+        let _ = shared.driver.device_synchronize(device.id);
+        for address in device.live_addresses() {
+            self.free(address);
+        }
+        let epochs = device.streams.open_epochs();
+        device.streams.passed(&epochs);
+        device.return_empty_slabs(shared);
+        let mut central = lock(&device.central);
+        device.take_in(shared, &mut central);
+        let completed = |stream| device.streams.completed(stream);
+        central.pools.drop_reserves();
+        central.headroom_is_open = false;
+        let giving = Giving { completed: &completed, ..Giving::of(shared, &device.streams) };
+        device.supply.evict(&mut central, &giving);
+        device.supply.release(&mut central, &*shared.driver);
+        for space in central.open_spaces() {
+            central.free_addresses(&*shared.driver, space);
+        }
+        central.publish_reserved();
+        device.streams.destroy_events(&*shared.driver);
+        if central.backing.held == 0 {
+            device.supply.close(&mut central, &*shared.driver);
+        } else {
+            log::warn!(
+                "cudaDeviceReset: {} of device {} could not be given back before it (captured graphs or named pools keep them)",
+                Bytes(central.backing.held),
+                device.id
+            );
+        }
+        device.streams.end_all();
+    }
+}

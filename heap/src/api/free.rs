@@ -1,0 +1,174 @@
+//! Frees, and uses by other streams.
+
+use super::serve::sample_latency;
+use super::{DEBUG, HISTORY, Heap, PASSTHROUGH, POISON_FREED, TRACE};
+use crate::device::{Device, Owned};
+use crate::driver::{CaptureStatus, StreamHandle};
+use crate::page_table::{Owner, Page};
+use crate::streams;
+use crate::sync::lock;
+use gruyere_record::{DeviceGauge, EventKind, clock};
+use once_cell::race::OnceBox;
+use std::sync::atomic::Ordering;
+
+impl Heap {
+    /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
+    pub fn free(&self, address: u64) -> bool {
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE);
+        if special != 0 && address != 0 {
+            self.before_free(address);
+        }
+        match self.find_owner(address) {
+            Some(Owned::Small(device, lane, slab)) => self.free_small(device, lane, slab, address),
+            Some(Owned::Large(device, page)) => self.free_large(device, page, address),
+            None => self.free_other(address),
+        }
+    }
+
+    /// Who owns `address`, for the free that follows at once; `None` wherever something is out of the ordinary: then [`Heap::free`] knows.
+    #[inline(always)]
+    pub fn owner(&self, address: u64) -> Option<Owned<'_>> {
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE);
+        if special != 0 { None } else { self.find_owner(address) }
+    }
+
+    #[inline(always)]
+    pub(super) fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
+        let page = self.shared.table.page(address)?;
+        let word = page.word();
+        let device = self.devices.get(word.device() as usize).and_then(OnceBox::get)?;
+        match word.slab() {
+            Some((lane, slab)) => Some(Owned::Small(device, lane, slab)),
+            None => word.is_large().then_some(Owned::Large(device, page)),
+        }
+    }
+
+    /// As [`Heap::free`], for what [`Heap::owner`] has found.
+    #[inline(always)]
+    pub fn free_small(&self, device: &Device, lane: u32, slab: u32, address: u64) -> bool {
+        let start = clock::now();
+        let done = device.free_small(&self.shared, lane, slab, address, start);
+        self.freed(done, address, start)
+    }
+
+    /// As [`Heap::free`], for what [`Heap::owner`] has found.
+    #[inline(always)]
+    pub fn free_large(&self, device: &Device, page: Page<'_>, address: u64) -> bool {
+        let start = clock::now();
+        let done = device.free_large(page, address, start);
+        self.freed(done, address, start)
+    }
+
+    #[inline(always)]
+    fn freed(&self, done: Option<()>, address: u64, start: u64) -> bool {
+        if done.is_none() {
+            self.bad_pointer("free", address);
+            return false;
+        }
+        sample_latency(self.shared.record, false, start);
+        true
+    }
+
+    /// As [`Heap::free`], for what is in no page: address 0, a block of `backing:passthrough`, or a mistake.
+    #[cold]
+    #[inline(never)]
+    fn free_other(&self, address: u64) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let start = clock::now();
+        let done = self.free_direct(address, start);
+        self.freed(done, address, start)
+    }
+
+    fn free_direct(&self, address: u64, start: u64) -> Option<()> {
+        if self.special.load(Ordering::Relaxed) & PASSTHROUGH == 0 {
+            return None;
+        }
+        self.devices().find_map(|device| device.free_direct(&self.shared, address, start))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn bad_pointer(&self, call: &str, address: u64) {
+        let count = self.bad_frees.fetch_add(1, Ordering::Relaxed) + 1;
+        self.shared.record.event(EventKind::BadFree, 0, 0, 0, address, 0, clock::now());
+        if let Some(device) = self.devices().next() {
+            lock(&device.central).gauges.set(&[(DeviceGauge::BadFrees, count)]);
+        }
+        // One line for each of the first few; a program that does it in a loop must not fill the disk.
+        if count <= 10 || count.is_power_of_two() {
+            log::error!(
+                "{call}({address:#x}): no live block of this allocator starts there (freed twice, or allocated by somebody else); \
+                 ignored, {count} so far"
+            );
+        }
+    }
+
+    /// The history's, the trace's, and `debug:sync` and `debug:poison`, at a free.
+    #[cold]
+    fn before_free(&self, address: u64) {
+        if self.has_history() {
+            self.note_free(address);
+        }
+        if let Some(trace) = &self.trace {
+            trace.free(address);
+        }
+        let shared = &self.shared;
+        let owner = shared.table.get(address);
+        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return };
+        let Ok(device) = self.device(i64::from(device)) else { return };
+        if shared.settings.debug.sync {
+            device.synchronize(shared);
+        }
+        if shared.settings.debug.poison
+            && let Some(_asking) = device.ask()
+            && let Some(block) = device.block_at(address, owner)
+            // Not while other streams, or a graph, use it.
+            && !block.is_pending && !block.is_shared && block.apart.is_none()
+            && let Some(Err(error)) = device.streams.with_lasting(block.stream, |handle| {
+                match shared.driver.capture_status(device.id, handle) {
+                    Ok(CaptureStatus::None) => {
+                        shared.driver.memset(device.id, address, POISON_FREED, block.bytes, handle)
+                    }
+                    _ => Ok(()),
+                }
+            })
+        {
+            log::warn!("debug:poison could not fill the freed block at {address:#x}: {error}");
+        }
+    }
+
+    /// `stream` uses the block at `address` too: it is not reused before that stream is past its free. False: no live block
+    /// starts there (counted and logged as a bad free is).
+    pub fn record_stream(&self, address: u64, stream: StreamHandle) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let owner = self.shared.table.get(address);
+        let done = match owner {
+            Owner::Slab { device, .. } | Owner::Large { device, .. } => {
+                self.device(i64::from(device)).ok().and_then(|device| {
+                    let named = device.named(&self.shared, stream).ok();
+                    // The block must be kept from being reused too soon, number or not.
+                    let user = named.as_ref().map_or(streams::EVERY, |found| found.number);
+                    device.record_stream(address, owner, user)?;
+                    if let Some(trace) = &self.trace {
+                        trace.record_stream(address, device.id, user);
+                    }
+                    if matches!(owner, Owner::Large { .. }) {
+                        device.seal_batch(&self.shared, Some(user));
+                    }
+                    let (kind, id) = (EventKind::RecordStream, device.id as u8);
+                    self.shared.record.event(kind, id, 0, user, address, 0, clock::now());
+                    Some(())
+                })
+            }
+            Owner::None => self.devices().find_map(|device| device.record_stream(address, owner, 0)),
+        };
+        if done.is_none() {
+            self.bad_pointer("record_stream", address);
+        }
+        done.is_some()
+    }
+}

@@ -1,0 +1,187 @@
+//! The history of blocks.
+
+use super::{HISTORY, Heap};
+use crate::arena::RunState;
+use crate::device::Device;
+use crate::driver::StreamHandle;
+use crate::entry::{Action, Entry, context, now};
+use crate::history::{Books, Collected, LOOK_EVERY, Origin};
+use crate::oom::Report;
+use crate::page_table::Owner;
+use crate::size_class::round;
+use crate::sync::lock;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+impl Heap {
+    /// Begins a history of at most `most` entries (0: of where live blocks came from only); older ones make room. What was noted
+    /// before stays, unless `clear` says otherwise.
+    pub fn start_history(&self, most: usize, clear: bool) {
+        // No device comes into use meanwhile.
+        let _making = lock(&self.making);
+        let mut books = lock(&self.history.0);
+        let clear = clear || !self.has_history();
+        if clear {
+            *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
+        }
+        books.latest.keep(most);
+        for device in self.devices() {
+            lock(&device.central).backing.keep_log(most, clear);
+        }
+        self.special.fetch_or(HISTORY, Ordering::AcqRel);
+    }
+
+    /// A device comes into use: if there is a history, it is one of it too.
+    pub(super) fn tell_of_history(&self, device: &Device) {
+        if self.has_history() {
+            let most = lock(&self.history.0).latest.most();
+            lock(&device.central).backing.keep_log(most, true);
+        }
+    }
+
+    /// Ends the history and forgets it.
+    pub fn stop_history(&self) {
+        let _making = lock(&self.making);
+        self.special.fetch_and(!HISTORY, Ordering::AcqRel);
+        let mut books = lock(&self.history.0);
+        *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
+        for device in self.devices() {
+            lock(&device.central).backing.keep_log(0, true);
+        }
+    }
+
+    /// Whether there is a history.
+    pub fn has_history(&self) -> bool {
+        self.special.load(Ordering::Relaxed) & HISTORY != 0
+    }
+
+    /// What the history knows by now.
+    pub fn history(&self) -> Collected {
+        let mut books = lock(&self.history.0);
+        self.end_waits(&mut books);
+        // Memory comes before the block that it is for, so of one nanosecond too. The sort is stable.
+        let (mut entries, mut lost) = (Vec::new(), 0);
+        for device in self.devices() {
+            let central = lock(&device.central);
+            for log in central.backing.logs() {
+                let (told, gone) = log.told();
+                entries.extend(told);
+                lost += gone;
+            }
+        }
+        let (told, gone) = books.latest.told();
+        entries.extend(told);
+        lost += gone;
+        entries.sort_by_key(|entry| entry.time);
+        let excess = entries.len().saturating_sub(books.latest.most());
+        entries.drain(..excess);
+        lost += excess as u64;
+        let origin = |(&address, &(device, context))| Origin { address, device, context };
+        Collected { entries, lost, origins: books.origins.iter().map(origin).collect() }
+    }
+
+    /// A block was handed out.
+    pub(super) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
+        let (bytes, context) = (round(size), context());
+        let mut books = lock(&self.history.0);
+        // A block that lies there now shows that the wait of the one before is over; the others are asked in turns.
+        books.end_wait(address);
+        books.since += 1;
+        if books.since > LOOK_EVERY.max(2 * books.waiting.len()) {
+            self.end_waits(&mut books);
+        }
+        let stream = stream.0 as u64;
+        books.latest.add(Entry {
+            action: Action::Alloc,
+            device,
+            address,
+            bytes,
+            stream,
+            time: now(),
+            context,
+        });
+        books.origins.insert(address, (device, context));
+    }
+
+    /// The block at `address` is about to be freed, if there is one.
+    pub(super) fn note_free(&self, address: u64) {
+        let owner = self.shared.table.get(address);
+        let found = self.devices().find_map(|device| {
+            let here = match owner {
+                Owner::Slab { device: id, .. } | Owner::Large { device: id, .. } => id == device.id,
+                Owner::None => true,
+            };
+            let facts = if here { device.block_at(address, owner) } else { None };
+            facts.filter(|facts| !facts.is_pending).map(|facts| (device, facts))
+        });
+        let Some((device, facts)) = found else { return };
+        let stream = device.streams.handle(facts.stream).map_or(0, |handle| handle.0 as u64);
+        let entry = Entry {
+            action: Action::FreeRequested,
+            device: device.id,
+            address,
+            bytes: facts.bytes,
+            stream,
+            time: now(),
+            context: context(),
+        };
+        let mut books = lock(&self.history.0);
+        books.origins.remove(&address);
+        books.latest.add(entry);
+        let entry = Entry { action: Action::FreeCompleted, ..entry };
+        if facts.waits() {
+            books.waiting.insert(address, entry);
+        } else {
+            books.latest.add(entry);
+        }
+    }
+
+    /// The large blocks that wait for streams. The page table does not know them any more.
+    fn large_pending(&self) -> HashSet<u64> {
+        let mut found = HashSet::new();
+        for device in self.devices() {
+            let central = lock(&device.central);
+            let pending = central.arenas.blocks().filter(|(_, run)| run.state == RunState::Pending);
+            found.extend(pending.map(|(_, run)| run.address));
+        }
+        found
+    }
+
+    fn is_small_pending(&self, address: u64) -> bool {
+        let owner = self.shared.table.get(address);
+        let Owner::Slab { device, .. } = owner else { return false };
+        let device = self.devices.get(device as usize).and_then(|cell| cell.get());
+        device.and_then(|device| device.block_at(address, owner)).is_some_and(|facts| facts.is_pending)
+    }
+
+    /// A request was answered with out of memory.
+    pub fn note_out_of_memory(&self, report: &Report, stream: StreamHandle) {
+        let mut books = lock(&self.history.0);
+        books.latest_oom = Some(report.clone());
+        if self.has_history() {
+            books.latest.add(Entry {
+                action: Action::OutOfMemory,
+                device: report.device,
+                address: report.free.unwrap_or(0),
+                bytes: round(report.asked),
+                stream: stream.0 as u64,
+                time: now(),
+                context: context(),
+            });
+        }
+    }
+
+    /// The latest out-of-memory.
+    pub fn latest_out_of_memory(&self) -> Option<Report> {
+        lock(&self.history.0).latest_oom.clone()
+    }
+
+    /// Notes the end of the waits that are over.
+    fn end_waits(&self, books: &mut Books) {
+        let large = if books.waiting.is_empty() { HashSet::new() } else { self.large_pending() };
+        let over = |&address: &u64| !large.contains(&address) && !self.is_small_pending(address);
+        let done: Vec<u64> = books.waiting.keys().copied().filter(over).collect();
+        done.into_iter().for_each(|address| books.end_wait(address));
+        books.since = 0;
+    }
+}

@@ -1,0 +1,221 @@
+//! What a process asks of its heap. Nothing here decides where a block goes: each call finds the device, notes what torch, a history
+//! or a trace want noted, and leaves the rest to the device.
+
+mod captures;
+mod everywhere;
+mod free;
+mod history;
+mod pools;
+mod report;
+mod serve;
+mod upkeep;
+mod watched;
+
+use crate::device::Device;
+use crate::driver::{DeviceId, Driver, DriverError};
+use crate::error::Error;
+use crate::history::History;
+use crate::page_table::PageTable;
+use crate::settings::Settings;
+use crate::shared::{MAX_DEVICES, Shared};
+use crate::supply::{self, Way};
+use crate::sync::{Mutex, lock};
+use crate::timed::{OnRecord, Timed};
+use gruyere_record::facts::Process;
+use gruyere_record::record_dir::record_dir;
+use gruyere_record::trace::Tracer;
+use gruyere_record::{DeviceFacts, DeviceGauge, Record, RecordOptions, trace};
+use once_cell::race::OnceBox;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A bit of [`Heap::special`]: requests must ask whether their stream captures.
+pub(super) const WATCH_CAPTURES: u32 = 1;
+/// `backing:passthrough` may be in force.
+pub(super) const PASSTHROUGH: u32 = 2;
+/// A debugging switch is on.
+pub(super) const DEBUG: u32 = 4;
+/// A history of blocks is kept.
+pub(super) const HISTORY: u32 = 8;
+/// A trace is written.
+pub(super) const TRACE: u32 = 16;
+/// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been announced.
+pub(super) const UNANNOUNCED: u32 = 32;
+/// Blocks from 1 MiB on get spans of their own.
+const OWN_SPANS: u32 = 64;
+
+/// The byte that `debug:poison` fills fresh blocks with.
+pub const POISON_FRESH: u8 = 0xCD;
+/// The byte that `debug:poison` fills freed blocks with.
+pub const POISON_FREED: u8 = 0xDD;
+
+/// The allocator of a process.
+pub struct Heap {
+    shared: Shared,
+    /// By number, which has six bits in the page table. Those from `count` on stay empty.
+    devices: [OnceBox<Device>; MAX_DEVICES as usize],
+    count: u32,
+    making: Mutex<()>,
+    /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set while the hooks are not
+    /// announced or a bracket is open anywhere, HISTORY while a history is kept, UNANNOUNCED from the first call of a CUDA program until torch's hooks are
+    /// announced or met; the others never change.
+    special: AtomicU32,
+    /// Brackets open on all devices; guards the setting of WATCH_CAPTURES.
+    brackets: Mutex<u32>,
+    bad_frees: AtomicU64,
+    history: History,
+    /// The trace that `trace:` asks for.
+    trace: Option<Tracer>,
+}
+
+impl Heap {
+    /// The heap over `driver`, and its record. No memory is taken from the driver yet.
+    ///
+    /// # Errors
+    /// The driver's, where there is no device to be asked.
+    pub fn new(driver: Arc<dyn Driver>, settings: Settings) -> Result<Self, DriverError> {
+        let count = driver.device_count()?.min(MAX_DEVICES);
+        let facts: Vec<DeviceFacts> = (0..count)
+            .map(|id| {
+                driver.capabilities(id).map_or_else(
+                    |_| DeviceFacts::default(),
+                    |device| DeviceFacts {
+                        name: device.name,
+                        uuid: device.uuid,
+                        total_memory: device.total_memory,
+                    },
+                )
+            })
+            .collect();
+        let options = RecordOptions {
+            enabled: settings.record,
+            directory: record_dir(),
+            ring_events: settings.ring_events,
+            max_blocks: settings.record_blocks,
+            kept: settings.records_kept as usize,
+        };
+        // Never freed: writers on threads that outlive main may still be in it.
+        let record: &'static Record = Box::leak(Box::new(Record::create(&options, &facts)));
+        let debug = settings.debug.poison || settings.debug.sync;
+        let passthrough = supply::settled_way(settings.backing, false) == Some(Way::Driver);
+        let special =
+            WATCH_CAPTURES | if passthrough { PASSTHROUGH } else { 0 } | if debug { DEBUG } else { 0 };
+        let trace = settings.trace.as_ref().and_then(|name| {
+            let process = Process::current();
+            Tracer::start(&trace::expand(name, process.pid, process.rank))
+        });
+        let special = special | if trace.is_some() { TRACE } else { 0 };
+        Ok(Self {
+            shared: Shared {
+                driver: if settings.record {
+                    Arc::new(Timed::new(driver.clone(), OnRecord::new(record)))
+                } else {
+                    driver.clone()
+                },
+                questions: driver,
+                settings,
+                table: PageTable::default(),
+                record,
+                own_spans: false,
+                step: AtomicU32::new(0),
+                hooks: AtomicU32::new(0),
+            },
+            devices: [const { OnceBox::new() }; MAX_DEVICES as usize],
+            count,
+            making: Mutex::new(()),
+            special: AtomicU32::new(special),
+            brackets: Mutex::new(0),
+            bad_frees: AtomicU64::new(0),
+            history: History::default(),
+            trace,
+        })
+    }
+
+    /// With `backing:fixed`, blocks from 1 MiB on get spans of their own from now on: CUDA's handles for other processes name whole
+    /// allocations of the driver, and open at their starts. To be called before the first block is handed out.
+    ///
+    /// A span is the block's size rounded up to 2 MiB, and serves, once free, blocks of that very size, or goes back to the driver.
+    pub fn give_blocks_spans_of_their_own(&mut self) {
+        if supply::settled_way(self.shared.settings.backing, true) == Some(Way::Alone) {
+            self.shared.own_spans = true;
+            self.special.fetch_or(OWN_SPANS, Ordering::AcqRel);
+        }
+    }
+
+    /// The record.
+    pub fn record(&self) -> &'static Record {
+        self.shared.record
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+
+    /// The training step.
+    pub fn step(&self) -> u32 {
+        self.shared.step()
+    }
+
+    /// The driver's name of a device; empty where it has not been used.
+    pub fn device_name(&self, id: DeviceId) -> String {
+        let device = self.device_in_use(id.into()).ok().flatten();
+        device.map_or_else(String::new, |device| device.capabilities.name.clone())
+    }
+
+    /// Devices that there are.
+    pub fn device_count(&self) -> u32 {
+        self.count
+    }
+
+    /// The heap of a device, made at its first use.
+    #[inline]
+    fn device(&self, id: i64) -> Result<&Device, Error> {
+        match self.device_in_use(id)? {
+            Some(device) => Ok(device),
+            None => self.make_device(id as u32),
+        }
+    }
+
+    /// The heap of a device, if it has been used.
+    #[inline]
+    fn device_in_use(&self, id: i64) -> Result<Option<&Device>, Error> {
+        if !(0..i64::from(self.count)).contains(&id) {
+            return Err(Error::NoSuchDevice(id));
+        }
+        Ok(self.devices[id as usize].get())
+    }
+
+    #[cold]
+    fn make_device(&self, id: DeviceId) -> Result<&Device, Error> {
+        let _making = lock(&self.making);
+        let cell = &self.devices[id as usize];
+        if cell.get().is_none() {
+            let device = Device::new(&self.shared, id)?;
+            {
+                let mut central = lock(&device.central);
+                let (limit, total) = (central.limit, device.capabilities.total_memory);
+                central.gauges.set(&[(DeviceGauge::Limit, limit), (DeviceGauge::TotalMemory, total)]);
+            }
+            self.tell_of_history(&device);
+            device.map_reserves(&self.shared)?;
+            // Peers get access to each other's memory when the process begins to use both.
+            for (other, cell) in self.devices.iter().enumerate() {
+                let Some(peer) = cell.get() else { continue };
+                let driver = &*self.shared.driver;
+                if driver.can_access_peer(other as u32, id).unwrap_or(false) {
+                    lock(&device.central).backing.allow_peer(driver, other as u32);
+                }
+                if driver.can_access_peer(id, other as u32).unwrap_or(false) {
+                    lock(&peer.central).backing.allow_peer(driver, id);
+                }
+            }
+            let _ = cell.set(Box::new(device));
+        }
+        cell.get().ok_or(Error::Internal("a device vanished"))
+    }
+
+    fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().filter_map(OnceBox::get)
+    }
+}

@@ -1,0 +1,154 @@
+//! What the heap says of itself.
+
+use super::Heap;
+use crate::census::Census;
+use crate::device::Device;
+use crate::driver::DeviceId;
+use crate::error::Error;
+use crate::lifetime::Lifetime;
+use crate::snapshot::Snapshot;
+use crate::stats::{CapturePoolHeld, Stats, TorchStats};
+use crate::sync::lock;
+use gruyere_record::Reader;
+
+impl Heap {
+    /// The numbers of a device.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn stats(&self, device: i64) -> Result<Stats, Error> {
+        let device = self.device(device)?;
+        let mut stats = device.stats(&self.shared);
+        stats.bad_frees = self.bad_frees.load(std::sync::atomic::Ordering::Relaxed);
+        let snapshot = Reader::own(self.shared.record).and_then(|reader| reader.device(device.id));
+        stats.request_p99 = snapshot.map_or(0, |snapshot| snapshot.request_p99());
+        device.publish_gauges(&self.shared);
+        Ok(stats)
+    }
+
+    /// What torch's `memory_stats` tells of a device.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn torch_stats(&self, device: i64) -> Result<TorchStats, Error> {
+        Ok(self.device(device)?.torch_stats(&self.shared))
+    }
+
+    /// What each capture pool of a device holds that torch has an id for. Nothing where the device has not been used.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn capture_pools(&self, device: i64) -> Result<Vec<CapturePoolHeld>, Error> {
+        Ok(self.device_in_use(device)?.map_or_else(Vec::new, Device::capture_pools))
+    }
+
+    /// Peaks of [`Heap::torch_stats`] begin again at what there is.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn reset_peaks(&self, device: i64) -> Result<(), Error> {
+        self.device(device)?.reset_peaks(&self.shared);
+        Ok(())
+    }
+
+    /// What came and went in [`Heap::torch_stats`] begins again at nothing.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn reset_accumulated(&self, device: i64) -> Result<(), Error> {
+        self.device(device)?.reset_accumulated(&self.shared);
+        Ok(())
+    }
+
+    /// A dump for people: every device in use, by cause.
+    pub fn dump(&self) -> String {
+        use std::fmt::Write;
+        let mut text = format!("gruyere {} pid {}\n", env!("CARGO_PKG_VERSION"), std::process::id());
+        for device in self.devices() {
+            let stats = device.stats(&self.shared);
+            let _ = writeln!(
+                text,
+                "\ndevice {} ({}), backing {}",
+                device.id,
+                device.capabilities.name,
+                device.supply.name()
+            );
+            let central = lock(&device.central);
+            for (name, bytes) in [
+                ("total memory", stats.total_memory),
+                ("limit", stats.limit),
+                ("reserved", stats.reserved),
+                ("reserved, peak", stats.reserved_peak),
+                ("live", stats.live),
+                ("live, peak", stats.live_peak),
+                ("freed, waiting for streams", stats.pending),
+                ("free runs", stats.arena_free),
+                ("largest free run", stats.largest_free),
+                ("largest request, as held", stats.largest_request),
+                ("largest request, growing", stats.largest_growing),
+                ("slabs", stats.slab_bytes),
+                ("slabs, free slots", stats.slab_free),
+                ("CUDA graphs", stats.captured),
+            ] {
+                let _ = writeln!(text, "  {name:<28} {bytes:>16} B");
+            }
+            for (name, rung) in central.ladder.climbed() {
+                let _ = writeln!(text, "  reclaim: {name:<19} {rung}");
+            }
+            for lifetime in Lifetime::ALL {
+                let spaces = central.spaces.of_lifetime(lifetime);
+                let free: u64 = spaces.map(|space| central.arenas.free_bytes(space)).sum();
+                if free > 0 {
+                    let _ = writeln!(text, "  free between {} blocks: {free} B", lifetime.name());
+                }
+            }
+            for (_, pool) in central.pools.iter() {
+                let Some(name) = pool.name() else { continue };
+                let held = central.arenas.held_bytes(pool.space());
+                let _ = writeln!(
+                    text,
+                    "  pool {name:?}: {held} B held, {} B in {} live blocks",
+                    pool.live_bytes, pool.live
+                );
+            }
+            for (id, region) in central.arenas.regions() {
+                let kind = if central.arenas.is_stitched(id) { "address space" } else { "span" };
+                let _ = writeln!(text, "  {kind} {:#x} {:>14} B", region.address, region.bytes);
+            }
+        }
+        text
+    }
+
+    /// Every segment of a device, and the blocks that tile it. Nothing where the device has not been used.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
+        Ok(self.device_in_use(device)?.map_or_else(Snapshot::default, |device| device.snapshot(usize::MAX).0))
+    }
+
+    /// As [`Heap::snapshot`], with sums; of the small blocks at most `most` are told one by one. `None` where the device has not been used.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn census(&self, device: i64, most: usize) -> Result<Option<(Snapshot, Census)>, Error> {
+        Ok(self.device_in_use(device)?.map(|device| device.snapshot(most)))
+    }
+
+    /// The devices in use.
+    pub fn devices_in_use(&self) -> Vec<DeviceId> {
+        self.devices().map(|device| device.id).collect()
+    }
+
+    /// Checks every invariant that can be checked from inside: runs tile their regions, slabs lie in the runs that were taken
+    /// for them and are found from each of their pages, blocks are found from their addresses, live bytes equal the record's, and
+    /// what is held equals what the driver counts. No other thread may be in the heap.
+    ///
+    /// # Errors
+    /// The first broken invariant, in words.
+    pub fn validate(&self) -> Result<(), String> {
+        self.devices().try_for_each(|device| {
+            device.validate(&self.shared).map_err(|what| format!("device {}: {what}", device.id))
+        })
+    }
+}

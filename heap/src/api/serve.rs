@@ -1,0 +1,154 @@
+//! Mallocs.
+
+use super::{HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
+use crate::device::Device;
+use crate::driver::StreamHandle;
+use crate::error::Error;
+use crate::request::Request;
+use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
+use crate::size_class::round;
+use crate::streams::Resolved;
+use crate::supply::Way;
+use crate::{lifetime, route, streams};
+use gruyere_record::{Record, clock};
+use once_cell::race::OnceBox;
+use std::sync::atomic::Ordering;
+
+impl Heap {
+    /// Whether nothing takes requests off the hot path: no debugging, no capture, all hooks wired.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        self.special.load(Ordering::Acquire) == 0
+    }
+
+    /// The hot path of [`Heap::malloc`] while [`Heap::is_plain`], for sizes above 0 that are `LARGE` ([`crate::device::is_large`]) or not: 0 wherever
+    /// something is out of the ordinary.
+    #[inline(always)]
+    pub fn serve<const LARGE: bool>(&self, size: u64, device: i32, stream: StreamHandle) -> u64 {
+        let Some(device) = self.devices.get(device as usize).and_then(OnceBox::get) else { return 0 };
+        let start = clock::now();
+        let Some(number) = device.streams.resolve_lasting(&*self.shared.questions, stream) else { return 0 };
+        let tags = lifetime::tags();
+        if tags.is_routed() {
+            return 0;
+        }
+        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
+        let address = if LARGE {
+            device.serve_large(&self.shared, request)
+        } else {
+            device.serve_small(&self.shared, request)
+        };
+        if address != 0 {
+            sample_latency(self.shared.record, true, start);
+        }
+        address
+    }
+
+    /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 answers 0.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] after everything was tried; the driver's errors; a device that there is not.
+    pub fn malloc(&self, size: u64, device: i64, stream: StreamHandle) -> Result<u64, Error> {
+        if size == 0 {
+            return Ok(0);
+        }
+        let start = clock::now();
+        let device = self.device(device)?;
+        let shared = &self.shared;
+        let found = device.named(shared, stream)?;
+        let tags = lifetime::tags();
+        let request = Request { size, stream: found.number, lifetime: tags.lifetime(), start };
+        let plain = self.special.load(Ordering::Acquire) & !UNANNOUNCED == 0;
+        let address = if plain && !found.captures() && !tags.is_routed() {
+            device.malloc(shared, request)?
+        } else {
+            self.malloc_special(device, request, stream, &found)?
+        };
+        sample_latency(shared.record, true, start);
+        Ok(address)
+    }
+
+    #[cold]
+    fn malloc_special(
+        &self,
+        device: &Device,
+        request: Request,
+        stream: StreamHandle,
+        found: &Resolved<'_>,
+    ) -> Result<u64, Error> {
+        let shared = &self.shared;
+        let special = self.special.load(Ordering::Acquire);
+        if self.hooks() & (HOOK_RECORD_STREAM | HOOK_CAPTURES) != HOOK_RECORD_STREAM | HOOK_CAPTURES
+            && self.hooks() & ORDERED_CALLERS == 0
+        {
+            self.warn_of_missing_hooks();
+        }
+        let watched = special & WATCH_CAPTURES != 0 && request.stream != streams::EVERY;
+        let capture =
+            if watched || found.captures() { device.capture_of(shared, stream, found)? } else { None };
+        if capture.is_none() {
+            self.forget_failed_captures(device);
+        }
+        if shared.settings.debug.sync && capture.is_none() {
+            device.synchronize(shared);
+        }
+        let address = match capture {
+            // Whatever the backing: memory that a graph uses must stay when its block is freed.
+            Some(capture) => device.malloc_captured(shared, request, capture)?,
+            None => match (device.supply.way(request.size), route::pool_on(device.id)) {
+                (Way::Driver, _) => device.malloc_direct(shared, request)?,
+                (_, Some(pool)) => device.malloc_pooled(shared, request, pool)?,
+                (Way::Alone, None) => device.malloc_whole(shared, request)?,
+                (Way::Heap, None) => device.malloc(shared, request)?,
+            },
+        };
+        if shared.settings.debug.poison && capture.is_none() && request.stream != streams::EVERY {
+            let result = shared.driver.memset(device.id, address, POISON_FRESH, round(request.size), stream);
+            if let Err(error) = result {
+                log::warn!("debug:poison could not fill the block at {address:#x}: {error}");
+            }
+        }
+        if special & HISTORY != 0 {
+            self.note_malloc(device.id, address, request.size, stream);
+        }
+        if let Some(trace) = &self.trace {
+            trace.malloc(address, request.size, device.id, request.stream);
+        }
+        Ok(address)
+    }
+
+    #[cold]
+    fn warn_of_missing_hooks(&self) {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        let hooks = self.hooks();
+        let missing = [(HOOK_RECORD_STREAM, "record_stream"), (HOOK_CAPTURES, "CUDA graph captures")];
+        let missing: Vec<&str> =
+            missing.into_iter().filter(|hook| hooks & hook.0 == 0).map(|hook| hook.1).collect();
+        let effect = |hook: u32, text: &'static str| if hooks & hook == 0 { text } else { "" };
+        ONCE.call_once(|| {
+            log::warn!(
+                "not wired: {}.{}{} Set the hooks and call gruyere_announce_hooks(3) to have all of it.",
+                missing.join(", "),
+                effect(
+                    HOOK_RECORD_STREAM,
+                    " Memory stays with its stream, and Tensor.record_stream has no effect."
+                ),
+                effect(HOOK_CAPTURES, " Memory of CUDA graphs is never reused.")
+            );
+        });
+    }
+}
+
+/// One call in 64 is timed, chosen by the clock itself.
+#[inline]
+pub(super) fn sample_latency(record: &Record, malloc: bool, start: u64) {
+    if start >> 6 & 63 == 0 {
+        note_latency(record, malloc, start);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn note_latency(record: &Record, malloc: bool, start: u64) {
+    record.latency(malloc, clock::now().wrapping_sub(start));
+}

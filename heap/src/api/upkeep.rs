@@ -1,0 +1,125 @@
+//! What is told and asked from time to time: steps, phases, tags, limits, memory to be given back.
+
+use super::Heap;
+use crate::device::ceiling;
+use crate::error::Error;
+use crate::lifetime::Lifetime;
+use crate::page_table::Owner;
+use crate::phase::{Occasion, Phase};
+use crate::profiler::{self, What};
+use crate::sync::lock;
+use gruyere_record::{DeviceGauge, EventKind};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl Heap {
+    /// `empty_cache`: gives back to the driver what nobody uses, on all devices; the bytes that it got. Synchronises each device,
+    /// unless something is capturing on it.
+    pub fn trim(&self) -> u64 {
+        let devices = self.devices().inspect(|device| self.forget_failed_captures(device));
+        devices.map(|device| device.trim(&self.shared)).sum()
+    }
+
+    /// Caps what may be reserved on `device` at `fraction` of its memory, and at `limit:` if that is less.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn set_memory_fraction(&self, fraction: f64, device: i64) -> Result<(), Error> {
+        let device = self.device(device)?;
+        let total = device.capabilities.total_memory;
+        let configured = ceiling(&self.shared.settings, &device.capabilities);
+        let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 1.0 };
+        let mut central = lock(&device.central);
+        central.limit = configured.min((total as f64 * fraction) as u64);
+        let limit = central.limit;
+        central.gauges.set(&[(DeviceGauge::Limit, limit)]);
+        Ok(())
+    }
+
+    /// The base and length of the region that holds `address`, for IPC by base pointers.
+    pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
+        self.devices().find_map(|device| {
+            let central = lock(&device.central);
+            let direct =
+                central.direct_blocks().find(|&(base, bytes)| (base..base + bytes).contains(&address));
+            direct.or_else(|| {
+                let mut regions = central.arenas.regions().map(|(_, region)| (region.address, region.bytes));
+                regions.find(|&(base, bytes)| (base..base + bytes).contains(&address))
+            })
+        })
+    }
+
+    /// A training step (or a request of a server) is over.
+    pub fn mark_step(&self) {
+        let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
+        profiler::mark(What::Step, u64::from(step));
+        if let Some(trace) = &self.trace {
+            trace.step();
+        }
+        for device in self.devices() {
+            if let Some(_asking) = device.ask() {
+                let driver = &*self.shared.driver;
+                device.streams.poll(driver);
+                // With one stream there is nobody else to be served.
+                if device.streams.count() > 1 && self.shared.shares() {
+                    device.seal_all(&self.shared, None);
+                }
+            }
+            lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);
+            device.publish_gauges(&self.shared);
+            device.event(&self.shared, EventKind::Step, 0, u64::from(step));
+            device.watch(&self.shared, Occasion::Step);
+        }
+    }
+
+    /// Brings the record's timeline up to now, as looks and growth do meanwhile.
+    pub fn sample(&self) {
+        for device in self.devices() {
+            let central = &mut *lock(&device.central);
+            central.gauges.sample(central.arenas.sample_busy_peak());
+        }
+    }
+
+    /// Writes what waits to go to the trace's file, where there is one.
+    pub fn flush_trace(&self) {
+        if let Some(trace) = &self.trace {
+            trace.flush();
+        }
+    }
+
+    /// The program says what it does from now on; memory that it does not need for that goes back to the devices (`phase`).
+    pub fn mark_phase(&self, phase: Phase) {
+        for device in self.devices() {
+            device.watch(&self.shared, Occasion::Mark(phase));
+        }
+    }
+
+    /// Gives the driver's objects back and closes the record. The heap must not be used by anybody else any more, and no block
+    /// of it by any stream.
+    pub fn shut_down(&self) {
+        for device in self.devices() {
+            device.trim(&self.shared);
+            device.streams.destroy_events(&*self.shared.driver);
+            let mut central = lock(&device.central);
+            if central.backing.held == 0 {
+                device.supply.close(&mut central, &*self.shared.driver);
+            }
+        }
+        self.shared.record.close();
+        self.flush_trace();
+    }
+
+    /// Gives idle memory back on each device where less than three quarters of the peak is live, and where neither this nor a mark of a phase
+    /// did so within [`crate::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises those devices.
+    pub fn checkpoint(&self, now: Instant) -> u64 {
+        self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()
+    }
+
+    /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done: no live block of ours starts there.
+    pub fn tag(&self, address: u64, lifetime: Lifetime) -> bool {
+        let owner = self.shared.table.get(address);
+        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return false };
+        let device = self.device(i64::from(device));
+        device.ok().and_then(|device| device.tag(address, owner, lifetime)).is_some()
+    }
+}

@@ -1,0 +1,128 @@
+//! Whose free runs are: streams', and everybody's once their streams are past them.
+
+use super::Arenas;
+use super::run::{EVERYBODY, RunId, SpaceId};
+use super::size_index::SizeIndex;
+use super::space::{Space, owner_at, owner_in};
+
+impl Arenas {
+    /// The stream is past more than before: [`Arenas::promote_ripe`] looks at what it freed.
+    pub fn note_further(&mut self, stream: u32) {
+        self.ripe.insert(owner_at(stream) as u32);
+    }
+
+    /// A stream that is past some of its free runs, which [`Arenas::promote_ripe`] would not look at: there must be none but those `known` to have got
+    /// further since it was called.
+    pub fn overlooked(&self, completed: &dyn Fn(u32) -> u64, known: &dyn Fn(u32) -> bool) -> Option<u32> {
+        let shared = self.spaces.iter().filter(|space| !space.private);
+        let mut owners = shared.flat_map(Space::filled).filter(|(owner, _)| *owner != EVERYBODY);
+        let is_it = |(owner, index): &(u32, &SizeIndex)| {
+            index.oldest <= completed(*owner)
+                && !self.ripe.contains(owner_at(*owner) as u32)
+                && !known(*owner)
+        };
+        owners.find(is_it).map(|(owner, _)| owner)
+    }
+
+    /// Gives to everybody the free runs of `spaces` whose streams are past them; `completed` tells the last epoch that a stream is past. Looks only at
+    /// what has become free, or whose stream was noted to be further, since it was called last: always call it with the same spaces.
+    pub fn promote_ripe(&mut self, spaces: impl Iterator<Item = SpaceId>, completed: &dyn Fn(u32) -> u64) {
+        let mut ripe = std::mem::take(&mut self.ripe);
+        for space in spaces.filter(|&space| !self.spaces[space as usize].private).collect::<Vec<_>>() {
+            ripe.iter().for_each(|place| self.give_owner_to_everybody(space, place as usize, completed));
+        }
+        ripe.clear();
+        self.ripe = ripe;
+    }
+
+    /// Gives to everybody the free runs whose streams are past them; `completed` tells the last epoch that a stream is past.
+    pub fn promote(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
+        if !self.spaces[space as usize].private {
+            self.give_to_everybody(space, completed);
+        }
+    }
+
+    /// As [`Arenas::promote`], private spaces too: for spaces whose every use is known to be over.
+    pub fn give_to_everybody(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
+        let places: Vec<u32> = self.spaces[space as usize].filled.iter().collect();
+        for place in places {
+            self.give_owner_to_everybody(space, place as usize, completed);
+        }
+    }
+
+    fn give_owner_to_everybody(&mut self, space: SpaceId, place: usize, completed: &dyn Fn(u32) -> u64) {
+        let owner = owner_in(place);
+        let index = self.spaces[space as usize].owners.get(place).and_then(Option::as_deref);
+        let Some(index) = index.filter(|index| index.count > 0 && owner != EVERYBODY) else { return };
+        let completed = completed(owner);
+        if index.oldest > completed {
+            return;
+        }
+        let mut found = std::mem::take(&mut self.scratch);
+        found.clear();
+        index.collect(&self.runs, &mut found);
+        let mut oldest = u64::MAX;
+        for &id in &found {
+            let epoch = self.runs[id as usize].epoch;
+            if epoch > completed {
+                oldest = oldest.min(epoch);
+                continue;
+            }
+            self.unlist(id);
+            // Neighbours of everybody's take it in; another of `found` is not everybody's yet, so none is lost.
+            self.set_free(id, EVERYBODY, 0);
+        }
+        self.spaces[space as usize].owner_mut(owner).oldest = oldest;
+        self.scratch = found;
+    }
+
+    /// Whether `stream` owns free memory of the space that it freed in `epoch` or before.
+    pub fn has_freed(&self, space: SpaceId, stream: u32, epoch: u64) -> bool {
+        self.spaces[space as usize]
+            .owner(stream)
+            .is_some_and(|index| index.count > 0 && index.oldest <= epoch)
+    }
+
+    /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of which `is_usable` says so (of owner
+    /// and epoch). Walks all free runs that are long enough.
+    pub fn best_fit_ordered(
+        &self,
+        space: SpaceId,
+        bytes: u64,
+        align: u64,
+        is_usable: &dyn Fn(u32, u64) -> bool,
+    ) -> Option<RunId> {
+        let mut ids = Vec::new();
+        for (_, index) in self.spaces[space as usize].filled().filter(|(_, index)| index.bytes >= bytes) {
+            index.each_from(&self.runs, bytes, |id| ids.push(id));
+        }
+        let fits = |&id: &RunId| {
+            let run = &self.runs[id as usize];
+            run.bytes >= bytes + run.askew(align) && is_usable(run.stream, run.epoch)
+        };
+        ids.into_iter()
+            .filter(fits)
+            .min_by_key(|&id| (self.runs[id as usize].bytes, self.runs[id as usize].address))
+    }
+
+    /// Makes free run `id` the stream's, as of `epoch`.
+    pub fn hand_over(&mut self, id: RunId, stream: u32, epoch: u64) {
+        self.unlist(id);
+        self.set_free(id, stream, epoch);
+    }
+
+    /// Free bytes of a space.
+    pub fn free_bytes(&self, space: SpaceId) -> u64 {
+        self.spaces[space as usize].filled().map(|(_, index)| index.bytes).sum()
+    }
+
+    /// Whether another stream than `stream` owns free memory of a space.
+    pub fn others_own(&self, space: SpaceId, stream: u32) -> bool {
+        self.spaces[space as usize].filled().any(|(owner, _)| owner != stream && owner != EVERYBODY)
+    }
+
+    /// Free bytes of a space that belong to `stream`, or to [`EVERYBODY`].
+    pub fn own_free_bytes(&self, space: SpaceId, stream: u32) -> u64 {
+        self.spaces[space as usize].owner(stream).map_or(0, |index| index.bytes)
+    }
+}

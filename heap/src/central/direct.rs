@@ -1,0 +1,68 @@
+//! Blocks that are the driver's own (`backing:passthrough`).
+
+use super::{Central, Direct};
+use crate::driver::{ErrorKind, Result};
+use crate::entry::Action;
+use gruyere_record::{BlockEntry, BlockSlot};
+
+impl Central {
+    /// Notes a block of `backing:passthrough`.
+    pub fn add_direct(&mut self, entry: &BlockEntry) {
+        let slot = self.writer.block_insert(entry);
+        let BlockEntry { address, size, requested, lifetime, .. } = *entry;
+        self.backing.hold(size);
+        self.backing.reserved = self.backing.held;
+        self.backing.log.note(Action::SegmentAlloc, address, size);
+        self.direct.insert(address, Direct { size, requested, lifetime, slot });
+        self.publish_reserved();
+    }
+
+    /// Live bytes and bytes asked for of the block of `backing:passthrough` at `address`.
+    pub fn direct_block(&self, address: u64) -> Option<(u64, u64)> {
+        self.direct.get(&address).map(|block| (block.size, block.requested))
+    }
+
+    /// Whether `address` is a block of `backing:passthrough`.
+    pub fn is_direct(&self, address: u64) -> bool {
+        self.direct.contains_key(&address)
+    }
+
+    /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live bytes.
+    pub fn remove_direct(&mut self, address: u64) -> Option<u64> {
+        let Direct { size, requested, lifetime, slot } = self.direct.remove(&address)?;
+        self.writer.block_remove(slot, size, requested, lifetime, false);
+        Some(size)
+    }
+
+    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused, or could not be asked (`None`),
+    /// the memory is tried again at the next trim.
+    pub fn settle_direct(&mut self, address: u64, size: u64, result: Option<Result<()>>) {
+        self.backing.calls += u64::from(result.is_some());
+        self.backing.unhold(size);
+        match result {
+            Some(Ok(())) => self.backing.log.note(Action::SegmentFree, address, size),
+            Some(Err(error)) if error.kind == ErrorKind::Deinitialized => {}
+            Some(Err(error)) => {
+                log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");
+                self.backing.errors += 1;
+                self.backing.keep_orphan(address, size);
+            }
+            None => self.backing.keep_orphan(address, size),
+        }
+        self.backing.reserved = self.backing.held;
+        self.publish_reserved();
+    }
+
+    /// Blocks of `backing:passthrough`: address and bytes.
+    pub fn direct_blocks(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.direct.iter().map(|(&address, block)| (address, block.size))
+    }
+
+    /// Blocks of `backing:passthrough`, as far as they are known, and their places in the block map.
+    pub fn direct_facts(&self) -> impl Iterator<Item = (BlockEntry, BlockSlot)> {
+        self.direct.iter().map(|(&address, block)| {
+            let &Direct { size, requested, lifetime, slot } = block;
+            (BlockEntry { address, size, requested, lifetime, ..BlockEntry::default() }, slot)
+        })
+    }
+}

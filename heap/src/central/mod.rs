@@ -1,0 +1,534 @@
+//! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
+
+mod addresses;
+mod direct;
+mod ladder;
+pub(crate) mod moves;
+mod pools;
+mod small_runs;
+mod watcher;
+
+use crate::Shared;
+use crate::arena::{Arenas, EVERYBODY, Label, Run, RunId, RunState, SpaceId};
+use crate::backing::Backing;
+use crate::driver::{DeviceId, DriverError};
+use crate::growth::Pace;
+use crate::ladder::Ladder;
+use crate::lifetime::Lifetime;
+use crate::page_table::{Page, PageTable};
+use crate::pending::Pending;
+use crate::phase::Watch;
+use crate::pool::Pools;
+use crate::pool::capture::Captures;
+use crate::profiler;
+use crate::request::{Request, Want};
+use crate::size_class::{PAGE, SMALL_MAX, round};
+use crate::slab::Slab;
+use crate::small_runs::SmallRuns;
+use crate::spaces::Spaces;
+use crate::streams::{EVERY, Streams};
+use crate::tally::Tally;
+use crate::waits::Order;
+use crate::watcher::Watched;
+use gruyere_record::size::Size;
+use gruyere_record::{
+    Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, bucket_of, gauges::pool_of,
+};
+use std::collections::{HashMap, HashSet};
+
+/// The record's pools of small and of large blocks.
+const SMALL: usize = 0;
+const LARGE: usize = 1;
+/// What only a graph or a named pool can use grows by at most this part of what it holds more than it needs: idle, it is lost to all others.
+const OWN_SHARE: u64 = 8;
+/// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
+const BATCH_SHARE: u64 = 32;
+
+/// A large block that its program has freed, and the streams that may still use it.
+struct PendingRun {
+    run: RunId,
+    epoch: u64,
+    waits: Pending,
+}
+
+/// A block of `backing:passthrough`.
+struct Direct {
+    size: u64,
+    requested: u64,
+    lifetime: u8,
+    slot: BlockSlot,
+}
+
+/// What a heap settles by once and for all, because of where its memory comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Habits {
+    /// Sizes lie apart ([`Spaces`]).
+    pub sizes_apart: bool,
+    /// Free runs serve whole or not at all ([`Arenas::whole_runs`]).
+    pub whole_runs: bool,
+    /// What is held is counted in pages ([`Tally`]).
+    pub counts_pages: bool,
+    /// Low-memory phases give idle memory back: nobody waits for that.
+    pub gives_back_idle: bool,
+}
+
+/// Everything behind a device's central lock.
+pub struct Central {
+    pub(crate) device: DeviceId,
+    /// Runs of all spaces.
+    pub arenas: Arenas,
+    /// Spans.
+    pub backing: Backing,
+    /// Who uses the spaces of the arenas, and how.
+    pub pools: Pools,
+    /// Which pool a CUDA graph has.
+    pub captures: Captures,
+    /// The record's lane of large, captured and direct blocks.
+    pub writer: LaneWriter,
+    /// The record's gauges of the device.
+    pub gauges: DeviceWriter,
+    /// The ordinary spaces.
+    pub spaces: Spaces,
+    users: HashMap<RunId, Vec<u32>>,
+    /// The small blocks of the arena.
+    pub(crate) small_runs: SmallRuns,
+    pending: Vec<PendingRun>,
+    /// Bytes that have begun to wait for streams since [`Central::take_batch`] was true.
+    unsealed: u64,
+    direct: HashMap<u64, Direct>,
+    /// Physical memory of the device.
+    pub(crate) total_memory: u64,
+    /// The most that was ever reserved.
+    pub peak_reserved: u64,
+    /// Ceiling on reserved bytes.
+    pub limit: u64,
+    /// The headroom has been touched, because nothing else helped: it may be used until memory is given back.
+    pub headroom_is_open: bool,
+    /// Why the driver failed in the latest growth, where it was not out of memory.
+    pub failure: Option<DriverError>,
+    /// The latest growth failed because the driver had no more addresses, whatever memory there was.
+    pub addresses_ran_out: bool,
+    /// What may be held beyond the peak of live bytes before idle pages are moved.
+    pub slack: Option<Size>,
+    /// What streams have been made to wait for.
+    pub order: Order,
+    /// Bytes of large blocks freed so far.
+    pub freed: u64,
+    /// How it has grown of late.
+    pub pace: Pace,
+    /// Times that a malloc had to climb the reclaim ladder.
+    pub retries: u64,
+    /// Out-of-memory answers.
+    pub out_of_memories: u64,
+    /// What was held, over time.
+    pub tally: Tally,
+    /// Low-memory phases.
+    pub watch: Watch,
+    /// What the rungs of the reclaim ladder did.
+    pub ladder: Ladder,
+    /// The blocks of another allocator, where this heap only keeps books.
+    pub(crate) watched: Watched,
+}
+
+impl Central {
+    /// Empty.
+    pub fn new(
+        device: DeviceId,
+        backing: Backing,
+        writer: LaneWriter,
+        gauges: DeviceWriter,
+        (total_memory, limit): (u64, u64),
+        habits: Habits,
+    ) -> Self {
+        let mut arenas = Arenas::default();
+        arenas.whole_runs = habits.whole_runs;
+        let spaces = Spaces::new(&mut arenas, habits.sizes_apart);
+        let tally = Tally::new(habits.counts_pages);
+        Self {
+            device,
+            arenas,
+            backing,
+            pools: Pools::new(&spaces),
+            captures: Captures::default(),
+            writer,
+            gauges,
+            spaces,
+            users: HashMap::new(),
+            small_runs: SmallRuns::default(),
+            pending: Vec::new(),
+            unsealed: 0,
+            direct: HashMap::new(),
+            total_memory,
+            peak_reserved: 0,
+            limit,
+            headroom_is_open: false,
+            failure: None,
+            addresses_ran_out: false,
+            slack: None,
+            order: Order::default(),
+            freed: 0,
+            pace: Pace::new(false),
+            retries: 0,
+            out_of_memories: 0,
+            tally,
+            watch: Watch::new(false),
+            ladder: Ladder::default(),
+            watched: Watched::default(),
+        }
+    }
+
+    /// The hot path of a large malloc: the best fit among the free runs, described in the page table and the record. Its address, or 0 where
+    /// nothing fits. `time`: the clock's.
+    #[inline(always)]
+    pub fn serve(
+        &mut self,
+        shared: &Shared,
+        requested: u64,
+        stream: u32,
+        lifetime: Lifetime,
+        time: u64,
+    ) -> u64 {
+        let size = round(requested);
+        let space = self.spaces.of_large(lifetime, size);
+        let slot = self.writer.place();
+        let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
+        let Some((id, address)) = self.arenas.allocate_block(space, size, stream, label) else {
+            self.writer.put_back(slot);
+            return 0;
+        };
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        self.name(&shared.table, id, address);
+        self.writer.malloc(LARGE, slot, block, || shared.step(), time);
+        address
+    }
+
+    /// Describes a run that has just been taken as the block of `request`, in the page table and the record; its address. `capture` as the record
+    /// counts it.
+    pub fn publish(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        request: &Request,
+        step: u32,
+        capture: u8,
+    ) -> u64 {
+        let Request { size: requested, lifetime, start, .. } = *request;
+        let Some(run) = self.arenas.run_mut(id) else { return 0 };
+        let (address, size) = (run.address, run.bytes);
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, capture, run.stream);
+        let slot = self.writer.place();
+        run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        let stream = run.stream;
+        self.has_come(size, stream);
+        self.name(table, id, address);
+        self.writer.malloc(pool_of(size), slot, block, || step, start);
+        address
+    }
+
+    /// Notes in the page table that block `id` starts at `address`.
+    #[inline(always)]
+    fn name(&mut self, table: &PageTable, id: RunId, address: u64) {
+        if let Some(page) = table.page(address)
+            && !page.add_block(self.device, id)
+        {
+            self.join_crowd(page, address, id);
+        }
+    }
+
+    /// How much more than it needs `space` may grow by at most (bytes, whole pages).
+    pub(crate) fn longest_step(&self, space: SpaceId) -> u64 {
+        if self.spaces.is_ordinary(space) {
+            return u64::MAX;
+        }
+        self.arenas.held_bytes(space) / OWN_SHARE / PAGE * PAGE
+    }
+
+    /// The largest free run of the ordinary spaces (bytes).
+    pub(crate) fn largest_run(&self) -> u64 {
+        self.spaces.iter().map(|space| self.arenas.largest_free(space)).max().unwrap_or(0)
+    }
+
+    /// What may still be taken from the driver under the ceiling (bytes, whole pages).
+    pub(crate) fn room_left(&self) -> u64 {
+        self.limit.saturating_sub(self.backing.reserved) / PAGE * PAGE
+    }
+
+    /// Tells the record what is held.
+    pub fn publish_reserved(&mut self) {
+        let reserved = self.backing.reserved;
+        profiler::reserved(self.device, reserved);
+        self.peak_reserved = self.peak_reserved.max(reserved);
+        self.tally.hold(reserved, self.backing.pieces);
+        self.gauges.set(&[
+            (DeviceGauge::Reserved, reserved),
+            (DeviceGauge::ReservedPeak, self.peak_reserved),
+            (DeviceGauge::DriverCalls, self.backing.calls),
+            (DeviceGauge::DriverErrors, self.backing.errors),
+        ]);
+        self.gauges.sample(self.arenas.sample_busy_peak());
+    }
+
+    /// Frees the large block that starts at `address` in `page`, and tells the record. `None`: no large block starts there.
+    #[inline(always)]
+    pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
+        let arenas = &self.arenas;
+        let (id, run) = match page.remove_block(|id| block_at(arenas, id, address)) {
+            Some(found) => found,
+            None => {
+                let id = self.leave_crowd(page, address)?;
+                (id, self.arenas.run(id)?)
+            }
+        };
+        let (size, requested) = (run.bytes, run.requested());
+        let Run { stream, lifetime, slot, shared, region, .. } = *run;
+        self.freed += size;
+        let apart = self.pools.has_apart();
+        if shared || apart {
+            let frozen = apart && self.note_free_apart(self.arenas.region(region).space, size);
+            if shared || frozen {
+                self.free_shared(streams, id, streams.note_free(stream), frozen);
+                self.writer.block_pending(slot, size, requested, lifetime);
+                self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
+                return Some(());
+            }
+        }
+        let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
+        // Before the run is merged: what the record needs is at hand, and need not be kept through that.
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        if size <= SMALL_MAX {
+            self.is_gone(size, stream);
+            self.writer.free(SMALL, slot, block, time);
+        } else {
+            self.writer.free(LARGE, slot, block, time);
+        }
+        self.arenas.release_block(id, streams)?;
+        Some(())
+    }
+
+    /// As [`Central::free_large`], of a block that is not reused before stream `user` is past this moment. `None`: none that is no other stream's
+    /// too, and no capture's and no named pool's, starts there.
+    pub fn free_behind(
+        &mut self,
+        page: Page<'_>,
+        streams: &Streams,
+        address: u64,
+        user: u32,
+        time: u64,
+    ) -> Option<()> {
+        if self.pools.has_apart() {
+            return None;
+        }
+        let arenas = &self.arenas;
+        let of_others = |run: &Run| run.shared || run.stream == user && user != EVERY;
+        let is_it = |id| block_at(arenas, id, address).filter(|(_, run)| !of_others(run));
+        let (id, run) = match page.remove_block(is_it) {
+            Some(found) => found,
+            None => {
+                is_it(self.small_runs.crowded(address)?)?;
+                let id = self.leave_crowd(page, address)?;
+                (id, self.arenas.run(id)?)
+            }
+        };
+        let (size, requested) = (run.bytes, run.requested());
+        let Run { stream, lifetime, slot, .. } = *run;
+        self.freed += size;
+        self.arenas.run_mut(id)?.state = RunState::Pending;
+        let epoch = if stream == EVERY { 0 } else { streams.note_free(stream) };
+        self.pending.push(PendingRun {
+            run: id,
+            epoch,
+            waits: Pending::One((user, streams.note_wait(user))),
+        });
+        self.unsealed += size;
+        self.writer.block_pending(slot, size, requested, lifetime);
+        self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
+        Some(())
+    }
+
+    #[cold]
+    fn free_shared(&mut self, streams: &Streams, id: RunId, epoch: u64, frozen: bool) {
+        if let Some(run) = self.arenas.run_mut(id) {
+            run.state = RunState::Pending;
+        }
+        let users = self.users.remove(&id).unwrap_or_default();
+        if !frozen {
+            let waits = Pending::behind(users, streams);
+            self.pending.push(PendingRun { run: id, epoch, waits });
+            self.unsealed += self.arenas.run(id).map_or(0, |run| run.bytes);
+        }
+    }
+
+    /// Notes that `user` uses the large block at `address` too. `None`: no such block.
+    pub fn record_stream(&mut self, address: u64, blocks: [Option<RunId>; 2], user: u32) -> Option<()> {
+        let (id, run) = self.find(address, blocks)?;
+        if run.stream != user || user == EVERY {
+            self.arenas.run_mut(id)?.shared = true;
+            let users = self.users.entry(id).or_default();
+            if !users.contains(&user) {
+                users.push(user);
+            }
+        }
+        Some(())
+    }
+
+    /// Whether large blocks wait for other streams.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Bytes of large blocks that wait for other streams.
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending.iter().filter_map(|block| self.arenas.run(block.run)).map(|run| run.bytes).sum()
+    }
+
+    /// Whether so much has begun to wait for streams that events are due behind it: one part in [`BATCH_SHARE`] of what is held. True once.
+    pub fn take_batch(&mut self) -> bool {
+        let due = self.unsealed > self.backing.held / BATCH_SHARE;
+        if due {
+            self.unsealed = 0;
+        }
+        due
+    }
+
+    /// Takes note of the streams that have got further since this was called last. Whether there are any: else no wait is over that was not.
+    pub fn note_further(&mut self, streams: &Streams) -> bool {
+        let mut any = false;
+        for stream in streams.take_further() {
+            self.arenas.note_further(stream);
+            any = true;
+        }
+        any
+    }
+
+    /// Whether a wait that is over would not be seen: there must be none, but those of streams that have got further since
+    /// [`Central::note_further`] was asked.
+    pub fn overlooks_waits(&self, streams: &Streams) -> bool {
+        let is_over = |block: &&PendingRun| block.waits.is_over(streams);
+        let is_seen = |wait: &(u32, u64)| streams.has_got_further(wait.0);
+        self.pending.iter().filter(is_over).any(|block| !block.waits.as_slice().iter().any(is_seen))
+    }
+
+    /// Frees the large blocks whose waits are over.
+    pub fn settle(&mut self, streams: &Streams, shares: bool) {
+        let mut at = 0;
+        while at < self.pending.len() {
+            if !self.pending[at].waits.is_over(streams) {
+                at += 1;
+                continue;
+            }
+            let PendingRun { run: id, epoch, .. } = self.pending.swap_remove(at);
+            let Some(run) = self.arenas.run(id) else { continue };
+            let Run { stream, bytes, lifetime, slot, .. } = *run;
+            self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
+            self.is_gone(bytes, stream);
+            // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
+            let (owner, epoch) = if stream == EVERY && shares { (EVERYBODY, 0) } else { (stream, epoch) };
+            self.arenas.release(id, owner, epoch);
+        }
+    }
+
+    /// Frees the large blocks that wait only for what is ordered before the work to come of the asking stream, to that stream: those in the
+    /// ordinary spaces, from which pages can move to where they are wanted, and in the space in which they are.
+    pub fn settle_ordered(&mut self, streams: &Streams, want: Want) {
+        let waiter = want.stream;
+        let mut at = 0;
+        while at < self.pending.len() {
+            let PendingRun { run: id, epoch, ref waits } = self.pending[at];
+            let is_ordered = |stream: u32, epoch: u64| {
+                streams.completed(stream) >= epoch || self.order.of(waiter, stream) >= epoch
+            };
+            let Some(run) = self.arenas.run(id) else { break };
+            let Run { stream, bytes, lifetime, slot, .. } = *run;
+            let space = self.arenas.region(run.region).space;
+            let is_wanted = space == want.space || self.spaces.is_ordinary(space);
+            if !is_wanted
+                || !is_ordered(stream, epoch)
+                || !waits.as_slice().iter().all(|&(user, epoch)| is_ordered(user, epoch))
+            {
+                at += 1;
+                continue;
+            }
+            self.pending.swap_remove(at);
+            self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
+            self.is_gone(bytes, stream);
+            self.arenas.release(id, waiter, streams.note_free(waiter));
+        }
+    }
+
+    /// Whether anything that is free or waits would be ordered by a wait for `epoch` of `stream`.
+    pub fn would_gain(&self, stream: u32, epoch: u64) -> bool {
+        let is_it = |other: u32, of: u64| other == stream && of <= epoch;
+        // A block waits for the streams that were recorded, and lies behind the work of its own.
+        let waits = |block: &PendingRun| {
+            block.waits.as_slice().iter().any(|wait| is_it(wait.0, wait.1))
+                || self.arenas.run(block.run).is_some_and(|run| is_it(run.stream, block.epoch))
+        };
+        self.pending.iter().any(waits)
+            || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
+    }
+
+    /// A run for `want` from one free run whose last work is ordered before the work to come of its stream.
+    pub fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
+        let run = want.fit_or_join(&mut self.arenas);
+        if run.is_some() {
+            return run;
+        }
+        let order = &self.order;
+        let is_ordered = |stream: u32, epoch: u64| order.of(want.stream, stream) >= epoch;
+        let id = self.arenas.best_fit_ordered(want.space, want.bytes, want.align, &is_ordered)?;
+        self.arenas.hand_over(id, want.stream, streams.note_free(want.stream));
+        want.fit(&mut self.arenas)
+    }
+
+    /// Gives to everybody what its streams are past, in all pools whose memory every stream may get.
+    pub fn promote(&mut self, streams: &Streams) {
+        self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.completed(stream));
+    }
+
+    /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream is past.
+    pub fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
+        for space in self.pools.shared_spaces() {
+            self.arenas.promote(space, completed);
+        }
+    }
+
+    /// Adds every stream that owns a run, uses a block or is waited for.
+    pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
+        referred.extend(self.arenas.streams());
+        referred.extend(self.users.values().flatten());
+        referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
+        for (_, shard) in self.pools.shards() {
+            shard.streams_referred(referred);
+        }
+    }
+
+    /// A slab that is in no shard any more goes back to its arena.
+    pub fn release_slab(&mut self, slab: &Slab) {
+        if let Some(run) = self.arenas.run_mut(slab.run) {
+            run.is_slab = false;
+            self.tally.slab_given(run.bytes);
+        }
+        self.arenas.release(slab.run, slab.stream, slab.epoch);
+    }
+
+    /// As [`Central::release_slab`]; their bytes.
+    pub fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
+        slabs.iter().for_each(|slab| self.release_slab(slab));
+        slabs.iter().map(|slab| slab.size_class().slab_bytes()).sum()
+    }
+}
+
+/// The large block of that number, if it starts at `address`.
+#[inline(always)]
+pub(crate) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
+    let run = arenas.run(id)?;
+    (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
+}
+
+/// Whether a request is so large that its pages go beyond the page table's addresses.
+#[inline]
+pub fn is_absurd(size: u64) -> bool {
+    size > (1 << 48) - PAGE
+}

@@ -1,0 +1,339 @@
+//! Moves: how `backing:stitch` makes a request fit, and gives memory back.
+//!
+//! The arena plans the row of fewest pages; pages are made while little is held, and moved from where they lie idle past that; the row is
+//! mapped, and becomes free memory. Pages move in stream order: those of the asking stream's own free runs, everybody's, and those
+//! that other streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
+
+use crate::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
+use crate::backing::SPAN;
+use crate::central::Central;
+use crate::chunk::{ChunkId, LONGEST_CHUNK};
+use crate::driver::{Driver, DriverError, ErrorKind, Result};
+use crate::gather::{Gathered, Source, parts_of};
+use crate::profiler::{self, What};
+use crate::request::{Giving, Growth, Want};
+use crate::size_class::PAGE;
+use crate::stitch::{Part, Piece};
+use gruyere_record::{DeviceGauge, EventKind, Record, clock};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one part in this of it.
+const SLACK: u64 = 128;
+/// Without `slack:`, a small heap may hold this much more than that (bytes).
+const SMALL_SLACK: u64 = 64 << 20;
+/// While there is slack, a heap grows by at least this part of what it holds, so that it grows in few steps.
+const STEP_SHARE: u64 = 88;
+
+impl Central {
+    /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are fresh; past that, whole pages
+    /// that lie idle elsewhere are moved first.
+    pub(crate) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
+        self.pace.begin(self.freed);
+        self.addresses_ran_out = false;
+        let soft = self.soft_ceiling(ctx.record, want.bytes).min(self.limit);
+        let mut plan = self.plan_row(ctx, want)?;
+        let mut failure = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
+        let spare = self.backing.pages.spare();
+        let room = soft.saturating_sub(self.backing.pages.held()).min(ctx.fresh);
+        let longest_step = self.longest_step(want.space);
+        if plan.bytes <= room + spare {
+            // A growing heap takes a span at a time, for fewer calls, from what may be held too much anyway.
+            let span = SPAN.max(self.backing.pages.held() / STEP_SHARE / PAGE * PAGE);
+            let idle = (room + spare - plan.bytes).min(ctx.fresh / 2);
+            let step = span.saturating_sub(plan.bytes).min(idle / PAGE * PAGE).min(longest_step);
+            match self.grow_by(ctx, want, plan, step, Gathered::default()) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_out_of_memory() => {}
+                Err(error) => failure = error,
+            }
+            // What could not be undone lies in the way now.
+            plan = self.plan_row(ctx, want)?;
+        }
+        let mut gathered = Gathered::default();
+        if ctx.steal && self.spaces.is_ordinary(want.space) {
+            // A row by itself has room at its ends for the rest of torn chunks, and takes all that
+            // lies idle.
+            let bytes = want.bytes.next_multiple_of(PAGE);
+            let row = self.plan_alone(ctx, want.space, bytes).unwrap_or(plan);
+            let mut loose = self.loose(ctx, want);
+            // Free memory beside the row that the request needs is to stay.
+            loose.retain(|loose| !row.needs.contains(&Some(loose.run)));
+            let parts = parts_of(&self.backing.pages, &loose);
+            let found = Gathered::choose(&parts, (row.bytes / PAGE) as u32, self.arenas.room_around(&row));
+            let missing = row.bytes - found.pages * PAGE;
+            if missing == 0 {
+                return self.grow_by(ctx, want, row, 0, found);
+            }
+            if missing < plan.bytes {
+                (plan, gathered) = (row, found);
+            }
+        }
+        if !ctx.lean {
+            return Err(failure);
+        }
+        // Not enough lies idle: the heap grows.
+        let room = (self.limit.saturating_sub(self.backing.pages.held())).min(ctx.fresh) + spare;
+        let missing = plan.bytes - gathered.pages * PAGE;
+        if missing > room {
+            return Err(failure);
+        }
+        let step = self.pace.step(self.backing.pages.held(), room - missing, gathered.pages > 0);
+        self.grow_by(ctx, want, plan, step.min(longest_step), gathered)
+    }
+
+    /// Up to here fresh pages are taken before idle ones are moved: the peak of live bytes, with `bytes` more, and some slack.
+    fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
+        let (live, peak) = record.live(self.device);
+        let wanted = peak.max(live + bytes);
+        let slack = match self.slack {
+            Some(slack) => slack.resolve(wanted),
+            // A small heap may hold a little more, so that it grows in steps too: at first it doubles.
+            None => {
+                let doubling = wanted.min(SPAN.saturating_sub(wanted));
+                (wanted / SLACK).max((wanted / 8).min(SMALL_SLACK)).max(doubling)
+            }
+        };
+        wanted + slack
+    }
+
+    /// Whether growth by `bytes` would move pages, if there are idle ones.
+    pub fn is_beyond_slack(&self, record: &Record, bytes: u64) -> bool {
+        self.backing.pages.held() + bytes > self.soft_ceiling(record, bytes)
+    }
+
+    /// Whether growth by `bytes` would hold more than live blocks have ever needed, and some.
+    pub fn would_grow_for_nothing(&self, record: &Record, bytes: u64) -> bool {
+        self.backing.held + bytes > self.soft_ceiling(record, bytes)
+    }
+
+    fn plan_row(&mut self, ctx: &Growth<'_>, want: Want) -> Result<Plan> {
+        let plan = |arenas: &Arenas| arenas.plan(want.space, want.bytes, want.align, want.stream);
+        if let Some(plan) = plan(&self.arenas) {
+            return Ok(plan);
+        }
+        // More addresses cost less than to unmap, which may wait for the device: not while anything captures.
+        if ctx.steal && !self.may_reserve(want.space) {
+            self.unmap_retired(ctx.driver, ctx.completed);
+            if let Some(plan) = plan(&self.arenas) {
+                return Ok(plan);
+            }
+        }
+        self.reserve_addresses(ctx, want.space, want.bytes)?;
+        plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
+    }
+
+    /// A row of `bytes` in a void by itself, with room beside it for the rest of torn chunks.
+    fn plan_alone(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> Option<Plan> {
+        let plan = |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
+        if let Some(plan) = plan(&self.arenas) {
+            return Some(plan);
+        }
+        // Without it a row beside free memory is all there is, and fewer idle pages fit into that.
+        if self.reserve_more(ctx, space, bytes.saturating_add(2 * LONGEST_CHUNK)) {
+            plan(&self.arenas)
+        } else {
+            None
+        }
+    }
+
+    /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the ordinary ones take fresh memory only, so
+    /// that all of theirs can go back at once.
+    fn loose(&self, ctx: &Growth<'_>, want: Want) -> Vec<LoosePages> {
+        let spaces = self.movable_spaces();
+        let movable = |stream, epoch| {
+            if epoch <= (ctx.completed)(stream) {
+                Movable::Idle
+            } else if self.order.of(want.stream, stream) >= epoch {
+                Movable::Used
+            } else {
+                Movable::No
+            }
+        };
+        let mut loose = self.arenas.loose_runs(&spaces, &movable);
+        for space in spaces.into_iter().filter(|&space| space != want.space && self.reserve_of(space) > 0) {
+            let mut spare = self.spare_of(space) / PAGE * PAGE;
+            for loose in loose.iter_mut().filter(|loose| self.space_of(loose.run) == Some(space)) {
+                let take = loose.bytes().min(spare);
+                loose.pages.start = loose.pages.end - take;
+                spare -= take;
+            }
+        }
+        loose.retain(|loose| loose.bytes() > 0);
+        loose
+    }
+
+    fn space_of(&self, run: RunId) -> Option<SpaceId> {
+        self.arenas.run(run).map(|run| self.arenas.region(run.region).space)
+    }
+
+    /// Maps the planned row: the gathered pages, and fresh ones for what is missing and for `step` bytes more.
+    fn grow_by(
+        &mut self,
+        ctx: &Growth<'_>,
+        want: Want,
+        mut plan: Plan,
+        step: u64,
+        found: Gathered,
+    ) -> Result<()> {
+        let shadows = found.shadows();
+        let (before, behind) = self.arenas.room_around(&plan);
+        if plan.needs == [None, None] {
+            // As low as can be.
+            plan.address -= before - shadows.0;
+        }
+        let missing = plan.bytes - found.pages * PAGE;
+        let mut pieces = found.pieces.clone();
+        if missing > 0 {
+            // A torn chunk ends the row.
+            let room = if shadows.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
+            let (fresh, bytes) = self.fresh_pieces(ctx, missing, step.min(room), room, found.idle)?;
+            plan.bytes += bytes - missing;
+            let at = pieces.len() - usize::from(shadows.1 > 0);
+            pieces.splice(at..at, fresh);
+        }
+        self.map_row(ctx, want, &plan, &pieces, found)
+    }
+
+    /// Chunks without owners for `missing` bytes and `step` more (`idle`: see [`Gathered`]): spare ones, even if they are longer by up to `room`, then new ones. The pieces,
+    /// and their bytes.
+    fn fresh_pieces(
+        &mut self,
+        ctx: &Growth<'_>,
+        missing: u64,
+        step: u64,
+        room: u64,
+        idle: u64,
+    ) -> Result<(Vec<Piece>, u64)> {
+        let mut spare: Vec<Piece> = self.backing.pages.spare_pieces().collect();
+        spare.sort_unstable_by_key(|piece| Reverse(piece.count));
+        let (mut pieces, mut bytes) = (Vec::new(), 0);
+        for piece in spare {
+            let length = u64::from(piece.count) * PAGE;
+            if bytes < missing && bytes + length <= missing + room {
+                bytes += length;
+                pieces.push(piece);
+            }
+        }
+        let rest = missing.saturating_sub(bytes);
+        if rest > 0 {
+            let held = self.backing.pages.held();
+            let left = self.limit.saturating_sub(held).min(ctx.fresh);
+            // Spare chunks that are too long for the row do not make room under the limit.
+            if rest > left {
+                return Err(DriverError::new("limit", ErrorKind::OutOfMemory, 0));
+            }
+            let step = step.min(left - rest);
+            let longest = self.pace.longest_chunk(held, left, self.freed, idle);
+            pieces.extend(self.backing.pages.create(ctx.driver, rest, longest)?);
+            // In chunks of its own: what is left over can move whole.
+            pieces.extend(self.backing.pages.create(ctx.driver, step, longest)?);
+            bytes += rest + step;
+            self.pace.grew(rest + step);
+        }
+        Ok((pieces, bytes))
+    }
+
+    /// Maps a row and makes it free memory of the stream's.
+    fn map_row(
+        &mut self,
+        ctx: &Growth<'_>,
+        want: Want,
+        plan: &Plan,
+        pieces: &[Piece],
+        mut gathered: Gathered,
+    ) -> Result<()> {
+        let moved = gathered.pages * PAGE;
+        let _range = if moved > 0 { profiler::range(What::Stitch, moved) } else { None };
+        let shadows = gathered.shadows();
+        let row = plan.address - shadows.0..plan.address + plan.bytes + shadows.1;
+        ctx.table.cover(row.start, row.end - row.start);
+        let sources = gathered.sources.iter().map(|source| (&source.part, source.loose.used));
+        if let Err(error) = self.backing.pages.map(ctx.driver, plan.address, pieces, sources) {
+            for view in self.backing.pages.retired_in(&row) {
+                self.arenas.shade(want.space, &view);
+            }
+            return Err(error);
+        }
+        let mut epoch = 0;
+        // From the end of each run: what lies before a part stays as it is.
+        gathered.sources.sort_unstable_by_key(|source| Reverse(source.part.pages.start));
+        for Source { loose, part } in gathered.sources {
+            self.arenas.vacate(loose.run, part.pages);
+            // Behind another stream's work too, once this stream is past what it does next.
+            let used = |(stream, epoch)| {
+                if stream == want.stream { epoch } else { ctx.streams.note_free(want.stream) }
+            };
+            epoch = epoch.max(loose.used.map_or(0, used));
+        }
+        self.arenas.commit(plan, shadows, want.stream, epoch);
+        self.note_row(ctx, plan.address, moved, plan.bytes - moved);
+        Ok(())
+    }
+
+    /// Tells the record of a row at `address`, of so many bytes that lay idle elsewhere and so many that were nobody's.
+    fn note_row(&mut self, ctx: &Growth<'_>, address: u64, moved: u64, fresh: u64) {
+        let event = |kind, bytes| {
+            let (device, lifetime) = (self.device as u8, ctx.lifetime as u8);
+            ctx.record.event(kind, device, lifetime, EVERYBODY, address, bytes, clock::now());
+        };
+        if moved > 0 {
+            event(EventKind::Move, moved);
+            self.gauges.add(DeviceGauge::Moves, 1);
+            self.gauges.add(DeviceGauge::MovedBytes, moved);
+        }
+        if fresh > 0 {
+            event(EventKind::Grow, fresh);
+            self.gauges.add(DeviceGauge::Grows, 1);
+        }
+    }
+
+    /// Unmaps the retired views whose work is done.
+    pub fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) {
+        for range in self.backing.pages.unmap_retired(driver, completed) {
+            self.arenas.clear(&range);
+        }
+    }
+
+    /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them, so that they can be given back.
+    pub fn loosen(&mut self, ctx: &Giving<'_>, spaces: &[SpaceId], most: u64) {
+        let mut loose = Vec::new();
+        // By chunk: its idle pages, and those of each space.
+        let mut idle: BTreeMap<ChunkId, (u32, Vec<(SpaceId, u64)>)> = BTreeMap::new();
+        for &space in spaces {
+            for row in self.arenas.loose_pages(&[space], ctx.completed) {
+                for part in self.backing.pages.parts(&row.pages) {
+                    let (count, shares) = idle.entry(part.chunk).or_default();
+                    *count += part.count();
+                    shares.push((space, u64::from(part.count()) * PAGE));
+                }
+                loose.push(row);
+            }
+        }
+        let mut left = most;
+        let mut spare: BTreeMap<SpaceId, u64> =
+            spaces.iter().map(|&space| (space, self.spare_of(space))).collect();
+        idle.retain(|&chunk, (pages, shares)| {
+            let bytes = self.backing.pages.bytes_of(chunk);
+            // What is reserved stays.
+            let is_spare = |(space, bytes): &(SpaceId, u64)| spare[space] >= *bytes;
+            if u64::from(*pages) * PAGE != bytes || bytes > left || !shares.iter().all(is_spare) {
+                return false;
+            }
+            left -= bytes;
+            for (space, bytes) in shares {
+                spare.entry(*space).and_modify(|spare| *spare = spare.saturating_sub(*bytes));
+            }
+            true
+        });
+        for LoosePages { run, pages, .. } in loose {
+            let parts: Vec<Part> = self.backing.pages.parts(&pages).collect();
+            // From the end: what lies before a part stays as it is.
+            for part in parts.into_iter().rev().filter(|part| idle.contains_key(&part.chunk)) {
+                self.backing.pages.abandon(&part);
+                self.arenas.vacate(run, part.pages);
+            }
+        }
+        self.unmap_retired(ctx.driver, &|stream| ctx.streams.completed(stream));
+    }
+}

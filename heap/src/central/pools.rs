@@ -1,0 +1,227 @@
+//! Pools under the central lock.
+
+use crate::arena::{RunId, RunState, SpaceId};
+use crate::central::Central;
+use crate::pool::capture::{CapturePool, Capturing, Found, PoolId};
+use crate::pool::named::{LiveBlock, PoolError, PoolKey, PoolStats};
+use crate::pool::{PoolNumber, Reuse, Scope, capture_tag, of_capture};
+use crate::request::{Request, Want};
+use crate::shared::Shared;
+use crate::size_class::{ALIGNMENT, SMALL_MAX, round};
+use crate::slab::SlotState;
+
+/// Blocks that a refusal names.
+const NAMED_BLOCKS: usize = 8;
+
+impl Central {
+    /// Whatever lies idle, a space keeps this much: what was reserved for its lifetime, or for its pool.
+    pub(crate) fn reserve_of(&self, space: SpaceId) -> u64 {
+        // A reserve is for what is large; a small block's span is one page.
+        self.pools.of_space(space).filter(|pool| pool.space() == space).map_or(0, |pool| pool.rules.reserve)
+    }
+
+    /// What a space holds above its reserve: as much may be taken from it, where it lies idle.
+    pub(crate) fn spare_of(&self, space: SpaceId) -> u64 {
+        self.arenas.held_bytes(space).saturating_sub(self.reserve_of(space))
+    }
+
+    /// The ordinary spaces that hold more than is reserved for their lifetimes.
+    pub(crate) fn movable_spaces(&self) -> Vec<SpaceId> {
+        self.spaces.iter().filter(|&space| self.spare_of(space) > 0).collect()
+    }
+
+    /// The spaces whose memory the ladder may give back.
+    pub(crate) fn open_spaces(&self) -> Vec<SpaceId> {
+        self.pools.shared_spaces().collect()
+    }
+
+    /// A new named pool. `None`: so many have been made that there are no numbers left.
+    pub(crate) fn add_named_pool(&mut self, name: &str) -> Option<PoolNumber> {
+        let space = self.arenas.add_space(false);
+        let number = self.pools.add_named(name, space);
+        if number.is_none() {
+            self.arenas.remove_space(space);
+        }
+        number
+    }
+
+    /// The number among captures of the pool that `id` names, which may be a new one.
+    pub(crate) fn capture_pool(&mut self, id: PoolId) -> u32 {
+        match self.captures.find(id) {
+            Some(number) => number,
+            None => {
+                let number = self.captures.add(CapturePool::new(id));
+                self.add_capture_pool(number, Reuse::Private)
+            }
+        }
+    }
+
+    /// The pool for a stream that captures, which may be a new one.
+    pub(crate) fn pool_for_capture(&mut self, capturing: Capturing, stream: u32) -> PoolNumber {
+        let number = match self.captures.matched(capturing, stream) {
+            Found::Pool(number) => return of_capture(number),
+            Found::Tied(ties) => {
+                let number = self.captures.add(CapturePool { ties, ..CapturePool::default() });
+                self.add_capture_pool(number, Reuse::Private)
+            }
+            Found::Never => {
+                let number = self.captures.add_never();
+                self.add_capture_pool(number, Reuse::Never)
+            }
+        };
+        self.captures.adopt(number, capturing, stream);
+        of_capture(number)
+    }
+
+    fn add_capture_pool(&mut self, number: u32, reuse: Reuse) -> u32 {
+        let space = self.arenas.add_space(true);
+        self.pools.add(of_capture(number), Scope::Capture, reuse, space);
+        number
+    }
+
+    /// The capture pools that are over, with their versions: one that is over before a synchronisation and after it, and is of the same
+    /// version, has no replay in flight.
+    pub(crate) fn captures_over(&self) -> Vec<(u32, u64)> {
+        let over = |(number, version)| {
+            let pool = self.pools.get(of_capture(number)).filter(|pool| pool.live == 0)?;
+            Some((number, version + pool.served))
+        };
+        self.captures.released().filter_map(over).collect()
+    }
+
+    /// The block that `request` asks for, from what pool `number` has free.
+    pub(crate) fn block_of_pool(
+        &mut self,
+        shared: &Shared,
+        number: PoolNumber,
+        request: &Request,
+    ) -> Option<u64> {
+        let pool = self.pools.get_mut(number)?;
+        if request.size > SMALL_MAX {
+            let (space, bytes) = (pool.space(), round(request.size));
+            let want = Want { space, bytes, align: ALIGNMENT, stream: request.stream };
+            let run = want.fit(&mut self.arenas)?;
+            return self.publish_in_pool(shared, number, run, request);
+        }
+        match pool.shard.as_mut()?.allocate(&mut self.writer, *request, || shared.step()) {
+            0 => None,
+            address => {
+                pool.note_malloc(round(request.size));
+                Some(address)
+            }
+        }
+    }
+
+    /// Makes a run that has been taken for `request` its large block in pool `number`.
+    pub(crate) fn publish_in_pool(
+        &mut self,
+        shared: &Shared,
+        number: PoolNumber,
+        run: RunId,
+        request: &Request,
+    ) -> Option<u64> {
+        let address = self.publish(&shared.table, run, request, shared.step(), capture_tag(number));
+        if address == 0 {
+            return None;
+        }
+        self.pools.get_mut(number)?.note_malloc(round(request.size));
+        Some(address)
+    }
+
+    /// Numbers of a pool.
+    pub(crate) fn pool_stats(&self, number: PoolNumber) -> Option<PoolStats> {
+        let pool = self.pools.get(number)?;
+        let runs = self.arenas.blocks().map(|(_, run)| run);
+        let large: u64 = runs
+            .filter(|run| {
+                run.state == RunState::Pending && self.arenas.region(run.region).space == pool.space()
+            })
+            .map(|run| run.bytes)
+            .sum();
+        Some(PoolStats {
+            reserve: pool.rules.reserve,
+            limit: pool.rules.limit,
+            held: self.arenas.held_bytes(pool.space()),
+            live: pool.live_bytes,
+            live_blocks: pool.live,
+            pending: large + pool.shard.as_ref()?.pending_bytes(),
+        })
+    }
+
+    /// The largest live blocks of a pool, at most `most`.
+    pub(crate) fn pool_blocks(&self, number: PoolNumber, most: usize) -> Vec<LiveBlock> {
+        let Some(pool) = self.pools.get(number) else { return Vec::new() };
+        let runs = self.arenas.blocks().map(|(_, run)| run).filter(|run| {
+            run.state == RunState::Live
+                && !run.is_slab
+                && self.arenas.region(run.region).space == pool.space()
+        });
+        let large = runs.map(|run| LiveBlock {
+            address: run.address,
+            requested: run.requested(),
+            step: self.writer.step_of(run.slot),
+            stream: run.stream,
+        });
+        let slabs = pool.shard.iter().flat_map(|shard| shard.slabs());
+        let small = slabs.flat_map(|(_, slab)| {
+            let live = (0..slab.size_class().slots)
+                .filter(|&slot| matches!(slab.state(slot), SlotState::Live { .. }));
+            live.map(|slot| {
+                let facts = slab.facts(slot);
+                LiveBlock {
+                    address: slab.address(slot),
+                    requested: facts.requested,
+                    step: self.writer.step_of(facts.block),
+                    stream: slab.stream,
+                }
+            })
+        });
+        let mut blocks: Vec<LiveBlock> = large.chain(small).collect();
+        blocks.sort_unstable_by_key(|block| (std::cmp::Reverse(block.requested), block.address));
+        blocks.truncate(most);
+        blocks
+    }
+
+    /// Whether a named pool may be given back, as far as its program is concerned.
+    ///
+    /// # Errors
+    /// What is live in it, or who is about to allocate from it.
+    pub(crate) fn pool_is_unused(&self, key: PoolKey) -> Result<(), PoolError> {
+        let Some(pool) = self.pools.get(key.number()) else { return Err(PoolError::NoSuchPool(key)) };
+        if pool.live > 0 {
+            return Err(PoolError::Live {
+                count: pool.live,
+                bytes: pool.live_bytes,
+                largest: self.pool_blocks(key.number(), NAMED_BLOCKS),
+            });
+        }
+        if pool.busy > 0 { Err(PoolError::Busy) } else { Ok(()) }
+    }
+
+    /// Whether one more block of `bytes` would pass a pool's limit.
+    pub(crate) fn pool_is_full(&self, number: PoolNumber, bytes: u64) -> bool {
+        self.pools.get(number).is_some_and(|pool| {
+            pool.rules.limit.is_some_and(|limit| pool.live_bytes.saturating_add(round(bytes)) > limit)
+        })
+    }
+
+    /// Counts the free of a block of `bytes` in `space`, where that is not ordinary memory. True: nobody may ever use it again.
+    #[cold]
+    pub(super) fn note_free_apart(&mut self, space: SpaceId, bytes: u64) -> bool {
+        let Some(pool) = self.pools.of_space_mut(space).filter(|pool| !pool.is_ordinary()) else {
+            return false;
+        };
+        pool.note_free(bytes);
+        pool.rules.reuse == Reuse::Never
+    }
+
+    /// Forgets a pool, if nothing is left of its memory and its addresses. False: it stays.
+    pub(crate) fn forget_pool(&mut self, number: PoolNumber, space: SpaceId) -> bool {
+        if !self.arenas.is_empty(space) {
+            return false;
+        }
+        self.pools.remove(number);
+        self.arenas.remove_space(space);
+        true
+    }
+}

@@ -1,0 +1,137 @@
+//! A device's blocks inside captures: allocation, and the end of a pool.
+
+use crate::arena::RunId;
+use crate::central::{self, Central};
+use crate::device::Device;
+use crate::device::pools::run_for;
+use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
+use crate::error::Error;
+use crate::pool::capture::Capturing;
+use crate::pool::{PoolNumber, capture_tag, of_capture};
+use crate::request::{Giving, Growth, Request, Want};
+use crate::shared::Shared;
+use crate::streams::{DEFAULT_STREAM, Resolved};
+use crate::sync::lock;
+
+impl Device {
+    /// What the stream of `handle` captures, if anything; it is asked where it was not before.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn capture_of(
+        &self,
+        shared: &Shared,
+        handle: StreamHandle,
+        found: &Resolved<'_>,
+    ) -> Result<Option<Capturing>, Error> {
+        let stream = found.number;
+        match found.status.unwrap_or_else(|| shared.driver.capture_status(self.id, handle)) {
+            Ok(CaptureStatus::Active(id)) => Ok(Some(Capturing::Id(id))),
+            // It can only be ended: its work never runs, but its blocks must not be taken for ordinary ones.
+            Ok(CaptureStatus::Invalidated) => Ok(Some(Capturing::Invalidated)),
+            Ok(CaptureStatus::None) => Ok(None),
+            // The legacy stream cannot be asked while another captures: it does not capture itself.
+            Err(error) if error.kind == ErrorKind::Capturing && stream == DEFAULT_STREAM => Ok(None),
+            Err(error) if error.kind == ErrorKind::Capturing => Ok(Some(Capturing::Unclear)),
+            Err(error) if error.kind == ErrorKind::NotSupported => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// As [`Device::malloc`] for a stream that captures: from the private memory of the capture's pool.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn malloc_captured(
+        &self,
+        shared: &Shared,
+        request: Request,
+        capturing: Capturing,
+    ) -> Result<u64, Error> {
+        if central::is_absurd(request.size) {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        }
+        for last in [false, true] {
+            {
+                let central = &mut *lock(&self.central);
+                let number = central.pool_for_capture(capturing, request.stream);
+                if let Some(address) = self.captured_block(shared, central, number, &request) {
+                    return Ok(address);
+                }
+            }
+            if !last {
+                // Nothing may be waited for, but what the streams are known to be past can be given back.
+                self.return_empty_slabs(shared);
+                self.take_in(shared, &mut lock(&self.central));
+            }
+        }
+        Err(self.refusal(shared, &request))
+    }
+
+    fn captured_block(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: PoolNumber,
+        request: &Request,
+    ) -> Option<u64> {
+        if let Some(address) = central.block_of_pool(shared, number, request) {
+            return Some(address);
+        }
+        let run = self.captured_run(shared, central, number, request)?;
+        self.serve_from(shared, central, number, run, request)
+    }
+
+    /// The pool's own memory, else growth: no event may be asked about, and nobody else's memory may be taken.
+    fn captured_run(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: PoolNumber,
+        request: &Request,
+    ) -> Option<RunId> {
+        let space = central.pools.get(number)?.space();
+        let (bytes, align) = run_for(request);
+        let want = Want { space, bytes, align, stream: request.stream };
+        if let Some(run) = want.fit(&mut central.arenas) {
+            return Some(run);
+        }
+        if self.return_pool_slabs(shared, central, number) > 0
+            && let Some(run) = want.fit(&mut central.arenas)
+        {
+            return Some(run);
+        }
+        let capture = capture_tag(number);
+        let growth = Growth { capture, ..Growth::of(shared, &self.streams, request.lifetime) };
+        if self.supply.extend(central, &growth, want, true).is_err() {
+            if let Some(_giving) = self.giving(shared) {
+                self.supply.evict(central, &Giving::of(shared, &self.streams));
+                self.supply.release(central, &*shared.driver);
+                central.publish_reserved();
+            }
+            if let Err(error) = self.supply.extend(central, &growth, want, false) {
+                central.failure = (!error.is_out_of_memory()).then_some(error);
+                return None;
+            }
+        }
+        want.fit_or_join(&mut central.arenas)
+    }
+
+    /// Gives the memory of capture pool `number` back that was over before the device was synchronised, if nobody has used it since.
+    /// Nothing may be capturing on the device.
+    pub(crate) fn retire_pool(&self, shared: &Shared, central: &mut Central, number: u32, version: u64) {
+        if !central.captures_over().contains(&(number, version)) {
+            return;
+        }
+        let pool = of_capture(number);
+        self.return_pool_slabs(shared, central, pool);
+        let Some(space) = central.pools.get(pool).map(|pool| pool.space()) else { return };
+        central.arenas.give_to_everybody(space, &|_| u64::MAX);
+        let giving = Giving { completed: &|_| u64::MAX, ..Giving::of(shared, &self.streams) };
+        self.supply.vacate(central, &giving, space);
+        // A block that waits for another stream, or a span that the driver would not take: next time.
+        if central.forget_pool(pool, space) {
+            central.captures.remove(number);
+        }
+    }
+}

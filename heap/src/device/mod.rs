@@ -1,0 +1,435 @@
+//! One device's heap: the paths of malloc, free and record_stream.
+
+mod alerts;
+mod captures;
+mod checkpoint;
+mod everywhere;
+mod find;
+mod oom;
+mod phase;
+mod pools;
+mod reclaim;
+mod recycle;
+mod reserve;
+mod slabs;
+mod snapshot;
+mod stats;
+mod tag;
+mod validate;
+mod waits;
+mod walk;
+mod watcher;
+mod watching;
+
+use crate::asking::Asking;
+use crate::bytes::Bytes;
+use crate::central::{self, Central};
+use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
+use crate::error::Error;
+use crate::growth::Pace;
+use crate::lane::{FreeOutcome, LANES, Lane};
+use crate::mapping_book::MappingBook;
+use crate::page_table::{Owner, Page};
+use crate::phase::{Occasion, Watch};
+use crate::request::Request;
+use crate::settings::Settings;
+use crate::shared::Shared;
+use crate::size_class::round;
+use crate::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
+use crate::streams::{EVERY, Resolved, Streams};
+use crate::supply::{self, Supply};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::watching::Watching;
+use crossbeam_utils::{Backoff, CachePadded};
+use gruyere_record::{EventKind, LaneWriter, clock};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A lane and its part of the record, behind one lock.
+pub struct LaneCell {
+    /// The small blocks.
+    pub lane: Lane,
+    /// The record's writer.
+    pub writer: LaneWriter,
+}
+
+/// One device's heap.
+pub struct Device {
+    /// Its ordinal.
+    pub id: DeviceId,
+    /// What it can do.
+    pub capabilities: Capabilities,
+    /// Its streams.
+    pub streams: Streams,
+    /// Small blocks, by stream.
+    pub lanes: Box<[CachePadded<Mutex<LaneCell>>; LANES]>,
+    /// Everything else.
+    pub central: Mutex<Central>,
+    /// begin/end brackets of captures that are open; above 0 nothing is asked of events, recorded or waited for.
+    ///
+    /// ```text
+    ///   brackets   n -> n + 1   the begin hook, BEFORE it looks at `askers`;  n -> n - 1   the end hook, under the central lock
+    ///   askers     n <-> n + 1  whoever asks events, records or waits, for as long as that takes; raised BEFORE it looks at `brackets`
+    /// ```
+    /// Both are SeqCst: of a begin hook and an asker at the same time, one sees the other. The hook waits then, the asker never does.
+    pub brackets: AtomicU32,
+    /// The streams that capture, as their callers say ([`crate::Heap::capture_begins`]); each has a bracket open.
+    pub(crate) capturing: Mutex<Vec<StreamHandle>>,
+    askers: AtomicU32,
+    /// Where its memory comes from.
+    pub(crate) supply: &'static dyn Supply,
+    /// The thresholds of `alert:`.
+    pub(crate) watching: Watching,
+}
+
+/// The most that may be held on a device, bytes: `limit:`; else its memory, and of memory that it shares with the host what the host could give, as the
+/// driver does not refuse more, and the machine hangs (pytorch/pytorch#174358).
+pub fn ceiling(settings: &Settings, capabilities: &Capabilities) -> u64 {
+    let total = capabilities.total_memory;
+    let default = capabilities.host_memory.map_or(total, |bytes| bytes.min(total));
+    settings.limit.map_or(default, |limit| limit.resolve(total))
+}
+
+/// Whether a request is served from the arena rather than from slabs.
+#[inline(always)]
+pub const fn is_large(size: u64) -> bool {
+    size > SMALL_MAX
+}
+
+/// Who owns an address.
+pub enum Owned<'a> {
+    /// A slab: the device, the lane and the slab's number there.
+    Small(&'a Device, u32, u32),
+    /// Large blocks: the device and the page.
+    Large(&'a Device, Page<'a>),
+}
+
+impl Device {
+    /// Makes the heap of `id`; nothing is taken from the driver yet.
+    ///
+    /// # Errors
+    /// The driver's, where the device cannot be used.
+    pub fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
+        let capabilities = shared.driver.capabilities(id)?;
+        let total = capabilities.total_memory;
+        let supply = supply::choose(shared.settings.backing, &capabilities, shared.own_spans);
+        let mut backing = supply.open(id, &shared.settings, total);
+        backing.pages.book = MappingBook::new(shared.record, id);
+        let limit = ceiling(&shared.settings, &capabilities);
+        if limit < total && shared.settings.limit.is_none() {
+            log::info!(
+                "device {id} shares the host's memory: at most {} of it will be held, which is what the host has available now; `limit` sets another bound",
+                Bytes(limit)
+            );
+        }
+        let record = shared.record;
+        let lanes = (0..LANES).map(|lane| {
+            let writer = record.lane(id, lane as u32);
+            CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32, true), writer }))
+        });
+        let habits = supply.habits(limit.min(total));
+        let writer = record.lane(id, LANES as u32);
+        let mut central = Central::new(id, backing, writer, record.device(id), (total, limit), habits);
+        central.slack = shared.settings.slack;
+        central.pace = Pace::new(shared.settings.slack.is_some());
+        let gives_back = shared.settings.auto_trim && !shared.settings.debug.mapped;
+        central.watch = Watch::new(gives_back && habits.gives_back_idle);
+        Ok(Self {
+            id,
+            streams: Streams::new(id, capabilities.stream_ids, capabilities.context_events),
+            lanes: lanes
+                .collect::<Box<[_]>>()
+                .try_into()
+                .map_err(|_| Error::Internal("lanes were miscounted"))?,
+            central: Mutex::new(central),
+            brackets: AtomicU32::new(0),
+            capturing: Mutex::default(),
+            askers: AtomicU32::new(0),
+            supply,
+            watching: Watching::new(&shared.settings.alert),
+            capabilities,
+        })
+    }
+
+    /// The lane of a stream, locked.
+    #[inline]
+    pub fn lane(&self, stream: u32) -> MutexGuard<'_, LaneCell> {
+        lock(&self.lanes[stream as usize % LANES])
+    }
+
+    /// As [`Streams::seal`], in a call that names stream `named`; while [`Device::ask`] is held.
+    pub(crate) fn seal(&self, shared: &Shared, named: Option<u32>) -> bool {
+        self.streams.seal(&*shared.driver, shared.hears_of_captures(), named)
+    }
+
+    /// As [`Streams::seal_all`], in a call that names stream `named`; while [`Device::ask`] is held.
+    pub(crate) fn seal_all(&self, shared: &Shared, named: Option<u32>) -> bool {
+        self.streams.seal_all(&*shared.driver, shared.hears_of_captures(), named)
+    }
+
+    /// The stream that `handle` names, for the call in which the program names it. What could not be done for a passing stream since the last such call is done in this one: the event behind its frees
+    /// is recorded, if somebody has wanted it.
+    ///
+    /// # Errors
+    /// Too many streams are in use; what the driver says where it could not be found out which are not.
+    #[inline]
+    pub(crate) fn named(&self, shared: &Shared, handle: StreamHandle) -> Result<Resolved<'_>, Error> {
+        let found = match self.streams.resolve(&*shared.questions, handle) {
+            Some(found) => found,
+            None => self.resolve_by_recycling(shared, handle)?,
+        };
+        if found.due {
+            self.attend(shared, &found);
+        }
+        Ok(found)
+    }
+
+    #[cold]
+    fn attend(&self, shared: &Shared, found: &Resolved<'_>) {
+        self.streams.note_capture(found, !self.may_ask());
+        if !found.captures()
+            && let Some(_asking) = self.ask()
+        {
+            self.streams.seal_lost(&*shared.driver, found.number);
+        }
+    }
+
+    /// Whether the streams may be asked about events: not while anything captures.
+    pub fn may_ask(&self) -> bool {
+        self.brackets.load(Ordering::SeqCst) == 0
+    }
+
+    /// As [`Device::may_ask`]; no bracket opens while the answer is held.
+    pub fn ask(&self) -> Option<Asking<'_>> {
+        let asking = Asking::raise(&self.askers);
+        self.may_ask().then_some(asking)
+    }
+
+    /// Notes that a bracket opens, and waits until nobody asks any more. To be called without any lock.
+    pub fn stop_asking(&self) {
+        self.brackets.fetch_add(1, Ordering::SeqCst);
+        let backoff = Backoff::new();
+        while self.askers.load(Ordering::SeqCst) != 0 {
+            backoff.snooze();
+        }
+    }
+
+    /// Whether spans may be given back to the driver, and what to hold meanwhile. cuMemFree waits for the device: not while
+    /// anything captures.
+    pub fn giving(&self, shared: &Shared) -> Option<Asking<'_>> {
+        let asking = self.ask()?;
+        let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
+        quiet.then_some(asking)
+    }
+
+    /// An address for `request`.
+    ///
+    /// # Errors
+    /// Out of memory, with all that is known of its cause.
+    pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        if is_large(request.size) {
+            if request.stream == EVERY {
+                self.take_back(shared);
+            }
+            match self.serve_large(shared, request) {
+                0 => self.malloc_large(shared, request),
+                address => Ok(address),
+            }
+        } else {
+            match self.serve_small(shared, request) {
+                0 => self.malloc_small(shared, request),
+                address => Ok(address),
+            }
+        }
+    }
+
+    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and [`Device::malloc`] finds memory.
+    #[inline(always)]
+    pub(crate) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
+        let cell = &mut *self.lane(request.stream);
+        cell.lane.allocate(&mut cell.writer, request, || shared.step())
+    }
+
+    /// The hot path of a large malloc: the best fit among the free runs; as [`Device::serve_small`].
+    #[inline(always)]
+    pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
+        let Request { size: requested, stream, lifetime, start } = request;
+        if central::is_absurd(requested) {
+            return 0;
+        }
+        let mut central = lock(&self.central);
+        let address = central.serve(shared, requested, stream, lifetime, start);
+        if central.watch.is_due(central.arenas.changes()) {
+            drop(central);
+            self.watch(shared, Occasion::Due);
+        }
+        address
+    }
+
+    #[cold]
+    fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        if self.lane(request.stream).lane.has_pending() {
+            if let Some(_asking) = self.ask() {
+                self.seal(shared, Some(request.stream));
+                self.streams.poll_some(&*shared.driver);
+            }
+            self.settle_lane(shared, request.stream);
+        }
+        if let Some(address) = self.malloc_small_run(shared, request)? {
+            return Ok(address);
+        }
+        loop {
+            let address = self.serve_small(shared, request);
+            if address != 0 {
+                return Ok(address);
+            }
+            let class = self.lane(request.stream).lane.class_of_next_slab(request);
+            let size_class = &SIZE_CLASSES[class as usize];
+            let slab = {
+                let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
+                self.make_slab(shared, &mut central, run, class, &request, 0)
+            };
+            let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
+            let shard = &mut self.lane(request.stream).lane;
+            self.add_slab(shared, request.stream % LANES as u32, shard, slab);
+        }
+    }
+
+    /// A small block that is a run (`small_runs`), where a slab would be many times what the
+    /// program needs. `None`: it is not to be.
+    ///
+    /// # Errors
+    /// As [`Device::malloc`].
+    fn malloc_small_run(&self, shared: &Shared, request: Request) -> Result<Option<u64>, Error> {
+        let bytes = round(request.size);
+        if !lock(&self.central).is_for_a_run(request.stream, bytes) {
+            return Ok(None);
+        }
+        let (mut central, run) = self.obtain(shared, request, bytes, ALIGNMENT)?;
+        Ok(Some(central.publish(&shared.table, run, &request, shared.step(), 0)))
+    }
+
+    #[cold]
+    fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        if central::is_absurd(request.size) {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        }
+        let (mut central, run) = self.obtain(shared, request, round(request.size), ALIGNMENT)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
+    }
+
+    /// A block that is alone in its span, and starts it.
+    ///
+    /// # Errors
+    /// As [`Device::malloc`].
+    #[cold]
+    pub(crate) fn malloc_whole(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        let Some(bytes) = round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size)) else {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        };
+        let (mut central, run) = self.obtain(shared, request, bytes, PAGE)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
+    }
+
+    /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.
+    #[inline(always)]
+    pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64, start: u64) -> Option<()> {
+        let Some(mutex) = self.lanes.get(lane as usize) else {
+            return self.free_apart(shared, lane, slab, address, start);
+        };
+        let mut guard = lock(mutex);
+        let cell = &mut *guard;
+        let outcome = cell.lane.free(&mut cell.writer, slab, address, start, &self.streams);
+        // A comparison, not a table of jumps.
+        if outcome == FreeOutcome::Freed {
+            return Some(());
+        }
+        self.freed_otherwise(shared, guard, outcome)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn freed_otherwise(
+        &self,
+        shared: &Shared,
+        cell: MutexGuard<'_, LaneCell>,
+        outcome: FreeOutcome,
+    ) -> Option<()> {
+        match outcome {
+            FreeOutcome::Freed | FreeOutcome::Waits => Some(()),
+            FreeOutcome::Surplus(id) => {
+                self.drop_surplus(shared, cell, id);
+                Some(())
+            }
+            FreeOutcome::Unknown => None,
+        }
+    }
+
+    /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
+    #[inline(always)]
+    pub fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
+        lock(&self.central).free_large(page, &self.streams, address, start)
+    }
+
+    /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.
+    pub fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
+        match owner {
+            Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
+                lock(&self.lanes[lane as usize]).lane.record_stream(slab, address, user)
+            }
+            Owner::Slab { lane, slab, .. } => self.record_stream_apart(lane, slab, address, user),
+            Owner::Large { blocks, .. } => lock(&self.central).record_stream(address, blocks, user),
+            Owner::None => lock(&self.central).is_direct(address).then_some(()),
+        }
+    }
+
+    /// `backing:passthrough`: the driver serves the request itself.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn malloc_direct(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        let mut entry = request.entry(self.id, shared.step(), 0);
+        let over = {
+            let central = lock(&self.central);
+            central.backing.held.checked_add(entry.size).is_none_or(|held| held > central.limit)
+        };
+        let result = if over { None } else { Some(shared.driver.alloc(self.id, request.size)) };
+        let mut central = lock(&self.central);
+        central.backing.calls += 1;
+        match result {
+            Some(Ok(address)) => {
+                entry.address = address;
+                central.add_direct(&entry);
+                request.note(&mut central.writer, address);
+                Ok(address)
+            }
+            None => {
+                drop(central);
+                Err(self.out_of_memory(shared, request.size, request.stream))
+            }
+            Some(Err(error)) => {
+                central.backing.errors += 1;
+                drop(central);
+                if error.kind == ErrorKind::OutOfMemory {
+                    return Err(self.out_of_memory(shared, request.size, request.stream));
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
+    pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
+        let size = lock(&self.central).remove_direct(address)?;
+        // Without the central lock: cuMemFree waits for the device. What is freed during a capture goes to the driver after it.
+        let result = self.giving(shared).map(|_asking| shared.driver.free(self.id, address));
+        let mut central = lock(&self.central);
+        central.settle_direct(address, size, result);
+        central.writer.event(EventKind::Free, 0, 0, address, size, start);
+        Some(())
+    }
+
+    /// Notes an event of the device in the ring.
+    pub fn event(&self, shared: &Shared, kind: EventKind, address: u64, size: u64) {
+        shared.record.event(kind, self.id as u8, 0, 0, address, size, clock::now());
+    }
+}

@@ -1,0 +1,456 @@
+//! What is done when nothing fits: look again, grow, and climb the reclaim ladder.
+//!
+//! The rungs, cheapest first; each is counted with the bytes it gave and the time it took the host (`ladder`):
+//! 0. ask the events that are recorded, record new ones behind frees that have none, join neighbours;
+//! 1. return the empty slabs of all lanes to the arenas;
+//! 2. give empty regions back and trim the driver's pools;
+//! 3. make the asking stream wait for others' events (`waits:`); else wait on the host for the oldest unfinished event, again and again;
+//! 4. synchronise the device once, and do all of it again;
+//! 5. grow into the headroom, which is open from then on, until memory is given back (a trim, a low-memory phase).
+//!
+//! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is synchronised: then rungs 1, 2
+//! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
+
+use crate::alerts::AlertKind;
+use crate::arena::{EVERYBODY, RunId, SpaceId};
+use crate::asking::Asking;
+use crate::central::Central;
+use crate::device::Device;
+use crate::driver::DriverError;
+use crate::error::Error;
+use crate::ladder::Stopwatch;
+use crate::profiler::{self, What};
+use crate::request::{Giving, Growth, Request, Want};
+use crate::settings::Waits;
+use crate::shared::Shared;
+use crate::size_class::round;
+use crate::supply::Helper;
+use crate::sync::{MutexGuard, lock};
+use gruyere_record::{DeviceGauge, EventKind, clock};
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// How far growth may go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// The headroom stays free.
+    Budget,
+    /// Anything that the ceiling allows.
+    Ceiling,
+}
+
+/// Why a device was not synchronised.
+pub(crate) enum Unsynchronized {
+    /// Something captures, or may: synchronising would break the capture.
+    Capturing,
+    /// The driver refused.
+    Refused(DriverError),
+}
+
+/// A device, beside its supply while the heap grows for a stream.
+struct Beside<'a> {
+    device: &'a Device,
+    shared: &'a Shared,
+    stream: u32,
+    waits_first: bool,
+}
+
+impl Helper for Beside<'_> {
+    fn giving(&self) -> Option<Asking<'_>> {
+        self.device.giving(self.shared)
+    }
+
+    fn shares(&self) -> bool {
+        self.shared.shares()
+    }
+
+    fn keeps_mappings(&self) -> bool {
+        self.shared.settings.debug.mapped
+    }
+
+    fn waits_first(&self) -> bool {
+        self.waits_first
+    }
+
+    fn ask_streams(&self) {
+        self.device.seal(self.shared, Some(self.stream));
+        self.device.streams.poll_some(&*self.shared.driver);
+    }
+
+    fn wait_for_others(&self, central: &mut Central, ctx: &Growth<'_>, want: Want) -> Option<RunId> {
+        self.device.wait_for_others(self.shared, central, ctx, want)
+    }
+}
+
+impl Device {
+    /// A live run of `bytes` at a multiple of `align` for `request`, and the central lock under which it was found.
+    ///
+    /// # Errors
+    /// Out of memory, after the whole ladder.
+    pub(crate) fn obtain<'a>(
+        &'a self,
+        shared: &Shared,
+        request: Request,
+        bytes: u64,
+        align: u64,
+    ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
+        self.obtain_in(shared, request, None, bytes, align)
+    }
+
+    /// As [`Device::obtain`], in a space other than the one of the request's lifetime.
+    ///
+    /// # Errors
+    /// As [`Device::obtain`].
+    pub(crate) fn obtain_in<'a>(
+        &'a self,
+        shared: &Shared,
+        request: Request,
+        space: Option<SpaceId>,
+        bytes: u64,
+        align: u64,
+    ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
+        let mut central = lock(&self.central);
+        let space = space.unwrap_or_else(|| central.spaces.of_size(request.lifetime, round(request.size)));
+        let want = Want { space, bytes, align, stream: request.stream };
+        if let Some(run) = want.fit(&mut central.arenas) {
+            return Ok((central, run));
+        }
+        central.failure = None;
+        let before = central.ladder.clone();
+        let looking = Instant::now();
+        let run = self.look_again(shared, &mut central, want);
+        central.count_rung(0, if run.is_some() { bytes } else { 0 }, looking.elapsed());
+        if let Some(run) = run {
+            return Ok((central, run));
+        }
+        if self.supply.prefers_idle(&central, shared.record, want.bytes) {
+            // A bin keeps an empty slab for the next block that comes; here is a better use for it.
+            drop(central);
+            let bytes = self.return_empty_slabs(shared);
+            central = lock(&self.central);
+            if bytes > 0
+                && let Some(run) = want.fit_or_join(&mut central.arenas)
+            {
+                return Ok((central, run));
+            }
+        }
+        if self.streams.needs_synchronisation(shared.hears_of_captures())
+            && central.would_grow_for_nothing(shared.record, want.bytes)
+        {
+            // cudaFree of old waits for the device each time; here one wait serves all that is parked.
+            drop(central);
+            self.synchronize(shared);
+            central = lock(&self.central);
+            if let Some(run) = want.fit_or_join(&mut central.arenas) {
+                return Ok((central, run));
+            }
+        }
+        if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
+            return Ok((central, run));
+        }
+        if let Some(error) = central.failure.take_if(|error| error.is_final()) {
+            return Err(error.into());
+        }
+        central.retries += 1;
+        let retries = central.retries;
+        central.gauges.set(&[(DeviceGauge::Retries, retries)]);
+        let reserved = central.backing.reserved;
+        drop(central);
+        self.alert(shared, AlertKind::Reclaim, request.size, reserved, retries);
+        match self.climb(shared, &request, want) {
+            Some(found) => Ok(found),
+            None => Err(match self.refusal(shared, &request) {
+                Error::OutOfMemory(mut report) => {
+                    report.climb = Some(report.ladder.since(&before));
+                    Error::OutOfMemory(report)
+                }
+                other => other,
+            }),
+        }
+    }
+
+    /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records an event.
+    fn look_again(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
+        let driver = &*shared.driver;
+        let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
+        if (central.has_pending() || others())
+            && let Some(_asking) = self.ask()
+        {
+            for step in 0..2 {
+                // First what is recorded already; then what has no event yet.
+                if step == 1 && !self.seal(shared, Some(want.stream)) {
+                    break;
+                }
+                self.streams.poll_some(driver);
+                self.take_in(shared, central);
+                if let Some(run) = want.fit(&mut central.arenas) {
+                    return Some(run);
+                }
+            }
+        }
+        if let Some(run) = self.take_ordered(shared, central, want) {
+            return Some(run);
+        }
+        // Neighbours of one owner are merged already: there is nothing to join where only one has any.
+        let everybody = central.arenas.own_free_bytes(want.space, EVERYBODY);
+        let own = central.arenas.own_free_bytes(want.space, want.stream);
+        if own == 0 || everybody == 0 || own + everybody < want.bytes {
+            return None;
+        }
+        central.arenas.join(want.space, want.bytes, want.align, want.stream)
+    }
+
+    /// Makes use of what the streams are known to be past by now; asks nobody.
+    pub(crate) fn take_in(&self, shared: &Shared, central: &mut Central) {
+        if central.note_further(&self.streams) {
+            central.settle(&self.streams, shared.shares());
+        }
+        if shared.shares() {
+            central.promote(&self.streams);
+        }
+    }
+
+    /// Grows, or makes better use of what is held.
+    fn grow(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        request: &Request,
+        want: Want,
+        room: Room,
+    ) -> Option<RunId> {
+        // Only where record_stream reaches us does the event of a stream stand for all uses of what was freed on it.
+        let completed = |stream| if shared.shares() { self.streams.completed(stream) } else { 0 };
+        let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
+        let growth =
+            Growth { completed: &completed, fresh, ..Growth::of(shared, &self.streams, request.lifetime) };
+        let waits_first = shared.settings.waits == Waits::Budget && room == Room::Budget;
+        let helper = Beside { device: self, shared, stream: want.stream, waits_first };
+        match self.supply.grow(central, &growth, want, &helper) {
+            Ok(run) => run,
+            Err(error) => {
+                log::debug!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
+                central.failure = Some(error);
+                self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
+                None
+            }
+        }
+    }
+
+    /// Fresh memory that leaves the device its headroom.
+    pub(crate) fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
+        let headroom = if central.headroom_is_open { 0 } else { self.headroom(shared) };
+        self.free_beside(shared, central, headroom)
+    }
+
+    /// What the configuration leaves free for others.
+    pub(crate) fn headroom(&self, shared: &Shared) -> u64 {
+        shared.settings.headroom.resolve(self.capabilities.total_memory)
+    }
+
+    /// Fresh memory that leaves the device `headroom` bytes.
+    pub(crate) fn free_beside(&self, shared: &Shared, central: &mut Central, headroom: u64) -> u64 {
+        central.backing.calls += 1;
+        // Where the driver cannot say, growth itself will.
+        shared.driver.memory_info(self.id).map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
+    }
+
+    fn climb<'a>(
+        &'a self,
+        shared: &Shared,
+        request: &Request,
+        want: Want,
+    ) -> Option<(MutexGuard<'a, Central>, RunId)> {
+        let _range = profiler::range(What::Reclaim, want.bytes);
+        let driver = &*shared.driver;
+        let mut stopwatch = Stopwatch::start();
+        let mut retry = |room: Room, rung: usize, bytes: u64| {
+            let mut central = lock(&self.central);
+            let run = want
+                .fit(&mut central.arenas)
+                .or_else(|| self.look_again(shared, &mut central, want))
+                .or_else(|| self.grow(shared, &mut central, request, want, room));
+            central.count_rung(rung, bytes, stopwatch.lap());
+            run.map(|run| (central, run))
+        };
+        let release = || {
+            let mut central = lock(&self.central);
+            let Some(_giving) = self.giving(shared) else { return 0 };
+            let bytes = self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+            self.supply.release(&mut central, driver);
+            central.publish_reserved();
+            central.gauges.add(DeviceGauge::Trims, 1);
+            bytes
+        };
+        let slabs = self.return_empty_slabs(shared);
+        if let Some(found) = retry(Room::Budget, 1, slabs) {
+            return Some(found);
+        }
+        // What the slabs gave back may still be one stream's: let everybody have it where it is done.
+        if let Some(_asking) = self.ask() {
+            self.streams.poll(driver);
+        }
+        self.take_in(shared, &mut lock(&self.central));
+        if let Some(found) = retry(Room::Budget, 2, release()) {
+            return Some(found);
+        }
+        let waits = self.ask().is_some_and(|_asking| {
+            let quiet = !self.streams.any_capturing(driver);
+            if quiet {
+                self.seal_all(shared, Some(want.stream));
+            }
+            quiet
+        });
+        if waits {
+            let mut waiting = Stopwatch::start();
+            if let Some((mut central, run)) = self.wait_in_need(shared, request, want) {
+                central.count_rung(3, want.bytes, waiting.lap());
+                return Some((central, run));
+            }
+            while self.ask().is_some_and(|_| self.host_wait(shared, || self.streams.wait_for_oldest(driver)))
+            {
+                self.take_in(shared, &mut lock(&self.central));
+                self.return_empty_slabs(shared);
+                if let Some(found) = retry(Room::Budget, 3, release()) {
+                    return Some(found);
+                }
+            }
+            self.synchronize(shared);
+            if let Some(found) = retry(Room::Budget, 4, release()) {
+                return Some(found);
+            }
+        }
+        let found = retry(Room::Ceiling, 5, self.give_up_reserves(shared));
+        let (mut central, run) = found.or_else(|| self.fit_elsewhere(want))?;
+        // Beside a capture waiting was not tried: then this request alone has touched it.
+        let may_open = waits && !central.headroom_is_open;
+        if may_open && self.free_beside(shared, &mut central, self.headroom(shared)) == 0 {
+            // Else each of the requests to come would climb the whole ladder, and tear the last idle pages for what the next one gets whole.
+            central.headroom_is_open = true;
+            log::info!(
+                "device {}: nothing else helped, so the headroom is used until memory is given back",
+                self.id
+            );
+        }
+        Some((central, run))
+    }
+
+    /// A place among blocks of other sizes and lifetimes.
+    fn fit_elsewhere(&self, want: Want) -> Option<(MutexGuard<'_, Central>, RunId)> {
+        let mut central = lock(&self.central);
+        if !central.spaces.is_ordinary(want.space) {
+            return None;
+        }
+        let run = central
+            .spaces
+            .iter()
+            .find_map(|space| Want { space, ..want }.fit_or_join(&mut central.arenas))?;
+        Some((central, run))
+    }
+
+    /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
+    /// driver refused.
+    pub(crate) fn synchronize(&self, shared: &Shared) -> bool {
+        self.synchronize_epochs(shared).is_ok()
+    }
+
+    /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
+    pub(crate) fn synchronize_epochs(&self, shared: &Shared) -> Result<HashMap<u32, u64>, Unsynchronized> {
+        let driver = &*shared.driver;
+        let _asking = self.ask().ok_or(Unsynchronized::Capturing)?;
+        // Captures that nobody announced must not be broken either.
+        if self.streams.any_capturing(driver) {
+            return Err(Unsynchronized::Capturing);
+        }
+        let epochs = self.streams.open_epochs();
+        let over = lock(&self.central).captures_over();
+        let mut refused = Ok(());
+        self.host_wait(shared, || {
+            refused = driver.device_synchronize(self.id);
+            refused.is_ok()
+        });
+        refused.map_err(Unsynchronized::Refused)?;
+        self.streams.passed(&epochs);
+        self.streams.poll(driver);
+        self.return_empty_slabs(shared);
+        let mut central = lock(&self.central);
+        central.tally.synchronised();
+        self.take_in(shared, &mut central);
+        for (pool, version) in over {
+            self.retire_pool(shared, &mut central, pool, version);
+        }
+        if !shared.shares() {
+            // Streams keep to themselves what they used, but an empty region is the device's again.
+            let completed = |stream| self.streams.completed(stream);
+            let giving = Giving { completed: &completed, ..Giving::of(shared, &self.streams) };
+            self.supply.evict(&mut central, &giving);
+        }
+        drop(central);
+        Ok(epochs)
+    }
+
+    fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {
+        let start = Instant::now();
+        let range = profiler::range(What::HostWait, 0);
+        let done = wait();
+        drop(range);
+        if done {
+            let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let mut central = lock(&self.central);
+            central.gauges.add(DeviceGauge::HostWaits, 1);
+            central.gauges.add(DeviceGauge::HostWaitNanoseconds, nanoseconds);
+            drop(central);
+            shared.record.event(EventKind::Wait, self.id as u8, 0, 0, 0, nanoseconds, clock::now());
+        }
+        done
+    }
+
+    /// `empty_cache`: gives everything back that nobody uses. The bytes that the driver got.
+    pub(crate) fn trim(&self, shared: &Shared) -> u64 {
+        let before = lock(&self.central).backing.reserved;
+        let _range = profiler::range(What::Trim, before);
+        if !self.synchronize(shared) {
+            self.return_empty_slabs(shared);
+        }
+        let mut central = lock(&self.central);
+        central.headroom_is_open = false;
+        if let Some(_giving) = self.giving(shared) {
+            self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+            self.supply.release(&mut central, &*shared.driver);
+            central.trim_addresses(&*shared.driver);
+            central.publish_reserved();
+        }
+        central.gauges.add(DeviceGauge::Trims, 1);
+        let bytes = before.saturating_sub(central.backing.reserved);
+        drop(central);
+        self.event(shared, EventKind::Trim, 0, bytes);
+        bytes
+    }
+
+    /// The answer to a request that could not be served: out of memory, unless the driver failed otherwise. Programs that halve
+    /// their batch when memory runs out must not do so for ever on a device that is gone.
+    #[cold]
+    pub(crate) fn refusal(&self, shared: &Shared, request: &Request) -> Error {
+        let failure = lock(&self.central).failure.take();
+        match failure {
+            Some(error) => error.into(),
+            None => self.out_of_memory(shared, request.size, request.stream),
+        }
+    }
+
+    /// The out-of-memory answer to a request of `asked` bytes, with the cause.
+    #[cold]
+    pub(crate) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
+        let (count, reserved) = {
+            let mut central = lock(&self.central);
+            central.out_of_memories += 1;
+            let count = central.out_of_memories;
+            central.gauges.set(&[(DeviceGauge::OutOfMemories, count)]);
+            (count, central.backing.reserved)
+        };
+        profiler::mark(What::OutOfMemory, asked);
+        self.alert(shared, AlertKind::OutOfMemory, asked, reserved, count);
+        shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
+        Error::OutOfMemory(Box::new(self.why_memory_ran_out(shared, asked, stream, count)))
+    }
+}

@@ -1,0 +1,117 @@
+//! Reserves are mapped when a device comes into use.
+
+use crate::arena::{EVERYBODY, SpaceId};
+use crate::bytes::Bytes;
+use crate::central::Central;
+use crate::device::Device;
+use crate::driver::{DriverError, ErrorKind};
+use crate::error::Error;
+use crate::lifetime::Lifetime;
+use crate::request::{Giving, Growth, Want};
+use crate::reserve::Refused;
+use crate::shared::Shared;
+use crate::size_class::{PAGE, round_up};
+use crate::sync::lock;
+
+impl Device {
+    /// Maps what `reserve:` asks for; at the device's start, before anybody uses it.
+    ///
+    /// # Errors
+    /// [`Error::Reserve`]; nothing is held then.
+    pub(crate) fn map_reserves(&self, shared: &Shared) -> Result<(), Error> {
+        let total = self.capabilities.total_memory;
+        if shared.settings.reserve.iter().all(|reserve| reserve.resolve(total) == 0) {
+            return Ok(());
+        }
+        if let Err(who) = self.supply.may_keep() {
+            log::warn!("reserve: has no meaning with {who}");
+            return Ok(());
+        }
+        for lifetime in Lifetime::ALL {
+            let bytes = shared.settings.reserve[lifetime as usize].resolve(total);
+            let bytes = round_up(bytes, PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
+            let mut central = lock(&self.central);
+            let space = central.spaces.of(lifetime);
+            if let Some(pool) = central.pools.ordinary_mut(lifetime) {
+                pool.rules.reserve = bytes;
+            }
+            let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
+            central.pools.drop_reserves();
+            self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+            for space in central.open_spaces() {
+                central.free_addresses(&*shared.driver, space);
+            }
+            self.supply.close(&mut central, &*shared.driver);
+            drop(central);
+            return Err(Error::Reserve(Box::new(Refused {
+                device: self.id,
+                lifetime,
+                bytes,
+                free: shared.driver.memory_info(self.id).ok().map(|info| info.free),
+                error,
+            })));
+        }
+        Ok(())
+    }
+
+    /// Makes `space` hold `bytes`, by memory that is everybody's; what others hold idle is given back first where it takes that.
+    ///
+    /// # Errors
+    /// The driver's, or out of memory. What was mapped stays.
+    pub(crate) fn fill(&self, shared: &Shared, space: SpaceId, bytes: u64) -> Result<(), DriverError> {
+        let extend = || self.extend_to(shared, &mut lock(&self.central), space, Lifetime::Auto, bytes);
+        match extend() {
+            Err(error) if error.is_out_of_memory() => {
+                self.trim(shared);
+                extend()
+            }
+            done => done,
+        }
+    }
+
+    fn extend_to(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        space: SpaceId,
+        lifetime: Lifetime,
+        bytes: u64,
+    ) -> Result<(), DriverError> {
+        loop {
+            let missing = bytes.saturating_sub(central.arenas.held_bytes(space));
+            if missing == 0 {
+                return Ok(());
+            }
+            // Whatever others had to use of it: what is only kept ready leaves the headroom free.
+            let fresh = self.free_beside(shared, central, self.headroom(shared));
+            if fresh < missing {
+                return Err(DriverError::new("headroom", ErrorKind::OutOfMemory, 0));
+            }
+            // Fresh memory only: what others have reserved is not to be moved here.
+            let growth = Growth { fresh, ..Growth::of(shared, &self.streams, lifetime) };
+            let want = Want { space, bytes: missing, align: PAGE, stream: EVERYBODY };
+            // A row of pages beside a free run is shorter than `missing`; the next turn maps the rest.
+            self.supply.extend(central, &growth, want, false)?;
+        }
+    }
+
+    /// The last memory before an out-of-memory: what `reserve:` keeps for lifetimes is anybody's from now on. The bytes given back.
+    pub(crate) fn give_up_reserves(&self, shared: &Shared) -> u64 {
+        let mut central = lock(&self.central);
+        let reserved: u64 = central.pools.reserves().iter().sum();
+        if reserved == 0 {
+            return 0;
+        }
+        let Some(_giving) = self.giving(shared) else { return 0 };
+        central.pools.drop_reserves();
+        let bytes = self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+        self.supply.release(&mut central, &*shared.driver);
+        central.publish_reserved();
+        log::warn!(
+            "device {}: memory is short, so the {} of `reserve:` are given up",
+            self.id,
+            Bytes(reserved)
+        );
+        bytes
+    }
+}

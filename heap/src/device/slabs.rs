@@ -1,0 +1,120 @@
+//! Slabs come and go: of the shards of streams, and of pools that have their own.
+
+use crate::arena::RunId;
+use crate::central::Central;
+use crate::device::{Device, LaneCell};
+use crate::lane::{LANES, Lane};
+use crate::page_table::Owner;
+use crate::pool::{PoolNumber, Reuse};
+use crate::request::Request;
+use crate::shared::Shared;
+use crate::slab::Slab;
+use crate::sync::{MutexGuard, lock};
+use gruyere_record::BlockTag;
+
+impl Device {
+    /// Makes a run that has just been taken for `request` a slab of `class`, which is not in any shard yet. `capture`: as the record counts
+    /// it. `None`: there is no such run.
+    pub(super) fn make_slab(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        run: RunId,
+        class: u8,
+        request: &Request,
+        capture: u8,
+    ) -> Option<Slab> {
+        let facts = central.arenas.run_mut(run)?;
+        facts.is_slab = true;
+        let (base, epoch) = (facts.address, facts.epoch);
+        let tag = BlockTag::new(self.id as u8, request.lifetime as u8, capture, request.stream);
+        let mut slab = Slab::new(base, class, tag, run);
+        // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.
+        slab.epoch = epoch;
+        central.tally.slab_taken(slab.size_class().slab_bytes());
+        slab.segment = shared.record.segment_insert(&slab.segment_entry());
+        Some(slab)
+    }
+
+    /// Puts a slab into shard `number`; from then on its blocks are found. Called under the shard's lock.
+    pub(super) fn add_slab(&self, shared: &Shared, number: u32, shard: &mut Lane, slab: Slab) {
+        let (base, bytes) = (slab.base, slab.size_class().slab_bytes());
+        let slab = shard.add_slab(slab);
+        shared.table.set_range(base, bytes, Owner::Slab { device: self.id, lane: number, slab });
+    }
+
+    /// Takes an empty slab out of its shard; `None` where it was used again meanwhile. Its pages are nobody's from then on: called under the
+    /// shard's lock, so that no free meets a stale owner.
+    pub(super) fn remove_slab(&self, shared: &Shared, shard: &mut Lane, id: u32) -> Option<Slab> {
+        let slab = shard.remove_slab(id)?;
+        shared.table.set_range(slab.base, slab.size_class().slab_bytes(), Owner::None);
+        shared.record.segment_remove(slab.segment);
+        Some(slab)
+    }
+
+    fn remove_empty_slabs(&self, shared: &Shared, shard: &mut Lane) -> Vec<Slab> {
+        shard.empty_slabs().into_iter().filter_map(|id| self.remove_slab(shared, shard, id)).collect()
+    }
+
+    /// Gives a slab that its stream's shard can do without back to the arenas.
+    pub(crate) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
+        let slab = self.remove_slab(shared, &mut cell.lane, id);
+        drop(cell);
+        if let Some(slab) = slab {
+            lock(&self.central).release_slab(&slab);
+        }
+    }
+
+    /// Gives slabs that are in no shard any more back to the arenas; their bytes.
+    fn release_slabs(&self, slabs: &[Slab]) -> u64 {
+        if slabs.is_empty() { 0 } else { lock(&self.central).release_slabs(slabs) }
+    }
+
+    /// Frees the small blocks of a stream's shard whose waits are over.
+    pub fn settle_lane(&self, shared: &Shared, stream: u32) {
+        let slabs: Vec<Slab> = {
+            let cell = &mut *self.lane(stream);
+            let surplus = cell.lane.settle(&mut cell.writer, &self.streams);
+            surplus.into_iter().filter_map(|id| self.remove_slab(shared, &mut cell.lane, id)).collect()
+        };
+        self.release_slabs(&slabs);
+    }
+
+    /// Takes every empty slab out of the shards of streams and of pools whose memory every stream may get; the bytes given to the arenas.
+    pub fn return_empty_slabs(&self, shared: &Shared) -> u64 {
+        let mut bytes = 0;
+        for lane in 0..LANES as u32 {
+            // Asked at every growth past the slack, where mostly no lane has anything.
+            if self.lane(lane).lane.has_pending() {
+                self.settle_lane(shared, lane);
+            }
+            if !self.lane(lane).lane.has_empty_slabs() {
+                continue;
+            }
+            let slabs = self.remove_empty_slabs(shared, &mut self.lane(lane).lane);
+            bytes += self.release_slabs(&slabs);
+        }
+        let central = &mut *lock(&self.central);
+        if !central.pools.has_apart() {
+            return bytes;
+        }
+        let is_shared = |&number: &PoolNumber| {
+            central.pools.get(number).is_some_and(|pool| pool.rules.reuse == Reuse::Shared)
+        };
+        let pools: Vec<PoolNumber> = central.pools.shards().map(|shard| shard.0).filter(is_shared).collect();
+        bytes + pools.into_iter().map(|pool| self.return_pool_slabs(shared, central, pool)).sum::<u64>()
+    }
+
+    /// Frees the small blocks of a pool whose waits are over, and gives its empty slabs to its space; their bytes.
+    pub(super) fn return_pool_slabs(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: PoolNumber,
+    ) -> u64 {
+        let Some(shard) = central.pools.shard_mut(number) else { return 0 };
+        shard.settle(&mut central.writer, &self.streams);
+        let slabs = self.remove_empty_slabs(shared, shard);
+        central.release_slabs(&slabs)
+    }
+}

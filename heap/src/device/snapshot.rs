@@ -1,0 +1,235 @@
+//! All segments of a device, by address.
+
+use super::walk::{Shard, Visitor};
+use crate::arena::{Region, RegionId, Run, RunId, RunState, SpaceId};
+use crate::census::{Census, Place};
+use crate::central::Central;
+use crate::device::Device;
+use crate::pool::capture::PoolId;
+use crate::pool::{Pool, PoolNumber, Scope, capture_of};
+use crate::segment::{Block, BlockState, Holder, Segment};
+use crate::size_class::round;
+use crate::slab::{Slab, SlotState};
+use crate::snapshot::Snapshot;
+use crate::stats::{free_rows, torn};
+use crate::streams::Streams;
+use gruyere_record::LaneWriter;
+use std::collections::HashMap;
+use std::convert::Infallible;
+
+fn handle(streams: &Streams, stream: u32) -> u64 {
+    streams.handle(stream).map_or(0, |handle| handle.0 as u64)
+}
+
+fn free(address: u64, bytes: u64, stream: u64) -> Block {
+    Block { address, bytes, requested: 0, stream, state: BlockState::Inactive, lifetime: 0, step: None }
+}
+
+/// What is gathered on the way.
+struct Picture<'a> {
+    streams: &'a Streams,
+    /// The used slots of slabs, by the first byte of the slab.
+    slabs: HashMap<u64, Vec<Block>>,
+    census: Census,
+    /// Small blocks that may still be told one by one.
+    room: usize,
+    merged: u64,
+    segments: Vec<Segment>,
+    /// torch's ids of capture pools, by their spaces.
+    ids: HashMap<SpaceId, PoolId>,
+}
+
+impl Visitor for Picture<'_> {
+    type Error = Infallible;
+
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+        for (_, slab) in shard.lane.slabs() {
+            self.add_slab(slab, shard.writer);
+        }
+        Ok(())
+    }
+
+    fn pool(&mut self, number: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
+        if let Some(id) = capture_of(number).and_then(|number| central.captures.id(number)) {
+            self.ids.insert(pool.space(), id);
+        }
+        Ok(())
+    }
+
+    fn region(&mut self, id: RegionId, region: &Region, central: &Central) -> Result<(), Infallible> {
+        let holder = holder(central, region.space);
+        for (address, bytes) in free_rows(central.arenas.runs_of(id).map(|(_, run)| run)) {
+            let torn = torn(address, bytes);
+            self.census.free(Place::of(&holder, Place::Idle), bytes - torn);
+            self.census.free(Place::of(&holder, Place::Between), torn);
+        }
+        let pool = self.ids.get(&region.space).copied().unwrap_or_default();
+        self.segments.push(Segment::new(region.address, pool, central.arenas.is_stitched(id), holder));
+        Ok(())
+    }
+
+    fn run(&mut self, _: RunId, run: &Run, central: &Central) -> Result<(), Infallible> {
+        let Some(segment) = self.segments.last_mut() else { return Ok(()) };
+        // In a shadow nothing of this region's is mapped: its pages belong elsewhere.
+        if matches!(run.state, RunState::Void | RunState::Shadow) {
+            let &mut Segment { pool, stitched, ref holder, .. } = segment;
+            let next = Segment::new(run.address + run.bytes, pool, stitched, holder.clone());
+            self.segments.push(next);
+        } else {
+            self.add_run(run, &central.writer);
+        }
+        Ok(())
+    }
+}
+
+impl Picture<'_> {
+    /// Notes the slots of a slab that are used, by address.
+    fn add_slab(&mut self, slab: &Slab, writer: &LaneWriter) {
+        let stream = handle(self.streams, slab.stream);
+        let block = |slot| {
+            let state = match slab.state(slot) {
+                SlotState::Free => return None,
+                SlotState::Live { .. } => BlockState::Allocated,
+                SlotState::Pending => BlockState::PendingFree,
+            };
+            let facts = slab.facts(slot);
+            Some(Block {
+                address: slab.address(slot),
+                bytes: round(facts.requested),
+                requested: facts.requested,
+                stream,
+                state,
+                lifetime: slab.lifetime,
+                step: writer.step_of(facts.block),
+            })
+        };
+        let used = (0..slab.size_class().slots).filter_map(block);
+        let blocks: Vec<Block> = used.inspect(|block| self.census.block(block, slab.stream)).collect();
+        let blocks = match self.room.checked_sub(blocks.len()) {
+            Some(room) => {
+                self.room = room;
+                blocks
+            }
+            None => {
+                self.merged += blocks.len() as u64;
+                merge(slab.base, &blocks)
+            }
+        };
+        self.slabs.insert(slab.base, blocks);
+    }
+
+    fn add_run(&mut self, run: &Run, writer: &LaneWriter) {
+        let Some(segment) = self.segments.last_mut() else { return };
+        let stream = handle(self.streams, run.stream);
+        if !run.is_slab || run.state == RunState::Free {
+            segment.small = false;
+            let state = match run.state {
+                RunState::Live => BlockState::Allocated,
+                RunState::Pending => BlockState::PendingFree,
+                _ => return segment.push(free(run.address, run.bytes, stream)),
+            };
+            let block = Block {
+                address: run.address,
+                bytes: run.bytes,
+                requested: run.requested(),
+                stream,
+                state,
+                lifetime: run.lifetime,
+                step: writer.step_of(run.slot),
+            };
+            self.census.block(&block, run.stream);
+            segment.push(block);
+            return;
+        }
+        // A slab that came after its shard was looked at is told as empty.
+        let mut at = run.address;
+        let mut used = 0;
+        for block in self.slabs.get(&run.address).map_or(&[][..], Vec::as_slice) {
+            if block.address > at {
+                segment.push(free(at, block.address - at, stream));
+            }
+            segment.push(*block);
+            used += block.bytes;
+            at = block.address + block.bytes;
+        }
+        let end = run.address + run.bytes;
+        if end > at {
+            segment.push(free(at, end - at, stream));
+        }
+        let place = if used == 0 { Place::Idle } else { Place::Slab };
+        self.census.free(Place::of(&segment.holder, place), run.bytes.saturating_sub(used));
+    }
+}
+
+/// The blocks of a slab as two at its beginning: what is live, and what waits for streams.
+fn merge(base: u64, blocks: &[Block]) -> Vec<Block> {
+    let mut merged: Vec<Block> = Vec::new();
+    let mut at = base;
+    for state in [BlockState::Allocated, BlockState::PendingFree] {
+        let mut alike = blocks.iter().filter(|block| block.state == state);
+        let Some(&first) = alike.next() else { continue };
+        let sum = alike.fold(Block { address: at, step: None, ..first }, |sum, block| Block {
+            bytes: sum.bytes + block.bytes,
+            requested: sum.requested + block.requested,
+            ..sum
+        });
+        at += sum.bytes;
+        merged.push(sum);
+    }
+    merged
+}
+
+fn holder(central: &Central, space: SpaceId) -> Holder {
+    match central.pools.of_space(space).map(|pool| &pool.scope) {
+        Some(Scope::Ordinary(lifetime)) => Holder::Ordinary(*lifetime as u8),
+        Some(Scope::Named(name)) => Holder::Pool(name.clone()),
+        Some(Scope::Capture) | None => Holder::Capture,
+    }
+}
+
+impl Device {
+    /// Looks at everything; takes one lock after the other. At most `most` small blocks are told one by one.
+    pub fn snapshot(&self, most: usize) -> (Snapshot, Census) {
+        let mut picture = Picture {
+            streams: &self.streams,
+            slabs: HashMap::new(),
+            census: Census::default(),
+            room: most,
+            merged: 0,
+            segments: Vec::new(),
+            ids: HashMap::new(),
+        };
+        let Ok(central) = self.walk(&mut picture);
+        let Picture { mut census, merged, mut segments, .. } = picture;
+        segments.retain(|segment| segment.bytes > 0);
+        let whole = |address, bytes, holder, block| Segment {
+            bytes,
+            small: false,
+            blocks: vec![block],
+            ..Segment::new(address, (0, 0), false, holder)
+        };
+        segments.extend(central.backing.orphans().map(|(address, bytes)| {
+            census.free(Place::Orphan, bytes);
+            whole(address, bytes, Holder::Orphan, free(address, bytes, 0))
+        }));
+        segments.extend(central.direct_facts().map(|(entry, slot)| {
+            let block = Block {
+                address: entry.address,
+                bytes: entry.size,
+                requested: entry.requested,
+                stream: 0,
+                state: BlockState::Allocated,
+                lifetime: entry.lifetime,
+                step: central.writer.step_of(slot),
+            };
+            census.block(&block, entry.stream);
+            whole(entry.address, entry.size, Holder::Direct, block)
+        }));
+        segments.sort_by_key(|segment| segment.address);
+        let unmapped = central.backing.pages.spare();
+        census.free(Place::Unmapped, unmapped);
+        census.close(central.backing.reserved);
+        drop(central);
+        (Snapshot { segments, unmapped, pools: self.capture_pools(), merged }, census)
+    }
+}

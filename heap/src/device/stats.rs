@@ -1,0 +1,162 @@
+//! The numbers of a device.
+
+use super::walk::{Shard, Visitor};
+use crate::central::Central;
+use crate::device::Device;
+use crate::lane::SlabSums;
+use crate::pool::{Pool, PoolNumber, Scope, of_capture};
+use crate::profiler;
+use crate::shared::Shared;
+use crate::size_class::SMALL_MAX;
+use crate::stats::{CapturePoolHeld, Stats, TorchStats, bound};
+use crate::sync::lock;
+use gruyere_record::DeviceGauge;
+use gruyere_record::peaks::SMALL;
+use std::convert::Infallible;
+
+/// What shards and pools come to.
+struct Sums(Stats);
+
+impl Visitor for Sums {
+    type Error = Infallible;
+    const RUNS: bool = false;
+
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+        // What a graph has is told as a whole.
+        if shard.pool.is_none_or(|pool| pool.scope != Scope::Capture) {
+            self.0.pending += shard.lane.pending_bytes();
+            for (_, slab) in shard.lane.slabs() {
+                self.0.slab_bytes += slab.size_class().slab_bytes();
+                self.0.slab_free += slab.free_bytes();
+            }
+        }
+        Ok(())
+    }
+
+    fn pool(&mut self, _: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
+        if pool.scope == Scope::Capture {
+            self.0.captured += central.arenas.held_bytes(pool.space());
+            return Ok(());
+        }
+        for &space in pool.spaces() {
+            self.0.arena_free += central.arenas.free_bytes(space);
+            if pool.is_ordinary() {
+                self.0.largest_free = self.0.largest_free.max(central.arenas.largest_free(space));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The slabs of all shards.
+#[derive(Default)]
+struct Slabs(SlabSums);
+
+impl Visitor for Slabs {
+    type Error = Infallible;
+    const RUNS: bool = false;
+
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+        self.0 = [self.0, shard.lane.slab_sums()].into_iter().sum();
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Looks at everything; takes one lock after the other.
+    pub fn stats(&self, shared: &Shared) -> Stats {
+        let (live, live_peak) = shared.record.live(self.id);
+        let counts = self.streams.counts();
+        let mut sums = Sums(Stats {
+            total_memory: self.capabilities.total_memory,
+            live,
+            live_peak,
+            requested: shared.record.live_requested(self.id),
+            events_recorded: counts.recorded,
+            events_queried: counts.queried,
+            ..Stats::default()
+        });
+        let Ok(central) = self.walk(&mut sums);
+        let Sums(mut stats) = sums;
+        stats.limit = central.limit;
+        stats.reserved = central.backing.reserved;
+        stats.reserved_peak = central.peak_reserved;
+        stats.pending += central.pending_bytes();
+        stats.retries = central.retries;
+        stats.out_of_memories = central.out_of_memories;
+        stats.largest_request = self.supply.largest(&central, shared.shares());
+        stats.largest_growing = self.supply.largest_growing(&central, stats.largest_request);
+        (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
+        stats
+    }
+
+    /// Writes the gauges that the straight path leaves alone.
+    pub fn publish_gauges(&self, shared: &Shared) {
+        let stats = self.stats(shared);
+        profiler::gauges(self.id, stats.live, stats.pending, stats.largest_request);
+        let mut central = lock(&self.central);
+        let (calls, errors) = (central.backing.calls, central.backing.errors);
+        central.gauges.set(&[
+            (DeviceGauge::ArenaFree, stats.arena_free),
+            (DeviceGauge::LargestFree, stats.largest_free),
+            (DeviceGauge::LargestRequest, stats.largest_request),
+            (DeviceGauge::LargestGrowing, stats.largest_growing),
+            (DeviceGauge::CapturePinned, stats.captured),
+            (DeviceGauge::Pending, stats.pending),
+            (DeviceGauge::SlabBytes, stats.slab_bytes),
+            (DeviceGauge::EventRecords, stats.events_recorded),
+            (DeviceGauge::EventQueries, stats.events_queried),
+            (DeviceGauge::DriverCalls, calls + stats.events_recorded + stats.events_queried),
+            (DeviceGauge::DriverErrors, errors),
+        ]);
+    }
+
+    /// What torch's `memory_stats` tells; takes one lock after the other.
+    pub fn torch_stats(&self, shared: &Shared) -> TorchStats {
+        let blocks = shared.record.block_stats(self.id);
+        let mut slabs = Slabs::default();
+        let Ok(mut central) = self.walk(&mut slabs);
+        let Slabs(slabs) = slabs;
+        // Small blocks that lie in no slab: direct ones, and those that are runs.
+        let direct = central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
+        let runs_of_small = central.small_runs.small_blocks();
+        let (direct, direct_bytes) = direct.fold(runs_of_small, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
+        let free_in = |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
+        let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
+        let small = free_in(slabs.used_bytes, blocks.active_bytes[SMALL].current, direct_bytes);
+        let (runs, bytes) = bound(&central.arenas);
+        central.tally.look([free_slots, runs], [small, bytes]);
+        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
+        TorchStats {
+            blocks,
+            held: central.tally.stats(retries, out_of_memories),
+            limit: central.limit,
+            total_memory: self.capabilities.total_memory,
+        }
+    }
+
+    /// What each capture pool holds that torch has an id for.
+    pub fn capture_pools(&self) -> Vec<CapturePoolHeld> {
+        let central = lock(&self.central);
+        let held = |(number, id)| {
+            let pool = central.pools.get(of_capture(number))?;
+            let small = pool.shard.as_ref()?.slab_sums().bytes;
+            Some(CapturePoolHeld { id, bytes: central.arenas.held_bytes(pool.space()), small })
+        };
+        central.captures.iter().filter_map(held).collect()
+    }
+
+    /// Peaks of what torch is told begin again at what there is.
+    pub fn reset_peaks(&self, shared: &Shared) {
+        shared.record.reset_peaks(self.id);
+        lock(&self.central).tally.reset_peaks();
+    }
+
+    /// What came and went, as torch is told, begins again at nothing.
+    pub fn reset_accumulated(&self, shared: &Shared) {
+        shared.record.reset_accumulated(self.id);
+        let mut central = lock(&self.central);
+        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
+        central.tally.reset_accumulated(retries, out_of_memories);
+    }
+}

@@ -1,0 +1,38 @@
+//! What the program learns of a block after it was allocated: its lifetime.
+//!
+//! An optimiser's state cannot be told from the temporaries of its step while the step runs, but when it is over it can. A block
+//! that is tagged then is counted under its new lifetime; it is not moved.
+
+use crate::device::Device;
+use crate::lane::LANES;
+use crate::lifetime::Lifetime;
+use crate::page_table::Owner;
+use crate::size_class::round;
+use crate::sync::lock;
+
+impl Device {
+    pub(crate) fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
+        let lifetime = lifetime as u8;
+        match owner {
+            Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
+                let cell = &mut *lock(&self.lanes[lane as usize]);
+                cell.lane.tag(&mut cell.writer, slab, address, lifetime)
+            }
+            Owner::Slab { lane, slab, .. } => {
+                let central = &mut *lock(&self.central);
+                central.pools.shard_mut(lane)?.tag(&mut central.writer, slab, address, lifetime)
+            }
+            Owner::Large { blocks, .. } => {
+                let central = &mut *lock(&self.central);
+                let (id, run) = central.find(address, blocks)?;
+                let (slot, requested, from) = (run.slot, run.requested(), run.lifetime);
+                if from != lifetime {
+                    central.writer.block_retag(slot, round(requested), requested, from, lifetime);
+                    central.arenas.run_mut(id)?.lifetime = lifetime;
+                }
+                Some(())
+            }
+            Owner::None => None,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Walks every page and block, and holds the books against the driver's.
+
+use super::walk::{Shard, Visitor, live_slots};
+use crate::arena::{Run, RunId, RunState};
+use crate::central::Central;
+use crate::device::Device;
+use crate::page_table::Owner;
+use crate::pool::{Pool, PoolNumber, Scope};
+use crate::shared::Shared;
+use crate::size_class::{PAGE, round};
+use crate::slab::Slab;
+use std::collections::{BTreeMap, HashMap};
+
+/// What a walk has found to be there.
+struct Audit<'a> {
+    device: &'a Device,
+    shared: &'a Shared,
+    /// Bytes of live blocks.
+    live: u64,
+    /// Bytes of runs in use.
+    busy: u64,
+    /// The first byte of each slab whose run was not met yet.
+    slabs: HashMap<RunId, u64>,
+    /// Of each pool apart: its live bytes, and what it counts.
+    pools: BTreeMap<PoolNumber, (Scope, [u64; 2])>,
+    /// Whose the runs of a space are, where they are counted by their pool.
+    by_space: HashMap<u32, PoolNumber>,
+}
+
+impl Visitor for Audit<'_> {
+    type Error = String;
+
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), String> {
+        let &Shard { number, lane, pool, .. } = shard;
+        lane.validate()?;
+        if pool.is_none() && lane.overlooks_waits(&self.device.streams) {
+            return Err(format!("lane {number} does not look at a block whose wait is over"));
+        }
+        for (id, slab) in lane.slabs() {
+            self.check_pages(number, id, slab)?;
+            let live = live_slots(slab).map(|slot| round(slab.facts(slot).requested)).sum::<u64>();
+            self.live += live;
+            if let Some((_, [found, _])) = self.pools.get_mut(&number) {
+                *found += live;
+            }
+            self.slabs.insert(slab.run, slab.base);
+        }
+        Ok(())
+    }
+
+    fn pool(&mut self, number: PoolNumber, pool: &Pool, _: &Central) -> Result<(), String> {
+        if !pool.is_ordinary() {
+            self.pools.insert(number, (pool.scope.clone(), [0, pool.live_bytes]));
+            self.by_space.extend(pool.spaces().iter().map(|&space| (space, number)));
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, id: RunId, run: &Run, central: &Central) -> Result<(), String> {
+        if !matches!(run.state, RunState::Live | RunState::Pending) {
+            return Ok(());
+        }
+        self.busy += run.bytes;
+        if run.is_slab {
+            if self.slabs.remove(&id) != Some(run.address) {
+                return Err(format!("run {:#x} is a slab's, but no slab lies there", run.address));
+            }
+            return Ok(());
+        }
+        if run.state == RunState::Pending {
+            return Ok(());
+        }
+        let Owner::Large { device, blocks } = self.shared.table.get(run.address) else {
+            return Err(format!("block {:#x} is not found from its address", run.address));
+        };
+        if device != self.device.id || central.run_at(run.address, blocks).map(|found| found.0) != Some(id) {
+            return Err(format!("block {:#x} is not the one that its address names", run.address));
+        }
+        if round(run.requested()) != run.bytes {
+            return Err(format!("block {:#x} is not as long as what was asked for", run.address));
+        }
+        self.live += run.bytes;
+        let number = self.by_space.get(&central.arenas.region(run.region).space);
+        if let Some((_, [found, _])) = number.and_then(|number| self.pools.get_mut(number)) {
+            *found += run.bytes;
+        }
+        Ok(())
+    }
+}
+
+impl Audit<'_> {
+    fn check_pages(&self, lane: u32, id: u32, slab: &Slab) -> Result<(), String> {
+        let owner = Owner::Slab { device: self.device.id, lane, slab: id };
+        let mut pages = (slab.base..slab.base + slab.size_class().slab_bytes()).step_by(PAGE as usize);
+        match pages.find(|&page| self.shared.table.get(page) != owner) {
+            Some(page) => Err(format!("page {page:#x} does not name its slab")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether what was met is what the books say.
+    fn close(self, central: &Central) -> Result<(), String> {
+        let (device, shared) = (self.device, self.shared);
+        for (number, (scope, [found, counted])) in &self.pools {
+            if found != counted {
+                return Err(format!("pool {number} ({scope:?}) has {found} B live and counts {counted}"));
+            }
+        }
+        if self.busy != central.arenas.busy() {
+            let (busy, counted) = (self.busy, central.arenas.busy());
+            return Err(format!("runs of {busy} B are in use, the arenas count {counted} B"));
+        }
+        if let Some((_, base)) = self.slabs.into_iter().next() {
+            return Err(format!("slab {base:#x} lies in no run of its own"));
+        }
+        let direct: u64 = central.direct_blocks().map(|(_, bytes)| bytes).sum();
+        let live = self.live + direct + central.watched.held();
+        let (recorded, _) = shared.record.live(device.id);
+        if live != recorded {
+            return Err(format!("{live} B are live, the record says {recorded}"));
+        }
+        let (books, pages) = (central.arenas.mapped_bytes(), &central.backing.pages);
+        if books != (pages.owned(), pages.shadowed()) {
+            let (owned, shadowed) = (pages.owned(), pages.shadowed());
+            return Err(format!(
+                "the arena has {} B of pages and {} B of shadow, the pages' books {owned} and {shadowed}",
+                books.0, books.1
+            ));
+        }
+        let spans = central.arenas.regions().filter(|(id, _)| !central.arenas.is_stitched(*id));
+        let spans: u64 = spans.map(|(_, region)| region.span.1).sum();
+        let held = central.backing.held;
+        if spans + direct + pages.held() + central.backing.orphaned() != held {
+            return Err(format!("regions have {spans} B, {held} are held"));
+        }
+        if let Some(used) = central.backing.used_by_driver(&*shared.driver)
+            && used != held
+        {
+            return Err(format!("{held} B are held, the driver's pools say {used}"));
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Walks everything.
+    ///
+    /// # Errors
+    /// The first broken invariant, in words.
+    pub(crate) fn validate(&self, shared: &Shared) -> Result<(), String> {
+        let mut audit = Audit {
+            device: self,
+            shared,
+            live: 0,
+            busy: 0,
+            slabs: HashMap::new(),
+            pools: BTreeMap::new(),
+            by_space: HashMap::new(),
+        };
+        let central = self.walk(&mut audit)?;
+        central.arenas.validate()?;
+        central.backing.pages.validate()?;
+        let is_further = |stream| self.streams.has_got_further(stream);
+        if let Some(stream) = central.arenas.overlooked(&|stream| self.streams.completed(stream), &is_further)
+        {
+            return Err(format!("nobody looks at what stream {stream} has freed and is past"));
+        }
+        if central.overlooks_waits(&self.streams) {
+            return Err("nobody looks at a large block whose wait is over".to_owned());
+        }
+        central.validate_small(&shared.table)?;
+        audit.close(&central)
+    }
+}

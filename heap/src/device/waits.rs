@@ -1,0 +1,95 @@
+//! Streams are made to wait for each other.
+
+use crate::arena::RunId;
+use crate::central::Central;
+use crate::device::Device;
+use crate::profiler::{self, What};
+use crate::request::{Growth, Request, Want};
+use crate::settings::Waits;
+use crate::shared::Shared;
+use crate::sync::{MutexGuard, lock};
+use gruyere_record::{EventKind, clock};
+
+impl Device {
+    /// A run for `want` from memory whose last work comes before whatever its stream is given to do from now on, though nobody knows yet that it is
+    /// done: blocks that wait only for that stream itself, and what it has been made to wait for.
+    pub(crate) fn take_ordered(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
+        let some = central.has_pending() || !central.order.is_empty();
+        let _asking = if some && shared.shares() { self.ask()? } else { return None };
+        central.settle_ordered(&self.streams, want);
+        central.fit_ordered(&self.streams, want)
+    }
+
+    /// A run for `want` from memory that other streams have freed: its stream waits for their events, the oldest first, until it has one.
+    /// Makes pages move too, where they can and that is not enough. `None`: nothing of the kind helps, or a capture is open.
+    pub(crate) fn wait_for_others(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        growth: &Growth<'_>,
+        want: Want,
+    ) -> Option<RunId> {
+        let _asking = self.ask()?;
+        let driver = &*shared.driver;
+        if !shared.shares() {
+            return None;
+        }
+        self.seal_all(shared, Some(want.stream));
+        for (stream, epoch) in self.streams.unfinished() {
+            if central.order.of(want.stream, stream) >= epoch || !central.would_gain(stream, epoch) {
+                continue;
+            }
+            if !self.streams.make_wait(driver, want.stream, stream, epoch) {
+                continue;
+            }
+            central.order.add(want.stream, stream, epoch);
+            profiler::mark(What::StreamWait, want.bytes);
+            shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
+            central.settle_ordered(&self.streams, want);
+            if let Some(run) = central.fit_ordered(&self.streams, want) {
+                return Some(run);
+            }
+        }
+        let has_room = self.supply.make_room(central, growth, want);
+        has_room.then(|| want.fit_or_join(&mut central.arenas)).flatten()
+    }
+
+    /// Records events behind the frees so far, once many blocks have begun to wait for streams ([`Central::take_batch`]): late events come behind work that has nothing to do
+    /// with the frees, and a program whose memory waits for them takes fresh memory meanwhile. `named`: the stream that this call names.
+    pub(crate) fn seal_batch(&self, shared: &Shared, named: Option<u32>) {
+        if !shared.shares() || !lock(&self.central).take_batch() {
+            return;
+        }
+        if let Some(_asking) = self.ask() {
+            self.seal(shared, named);
+        }
+    }
+
+    /// As [`Device::wait_for_others`], where the alternative is out of memory; and the central lock under which the run was found.
+    pub(crate) fn wait_in_need<'a>(
+        &'a self,
+        shared: &Shared,
+        request: &Request,
+        want: Want,
+    ) -> Option<(MutexGuard<'a, Central>, RunId)> {
+        if shared.settings.waits == Waits::Off {
+            return None;
+        }
+        let mut central = lock(&self.central);
+        let completed = |stream| self.streams.completed(stream);
+        let growth = Growth {
+            completed: &completed,
+            fresh: 0,
+            steal: shared.shares(),
+            lean: false,
+            ..Growth::of(shared, &self.streams, request.lifetime)
+        };
+        let run = self.wait_for_others(shared, &mut central, &growth, want)?;
+        Some((central, run))
+    }
+
+    /// Forgets what was known of streams whose numbers will be others'.
+    pub(crate) fn forget_order(&self, numbers: &[u32]) {
+        lock(&self.central).order.forget(numbers);
+    }
+}

@@ -1,0 +1,84 @@
+//! One walk over all that a device has: what reports, counts or checks is a [`Visitor`].
+
+use crate::arena::{Region, RegionId, Run, RunId};
+use crate::central::Central;
+use crate::device::Device;
+use crate::lane::Lane;
+use crate::pool::{Pool, PoolNumber};
+use crate::slab::{Slab, SlotState};
+use crate::sync::{MutexGuard, lock};
+use gruyere_record::LaneWriter;
+
+/// A shard of small blocks.
+pub(super) struct Shard<'a> {
+    /// As the page table names it.
+    pub number: u32,
+    /// Its slabs.
+    pub lane: &'a Lane,
+    /// Its part of the record.
+    pub writer: &'a LaneWriter,
+    /// Whose own it is; `None`: some streams'.
+    pub pool: Option<&'a Pool>,
+}
+
+/// Looks at what a walk comes by: the shards of streams, then under the central lock each pool and its shard, then each region and its runs.
+pub(super) trait Visitor {
+    /// Why it ends the walk.
+    type Error;
+    /// Whether regions and runs are of interest.
+    const RUNS: bool = true;
+
+    /// A shard.
+    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Self::Error>;
+
+    /// A pool, before its shard.
+    fn pool(&mut self, _number: PoolNumber, _pool: &Pool, _central: &Central) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    /// A region, before its runs.
+    fn region(&mut self, _id: RegionId, _region: &Region, _central: &Central) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    /// A run, by address within its region.
+    fn run(&mut self, _id: RunId, _run: &Run, _central: &Central) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Takes one lock after the other; the central one, under which pools and runs were looked at, is still held in the answer.
+    ///
+    /// # Errors
+    /// The visitor's, at once.
+    pub(super) fn walk<V: Visitor>(&self, visitor: &mut V) -> Result<MutexGuard<'_, Central>, V::Error> {
+        for (number, cell) in self.lanes.iter().enumerate() {
+            let cell = lock(cell);
+            let (number, lane, writer) = (number as u32, &cell.lane, &cell.writer);
+            visitor.shard(&Shard { number, lane, writer, pool: None })?;
+        }
+        let guard = lock(&self.central);
+        let central = &*guard;
+        for (number, pool) in central.pools.iter() {
+            visitor.pool(number, pool, central)?;
+            if let Some(lane) = &pool.shard {
+                visitor.shard(&Shard { number, lane, writer: &central.writer, pool: Some(pool) })?;
+            }
+        }
+        if V::RUNS {
+            for (id, region) in central.arenas.regions() {
+                visitor.region(id, region, central)?;
+                for (id, run) in central.arenas.runs_of(id) {
+                    visitor.run(id, run, central)?;
+                }
+            }
+        }
+        Ok(guard)
+    }
+}
+
+/// The slots of a slab that are live.
+pub(super) fn live_slots(slab: &Slab) -> impl Iterator<Item = u32> {
+    (0..slab.size_class().slots).filter(|&slot| matches!(slab.state(slot), SlotState::Live { .. }))
+}

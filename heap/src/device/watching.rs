@@ -1,0 +1,99 @@
+//! Thresholds are looked at.
+
+use crate::alerts::{ALERTS, Alert, AlertKind};
+use crate::device::Device;
+use crate::shared::Shared;
+use crate::sync::lock;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::watch::{Action, Passed, Rule};
+use gruyere_record::{DEVICE_GAUGES, DeviceGauge};
+use std::time::Instant;
+
+/// What is known where no record is kept: the heap's own numbers, and no gauges that only the record has.
+fn without_record(device: &Device, shared: &Shared) -> DeviceSnapshot {
+    let stats = device.stats(shared);
+    let mut snapshot = DeviceSnapshot {
+        device: device.id,
+        live: stats.live,
+        live_peak: stats.live_peak,
+        gauges: vec![0; DEVICE_GAUGES],
+        ..DeviceSnapshot::default()
+    };
+    for (gauge, value) in [
+        (DeviceGauge::Reserved, stats.reserved),
+        (DeviceGauge::ReservedPeak, stats.reserved_peak),
+        (DeviceGauge::ArenaFree, stats.arena_free),
+        (DeviceGauge::LargestFree, stats.largest_free),
+        (DeviceGauge::CapturePinned, stats.captured),
+        (DeviceGauge::Pending, stats.pending),
+        (DeviceGauge::SlabBytes, stats.slab_bytes),
+        (DeviceGauge::Limit, stats.limit),
+        (DeviceGauge::TotalMemory, stats.total_memory),
+        (DeviceGauge::Retries, stats.retries),
+        (DeviceGauge::OutOfMemories, stats.out_of_memories),
+        (DeviceGauge::BadFrees, stats.bad_frees),
+        (DeviceGauge::Step, u64::from(shared.step())),
+        (DeviceGauge::LargestRequest, stats.largest_request),
+        (DeviceGauge::LargestGrowing, stats.largest_growing),
+    ] {
+        snapshot.gauges[gauge as usize] = value;
+    }
+    // What is live and waits, so that fragmentation of every kind has its parts.
+    let sum = &mut snapshot.blocks[0][0];
+    (sum.malloc_bytes, sum.malloc_requested, sum.pending_begun_bytes) =
+        (stats.live, stats.requested, stats.pending);
+    snapshot
+}
+
+impl Device {
+    /// Looks at the thresholds of `alert:`, and does what they say. To be called without any lock.
+    pub(crate) fn look_at_thresholds(&self, shared: &Shared, now: Instant) {
+        let Some(state) = &self.watching.0 else { return };
+        // Whoever has it looks already.
+        let Some(mut state) = state.try_lock() else { return };
+        if now < state.next {
+            return;
+        }
+        let passed = state.look(shared.record, self.id, now, || without_record(self, shared));
+        // Those who are told may allocate, and come by here again.
+        drop(state);
+        for (number, passed) in passed {
+            if let Some(rule) = shared.settings.alert.get(number) {
+                self.act(shared, number, rule, passed);
+            }
+        }
+    }
+
+    fn act(&self, shared: &Shared, number: usize, rule: &Rule, passed: Passed) {
+        let (live, live_peak) = shared.record.live(self.id);
+        let reserved = lock(&self.central).backing.reserved;
+        match rule.action {
+            Action::Callback => ALERTS.raise(&Alert {
+                kind: AlertKind::Threshold,
+                device: self.id,
+                asked: 0,
+                reserved,
+                live,
+                live_peak,
+                count: passed.count,
+                threshold: number as u32,
+                value: passed.value,
+            }),
+            Action::Log | Action::Trim => {
+                let metric = rule.threshold.metric;
+                let value = metric.unit().show(passed.value);
+                let given = if rule.action == Action::Trim {
+                    format!("; {} B were given back", self.trim(shared))
+                } else {
+                    String::new()
+                };
+                log::warn!(
+                    "device {}: {} is passed: {} is {value} ({live} B live, {reserved} B held){given}",
+                    self.id,
+                    rule.threshold,
+                    metric.name()
+                );
+            }
+        }
+    }
+}

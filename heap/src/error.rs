@@ -1,0 +1,50 @@
+//! Why a request was not served.
+
+use super::oom;
+use super::reserve;
+use super::streams;
+use crate::driver::DriverError;
+use std::fmt;
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub enum Error {
+    /// No memory, after everything was tried.
+    OutOfMemory(Box<oom::Report>),
+    /// The driver failed in another way.
+    Driver(DriverError),
+    /// There is no such device.
+    NoSuchDevice(i64),
+    /// [`streams::MAX_STREAMS`] streams of a device were announced, or have blocks that are alive.
+    TooManyStreams,
+    /// What `reserve:` asks for could not be had.
+    Reserve(Box<reserve::Refused>),
+    /// An invariant of the heap is broken; what was asked for was not done.
+    Internal(&'static str),
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfMemory(report) => report.fmt(f),
+            Self::Driver(error) => write!(f, "gruyere: the CUDA driver failed: {error}"),
+            Self::NoSuchDevice(device) => write!(f, "gruyere: there is no device {device} in this process"),
+            Self::TooManyStreams => write!(
+                f,
+                "gruyere: more than {} streams of one device have live blocks or were announced, or so many were seen and a capture \
+                 keeps the allocator from looking which have none; create streams once and keep them",
+                streams::MAX_STREAMS
+            ),
+            Self::Reserve(refused) => refused.fmt(f),
+            Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

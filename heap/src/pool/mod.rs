@@ -1,0 +1,326 @@
+//! Pools: memory that is served, kept and given back by rules of its own.
+//!
+//! A [`Pool`] is spaces of its device's arenas, a shard for its small blocks, and [`Rules`]. A device's ordinary memory is four of them, one a
+//! lifetime, whose small blocks lie in the shards of streams; a [named pool](named) is one; the private memory of CUDA graphs is one for each pool
+//! id of torch's ([`capture`] finds which). All are behind the central lock, and everything that is done with a pool is done for all alike:
+//! a new mode is new rules, or a new [`Scope`].
+
+pub mod capture;
+pub mod named;
+
+use super::arena::SpaceId;
+use super::lane::{LANES, Lane};
+use super::lifetime::{LIFETIMES, Lifetime};
+use super::spaces::Spaces;
+use std::collections::BTreeMap;
+
+/// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the lane that the page table names for its small blocks.
+pub type PoolNumber = u32;
+/// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, lanes of the page table are the shards of streams.
+const FIRST_CAPTURE: PoolNumber = LANES as PoolNumber;
+/// Pools from here on are named ones; their numbers are never used again.
+pub const FIRST_NAMED: PoolNumber = 1 << 27;
+
+/// The number of the pool of captures that [`capture::Captures`] numbers so.
+pub const fn of_capture(number: u32) -> PoolNumber {
+    FIRST_CAPTURE + number
+}
+
+/// The reverse: the number of a pool among captures, where it is one of theirs.
+pub fn capture_of(number: PoolNumber) -> Option<u32> {
+    number.checked_sub(FIRST_CAPTURE).filter(|_| number < FIRST_NAMED)
+}
+
+/// How the record counts a pool's blocks: captures from 1 on, all others 0.
+pub fn capture_tag(number: PoolNumber) -> u8 {
+    capture_of(number).map_or(0, |number| u8::try_from(number + 1).unwrap_or(u8::MAX))
+}
+
+/// Who gets a pool's memory once a block of it is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// Its stream, and all others that an event shows to be past it. The reclaim ladder may take what lies idle above the reserve.
+    Shared,
+    /// Its stream alone, and nobody else before the pool is over: replays of a graph run on streams that nobody tells us of.
+    Private,
+    /// Nobody: it is not known when its uses end.
+    Never,
+}
+
+/// What is allowed with a pool's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Bytes that it keeps whatever lies idle.
+    pub reserve: u64,
+    /// Ceiling on its live bytes.
+    pub limit: Option<u64>,
+    /// Who gets freed memory.
+    pub reuse: Reuse,
+}
+
+impl Rules {
+    /// Nothing reserved, no limit.
+    pub const fn new(reuse: Reuse) -> Self {
+        Self { reserve: 0, limit: None, reuse }
+    }
+}
+
+/// What a pool is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The ordinary memory of a lifetime.
+    Ordinary(Lifetime),
+    /// What a program calls so.
+    Named(String),
+    /// CUDA graphs.
+    Capture,
+}
+
+/// One pool.
+pub struct Pool {
+    /// What it is for.
+    pub scope: Scope,
+    /// What is allowed.
+    pub rules: Rules,
+    /// Its runs; what is reserved, is in the first.
+    spaces: Vec<SpaceId>,
+    /// Its small blocks; `None`: the shards of streams have them.
+    pub shard: Option<Lane>,
+    /// Blocks that the program has not freed; not counted in ordinary memory.
+    pub live: u64,
+    /// Their bytes, each rounded up to 512.
+    pub live_bytes: u64,
+    /// Blocks that came from it so far.
+    pub served: u64,
+    /// Threads that are asking for memory for it outside the central lock.
+    pub busy: u32,
+}
+
+impl Pool {
+    fn new(scope: Scope, rules: Rules, spaces: Vec<SpaceId>, shard: Option<Lane>) -> Self {
+        Self { scope, rules, spaces, shard, live: 0, live_bytes: 0, served: 0, busy: 0 }
+    }
+
+    /// Where what is reserved is, and large blocks.
+    pub fn space(&self) -> SpaceId {
+        self.spaces[0]
+    }
+
+    /// Where its runs are.
+    pub fn spaces(&self) -> &[SpaceId] {
+        &self.spaces
+    }
+
+    /// Whether it is ordinary memory.
+    pub fn is_ordinary(&self) -> bool {
+        matches!(self.scope, Scope::Ordinary(_))
+    }
+
+    /// What the program calls it, if it is one that the program made.
+    pub fn name(&self) -> Option<&str> {
+        match &self.scope {
+            Scope::Named(name) => Some(name),
+            Scope::Ordinary(_) | Scope::Capture => None,
+        }
+    }
+
+    /// A block of `bytes` came from it.
+    pub fn note_malloc(&mut self, bytes: u64) {
+        self.live += 1;
+        self.live_bytes += bytes;
+        self.served += 1;
+    }
+
+    /// The program has freed a block of `bytes`.
+    pub fn note_free(&mut self, bytes: u64) {
+        self.live -= 1;
+        self.live_bytes -= bytes;
+    }
+}
+
+const NO_POOL: PoolNumber = PoolNumber::MAX;
+
+/// The pools of a device, behind its central lock.
+pub struct Pools {
+    pools: BTreeMap<PoolNumber, Pool>,
+    /// Whose a space is.
+    by_space: Vec<PoolNumber>,
+    /// Pools other than ordinary memory.
+    apart: usize,
+    /// Named pools made so far.
+    named: u32,
+}
+
+impl Pools {
+    /// Ordinary memory.
+    pub fn new(spaces: &Spaces) -> Self {
+        let mut pools = Self { pools: BTreeMap::new(), by_space: Vec::new(), apart: 0, named: 0 };
+        for lifetime in Lifetime::ALL {
+            let scope = Scope::Ordinary(lifetime);
+            let spaces = spaces.of_lifetime(lifetime).collect();
+            let pool = Pool::new(scope, Rules::new(Reuse::Shared), spaces, None);
+            pools.insert(lifetime as PoolNumber, pool);
+        }
+        pools
+    }
+
+    fn insert(&mut self, number: PoolNumber, pool: Pool) {
+        for &space in &pool.spaces {
+            let at = space as usize;
+            if at >= self.by_space.len() {
+                self.by_space.resize(at + 1, NO_POOL);
+            }
+            self.by_space[at] = number;
+        }
+        self.pools.insert(number, pool);
+    }
+
+    /// A pool with a shard of its own.
+    pub fn add(&mut self, number: PoolNumber, scope: Scope, reuse: Reuse, space: SpaceId) {
+        // With one shard a pool no stream has bins enough to borrow from.
+        let shard = Some(Lane::new(1, false));
+        self.insert(number, Pool::new(scope, Rules::new(reuse), vec![space], shard));
+        self.apart += 1;
+    }
+
+    /// A new named pool in `space`; its number. `None`: so many have been made that there are no numbers left.
+    pub fn add_named(&mut self, name: &str, space: SpaceId) -> Option<PoolNumber> {
+        let number = self.named.checked_add(1).filter(|&number| number < FIRST_NAMED)?;
+        self.named = number;
+        self.add(FIRST_NAMED + number, Scope::Named(name.to_owned()), Reuse::Shared, space);
+        Some(FIRST_NAMED + number)
+    }
+
+    /// Forgets a pool; its spaces are its caller's.
+    pub fn remove(&mut self, number: PoolNumber) {
+        let Some(pool) = self.pools.remove(&number) else { return };
+        self.apart -= usize::from(!pool.is_ordinary());
+        for space in pool.spaces {
+            self.by_space[space as usize] = NO_POOL;
+        }
+    }
+
+    /// Whether there are other pools than ordinary memory.
+    #[inline]
+    pub fn has_apart(&self) -> bool {
+        self.apart > 0
+    }
+
+    /// A pool.
+    pub fn get(&self, number: PoolNumber) -> Option<&Pool> {
+        self.pools.get(&number)
+    }
+
+    /// A pool.
+    pub fn get_mut(&mut self, number: PoolNumber) -> Option<&mut Pool> {
+        self.pools.get_mut(&number)
+    }
+
+    /// The shard of a pool's own.
+    pub fn shard(&self, number: PoolNumber) -> Option<&Lane> {
+        self.get(number)?.shard.as_ref()
+    }
+
+    /// The shard of a pool's own.
+    pub fn shard_mut(&mut self, number: PoolNumber) -> Option<&mut Lane> {
+        self.get_mut(number)?.shard.as_mut()
+    }
+
+    /// The pool of ordinary memory of a lifetime.
+    pub fn ordinary_mut(&mut self, lifetime: Lifetime) -> Option<&mut Pool> {
+        self.get_mut(lifetime as PoolNumber)
+    }
+
+    /// The named pool of that name.
+    pub fn find(&self, name: &str) -> Option<PoolNumber> {
+        self.iter().find(|(_, pool)| pool.name() == Some(name)).map(|(number, _)| number)
+    }
+
+    fn number_of(&self, space: SpaceId) -> PoolNumber {
+        self.by_space.get(space as usize).copied().unwrap_or(NO_POOL)
+    }
+
+    /// Whose a space is.
+    pub fn of_space(&self, space: SpaceId) -> Option<&Pool> {
+        self.get(self.number_of(space))
+    }
+
+    /// Whose a space is.
+    pub fn of_space_mut(&mut self, space: SpaceId) -> Option<&mut Pool> {
+        self.get_mut(self.number_of(space))
+    }
+
+    /// All pools: ordinary memory, captures, named ones.
+    pub fn iter(&self) -> impl Iterator<Item = (PoolNumber, &Pool)> {
+        self.pools.iter().map(|(&number, pool)| (number, pool))
+    }
+
+    /// The shards of pools that have their own.
+    pub fn shards(&self) -> impl Iterator<Item = (PoolNumber, &Lane)> {
+        self.iter().filter_map(|(number, pool)| Some((number, pool.shard.as_ref()?)))
+    }
+
+    /// The spaces of pools whose memory every stream may get.
+    pub fn shared_spaces(&self) -> impl Iterator<Item = SpaceId> {
+        let shared = self.pools.values().filter(|pool| pool.rules.reuse == Reuse::Shared);
+        shared.flat_map(|pool| pool.spaces.iter().copied())
+    }
+
+    /// What ordinary memory keeps of each lifetime.
+    pub fn reserves(&self) -> [u64; LIFETIMES] {
+        Lifetime::ALL.map(|lifetime| self.get(lifetime as PoolNumber).map_or(0, |pool| pool.rules.reserve))
+    }
+
+    /// Ordinary memory keeps nothing from now on.
+    pub fn drop_reserves(&mut self) {
+        for lifetime in Lifetime::ALL {
+            if let Some(pool) = self.ordinary_mut(lifetime) {
+                pool.rules.reserve = 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Arenas;
+
+    fn pools() -> Pools {
+        Pools::new(&Spaces::new(&mut Arenas::default(), true))
+    }
+
+    #[test]
+    fn numbers_of_named_pools_are_never_used_again() {
+        let mut pools = pools();
+        let first = FIRST_NAMED + 1;
+        assert_eq!((pools.add_named("a", 14), pools.add_named("b", 15)), (Some(first), Some(first + 1)));
+        pools.remove(first + 1);
+        assert!(pools.get(first + 1).is_none());
+        assert_eq!(pools.add_named("b", 15), Some(first + 2));
+        assert_eq!((pools.find("b"), pools.find("c")), (Some(first + 2), None));
+        pools.named = FIRST_NAMED - 1;
+        assert_eq!(pools.add_named("d", 16), None);
+    }
+
+    #[test]
+    fn a_space_is_its_pools_until_the_pool_is_forgotten() {
+        let mut pools = pools();
+        assert!(!pools.has_apart());
+        pools.add(of_capture(3), Scope::Capture, Reuse::Private, 20);
+        assert!(pools.has_apart() && pools.of_space(20).is_some_and(|pool| pool.scope == Scope::Capture));
+        assert_eq!(pools.shared_spaces().count(), 3 * LIFETIMES, "a capture's is nobody else's");
+        pools.remove(of_capture(3));
+        assert!(!pools.has_apart() && pools.of_space(20).is_none() && pools.of_space(21).is_none());
+        for lifetime in Lifetime::ALL {
+            let ordinary = |pool: &Pool| pool.scope == Scope::Ordinary(lifetime);
+            assert!(pools.of_space(lifetime as SpaceId).is_some_and(ordinary));
+        }
+    }
+
+    #[test]
+    fn the_record_counts_captures_alone() {
+        assert_eq!([0, 3, FIRST_NAMED, FIRST_NAMED + 7].map(capture_tag), [0; 4]);
+        assert_eq!([of_capture(0), of_capture(253), of_capture(1000)].map(capture_tag), [1, 254, 255]);
+    }
+}

@@ -1,0 +1,228 @@
+//! Named pools: memory that its program gives back whole.
+//!
+//! A pool is a space of its own in its device's arenas, with slabs of its own, all behind the central lock. Blocks come to it from the
+//! threads that have entered it (`route`); they are freed as any block is. Inside, stream order is as elsewhere: what an event has
+//! proved finished serves every stream of the pool. What the pool holds stays its own: pages are not moved out of it, and the reclaim
+//! ladder takes only what lies idle above its reserve.
+
+use super::{FIRST_NAMED, PoolNumber};
+use crate::bytes::Bytes;
+use crate::driver::DriverError;
+use crate::error::Error;
+use std::fmt;
+
+/// Bytes that a pool's name may have.
+pub const MAX_NAME: usize = 128;
+
+/// A pool's name for the program: its device and its number there. Numbers are never used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolKey(pub u64);
+
+impl PoolKey {
+    /// The key of the named pool that was made as so-manieth of `device`, from 1 on.
+    pub const fn new(device: u32, count: u32) -> Self {
+        Self((device as u64) << 32 | count as u64)
+    }
+
+    /// The key of pool `number` of `device`, which is a named one.
+    pub const fn of(device: u32, number: PoolNumber) -> Self {
+        Self::new(device, number - FIRST_NAMED)
+    }
+
+    /// The device.
+    pub const fn device(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The number of the pool on its device.
+    pub const fn number(self) -> PoolNumber {
+        // Past all numbers where the key is none of ours.
+        FIRST_NAMED.saturating_add(self.0 as u32)
+    }
+}
+
+/// A block of a pool, as a release that it prevents names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Where it starts.
+    pub address: u64,
+    /// Bytes asked for.
+    pub requested: u64,
+    /// The step in which it was allocated; `None`: the record is off, or had no room for it.
+    pub step: Option<u32>,
+    /// The number of its stream.
+    pub stream: u32,
+}
+
+/// Numbers of one pool. Bytes where not said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// What it keeps whatever lies idle.
+    pub reserve: u64,
+    /// Ceiling on its live bytes; `None`: none of its own.
+    pub limit: Option<u64>,
+    /// Memory that it holds.
+    pub held: u64,
+    /// Live blocks, each rounded up to 512 B.
+    pub live: u64,
+    /// How many.
+    pub live_blocks: u64,
+    /// Freed by the program, waiting for streams.
+    pub pending: u64,
+}
+
+/// Why a call about a pool was not served.
+#[derive(Debug)]
+pub enum PoolError {
+    /// There is none of that key.
+    NoSuchPool(PoolKey),
+    /// The name cannot be one.
+    Name(String),
+    /// The reserve is larger than the limit.
+    ReserveOverLimit {
+        /// Bytes asked to be mapped.
+        reserve: u64,
+        /// Bytes that may be live.
+        limit: u64,
+    },
+    /// `backing:passthrough` keeps no memory.
+    Passthrough,
+    /// The memory to be reserved could not be had.
+    Reserve {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes that the device had free, where it could say.
+        free: Option<u64>,
+        /// Bytes of headroom that stay free.
+        headroom: u64,
+        /// What the driver, or the ceiling, said.
+        error: DriverError,
+    },
+    /// Blocks are live in it.
+    Live {
+        /// How many.
+        count: u64,
+        /// Their bytes, each rounded up to 512.
+        bytes: u64,
+        /// The largest of them.
+        largest: Vec<LiveBlock>,
+    },
+    /// A thread is allocating from it at this moment.
+    Busy,
+    /// Whether its memory is still used cannot be found out: a CUDA graph is being captured, or the device did not answer.
+    Unquiet,
+    /// The driver did not take all of it back.
+    Kept {
+        /// What it still holds.
+        bytes: u64,
+    },
+    /// The thread is in as many pools as it may be.
+    TooDeep,
+    /// It is not the pool that the thread has entered last.
+    NotInnermost(PoolKey),
+    /// The device.
+    Heap(Error),
+}
+
+impl From<Error> for PoolError {
+    fn from(error: Error) -> Self {
+        Self::Heap(error)
+    }
+}
+
+impl fmt::Display for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchPool(key) => {
+                write!(f, "there is no pool {:#x}: it was never made, or is destroyed", key.0)
+            }
+            Self::Name(name) => {
+                write!(f, "a pool cannot be called {name:?}: a name has 1 to {MAX_NAME} bytes of UTF-8")
+            }
+            Self::ReserveOverLimit { reserve, limit } => write!(
+                f,
+                "the reserve of {} is larger than the limit of {}: raise the limit or reserve less",
+                Bytes(*reserve),
+                Bytes(*limit)
+            ),
+            Self::Passthrough => write!(
+                f,
+                "backing:passthrough hands every call to the driver and keeps no pools: use backing:auto"
+            ),
+            Self::Reserve { bytes, free, headroom, error } => {
+                let free =
+                    free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
+                write!(
+                    f,
+                    "{} could not be reserved ({error}): the device has {free} free, of which {} of headroom stay; reserve \
+                     less, free memory first, or lower headroom: in GRUYERE_CONF",
+                    Bytes(*bytes),
+                    Bytes(*headroom)
+                )
+            }
+            Self::Live { count, bytes, largest } => {
+                write!(f, "{count} blocks of {} are live in it", Bytes(*bytes))?;
+                for (at, block) in largest.iter().enumerate() {
+                    write!(f, "{} {}", if at == 0 { ":" } else { "," }, Bytes(block.requested))?;
+                    if let Some(step) = block.step {
+                        write!(f, " of step {step}")?;
+                    }
+                }
+                if (largest.len() as u64) < *count {
+                    write!(f, ", ...")?;
+                }
+                write!(f, "; free them first (in Python: drop every tensor that was made inside the pool)")
+            }
+            Self::Busy => write!(f, "another thread is allocating from it; let it finish and leave first"),
+            Self::Unquiet => write!(
+                f,
+                "its memory may still be in use: a CUDA graph is being captured, or the device could not be synchronised; try \
+                 again afterwards"
+            ),
+            Self::Kept { bytes } => {
+                write!(f, "the driver did not take {} of it back; try again later", Bytes(*bytes))
+            }
+            Self::TooDeep => {
+                write!(
+                    f,
+                    "a thread may be in {} pools at a time; leave some first",
+                    crate::route::ROUTE_DEPTH
+                )
+            }
+            Self::NotInnermost(key) => {
+                write!(f, "pool {:#x} is not the one that this thread has entered last", key.0)
+            }
+            Self::Heap(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for PoolError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_says_its_device_and_number() {
+        let key = PoolKey::of(63, 2 * FIRST_NAMED - 1);
+        assert_eq!((key.device(), key.number()), (63, 2 * FIRST_NAMED - 1));
+        assert_eq!(PoolKey::of(1, FIRST_NAMED + 2), PoolKey::new(1, 2));
+        assert_eq!(PoolKey(u64::MAX).number(), u32::MAX, "a number that no pool has");
+    }
+
+    #[test]
+    fn a_refusal_names_count_bytes_sizes_and_steps() {
+        let block = |requested, step| LiveBlock { address: 0, requested, step, stream: 0 };
+        let error = PoolError::Live {
+            count: 3,
+            bytes: 7 << 20,
+            largest: vec![block(4 << 20, Some(12)), block(2 << 20, None)],
+        };
+        let text = error.to_string();
+        assert!(
+            text.starts_with("3 blocks of 7.00 MiB are live in it: 4.00 MiB of step 12, 2.00 MiB, ...;"),
+            "{text}"
+        );
+    }
+}

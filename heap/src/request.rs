@@ -1,0 +1,137 @@
+//! What is asked for: of the heap, of its runs, and of what grows it.
+
+use super::arena::{Arenas, RunId, SpaceId};
+use super::lifetime::Lifetime;
+use super::page_table::PageTable;
+use super::shared::Shared;
+use super::size_class::round;
+use super::streams::Streams;
+use crate::driver::{DeviceId, Driver};
+use gruyere_record::{BlockEntry, EventKind, LaneWriter, Record};
+
+/// One request, as the door has understood it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Bytes asked for, above 0.
+    pub size: u64,
+    /// The number of the stream.
+    pub stream: u32,
+    /// The tag.
+    pub lifetime: Lifetime,
+    /// When the call came in, for the record.
+    pub start: u64,
+}
+
+impl Request {
+    pub(crate) fn entry(&self, device: DeviceId, step: u32, capture: u8) -> BlockEntry {
+        BlockEntry {
+            address: 0,
+            size: round(self.size),
+            requested: self.size,
+            stream: self.stream,
+            step,
+            device: device as u8,
+            lifetime: self.lifetime as u8,
+            capture,
+        }
+    }
+
+    /// Tells the record that the request was served.
+    #[inline]
+    pub(crate) fn note(&self, writer: &mut LaneWriter, address: u64) {
+        writer.event(EventKind::Malloc, self.lifetime as u8, self.stream, address, self.size, self.start);
+    }
+}
+
+/// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// Where.
+    pub space: SpaceId,
+    /// How long.
+    pub bytes: u64,
+    /// A power of two.
+    pub align: u64,
+    /// For whom.
+    pub stream: u32,
+}
+
+impl Want {
+    /// Takes it from what is free.
+    #[inline(always)]
+    pub fn fit(&self, arenas: &mut Arenas) -> Option<RunId> {
+        arenas.allocate(self.space, self.bytes, self.align, self.stream)
+    }
+
+    /// As [`Want::fit`], and from joined neighbours.
+    pub fn fit_or_join(&self, arenas: &mut Arenas) -> Option<RunId> {
+        self.fit(arenas).or_else(|| arenas.join(self.space, self.bytes, self.align, self.stream))
+    }
+}
+
+/// What growth needs to know.
+pub struct Growth<'a> {
+    /// The driver.
+    pub driver: &'a dyn Driver,
+    /// The page table.
+    pub table: &'a PageTable,
+    /// The record.
+    pub record: &'a Record,
+    /// Which pool the span comes from.
+    pub lifetime: Lifetime,
+    /// As the record counts captures.
+    pub capture: u8,
+    /// Fresh bytes that may be taken from the driver.
+    pub fresh: u64,
+    /// Whether pages may be moved: not while anything captures.
+    pub steal: bool,
+    /// Whether more may be held than the slack allows, where too little lies idle.
+    pub lean: bool,
+    /// The device's streams.
+    pub streams: &'a Streams,
+    /// The last epoch that a stream is past, for free memory that is still its own.
+    pub completed: &'a dyn Fn(u32) -> u64,
+}
+
+impl<'a> Growth<'a> {
+    /// An ordinary request's.
+    pub(crate) fn of(shared: &'a Shared, streams: &'a Streams, lifetime: Lifetime) -> Self {
+        Self {
+            driver: &*shared.driver,
+            table: &shared.table,
+            record: shared.record,
+            lifetime,
+            capture: 0,
+            fresh: u64::MAX,
+            steal: false,
+            lean: true,
+            streams,
+            completed: &|_| 0,
+        }
+    }
+
+    /// What giving back needs to know meanwhile; how far the streams are, is told of none.
+    pub(crate) fn giving(&self) -> Giving<'a> {
+        let Self { driver, record, streams, .. } = *self;
+        Giving { driver, record, streams, completed: &|_| 0 }
+    }
+}
+
+/// What giving back needs to know.
+pub struct Giving<'a> {
+    /// The driver.
+    pub driver: &'a dyn Driver,
+    /// The record.
+    pub record: &'a Record,
+    /// The device's streams.
+    pub streams: &'a Streams,
+    /// The last epoch that a stream is past, for free memory that is still its own.
+    pub completed: &'a dyn Fn(u32) -> u64,
+}
+
+impl<'a> Giving<'a> {
+    /// Of what is everybody's.
+    pub(crate) fn of(shared: &'a Shared, streams: &'a Streams) -> Self {
+        Self { driver: &*shared.driver, record: shared.record, streams, completed: &|_| 0 }
+    }
+}

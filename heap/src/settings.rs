@@ -1,0 +1,120 @@
+//! What a heap is told when it is made: plain data. Where it comes from (`GRUYERE_CONF`, its keys and their words) is not known here.
+
+use gruyere_record::size::Size;
+use gruyere_record::watch::Rule;
+use std::path::PathBuf;
+
+/// Where device memory comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backing {
+    /// [`Backing::Stitch`] on devices with virtual memory management, else [`Backing::Pool`] where there are stream-ordered
+    /// pools, else [`Backing::Fixed`].
+    #[default]
+    Auto,
+    /// Pages of physical memory, mapped wherever a run of them is needed.
+    Stitch,
+    /// Spans from the driver's stream-ordered pools.
+    Pool,
+    /// Spans from `cuMemAlloc`: slower to grow, but IPC handles work on them.
+    Fixed,
+    /// Every call goes straight to the driver.
+    Passthrough,
+}
+
+/// When streams may be made to wait for each other, though the program did not ask for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waits {
+    /// Never.
+    Off,
+    /// Where the alternative is out of memory.
+    #[default]
+    OutOfMemory,
+    /// To hold the slack too.
+    Budget,
+}
+
+/// When a driver pool may hand memory that was freed on one stream to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PoolReuse {
+    /// Whenever the driver can.
+    #[default]
+    On,
+    /// Where the program's own events order the streams: neither because work happens to be
+    /// finished, nor by waits that the driver inserts.
+    Exact,
+}
+
+/// The switches that answer "is it you?".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Debug {
+    /// Fill memory with a pattern when it is handed out and when it comes back.
+    pub poison: bool,
+    /// Synchronise the device before memory is handed out again.
+    pub sync: bool,
+    /// Keep old mappings of pages that have moved, until the alternative is out of memory.
+    pub mapped: bool,
+}
+
+/// What the user may choose of the heap. The default is what the user gets who chooses nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Where device memory comes from.
+    pub backing: Backing,
+    /// Whether memory freed on one stream may serve another (once events prove it safe).
+    pub share: bool,
+    /// Debugging switches.
+    pub debug: Debug,
+    /// Ceiling on the physical memory held on each device; `None`: the device's memory.
+    pub limit: Option<Size>,
+    /// Left free on each device for those who cannot call the allocator back.
+    pub headroom: Size,
+    /// How much more may be held than the peak of live bytes before idle memory is moved, a share of that peak or bytes; `None`: 1%,
+    /// and more in a small heap.
+    pub slack: Option<Size>,
+    /// Waits that the program did not ask for.
+    pub waits: Waits,
+    /// Whether idle memory goes back to the device in low-memory phases.
+    pub auto_trim: bool,
+    /// Mapped on each device at its start, by the number of the lifetime (auto, transient, step, persistent).
+    pub reserve: [Size; 4],
+    /// Whether the record in /dev/shm is written.
+    pub record: bool,
+    /// Live blocks that the record's block map has room for.
+    pub record_blocks: u32,
+    /// Records of processes that ended without a clean exit which a new process leaves.
+    pub records_kept: u32,
+    /// Events that the record's ring keeps.
+    pub ring_events: u32,
+    /// Bytes a driver pool keeps at a synchronisation; `None`: all of them.
+    pub release_threshold: Option<Size>,
+    /// Driver pools: reuse across streams.
+    pub pool_reuse: PoolReuse,
+    /// File for a trace of all requests.
+    pub trace: Option<PathBuf>,
+    /// Thresholds, and what to do when one is passed.
+    pub alert: Vec<Rule>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            backing: Backing::Auto,
+            share: true,
+            debug: Debug::default(),
+            limit: None,
+            headroom: Size::Bytes(512 << 20),
+            slack: None,
+            waits: Waits::OutOfMemory,
+            auto_trim: true,
+            reserve: [Size::Bytes(0); 4],
+            record: true,
+            record_blocks: 1 << 22,
+            records_kept: 8,
+            ring_events: 1 << 16,
+            release_threshold: None,
+            pool_reuse: PoolReuse::On,
+            trace: None,
+            alert: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What the parts of a heap have in common.
+
+use super::page_table::PageTable;
+use crate::driver::Driver;
+use crate::settings::Settings;
+use gruyere_record::Record;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Devices that a process may use.
+pub const MAX_DEVICES: u32 = 64;
+/// The loader has wired record_stream.
+pub const HOOK_RECORD_STREAM: u32 = 1;
+/// The loader has wired the capture hooks (begin, end, release).
+pub const HOOK_CAPTURES: u32 = 2;
+/// The callers keep CUDA's own rules of order ([`crate::heap::Heap::announce_ordered_callers`]).
+pub(super) const ORDERED_CALLERS: u32 = 4;
+
+/// What the parts of a heap have in common.
+pub struct Shared {
+    /// The driver; its calls are timed where there is a record to say so.
+    pub driver: Arc<dyn Driver>,
+    /// The same without the detour, for what is asked on the hot path.
+    pub(super) questions: Arc<dyn Driver>,
+    /// The settings in force.
+    pub settings: Settings,
+    /// From addresses to owners.
+    pub table: PageTable,
+    /// What other processes read.
+    pub record: &'static Record,
+    /// Whether blocks from 1 MiB on get spans of their own.
+    pub(super) own_spans: bool,
+    pub(super) step: AtomicU32,
+    /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once and for all when torch's hooks are met
+    /// that nobody announced.
+    pub(super) hooks: AtomicU32,
+}
+
+impl Shared {
+    /// The training step.
+    #[inline]
+    pub fn step(&self) -> u32 {
+        self.step.load(Ordering::Relaxed)
+    }
+
+    /// Whether memory may pass from stream to stream: only where record_stream reaches us, or nobody needs it.
+    pub fn shares(&self) -> bool {
+        self.settings.share
+            && self.hooks.load(Ordering::Relaxed) & (HOOK_RECORD_STREAM | ORDERED_CALLERS) != 0
+    }
+
+    /// Whether the loader tells of every capture, or the callers do.
+    pub fn hears_of_captures(&self) -> bool {
+        self.hooks.load(Ordering::Relaxed) & (HOOK_CAPTURES | ORDERED_CALLERS) != 0
+    }
+}

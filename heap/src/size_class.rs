@@ -1,0 +1,200 @@
+//! Size classes: which slot a small request gets, and which slab the slots are cut from.
+//!
+//! Eight classes a doubling from 512 B to [`SMALL_MAX`]. A class is defined by how many slots a slab holds, so slots fill
+//! their slab: with the tail of the slab counted, no class wastes more than a ninth (11.1%) of it on requests that are
+//! multiples of [`ALIGNMENT`] and do not fit the class below. Up to 8 KiB the classes are the multiples of 512 B.
+
+use gruyere_record::bucket_of;
+
+/// Every block starts at a multiple of this, and every request is rounded up to one (bytes).
+pub const ALIGNMENT: u64 = 512;
+/// The largest request that is served from slabs (bytes).
+pub const SMALL_MAX: u64 = 1 << 20;
+/// A page: the unit in which slabs and spans are cut (bytes); the driver's granule on every device so far.
+pub const PAGE: u64 = 2 << 20;
+/// Number of size classes.
+pub const CLASSES: usize = 72;
+
+/// What a class is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeClass {
+    /// Bytes of a slot, a multiple of [`ALIGNMENT`].
+    pub slot: u32,
+    /// Slots a slab.
+    pub slots: u32,
+    /// Pages a slab.
+    pub pages: u32,
+    /// Reciprocal of the slot in units of [`ALIGNMENT`], for [`SizeClass::slot_of`].
+    reciprocal: u64,
+}
+
+impl SizeClass {
+    /// Bytes of a slab of this class.
+    pub const fn slab_bytes(&self) -> u64 {
+        self.pages as u64 * PAGE
+    }
+
+    /// The slot that holds the byte at `offset` of its slab: a multiplication in place of a division. Exact, since the
+    /// offset is below 2^14 units and the slot at most 2^11. Any number for an offset beyond the slab.
+    #[inline]
+    pub const fn slot_of(&self, offset: u64) -> u32 {
+        ((offset / ALIGNMENT).wrapping_mul(self.reciprocal) >> 32) as u32
+    }
+}
+
+/// 2^(j/8 - 1) for j = 1 to 8, inverted and scaled by 2^16: slots a slab relative to those of the doubling's top class.
+const SPACING: [u64; 8] = [120_194, 110_218, 101_070, 92_682, 84_990, 77_936, 71_468, 65_536];
+
+const fn class(index: usize) -> SizeClass {
+    let (slot, pages) = if index < 16 {
+        ((index as u64 + 1) * ALIGNMENT, 1)
+    } else {
+        let top = (16 * 1024) << ((index - 16) / 8);
+        let j = (index - 16) % 8;
+        let pages = if top * 8 > PAGE { top * 8 / PAGE } else { 1 };
+        let slots_at_top = pages * PAGE / top;
+        // With eight slots at the top only the whole numbers 15 to 8 are left; elsewhere the spacing is geometric.
+        let slots =
+            if slots_at_top == 8 { 15 - j as u64 } else { (slots_at_top * SPACING[j] + 32_768) >> 16 };
+        (pages * PAGE / slots / ALIGNMENT * ALIGNMENT, pages)
+    };
+    let units = slot / ALIGNMENT;
+    SizeClass {
+        slot: slot as u32,
+        slots: (pages * PAGE / slot) as u32,
+        pages: pages as u32,
+        reciprocal: (1u64 << 32).div_ceil(units),
+    }
+}
+
+/// The classes, smallest slot first.
+pub static SIZE_CLASSES: [SizeClass; CLASSES] = {
+    let mut classes = [class(0); CLASSES];
+    let mut i = 0;
+    while i < CLASSES {
+        classes[i] = class(i);
+        i += 1;
+    }
+    classes
+};
+
+/// Units of [`SMALL_MAX`], a power of two.
+const UNITS: usize = (SMALL_MAX / ALIGNMENT) as usize;
+
+/// The class of each number of units from one on, and the record's bucket of as many bytes; 4 KiB in all.
+static CLASS_OF_UNITS: [(u8, u8); UNITS] = {
+    let mut table = [(0u8, 0u8); UNITS];
+    let mut units = 1;
+    let mut c = 0;
+    while units <= table.len() {
+        while (class(c).slot as u64) < units as u64 * ALIGNMENT {
+            c += 1;
+        }
+        table[units - 1] = (c as u8, bucket_of(units as u64 * ALIGNMENT) as u8);
+        units += 1;
+    }
+    assert!(bucket_of(SMALL_MAX) <= u8::MAX as usize);
+    table
+};
+
+/// `size` rounded up to [`ALIGNMENT`], or `None` where that overflows.
+#[inline]
+pub const fn round_up(size: u64, to: u64) -> Option<u64> {
+    match size.checked_add(to - 1) {
+        Some(sum) => Some(sum & !(to - 1)),
+        None => None,
+    }
+}
+
+/// The class that serves a request of `size` bytes (at most [`SMALL_MAX`]).
+#[inline]
+pub fn class_of(size: u64) -> usize {
+    CLASS_OF_UNITS[(size.saturating_sub(1) / ALIGNMENT) as usize].0 as usize
+}
+
+/// What a small request comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Small {
+    /// Its bytes, rounded up to [`ALIGNMENT`].
+    pub size: u64,
+    /// Its class.
+    pub class: u8,
+    /// The record's bucket of `size`.
+    pub bucket: usize,
+}
+
+/// What a request comes to; `None` for size 0 and above [`SMALL_MAX`]. Six instructions.
+#[inline(always)]
+pub fn small(requested: u64) -> Option<Small> {
+    let last = requested.wrapping_sub(1);
+    let &(class, bucket) = CLASS_OF_UNITS.get((last / ALIGNMENT) as usize)?;
+    Some(Small { size: (last | (ALIGNMENT - 1)) + 1, class, bucket: usize::from(bucket) })
+}
+
+/// As [`small`], for a request that was found to be small before.
+#[inline(always)]
+pub fn small_again(requested: u64) -> Small {
+    let last = requested.wrapping_sub(1);
+    let (class, bucket) = CLASS_OF_UNITS[(last / ALIGNMENT) as usize % UNITS];
+    Small { size: (last | (ALIGNMENT - 1)).wrapping_add(1), class, bucket: usize::from(bucket) }
+}
+
+/// Live bytes of a request: rounded up to the alignment.
+#[inline(always)]
+pub fn round(requested: u64) -> u64 {
+    requested.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_small_size_gets_the_smallest_slot_that_holds_it() {
+        for size in (1..=SMALL_MAX).step_by(97).chain([SMALL_MAX, 512, 513, 1 << 19]) {
+            let c = class_of(size);
+            assert!(u64::from(SIZE_CLASSES[c].slot) >= size);
+            assert!(c == 0 || u64::from(SIZE_CLASSES[c - 1].slot) < size);
+        }
+        assert_eq!(class_of(SMALL_MAX), CLASSES - 1);
+    }
+
+    #[test]
+    fn the_table_knows_class_and_bucket_of_every_small_size_and_of_no_other() {
+        for size in (1..=SMALL_MAX).step_by(97).chain([SMALL_MAX, 512, 513, 1 << 19]) {
+            let bucket = bucket_of(round_up(size, ALIGNMENT).unwrap());
+            let rounded = round_up(size, ALIGNMENT).unwrap();
+            assert_eq!(small(size), Some(Small { size: rounded, class: class_of(size) as u8, bucket }));
+            assert_eq!(small(size), Some(small_again(size)));
+        }
+        assert_eq!([0, SMALL_MAX + 1, u64::MAX].map(small), [None; 3]);
+    }
+
+    #[test]
+    fn no_class_wastes_more_than_a_ninth_with_slab_tails_counted() {
+        for (i, class) in SIZE_CLASSES.iter().enumerate().skip(1) {
+            let smallest = u64::from(SIZE_CLASSES[i - 1].slot) + ALIGNMENT;
+            let used = smallest * u64::from(class.slots);
+            let waste = 1.0 - used as f64 / class.slab_bytes() as f64;
+            assert!(waste <= 1.0 / 9.0, "class {i} ({class:?}) wastes {waste:.4}");
+        }
+    }
+
+    #[test]
+    fn slots_are_aligned_and_stay_inside_the_slab() {
+        for class in &SIZE_CLASSES {
+            assert_eq!(u64::from(class.slot) % ALIGNMENT, 0);
+            assert!(u64::from(class.slot) * u64::from(class.slots) <= class.slab_bytes());
+            assert!(u64::from(class.slot) * u64::from(class.slots + 1) > class.slab_bytes());
+        }
+    }
+
+    #[test]
+    fn the_reciprocal_finds_the_slot_of_every_aligned_offset() {
+        for class in &SIZE_CLASSES {
+            for offset in (0..class.slab_bytes()).step_by(ALIGNMENT as usize) {
+                assert_eq!(u64::from(class.slot_of(offset)), offset / u64::from(class.slot));
+            }
+        }
+    }
+}

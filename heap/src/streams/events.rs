@@ -1,0 +1,334 @@
+//! Events are recorded behind frees, asked, and waited for.
+
+use super::fences::{Fence, Fences};
+use super::stream::{PER_THREAD, is_quiet, thread_token};
+use super::{EVERY, FenceCounts, Streams};
+use crate::driver::{CaptureStatus, Driver, ErrorKind, StreamHandle};
+use crate::sync::lock;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+/// Streams that a poll which is not the last resort finds busy before it stops, and streams that are asked whether they capture for the sake of one free: with
+/// thousands of streams, a malloc that looks for memory must not ask them all each time.
+const ENOUGH: usize = 16;
+
+/// From where a stream may be used.
+pub(super) enum Reach {
+    /// From here, by this handle.
+    Here(StreamHandle),
+    /// From its own thread.
+    OtherThread,
+    /// From calls that name it, if it is there at all.
+    Nowhere,
+}
+
+/// What the events of a stream have told.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Asked {
+    /// One was done.
+    pub(super) further: bool,
+    /// One was not.
+    pub(super) busy: bool,
+}
+
+impl Streams {
+    /// Asks every recorded event whether it is done. True if a stream got further.
+    ///
+    /// Never call it while anything captures on the device.
+    pub fn poll(&self, driver: &dyn Driver) -> bool {
+        self.poll_until(driver, usize::MAX)
+    }
+
+    /// As [`Streams::poll`], where more may be had by other means: after [`ENOUGH`] streams that have got no further the rest are left to the next call,
+    /// which begins with them.
+    pub fn poll_some(&self, driver: &dyn Driver) -> bool {
+        self.poll_until(driver, ENOUGH)
+    }
+
+    fn poll_until(&self, driver: &dyn Driver, enough: usize) -> bool {
+        let mut guard = lock(&self.fences);
+        let fences = &mut *guard;
+        let (mut further, mut busy) = (false, 0);
+        for _ in 0..fences.pending.len() {
+            let after =
+                fences.pending.range(fences.next..).next().or_else(|| fences.pending.first_key_value());
+            let Some((&number, _)) = after else { break };
+            if busy == enough {
+                fences.next = number;
+                return further;
+            }
+            let asked = self.ask(driver, fences, number);
+            further |= asked.further;
+            busy += usize::from(asked.busy);
+            fences.next = number + 1;
+        }
+        fences.next = 0;
+        further
+    }
+
+    /// Asks the recorded events of a stream, until one is not done.
+    fn ask(&self, driver: &dyn Driver, fences: &mut Fences, number: u32) -> Asked {
+        let mut asked = Asked::default();
+        let Fences { pending, spare, dead, .. } = fences;
+        let Some(queue) = pending.get_mut(&number) else { return asked };
+        while let Some(&Fence { epoch, event, age }) = queue.front() {
+            self.queried.fetch_add(1, Ordering::Relaxed);
+            match driver.event_query(self.device, event) {
+                Ok(true) => {
+                    self.raise(number, epoch);
+                    self.pass(dead.remove(&age).unwrap_or_default());
+                    asked.further = true;
+                }
+                Ok(false) => {
+                    asked.busy = true;
+                    return asked;
+                }
+                Err(error) if matches!(error.kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized) => {
+                    return asked;
+                }
+                // An event that cannot be asked proves nothing, and those behind it must not wait for it: the next one
+                // stands for its frees.
+                Err(_) => {
+                    self.dirty.insert(number);
+                    self.soil(&dead.remove(&age).unwrap_or_default());
+                }
+            }
+            queue.pop_front();
+            spare.push(event);
+        }
+        pending.remove(&number);
+        asked
+    }
+
+    /// Records an event behind the frees of every stream that has some, where that can be done: not on a dead stream, a capturing
+    /// one, another thread's per-thread stream, or a passing one other than `named`, which this call names. True if an event was recorded. Frees that only an event
+    /// behind all work of the device would do for wait until enough of them have gathered.
+    ///
+    /// Never call it while anything captures on the device of which we were told.
+    pub fn seal(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
+        self.seal_each(driver, named) | self.seal_every(driver, hears_of_captures, ENOUGH as u64)
+    }
+
+    /// As [`Streams::seal`], however few they are.
+    pub fn seal_all(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
+        self.seal_each(driver, named) | self.seal_every(driver, hears_of_captures, u64::MAX)
+    }
+
+    /// This call names a stream: records the event behind its frees that a call before would have recorded, had it named the stream too. So that is one event for each time
+    /// that somebody was hungry.
+    pub fn seal_lost(&self, driver: &dyn Driver, named: u32) -> bool {
+        self.lost.contains(named) && self.seal_one(driver, named, Some(named))
+    }
+
+    fn seal_each(&self, driver: &dyn Driver, named: Option<u32>) -> bool {
+        let dirty = self.dirty.iter(self.count()).filter(|&number| number != EVERY);
+        dirty.fold(false, |any, number| self.seal_one(driver, number, named) | any)
+    }
+
+    /// Whether the handle of a stream may be used now, in a call that names stream `named`. Under `fences`, where no call names the stream.
+    pub(super) fn reach(&self, number: u32, named: Option<u32>) -> Reach {
+        let Some(stream) = self.get(number) else { return Reach::Nowhere };
+        match (stream.handle(), stream.is_lasting()) {
+            _ if stream.is_dead() => Reach::Nowhere,
+            (PER_THREAD, _) if stream.identity() == thread_token() => Reach::Here(PER_THREAD),
+            (PER_THREAD, _) => Reach::OtherThread,
+            (handle, lasting) if lasting || named == Some(number) => Reach::Here(handle),
+            _ => Reach::Nowhere,
+        }
+    }
+
+    /// What `call` answers for the handle of a stream that is there whatever the program does meanwhile; `None`: it may be gone, or be used in its own thread or calls only.
+    pub fn with_lasting<T>(&self, number: u32, call: impl FnOnce(StreamHandle) -> T) -> Option<T> {
+        let _fences = lock(&self.fences);
+        match self.reach(number, None) {
+            Reach::Here(handle) => Some(call(handle)),
+            _ => None,
+        }
+    }
+
+    /// Records an event behind all work of the device, where something is freed that waits for all streams, or for one that only its own thread can
+    /// record on, or only a call that names it; it stands for the streams that are no more too. Not while a stream captures: the driver would refuse, and
+    /// make the capture fail. So every stream that lasts is asked before, and so many `questions` are worth one free that waits.
+    fn seal_every(&self, driver: &dyn Driver, hears_of_captures: bool, questions: u64) -> bool {
+        if !self.records_context_events(hears_of_captures) {
+            return false;
+        }
+        let is_others = |number: u32| {
+            self.get(number)
+                .is_some_and(|stream| stream.handle() == PER_THREAD && stream.identity() != thread_token())
+        };
+        // Dead streams alone are not worth it: there may be thousands.
+        let others = self.dirty.iter(self.count()).filter(|&number| is_others(number)).count() as u64;
+        let waiting =
+            if self.dirty.contains(EVERY) { self.gathered.load(Ordering::Relaxed).max(1) } else { 0 };
+        let stranded = self.stranded.load(Ordering::Relaxed);
+        let worth = (waiting + others + stranded).saturating_mul(questions);
+        if worth == 0 || worth < self.lasting.load(Ordering::Relaxed) || self.any_capturing(driver) {
+            return false;
+        }
+        self.gathered.store(0, Ordering::Relaxed);
+        self.stranded.store(0, Ordering::Relaxed);
+        let soiled =
+            self.dirty.iter(self.count()).filter(|&number| self.is_dead(number) || is_others(number));
+        let mut numbers: Vec<u32> = soiled.chain(self.lost.iter(self.count())).collect();
+        // The fence is one of an epoch of EVERY.
+        if !numbers.contains(&EVERY) {
+            numbers.push(EVERY);
+        }
+        let mut fences = lock(&self.fences);
+        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
+            return false;
+        };
+        let close = |number| {
+            let stream = self.get(number)?;
+            self.dirty.remove(number);
+            self.lost.remove(number);
+            Some((number, stream.epoch.fetch_add(1, Ordering::SeqCst)))
+        };
+        let epochs: Vec<(u32, u64)> = numbers.into_iter().filter_map(close).collect();
+        if driver.context_event_record(self.device, event).is_err() {
+            // The epochs stay without an event; the next one covers them.
+            self.soil(&epochs);
+            fences.spare.push(event);
+            return false;
+        }
+        let age = self.recorded.fetch_add(1, Ordering::Relaxed);
+        let own = epochs.iter().find(|&&(number, _)| number == EVERY);
+        let epoch = own.map_or(0, |&(_, epoch)| epoch);
+        fences.pending.entry(EVERY).or_default().push_back(Fence { epoch, event, age });
+        fences.dead.insert(age, epochs);
+        true
+    }
+
+    /// The frees of these epochs need another event.
+    fn soil(&self, epochs: &[(u32, u64)]) {
+        epochs.iter().for_each(|&(number, _)| self.dirty.insert(number));
+    }
+
+    /// A dirty stream is dead, or may be used in its own calls only: until one comes, only an event behind all work of the device is behind its frees.
+    fn give_up(&self, number: u32) {
+        if !self.is_dead(number) {
+            self.stranded.fetch_add(1, Ordering::Relaxed);
+        }
+        self.lost.insert(number);
+        self.dirty.remove(number);
+    }
+
+    fn seal_one(&self, driver: &dyn Driver, number: u32, named: Option<u32>) -> bool {
+        let Some(stream) = self.get(number) else { return false };
+        // Under this lock the number becomes no other stream's, and the end of a lasting one waits.
+        let mut fences = lock(&self.fences);
+        let handle = match self.reach(number, named) {
+            Reach::Here(handle) => handle,
+            Reach::OtherThread => return false,
+            Reach::Nowhere => {
+                self.give_up(number);
+                return false;
+            }
+        };
+        // A capture that nobody announced must live too.
+        if !is_quiet(driver.capture_status(self.device, handle)) {
+            return false;
+        }
+        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
+            return false;
+        };
+        self.dirty.remove(number);
+        self.lost.remove(number);
+        let epoch = stream.epoch.fetch_add(1, Ordering::SeqCst);
+        if driver.event_record(self.device, event, handle).is_ok() {
+            let age = self.recorded.fetch_add(1, Ordering::Relaxed);
+            fences.pending.entry(number).or_default().push_back(Fence { epoch, event, age });
+            return true;
+        }
+        // The epoch stays without an event of its own; the next one covers it.
+        self.dirty.insert(number);
+        fences.spare.push(event);
+        false
+    }
+
+    /// The epochs whose events are recorded and not yet seen done, by stream, in the order in which they were recorded.
+    pub fn unfinished(&self) -> Vec<(u32, u64)> {
+        let fences = lock(&self.fences);
+        let pending = fences.pending.iter();
+        let mut found: Vec<(u64, u32, u64)> = pending
+            .flat_map(|(&number, queue)| queue.iter().map(move |fence| (fence.age, number, fence.epoch)))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, number, epoch)| (number, epoch)).collect()
+    }
+
+    /// Makes `waiter`, which this call names, wait on the device until `stream` is past `epoch`, whose event is recorded: what `waiter` is given to do from now on comes
+    /// after all frees of that epoch and before. False: it cannot be done now, or the driver refused.
+    ///
+    /// Never call it while anything captures on the device.
+    pub fn make_wait(&self, driver: &dyn Driver, waiter: u32, stream: u32, epoch: u64) -> bool {
+        // Under this lock the number becomes no other stream's, and the event is not recorded again.
+        let fences = lock(&self.fences);
+        let Some(fence) =
+            fences.pending.get(&stream).and_then(|queue| queue.iter().find(|fence| fence.epoch >= epoch))
+        else {
+            return self.completed(stream) >= epoch;
+        };
+        let Reach::Here(handle) = self.reach(waiter, Some(waiter)) else { return false };
+        if driver.capture_status(self.device, handle) != Ok(CaptureStatus::None) {
+            return false;
+        }
+        driver.stream_wait_event(self.device, handle, fence.event).is_ok()
+    }
+
+    /// Waits on the host for the oldest event of the stream that has waited longest. False: there is none, or the wait failed.
+    pub fn wait_for_oldest(&self, driver: &dyn Driver) -> bool {
+        let event = {
+            let fences = lock(&self.fences);
+            fences
+                .pending
+                .values()
+                .filter_map(|queue| queue.front())
+                .min_by_key(|fence| fence.age)
+                .map(|fence| fence.event)
+        };
+        event.is_some_and(|event| driver.event_synchronize(self.device, event).is_ok() && self.poll(driver))
+    }
+
+    /// The epochs that are open now, by stream: take them before a device-wide synchronisation, and hand them to
+    /// [`Streams::passed`] after it.
+    pub fn open_epochs(&self) -> HashMap<u32, u64> {
+        let numbers = (0..self.count()).chain([EVERY]);
+        // Closes each epoch, so that frees during the synchronisation belong to a later one.
+        numbers
+            .filter_map(|number| Some((number, self.get(number)?.epoch.fetch_add(1, Ordering::SeqCst))))
+            .collect()
+    }
+
+    /// The device was synchronised after `epochs` were taken: every stream is past its own.
+    pub fn passed(&self, epochs: &HashMap<u32, u64>) {
+        self.pass(epochs.iter().map(|(&number, &epoch)| (number, epoch)));
+    }
+
+    /// Each of these streams is past its epoch.
+    fn pass(&self, epochs: impl IntoIterator<Item = (u32, u64)>) {
+        for (number, epoch) in epochs {
+            self.raise(number, epoch);
+        }
+    }
+
+    /// Events recorded and asked about since the start.
+    pub fn counts(&self) -> FenceCounts {
+        FenceCounts {
+            recorded: self.recorded.load(Ordering::Relaxed),
+            queried: self.queried.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Gives every event back to the driver (at the heap's end).
+    pub fn destroy_events(&self, driver: &dyn Driver) {
+        let mut fences = lock(&self.fences);
+        let pending = std::mem::take(&mut fences.pending);
+        fences.dead.clear();
+        let events = pending.into_values().flatten().map(|fence| fence.event);
+        for event in events.chain(std::mem::take(&mut fences.spare)) {
+            let _ = driver.event_destroy(self.device, event);
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Which stream a handle names, and for how long it may be used.
+//!
+//! Any call on a destroyed stream is undefined (cuda.h: "passing an invalid handle will result in undefined behavior"), and nobody can be asked whether a stream is there
+//! still. So a handle goes to the driver only while the stream is there for certain:
+//! - *lasting* streams, until their end: the default ones, those that were announced ([`Streams::lasts`]), and the calling thread's own;
+//! - *passing* ones, all others, inside a call in which the program names them, and in no other. [`Resolved`] is that call.
+
+use super::names::{Numbers, Resolved};
+use super::stream::{
+    DEAD, LASTING, PASSING, PER_THREAD, RETIRED, Stream, UNTOLD, is_quiet, thread_has_ended, thread_token,
+};
+use super::{DEFAULT_STREAM, EVERY, MAX_STREAMS, Streams};
+use crate::driver::{Driver, ErrorKind, StreamHandle};
+use crate::sync::{MutexGuard, lock};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+impl Streams {
+    /// The stream that `handle` names now, in a call in which the program names it. `None`: it has no number, and all are taken.
+    ///
+    /// Where the driver tells ids, a handle that was recycled is found out here, by its id; the old stream is dead from then on. One that was announced is known by its
+    /// handle. The id of a stream that captures may be refused, and the question may end the capture: so the stream is asked first whether it captures. One that
+    /// does is the stream that its handle was last known to name, or a new one.
+    pub fn resolve(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<Resolved<'_>> {
+        if handle.0 <= 1 {
+            return Some(Resolved::lasting(DEFAULT_STREAM, None));
+        }
+        if handle == StreamHandle::EVERY {
+            return Some(Resolved::lasting(EVERY, None));
+        }
+        let mut status = driver.capture_status(self.device, handle);
+        if handle == PER_THREAD {
+            let number = self.find_or_assign(handle, thread_token())?;
+            return Some(Resolved {
+                number,
+                status: Some(status),
+                due: self.is_due(number, status),
+                call: None,
+            });
+        }
+        if let Some(number) = self.announced(handle) {
+            return Some(Resolved::lasting(number, Some(status)));
+        }
+        let mut identity = 0;
+        if is_quiet(status) && self.ids {
+            match driver.stream_id(self.device, handle) {
+                Ok(told) => identity = told,
+                // A capture has begun meanwhile.
+                Err(error) if error.kind == ErrorKind::Capturing => status = Err(error),
+                Err(_) => {}
+            }
+        }
+        let (number, call) = if is_quiet(status) {
+            self.resolve_identified(handle, identity)?
+        } else {
+            self.resolve_capturing(handle)?
+        };
+        Some(Resolved { number, status: Some(status), due: self.is_due(number, status), call })
+    }
+
+    /// As [`Streams::resolve`], of default streams and those that were announced, while they capture nothing: the number alone. `None`: of any other, which may have
+    /// a number all the same.
+    #[inline]
+    pub fn resolve_lasting(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
+        if handle.0 <= 1 {
+            return Some(DEFAULT_STREAM);
+        }
+        let number = self.cached(handle).filter(|&number| self.is_lasting(number))?;
+        is_quiet(driver.capture_status(self.device, handle)).then_some(number)
+    }
+
+    fn is_announced(&self, handle: StreamHandle) -> bool {
+        lock(&self.numbers).lasting.contains(&handle.0)
+    }
+
+    /// The number of an announced stream; `None` also where all are taken.
+    fn announced(&self, handle: StreamHandle) -> Option<u32> {
+        if let Some(number) = self.cached(handle) {
+            return self.is_lasting(number).then_some(number);
+        }
+        let mut numbers = lock(&self.numbers);
+        let number = match numbers.by_handle.get(&handle.0) {
+            Some(&known) => known,
+            None if numbers.lasting.contains(&handle.0) => self.assign(&mut numbers, handle, UNTOLD)?,
+            None => return None,
+        };
+        drop(numbers);
+        self.is_lasting(number).then(|| {
+            self.cache.put(handle, number);
+            number
+        })
+    }
+
+    /// The number under which a handle was seen last, if it is there and that handle's still.
+    #[inline]
+    fn cached(&self, handle: StreamHandle) -> Option<u32> {
+        let number = self.cache.get(handle)?;
+        let stream = self.get(number)?;
+        (!stream.is_dead() && stream.handle() == handle).then_some(number)
+    }
+
+    fn is_lasting(&self, number: u32) -> bool {
+        self.get(number).is_some_and(Stream::is_lasting)
+    }
+
+    /// The number of a stream that captures, so that it cannot be asked who it is.
+    fn resolve_capturing(&self, handle: StreamHandle) -> Option<(u32, Option<&Stream>)> {
+        let mut numbers = lock(&self.numbers);
+        let number = match numbers.find(handle, UNTOLD).filter(|&known| !self.is_dead(known)) {
+            Some(known) => known,
+            None => self.assign(&mut numbers, handle, UNTOLD)?,
+        };
+        // Under the lock under which numbers are taken away.
+        Some((number, self.get(number).and_then(Stream::enter)))
+    }
+
+    fn resolve_identified(&self, handle: StreamHandle, identity: u64) -> Option<(u32, Option<&Stream>)> {
+        if let Some(number) = self.cached(handle)
+            && let Some(stream) = self.get(number)
+        {
+            // Looked at again once the call is known of: before that, the number may have become another's.
+            let call = stream.enter();
+            if !stream.is_dead() && stream.handle() == handle && stream.identity() == identity {
+                return Some((number, call));
+            }
+            stream.leave();
+        }
+        let mut guard = lock(&self.numbers);
+        let numbers = &mut *guard;
+        let names = |&known: &u32| {
+            self.get(known).is_some_and(|stream| !stream.is_dead() && stream.is_called(identity))
+        };
+        let found = match numbers.find(handle, identity).filter(names) {
+            Some(found) => found,
+            None => self.assign(numbers, handle, identity)?,
+        };
+        self.cache.put(handle, found);
+        Some((found, self.get(found).and_then(Stream::enter)))
+    }
+
+    /// The number of a per-thread stream.
+    fn find_or_assign(&self, handle: StreamHandle, identity: u64) -> Option<u32> {
+        let mut numbers = lock(&self.numbers);
+        let known = numbers.find(handle, identity).filter(|&known| !self.is_dead(known));
+        known.or_else(|| self.assign(&mut numbers, handle, identity))
+    }
+
+    /// A number for a stream that has none.
+    fn assign(&self, numbers: &mut Numbers, handle: StreamHandle, identity: u64) -> Option<u32> {
+        let count = self.count.load(Ordering::Relaxed);
+        let lasting = handle != PER_THREAD && numbers.lasting.contains(&handle.0);
+        let new = match numbers.unused.pop() {
+            Some(unused) => {
+                // Whoever is about to record an event on the stream that had the number is done with that, or will find it changed.
+                let _fences = lock(&self.fences);
+                self.get(unused)?.becomes(handle, identity, lasting);
+                if self.lost.remove(unused) {
+                    self.dirty.insert(unused);
+                }
+                unused
+            }
+            None if count as usize == MAX_STREAMS => return None,
+            None => {
+                let state = if lasting { LASTING } else { PASSING };
+                let _ = self.streams[count as usize].set(Stream::new(handle, identity, state));
+                self.count.store(count + 1, Ordering::Release);
+                count
+            }
+        };
+        if lasting {
+            self.lasting.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(old) = numbers.insert(handle, identity, new).and_then(|old| self.get(old)) {
+            self.bury(old);
+        }
+        Some(new)
+    }
+
+    /// The program promises that the stream of `handle`, which is there, is not destroyed before [`Streams::end`] is told of it.
+    pub fn lasts(&self, driver: &dyn Driver, handle: StreamHandle) {
+        if handle.0 <= PER_THREAD.0 || handle == StreamHandle::EVERY || self.is_announced(handle) {
+            return;
+        }
+        let known = lock(&self.numbers).by_handle.contains_key(&handle.0);
+        // Who was known under the handle may be gone. One that cannot be asked who it is gets a new number.
+        let same = known
+            && is_quiet(driver.capture_status(self.device, handle))
+            && (!self.ids || self.names(handle, driver.stream_id(self.device, handle).ok()));
+        let mut numbers = lock(&self.numbers);
+        numbers.lasting.insert(handle.0);
+        let Some(stream) = numbers.by_handle.get(&handle.0).and_then(|&number| self.get(number)) else {
+            return;
+        };
+        let lasts = || stream.state.compare_exchange(PASSING, LASTING, Ordering::SeqCst, Ordering::SeqCst);
+        if same && lasts().is_ok() {
+            self.lasting.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.bury(stream);
+            numbers.by_handle.remove(&handle.0);
+        }
+    }
+
+    /// The stream is gone.
+    fn bury(&self, stream: &Stream) {
+        if stream.state.swap(DEAD, Ordering::SeqCst) == LASTING {
+            self.lasting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the stream that was last known by `handle` is the one of this id.
+    fn names(&self, handle: StreamHandle, id: Option<u64>) -> bool {
+        let number = lock(&self.numbers).by_handle.get(&handle.0).copied();
+        let stream = number.and_then(|number| self.get(number));
+        id.zip(stream).is_some_and(|(id, stream)| stream.identity() == id)
+    }
+
+    /// The program destroys the stream that `handle` names: its number is a dead one's from now on, and nobody is in a call on it when this returns. Seal
+    /// before, where that can be done.
+    pub fn end(&self, handle: StreamHandle) {
+        let mut numbers = lock(&self.numbers);
+        numbers.lasting.remove(&handle.0);
+        let ended = numbers.by_handle.remove(&handle.0);
+        drop(numbers);
+        if let Some(stream) = ended.and_then(|number| self.get(number)) {
+            self.bury(stream);
+            // Whoever asks a lasting stream that no call names does it under this lock, and looks whether it lasts under it.
+            drop(lock(&self.fences));
+        }
+    }
+
+    /// All streams but the default one are gone, and all that was enqueued is done: the device's context is made anew.
+    pub fn end_all(&self) {
+        let mut numbers = lock(&self.numbers);
+        for stream in (1..self.count()).filter_map(|number| self.get(number)) {
+            self.bury(stream);
+        }
+        numbers.by_handle.clear();
+        numbers.by_thread.clear();
+        numbers.lasting.clear();
+    }
+
+    /// Whether `handle` has a number, or was announced.
+    pub fn is_known(&self, handle: StreamHandle) -> bool {
+        let numbers = lock(&self.numbers);
+        if handle == PER_THREAD {
+            !numbers.by_thread.is_empty()
+        } else {
+            numbers.by_handle.contains_key(&handle.0) || numbers.lasting.contains(&handle.0)
+        }
+    }
+
+    /// Held by whoever looks for numbers to be used again.
+    pub fn recycling(&self) -> MutexGuard<'_, ()> {
+        lock(&self.recycling)
+    }
+
+    /// Takes the numbers away from streams that are gone, and from passing ones that no call is naming now: which of those are gone cannot be known, and one that comes
+    /// again gets another. To be followed by [`Streams::release`], under [`Streams::recycling`] both.
+    pub fn retire(&self) -> HashSet<u32> {
+        let numbers = lock(&self.numbers);
+        let unused: HashSet<u32> = numbers.unused.iter().copied().collect();
+        let is_gone = |stream: &Stream| match stream.handle() {
+            handle if handle.0 < PER_THREAD.0 => false,
+            _ if stream.is_dead() => true,
+            PER_THREAD => {
+                let ended = thread_has_ended(stream.thread.load(Ordering::Acquire));
+                if ended {
+                    self.bury(stream);
+                }
+                ended
+            }
+            _ => stream.retire(),
+        };
+        (0..self.count())
+            .filter(|number| !unused.contains(number) && self.get(*number).is_some_and(is_gone))
+            .collect()
+    }
+
+    /// Lets those of the `retired` numbers be used again that are in `released`, since nothing refers to them; the others are what they were, unless their streams have
+    /// got other numbers meanwhile.
+    pub fn release(&self, retired: &HashSet<u32>, released: &[u32]) {
+        let released: HashSet<u32> = released.iter().copied().collect();
+        let mut guard = lock(&self.numbers);
+        let numbers = &mut *guard;
+        for &number in retired.difference(&released) {
+            let Some(stream) = self.get(number) else { continue };
+            let is_named = numbers.by_handle.get(&stream.handle().0) == Some(&number);
+            let state = if is_named { PASSING } else { DEAD };
+            let _ = stream.state.compare_exchange(RETIRED, state, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        numbers.by_handle.retain(|_, number| !released.contains(number));
+        numbers.by_thread.retain(|_, number| !released.contains(number));
+        numbers.unused.extend(released);
+    }
+}

@@ -1,0 +1,157 @@
+//! One stream: its states, its epochs, and what it was seen to do about capture.
+
+use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// States of a stream, as in the table of [`super`].
+pub(super) const PASSING: u8 = 0;
+pub(super) const LASTING: u8 = 1;
+pub(super) const RETIRED: u8 = 2;
+pub(super) const DEAD: u8 = 3;
+
+/// The identity of a stream that has been seen in captures only.
+pub(super) const UNTOLD: u64 = u64::MAX;
+
+/// What the driver says of a stream and captures.
+pub type Status = crate::driver::Result<CaptureStatus>;
+
+/// Whether a stream says that it captures nothing, or that nothing ever does.
+pub(super) fn is_quiet(status: Status) -> bool {
+    match status {
+        Ok(status) => status == CaptureStatus::None,
+        Err(error) => error.kind == ErrorKind::NotSupported || is_gone(error),
+    }
+}
+
+/// Whether the driver says that there is no such stream. No other error tells that: it may be a capture's.
+pub(super) fn is_gone(error: crate::driver::DriverError) -> bool {
+    error.is_invalid_handle()
+}
+
+/// The handle that means the calling thread's own stream.
+pub(super) const PER_THREAD: StreamHandle = StreamHandle(2);
+
+/// What a stream was seen to do about capture, as in the table of [`super`].
+pub(super) const QUIET: u8 = 0;
+pub(super) const IN_BRACKET: u8 = 1;
+pub(super) const UNANNOUNCED: u8 = 2;
+
+/// One stream.
+pub struct Stream {
+    pub(super) handle: AtomicUsize,
+    /// The driver's id, 0 where it tells none, [`UNTOLD`] where it was never asked; for the per-thread handle, the thread's token.
+    pub(super) identity: AtomicU64,
+    /// The system's id of the thread of a per-thread handle; 0: not known.
+    pub(super) thread: AtomicU32,
+    pub(super) epoch: AtomicU64,
+    pub(super) completed: AtomicU64,
+    pub(super) state: AtomicU8,
+    pub(super) calls: AtomicU32,
+    pub(super) seen: AtomicU8,
+}
+
+impl Stream {
+    pub(super) fn new(handle: StreamHandle, identity: u64, state: u8) -> Self {
+        Self {
+            handle: AtomicUsize::new(handle.0),
+            identity: AtomicU64::new(identity),
+            thread: AtomicU32::new(if handle == PER_THREAD { system_thread_id() } else { 0 }),
+            epoch: AtomicU64::new(1),
+            completed: AtomicU64::new(0),
+            state: AtomicU8::new(state),
+            calls: AtomicU32::new(0),
+            seen: AtomicU8::new(QUIET),
+        }
+    }
+
+    #[inline]
+    pub(super) fn handle(&self) -> StreamHandle {
+        StreamHandle(self.handle.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    pub(super) fn identity(&self) -> u64 {
+        self.identity.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(super) fn is_dead(&self) -> bool {
+        self.state.load(Ordering::SeqCst) >= RETIRED
+    }
+
+    #[inline]
+    pub(super) fn is_lasting(&self) -> bool {
+        self.state.load(Ordering::Acquire) == LASTING
+    }
+
+    /// Whether its identity is this one; where it was never asked, it is from now on. (All that is known of such a stream was done in captures, by graphs that run elsewhere.)
+    pub(super) fn is_called(&self, identity: u64) -> bool {
+        let known = self.identity();
+        if known == UNTOLD {
+            self.identity.store(identity, Ordering::Release);
+        }
+        known == identity || known == UNTOLD
+    }
+}
+
+impl Stream {
+    /// A call begins that names it; the call itself.
+    pub(super) fn enter(&self) -> Option<&Self> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        Some(self)
+    }
+
+    /// The call is over.
+    pub(super) fn leave(&self) {
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Takes a passing stream's number away, unless a call names it now. Under the lock of [`Numbers`].
+    pub(super) fn retire(&self) -> bool {
+        if self.state.compare_exchange(PASSING, RETIRED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return false;
+        }
+        // A call that is not seen here sees the state.
+        let named = self.calls.load(Ordering::SeqCst) > 0;
+        if named {
+            self.state.store(PASSING, Ordering::SeqCst);
+        }
+        !named
+    }
+
+    /// The number is another stream's from now on.
+    pub(super) fn becomes(&self, handle: StreamHandle, identity: u64, lasting: bool) {
+        self.handle.store(handle.0, Ordering::Release);
+        self.identity.store(identity, Ordering::Release);
+        self.thread.store(if handle == PER_THREAD { system_thread_id() } else { 0 }, Ordering::Release);
+        self.seen.store(QUIET, Ordering::Release);
+        self.state.store(if lasting { LASTING } else { PASSING }, Ordering::SeqCst);
+    }
+}
+
+thread_local! {
+    static TOKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+pub(super) fn thread_token() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    TOKEN.with(|token| {
+        if token.get() == 0 {
+            token.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        token.get()
+    })
+}
+
+/// The system's id of the calling thread, as its folder in /proc is called; 0 where there is no /proc.
+fn system_thread_id() -> u32 {
+    let link = std::fs::read_link("/proc/thread-self").ok();
+    let name = link.as_deref().and_then(|path| path.file_name()?.to_str()?.parse().ok());
+    name.unwrap_or(0)
+}
+
+/// Whether the thread of that id is no more; false where that is not known.
+pub(super) fn thread_has_ended(thread: u32) -> bool {
+    thread != 0 && matches!(std::fs::exists(format!("/proc/self/task/{thread}")), Ok(false))
+}

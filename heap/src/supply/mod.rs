@@ -1,0 +1,155 @@
+//! Where a device's memory comes from: one supply for each way to get it, chosen once (`choice`).
+//!
+//! | supply | what it holds | settings |
+//! |---|---|---|
+//! | `remapped` | physical pages, mapped where a run of them is needed | `backing:stitch` |
+//! | `spans` | what the driver gives in one piece, of its pools or plain | `backing:pool`, `backing:fixed` |
+//! | `passthrough` | nothing: every block is the driver's; a graph's memory comes in plain spans | `backing:passthrough` |
+//!
+//! A supply keeps no books. What is held stands in [`Central`], which knows no supply: its arenas, and [`Backing`] for what the driver gave. The device asks its
+//! supply wherever the way matters, and nobody asks which it is.
+
+mod choice;
+mod passthrough;
+mod remapped;
+mod spans;
+
+use crate::arena::{RunId, SpaceId};
+use crate::asking::Asking;
+use crate::backing::Backing;
+use crate::central::{Central, Habits};
+use crate::driver::{Capabilities, DeviceId, Driver, Result};
+use crate::request::{Giving, Growth, Want};
+use crate::settings::Settings;
+use gruyere_record::Record;
+
+pub use choice::{choose, pages_fit, settled_way};
+
+/// How a block is served that is no graph's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From slabs and free runs.
+    Heap,
+    /// By a span of its own, at its start.
+    Alone,
+    /// By the driver itself.
+    Driver,
+}
+
+/// What a device does for its supply while the heap grows.
+pub trait Helper {
+    /// Whether memory may be given back to the driver and mappings may go, and what to hold meanwhile.
+    fn giving(&self) -> Option<Asking<'_>>;
+
+    /// Whether memory may pass from stream to stream.
+    fn shares(&self) -> bool;
+
+    /// Whether old mappings stay until memory is given back, for debugging.
+    fn keeps_mappings(&self) -> bool;
+
+    /// Whether streams are made to wait for each other before more is held than is needed.
+    fn waits_first(&self) -> bool;
+
+    /// Finds out how far the streams are, without a wait.
+    fn ask_streams(&self);
+
+    /// A run for `want` from what other streams have freed: its stream is made to wait for them.
+    fn wait_for_others(&self, central: &mut Central, ctx: &Growth<'_>, want: Want) -> Option<RunId>;
+}
+
+/// A way to get memory from the driver and to give it back. All of it under the central lock.
+pub trait Supply: Send + Sync {
+    /// The word of the configuration.
+    fn name(&self) -> &'static str;
+
+    /// The driver's side of a heap that holds nothing yet.
+    fn open(&self, device: DeviceId, settings: &Settings, total_memory: u64) -> Backing;
+
+    /// What the heap settles by, once and for all, where it may hold `room` bytes.
+    fn habits(&self, room: u64) -> Habits;
+
+    /// How a block of `size` bytes is served.
+    fn way(&self, size: u64) -> Way;
+
+    /// Whether memory can be kept ready for blocks to come.
+    ///
+    /// # Errors
+    /// Who says no: the setting, in words.
+    fn may_keep(&self) -> std::result::Result<(), &'static str> {
+        Ok(())
+    }
+
+    /// Makes `want` fit. `whole_span`: more than it needs may be taken, for what comes next.
+    ///
+    /// # Errors
+    /// The driver's; out of memory also where the ceiling would be passed. Nothing is lost then.
+    fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()>;
+
+    /// A run for `want`: the heap grows by at most `ctx.fresh` bytes, or makes better use of what it holds. `None`: neither does.
+    ///
+    /// # Errors
+    /// The driver's, but for out of memory.
+    fn grow(
+        &self,
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        want: Want,
+        helper: &dyn Helper,
+    ) -> Result<Option<RunId>>;
+
+    /// Whether growth by `bytes` would look for idle memory before it takes fresh memory.
+    fn prefers_idle(&self, _central: &Central, _record: &Record, _bytes: u64) -> bool {
+        false
+    }
+
+    /// Makes `want` fit from idle memory alone, wherever it lies. False: that cannot be.
+    fn make_room(&self, _central: &mut Central, _ctx: &Growth<'_>, _want: Want) -> bool {
+        false
+    }
+
+    /// Takes what lies idle in the spaces of lifetimes and pools out of the arena and gives it back, but for what is reserved. The bytes.
+    fn evict(&self, central: &mut Central, ctx: &Giving<'_>) -> u64;
+
+    /// As [`Supply::evict`], of the spaces of lifetimes, at most `most` bytes, and nothing that waits for the device: a low-memory phase's.
+    fn evict_idle(&self, central: &mut Central, ctx: &Giving<'_>, most: u64);
+
+    /// Takes what lies idle in `space` out of the arena, whatever is reserved, and its address space with it.
+    fn vacate(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId);
+
+    /// Gives the driver what is out of the arena, and what it has refused before.
+    fn release(&self, central: &mut Central, driver: &dyn Driver);
+
+    /// Finds out how much is held.
+    fn recount(&self, central: &mut Central, driver: &dyn Driver);
+
+    /// Gives back what lies idle in `space`, whatever is reserved: the bytes that the arena let go of, and those by which the device holds less.
+    fn give_space(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId) -> (u64, u64) {
+        // An earlier answer may have been missed, and what is given is told by the difference.
+        self.recount(central, ctx.driver);
+        let (before, reserved) = (central.arenas.held_bytes(space), central.backing.reserved);
+        self.vacate(central, ctx, space);
+        self.release(central, ctx.driver);
+        central.publish_reserved();
+        (before - central.arenas.held_bytes(space), reserved.saturating_sub(central.backing.reserved))
+    }
+
+    /// Gives the driver all of its objects back, where no memory is in use any more.
+    fn close(&self, central: &mut Central, driver: &dyn Driver) {
+        self.release(central, driver);
+        central.backing.close(driver);
+    }
+
+    /// How much [`Supply::evict`] could give back of the spaces of lifetimes, once the work on what was freed is done (bytes).
+    fn evictable(&self, central: &Central) -> u64;
+
+    /// The largest request that what is held could satisfy, on any stream, once the work on what was freed is done. `shares`: memory may pass from
+    /// stream to stream.
+    fn largest(&self, central: &Central, shares: bool) -> u64;
+
+    /// The largest request that could be satisfied if as much is taken from the driver as the ceiling allows, where what is held satisfies one of
+    /// `largest`.
+    fn largest_growing(&self, central: &Central, largest: u64) -> u64;
+
+    /// Whether free memory stays in pieces on a `device` that could move them together: what an out-of-memory report advises.
+    fn leaves_pieces(&self, device: &Capabilities) -> bool;
+}

@@ -1,0 +1,89 @@
+//! No memory is kept: every block is the driver's own (`central/direct.rs`). But what a graph uses must stay when its block is freed, so that comes in plain
+//! spans.
+
+use super::spans::Spans;
+use super::{Helper, Supply, Way};
+use crate::arena::{RunId, SpaceId};
+use crate::backing::Backing;
+use crate::central::{Central, Habits};
+use crate::driver::{Capabilities, DeviceId, Driver, Result};
+use crate::request::{Giving, Growth, Want};
+use crate::settings::Settings;
+
+/// What graphs use.
+const OF_GRAPHS: &Spans = &Spans::PLAIN;
+
+/// The driver's own blocks.
+pub(super) struct Passthrough;
+
+impl Supply for Passthrough {
+    fn name(&self) -> &'static str {
+        "passthrough"
+    }
+
+    fn open(&self, device: DeviceId, settings: &Settings, total_memory: u64) -> Backing {
+        OF_GRAPHS.open(device, settings, total_memory)
+    }
+
+    fn habits(&self, _: u64) -> Habits {
+        Habits::default()
+    }
+
+    fn way(&self, _: u64) -> Way {
+        Way::Driver
+    }
+
+    fn may_keep(&self) -> std::result::Result<(), &'static str> {
+        Err("backing:passthrough, which keeps no memory")
+    }
+
+    fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
+        OF_GRAPHS.extend(central, ctx, want, whole_span)
+    }
+
+    fn grow(
+        &self,
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        want: Want,
+        helper: &dyn Helper,
+    ) -> Result<Option<RunId>> {
+        OF_GRAPHS.grow(central, ctx, want, helper)
+    }
+
+    fn evict(&self, central: &mut Central, ctx: &Giving<'_>) -> u64 {
+        OF_GRAPHS.evict(central, ctx)
+    }
+
+    fn evict_idle(&self, central: &mut Central, ctx: &Giving<'_>, most: u64) {
+        OF_GRAPHS.evict_idle(central, ctx, most);
+    }
+
+    fn vacate(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId) {
+        OF_GRAPHS.vacate(central, ctx, space);
+    }
+
+    fn release(&self, central: &mut Central, driver: &dyn Driver) {
+        OF_GRAPHS.release(central, driver);
+    }
+
+    fn recount(&self, central: &mut Central, driver: &dyn Driver) {
+        OF_GRAPHS.recount(central, driver);
+    }
+
+    fn evictable(&self, central: &Central) -> u64 {
+        OF_GRAPHS.evictable(central)
+    }
+
+    fn largest(&self, central: &Central, shares: bool) -> u64 {
+        OF_GRAPHS.largest(central, shares)
+    }
+
+    fn largest_growing(&self, central: &Central, largest: u64) -> u64 {
+        OF_GRAPHS.largest_growing(central, largest)
+    }
+
+    fn leaves_pieces(&self, device: &Capabilities) -> bool {
+        OF_GRAPHS.leaves_pieces(device)
+    }
+}

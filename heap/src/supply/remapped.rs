@@ -1,0 +1,181 @@
+//! Pages, mapped where a run of them is needed. How they move is `central/moves.rs`.
+
+use super::{Helper, Supply, Way};
+use crate::arena::{Movable, RunId, SpaceId};
+use crate::backing::Backing;
+use crate::central::{Central, Habits};
+use crate::driver::{Capabilities, DeviceId, Driver, DriverError, Result};
+use crate::profiler::{self, What};
+use crate::request::{Giving, Growth, Want};
+use crate::settings::Settings;
+use crate::size_class::PAGE;
+use crate::stitch::Part;
+use gruyere_record::Record;
+
+/// Retired views are unmapped once there are so many.
+const RETIRED_BATCH: usize = 256;
+
+/// Pages that move.
+pub(super) struct Remapped;
+
+fn bytes(part: &Part) -> u64 {
+    u64::from(part.count()) * PAGE
+}
+
+fn is_whole(part: &Part) -> bool {
+    part.first == 0 && part.behind == 0
+}
+
+impl Supply for Remapped {
+    fn name(&self) -> &'static str {
+        "stitch"
+    }
+
+    fn open(&self, device: DeviceId, _: &Settings, _: u64) -> Backing {
+        Backing::new(device)
+    }
+
+    fn habits(&self, _: u64) -> Habits {
+        Habits { counts_pages: true, gives_back_idle: true, ..Habits::default() }
+    }
+
+    fn way(&self, _: u64) -> Way {
+        Way::Heap
+    }
+
+    fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, _: bool) -> Result<()> {
+        let _range = profiler::range(What::Growth, want.bytes);
+        let done = central.stitch(ctx, want);
+        central.backing.refresh_pages();
+        central.publish_reserved();
+        done
+    }
+
+    fn grow(
+        &self,
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        want: Want,
+        helper: &dyn Helper,
+    ) -> Result<Option<RunId>> {
+        // Moving pages takes unmapping, which may wait for the device. Only where streams share memory can they move.
+        let giving = if helper.shares() { helper.giving() } else { None };
+        // Where old mappings are kept for debugging, they go when memory is given back, and here no more.
+        let batch = !helper.keeps_mappings() && central.backing.pages.retired() >= RETIRED_BATCH;
+        if giving.is_some() && (batch || central.is_beyond_slack(ctx.record, want.bytes)) {
+            helper.ask_streams();
+            if batch {
+                central.unmap_retired(ctx.driver, ctx.completed);
+            }
+        }
+        let waits = helper.waits_first();
+        let ctx = Growth { steal: giving.is_some(), ..*ctx };
+        let first = Growth { lean: !waits, ..ctx };
+        let waits_first = waits && central.is_beyond_slack(ctx.record, want.bytes);
+        if waits_first && let Some(run) = helper.wait_for_others(central, &first, want) {
+            return Ok(Some(run));
+        }
+        let mut result = self.extend(central, &first, want, false);
+        if waits && result.as_ref().is_err_and(DriverError::is_out_of_memory) {
+            if !waits_first && let Some(run) = helper.wait_for_others(central, &first, want) {
+                return Ok(Some(run));
+            }
+            result = self.extend(central, &ctx, want, false);
+        }
+        match result {
+            Ok(()) => Ok(want.fit_or_join(&mut central.arenas)),
+            Err(error) if error.is_out_of_memory() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn prefers_idle(&self, central: &Central, record: &Record, bytes: u64) -> bool {
+        central.is_beyond_slack(record, bytes)
+    }
+
+    fn make_room(&self, central: &mut Central, ctx: &Growth<'_>, want: Want) -> bool {
+        self.extend(central, &Growth { fresh: 0, ..*ctx }, want, false).is_ok()
+    }
+
+    fn evict(&self, central: &mut Central, ctx: &Giving<'_>) -> u64 {
+        let spaces = central.open_spaces();
+        central.loosen(ctx, &spaces, u64::MAX);
+        let bytes = central.backing.pages.release(ctx.driver, u64::MAX);
+        central.backing.refresh_pages();
+        central.publish_reserved();
+        bytes
+    }
+
+    fn evict_idle(&self, central: &mut Central, ctx: &Giving<'_>, most: u64) {
+        let spaces: Vec<_> = central.spaces.iter().collect();
+        let spare = central.backing.pages.spare();
+        central.loosen(ctx, &spaces, most.saturating_sub(spare));
+        central.backing.pages.release(ctx.driver, most);
+        central.backing.refresh_pages();
+    }
+
+    fn vacate(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId) {
+        central.loosen(ctx, &[space], u64::MAX);
+        central.free_addresses(ctx.driver, space);
+        central.backing.refresh_pages();
+    }
+
+    fn release(&self, central: &mut Central, driver: &dyn Driver) {
+        central.backing.pages.release(driver, u64::MAX);
+        central.backing.refresh_pages();
+    }
+
+    fn recount(&self, central: &mut Central, _: &dyn Driver) {
+        central.backing.refresh_pages();
+    }
+
+    fn evictable(&self, central: &Central) -> u64 {
+        let spaces: Vec<_> = central.spaces.iter().collect();
+        let loose = central.arenas.loose_runs(&spaces, &|_, _| Movable::Idle);
+        let parts = loose.iter().flat_map(|loose| central.backing.pages.parts(&loose.pages));
+        // Only whole handles go back; idle pages of others serve blocks to come, where they are.
+        let whole: u64 = parts.filter(is_whole).map(|part| bytes(&part)).sum();
+        whole + central.backing.pages.spare()
+    }
+
+    /// Where pages may pass from stream to stream, whole free chunks of the ordinary spaces count, wherever they
+    /// lie, and the longest free head and tail of the others: they can be mapped in one row. Or the largest free run of one owner, and the whole
+    /// chunks and the longest head elsewhere, mapped behind it. A row between two free runs may hold more: the answer is a lower bound.
+    fn largest(&self, central: &Central, shares: bool) -> u64 {
+        let run = central.largest_run();
+        if !shares {
+            return run;
+        }
+        let spaces: Vec<_> = central.spaces.iter().collect();
+        let loose = central.arenas.loose_runs(&spaces, &|_, _| Movable::Idle);
+        let (mut whole, mut tail, mut head) = (0, 0, 0);
+        let (mut beside, mut beside_head) = (0, 0);
+        let last = loose.len().saturating_sub(1);
+        for (at, loose) in loose.iter().enumerate() {
+            // The longest run comes last.
+            let is_longest = at == last;
+            for part in central.backing.pages.parts(&loose.pages) {
+                let bytes = bytes(&part);
+                let (is_whole, is_head) = (is_whole(&part), part.first == 0);
+                whole += if is_whole { bytes } else { 0 };
+                tail = tail.max(if part.behind == 0 && !is_whole { bytes } else { 0 });
+                head = head.max(if is_head && !is_whole { bytes } else { 0 });
+                if !is_longest {
+                    beside += if is_whole { bytes } else { 0 };
+                    beside_head = beside_head.max(if is_head && !is_whole { bytes } else { 0 });
+                }
+            }
+        }
+        let spare = central.backing.pages.spare();
+        (run + beside + beside_head).max(whole + tail + head) + spare
+    }
+
+    /// New pages are mapped beside those that move.
+    fn largest_growing(&self, central: &Central, largest: u64) -> u64 {
+        largest + central.room_left()
+    }
+
+    fn leaves_pieces(&self, _: &Capabilities) -> bool {
+        false
+    }
+}
