@@ -3,7 +3,7 @@
 
 use std::sync::Once;
 
-/// The environment variable with the filter (`warn`, `debug`, `gruyere::heap=trace`, ...).
+/// The environment variable with the filter (`warn`, `debug`, `gruyere_heap=trace`, ...).
 pub const VARIABLE: &str = "GRUYERE_LOG";
 
 /// Starts logging to stderr. Any number of calls is fine, from any thread; a logger that the host program has set stays.
