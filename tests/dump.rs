@@ -7,8 +7,8 @@ use gruyere::driver::StreamHandle;
 use gruyere::dump::state::{BlockKind, Class, State, Sum};
 use gruyere::dump::{self, gather, text};
 use gruyere::heap::Error;
-use gruyere::heap::lifetime::{self, Lifetime};
-use gruyere::heap::oom::Report;
+use gruyere::heap::pool::lifetime::{self, Lifetime};
+use gruyere::heap::report::oom::Report;
 use gruyere_phantom::{CaptureMode, as_program};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -158,9 +158,9 @@ fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_la
     // How fast the counter runs is known from 5 ms on.
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(lifetime::push(Lifetime::Transient));
-    gruyere::heap::history::set_context(77);
+    gruyere::heap::report::history::set_context(77);
     let report = refused(&rig, 15 * GIB);
-    gruyere::heap::history::set_context(0);
+    gruyere::heap::report::history::set_context(0);
     assert!(lifetime::pop());
     let folder = folder.path().join("new/one");
     let names = dump(&rig, &folder, &report);
@@ -254,7 +254,7 @@ fn of_very_many_blocks_those_of_a_slab_are_told_as_one_and_the_sums_stay_true() 
     assert_eq!(whole.merged, 0);
     assert!((1400..=1500).contains(&cut.merged), "{}", cut.merged);
     assert_eq!((all.live, &all.sizes), (sums.live, &sums.sizes));
-    let count = |snapshot: &gruyere::heap::snapshot::Snapshot| -> usize {
+    let count = |snapshot: &gruyere::heap::report::snapshot::Snapshot| -> usize {
         snapshot.segments.iter().map(|segment| segment.blocks.len()).sum()
     };
     assert!(count(&cut) < 300 && count(&whole) > 1500, "{} {}", count(&cut), count(&whole));

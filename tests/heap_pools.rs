@@ -4,8 +4,9 @@ mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
+use gruyere::heap::Error;
+use gruyere::heap::pool::lifetime;
 use gruyere::heap::pool::named::{PoolError, PoolKey};
-use gruyere::heap::{Error, lifetime};
 use gruyere_phantom::{CallKind, Caller, CaptureMode, Config as GpuConfig, as_program};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
-use gruyere::heap::lifetime::Lifetime;
-use gruyere::heap::size_class::PAGE;
+use gruyere::heap::pool::lifetime::Lifetime;
+use gruyere::heap::small::size_class::PAGE;
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program};
 use proptest::prelude::*;
 

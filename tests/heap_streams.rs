@@ -5,7 +5,7 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere::heap::streams::MAX_STREAMS;
+use gruyere::heap::order::streams::MAX_STREAMS;
 use gruyere_phantom::{Config as GpuConfig, as_program};
 use std::collections::VecDeque;
 

@@ -9,7 +9,7 @@ use common::MIB;
 use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::lifetime::{self, Lifetime};
+use gruyere::heap::pool::lifetime::{self, Lifetime};
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{CaptureMode, Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;

@@ -4,7 +4,7 @@ mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::snapshot::{BlockState as HeapState, Snapshot};
+use gruyere::heap::report::snapshot::{BlockState as HeapState, Snapshot};
 use gruyere::record::picture::{MOST_PAGES, Misfits, PAGE, Picture, Piece, PieceKind, RangeKind};
 use gruyere::record::{BlockEntry, BlockState, Reader, SegmentEntry, SegmentKind};
 use gruyere_phantom::{Config as GpuConfig, as_program};
@@ -89,7 +89,7 @@ fn joined(pieces: impl Iterator<Item = (u64, u64, u64, HeapState)>) -> Told {
 }
 
 fn by_heap(snapshot: &Snapshot) -> Vec<Told> {
-    let blocks = |segment: &gruyere::heap::snapshot::Segment| {
+    let blocks = |segment: &gruyere::heap::report::snapshot::Segment| {
         joined(segment.blocks.iter().map(|block| (block.address, block.bytes, block.requested, block.state)))
     };
     snapshot.segments.iter().map(blocks).collect()

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use gruyere::dump::{outside, text};
-use gruyere::heap::ladder::RUNG_NAMES;
-use gruyere::heap::oom::Bytes;
+use gruyere::heap::policy::ladder::RUNG_NAMES;
+use gruyere::heap::report::oom::Bytes;
 use gruyere_record::dump::state::{Event, State};
 use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;

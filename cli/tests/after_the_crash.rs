@@ -11,7 +11,7 @@ use std::time::Duration;
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
-use gruyere::heap::lifetime::{self, Lifetime};
+use gruyere::heap::pool::lifetime::{self, Lifetime};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
 use gruyere_replay::trace::{Op, Trace};

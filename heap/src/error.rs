@@ -1,9 +1,9 @@
 //! Why a request was not served.
 
-use super::oom;
-use super::reserve;
-use super::streams;
 use crate::driver::DriverError;
+use crate::order::streams;
+use crate::report::oom;
+use crate::supply::reserve;
 use std::fmt;
 
 /// Why a request was not served.

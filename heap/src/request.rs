@@ -1,12 +1,12 @@
 //! What is asked for: of the heap, of its runs, and of what grows it.
 
-use super::arena::{Arenas, RunId, SpaceId};
-use super::lifetime::Lifetime;
-use super::page_table::PageTable;
 use super::shared::Shared;
-use super::size_class::round;
-use super::streams::Streams;
 use crate::driver::{DeviceId, Driver};
+use crate::order::streams::Streams;
+use crate::pool::lifetime::Lifetime;
+use crate::runs::arena::{Arenas, RunId, SpaceId};
+use crate::runs::page_table::PageTable;
+use crate::small::size_class::round;
 use gruyere_record::{BlockEntry, EventKind, LaneWriter, Record};
 
 /// One request, as the door has understood it.

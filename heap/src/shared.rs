@@ -1,7 +1,7 @@
 //! What the parts of a heap have in common.
 
-use super::page_table::PageTable;
 use crate::driver::Driver;
+use crate::runs::page_table::PageTable;
 use crate::settings::Settings;
 use gruyere_record::Record;
 use std::sync::Arc;

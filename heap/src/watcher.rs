@@ -3,7 +3,7 @@
 //! What is held is what is live: how the other allocator packs its blocks on pages is its own affair, and the driver is never asked
 //! ([`crate::driver::absent::AbsentDriver`]). Blocks are on the record as a managing heap's are, so everything that reads a record shows them.
 
-use super::address_book::AddressBook;
+use crate::supply::address_book::AddressBook;
 use gruyere_record::BlockSlot;
 
 /// Devices that a watched program may use: no node has more.

@@ -6,8 +6,8 @@ use super::torch::{CudaStream, handle};
 use super::{announce, current, fork, guarded, heap, run_file};
 use crate::file;
 use crate::heap::Error;
-use crate::heap::lifetime::{self, Lifetime};
-use crate::heap::phase::Phase;
+use crate::heap::policy::phase::Phase;
+use crate::heap::pool::lifetime::{self, Lifetime};
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 

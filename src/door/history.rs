@@ -5,7 +5,7 @@
 //! [`gruyere_history_context`], which the loader turns into a stack.
 
 use super::{current, fork, guarded, heap};
-use crate::heap::history::{self, Collected};
+use crate::heap::report::history::{self, Collected};
 use std::ffi::c_int;
 
 use super::control::{GRUYERE_OK, GRUYERE_UNAVAILABLE};

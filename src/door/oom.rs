@@ -2,7 +2,8 @@
 #![deny(unsafe_code)]
 
 use super::{config, guarded};
-use crate::heap::{Heap, oom::Report};
+use crate::heap::Heap;
+use crate::heap::report::oom::Report;
 
 /// Writes the dumps ([`crate::dump`]). Whatever happens there, the program gets its out-of-memory.
 pub(super) fn dump(heap: &Heap, report: &Report) {

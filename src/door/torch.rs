@@ -6,8 +6,8 @@
 use super::{current, fork, guarded, heap, oom, raise, run_file};
 use crate::driver::StreamHandle;
 use crate::heap::device::Device;
-use crate::heap::page_table::Page;
-use crate::heap::size_class::SMALL_MAX;
+use crate::heap::runs::page_table::Page;
+use crate::heap::small::size_class::SMALL_MAX;
 use crate::heap::{Error, Heap, Owned};
 use std::ffi::{c_int, c_void};
 

@@ -4,8 +4,8 @@
 //! package wires them (`gruyere._truth`).
 
 use super::{current, fork, guarded, heap};
-use crate::heap::snapshot::Snapshot;
-use crate::heap::stats::CapturePoolHeld;
+use crate::heap::report::snapshot::Snapshot;
+use crate::heap::report::stats::CapturePoolHeld;
 use crate::heap::{Error, Heap};
 use crate::record::peaks::Stat;
 use std::ffi::c_int;

@@ -6,10 +6,10 @@ use super::state::{
     Segment, State, Sum, lifetime_name,
 };
 use crate::heap::Heap;
-use crate::heap::census::{self, Census, Place};
-use crate::heap::ladder::{self, Ladder, RUNG_NAMES};
-use crate::heap::oom::Report;
-use crate::heap::snapshot::{self, BlockState, Holder, Snapshot};
+use crate::heap::policy::ladder::{self, Ladder, RUNG_NAMES};
+use crate::heap::report::census::{self, Census, Place};
+use crate::heap::report::oom::Report;
+use crate::heap::report::snapshot::{self, BlockState, Holder, Snapshot};
 use crate::record::facts::Process;
 use crate::record::{LIFETIMES, Reader};
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -11,7 +11,8 @@ pub mod text;
 pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snapshot};
 
 use crate::file;
-use crate::heap::{Heap, oom::Report};
+use crate::heap::Heap;
+use crate::heap::report::oom::Report;
 use std::io::{self, Write};
 use std::path::Path;
 

@@ -2,8 +2,8 @@
 #![deny(unsafe_code)]
 
 use super::state::{self, Block, BlockKind, DeviceState, Held, Segment, State, Sum, lifetime_name};
-use crate::heap::census::Census;
-use crate::heap::snapshot;
+use crate::heap::report::census::Census;
+use crate::heap::report::snapshot;
 use crate::record::picture::{Picture, Piece, PieceKind, RangeKind};
 use crate::record::reader::DeviceSnapshot;
 use crate::record::{DeviceGauge, Reader};

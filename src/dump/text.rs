@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::state::{Class, DeviceState, Segment, State, Sum};
-use crate::heap::oom::Bytes;
+use crate::heap::report::oom::Bytes;
 use crate::record::plain;
 use crate::record::stream::{NO_STREAM, StreamNumber};
 use std::fmt::{self, Write};

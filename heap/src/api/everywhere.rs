@@ -1,16 +1,16 @@
 //! Callers that keep CUDA's own rules of order: memory of no stream, and what they synchronise.
 
 use super::{Heap, PASSTHROUGH, UNANNOUNCED, WATCH_CAPTURES};
-use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::everywhere::{OwnedBlock, SyncPoint};
-use crate::page_table::Owner;
+use crate::order::streams;
+use crate::report::bytes::Bytes;
 use crate::request::Giving;
+use crate::runs::page_table::Owner;
 use crate::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
-use crate::size_class::PAGE;
-use crate::streams;
+use crate::small::size_class::PAGE;
 use crate::sync::lock;
 use gruyere_record::{DeviceGauge, EventKind};
 use std::collections::HashMap;

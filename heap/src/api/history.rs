@@ -1,14 +1,14 @@
 //! The history of blocks.
 
 use super::{HISTORY, Heap};
-use crate::arena::RunState;
 use crate::device::Device;
 use crate::driver::StreamHandle;
-use crate::entry::{Action, Entry, context, now};
-use crate::history::{Books, Collected, LOOK_EVERY, Origin};
-use crate::oom::Report;
-use crate::page_table::Owner;
-use crate::size_class::round;
+use crate::report::entry::{Action, Entry, context, now};
+use crate::report::history::{Books, Collected, LOOK_EVERY, Origin};
+use crate::report::oom::Report;
+use crate::runs::arena::RunState;
+use crate::runs::page_table::Owner;
+use crate::small::size_class::round;
 use crate::sync::lock;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;

@@ -3,8 +3,8 @@
 use super::Heap;
 use crate::device::Device;
 use crate::pool::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
-use crate::route;
-use crate::size_class::{PAGE, round_up};
+use crate::pool::route;
+use crate::small::size_class::{PAGE, round_up};
 use crate::sync::lock;
 
 impl Heap {
@@ -83,7 +83,7 @@ impl Heap {
     /// Sends the calling thread's next requests on the pool's device to the pool, until [`Heap::pool_leave`].
     ///
     /// # Errors
-    /// There is no such pool, or the thread is in [`crate::route::ROUTE_DEPTH`] pools.
+    /// There is no such pool, or the thread is in [`crate::pool::route::ROUTE_DEPTH`] pools.
     pub fn pool_enter(&self, key: PoolKey) -> Result<(), PoolError> {
         let device = self.pool_device(key)?;
         if lock(&device.central).pools.get(key.number()).is_none() {

@@ -1,13 +1,13 @@
 //! What the heap says of itself.
 
 use super::Heap;
-use crate::census::Census;
 use crate::device::Device;
 use crate::driver::DeviceId;
 use crate::error::Error;
-use crate::lifetime::Lifetime;
-use crate::snapshot::Snapshot;
-use crate::stats::{CapturePoolHeld, Stats, TorchStats};
+use crate::pool::lifetime::Lifetime;
+use crate::report::census::Census;
+use crate::report::snapshot::Snapshot;
+use crate::report::stats::{CapturePoolHeld, Stats, TorchStats};
 use crate::sync::lock;
 use gruyere_record::Reader;
 

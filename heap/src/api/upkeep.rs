@@ -3,10 +3,10 @@
 use super::Heap;
 use crate::device::ceiling;
 use crate::error::Error;
-use crate::lifetime::Lifetime;
-use crate::page_table::Owner;
-use crate::phase::{Occasion, Phase};
+use crate::policy::phase::{Occasion, Phase};
+use crate::pool::lifetime::Lifetime;
 use crate::profiler::{self, What};
+use crate::runs::page_table::Owner;
 use crate::sync::lock;
 use gruyere_record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
@@ -110,7 +110,7 @@ impl Heap {
     }
 
     /// Gives idle memory back on each device where less than three quarters of the peak is live, and where neither this nor a mark of a phase
-    /// did so within [`crate::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises those devices.
+    /// did so within [`crate::policy::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises those devices.
     pub fn checkpoint(&self, now: Instant) -> u64 {
         self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()
     }

@@ -3,8 +3,8 @@
 use super::Heap;
 use crate::driver::absent::AbsentDriver;
 use crate::driver::{DriverError, StreamHandle};
+use crate::order::streams;
 use crate::settings::{Backing, Settings};
-use crate::streams;
 use crate::watcher::DEVICES;
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
 //! Address space for rows of pages.
 
-use crate::addresses::{step_for, whole_pages};
-use crate::arena::{RegionId, SpaceId};
 use crate::central::Central;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
-use crate::page_table::PageTable;
 use crate::request::Growth;
-use crate::size_class::PAGE;
+use crate::runs::arena::{RegionId, SpaceId};
+use crate::runs::page_table::PageTable;
+use crate::small::size_class::PAGE;
+use crate::supply::addresses::{step_for, whole_pages};
 
 impl Central {
     /// Reserves address space for `space` in which a row of `bytes` fits.

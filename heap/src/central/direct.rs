@@ -2,7 +2,7 @@
 
 use super::{Central, Direct};
 use crate::driver::{ErrorKind, Result};
-use crate::entry::Action;
+use crate::report::entry::Action;
 use gruyere_record::{BlockEntry, BlockSlot};
 
 impl Central {

@@ -1,7 +1,7 @@
 //! What the reclaim ladder has given.
 
 use crate::central::Central;
-use crate::ladder::GAUGES;
+use crate::policy::ladder::GAUGES;
 use std::time::Duration;
 
 impl Central {

@@ -4,16 +4,16 @@
 //! mapped, and becomes free memory. Pages move in stream order: those of the asking stream's own free runs, everybody's, and those
 //! that other streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
 
-use crate::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
-use crate::backing::SPAN;
 use crate::central::Central;
-use crate::chunk::{ChunkId, LONGEST_CHUNK};
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
-use crate::gather::{Gathered, Source, parts_of};
 use crate::profiler::{self, What};
 use crate::request::{Giving, Growth, Want};
-use crate::size_class::PAGE;
-use crate::stitch::{Part, Piece};
+use crate::runs::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
+use crate::small::size_class::PAGE;
+use crate::supply::backing::SPAN;
+use crate::supply::chunk::{ChunkId, LONGEST_CHUNK};
+use crate::supply::gather::{Gathered, Source, parts_of};
+use crate::supply::stitch::{Part, Piece};
 use gruyere_record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

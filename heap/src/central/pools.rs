@@ -1,14 +1,14 @@
 //! Pools under the central lock.
 
-use crate::arena::{RunId, RunState, SpaceId};
 use crate::central::Central;
 use crate::pool::capture::{CapturePool, Capturing, Found, PoolId};
 use crate::pool::named::{LiveBlock, PoolError, PoolKey, PoolStats};
 use crate::pool::{PoolNumber, Reuse, Scope, capture_tag, of_capture};
 use crate::request::{Request, Want};
+use crate::runs::arena::{RunId, RunState, SpaceId};
 use crate::shared::Shared;
-use crate::size_class::{ALIGNMENT, SMALL_MAX, round};
-use crate::slab::SlotState;
+use crate::small::size_class::{ALIGNMENT, SMALL_MAX, round};
+use crate::small::slab::SlotState;
 
 /// Blocks that a refusal names.
 const NAMED_BLOCKS: usize = 8;

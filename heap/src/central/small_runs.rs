@@ -1,10 +1,10 @@
 //! Small blocks that are runs.
 
-use crate::arena::{Run, RunId};
 use crate::central::{Central, block_at};
-use crate::page_table::{Page, PageTable};
-use crate::size_class::{PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
-use crate::small_runs::SLAB_SHARE;
+use crate::runs::arena::{Run, RunId};
+use crate::runs::page_table::{Page, PageTable};
+use crate::small::size_class::{PAGE, SIZE_CLASSES, SMALL_MAX, class_of};
+use crate::small::small_runs::SLAB_SHARE;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 

@@ -1,7 +1,7 @@
 //! Alerts of a device.
 
-use crate::alerts::{ALERTS, Alert, AlertKind};
 use crate::device::Device;
+use crate::policy::alerts::{ALERTS, Alert, AlertKind};
 use crate::shared::Shared;
 
 impl Device {

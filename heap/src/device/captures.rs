@@ -1,16 +1,16 @@
 //! A device's blocks inside captures: allocation, and the end of a pool.
 
-use crate::arena::RunId;
 use crate::central::{self, Central};
 use crate::device::Device;
 use crate::device::pools::run_for;
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
 use crate::error::Error;
+use crate::order::streams::{DEFAULT_STREAM, Resolved};
 use crate::pool::capture::Capturing;
 use crate::pool::{PoolNumber, capture_tag, of_capture};
 use crate::request::{Giving, Growth, Request, Want};
+use crate::runs::arena::RunId;
 use crate::shared::Shared;
-use crate::streams::{DEFAULT_STREAM, Resolved};
 use crate::sync::lock;
 
 impl Device {

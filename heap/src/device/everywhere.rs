@@ -1,11 +1,11 @@
 //! Frees behind streams, and what memory of no stream waits for.
 
 use super::walk::{Shard, Visitor, live_slots};
-use crate::arena::{Run, RunId, RunState};
 use crate::central::Central;
 use crate::device::{Device, Owned};
-use crate::lane::FreeOutcome;
+use crate::runs::arena::{Run, RunId, RunState};
 use crate::shared::Shared;
+use crate::small::lane::FreeOutcome;
 use crate::sync::lock;
 use gruyere_record::clock;
 use std::convert::Infallible;

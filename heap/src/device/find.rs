@@ -1,12 +1,12 @@
 //! What is known of the block that starts at an address.
 
-use crate::arena::RunState;
 use crate::device::Device;
-use crate::lane::{LANES, Lane};
-use crate::page_table::Owner;
 use crate::pool::Reuse;
-use crate::size_class::round;
-use crate::slab::SlotState;
+use crate::runs::arena::RunState;
+use crate::runs::page_table::Owner;
+use crate::small::lane::{LANES, Lane};
+use crate::small::size_class::round;
+use crate::small::slab::SlotState;
 use crate::sync::lock;
 
 /// A block that is live, or freed and waits for streams.

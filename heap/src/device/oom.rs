@@ -1,15 +1,15 @@
 //! Why memory ran out: what the report says is gathered.
 
 use super::walk::{Shard, Visitor};
-use crate::arena::{Region, RegionId};
 use crate::central::Central;
 use crate::device::Device;
-use crate::entry;
-use crate::lifetime;
-use crate::oom::Report;
+use crate::pool::lifetime;
 use crate::pool::{Pool, PoolNumber, Scope};
+use crate::report::entry;
+use crate::report::oom::Report;
+use crate::report::stats::{free_rows, torn};
+use crate::runs::arena::{Region, RegionId};
 use crate::shared::Shared;
-use crate::stats::{free_rows, torn};
 use std::convert::Infallible;
 
 /// What is where.

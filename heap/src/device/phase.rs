@@ -1,7 +1,7 @@
 //! Looks for low memory.
 
 use crate::device::Device;
-use crate::phase::{Drain, Occasion, Seen};
+use crate::policy::phase::{Drain, Occasion, Seen};
 use crate::profiler::{self, What};
 use crate::request::Giving;
 use crate::shared::Shared;

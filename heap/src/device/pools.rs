@@ -3,17 +3,17 @@
 //! Pools differ in where a block comes from when the pool itself has none: [`Device::malloc_pooled`] climbs the reclaim ladder, and in a capture,
 //! where nothing may be waited for, [`Device::malloc_captured`] grows. All else is the same for all.
 
-use crate::arena::RunId;
 use crate::central::{self, Central};
 use crate::device::Device;
 use crate::error::Error;
-use crate::lane::FreeOutcome;
-use crate::oom::PoolNote;
 use crate::pool::named::{PoolError, PoolKey};
 use crate::pool::{PoolNumber, Reuse, capture_tag};
+use crate::report::oom::PoolNote;
 use crate::request::{Giving, Request};
+use crate::runs::arena::RunId;
 use crate::shared::Shared;
-use crate::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of, round};
+use crate::small::lane::FreeOutcome;
+use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of, round};
 use crate::sync::lock;
 
 /// How often a release starts again because another thread used the pool meanwhile.

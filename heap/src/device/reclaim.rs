@@ -11,19 +11,19 @@
 //! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is synchronised: then rungs 1, 2
 //! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
 
-use crate::alerts::AlertKind;
-use crate::arena::{EVERYBODY, RunId, SpaceId};
-use crate::asking::Asking;
 use crate::central::Central;
 use crate::device::Device;
 use crate::driver::DriverError;
 use crate::error::Error;
-use crate::ladder::Stopwatch;
+use crate::order::asking::Asking;
+use crate::policy::alerts::AlertKind;
+use crate::policy::ladder::Stopwatch;
 use crate::profiler::{self, What};
 use crate::request::{Giving, Growth, Request, Want};
+use crate::runs::arena::{EVERYBODY, RunId, SpaceId};
 use crate::settings::Waits;
 use crate::shared::Shared;
-use crate::size_class::round;
+use crate::small::size_class::round;
 use crate::supply::Helper;
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::{DeviceGauge, EventKind, clock};

@@ -2,7 +2,7 @@
 //!
 //! Programs that make a stream for each request see more streams than there are numbers. When all are taken, the device is
 //! synchronised, and the numbers of streams that nothing refers to any more are free again: of those that are gone for certain, and of passing ones that no call is naming
-//! now. Whether those are gone cannot be asked ([`crate::streams`]); one that is not gets another number when it is named again, and as it had nothing, it
+//! now. Whether those are gone cannot be asked ([`crate::order::streams`]); one that is not gets another number when it is named again, and as it had nothing, it
 //! has lost nothing. What refers to a stream: slabs and runs that are its own, blocks that it uses and blocks that wait for it.
 //!
 //! References to a stream that is gone only become fewer, or move from a lane to the central part, whose run of a slab names the
@@ -12,8 +12,8 @@ use super::reclaim::Unsynchronized;
 use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::error::Error;
+use crate::order::streams::Resolved;
 use crate::shared::Shared;
-use crate::streams::Resolved;
 use crate::sync::lock;
 use std::collections::HashSet;
 

@@ -1,16 +1,16 @@
 //! Reserves are mapped when a device comes into use.
 
-use crate::arena::{EVERYBODY, SpaceId};
-use crate::bytes::Bytes;
 use crate::central::Central;
 use crate::device::Device;
 use crate::driver::{DriverError, ErrorKind};
 use crate::error::Error;
-use crate::lifetime::Lifetime;
+use crate::pool::lifetime::Lifetime;
+use crate::report::bytes::Bytes;
 use crate::request::{Giving, Growth, Want};
-use crate::reserve::Refused;
+use crate::runs::arena::{EVERYBODY, SpaceId};
 use crate::shared::Shared;
-use crate::size_class::{PAGE, round_up};
+use crate::small::size_class::{PAGE, round_up};
+use crate::supply::reserve::Refused;
 use crate::sync::lock;
 
 impl Device {

@@ -1,14 +1,14 @@
 //! Slabs come and go: of the shards of streams, and of pools that have their own.
 
-use crate::arena::RunId;
 use crate::central::Central;
 use crate::device::{Device, LaneCell};
-use crate::lane::{LANES, Lane};
-use crate::page_table::Owner;
 use crate::pool::{PoolNumber, Reuse};
 use crate::request::Request;
+use crate::runs::arena::RunId;
+use crate::runs::page_table::Owner;
 use crate::shared::Shared;
-use crate::slab::Slab;
+use crate::small::lane::{LANES, Lane};
+use crate::small::slab::Slab;
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::BlockTag;
 

@@ -1,18 +1,18 @@
 //! All segments of a device, by address.
 
 use super::walk::{Shard, Visitor};
-use crate::arena::{Region, RegionId, Run, RunId, RunState, SpaceId};
-use crate::census::{Census, Place};
 use crate::central::Central;
 use crate::device::Device;
+use crate::order::streams::Streams;
 use crate::pool::capture::PoolId;
 use crate::pool::{Pool, PoolNumber, Scope, capture_of};
-use crate::segment::{Block, BlockState, Holder, Segment};
-use crate::size_class::round;
-use crate::slab::{Slab, SlotState};
-use crate::snapshot::Snapshot;
-use crate::stats::{free_rows, torn};
-use crate::streams::Streams;
+use crate::report::census::{Census, Place};
+use crate::report::segment::{Block, BlockState, Holder, Segment};
+use crate::report::snapshot::Snapshot;
+use crate::report::stats::{free_rows, torn};
+use crate::runs::arena::{Region, RegionId, Run, RunId, RunState, SpaceId};
+use crate::small::size_class::round;
+use crate::small::slab::{Slab, SlotState};
 use gruyere_record::LaneWriter;
 use std::collections::HashMap;
 use std::convert::Infallible;

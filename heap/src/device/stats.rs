@@ -3,12 +3,12 @@
 use super::walk::{Shard, Visitor};
 use crate::central::Central;
 use crate::device::Device;
-use crate::lane::SlabSums;
 use crate::pool::{Pool, PoolNumber, Scope, of_capture};
 use crate::profiler;
+use crate::report::stats::{CapturePoolHeld, Stats, TorchStats, bound};
 use crate::shared::Shared;
-use crate::size_class::SMALL_MAX;
-use crate::stats::{CapturePoolHeld, Stats, TorchStats, bound};
+use crate::small::lane::SlabSums;
+use crate::small::size_class::SMALL_MAX;
 use crate::sync::lock;
 use gruyere_record::DeviceGauge;
 use gruyere_record::peaks::SMALL;

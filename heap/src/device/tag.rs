@@ -4,10 +4,10 @@
 //! that is tagged then is counted under its new lifetime; it is not moved.
 
 use crate::device::Device;
-use crate::lane::LANES;
-use crate::lifetime::Lifetime;
-use crate::page_table::Owner;
-use crate::size_class::round;
+use crate::pool::lifetime::Lifetime;
+use crate::runs::page_table::Owner;
+use crate::small::lane::LANES;
+use crate::small::size_class::round;
 use crate::sync::lock;
 
 impl Device {

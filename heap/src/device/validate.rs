@@ -1,14 +1,14 @@
 //! Walks every page and block, and holds the books against the driver's.
 
 use super::walk::{Shard, Visitor, live_slots};
-use crate::arena::{Run, RunId, RunState};
 use crate::central::Central;
 use crate::device::Device;
-use crate::page_table::Owner;
 use crate::pool::{Pool, PoolNumber, Scope};
+use crate::runs::arena::{Run, RunId, RunState};
+use crate::runs::page_table::Owner;
 use crate::shared::Shared;
-use crate::size_class::{PAGE, round};
-use crate::slab::Slab;
+use crate::small::size_class::{PAGE, round};
+use crate::small::slab::Slab;
 use std::collections::{BTreeMap, HashMap};
 
 /// What a walk has found to be there.

@@ -1,10 +1,10 @@
 //! Streams are made to wait for each other.
 
-use crate::arena::RunId;
 use crate::central::Central;
 use crate::device::Device;
 use crate::profiler::{self, What};
 use crate::request::{Growth, Request, Want};
+use crate::runs::arena::RunId;
 use crate::settings::Waits;
 use crate::shared::Shared;
 use crate::sync::{MutexGuard, lock};

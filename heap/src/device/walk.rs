@@ -1,11 +1,11 @@
 //! One walk over all that a device has: what reports, counts or checks is a [`Visitor`].
 
-use crate::arena::{Region, RegionId, Run, RunId};
 use crate::central::Central;
 use crate::device::Device;
-use crate::lane::Lane;
 use crate::pool::{Pool, PoolNumber};
-use crate::slab::{Slab, SlotState};
+use crate::runs::arena::{Region, RegionId, Run, RunId};
+use crate::small::lane::Lane;
+use crate::small::slab::{Slab, SlotState};
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::LaneWriter;
 

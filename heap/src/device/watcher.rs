@@ -3,8 +3,8 @@
 use crate::central::Central;
 use crate::device::Device;
 use crate::shared::Shared;
-use crate::size_class::round;
-use crate::size_class::round_up;
+use crate::small::size_class::round;
+use crate::small::size_class::round_up;
 use crate::sync::lock;
 use crate::watcher::{POOL, Seen};
 use gruyere_record::{Block, BlockTag, bucket_of, clock};
@@ -13,7 +13,7 @@ impl Device {
     #[inline(always)]
     pub(crate) fn saw_malloc(&self, shared: &Shared, address: u64, requested: u64, stream: u32) {
         // Beyond all memory there is; nothing is lost by not counting it.
-        if round_up(requested, crate::size_class::ALIGNMENT).is_none() {
+        if round_up(requested, crate::small::size_class::ALIGNMENT).is_none() {
             return;
         }
         let (block, time) = (self.describe(address, requested, stream), clock::now());

@@ -1,7 +1,7 @@
 //! Thresholds are looked at.
 
-use crate::alerts::{ALERTS, Alert, AlertKind};
 use crate::device::Device;
+use crate::policy::alerts::{ALERTS, Alert, AlertKind};
 use crate::shared::Shared;
 use crate::sync::lock;
 use gruyere_record::reader::DeviceSnapshot;

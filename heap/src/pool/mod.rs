@@ -6,12 +6,14 @@
 //! a new mode is new rules, or a new [`Scope`].
 
 pub mod capture;
+pub mod lifetime;
 pub mod named;
+pub mod route;
 
-use super::arena::SpaceId;
-use super::lane::{LANES, Lane};
-use super::lifetime::{LIFETIMES, Lifetime};
-use super::spaces::Spaces;
+use crate::pool::lifetime::{LIFETIMES, Lifetime};
+use crate::runs::arena::SpaceId;
+use crate::runs::spaces::Spaces;
+use crate::small::lane::{LANES, Lane};
 use std::collections::BTreeMap;
 
 /// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the lane that the page table names for its small blocks.
@@ -284,7 +286,7 @@ impl Pools {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Arenas;
+    use crate::runs::arena::Arenas;
 
     fn pools() -> Pools {
         Pools::new(&Spaces::new(&mut Arenas::default(), true))

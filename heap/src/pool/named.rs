@@ -6,9 +6,9 @@
 //! ladder takes only what lies idle above its reserve.
 
 use super::{FIRST_NAMED, PoolNumber};
-use crate::bytes::Bytes;
 use crate::driver::DriverError;
 use crate::error::Error;
+use crate::report::bytes::Bytes;
 use std::fmt;
 
 /// Bytes that a pool's name may have.
@@ -186,7 +186,7 @@ impl fmt::Display for PoolError {
                 write!(
                     f,
                     "a thread may be in {} pools at a time; leave some first",
-                    crate::route::ROUTE_DEPTH
+                    crate::pool::route::ROUTE_DEPTH
                 )
             }
             Self::NotInnermost(key) => {

@@ -6,7 +6,7 @@ use super::spans::Spans;
 use super::{Supply, Way};
 use crate::driver::Capabilities;
 use crate::settings::Backing;
-use crate::size_class::PAGE;
+use crate::small::size_class::PAGE;
 
 /// Spans that are plain allocations. `own`: of which large blocks have theirs for themselves.
 fn plain_spans(own: bool) -> &'static dyn Supply {

@@ -9,18 +9,28 @@
 //! A supply keeps no books. What is held stands in [`Central`], which knows no supply: its arenas, and [`Backing`] for what the driver gave. The device asks its
 //! supply wherever the way matters, and nobody asks which it is.
 
+pub(crate) mod address_book;
+pub(crate) mod addresses;
+pub mod backing;
 mod choice;
+pub(crate) mod chunk;
+pub(crate) mod gather;
+pub(crate) mod growth;
+pub(crate) mod mapping_book;
 mod passthrough;
 mod remapped;
+pub mod reserve;
+pub(crate) mod segment_log;
 mod spans;
+pub mod stitch;
 
-use crate::arena::{RunId, SpaceId};
-use crate::asking::Asking;
-use crate::backing::Backing;
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
+use crate::order::asking::Asking;
 use crate::request::{Giving, Growth, Want};
+use crate::runs::arena::{RunId, SpaceId};
 use crate::settings::Settings;
+use crate::supply::backing::Backing;
 use gruyere_record::Record;
 
 pub use choice::{choose, pages_fit, settled_way};

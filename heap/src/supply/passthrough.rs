@@ -3,12 +3,12 @@
 
 use super::spans::Spans;
 use super::{Helper, Supply, Way};
-use crate::arena::{RunId, SpaceId};
-use crate::backing::Backing;
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
 use crate::request::{Giving, Growth, Want};
+use crate::runs::arena::{RunId, SpaceId};
 use crate::settings::Settings;
+use crate::supply::backing::Backing;
 
 /// What graphs use.
 const OF_GRAPHS: &Spans = &Spans::PLAIN;

@@ -1,15 +1,15 @@
 //! Pages, mapped where a run of them is needed. How they move is `central/moves.rs`.
 
 use super::{Helper, Supply, Way};
-use crate::arena::{Movable, RunId, SpaceId};
-use crate::backing::Backing;
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, Result};
 use crate::profiler::{self, What};
 use crate::request::{Giving, Growth, Want};
+use crate::runs::arena::{Movable, RunId, SpaceId};
 use crate::settings::Settings;
-use crate::size_class::PAGE;
-use crate::stitch::Part;
+use crate::small::size_class::PAGE;
+use crate::supply::backing::Backing;
+use crate::supply::stitch::Part;
 use gruyere_record::Record;
 
 /// Retired views are unmapped once there are so many.

@@ -1,14 +1,14 @@
 //! Spans: what the driver gives in one piece, of its pools or as plain allocations. They never move.
 
 use super::{Helper, Supply, Way};
-use crate::arena::{EVERYBODY, Region, RegionId, RunId, SpaceId};
-use crate::backing::{Backing, SPAN};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::profiler::{self, What};
 use crate::request::{Giving, Growth, Want};
+use crate::runs::arena::{EVERYBODY, Region, RegionId, RunId, SpaceId};
 use crate::settings::Settings;
-use crate::size_class::{PAGE, SMALL_MAX, round_up};
+use crate::small::size_class::{PAGE, SMALL_MAX, round_up};
+use crate::supply::backing::{Backing, SPAN};
 use gruyere_record::{DeviceGauge, EventKind, SegmentEntry, SegmentKind, clock};
 
 /// A span is at most one part in this of what is left of the device, unless a request is longer.

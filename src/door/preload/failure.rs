@@ -3,7 +3,8 @@
 use super::super::{oom, run_file};
 use super::runtime::{CudaError, Runtime};
 use crate::driver::StreamHandle;
-use crate::heap::{Heap, oom::Report};
+use crate::heap::Heap;
+use crate::heap::report::oom::Report;
 use std::ffi::c_uint;
 use std::ptr;
 

@@ -1,0 +1,214 @@
+//! Stream order: who may reuse what, and when.
+//!
+//! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. Sealing closes the open epoch
+//! and records one event behind it; once the event is done, the stream is past every free of that epoch and of all before it.
+//! So one event stands for any number of frees, and is recorded only when somebody hungry needs it.
+//!
+//! ```text
+//!   epoch       1 -> 2 -> 3 ...   the open one; raised by the sealer (under `fences`) BEFORE it records the event. A free reads
+//!                                 it after its stream's last use was enqueued: if it reads e, the event of e is recorded later.
+//!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by whoever saw an event done or has
+//!                                 synchronised the device, never lowered.
+//!   dirty       out <-> in        in the set: a free may belong to the open epoch. Put in by the freeing thread after it read `epoch`, taken
+//!                                 out by the sealer before it raises `epoch`: a free that slips between is covered by the event.
+//!   lost        out <-> in        in the set: dirty, but dead, or passing and not named by the sealer's call. Moved there by the sealer, which would look at each in vain for
+//!                                 ever; taken out by an event behind all work of the device, and by the next call that names the stream.
+//!   further     out <-> in        in the set: `completed` was raised. Put in after that, taken out by whoever then looks at all that waits for
+//!                                 the stream, under the central lock.
+//!   state       passing          its handle may be used only in a call in which the program names it ([`naming`]); as every stream begins
+//!               lasting          announced: its handle may be used until its end; from passing, or at once
+//!               retired          no call named it, and its number may be taken away; from passing, and back if something refers to it
+//!               dead             the program has destroyed it, or its handle names another by now: nothing is recorded on it again, and only what is behind all
+//!                                work of the device completes its epochs. A program that still uses the handle gets a new number for it. From all others
+//!   calls       n <-> n + 1      calls under way that name a passing stream; raised BEFORE `state` is looked at. Whoever retires it raises `state` BEFORE it looks at
+//!                                `calls`: of the two, one sees the other.
+//!   seen        quiet            what a passing stream did about capture when a call named it last: nothing
+//!               in a bracket     it captured, while a capture that was announced was open
+//!               unannounced      it captured, and none was
+//! ```
+
+mod captures;
+mod events;
+mod fences;
+mod names;
+mod naming;
+mod stream;
+
+use crate::driver::{DeviceId, StreamHandle};
+pub use crate::number_set::NUMBERS;
+use crate::number_set::SharedSet;
+use crate::sync::Mutex;
+use fences::Fences;
+pub use names::Resolved;
+use names::{Cache, Numbers};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use stream::{DEAD, LASTING};
+pub use stream::{Status, Stream};
+
+/// Streams a device that are told apart at a time; the numbers of dead ones are used again once nothing refers to them.
+pub const MAX_STREAMS: usize = NUMBERS as usize - 2;
+/// The number of the legacy default stream.
+pub const DEFAULT_STREAM: u32 = 0;
+/// The number that stands for all streams of the device, those included that nobody told us of: blocks of `cudaMalloc` are its own, and the
+/// free of a block used by a stream that got no number is one of its frees. Its events are recorded behind all work of the device's context, where
+/// the driver can; else only a synchronisation of the device completes its epochs.
+///
+/// Nothing that is freed on it is used again before such an event or synchronisation: unlike a stream it comes in no order with itself.
+pub const EVERY: u32 = MAX_STREAMS as u32;
+const _: () = assert!(EVERY == gruyere_record::stream::ALL_STREAMS, "readers know it by this number");
+
+/// What the book-keeping of events did, for the gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FenceCounts {
+    /// Events recorded.
+    pub recorded: u64,
+    /// Events asked about.
+    pub queried: u64,
+}
+
+/// The streams of a device.
+pub struct Streams {
+    device: DeviceId,
+    ids: bool,
+    context_events: bool,
+    streams: Box<[OnceLock<Stream>]>,
+    count: AtomicU32,
+    cache: Cache,
+    /// Before `fences`, where both are held.
+    numbers: Mutex<Numbers>,
+    fences: Mutex<Fences>,
+    recycling: Mutex<()>,
+    dirty: SharedSet,
+    lost: SharedSet,
+    further: SharedSet,
+    /// Times that a stream got further.
+    strides: AtomicU64,
+    /// The last epoch of [`EVERY`] that a free waits for; only ever raised.
+    parked: AtomicU64,
+    /// Frees that wait for all streams since the last event behind all work of the device.
+    gathered: AtomicU64,
+    /// Streams that last.
+    lasting: AtomicU64,
+    /// Passing streams that freed something and were not named by the call that would have recorded an event, since the last one behind all work of the device.
+    stranded: AtomicU64,
+    /// 1: a passing stream has been seen to capture; never 0 again.
+    capturing: AtomicU8,
+    recorded: AtomicU64,
+    queried: AtomicU64,
+}
+
+impl Streams {
+    /// The streams of `device`; `ids`: the driver tells stream ids; `context_events`: it records events behind all work of a context.
+    pub fn new(device: DeviceId, ids: bool, context_events: bool) -> Self {
+        let streams: Box<[OnceLock<Stream>]> = (0..=MAX_STREAMS).map(|_| OnceLock::new()).collect();
+        let _ = streams[DEFAULT_STREAM as usize].set(Stream::new(StreamHandle(0), 0, LASTING));
+        let _ = streams[EVERY as usize].set(Stream::new(StreamHandle(0), 0, DEAD));
+        Self {
+            device,
+            ids,
+            context_events,
+            streams,
+            count: AtomicU32::new(1),
+            cache: Cache::default(),
+            numbers: Mutex::default(),
+            fences: Mutex::default(),
+            recycling: Mutex::default(),
+            dirty: SharedSet::default(),
+            lost: SharedSet::default(),
+            further: SharedSet::default(),
+            strides: AtomicU64::new(0),
+            parked: AtomicU64::new(0),
+            gathered: AtomicU64::new(0),
+            lasting: AtomicU64::new(1),
+            stranded: AtomicU64::new(0),
+            capturing: AtomicU8::new(0),
+            recorded: AtomicU64::new(0),
+            queried: AtomicU64::new(0),
+        }
+    }
+
+    /// Streams known, dead ones included.
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn get(&self, stream: u32) -> Option<&Stream> {
+        self.streams.get(stream as usize)?.get()
+    }
+
+    /// The handle of a stream.
+    pub fn handle(&self, stream: u32) -> Option<StreamHandle> {
+        self.get(stream).map(Stream::handle)
+    }
+
+    /// The open epoch of `stream`, to which a free of this moment belongs.
+    #[inline]
+    pub fn note_free(&self, stream: u32) -> u64 {
+        let Some(known) = self.get(stream) else { return u64::MAX };
+        let epoch = known.epoch.load(Ordering::Acquire);
+        self.dirty.insert(stream);
+        epoch
+    }
+
+    /// As [`Streams::note_free`], of a free that waits for `stream`.
+    #[inline]
+    pub fn note_wait(&self, stream: u32) -> u64 {
+        let epoch = self.note_free(stream);
+        if stream == EVERY {
+            self.parked.fetch_max(epoch, Ordering::Relaxed);
+            self.gathered.fetch_add(1, Ordering::Relaxed);
+        }
+        epoch
+    }
+
+    /// Whether frees wait for all streams, of a driver that only a synchronisation makes tell of them.
+    pub fn needs_synchronisation(&self, hears_of_captures: bool) -> bool {
+        !self.records_context_events(hears_of_captures)
+            && self.parked.load(Ordering::Relaxed) > self.completed(EVERY)
+    }
+
+    /// Whether events may be recorded behind all work of the context: the driver can, and captures are told of, as one that runs would fail.
+    fn records_context_events(&self, hears_of_captures: bool) -> bool {
+        self.context_events && hears_of_captures
+    }
+
+    /// The last epoch that `stream` is past.
+    #[inline]
+    pub fn completed(&self, stream: u32) -> u64 {
+        self.get(stream).map_or(0, |stream| stream.completed.load(Ordering::Acquire))
+    }
+
+    /// The stream is past `epoch`, and maybe was before. True if not.
+    fn raise(&self, number: u32, epoch: u64) -> bool {
+        let Some(stream) = self.get(number) else { return false };
+        let further = stream.completed.fetch_max(epoch, Ordering::AcqRel) < epoch;
+        if further {
+            self.further.insert(number);
+            self.strides.fetch_add(1, Ordering::Release);
+        }
+        further
+    }
+
+    /// The streams that have got further since this was called last; call it under the central lock.
+    pub fn take_further(&self) -> impl Iterator<Item = u32> {
+        let every = self.further.remove_seen(EVERY).then_some(EVERY);
+        self.further.take(self.count()).chain(every)
+    }
+
+    /// Whether [`Streams::take_further`] would tell of `stream`.
+    pub fn has_got_further(&self, stream: u32) -> bool {
+        self.further.contains(stream)
+    }
+
+    /// Grows whenever a stream gets further.
+    pub fn strides(&self) -> u64 {
+        self.strides.load(Ordering::Acquire)
+    }
+
+    /// Whether the stream is known to be gone.
+    pub fn is_dead(&self, stream: u32) -> bool {
+        self.get(stream).is_none_or(Stream::is_dead)
+    }
+}

@@ -1,0 +1,82 @@
+//! What the rungs of the reclaim ladder did: calls, bytes, host time. The rungs themselves are in `reclaim`.
+
+use crate::report::bytes::Bytes;
+use gruyere_record::DeviceGauge;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Rungs of the ladder.
+pub const RUNGS: usize = 6;
+
+/// What each does, for reports.
+pub const RUNG_NAMES: [&str; RUNGS] =
+    ["ask events", "return slabs", "give back", "wait for events", "synchronise", "use the headroom"];
+
+pub(crate) const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
+    [DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes, DeviceGauge::Rung0Microseconds],
+    [DeviceGauge::Rung1Calls, DeviceGauge::Rung1Bytes, DeviceGauge::Rung1Microseconds],
+    [DeviceGauge::Rung2Calls, DeviceGauge::Rung2Bytes, DeviceGauge::Rung2Microseconds],
+    [DeviceGauge::Rung3Calls, DeviceGauge::Rung3Bytes, DeviceGauge::Rung3Microseconds],
+    [DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes, DeviceGauge::Rung4Microseconds],
+    [DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes, DeviceGauge::Rung5Microseconds],
+];
+
+/// What one rung did since the device's heap was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rung {
+    /// Times that it was climbed.
+    pub calls: u64,
+    /// Bytes that it gained: found for the request (rung 0), returned to the arenas (1), given back to the driver (2 to 4).
+    pub bytes: u64,
+    /// Host time in it, the retry of the request included. Summed in nanoseconds: most rungs take less than a microsecond.
+    pub nanoseconds: u64,
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} times, {}, {} us", self.calls, Bytes(self.bytes), self.nanoseconds / 1000)
+    }
+}
+
+/// All rungs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ladder {
+    /// By number.
+    pub rungs: [Rung; RUNGS],
+}
+
+impl Ladder {
+    /// The rungs that were climbed at all, with their names.
+    pub fn climbed(&self) -> impl Iterator<Item = (&'static str, &Rung)> {
+        RUNG_NAMES.into_iter().zip(&self.rungs).filter(|(_, rung)| rung.calls > 0)
+    }
+}
+
+impl Ladder {
+    /// What was done since it was as `before`.
+    pub fn since(&self, before: &Ladder) -> Ladder {
+        let rung = |number: usize| {
+            let (now, then) = (self.rungs[number], before.rungs[number]);
+            Rung {
+                calls: now.calls.saturating_sub(then.calls),
+                bytes: now.bytes.saturating_sub(then.bytes),
+                nanoseconds: now.nanoseconds.saturating_sub(then.nanoseconds),
+            }
+        };
+        Ladder { rungs: std::array::from_fn(rung) }
+    }
+}
+
+/// Splits the time of one climb among its rungs: each has what passed since the one before it.
+pub(crate) struct Stopwatch(Instant);
+
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(crate) fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
+}

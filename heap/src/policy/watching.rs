@@ -1,0 +1,77 @@
+//! The thresholds of `alert:`: looked at where the device looks at its use of memory anyway (`phase`), so without a thread of their own, off the hot
+//! path and with no lock of the heap held.
+
+use crate::driver::DeviceId;
+use crate::sync::Mutex;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::watch::{Alarm, Facts, Forecast, Metric, Passed, Point, Rate, Rule, capacity, forecast};
+use gruyere_record::{Reader, Record};
+use std::time::{Duration, Instant};
+
+/// Between two looks. One reads a hundred cache lines or so of the record.
+const LOOKS: Duration = Duration::from_millis(100);
+/// Between two forecasts: half a millisecond each, at most.
+const FORECASTS: Duration = Duration::from_secs(2);
+/// Between two times that a threshold speaks, seconds.
+pub(crate) const EVERY: f64 = 60.0;
+
+/// The thresholds of a device.
+pub struct Watching(pub(crate) Option<Mutex<State>>);
+
+pub(crate) struct State {
+    alarms: Vec<Alarm>,
+    needs_forecast: bool,
+    begin: Instant,
+    pub(crate) next: Instant,
+    next_forecast: Instant,
+    forecast: Forecast,
+    rate: Rate,
+}
+
+impl Watching {
+    /// For `rules`; where there are none, it never looks.
+    pub fn new(rules: &[Rule]) -> Self {
+        if rules.is_empty() {
+            return Self(None);
+        }
+        let now = Instant::now();
+        Self(Some(Mutex::new(State {
+            alarms: rules.iter().map(|rule| Alarm::new(rule.threshold.clone(), EVERY)).collect(),
+            needs_forecast: rules.iter().any(|rule| rule.threshold.metric == Metric::OomIn),
+            begin: now,
+            next: now,
+            next_forecast: now,
+            forecast: Forecast::Unknown,
+            rate: Rate::default(),
+        })))
+    }
+}
+
+impl State {
+    /// The rules that speak now of `device`, by number; `without_record`: what is known of it where no record is kept.
+    pub(crate) fn look(
+        &mut self,
+        record: &Record,
+        device: DeviceId,
+        now: Instant,
+        without_record: impl FnOnce() -> DeviceSnapshot,
+    ) -> Vec<(usize, Passed)> {
+        self.next = now + LOOKS;
+        let reader = Reader::own(record);
+        let snapshot = reader.as_ref().and_then(|reader| reader.device(device));
+        let snapshot = snapshot.unwrap_or_else(without_record);
+        if self.needs_forecast
+            && now >= self.next_forecast
+            && let Some(reader) = &reader
+        {
+            self.next_forecast = now + FORECASTS;
+            let points: Vec<Point> = reader.timeline(device).entries.iter().map(Point::from).collect();
+            self.forecast = forecast(&points, capacity(&snapshot));
+        }
+        let seconds = now.duration_since(self.begin).as_secs_f64();
+        let rate = self.rate.look(seconds, snapshot.total().malloc_bytes);
+        let facts = Facts { device: &snapshot, rate, forecast: self.forecast };
+        let looks = self.alarms.iter_mut().map(|alarm| alarm.look(seconds, &facts)).enumerate();
+        looks.filter_map(|(number, passed)| Some((number, passed?))).collect()
+    }
+}

@@ -1,0 +1,65 @@
+//! An entry of a history, and what each is noted with: the time, and the calling thread's context.
+
+use std::cell::Cell;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+thread_local! {
+    // A plain cell without a destructor, so late calls on a dying thread are safe.
+    static CONTEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What the calling thread's requests are noted with from now on; 0: nothing. Answers what it was.
+pub fn set_context(context: u64) -> u64 {
+    CONTEXT.with(|cell| cell.replace(context))
+}
+
+/// See [`set_context`].
+pub(crate) fn context() -> u64 {
+    CONTEXT.with(Cell::get)
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Action {
+    /// A block was handed out.
+    Alloc = 0,
+    /// The program freed a block.
+    FreeRequested = 1,
+    /// The block can be used again: at once, or when the streams that used it are past it.
+    FreeCompleted = 2,
+    /// Memory came from the driver, in one piece with an address of its own: a span.
+    SegmentAlloc = 3,
+    /// It went back.
+    SegmentFree = 4,
+    /// A request could not be met.
+    OutOfMemory = 5,
+    /// Pages are at this address now: new ones, or from elsewhere.
+    SegmentMap = 6,
+    /// They are not any more.
+    SegmentUnmap = 7,
+}
+
+/// One entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What happened.
+    pub action: Action,
+    /// The device.
+    pub device: u32,
+    /// Where; of an out-of-memory, what the driver says is free (bytes).
+    pub address: u64,
+    /// How much, rounded up to 512 B.
+    pub bytes: u64,
+    /// The stream's handle.
+    pub stream: u64,
+    /// Nanoseconds since 1970.
+    pub time: u64,
+    /// See [`set_context`].
+    pub context: u64,
+}

@@ -1,0 +1,331 @@
+//! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
+
+use crate::policy::ladder::Ladder;
+use crate::pool::lifetime::{LIFETIMES, Lifetime};
+pub use crate::report::bytes::Bytes;
+use std::fmt;
+
+/// What is known of an out-of-memory. All numbers but `device` and `count` are bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The device.
+    pub device: u32,
+    /// How many there were on it, this one included.
+    pub count: u64,
+    /// What was asked for.
+    pub asked: u64,
+    /// The stream that it was for: its number, and its handle.
+    pub stream: (u32, u64),
+    /// The tag of the asking thread's requests.
+    pub lifetime: Lifetime,
+    /// What the asking thread was doing ([`crate::report::history::set_context`]).
+    pub context: u64,
+    /// The training step.
+    pub step: u32,
+    /// Physical memory of the device.
+    pub total: u64,
+    /// Of it free, as the driver says; `None`: it could not say.
+    pub free: Option<u64>,
+    /// The ceiling on what may be reserved.
+    pub limit: u64,
+    /// Held from the driver.
+    pub reserved: u64,
+    /// Live blocks, each rounded up to 512 B.
+    pub live: u64,
+    /// Their peak.
+    pub live_peak: u64,
+    /// The largest request that what is held could satisfy at once.
+    pub largest: u64,
+    /// Held, freed by the program, waiting for streams.
+    pub pending: u64,
+    /// Held by captures of CUDA graphs.
+    pub captured: u64,
+    /// Held, free slots of slabs.
+    pub slab_free: u64,
+    /// Held, free runs between blocks, by the lifetime of their arena.
+    pub arena_free: [u64; LIFETIMES],
+    /// Spans that the driver refused to take back.
+    pub orphaned: u64,
+    /// Whether captures kept the allocator from asking and waiting.
+    pub capturing: bool,
+    /// What the reclaim ladder has done on this device so far.
+    pub ladder: Ladder,
+    /// What it did for this request alone; `None`: it was not climbed (during captures, or for a request beyond all bounds).
+    pub climb: Option<Ladder>,
+    /// Held, on pages that blocks lie on too: free, or more than a block needs.
+    pub partly: u64,
+    /// Held by named pools.
+    pub pooled: u64,
+    /// The named pool that the request was for.
+    pub pool: Option<PoolNote>,
+    /// Whether free memory had to stay with the stream that freed it: `share:off`, or the loader has wired no record_stream.
+    pub apart: bool,
+    /// Address space that Gruyère has reserved, where the driver had no more of it, whatever memory there is; `None`: addresses were not short.
+    pub addresses: Option<u64>,
+    /// Whether free pages could not move to where they were needed, though the device can map pages: another backing was chosen.
+    pub immovable: bool,
+}
+
+/// What an out-of-memory says of the named pool that the request was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolNote {
+    /// Its name.
+    pub name: String,
+    /// What it holds.
+    pub held: u64,
+    /// Its live blocks, each rounded up to 512 B.
+    pub live: u64,
+    /// The ceiling on those.
+    pub limit: Option<u64>,
+}
+
+impl fmt::Display for PoolNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "The request was for pool {:?}, which holds {}, {} of it live",
+            self.name,
+            Bytes(self.held),
+            Bytes(self.live)
+        )?;
+        match self.limit {
+            Some(limit) => write!(f, ", with a limit of {}.", Bytes(limit)),
+            None => write!(f, "."),
+        }
+    }
+}
+
+impl Report {
+    /// Taken by others on the device: processes, contexts, libraries that allocate for themselves.
+    pub fn others(&self) -> Option<u64> {
+        Some(self.total.saturating_sub(self.free?).saturating_sub(self.reserved))
+    }
+
+    /// torch's first sentence, which tools look for.
+    pub fn headline(&self) -> String {
+        let free = self.free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
+        format!(
+            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free.",
+            Bytes(self.asked),
+            self.device,
+            Bytes(self.total),
+            free
+        )
+    }
+
+    /// Free, in pieces between live blocks.
+    fn between(&self) -> u64 {
+        self.slab_free + self.arena_free.iter().sum::<u64>()
+    }
+
+    /// What to do about it, in sentences; only what applies.
+    pub fn advice(&self) -> Vec<String> {
+        let asked = self.asked;
+        if let Some(PoolNote { name, live, limit: Some(limit), .. }) = &self.pool
+            && live.saturating_add(asked) > *limit
+        {
+            return vec![format!("Pool {name:?} is full: raise its limit, or free blocks of it.")];
+        }
+        if asked > self.total {
+            return vec!["The request alone is larger than the device: look at its shape.".to_owned()];
+        }
+        let raise = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
+        if asked > self.limit {
+            return vec![format!("The request alone is larger than what is allowed: {raise}.")];
+        }
+        if self.addresses.is_some() {
+            // No memory would cure it, so nothing that is said of memory applies.
+            return vec![
+                "Fewer CUDA graphs with pools of their own (they may share one, or be dropped), and torch.cuda.empty_cache() between phases, take \
+                 less address space."
+                    .to_owned(),
+            ];
+        }
+        let mut advice = Vec::new();
+        if self.limit < self.total && self.free.is_none_or(|free| free >= asked) {
+            advice.push(format!("The ceiling is reached while the device has room: {raise}."));
+        }
+        if self.others().is_some_and(|others| others > self.total / 4) {
+            advice.push("Others hold more than a quarter of the device: `nvidia-smi` and `gruyere ps` show which processes.".to_owned());
+        }
+        if self.capturing {
+            advice.push(
+                "A CUDA graph is being captured, so nothing could be waited for: run the same work once before the capture."
+                    .to_owned(),
+            );
+        } else if self.captured >= asked {
+            advice.push(
+                "CUDA graphs hold more than was asked for: drop those that are replayed no more.".to_owned(),
+            );
+        }
+        if self.pending >= asked {
+            advice.push(
+                "More than was asked for is freed but still used by other streams (record_stream): let the host wait for them now \
+                 and then."
+                    .to_owned(),
+            );
+        }
+        if self.between() >= asked {
+            let why = match (self.apart, self.immovable) {
+                (true, _) => {
+                    "More than was asked for lies free, but memory stays with the stream that freed it: `share:on`, with all of torch's hooks \
+                     wired (gruyere.enable() does), lets it pass."
+                }
+                (false, true) => {
+                    "More than was asked for lies free, in pieces: `backing:auto` would move free pages together."
+                }
+                (false, false) => {
+                    "More than was asked for lies free, in pieces between blocks that live on: tagging what lives long \
+                     (gruyere.lifetime(\"persistent\")) keeps it apart."
+                }
+            };
+            advice.push(why.to_owned());
+        }
+        if advice.is_empty() {
+            advice.push(
+                "The device is full of live blocks: a smaller batch, activation checkpointing or offloading would help."
+                    .to_owned(),
+            );
+        }
+        advice
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.headline())?;
+        // As torch says it.
+        if self.limit < self.total {
+            write!(f, " {} allowed;", Bytes(self.limit))?;
+        }
+        write!(f, " Gruyère holds {}: {} live", Bytes(self.reserved), Bytes(self.live))?;
+        for (bytes, what) in [
+            (self.pending, "freed but still used by other streams"),
+            (self.captured, "kept for CUDA graphs"),
+            (self.pooled, "held by named pools"),
+            (self.slab_free, "free between small blocks"),
+            (self.arena_free.iter().sum(), "free between large blocks"),
+            (self.orphaned, "that the driver would not take back"),
+        ] {
+            if bytes > 0 {
+                write!(f, ", {} {what}", Bytes(bytes))?;
+            }
+        }
+        write!(f, ".")?;
+        if self.partly > 0 {
+            write!(f, " {} of what is held lies unused beside blocks, on their pages.", Bytes(self.partly))?;
+        }
+        if self.largest > 0 {
+            write!(f, " The largest free piece has {}.", Bytes(self.largest))?;
+        }
+        if self.live_peak > self.live {
+            write!(f, " Live was {} at its peak.", Bytes(self.live_peak))?;
+        }
+        if let Some(others) = self.others().filter(|&others| others > 0) {
+            write!(f, " Others hold {}.", Bytes(others))?;
+        }
+        let climbed: Vec<String> =
+            self.ladder.climbed().map(|(name, rung)| format!("{name} {rung}")).collect();
+        if !climbed.is_empty() {
+            write!(f, " Tried so far: {}.", climbed.join("; "))?;
+        }
+        if let Some(pool) = &self.pool {
+            write!(f, " {pool}")?;
+        }
+        if let Some(reserved) = self.addresses {
+            write!(
+                f,
+                " It is addresses that ran out, not memory: Gruyère has reserved {} of address space on this device, and the driver gave no more.",
+                Bytes(reserved)
+            )?;
+        }
+        self.advice().iter().try_for_each(|sentence| write!(f, " {sentence}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_starts_as_torchs_does() {
+        let report = Report { asked: 20 << 20, total: 80 << 30, free: Some(1 << 30), ..Report::default() };
+        let text = report.to_string();
+        assert!(text.starts_with(
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 80.00 GiB"
+        ));
+    }
+
+    /// A device of 80 GiB, full of live blocks.
+    fn full() -> Report {
+        Report {
+            asked: 1 << 30,
+            total: 80 << 30,
+            limit: 80 << 30,
+            reserved: 79 << 30,
+            live: 79 << 30,
+            live_peak: 79 << 30,
+            free: Some(0),
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn the_whole_text_of_a_full_device() {
+        assert_eq!(
+            full().to_string(),
+            "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 0 bytes is free. \
+             Gruyère holds 79.00 GiB: 79.00 GiB live. Others hold 1.00 GiB. The device is full of live blocks: a smaller batch, \
+             activation checkpointing or offloading would help."
+        );
+    }
+
+    #[test]
+    fn advice_is_given_only_where_it_applies() {
+        const GIB: u64 = 1 << 30;
+        let capped =
+            Report { limit: 10 * GIB, reserved: 10 * GIB, live: 10 * GIB, free: Some(70 * GIB), ..full() };
+        let cases = [
+            ("full of live blocks", full()),
+            ("The ceiling is reached", capped.clone()),
+            ("larger than the device", Report { asked: 81 * GIB, ..full() }),
+            ("larger than what is allowed", Report { asked: 11 * GIB, ..capped.clone() }),
+            ("nvidia-smi", Report { reserved: 10 * GIB, live: 10 * GIB, ..full() }),
+            ("is being captured", Report { capturing: true, captured: 5 * GIB, ..full() }),
+            ("CUDA graphs hold", Report { captured: 5 * GIB, ..full() }),
+            ("record_stream", Report { pending: 2 * GIB, ..full() }),
+            ("tagging", Report { arena_free: [0, 0, 2 * GIB, 0], ..full() }),
+            ("address space", Report { addresses: Some(8 << 40), ..full() }),
+            ("backing:auto", Report { slab_free: 2 * GIB, immovable: true, ..full() }),
+            ("share:on", Report { slab_free: 2 * GIB, apart: true, ..full() }),
+        ];
+        for (words, report) in &cases {
+            let text = report.to_string();
+            assert_eq!(report.advice().len(), 1, "{text}");
+            for (other, _) in &cases {
+                assert_eq!(text.contains(other), other == words, "{other}: {text}");
+            }
+        }
+        // A ceiling that is of no consequence: the device has no room either.
+        let crowded = Report { free: Some(0), ..capped };
+        assert!(!crowded.to_string().contains("The ceiling is reached"));
+    }
+
+    #[test]
+    fn want_of_addresses_is_not_called_want_of_memory() {
+        let text = Report { addresses: Some(2 << 40), free: Some(40 << 30), ..full() }.to_string();
+        assert!(text.contains(
+            "addresses that ran out, not memory: Gruyère has reserved 2048.00 GiB of address space"
+        ));
+        assert!(!text.contains("full of live blocks") && !text.contains("smaller batch"), "{text}");
+    }
+
+    #[test]
+    fn causes_are_named_only_where_there_are_bytes() {
+        let text = Report { pending: 512 << 20, orphaned: 2 << 20, ..full() }.to_string();
+        assert!(text.contains("79.00 GiB live, 512.00 MiB freed but still used by other streams, 2.00 MiB that the driver would not"));
+        assert!(!text.contains("CUDA graphs") && !text.contains("between"));
+        let fell = Report { live: 70 << 30, ..full() }.to_string();
+        assert!(fell.contains("Live was 79.00 GiB at its peak."));
+    }
+}

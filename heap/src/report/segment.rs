@@ -1,0 +1,89 @@
+//! A contiguous range of memory held, and the blocks in it, as a snapshot tells of them.
+
+use crate::pool::capture::PoolId;
+
+/// What a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum BlockState {
+    /// Nobody's.
+    Inactive = 0,
+    /// The program's.
+    Allocated = 1,
+    /// Freed by the program, waiting for streams.
+    PendingFree = 2,
+}
+
+/// A piece of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// First byte.
+    pub address: u64,
+    /// Length, a multiple of 512.
+    pub bytes: u64,
+    /// Bytes that the program asked for; 0 where it is nobody's.
+    pub requested: u64,
+    /// The stream's handle; of free memory, that of whose it is, or 0.
+    pub stream: u64,
+    /// What it is.
+    pub state: BlockState,
+    /// Its lifetime's number; 0 where it is nobody's.
+    pub lifetime: u8,
+    /// The step of its allocation, where the record knows it.
+    pub step: Option<u32>,
+}
+
+/// Whose memory a segment is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Holder {
+    /// Anybody's with blocks of this lifetime (its number).
+    Ordinary(u8),
+    /// A CUDA graph's.
+    Capture,
+    /// The named pool's.
+    Pool(String),
+    /// The driver's, which would not take it back.
+    Orphan,
+    /// One block's: `backing:passthrough`.
+    #[default]
+    Direct,
+}
+
+/// A contiguous range of memory held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First byte.
+    pub address: u64,
+    /// Length.
+    pub bytes: u64,
+    /// torch's id of the capture pool that it belongs to; (0, 0): none.
+    pub pool: PoolId,
+    /// It is cut into small blocks only.
+    pub small: bool,
+    /// It may grow and shrink page by page.
+    pub stitched: bool,
+    /// Whose it is.
+    pub holder: Holder,
+    /// They tile it, by address.
+    pub blocks: Vec<Block>,
+}
+
+impl Segment {
+    pub(crate) fn new(address: u64, pool: PoolId, stitched: bool, holder: Holder) -> Self {
+        Self { address, bytes: 0, pool, small: true, stitched, holder, blocks: Vec::new() }
+    }
+
+    /// Adds a piece at its end. Free pieces of one stream are one.
+    pub(crate) fn push(&mut self, block: Block) {
+        self.bytes += block.bytes;
+        match self.blocks.last_mut() {
+            Some(last)
+                if (last.state, last.stream) == (BlockState::Inactive, block.stream)
+                    && block.state == BlockState::Inactive =>
+            {
+                last.bytes += block.bytes;
+            }
+            _ => self.blocks.push(block),
+        }
+    }
+}

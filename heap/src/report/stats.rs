@@ -1,0 +1,144 @@
+//! What the heap says of itself: the numbers of the C call and of the gauges.
+
+use crate::pool::capture::PoolId;
+use crate::report::tally::HeldStats;
+use crate::runs::arena::{Arenas, RegionId, Run, RunState};
+use crate::small::size_class::PAGE;
+use gruyere_record::missing_share;
+use gruyere_record::peaks::BlockStats;
+use std::collections::BTreeMap;
+
+/// Numbers of one device. Bytes where not said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Physical memory of the device.
+    pub total_memory: u64,
+    /// The ceiling on what may be reserved.
+    pub limit: u64,
+    /// Physical memory held.
+    pub reserved: u64,
+    /// Its peak.
+    pub reserved_peak: u64,
+    /// Live blocks, each rounded up to 512 B.
+    pub live: u64,
+    /// Their peak.
+    pub live_peak: u64,
+    /// Freed by the program, waiting for streams.
+    pub pending: u64,
+    /// Free runs of the arenas.
+    pub arena_free: u64,
+    /// The largest free run.
+    pub largest_free: u64,
+    /// Memory of slabs.
+    pub slab_bytes: u64,
+    /// Free slots in them.
+    pub slab_free: u64,
+    /// Held for CUDA graphs.
+    pub captured: u64,
+    /// Times the reclaim ladder was climbed.
+    pub retries: u64,
+    /// Out-of-memory answers.
+    pub out_of_memories: u64,
+    /// Frees of what was no live block, on all devices.
+    pub bad_frees: u64,
+    /// Events recorded.
+    pub events_recorded: u64,
+    /// Events asked about.
+    pub events_queried: u64,
+    /// Live blocks as they were asked for.
+    pub requested: u64,
+    /// The largest request that what is held could satisfy, on any stream, once the work on what was freed is done.
+    pub largest_request: u64,
+    /// The largest request that could be satisfied if the ceiling is reached for it. By our books: what others on the device hold is
+    /// not known here.
+    pub largest_growing: u64,
+    /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off. From [`Heap::stats`] only.
+    pub request_p99: u64,
+    /// Times that a low-memory phase gave memory back.
+    pub low_phase_trims: u64,
+    /// The memory that went back so.
+    pub low_phase_bytes: u64,
+}
+
+impl Stats {
+    /// 1 - live / reserved.
+    pub fn fragmentation(&self) -> f64 {
+        missing_share(self.live, self.reserved)
+    }
+
+    /// 1 - largest satisfiable request / free bytes held.
+    pub fn external_fragmentation(&self) -> f64 {
+        missing_share(self.largest_request, self.reserved.saturating_sub(self.live + self.pending))
+    }
+
+    /// 1 - requested / live.
+    pub fn internal_fragmentation(&self) -> f64 {
+        missing_share(self.requested, self.live)
+    }
+}
+
+/// What torch's `memory_stats` tells of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TorchStats {
+    /// Blocks.
+    pub blocks: BlockStats,
+    /// What is held.
+    pub held: HeldStats,
+    /// The ceiling on what may be reserved (bytes).
+    pub limit: u64,
+    /// Physical memory of the device (bytes).
+    pub total_memory: u64,
+}
+
+/// What a capture pool of torch's holds, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CapturePoolHeld {
+    /// torch's id.
+    pub id: PoolId,
+    /// All of it.
+    pub bytes: u64,
+    /// In slabs.
+    pub small: u64,
+}
+
+/// Bytes of a free row that share their pages with others.
+pub(crate) fn torn(address: u64, bytes: u64) -> u64 {
+    let end = (address + bytes) / PAGE * PAGE;
+    bytes - end.saturating_sub(address.next_multiple_of(PAGE))
+}
+
+/// The free rows among the runs of a region: address and bytes. Neighbours of different streams' are one.
+pub(crate) fn free_rows<'a>(runs: impl Iterator<Item = &'a Run>) -> Vec<(u64, u64)> {
+    let mut rows: Vec<(u64, u64)> = Vec::new();
+    for run in runs.filter(|run| run.state == RunState::Free) {
+        match rows.last_mut() {
+            Some((address, bytes)) if *address + *bytes == run.address => *bytes += run.bytes,
+            _ => rows.push((run.address, run.bytes)),
+        }
+    }
+    rows
+}
+
+/// Free runs that cannot be given back, and their bytes: all of a span that has a block, what is not whole pages where pages come and go
+/// by themselves.
+pub(crate) fn bound(arenas: &Arenas) -> (u64, u64) {
+    let (mut count, mut bytes) = (0, 0);
+    let mut spans: BTreeMap<RegionId, (u64, u64)> = BTreeMap::new();
+    for run in arenas.free_runs() {
+        if arenas.is_stitched(run.region) {
+            let torn = torn(run.address, run.bytes);
+            count += u64::from(torn > 0);
+            bytes += torn;
+        } else {
+            let span = spans.entry(run.region).or_default();
+            *span = (span.0 + 1, span.1 + run.bytes);
+        }
+    }
+    for (id, span) in spans {
+        // A span that is all free can go.
+        if span.1 < arenas.region(id).bytes {
+            (count, bytes) = (count + span.0, bytes + span.1);
+        }
+    }
+    (count, bytes)
+}

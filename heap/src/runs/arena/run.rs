@@ -1,0 +1,169 @@
+//! A run and a region: what they are, and where they lie.
+
+use crate::runs::page_table::BlockId;
+use gruyere_record::{BlockSlot, SegmentSlot};
+
+/// A run's number; a live run's is its block's.
+pub type RunId = BlockId;
+/// No run: the end of a list.
+pub(super) const NO_RUN: RunId = u32::MAX;
+/// The owner of free runs that any stream may use.
+pub const EVERYBODY: u32 = u32::MAX;
+/// A region's number.
+pub type RegionId = u32;
+/// A space's number.
+pub type SpaceId = u32;
+
+/// What a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// The record is on the list of unused records.
+    Unused,
+    /// Reusable by its owner.
+    Free,
+    /// The caller's.
+    Live,
+    /// Freed by the caller, waiting for other streams than its own.
+    Pending,
+    /// Address space of a stitched region in which nothing is mapped.
+    Void,
+    /// Address space of a stitched region in which pages are mapped that belong elsewhere, or to nobody.
+    Shadow,
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// First byte.
+    pub address: u64,
+    /// Length, a multiple of 512.
+    pub bytes: u64,
+    /// Free: no work on `stream` later than this epoch's touches it.
+    pub epoch: u64,
+    /// What it is.
+    pub state: RunState,
+    /// Live or pending: the stream of its allocation. Free: its owner, or [`EVERYBODY`].
+    pub stream: u32,
+    /// The region that it is a part of.
+    pub region: RegionId,
+    /// Its place in the block map while live or pending.
+    pub slot: BlockSlot,
+    /// Of a block: bytes of it that the caller did not ask for.
+    pub slack: u32,
+    /// Its bin of the size index while free or void.
+    pub(super) bin: u16,
+    /// The tag of its block, as the record counts it.
+    pub lifetime: u8,
+    /// Other streams use the block (`Central::users`).
+    pub shared: bool,
+    /// The slab in it (its lane's number), where it is one.
+    pub is_slab: bool,
+    pub(super) previous: RunId,
+    pub(super) next: RunId,
+    pub(super) bin_previous: RunId,
+    pub(super) bin_next: RunId,
+}
+
+impl Run {
+    /// A free run of nobody's in particular, without neighbours.
+    pub(super) fn new(address: u64, bytes: u64, region: RegionId) -> Self {
+        Self {
+            address,
+            bytes,
+            epoch: 0,
+            state: RunState::Free,
+            stream: EVERYBODY,
+            region,
+            slot: BlockSlot::NONE,
+            slack: 0,
+            bin: 0,
+            lifetime: 0,
+            shared: false,
+            is_slab: false,
+            previous: NO_RUN,
+            next: NO_RUN,
+            bin_previous: NO_RUN,
+            bin_next: NO_RUN,
+        }
+    }
+
+    /// Notes what block it is.
+    #[inline(always)]
+    pub fn label(&mut self, Label { slack, lifetime, slot }: Label) {
+        (self.slack, self.lifetime, self.slot) = (slack, lifetime, slot);
+    }
+
+    /// Makes it a block of `stream`'s.
+    #[inline(always)]
+    pub(super) fn become_block(&mut self, stream: u32, label: Label) {
+        (self.state, self.stream, self.shared, self.is_slab) = (RunState::Live, stream, false, false);
+        self.label(label);
+    }
+
+    /// Where it lies.
+    #[inline(always)]
+    pub(super) fn place(&self) -> Place {
+        let Self { address, bytes, region, previous, next, .. } = *self;
+        Place { address, bytes, region, previous, next }
+    }
+
+    /// Of a block: bytes that the caller asked for.
+    #[inline]
+    pub fn requested(&self) -> u64 {
+        self.bytes - u64::from(self.slack)
+    }
+
+    /// Bytes before the first multiple of `align` in it.
+    #[inline]
+    pub(super) fn askew(&self, align: u64) -> u64 {
+        self.address.wrapping_neg() & (align - 1)
+    }
+}
+
+/// Where a run lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) region: RegionId,
+    pub(super) previous: RunId,
+    pub(super) next: RunId,
+}
+
+/// What is noted of a block in its run.
+#[derive(Clone, Copy, Debug)]
+pub struct Label {
+    /// [`Run::slack`].
+    pub slack: u32,
+    /// [`Run::lifetime`].
+    pub lifetime: u8,
+    /// [`Run::slot`].
+    pub slot: BlockSlot,
+}
+
+impl Default for Label {
+    fn default() -> Self {
+        Self { slack: 0, lifetime: 0, slot: BlockSlot::NONE }
+    }
+}
+
+/// A run is a cache line: found by a shift, and fetched at once.
+const _: () = assert!(size_of::<Run>() == 64);
+
+/// One piece of memory from the driver.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// First byte.
+    pub address: u64,
+    /// Length.
+    pub bytes: u64,
+    /// What the driver gave, for giving it back: its address and bytes (a region may be the aligned inside of it).
+    pub span: (u64, u64),
+    /// The space that it belongs to.
+    pub space: SpaceId,
+    /// Its place in the record's table.
+    pub slot: SegmentSlot,
+    pub(super) first: RunId,
+    pub(super) in_use: bool,
+    pub(super) stitched: bool,
+}

@@ -1,0 +1,185 @@
+//! Free runs by size: a two-level segregated list with exact best fit.
+//!
+//! The index is the one of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004): a bin for each of
+//! sixteen steps of every doubling, found through two bitmaps. TLSF answers with a good fit; here the bin of the request is
+//! searched to the end, so the answer is the best fit, lowest address first. Bins are short: a step is 6% of the size.
+
+use super::run::{NO_RUN, Run, RunId};
+use crate::small::size_class::ALIGNMENT;
+
+const STEPS: usize = 16;
+const FIRST: usize = ALIGNMENT.trailing_zeros() as usize;
+const DOUBLINGS: usize = 48 - FIRST;
+/// Bins, rounded up so that a masked number is one of them: no bounds to check on the hot path.
+const BINS: usize = (DOUBLINGS * STEPS).next_power_of_two();
+const WORD: usize = 64;
+
+/// The free runs of one owner, linked through [`Run::bin_next`] and [`Run::bin_previous`].
+pub(super) struct SizeIndex {
+    /// A bit for each bin that holds a run.
+    filled: [u64; BINS / WORD],
+    heads: [RunId; BINS],
+    /// Runs in the index.
+    pub(super) count: u32,
+    /// Their bytes.
+    pub(super) bytes: u64,
+    /// No run in the index was freed before this epoch.
+    pub(super) oldest: u64,
+}
+
+impl Default for SizeIndex {
+    fn default() -> Self {
+        Self { filled: [0; BINS / WORD], heads: [NO_RUN; BINS], count: 0, bytes: 0, oldest: u64::MAX }
+    }
+}
+
+/// The bin of `bytes`, at least [`ALIGNMENT`]: doublings above that times [`STEPS`], and steps.
+#[inline(always)]
+fn bin_of(bytes: u64) -> usize {
+    const STEP_BITS: usize = STEPS.ilog2() as usize;
+    // The bit changes nothing, and tells the compiler that there is one.
+    let log = (bytes | ALIGNMENT).ilog2() as usize;
+    let shift = log - STEP_BITS;
+    // The shifted size is its step and STEPS more.
+    (shift * STEPS + (bytes >> shift) as usize).wrapping_sub((FIRST - STEP_BITS + 1) * STEPS) & (BINS - 1)
+}
+
+impl SizeIndex {
+    /// Whether it is the only one now.
+    #[inline(always)]
+    pub(super) fn insert(&mut self, runs: &mut [Run], id: RunId) -> bool {
+        let run = &runs[id as usize];
+        self.count += 1;
+        self.bytes += run.bytes;
+        self.oldest = self.oldest.min(run.epoch);
+        self.link(runs, id, bin_of(run.bytes));
+        self.count == 1
+    }
+
+    /// Whether none is left.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, runs: &mut [Run], id: RunId) -> bool {
+        self.count -= 1;
+        self.bytes -= runs[id as usize].bytes;
+        self.unlink(runs, id);
+        let last = self.count == 0;
+        if last {
+            self.oldest = u64::MAX;
+        }
+        last
+    }
+
+    /// Free run `id` is `bytes` long from now on.
+    #[inline(always)]
+    pub(super) fn resize(&mut self, runs: &mut [Run], id: RunId, bytes: u64) {
+        let before = std::mem::replace(&mut runs[id as usize].bytes, bytes);
+        self.bytes = self.bytes.wrapping_add(bytes.wrapping_sub(before));
+        let bin = bin_of(bytes);
+        if bin != usize::from(runs[id as usize].bin) {
+            self.unlink(runs, id);
+            self.link(runs, id, bin);
+        }
+    }
+
+    #[inline(always)]
+    fn link(&mut self, runs: &mut [Run], id: RunId, bin: usize) {
+        let bin = bin & (BINS - 1);
+        let next = std::mem::replace(&mut self.heads[bin], id);
+        self.filled[bin / WORD] |= 1 << (bin % WORD);
+        let run = &mut runs[id as usize];
+        run.bin = bin as u16;
+        run.bin_next = next;
+        run.bin_previous = NO_RUN;
+        if let Some(next) = runs.get_mut(next as usize) {
+            next.bin_previous = id;
+        }
+    }
+
+    #[inline(always)]
+    fn unlink(&mut self, runs: &mut [Run], id: RunId) {
+        let Run { bin, bin_next, bin_previous, .. } = runs[id as usize];
+        if let Some(next) = runs.get_mut(bin_next as usize) {
+            next.bin_previous = bin_previous;
+        }
+        if let Some(previous) = runs.get_mut(bin_previous as usize) {
+            previous.bin_next = bin_next;
+            return;
+        }
+        let bin = bin as usize & (BINS - 1);
+        self.heads[bin] = bin_next;
+        if bin_next == NO_RUN {
+            self.filled[bin / WORD] &= !(1 << (bin % WORD));
+        }
+    }
+
+    /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), the lowest address among equals; and its length.
+    #[inline(always)]
+    pub(super) fn best_fit(&self, runs: &[Run], bytes: u64, align: u64) -> Option<(RunId, u64)> {
+        let first = bin_of(bytes);
+        let mut word = first / WORD;
+        let mut filled = self.filled[word] & u64::MAX << (first % WORD);
+        loop {
+            while filled == 0 {
+                word += 1;
+                filled = *self.filled.get(word)?;
+            }
+            let bin = word * WORD + filled.trailing_zeros() as usize;
+            // The bin of the request may hold runs that are too short, and runs below `bytes + align` may lie askew.
+            let (mut best, mut best_bytes, mut best_address) = (NO_RUN, u64::MAX, u64::MAX);
+            let mut id = self.heads[bin & (BINS - 1)];
+            while let Some(run) = runs.get(id as usize) {
+                // Every run begins at a multiple of ALIGNMENT.
+                let askew = if align > ALIGNMENT { run.askew(align) } else { 0 };
+                if run.bytes >= bytes + askew
+                    && (run.bytes < best_bytes || (run.bytes == best_bytes && run.address < best_address))
+                {
+                    (best, best_bytes, best_address) = (id, run.bytes, run.address);
+                }
+                id = run.bin_next;
+            }
+            if best != NO_RUN {
+                return Some((best, best_bytes));
+            }
+            filled &= filled - 1;
+        }
+    }
+
+    /// Bytes of the largest run, 0 where there is none.
+    pub(super) fn largest(&self, runs: &[Run]) -> u64 {
+        let Some((word, filled)) = self.filled.iter().enumerate().rfind(|(_, filled)| **filled != 0) else {
+            return 0;
+        };
+        let mut largest = 0;
+        let mut id = self.heads[word * WORD + filled.ilog2() as usize];
+        while id != NO_RUN {
+            largest = largest.max(runs[id as usize].bytes);
+            id = runs[id as usize].bin_next;
+        }
+        largest
+    }
+
+    /// Appends every run to `into`.
+    pub(super) fn collect(&self, runs: &[Run], into: &mut Vec<RunId>) {
+        self.each_from(runs, ALIGNMENT, |id| into.push(id));
+    }
+
+    /// Calls `body` with every run of at least `bytes`, and some of up to a sixteenth less.
+    #[inline]
+    pub(super) fn each_from(&self, runs: &[Run], bytes: u64, mut body: impl FnMut(RunId)) {
+        let first = bin_of(bytes);
+        for word in first / WORD..BINS / WORD {
+            let mut filled = self.filled[word];
+            if word == first / WORD {
+                filled &= u64::MAX << (first % WORD);
+            }
+            while filled != 0 {
+                let mut id = self.heads[word * WORD + filled.trailing_zeros() as usize];
+                filled &= filled - 1;
+                while id != NO_RUN {
+                    body(id);
+                    id = runs[id as usize].bin_next;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The arena's invariants, walked in full.
+
+use super::Arenas;
+use super::run::{EVERYBODY, NO_RUN, RunState};
+use super::space::{owner_at, owner_in};
+use crate::small::size_class::PAGE;
+use std::collections::HashMap;
+
+/// Stands for the index of voids.
+const VOID: u32 = u32::MAX - 1;
+
+impl Arenas {
+    /// Walks every region, run and index; says what is wrong first.
+    ///
+    /// # Errors
+    /// The first broken invariant, in words.
+    pub fn validate(&self) -> Result<(), String> {
+        let mut listed = HashMap::new();
+        for (number, space) in self.spaces.iter().enumerate() {
+            let owned = space.owners.iter().enumerate();
+            let owned = owned.map(|(at, index)| (owner_in(at), index.as_deref()));
+            for (owner, index) in owned.chain([(VOID, Some(&space.voids))]) {
+                let Some(index) = index else { continue };
+                let mut ids = Vec::new();
+                index.collect(&self.runs, &mut ids);
+                let bytes: u64 = ids.iter().map(|&id| self.runs[id as usize].bytes).sum();
+                if owner != VOID && space.filled.contains(owner_at(owner) as u32) == ids.is_empty() {
+                    return Err(format!(
+                        "space {number}: whether stream {owner} has free runs is miscounted"
+                    ));
+                }
+                if ids.len() != index.count as usize || bytes != index.bytes {
+                    return Err(format!("space {number}: the index of stream {owner} miscounts its runs"));
+                }
+                for id in ids {
+                    if listed.insert(id, (number, owner)).is_some() {
+                        return Err(format!("run {id} is listed twice"));
+                    }
+                    let run = &self.runs[id as usize];
+                    if run.epoch < index.oldest && owner != EVERYBODY && owner != VOID {
+                        return Err(format!("run {id} is older than its index says"));
+                    }
+                }
+            }
+        }
+        let mut tiled = 0;
+        for (id, region) in self.regions() {
+            if !self.spaces[region.space as usize].regions.contains(&id) {
+                return Err(format!("region {id} is not in its space"));
+            }
+            let (mut run_id, mut previous, mut address) = (region.first, NO_RUN, region.address);
+            while run_id != NO_RUN {
+                let run = &self.runs[run_id as usize];
+                tiled += 1;
+                if run.address != address || run.region != id || run.previous != previous || run.bytes == 0 {
+                    return Err(format!("region {id}: run {run_id} at {:#x} is out of place", run.address));
+                }
+                let expected = match run.state {
+                    RunState::Free => Some((region.space as usize, run.stream)),
+                    RunState::Void => Some((region.space as usize, VOID)),
+                    _ => None,
+                };
+                if run.state == RunState::Void
+                    && !(region.stitched
+                        && run.address.is_multiple_of(PAGE)
+                        && run.bytes.is_multiple_of(PAGE))
+                {
+                    return Err(format!("void {run_id} at {:#x} is not whole pages", run.address));
+                }
+                if (run.state == RunState::Shadow) != (self.shadows.get(&run.address) == Some(&run_id)) {
+                    return Err(format!("run {run_id} ({:?}) is shadow and is not", run.state));
+                }
+                if listed.get(&run_id).copied() != expected {
+                    return Err(format!("run {run_id} ({:?}) is not listed where it belongs", run.state));
+                }
+                if previous != NO_RUN {
+                    let before = &self.runs[previous as usize];
+                    let free = matches!(run.state, RunState::Free | RunState::Void);
+                    if free && before.state == run.state && before.stream == run.stream {
+                        return Err(format!("free runs {previous} and {run_id} of one owner are not merged"));
+                    }
+                }
+                if run.state == RunState::Unused {
+                    return Err(format!("region {id} holds the unused run {run_id}"));
+                }
+                address += run.bytes;
+                (previous, run_id) = (run_id, run.next);
+            }
+            if address != region.address + region.bytes {
+                return Err(format!("region {id}: its runs end at {address:#x}"));
+            }
+        }
+        for (number, space) in self.spaces.iter().enumerate() {
+            let shadows = self.shadows.values().map(|&id| &self.runs[id as usize]);
+            let here = shadows.filter(|run| self.regions[run.region as usize].space as usize == number);
+            if here.map(|run| run.bytes).sum::<u64>() != space.shadow_bytes {
+                return Err(format!("space {number} miscounts its shadows"));
+            }
+        }
+        let used = self.runs.iter().filter(|run| run.state != RunState::Unused).count();
+        if used != tiled || self.runs.len() - used != self.unused_runs.len() {
+            return Err(format!("{used} runs are in use, {tiled} are in regions"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,366 @@
+//! Address space without memory: where a stitched region may grow, and what it may give.
+//!
+//! A stitched region is a reservation of address space. Its runs are blocks, free runs, voids and shadows. A void covers whole pages and
+//! nothing is mapped there; in a shadow something is, but no page belongs there. To serve a request that fits nowhere, a row of pages is
+//! planned ([`Arenas::plan`]) next to a free run that lacks the fewest, memory is found for it elsewhere, and the row becomes free memory
+//! ([`Arenas::commit`]). Pages of free runs may be given for that ([`Arenas::loose_runs`], [`Arenas::vacate`]).
+
+use super::Arenas;
+use super::run::{EVERYBODY, NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId};
+use crate::small::size_class::{ALIGNMENT, PAGE};
+use gruyere_record::SegmentSlot;
+use std::cmp::Reverse;
+use std::ops::Range;
+
+/// A row of pages that, once mapped, makes a request fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The void that holds the row.
+    pub void: RunId,
+    /// First byte of the row.
+    pub address: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// The free runs beside it that the request needs too: no page may be taken from them.
+    pub needs: [Option<RunId>; 2],
+}
+
+/// Whole pages of free memory that may be moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoosePages {
+    /// The free run that they are in; the first of a row of them.
+    pub run: RunId,
+    /// Where they are.
+    pub pages: Range<u64>,
+    /// The stream and epoch of the last work on them, where that is not known to be done.
+    pub used: Option<(u32, u64)>,
+}
+
+impl LoosePages {
+    /// Their length.
+    pub fn bytes(&self) -> u64 {
+        self.pages.end - self.pages.start
+    }
+}
+
+impl Arenas {
+    /// Adds a reservation of address space: a region that is all void.
+    pub fn add_reservation(&mut self, space: SpaceId, address: u64, bytes: u64) -> RegionId {
+        let region = Region {
+            address,
+            bytes,
+            span: (address, bytes),
+            space,
+            slot: SegmentSlot::NONE,
+            first: NO_RUN,
+            in_use: true,
+            stitched: true,
+        };
+        let id = self.new_region(region);
+        let run = self.new_run(address, bytes, id);
+        self.regions[id as usize].first = run;
+        self.set_void(run);
+        id
+    }
+
+    /// The reservations of a space in which nothing is mapped.
+    pub fn idle_reservations(&self, space: SpaceId) -> Vec<RegionId> {
+        let is_idle = |id: &RegionId| {
+            let region = &self.regions[*id as usize];
+            let run = &self.runs[region.first as usize];
+            region.stitched && run.state == RunState::Void && run.bytes == region.bytes
+        };
+        self.spaces[space as usize].regions.iter().copied().filter(is_idle).collect()
+    }
+
+    /// Address space that is reserved for a space, bytes.
+    pub fn reserved_bytes(&self, space: SpaceId) -> u64 {
+        let regions = self.spaces[space as usize].regions.iter().map(|&id| &self.regions[id as usize]);
+        regions.filter(|region| region.stitched).map(|region| region.bytes).sum()
+    }
+
+    /// As [`Arenas::reserved_bytes`], of all spaces.
+    pub fn all_reserved_bytes(&self) -> u64 {
+        self.regions().filter(|(_, region)| region.stitched).map(|(_, region)| region.bytes).sum()
+    }
+
+    /// The region of a space with the lowest address.
+    pub fn lowest_region(&self, space: SpaceId) -> Option<RegionId> {
+        let regions = self.spaces[space as usize].regions.iter().copied();
+        regions.min_by_key(|&id| self.regions[id as usize].address)
+    }
+
+    /// The row of fewest pages that lets `stream` have `bytes` at a multiple of `align`: behind a free run that it may use,
+    /// before one, between two, or in a void by itself. The lowest address among equals. `None`: the address space is full.
+    pub fn plan(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<Plan> {
+        let usable = |id: RunId| {
+            let run = self.runs.get(id as usize)?;
+            let mine = run.stream == stream || run.stream == EVERYBODY;
+            (run.state == RunState::Free && mine).then_some(id)
+        };
+        let length = |id: Option<RunId>| id.map_or(0, |id| self.runs[id as usize].bytes);
+        let mut best: Option<Plan> = None;
+        self.spaces[space as usize].voids.each_from(&self.runs, ALIGNMENT, |void| {
+            let run = &self.runs[void as usize];
+            let (before, behind) = (usable(run.previous), usable(run.next));
+            // The bytes of the free run before that count: from its first multiple of `align` on.
+            let front = length(before)
+                - before.map_or(0, |id| self.runs[id as usize].askew(align).min(length(Some(id))));
+            let back = length(behind);
+            let pages = |lacking: u64| lacking.next_multiple_of(PAGE);
+            let mut consider = |address: u64, length: u64, needs: [Option<RunId>; 2]| {
+                let better = |plan: &Plan| (length, address) < (plan.bytes, plan.address);
+                if length > 0 && length <= run.bytes && best.as_ref().is_none_or(better) {
+                    best = Some(Plan { void, address, bytes: length, needs });
+                }
+            };
+            consider(run.address, pages(bytes), [None, None]);
+            if bytes > front {
+                consider(run.address, pages(bytes - front), [before, None]);
+            }
+            if bytes > back {
+                let row = pages(bytes - back);
+                if row <= run.bytes {
+                    consider(run.address + run.bytes - row, row, [None, behind]);
+                }
+            }
+            if front + run.bytes + back >= bytes {
+                consider(run.address, run.bytes, [before, behind]);
+            }
+        });
+        best
+    }
+
+    /// A row of `bytes` in the lowest void that has room for it and for `before` bytes before and `behind` bytes behind it.
+    pub fn plan_alone(&self, space: SpaceId, bytes: u64, (before, behind): (u64, u64)) -> Option<Plan> {
+        let mut lowest: Option<(u64, RunId)> = None;
+        self.spaces[space as usize].voids.each_from(&self.runs, before + bytes + behind, |id| {
+            let run = &self.runs[id as usize];
+            let fits = run.bytes >= before + bytes + behind;
+            if fits && lowest.is_none_or(|(address, _)| run.address < address) {
+                lowest = Some((run.address, id));
+            }
+        });
+        let (start, void) = lowest?;
+        Some(Plan { void, address: start + before, bytes, needs: [None, None] })
+    }
+
+    /// Bytes of the plan's void before its row and behind it.
+    pub fn room_around(&self, plan: &Plan) -> (u64, u64) {
+        let void = &self.runs[plan.void as usize];
+        (plan.address - void.address, void.address + void.bytes - plan.address - plan.bytes)
+    }
+
+    /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies beside it; work of `epoch` and before may
+    /// still touch it. `shadows`: bytes before and behind the row in which something is mapped too.
+    pub fn commit(&mut self, plan: &Plan, shadows: (u64, u64), stream: u32, epoch: u64) {
+        let mut row = plan.void;
+        self.unlist(row);
+        let before = plan.address - shadows.0 - self.runs[row as usize].address;
+        if before > 0 {
+            let front = row;
+            row = self.cut(front, before);
+            self.list_void(front);
+        }
+        if shadows.0 > 0 {
+            let shadow = row;
+            row = self.cut(shadow, shadows.0);
+            self.list_shadow(shadow);
+        }
+        if self.runs[row as usize].bytes > plan.bytes {
+            let rest = self.cut(row, plan.bytes);
+            if self.runs[rest as usize].bytes > shadows.1 {
+                let void = if shadows.1 > 0 { self.cut(rest, shadows.1) } else { rest };
+                self.list_void(void);
+            }
+            if shadows.1 > 0 {
+                self.list_shadow(rest);
+            }
+        }
+        self.set_free(row, stream, epoch);
+    }
+
+    /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` tells of a run's owner and epoch
+    /// whether its pages may move, and what the last work on them was if that may still run.
+    pub fn loose_runs(&self, spaces: &[SpaceId], used: &dyn Fn(u32, u64) -> Movable) -> Vec<LoosePages> {
+        // Who has less than a page has no whole page.
+        let indexes = spaces.iter().flat_map(|&space| self.spaces[space as usize].filled());
+        let indexes = indexes.filter(|(_, index)| index.bytes >= PAGE);
+        let pages = |id: RunId| {
+            let run = &self.runs[id as usize];
+            if !self.regions[run.region as usize].stitched {
+                return None;
+            }
+            let used = match if run.stream == EVERYBODY { Movable::Idle } else { used(run.stream, run.epoch) }
+            {
+                Movable::No => return None,
+                Movable::Idle => None,
+                Movable::Used => Some((run.stream, run.epoch)),
+            };
+            let pages = whole_pages(run.address..run.address + run.bytes)?;
+            Some(LoosePages { run: id, pages, used })
+        };
+        let mut found = Vec::new();
+        for (_, index) in indexes {
+            index.each_from(&self.runs, PAGE, |id| found.extend(pages(id)));
+        }
+        found.sort_unstable_by_key(|loose| (loose.bytes(), Reverse(loose.pages.start)));
+        found
+    }
+
+    /// All whole pages of free runs of stitched regions of `spaces` that are everybody's, or of streams that are past them
+    /// (`completed`), in rows over neighbouring runs.
+    pub fn loose_pages(&self, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) -> Vec<LoosePages> {
+        let mut found = Vec::new();
+        let pages = |(run, start, end)| Some(LoosePages { run, pages: whole_pages(start..end)?, used: None });
+        let regions = spaces.iter().flat_map(|&space| self.spaces[space as usize].regions.iter());
+        for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched) {
+            // Neighbours count together: a page may lie in several free runs.
+            let mut row: Option<(RunId, u64, u64)> = None;
+            let mut id = region.first;
+            while id != NO_RUN {
+                let run = &self.runs[id as usize];
+                let loose = run.state == RunState::Free
+                    && (run.stream == EVERYBODY || run.epoch <= completed(run.stream));
+                if loose {
+                    let (first, start) = row.map_or((id, run.address), |(first, start, _)| (first, start));
+                    row = Some((first, start, run.address + run.bytes));
+                } else {
+                    found.extend(row.take().and_then(pages));
+                }
+                id = run.next;
+            }
+            found.extend(row.and_then(pages));
+        }
+        found
+    }
+
+    /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a shadow (or several).
+    pub fn vacate(&mut self, mut id: RunId, pages: Range<u64>) {
+        while id != NO_RUN && self.runs[id as usize].address < pages.end {
+            let Run { address, bytes, stream: owner, next, .. } = self.runs[id as usize];
+            if address + bytes <= pages.start {
+                id = next;
+                continue;
+            }
+            self.unlist(id);
+            let mut row = id;
+            if address < pages.start {
+                row = self.cut(id, pages.start - address);
+                self.list(id, owner);
+            }
+            let inside = self.runs[row as usize].address;
+            if inside + self.runs[row as usize].bytes > pages.end {
+                let rest = self.cut(row, pages.end - inside);
+                self.list(rest, owner);
+            }
+            self.list_shadow(row);
+            id = next;
+        }
+    }
+
+    /// What lies void in a range is mapped, though no page belongs there: shadows.
+    pub fn shade(&mut self, space: SpaceId, range: &Range<u64>) {
+        let mut voids = Vec::new();
+        self.spaces[space as usize].voids.collect(&self.runs, &mut voids);
+        for mut id in voids {
+            let Run { address, bytes, .. } = self.runs[id as usize];
+            let (start, end) = (address.max(range.start), (address + bytes).min(range.end));
+            if start >= end {
+                continue;
+            }
+            self.unlist(id);
+            if start > address {
+                let front = id;
+                id = self.cut(front, start - address);
+                self.list_void(front);
+            }
+            if self.runs[id as usize].bytes > end - start {
+                let rest = self.cut(id, end - start);
+                self.list_void(rest);
+            }
+            self.list_shadow(id);
+        }
+    }
+
+    /// Nothing is mapped in a range any more: its shadows are void.
+    pub fn clear(&mut self, range: &Range<u64>) {
+        let shadows: Vec<RunId> = self.shadows.range(range.clone()).map(|shadow| *shadow.1).collect();
+        for id in shadows {
+            let Run { address, bytes, region, .. } = self.runs[id as usize];
+            self.shadows.remove(&address);
+            let space = self.regions[region as usize].space;
+            self.spaces[space as usize].shadow_bytes -= bytes;
+            self.set_void(id);
+        }
+    }
+
+    fn list_shadow(&mut self, id: RunId) {
+        let run = &mut self.runs[id as usize];
+        run.state = RunState::Shadow;
+        run.stream = EVERYBODY;
+        run.epoch = 0;
+        let (address, bytes, region) = (run.address, run.bytes, run.region);
+        self.shadows.insert(address, id);
+        self.spaces[self.regions[region as usize].space as usize].shadow_bytes += bytes;
+    }
+
+    /// Makes an unlisted run void, and merges it with voids beside it.
+    fn set_void(&mut self, mut id: RunId) {
+        let Run { previous, next, .. } = self.runs[id as usize];
+        let is_void =
+            |arenas: &Self, id: RunId| id != NO_RUN && arenas.runs[id as usize].state == RunState::Void;
+        if is_void(self, next) {
+            self.unlist(next);
+            self.absorb_next(id);
+        }
+        if is_void(self, previous) {
+            self.unlist(previous);
+            self.absorb_next(previous);
+            id = previous;
+        }
+        self.list_void(id);
+    }
+
+    fn list_void(&mut self, id: RunId) {
+        let run = &mut self.runs[id as usize];
+        run.state = RunState::Void;
+        run.stream = EVERYBODY;
+        run.epoch = 0;
+        let space = self.regions[run.region as usize].space;
+        self.spaces[space as usize].voids.insert(&mut self.runs, id);
+    }
+
+    /// Memory of a space: its regions, less what is void or shadow in them.
+    pub fn held_bytes(&self, space: SpaceId) -> u64 {
+        let space = &self.spaces[space as usize];
+        let regions: u64 = space.regions.iter().map(|&id| self.regions[id as usize].bytes).sum();
+        regions - space.voids.bytes - space.shadow_bytes
+    }
+
+    /// Bytes of the stitched regions that have memory, and that are shadow, by the arena's books.
+    pub fn mapped_bytes(&self) -> (u64, u64) {
+        let voids: u64 = self.spaces.iter().map(|space| space.voids.bytes).sum();
+        let shadows: u64 = self.spaces.iter().map(|space| space.shadow_bytes).sum();
+        (self.all_reserved_bytes() - voids - shadows, shadows)
+    }
+}
+
+/// Whether the pages of a free run may be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Movable {
+    /// Not for this stream.
+    No,
+    /// No work touches them any more.
+    Idle,
+    /// Work ahead of the asking stream's may still touch them.
+    Used,
+}
+
+/// The whole pages of a range.
+fn whole_pages(range: Range<u64>) -> Option<Range<u64>> {
+    let pages = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
+    (pages.end > pages.start).then_some(pages)
+}
+
+const _: () = assert!(PAGE.is_multiple_of(ALIGNMENT));

@@ -1,0 +1,317 @@
+//! From an address to who owns it: a two-level radix tree over 2 MiB pages, read without locks.
+//!
+//! A page holds slots of one slab, or the starts of at most two large blocks (a large block is longer than half a page), so
+//! one word tells the owner. Only where small blocks are runs (`small_runs`) may more blocks start in a page: then the word says no more than that.
+//!
+//! ```text
+//!   word            bits 0-1   2-7      8-35              36-63
+//!   NONE            0          0        0                 0            nobody's
+//!   slab            1          device   lane              slab         a page of that slab
+//!   large           2          device   block + 1 or 0    block + 1    large blocks that start in the page
+//!   crowd           3          device   0                 0            more blocks of the arena than that start in the page
+//! ```
+//!
+//! States: NONE -> slab -> NONE (the thread that holds the slab's lane lock, or has not published the slab yet);
+//! NONE -> large -> ... -> NONE and large -> crowd -> NONE (the holder of the device's central lock, which knows the blocks of a crowd). Readers take what they find as a hint, and check it
+//! under the owner's lock: a word that changed under them names a block that does not start at their address.
+
+use crate::small::size_class::PAGE;
+use once_cell::race::OnceBox;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Addresses are below 2^48: 47 bits of user address space on x86-64, 48 on aarch64.
+const ADDRESS_BITS: u32 = 48;
+const PAGE_BITS: u32 = PAGE.trailing_zeros();
+const LEAF_BITS: u32 = 13;
+const ROOT_BITS: u32 = ADDRESS_BITS - PAGE_BITS - LEAF_BITS;
+
+/// The number of a large block in its device's arenas, below [`BLOCK_LIMIT`].
+pub type BlockId = u32;
+/// Block numbers take 28 bits of a word.
+pub const BLOCK_LIMIT: u32 = (1 << 28) - 1;
+
+const SLAB: u64 = 1;
+const LARGE: u64 = 2;
+const CROWD: u64 = 3;
+const DEVICE: u32 = 2;
+const LOW: u32 = 8;
+const HIGH: u32 = 36;
+const FIELD: u64 = (1 << 28) - 1;
+
+/// Whose page it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Nobody's.
+    None,
+    /// A page of a slab.
+    Slab {
+        /// The device.
+        device: u32,
+        /// The lane that owns the slab.
+        lane: u32,
+        /// The slab's number in the lane.
+        slab: u32,
+    },
+    /// Blocks of the arena start here.
+    Large {
+        /// The device.
+        device: u32,
+        /// The blocks; none of a crowd's.
+        blocks: [Option<BlockId>; 2],
+    },
+}
+
+impl Owner {
+    #[inline]
+    fn decode(word: u64) -> Self {
+        let device = (word >> DEVICE & 0x3f) as u32;
+        let (low, high) = ((word >> LOW & FIELD) as u32, (word >> HIGH) as u32);
+        match word & 3 {
+            SLAB => Self::Slab { device, lane: low, slab: high },
+            LARGE => Self::Large { device, blocks: [low.checked_sub(1), high.checked_sub(1)] },
+            CROWD => Self::Large { device, blocks: [None, None] },
+            _ => Self::None,
+        }
+    }
+
+    /// The word; of a crowd, which [`Page::become_crowd`] writes, there is none here.
+    fn encode(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Slab { device, lane, slab } => {
+                SLAB | u64::from(device) << DEVICE | u64::from(lane) << LOW | u64::from(slab) << HIGH
+            }
+            Self::Large { blocks: [None, None], .. } => 0,
+            Self::Large { device, blocks: [a, b] } => {
+                let field = |block: Option<BlockId>| block.map_or(0, |id| u64::from(id) + 1);
+                LARGE | u64::from(device) << DEVICE | field(a) << LOW | field(b) << HIGH
+            }
+        }
+    }
+}
+
+const LEAF: usize = 1 << LEAF_BITS;
+const ROOT: usize = 1 << ROOT_BITS;
+
+type Leaf = [AtomicU64; LEAF];
+
+/// The tree. Leaves (64 KiB, 16 GiB of addresses each) are made when first written and kept.
+pub struct PageTable {
+    root: Box<[OnceBox<Leaf>; ROOT]>,
+}
+
+/// `N` of them on the heap, without a stop on the stack.
+fn boxed<T: Default, const N: usize>() -> Box<[T; N]> {
+    let all: Box<[T]> = (0..N).map(|_| T::default()).collect();
+    all.try_into().unwrap_or_else(|_| unreachable!("as many as were asked for"))
+}
+
+impl Default for PageTable {
+    fn default() -> Self {
+        Self { root: boxed() }
+    }
+}
+
+/// The word of a page, found once for all that is done with it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Page<'a>(&'a AtomicU64);
+
+/// A page's word, not decoded further than is needed.
+#[derive(Clone, Copy)]
+pub struct Word(u64);
+
+impl Word {
+    /// The device, where there is an owner.
+    #[inline(always)]
+    pub fn device(self) -> u32 {
+        (self.0 >> DEVICE & 0x3f) as u32
+    }
+
+    /// The lane and the number of the slab, if it is a slab's.
+    #[inline(always)]
+    pub fn slab(self) -> Option<(u32, u32)> {
+        (self.0 & 3 == SLAB).then_some(((self.0 >> LOW & FIELD) as u32, (self.0 >> HIGH) as u32))
+    }
+
+    /// Whether blocks of the arena start there.
+    #[inline(always)]
+    pub fn is_large(self) -> bool {
+        self.0 & LARGE != 0
+    }
+}
+
+impl Page<'_> {
+    /// The owner of the page, still encoded.
+    #[inline(always)]
+    pub fn word(self) -> Word {
+        // Acquire: pairs with the release of the publisher, so that what the word names is there to be locked.
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// The owner of the page.
+    pub fn owner(self) -> Owner {
+        Owner::decode(self.word().0)
+    }
+
+    /// Notes that block `id` of the arena starts in the page (under the central lock). False: the word has no room for it.
+    #[inline(always)]
+    #[must_use]
+    pub fn add_block(self, device: u32, id: BlockId) -> bool {
+        let word = self.0.load(Ordering::Relaxed);
+        let field = u64::from(id) + 1;
+        let word = match word & 3 {
+            LARGE if word >> LOW & FIELD == 0 => word | field << LOW,
+            LARGE if word >> HIGH == 0 => word | field << HIGH,
+            LARGE | CROWD => return false,
+            _ => LARGE | u64::from(device) << DEVICE | field << LOW,
+        };
+        self.0.store(word, Ordering::Release);
+        true
+    }
+
+    /// The blocks that start in the page become a crowd (under the central lock, whose holder knows them from now on); those that the word named.
+    pub fn become_crowd(self, device: u32) -> [Option<BlockId>; 2] {
+        let named = match self.owner() {
+            Owner::Large { blocks, .. } => blocks,
+            _ => [None, None],
+        };
+        self.0.store(CROWD | u64::from(device) << DEVICE, Ordering::Release);
+        named
+    }
+
+    /// Whether they are a crowd.
+    pub fn is_crowd(self) -> bool {
+        self.0.load(Ordering::Relaxed) & 3 == CROWD
+    }
+
+    /// The last of a crowd is gone (under the central lock).
+    pub fn disperse(self) {
+        self.0.store(0, Ordering::Release);
+    }
+
+    /// The large block that starts in the page and that `is_it` knows, taken out (under the central lock).
+    #[inline(always)]
+    pub fn remove_block<T>(self, is_it: impl Fn(BlockId) -> Option<T>) -> Option<T> {
+        let word = self.0.load(Ordering::Relaxed);
+        if word & 3 != LARGE {
+            return None;
+        }
+        // No block's number is that of an empty field less one.
+        let number = |field: u32| ((word >> field & FIELD) as BlockId).wrapping_sub(1);
+        let (found, others) = match is_it(number(LOW)) {
+            Some(found) => (found, word & !(FIELD << LOW)),
+            None => (is_it(number(HIGH))?, word & !(FIELD << HIGH)),
+        };
+        self.0.store(if others >> LOW == 0 { 0 } else { others }, Ordering::Release);
+        Some(found)
+    }
+}
+
+impl PageTable {
+    /// The owner of the page of `address`.
+    #[inline]
+    pub fn get(&self, address: u64) -> Owner {
+        self.page(address).map_or(Owner::None, Page::owner)
+    }
+
+    /// The page of `address`; `None` where no range was ever covered.
+    #[inline(always)]
+    pub fn page(&self, address: u64) -> Option<Page<'_>> {
+        self.word(address).map(Page)
+    }
+
+    #[inline(always)]
+    fn word(&self, address: u64) -> Option<&AtomicU64> {
+        let page = address >> PAGE_BITS;
+        let leaf = self.root.get((page >> LEAF_BITS) as usize)?.get()?;
+        Some(&leaf[page as usize & (LEAF - 1)])
+    }
+
+    /// Whether the tree has room for a range.
+    pub fn reaches(address: u64, bytes: u64) -> bool {
+        address.checked_add(bytes.saturating_sub(1)).is_some_and(|last| last >> ADDRESS_BITS == 0)
+    }
+
+    /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond the tree's addresses.
+    pub fn cover(&self, address: u64, bytes: u64) -> bool {
+        if !Self::reaches(address, bytes) {
+            return false;
+        }
+        let last = address + bytes.saturating_sub(1);
+        for leaf in (address >> (PAGE_BITS + LEAF_BITS))..=(last >> (PAGE_BITS + LEAF_BITS)) {
+            self.root[leaf as usize].get_or_init(boxed);
+        }
+        true
+    }
+
+    /// Writes the owner of every page of a covered range.
+    pub fn set_range(&self, address: u64, bytes: u64, owner: Owner) {
+        // Once, out of the loop: the compiler would split the loop by the owner's fields, of which None has none (valgrind sees it look).
+        let encoded = owner.encode();
+        for page in 0..bytes / PAGE {
+            if let Some(word) = self.word(address + page * PAGE) {
+                word.store(encoded, Ordering::Release);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_never_covered_belongs_to_nobody() {
+        let table = PageTable::default();
+        for address in [0, 1, PAGE, 1 << 47, 1 << 48, u64::MAX] {
+            assert_eq!(table.get(address), Owner::None);
+        }
+        assert!(!table.cover(1 << 48, PAGE));
+        assert!(!table.cover(u64::MAX - 5, 10));
+    }
+
+    #[test]
+    fn every_page_of_a_slab_names_it_until_it_is_taken_back() {
+        let table = PageTable::default();
+        let base = (16 << 30) - PAGE;
+        assert!(table.cover(base, 4 * PAGE));
+        let owner = Owner::Slab { device: 5, lane: 30, slab: 1234 };
+        table.set_range(base, 4 * PAGE, owner);
+        assert_eq!(table.get(base + 4 * PAGE - 1), owner);
+        assert_eq!(table.get(base + 4 * PAGE), Owner::None);
+        table.set_range(base, 4 * PAGE, Owner::None);
+        assert_eq!(table.get(base), Owner::None);
+    }
+
+    #[test]
+    fn more_than_two_blocks_of_a_page_are_a_crowd_until_the_last_is_gone() {
+        let table = PageTable::default();
+        assert!(table.cover(PAGE, PAGE));
+        let page = table.page(PAGE).unwrap();
+        assert!(page.add_block(3, 7) && page.add_block(3, 9));
+        assert!(!page.add_block(3, 11));
+        assert_eq!(page.become_crowd(3), [Some(7), Some(9)]);
+        assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, None] });
+        assert!(!page.add_block(3, 11) && page.word().is_large() && page.word().slab().is_none());
+        assert_eq!((page.word().device(), page.remove_block(Some)), (3, None));
+        page.disperse();
+        assert_eq!(table.get(PAGE), Owner::None);
+    }
+
+    #[test]
+    fn two_large_blocks_may_start_in_one_page() {
+        let table = PageTable::default();
+        assert!(table.cover(PAGE, PAGE));
+        let page = table.page(PAGE).unwrap();
+        assert!(page.add_block(3, 7) && page.add_block(3, BLOCK_LIMIT - 1));
+        assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(7), Some(BLOCK_LIMIT - 1)] });
+        let remove = |id| page.remove_block(|other| (other == id).then_some(id));
+        assert_eq!((remove(9), remove(7)), (None, Some(7)));
+        assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, Some(BLOCK_LIMIT - 1)] });
+        assert!(page.add_block(3, 0));
+        assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(0), Some(BLOCK_LIMIT - 1)] });
+        assert_eq!((remove(0), remove(0), remove(BLOCK_LIMIT - 1)), (Some(0), None, Some(BLOCK_LIMIT - 1)));
+        assert_eq!(table.get(PAGE), Owner::None);
+    }
+}

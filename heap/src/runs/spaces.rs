@@ -1,0 +1,123 @@
+//! Which space serves a block: by its lifetime and, on a small device whose memory comes in spans, by its size.
+//!
+//! Spans never move, and one goes back to the driver only whole: one small block that is left in a span keeps all of it. On a small device, of which a slab for each size
+//! and stream is a good part, that is what a program dies of near capacity. There small blocks and slabs have spans of their own, as in torch's caching allocator, and so
+//! have blocks below [`MEDIUM`]. On larger devices sizes share spans: apart they hold more. Pages move, and one space a lifetime is all that `backing:stitch` needs. The
+//! figures are in docs/decisions/near-capacity.md.
+
+use crate::pool::lifetime::{LIFETIMES, Lifetime};
+use crate::runs::arena::{Arenas, SpaceId};
+use crate::small::size_class::SMALL_MAX;
+
+/// Where sizes lie apart, blocks below this are apart from larger ones (bytes): torch's `kMinLargeAlloc`, from which on each block may have a segment of its own.
+const MEDIUM: u64 = 10 << 20;
+
+/// The first space of blocks below [`MEDIUM`], and of small ones, where sizes lie apart; those of larger blocks are the first of all.
+const FIRST_MEDIUM: SpaceId = LIFETIMES as SpaceId;
+const FIRST_SMALL: SpaceId = 2 * FIRST_MEDIUM;
+
+/// The ordinary spaces: those that are neither a capture's nor a named pool's. They are the first of their arena: by size, and for each size one a lifetime.
+pub struct Spaces {
+    count: SpaceId,
+    /// Large blocks that are smaller are of medium size.
+    medium_below: u64,
+}
+
+impl Spaces {
+    /// Those of `arenas`, which has none. `apart`: sizes lie apart.
+    pub fn new(arenas: &mut Arenas, apart: bool) -> Self {
+        let (count, medium_below) = if apart { (3 * FIRST_MEDIUM, MEDIUM) } else { (FIRST_MEDIUM, 0) };
+        for space in 0..count {
+            let added = arenas.add_space(false);
+            debug_assert_eq!(added, space, "the arena had spaces");
+        }
+        Self { count, medium_below }
+    }
+
+    /// Of the largest blocks, and of all where sizes do not lie apart.
+    pub fn of(&self, lifetime: Lifetime) -> SpaceId {
+        lifetime as SpaceId
+    }
+
+    /// Of a large block of `size` bytes.
+    #[inline(always)]
+    pub fn of_large(&self, lifetime: Lifetime, size: u64) -> SpaceId {
+        lifetime as SpaceId + if size < self.medium_below { FIRST_MEDIUM } else { 0 }
+    }
+
+    /// Of a block of `size` bytes, and of the slab that it is to lie in.
+    pub fn of_size(&self, lifetime: Lifetime, size: u64) -> SpaceId {
+        if size <= SMALL_MAX && self.are_apart() {
+            lifetime as SpaceId + FIRST_SMALL
+        } else {
+            self.of_large(lifetime, size)
+        }
+    }
+
+    /// Whether sizes lie apart.
+    pub fn are_apart(&self) -> bool {
+        self.medium_below > 0
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = SpaceId> + use<> {
+        0..self.count
+    }
+
+    /// Those of one lifetime.
+    pub fn of_lifetime(&self, lifetime: Lifetime) -> impl Iterator<Item = SpaceId> + use<> {
+        self.iter().skip(lifetime as usize).step_by(LIFETIMES)
+    }
+
+    /// Whether it is one of them.
+    pub fn is_ordinary(&self, space: SpaceId) -> bool {
+        space < self.count
+    }
+
+    /// The number of the lifetime whose space it is, where it is an ordinary one.
+    pub fn lifetime_of(&self, space: SpaceId) -> Option<usize> {
+        self.is_ordinary(space).then_some(space as usize % LIFETIMES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_a_small_device_sizes_lie_apart() {
+        let spaces = Spaces::new(&mut Arenas::default(), true);
+        let auto = Lifetime::Auto;
+        assert_eq!(spaces.of_size(auto, MEDIUM), spaces.of(auto));
+        assert_ne!(spaces.of_size(auto, MEDIUM - 512), spaces.of(auto));
+        assert_eq!(spaces.of_size(auto, SMALL_MAX + 512), spaces.of_size(auto, MEDIUM - 512));
+        assert!(
+            ![MEDIUM, MEDIUM - 512]
+                .map(|size| spaces.of_size(auto, size))
+                .contains(&spaces.of_size(auto, 512))
+        );
+    }
+
+    #[test]
+    fn elsewhere_a_lifetime_has_one_space() {
+        let spaces = Spaces::new(&mut Arenas::default(), false);
+        for lifetime in Lifetime::ALL {
+            let all = [512, SMALL_MAX + 512, MEDIUM].map(|size| spaces.of_size(lifetime, size));
+            assert_eq!(all, [spaces.of(lifetime); 3]);
+            assert_eq!(spaces.of_lifetime(lifetime).collect::<Vec<_>>(), [spaces.of(lifetime)]);
+        }
+        assert_eq!(spaces.iter().count(), LIFETIMES);
+    }
+
+    #[test]
+    fn every_space_is_of_one_lifetime() {
+        let spaces = Spaces::new(&mut Arenas::default(), true);
+        for lifetime in Lifetime::ALL {
+            assert_eq!(spaces.of_lifetime(lifetime).count(), 3);
+            for space in spaces.of_lifetime(lifetime) {
+                assert_eq!(spaces.lifetime_of(space), Some(lifetime as usize));
+            }
+        }
+        assert_eq!(spaces.lifetime_of(SpaceId::MAX), None);
+    }
+}

@@ -1,0 +1,535 @@
+//! A lane: the small blocks of the streams that share one lock.
+//!
+//! Streams are dealt over the lanes of a device, so that threads on different streams do not meet. A bin is the slabs of one (stream,
+//! lifetime, size class) with a free slot. A lane never holds its lock while it asks the device's central part for memory:
+//! [`Lane::allocate`] answers that it needs a slab, and the caller comes back with one.
+
+mod validate;
+
+use crate::order::pending::Pending;
+use crate::order::streams::{EVERY, Streams};
+use crate::request::Request;
+use crate::small::bins::{Bin, Bins, NO_SLAB, lender_of, most_borrowed};
+use crate::small::size_class::{Small, class_of, round, small, small_again};
+use crate::small::slab::{Freed, Slab, SlotState};
+use gruyere_record::{Block, EventKind, LaneWriter};
+use std::collections::{HashMap, HashSet, VecDeque};
+
+/// Lanes a device for small blocks; one more of the record's lanes is the central part's.
+pub const LANES: usize = gruyere_record::LANES - 1;
+const _: () = assert!(LANES.is_power_of_two());
+/// The record's pool of small blocks.
+const SMALL: usize = 0;
+
+/// What the slabs of a lane come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlabSums {
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of those that have a used slot.
+    pub used_bytes: u64,
+    /// All slots of those.
+    pub used_slots: u64,
+}
+
+impl SlabSums {
+    fn add(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.used_bytes += other.used_bytes;
+        self.used_slots += other.used_slots;
+    }
+}
+
+impl std::iter::Sum for SlabSums {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |mut sum, other| {
+            sum.add(other);
+            sum
+        })
+    }
+}
+
+/// A block that its program has freed, and the streams that may still use it, each with the epoch to wait for.
+struct PendingBlock {
+    slab: u32,
+    slot: u32,
+    lifetime: u8,
+    waits: Pending,
+}
+
+/// What became of a free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreeOutcome {
+    /// Done.
+    Freed,
+    /// Done, and this slab is not needed here any more.
+    Surplus(u32),
+    /// The block waits for other streams.
+    Waits,
+    /// No block starts there, or it is freed already.
+    Unknown,
+}
+
+/// The small blocks of some streams. Its user holds the lock, and the record's writer that goes with it.
+pub struct Lane {
+    /// Streams are numbered `1 << shift` apart in one lane.
+    shift: u32,
+    /// Classes with few blocks borrow slots of larger ones.
+    borrows: bool,
+    slabs: Vec<Option<Box<Slab>>>,
+    sums: SlabSums,
+    unused: Vec<u32>,
+    /// By stream number >> shift.
+    bins: Vec<Option<Box<Bins>>>,
+    users: HashMap<u64, Vec<u32>>,
+    /// Lifetimes of live blocks that differ from their slabs', by address ([`Lane::tag`]).
+    tagged: HashMap<u64, u8>,
+    pending: VecDeque<PendingBlock>,
+    /// [`Streams::strides`] when their waits were looked at last.
+    looked_at: u64,
+}
+
+impl Lane {
+    /// An empty lane, for streams whose numbers differ by multiples of `stride`, a power of two. `borrows`: whether classes with few blocks
+    /// take slots of larger ones.
+    pub fn new(stride: u32, borrows: bool) -> Self {
+        Self {
+            shift: stride.ilog2(),
+            borrows,
+            slabs: Vec::new(),
+            sums: SlabSums::default(),
+            unused: Vec::new(),
+            bins: Vec::new(),
+            users: HashMap::new(),
+            tagged: HashMap::new(),
+            pending: VecDeque::new(),
+            looked_at: 0,
+        }
+    }
+
+    fn bin_mut(&mut self, stream: u32, lifetime: u8, class: u8) -> &mut Bin {
+        let at = (stream >> self.shift) as usize;
+        if at >= self.bins.len() {
+            self.bins.resize_with(at + 1, || None);
+        }
+        let bins = self.bins[at].get_or_insert_with(|| Box::new(Bins::new()));
+        &mut bins.all[Bins::at(lifetime, class)]
+    }
+
+    /// A slot for `request`, which the record is told of; 0: the bin needs a slab. A class with few blocks has no slab of its own, which
+    /// would lie idle for the most part, but borrows slots of a larger one. [`Lane::class_of_next_slab`] is the one to bring.
+    #[inline(always)]
+    pub fn allocate(&mut self, writer: &mut LaneWriter, request: Request, step: impl FnOnce() -> u32) -> u64 {
+        let Request { size: requested, stream, lifetime, start } = request;
+        let Some(Small { size, class: own, bucket }) = small(requested) else { return 0 };
+        let lifetime = lifetime as u8;
+        let bins = self.bins.get_mut((stream >> self.shift) as usize).and_then(Option::as_deref_mut);
+        let Some(bins) = bins else { return 0 };
+        let mut first = bins.all[Bins::at(lifetime, own)].first;
+        if first == NO_SLAB {
+            let Some(lender) = bins.lender(lifetime, own) else { return 0 };
+            first = bins.all[Bins::at(lifetime, lender)].first;
+            // The first slab of a list has a free slot: nothing fails from here on.
+            bins.all[Bins::at(lifetime, own)].borrowed += 1;
+        }
+        let Some(slab) = self.slabs.get_mut(first as usize).and_then(Option::as_deref_mut) else { return 0 };
+        let place = writer.place();
+        let Some(slot) = slab.take(requested, own, place) else {
+            writer.put_back(place);
+            return 0;
+        };
+        let (tag, address) = (slab.tag, slab.address(slot));
+        if slab.used() == 1 || slab.is_full() {
+            self.took(first);
+        }
+        writer.malloc(SMALL, place, Block { tag, address, size, requested, bucket }, step, start);
+        address
+    }
+
+    /// The class of the slab that lets `request` be served, where [`Lane::allocate`] did not.
+    pub fn class_of_next_slab(&mut self, request: Request) -> u8 {
+        let own = class_of(request.size) as u8;
+        let borrowed = self.bin_mut(request.stream, request.lifetime as u8, own).borrowed;
+        let lender = lender_of(own);
+        let most = if self.borrows { most_borrowed(own, lender) } else { 0 };
+        if borrowed < most { lender } else { own }
+    }
+
+    /// A block of class `own` in a slab of a larger one is freed.
+    #[inline(always)]
+    fn return_borrowed(&mut self, stream: u32, lifetime: u8, own: u8) {
+        if let Some(Some(bins)) = self.bins.get_mut((stream >> self.shift) as usize) {
+            bins.all[Bins::at(lifetime, own)].borrowed -= 1;
+        }
+    }
+
+    /// The rare part of taking a slot: the slab was empty before, or is full now.
+    #[cold]
+    #[inline(never)]
+    fn took(&mut self, id: u32) {
+        let Some(slab) = self.slabs[id as usize].as_deref() else { return };
+        let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
+        let (was_empty, full, size_class) = (slab.used() == 1, slab.is_full(), slab.size_class());
+        if was_empty {
+            self.sums.used_bytes += size_class.slab_bytes();
+            self.sums.used_slots += u64::from(size_class.slots);
+            self.bin_mut(stream, lifetime, class).empties -= 1;
+        }
+        if full {
+            self.unlink(id);
+        }
+    }
+
+    /// Adds a slab of free slots to its bin; its number.
+    pub fn add_slab(&mut self, slab: Slab) -> u32 {
+        let id = self.unused.pop().unwrap_or_else(|| {
+            self.slabs.push(None);
+            self.slabs.len() as u32 - 1
+        });
+        self.bin_mut(slab.stream, slab.lifetime, slab.class).empties += 1;
+        self.sums.bytes += slab.size_class().slab_bytes();
+        self.slabs[id as usize] = Some(Box::new(slab));
+        self.link(id);
+        id
+    }
+
+    /// Puts a slab on its bin's list, before the first if it lies lower, else behind it: allocation drifts to low
+    /// addresses and lets the high slabs run empty.
+    fn link(&mut self, id: u32) {
+        let Some(slab) = self.slabs[id as usize].as_deref() else { return };
+        let (base, stream, lifetime, class) = (slab.base, slab.stream, slab.lifetime, slab.class);
+        let first = self.bin_mut(stream, lifetime, class).first;
+        let (previous, next) = match self.slabs.get(first as usize).and_then(Option::as_deref) {
+            None => (NO_SLAB, NO_SLAB),
+            Some(head) if head.base < base => (first, head.next),
+            Some(_) => (NO_SLAB, first),
+        };
+        if previous == NO_SLAB {
+            self.set_first(stream, lifetime, class, id);
+        }
+        self.set_links(id, previous, next);
+        self.with(previous, |slab| slab.next = id);
+        self.with(next, |slab| slab.previous = id);
+    }
+
+    /// The first slab on the list of a bin is `id`, or there is none any more.
+    fn set_first(&mut self, stream: u32, lifetime: u8, class: u8, id: u32) {
+        self.bin_mut(stream, lifetime, class).first = id;
+        let lends = self.borrows && id != NO_SLAB;
+        if let Some(Some(bins)) = self.bins.get_mut((stream >> self.shift) as usize) {
+            bins.set_lends(lifetime, class, lends);
+        }
+    }
+
+    fn unlink(&mut self, id: u32) {
+        let Some(slab) = self.slabs[id as usize].as_deref() else { return };
+        let (stream, lifetime, class, previous, next) =
+            (slab.stream, slab.lifetime, slab.class, slab.previous, slab.next);
+        if previous == NO_SLAB {
+            self.set_first(stream, lifetime, class, next);
+        }
+        self.with(previous, |slab| slab.next = next);
+        self.with(next, |slab| slab.previous = previous);
+        self.set_links(id, NO_SLAB, NO_SLAB);
+    }
+
+    fn set_links(&mut self, id: u32, previous: u32, next: u32) {
+        self.with(id, |slab| (slab.previous, slab.next) = (previous, next));
+    }
+
+    fn with(&mut self, id: u32, change: impl FnOnce(&mut Slab)) {
+        if let Some(slab) = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut) {
+            change(slab);
+        }
+    }
+
+    /// Frees the block at `address` in slab `id` (both may be anything) at `time`, and tells the record.
+    #[inline(always)]
+    pub fn free(
+        &mut self,
+        writer: &mut LaneWriter,
+        id: u32,
+        address: u64,
+        time: u64,
+        streams: &Streams,
+    ) -> FreeOutcome {
+        let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut);
+        let Some(slab) = slab else { return FreeOutcome::Unknown };
+        let Some((slot, Freed { requested, block, class })) = slab.plain_at(address) else {
+            return self.free_other(writer, id, address, time, streams);
+        };
+        // Before the slot is given back: what the record needs is at hand, and need not be kept through that.
+        let (tag, Small { size, bucket, .. }) = (slab.tag, small_again(requested));
+        writer.free(SMALL, block, Block { tag, address, size, requested, bucket }, time);
+        let was_full = slab.free(slot);
+        let last = was_full || slab.is_idle();
+        if class != slab.class {
+            let (stream, lifetime) = (slab.stream, slab.lifetime);
+            self.return_borrowed(stream, lifetime, class);
+        }
+        if last {
+            return self.freed_last(id, was_full, streams);
+        }
+        FreeOutcome::Freed
+    }
+
+    /// The rare part of freeing a slot: the slab was full before, or nothing in it is live now.
+    #[cold]
+    #[inline(never)]
+    fn freed_last(&mut self, id: u32, was_full: bool, streams: &Streams) -> FreeOutcome {
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
+        if slab.is_idle() {
+            // While blocks are live, its free slots are for its own stream only, and nobody asks for the epoch. The one that is open
+            // now stands for the earlier frees too.
+            slab.epoch = streams.note_free(slab.stream);
+        }
+        self.released(id, was_full)
+    }
+
+    /// A slot was freed of a slab that was full before, or may be empty now.
+    fn released(&mut self, id: u32, was_full: bool) -> FreeOutcome {
+        if was_full {
+            self.link(id);
+        }
+        let Some(Some(slab)) = self.slabs.get(id as usize) else { return FreeOutcome::Unknown };
+        let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
+        if slab.used() == 0 {
+            let size_class = slab.size_class();
+            self.sums.used_bytes -= size_class.slab_bytes();
+            self.sums.used_slots -= u64::from(size_class.slots);
+            let bin = self.bin_mut(stream, lifetime, class);
+            bin.empties += 1;
+            if bin.empties > 1 {
+                return FreeOutcome::Surplus(id);
+            }
+        }
+        FreeOutcome::Freed
+    }
+
+    /// A block that other streams use, or none.
+    #[cold]
+    #[inline(never)]
+    fn free_other(
+        &mut self,
+        writer: &mut LaneWriter,
+        id: u32,
+        address: u64,
+        time: u64,
+        streams: &Streams,
+    ) -> FreeOutcome {
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
+        let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
+        let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
+        let (stream, of_slab, own) = (slab.stream, slab.lifetime, slab.facts(slot).class);
+        if own != slab.class {
+            self.return_borrowed(stream, of_slab, own);
+        }
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
+        let users = self.users.remove(&address).unwrap_or_default();
+        let tagged = self.tagged.remove(&address);
+        let (lifetime, has_users) = (tagged.unwrap_or(of_slab), !users.is_empty());
+        let waits = Pending::behind(users, streams);
+        if stream != EVERY {
+            slab.epoch = streams.note_free(stream);
+        }
+        if !has_users {
+            // Only tagged: it goes at once, by way of the slot's waiting.
+            let Freed { requested, block, .. } = slab.facts(slot);
+            let size = round(requested);
+            slab.set_pending(slot);
+            let was_full = slab.settle(slot);
+            writer.block_remove(block, size, requested, lifetime, false);
+            writer.event(EventKind::Free, lifetime, slab.stream, address, size, time);
+            return self.released(id, was_full);
+        }
+        Self::set_pending(slab, writer, slot, lifetime, time);
+        self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
+        FreeOutcome::Waits
+    }
+
+    /// As [`Lane::free`], of a block that is not reused before stream `user` is past this moment. `None`: none that is not also used by other
+    /// streams starts there.
+    pub fn free_behind(
+        &mut self,
+        writer: &mut LaneWriter,
+        id: u32,
+        address: u64,
+        time: u64,
+        streams: &Streams,
+        user: u32,
+    ) -> Option<FreeOutcome> {
+        let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut)?;
+        let (slot, Freed { class, .. }) = slab.plain_at(address)?;
+        let (stream, lifetime) = (slab.stream, slab.lifetime);
+        if stream == user && user != EVERY {
+            return Some(self.free(writer, id, address, time, streams));
+        }
+        if stream != EVERY {
+            slab.epoch = streams.note_free(stream);
+        }
+        Self::set_pending(slab, writer, slot, lifetime, time);
+        if class != slab.class {
+            self.return_borrowed(stream, lifetime, class);
+        }
+        let waits = Pending::One((user, streams.note_wait(user)));
+        self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
+        Some(FreeOutcome::Waits)
+    }
+
+    /// The program is done with a live block that cannot be reused yet.
+    fn set_pending(slab: &mut Slab, writer: &mut LaneWriter, slot: u32, lifetime: u8, time: u64) {
+        let Freed { requested, block, .. } = slab.facts(slot);
+        let size = round(requested);
+        slab.set_pending(slot);
+        writer.block_pending(block, size, requested, lifetime);
+        writer.event(EventKind::Free, lifetime, slab.stream, slab.address(slot), size, time);
+    }
+
+    /// Frees the block at `address` for its program only: nothing ever uses its slot again.
+    pub fn freeze(&mut self, writer: &mut LaneWriter, id: u32, address: u64, time: u64) -> FreeOutcome {
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
+        let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
+        let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
+        let lifetime = self.tagged.remove(&address).unwrap_or(slab.lifetime);
+        Self::set_pending(slab, writer, slot, lifetime, time);
+        FreeOutcome::Waits
+    }
+
+    /// Bytes asked for of the live block at `address`, and `None` where no live block starts there.
+    pub fn requested(&self, id: u32, address: u64) -> Option<u64> {
+        let slab = self.slabs.get(id as usize)?.as_deref()?;
+        let slot = slab.slot_at(address)?;
+        matches!(slab.state(slot), SlotState::Live { .. }).then(|| slab.facts(slot).requested)
+    }
+
+    /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no live block starts there.
+    pub fn tag(&mut self, writer: &mut LaneWriter, id: u32, address: u64, lifetime: u8) -> Option<()> {
+        let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
+        let slot = slab.slot_at(address)?;
+        let SlotState::Live { .. } = slab.state(slot) else { return None };
+        let from = self.tagged.get(&address).copied().unwrap_or(slab.lifetime);
+        if from != lifetime {
+            let facts = slab.facts(slot);
+            writer.block_retag(facts.block, round(facts.requested), facts.requested, from, lifetime);
+            // Its free leaves the straight path, and finds the tag there.
+            slab.set_shared(slot);
+            self.tagged.insert(address, lifetime);
+        }
+        Some(())
+    }
+
+    /// Notes that `user` uses the block at `address` too. `None`: no live block starts there.
+    pub fn record_stream(&mut self, id: u32, address: u64, user: u32) -> Option<()> {
+        let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
+        let slot = slab.slot_at(address)?;
+        let SlotState::Live { .. } = slab.state(slot) else { return None };
+        if user != slab.stream || user == EVERY {
+            slab.set_shared(slot);
+            let users = self.users.entry(address).or_default();
+            if !users.contains(&user) {
+                users.push(user);
+            }
+        }
+        Some(())
+    }
+
+    /// Whether other streams use the live block at `address`, so that its free will wait for them.
+    pub fn is_used_elsewhere(&self, address: u64) -> bool {
+        self.users.contains_key(&address)
+    }
+
+    /// Whether blocks wait for other streams.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Whether a wait that is over would not be seen by [`Lane::settle`]: there must be none.
+    pub fn overlooks_waits(&self, streams: &Streams) -> bool {
+        self.looked_at == streams.strides() && self.pending.iter().any(|block| block.waits.is_over(streams))
+    }
+
+    /// Frees the blocks whose waits are over; returns the surplus slabs.
+    pub fn settle(&mut self, writer: &mut LaneWriter, streams: &Streams) -> Vec<u32> {
+        let mut surplus = Vec::new();
+        // A wait that was not over then, or began since, is not over before some stream gets further.
+        let strides = streams.strides();
+        if std::mem::replace(&mut self.looked_at, strides) == strides {
+            return surplus;
+        }
+        for _ in 0..self.pending.len() {
+            let Some(block) = self.pending.pop_front() else { break };
+            if !block.waits.is_over(streams) {
+                self.pending.push_back(block);
+                continue;
+            }
+            let Some(Some(slab)) = self.slabs.get_mut(block.slab as usize) else { continue };
+            let (facts, lifetime) = (slab.facts(block.slot), block.lifetime);
+            writer.block_remove(facts.block, round(facts.requested), facts.requested, lifetime, true);
+            let was_full = slab.settle(block.slot);
+            if let FreeOutcome::Surplus(id) = self.released(block.slab, was_full) {
+                surplus.push(id);
+            }
+        }
+        surplus
+    }
+
+    /// Takes an empty slab out of the lane; `None` where it was used again meanwhile.
+    pub fn remove_slab(&mut self, id: u32) -> Option<Slab> {
+        let slab = self.slabs.get(id as usize)?.as_deref()?;
+        if slab.used() != 0 {
+            return None;
+        }
+        let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
+        self.unlink(id);
+        self.bin_mut(stream, lifetime, class).empties -= 1;
+        let slab = self.slabs[id as usize].take()?;
+        self.sums.bytes -= slab.size_class().slab_bytes();
+        self.unused.push(id);
+        Some(*slab)
+    }
+
+    /// Whether a slab is empty. Costs no walk.
+    pub fn has_empty_slabs(&self) -> bool {
+        self.sums.used_bytes != self.sums.bytes
+    }
+
+    /// The numbers of all empty slabs.
+    pub fn empty_slabs(&self) -> Vec<u32> {
+        if !self.has_empty_slabs() {
+            return Vec::new();
+        }
+        self.slabs().filter(|(_, slab)| slab.used() == 0).map(|(id, _)| id).collect()
+    }
+
+    /// What they come to, without a walk.
+    pub fn slab_sums(&self) -> SlabSums {
+        self.sums
+    }
+
+    /// All slabs.
+    pub fn slabs(&self) -> impl Iterator<Item = (u32, &Slab)> {
+        self.slabs.iter().enumerate().filter_map(|(id, slab)| slab.as_deref().map(|slab| (id as u32, slab)))
+    }
+
+    /// A slab.
+    pub fn slab(&self, id: u32) -> Option<&Slab> {
+        self.slabs.get(id as usize)?.as_deref()
+    }
+
+    /// Bytes of blocks that wait for other streams.
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending
+            .iter()
+            .filter_map(|block| {
+                Some(round(self.slabs[block.slab as usize].as_deref()?.facts(block.slot).requested))
+            })
+            .sum()
+    }
+
+    /// Adds every stream that owns a slab here, uses a block or is waited for.
+    pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
+        referred.extend(self.slabs().map(|(_, slab)| slab.stream));
+        referred.extend(self.users.values().flatten());
+        referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
+    }
+}

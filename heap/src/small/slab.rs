@@ -1,0 +1,339 @@
+//! A slab: a few pages cut into equal slots of one size class.
+
+use crate::small::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, SizeClass, round};
+use gruyere_record::{BlockSlot, BlockTag, SegmentEntry, SegmentKind, SegmentSlot};
+
+/// Facts of one slot.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// Of a taken slot: bytes asked for, above them the size class of the request, and the flags below in the highest bits. Of a free one: the
+    /// next free slot, or [`NO_SLOT`].
+    word: u32,
+    /// Of a taken slot: its block's place in the record.
+    block: BlockSlot,
+}
+
+/// Other streams use the block.
+const SHARED: u32 = 1 << 31;
+/// The block is freed and waits for them.
+const PENDING: u32 = 1 << 30;
+/// The slot is taken.
+const TAKEN: u32 = 1 << 29;
+/// The size class begins at this bit.
+const CLASS: u32 = 21;
+const REQUESTED: u32 = (1 << CLASS) - 1;
+/// No slot: the end of the list of free ones.
+const NO_SLOT: u32 = TAKEN - 1;
+const _: () = assert!(SMALL_MAX <= REQUESTED as u64 && CLASSES <= 1 << (TAKEN.trailing_zeros() - CLASS));
+
+/// What a slot's block was, when it is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// Bytes that the caller had asked for.
+    pub requested: u64,
+    /// Its place in the block map.
+    pub block: BlockSlot,
+    /// The size class of the request: the slab's, or the smaller one that has borrowed the slot.
+    pub class: u8,
+}
+
+impl Freed {
+    #[inline(always)]
+    fn of(Slot { word, block }: Slot) -> Self {
+        let class = (word & (TAKEN - 1)) >> CLASS;
+        Self { requested: u64::from(word & REQUESTED), block, class: class as u8 }
+    }
+}
+
+/// What a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotState {
+    /// Nobody's.
+    Free,
+    /// The caller's; other streams use it or not.
+    Live {
+        /// Other streams use it.
+        shared: bool,
+    },
+    /// Freed by the caller, waiting for other streams.
+    Pending,
+}
+
+/// One slab.
+pub struct Slab {
+    /// First byte, a multiple of the page.
+    pub base: u64,
+    shape: &'static SizeClass,
+    /// What the record says of its blocks.
+    pub tag: BlockTag,
+    /// Its size class.
+    pub class: u8,
+    /// Its lifetime.
+    pub lifetime: u8,
+    /// Its stream.
+    pub stream: u32,
+    /// The run of its arena that it is.
+    pub run: u32,
+    /// Where no block in it is live ([`Slab::is_idle`]): its stream's epoch of the last free in it.
+    pub epoch: u64,
+    /// Its place in the record's table.
+    pub segment: SegmentSlot,
+    /// Neighbours on the bin's list of slabs with free slots.
+    pub previous: u32,
+    /// See [`Slab::previous`].
+    pub next: u32,
+    /// Slots in use, pending ones counted.
+    used: u32,
+    /// Pending ones.
+    waiting: u32,
+    /// The free slot that is taken next, the first of a list: the one freed last, which the caches still know.
+    free: u32,
+    slots: Box<[Slot]>,
+}
+
+impl Slab {
+    /// A slab of free slots, whose blocks are as `tag` says.
+    pub fn new(base: u64, class: u8, tag: BlockTag, run: u32) -> Self {
+        let shape = &SIZE_CLASSES[class as usize];
+        let count = shape.slots;
+        let next = |slot| if slot + 1 < count { slot + 1 } else { NO_SLOT };
+        Self {
+            base,
+            shape,
+            tag,
+            class,
+            lifetime: tag.lifetime(),
+            stream: tag.stream(),
+            run,
+            epoch: 0,
+            segment: SegmentSlot::NONE,
+            previous: u32::MAX,
+            next: u32::MAX,
+            used: 0,
+            waiting: 0,
+            free: 0,
+            slots: (0..count).map(|slot| Slot { word: next(slot), block: BlockSlot::NONE }).collect(),
+        }
+    }
+
+    /// What the record says of it.
+    pub fn segment_entry(&self) -> SegmentEntry {
+        SegmentEntry {
+            kind: SegmentKind::Slab,
+            address: self.base,
+            bytes: self.shape.slab_bytes(),
+            slot: u64::from(self.shape.slot),
+            stream: self.stream,
+            device: self.tag.device(),
+            lifetime: self.lifetime,
+            capture: self.tag.capture(),
+            ..SegmentEntry::default()
+        }
+    }
+
+    /// Its size class.
+    #[inline]
+    pub fn size_class(&self) -> &'static SizeClass {
+        self.shape
+    }
+
+    /// Slots in use, those that wait included.
+    #[inline]
+    pub fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Whether no block in it is live: its slots are free, or pending.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.used == self.waiting
+    }
+
+    /// Bytes of the free slots.
+    pub fn free_bytes(&self) -> u64 {
+        u64::from(self.size_class().slots - self.used) * u64::from(self.size_class().slot)
+    }
+
+    /// Bytes that are no block's, each block rounded up to 512. Looks at every slot.
+    pub fn unused_bytes(&self) -> u64 {
+        let used = (0..self.shape.slots).filter(|&slot| self.state(slot) != SlotState::Free);
+        self.shape.slab_bytes() - used.map(|slot| round(self.facts(slot).requested)).sum::<u64>()
+    }
+
+    /// Whether no slot is free.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.free == NO_SLOT
+    }
+
+    /// Takes a free slot for a block of `requested` bytes, which are of size class `class`, with its place in the record.
+    #[inline(always)]
+    pub fn take(&mut self, requested: u64, class: u8, block: BlockSlot) -> Option<u32> {
+        let slot = self.free;
+        let facts = self.slots.get_mut(slot as usize)?;
+        self.free = facts.word;
+        *facts = Slot { word: requested as u32 | u32::from(class) << CLASS | TAKEN, block };
+        self.used += 1;
+        Some(slot)
+    }
+
+    /// The address of a slot.
+    #[inline]
+    pub fn address(&self, slot: u32) -> u64 {
+        self.base + u64::from(slot) * u64::from(self.size_class().slot)
+    }
+
+    /// The slot that `address`, which may be anything, is in, and whether the slot starts there. Any number outside of the slab: it may be beyond
+    /// the last slot's.
+    #[inline(always)]
+    fn slot_near(&self, address: u64) -> (u32, bool) {
+        let offset = address.wrapping_sub(self.base);
+        let slot = self.shape.slot_of(offset);
+        (slot, u64::from(slot) * u64::from(self.shape.slot) == offset)
+    }
+
+    /// The slot that starts at `address`, which may be anything.
+    #[inline]
+    pub fn slot_at(&self, address: u64) -> Option<u32> {
+        let (slot, starts) = self.slot_near(address);
+        (starts && slot < self.shape.slots).then_some(slot)
+    }
+
+    /// The slot of the live block, used by no other stream, that starts at `address` (which may be anything), and its facts.
+    #[inline(always)]
+    pub fn plain_at(&self, address: u64) -> Option<(u32, Freed)> {
+        let (slot, starts) = self.slot_near(address);
+        // No slot beyond the last is in the list.
+        let facts = *self.slots.get(slot as usize).filter(|_| starts)?;
+        (facts.word & (TAKEN | PENDING | SHARED) == TAKEN).then(|| (slot, Freed::of(facts)))
+    }
+
+    /// Frees the slot of a live block. Whether the slab was full before.
+    #[inline(always)]
+    pub fn free(&mut self, slot: u32) -> bool {
+        let next = std::mem::replace(&mut self.free, slot);
+        if let Some(facts) = self.slots.get_mut(slot as usize) {
+            facts.word = next;
+        }
+        self.used -= 1;
+        next == NO_SLOT
+    }
+
+    /// What a slot is.
+    #[inline]
+    pub fn state(&self, slot: u32) -> SlotState {
+        let flags = self.slots.get(slot as usize).map_or(0, |facts| facts.word);
+        if flags & TAKEN == 0 {
+            SlotState::Free
+        } else if flags & PENDING != 0 {
+            SlotState::Pending
+        } else {
+            SlotState::Live { shared: flags & SHARED != 0 }
+        }
+    }
+
+    /// Facts of a used slot.
+    #[inline]
+    pub fn facts(&self, slot: u32) -> Freed {
+        Freed::of(self.slots.get(slot as usize).copied().unwrap_or(Slot { word: 0, block: BlockSlot::NONE }))
+    }
+
+    /// Notes that other streams use a live slot.
+    pub fn set_shared(&mut self, slot: u32) {
+        self.slots[slot as usize].word |= SHARED;
+    }
+
+    /// Makes a live slot wait.
+    pub fn set_pending(&mut self, slot: u32) {
+        self.slots[slot as usize].word |= PENDING;
+        self.waiting += 1;
+    }
+
+    /// Frees a pending slot. True if the slab was full before.
+    pub fn settle(&mut self, slot: u32) -> bool {
+        self.waiting -= 1;
+        self.used -= 1;
+        let next = std::mem::replace(&mut self.free, slot);
+        self.slots[slot as usize].word = next;
+        next == NO_SLOT
+    }
+
+    /// Checks the counts against the slots.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        let slots = self.size_class().slots;
+        let of = |wanted: fn(SlotState) -> bool| (0..slots).filter(|&slot| wanted(self.state(slot))).count();
+        let (free, waiting) = (of(|state| state == SlotState::Free), of(|state| state == SlotState::Pending));
+        if free as u32 + self.used != slots || waiting as u32 != self.waiting {
+            return Err(format!(
+                "slab {:#x}: {free} free and {} used of {slots} slots, {waiting} pending and {} counted",
+                self.base, self.used, self.waiting
+            ));
+        }
+        let (mut listed, mut slot) = (0, self.free);
+        while slot != NO_SLOT {
+            if slot >= slots || self.state(slot) != SlotState::Free || listed == free {
+                return Err(format!("slab {:#x}: the list of free slots is broken at {slot}", self.base));
+            }
+            (listed, slot) = (listed + 1, self.slots[slot as usize].word);
+        }
+        if listed != free {
+            return Err(format!("slab {:#x}: {listed} of {free} free slots are listed", self.base));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::small::size_class::CLASSES;
+
+    #[test]
+    fn every_slot_is_given_once_and_comes_back() {
+        for class in 0..CLASSES {
+            let mut slab = Slab::new(1 << 30, class as u8, BlockTag::default(), 0);
+            let count = slab.size_class().slots;
+            for expected in 0..count {
+                let slot = slab.take(500, 3, BlockSlot(expected));
+                assert_eq!(slot, Some(expected));
+                assert_eq!(slab.slot_at(slab.address(expected)), Some(expected));
+                assert_eq!(slab.state(expected), SlotState::Live { shared: false });
+            }
+            assert!(slab.is_full() && slab.take(500, 3, BlockSlot::NONE).is_none());
+            let address = slab.address(count / 2);
+            let facts = Freed { requested: 500, block: BlockSlot(count / 2), class: 3 };
+            assert_eq!(slab.plain_at(address), Some((count / 2, facts)));
+            assert!(slab.free(count / 2), "it was full");
+            assert_eq!((slab.plain_at(address), slab.state(count / 2)), (None, SlotState::Free));
+            slab.validate().unwrap();
+            assert_eq!(slab.take(1, 0, BlockSlot::NONE), Some(count / 2));
+            slab.set_pending(count / 2);
+            assert_eq!((slab.plain_at(address), slab.is_idle()), (None, count == 1));
+            slab.validate().unwrap();
+            assert!(slab.settle(count / 2));
+            assert_eq!(slab.plain_at(slab.address(0)).map(|found| found.0), Some(0));
+            assert!(!slab.free(0));
+            slab.validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_address_that_starts_no_slot_is_refused() {
+        let slab = Slab::new(1 << 30, 20, BlockTag::default(), 0);
+        let class = slab.size_class();
+        for address in [
+            0,
+            (1 << 30) - 1,
+            (1 << 30) + 1,
+            (1 << 30) + u64::from(class.slot) - 1,
+            slab.base + class.slab_bytes(),
+        ] {
+            assert_eq!(slab.slot_at(address), None);
+            assert_eq!(slab.plain_at(address), None);
+        }
+        assert_eq!(slab.slot_at(slab.base + u64::from(class.slot) * u64::from(class.slots)), None);
+    }
+}

@@ -1,0 +1,180 @@
+//! Which idle pages make a row: chosen among the free runs, for as little waste as can be.
+//!
+//! Only whole chunks can be mapped. So a row may begin in the middle of a chunk and may end in the middle of one, where nothing else is mapped
+//! there, and in between it consists of whole chunks. The pages of a chunk need not lie next to each other now: if all of them are idle,
+//! it is whole.
+
+use crate::runs::arena::LoosePages;
+use crate::small::size_class::PAGE;
+use crate::supply::chunk::ChunkId;
+use crate::supply::stitch::{Pages, Part, Piece};
+use std::cmp::Reverse;
+
+/// Pages that are to move.
+pub struct Source {
+    /// The free run that they are in.
+    pub loose: LoosePages,
+    /// They.
+    pub part: Part,
+}
+
+/// Idle pages that follow each other within a chunk, wherever they belong now.
+#[derive(Clone)]
+struct Idle<'a> {
+    chunk: ChunkId,
+    /// The first of them within the chunk.
+    first: u32,
+    /// How many.
+    count: u32,
+    /// Pages of the chunk behind them.
+    behind: u32,
+    /// What they consist of, in the order of the chunk's pages.
+    parts: &'a [(&'a LoosePages, Part)],
+}
+
+impl<'a> Idle<'a> {
+    /// Those among `parts`, which are in the order of chunks and of pages within them.
+    fn all(parts: &'a [(&'a LoosePages, Part)]) -> Vec<Self> {
+        let follows = |(_, a): &(&LoosePages, Part), (_, b): &(&LoosePages, Part)| {
+            a.chunk == b.chunk && a.first + a.count() == b.first
+        };
+        let rows = parts.chunk_by(follows).filter_map(|parts| {
+            let (first, last) = (&parts.first()?.1, &parts.last()?.1);
+            let count = last.first + last.count() - first.first;
+            Some(Self { chunk: first.chunk, first: first.first, count, behind: last.behind, parts })
+        });
+        rows.collect()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.first == 0 && self.behind == 0
+    }
+
+    /// Their first `count` pages.
+    fn front(&self, count: u32) -> Self {
+        Self { count, behind: self.behind + self.count - count, ..self.clone() }
+    }
+
+    /// Their last `count` pages.
+    fn back(&self, count: u32) -> Self {
+        Self { first: self.first + self.count - count, count, ..self.clone() }
+    }
+
+    /// The parts, as far as they are among them.
+    fn sources(&self) -> impl Iterator<Item = Source> {
+        let pages = self.first..self.first + self.count;
+        self.parts.iter().filter_map(move |(loose, part)| {
+            let (start, end) = (part.first.max(pages.start), (part.first + part.count()).min(pages.end));
+            (start < end).then(|| Source {
+                loose: (*loose).clone(),
+                part: part.back(part.first + part.count() - start).front(end - start),
+            })
+        })
+    }
+}
+
+/// The parts of chunks of which `loose` consists, in the order of chunks and of pages within them.
+pub fn parts_of<'a>(pages: &Pages, loose: &'a [LoosePages]) -> Vec<(&'a LoosePages, Part)> {
+    let mut parts = Vec::with_capacity(loose.len());
+    for loose in loose {
+        parts.extend(pages.parts_back(&loose.pages).map(|part| (loose, part)));
+    }
+    parts.sort_unstable_by_key(|(_, part)| (part.chunk, part.first));
+    parts
+}
+
+/// What was found for a row.
+#[derive(Default)]
+pub struct Gathered {
+    /// In the order of addresses.
+    pub pieces: Vec<Piece>,
+    /// Where their pages belong until then.
+    pub sources: Vec<Source>,
+    /// How many pages.
+    pub pages: u64,
+    /// Pages of the first chunk before the row, and of the last one behind it.
+    torn: (u32, u32),
+    /// Bytes of idle pages that could not be used.
+    pub idle: u64,
+}
+
+impl Gathered {
+    fn push(&mut self, idle: &Idle<'_>) {
+        if self.pieces.is_empty() {
+            self.torn.0 = idle.first;
+        }
+        self.torn.1 = idle.behind;
+        self.pages += u64::from(idle.count);
+        self.pieces.push(Piece { chunk: idle.chunk, first: idle.first, count: idle.count });
+        self.sources.extend(idle.sources());
+    }
+
+    /// Address space before and behind the row that the first chunk and the last take too, where they are the row's ends.
+    pub fn shadows(&self) -> (u64, u64) {
+        (u64::from(self.torn.0) * PAGE, u64::from(self.torn.1) * PAGE)
+    }
+
+    /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk that is long enough, else the tail of a chunk, whole chunks and the
+    /// head of a chunk. What a torn chunk takes before and behind the row must fit into `room` (bytes).
+    pub fn choose(parts: &[(&LoosePages, Part)], need: u32, room: (u64, u64)) -> Self {
+        let reaches = |idle: &Idle<'_>| {
+            let (left, right) = (u64::from(idle.first) * PAGE, u64::from(idle.behind) * PAGE);
+            (left <= room.0, right <= room.1)
+        };
+        let idle = Idle::all(parts);
+        let mut gathered = Self::default();
+        // One part: of a torn chunk before a whole one, and the shortest. It is cut where it is torn already.
+        let one = idle.iter().filter(|idle| idle.count >= need).filter_map(|idle| {
+            let (front, back) = (idle.front(need), idle.back(need));
+            let cuts = if idle.behind == 0 { [front, back] } else { [back, front] };
+            let cut = cuts.into_iter().find(|cut| reaches(cut) == (true, true))?;
+            Some((idle, cut))
+        });
+        if let Some((_, cut)) = one.min_by_key(|(idle, _)| (idle.is_whole(), idle.count)) {
+            gathered.push(&cut);
+            return gathered;
+        }
+        // Several: whole chunks in the middle, a part of a torn one at each end.
+        let torn = |head: bool| {
+            let fits = |idle: &&Idle<'_>| {
+                let (left, right) = reaches(idle);
+                let at_end = if head { idle.first == 0 && right } else { idle.behind == 0 && left };
+                at_end && !idle.is_whole() && idle.count < need
+            };
+            idle.iter().filter(fits).max_by_key(|idle| idle.count)
+        };
+        let mut left = need;
+        let mut take = |idle: &Idle<'_>| {
+            let count = idle.count.min(left);
+            left -= count;
+            count
+        };
+        let tail = torn(false).map(|idle| idle.back(take(idle)));
+        let head = torn(true).map(|idle| idle.front(take(idle))).filter(|head| head.count > 0);
+        if let Some(tail) = &tail {
+            gathered.push(tail);
+        }
+        let mut whole: Vec<&Idle<'_>> = idle.iter().filter(|idle| idle.is_whole()).collect();
+        whole.sort_by_key(|idle| Reverse(idle.count));
+        let mut longer = None;
+        for idle in whole {
+            if idle.count <= left {
+                left -= idle.count;
+                gathered.push(idle);
+            } else {
+                // The shortest of those that are too long.
+                longer = Some(idle);
+            }
+        }
+        // Where whole chunks are left that are too long, one is torn, if that gives more.
+        let covered = head.as_ref().map_or(0, |head| head.count);
+        let longer = longer.filter(|_| left > 0).map(|idle| idle.front((left + covered).min(idle.count)));
+        let head = longer.filter(|cut| cut.count > covered && reaches(cut).1).or(head);
+        if let Some(head) = &head {
+            gathered.push(head);
+        }
+        let bytes: u64 = parts.iter().map(|(_, part)| u64::from(part.count()) * PAGE).sum();
+        gathered.idle = bytes - gathered.pages * PAGE;
+        gathered
+    }
+}

@@ -1,0 +1,166 @@
+//! How a stitched heap grows: by how much at a time, and in chunks of what length.
+//!
+//! Every growth costs the driver calls of its chunks and one access call, whatever its length, so few and long ones are fast. But memory that
+//! is taken too early may never be needed, and a long chunk of which a part is in use is *torn*: its idle pages serve only at the ends of a
+//! row. A program shows which of the two matters. While it loads, or grows without a free in between, it keeps what it takes, and long chunks are
+//! right; the more of what it holds lies idle and torn, the shorter the next chunks are, down to single pages, which are never torn.
+//! The figures behind the constants are in docs/decisions/moving-pages.md.
+
+use crate::small::size_class::PAGE;
+use crate::supply::chunk::LONGEST_CHUNK;
+
+/// A heap that has to grow though memory lies idle takes this much more than it needs, where that is left (bytes), but no more than it holds.
+const STEP: u64 = 8 << 20;
+/// A run of growth ends once more than one part in this of it has been freed since it began.
+const FREED_SHARE: u64 = 8;
+/// In a run of growth, a step is half of what has been taken in it, and at most one part in this of what is held.
+const RUN_STEPS: u64 = 256;
+/// While less than this part of what is held has been freed since the start, a program loads what it will keep.
+const LOADING_SHARE: u64 = 2;
+/// Where more than one part in this of what is held lies idle and could not be used, growth is by single pages.
+const TORN_SHARE: u64 = 512;
+
+/// A chunk is at most one part in this of what may still be taken, and a step one part in [`LEFT_STEPS`]: where memory is short, none may be torn.
+const LEFT_CHUNKS: u64 = 256;
+const LEFT_STEPS: u64 = 16;
+
+/// What of the pace depends on whether `slack:` asks for little memory.
+struct Shape {
+    /// In a run of growth, a chunk is at least one part in the first of what has been taken in it, but at most one part in the second of what is held.
+    run_chunks: (u64, u64),
+    /// A step in a run of growth is one part in this of what is held at most.
+    run_steps: u64,
+    /// While the program loads, a chunk is one part in this of what is held, between these bounds (bytes).
+    loading: (u64, (u64, u64)),
+    /// Else a chunk is at most one part in this of what is held, and between these bounds (bytes).
+    chunks: (u64, (u64, u64)),
+}
+
+const USUAL: Shape = Shape {
+    run_chunks: (16, 1),
+    loading: (1, (8 << 20, LONGEST_CHUNK)),
+    run_steps: RUN_STEPS,
+    chunks: (2048, (4 << 20, 16 << 20)),
+};
+const TIGHT: Shape = Shape {
+    run_chunks: (32, 4096),
+    loading: (1024, (PAGE, 8 << 20)),
+    run_steps: 4 * RUN_STEPS,
+    chunks: (8192, (PAGE, 8 << 20)),
+};
+
+/// How a heap has grown of late.
+pub struct Pace {
+    shape: &'static Shape,
+    /// Bytes taken in this run of growth.
+    run: u64,
+    /// What had been freed when it began (bytes since the start).
+    freed_before: u64,
+}
+
+impl Pace {
+    /// Of a heap that has not grown. `tight`: it is to hold little.
+    pub fn new(tight: bool) -> Self {
+        Self { shape: if tight { &TIGHT } else { &USUAL }, run: 0, freed_before: 0 }
+    }
+
+    /// A request does not fit; `freed` bytes have been freed since the start.
+    pub fn begin(&mut self, freed: u64) {
+        if freed - self.freed_before > self.run / FREED_SHARE {
+            (self.run, self.freed_before) = (0, freed);
+        }
+    }
+
+    /// The heap grew by `bytes`.
+    pub fn grew(&mut self, bytes: u64) {
+        self.run += bytes;
+    }
+
+    /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more, where it may not hold more for their sake. `moved`: a part of
+    /// what it needs has been found.
+    pub fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
+        // Who finds memory in use by turns would leave the step idle, and torn.
+        let least = if moved { 0 } else { STEP.min(held) };
+        least.max((self.run / 2).min(held / self.shape.run_steps)).min(left / LEFT_STEPS) / PAGE * PAGE
+    }
+
+    /// How long the chunks of a growth are at most (bytes, whole pages) where `held` bytes are held, `left` more may be taken, `freed` have been freed
+    /// since the start and `idle` lie idle though they were asked for just now.
+    pub fn longest_chunk(&self, held: u64, left: u64, freed: u64, idle: u64) -> u64 {
+        let (of_run, of_held) = self.shape.run_chunks;
+        let of_run = (self.run / of_run).min(held / of_held).min(LONGEST_CHUNK);
+        let loads = freed < held / LOADING_SHARE;
+        let (share, (shortest, longest)) = if loads { self.shape.loading } else { self.shape.chunks };
+        let usual = if idle > held / TORN_SHARE { PAGE } else { (held / share).clamp(shortest, longest) };
+        usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELD: u64 = 32 << 30;
+    const LEFT: u64 = HELD;
+
+    #[test]
+    fn a_program_that_loads_gets_long_chunks_and_one_that_leaves_torn_ones_idle_single_pages() {
+        let mut pace = Pace::new(false);
+        pace.begin(0);
+        assert_eq!(pace.longest_chunk(HELD, LEFT, 0, 0), LONGEST_CHUNK);
+        assert_eq!(pace.longest_chunk(HELD, LEFT, HELD, HELD / 100), PAGE);
+        let later = pace.longest_chunk(HELD, LEFT, HELD, 0);
+        assert!((8 << 20..=16 << 20).contains(&later));
+    }
+
+    #[test]
+    fn steps_grow_in_a_run_without_frees_and_stay_a_small_part_of_what_is_held() {
+        let mut pace = Pace::new(false);
+        pace.begin(0);
+        assert_eq!(pace.step(HELD, LEFT, false), STEP);
+        assert_eq!(pace.step(HELD, LEFT, true), 0);
+        pace.grew(1 << 30);
+        pace.begin(1 << 20);
+        assert_eq!(pace.step(HELD, LEFT, true), HELD / RUN_STEPS);
+        pace.begin(1 << 30);
+        assert_eq!(pace.step(HELD, LEFT, true), 0);
+    }
+
+    #[test]
+    fn a_heap_that_is_to_hold_little_takes_shorter_steps_and_chunks() {
+        let (mut usual, mut tight) = (Pace::new(false), Pace::new(true));
+        for pace in [&mut usual, &mut tight] {
+            pace.begin(0);
+            pace.grew(8 << 30);
+        }
+        assert!(tight.step(HELD, LEFT, false) < usual.step(HELD, LEFT, false));
+        assert!(tight.longest_chunk(HELD, LEFT, HELD, 0) < usual.longest_chunk(HELD, LEFT, HELD, 0));
+    }
+
+    #[test]
+    fn a_heap_that_may_take_little_more_grows_by_what_it_needs_in_single_pages() {
+        let mut pace = Pace::new(false);
+        pace.begin(0);
+        pace.grew(8 << 30);
+        assert_eq!((pace.step(HELD, 16 * PAGE, false), pace.step(HELD, 0, false)), (PAGE, 0));
+        assert_eq!(pace.longest_chunk(HELD, HELD / 64, 0, 0), PAGE);
+    }
+
+    #[test]
+    fn every_length_is_whole_pages() {
+        for held in [0, PAGE, 3 * PAGE + 512, HELD - 512, HELD * 7] {
+            for run in [0, 1 << 29, HELD / 3 + 7] {
+                for tight in [false, true] {
+                    let mut pace = Pace::new(tight);
+                    pace.begin(0);
+                    pace.grew(run);
+                    assert!(pace.step(held, LEFT, true).is_multiple_of(PAGE));
+                    for (freed, idle) in [(0, 0), (held, 0), (held, held)] {
+                        let longest = pace.longest_chunk(held, LEFT, freed, idle);
+                        assert!(longest >= PAGE && longest.is_multiple_of(PAGE));
+                    }
+                }
+            }
+        }
+    }
+}
