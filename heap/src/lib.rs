@@ -6,7 +6,7 @@
 //! | folder | what it is |
 //! |---|---|
 //! | `api` | what callers say: it finds the device and notes what is to be noted |
-//! | [`device`], [`central`] | what a device does, without and with its central lock, a file a concern |
+//! | [`device`], `central` | what a device does, without and with its central lock, a file a concern |
 //! | [`supply`] | how memory comes from the driver and goes back: remapped pages, spans, pass-through |
 //! | [`policy`] | when memory is given back, and when somebody is told |
 //! | [`pool`] | whose memory it is, and by which rules: ordinary, named, a graph's |
@@ -21,11 +21,11 @@
 #![forbid(unsafe_code)]
 
 mod api;
-pub mod central;
+mod central;
 pub mod device;
 pub mod driver;
 mod error;
-pub mod everywhere;
+mod everywhere;
 mod number_set;
 pub mod order;
 pub mod policy;
@@ -45,4 +45,4 @@ mod watcher;
 pub use api::{Heap, POISON_FREED, POISON_FRESH};
 pub use device::Owned;
 pub use error::Error;
-pub use shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, MAX_DEVICES, Shared};
+pub use shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, MAX_DEVICES};

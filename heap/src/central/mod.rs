@@ -8,7 +8,6 @@ mod pools;
 mod small_runs;
 mod watcher;
 
-use crate::Shared;
 use crate::driver::{DeviceId, DriverError};
 use crate::order::pending::Pending;
 use crate::order::streams::{EVERY, Streams};
@@ -24,6 +23,7 @@ use crate::request::{Request, Want};
 use crate::runs::arena::{Arenas, EVERYBODY, Label, Run, RunId, RunState, SpaceId};
 use crate::runs::page_table::{Page, PageTable};
 use crate::runs::spaces::Spaces;
+use crate::shared::Shared;
 use crate::small::size_class::{PAGE, SMALL_MAX, round};
 use crate::small::slab::Slab;
 use crate::small::small_runs::SmallRuns;

@@ -8,7 +8,7 @@
 pub mod capture;
 pub mod lifetime;
 pub mod named;
-pub mod route;
+pub(crate) mod route;
 
 use crate::pool::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::SpaceId;

@@ -9,4 +9,4 @@ pub mod oom;
 pub(crate) mod segment;
 pub mod snapshot;
 pub mod stats;
-pub mod tally;
+pub(crate) mod tally;

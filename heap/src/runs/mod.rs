@@ -1,5 +1,5 @@
 //! Runs: which addresses are free, whose, and who owns a page. Book-keeping alone: nothing here knows a driver.
 
-pub mod arena;
+pub(crate) mod arena;
 pub mod page_table;
 pub(crate) mod spaces;

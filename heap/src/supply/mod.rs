@@ -11,7 +11,7 @@
 
 pub(crate) mod address_book;
 pub(crate) mod addresses;
-pub mod backing;
+pub(crate) mod backing;
 mod choice;
 pub(crate) mod chunk;
 pub(crate) mod gather;
@@ -19,10 +19,10 @@ pub(crate) mod growth;
 pub(crate) mod mapping_book;
 mod passthrough;
 mod remapped;
-pub mod reserve;
+pub(crate) mod reserve;
 pub(crate) mod segment_log;
 mod spans;
-pub mod stitch;
+pub(crate) mod stitch;
 
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
