@@ -313,6 +313,7 @@ impl DeviceArea {
     }
 
     /// Sets gauges, which appear together.
+    #[inline]
     pub fn set(&self, values: &[(DeviceGauge, u64)]) {
         self.sequence.write(|| {
             for &(gauge, value) in values {
