@@ -62,6 +62,11 @@ impl NumberSet {
         self.0.get((number / BITS) as usize).is_some_and(|word| word & bit(number) != 0)
     }
 
+    /// Whether there is none in it.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|&word| word == 0)
+    }
+
     /// The numbers, in order.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         self.0.iter().enumerate().flat_map(|(at, &word)| numbers(at, word))

@@ -97,10 +97,6 @@ struct Observer {
 }
 
 impl Observer {
-    fn begin(&self) {
-        clock::set(Some(START));
-    }
-
     /// The operations of a moment: the test's seconds.
     fn seconds(&self, ticks: u64) -> f64 {
         (ticks - START) as f64 / self.ticks as f64
@@ -147,7 +143,7 @@ fn observed(trace: &Trace, memory: u64, marks: bool) -> (Vec<Said>, Option<f64>)
     let cells = 3 * u64::from(steps(trace)).max(100);
     let ticks = (cells * CELL / trace.operations).max(1);
     let mut observer = Observer { operations: 0, every: looks, ticks, said: Vec::new(), marks };
-    observer.begin();
+    clock::set(Some(START));
     let mut gruyere = Gruyere::install(stage.driver(), "headroom:0,record_blocks:65536").unwrap().quietly();
     let end = replay(trace, &mut stage, &mut gruyere, &mut observer).unwrap();
     let out = matches!(end, End::OutOfMemory { .. }).then_some(observer.operations as f64);

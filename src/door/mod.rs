@@ -23,6 +23,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// A heap, and what it was made from: what the doors do, and the heap does not, is in there too.
+// The heap first: `current` has its address without an addition.
+#[repr(C)]
+struct Installed {
+    heap: Heap,
+    config: Config,
+}
+
 /// The heap of the process.
 ///
 /// ```text
@@ -30,11 +38,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///   heap   -> heap'   install() only: tests and the bench; the old heap is never freed, since a thread may still be in it
 ///   heap   -> null    the atfork handler, in a child: the hot paths need not ask whether they are in one
 /// ```
-static HEAP: AtomicPtr<Heap> = AtomicPtr::new(std::ptr::null_mut());
-
-/// What the heap was made from: what the doors do, and the heap does not, is in there too. Null before there is a heap; set before [`HEAP`], and never
-/// freed.
-static CONFIG: AtomicPtr<Config> = AtomicPtr::new(std::ptr::null_mut());
+static HEAP: AtomicPtr<Installed> = AtomicPtr::new(std::ptr::null_mut());
 
 /// What is known before there is a heap.
 static INIT: Mutex<Beginning> = Mutex::new(Beginning { failure: None, announced: 0 });
@@ -58,17 +62,21 @@ pub fn heap() -> Result<&'static Heap, String> {
     }
 }
 
-/// The heap, where it has been made.
 #[inline]
-pub fn current() -> Option<&'static Heap> {
+fn installed() -> Option<&'static Installed> {
     // SAFETY: null, or from Box::leak: valid for ever. Acquire pairs with the release of publish().
     unsafe { HEAP.load(Ordering::Acquire).as_ref() }
 }
 
+/// The heap, where it has been made.
+#[inline]
+pub fn current() -> Option<&'static Heap> {
+    installed().map(|installed| &installed.heap)
+}
+
 /// The configuration of the heap, where that has been made.
 fn config() -> Option<&'static Config> {
-    // SAFETY: null, or from Box::leak: valid for ever. Acquire pairs with the release of publish().
-    unsafe { CONFIG.load(Ordering::Acquire).as_ref() }
+    installed().map(|installed| &installed.config)
 }
 
 /// In a forked child there is no heap. Async-signal-safe: two stores.
@@ -173,10 +181,9 @@ fn announce(bits: u32) {
 fn publish(heap: Heap, config: Config) -> &'static Heap {
     fork::watch();
     close_at_exit();
-    CONFIG.store(Box::leak(Box::new(config)), Ordering::Release);
-    let heap = Box::leak(Box::new(heap));
-    HEAP.store(heap, Ordering::Release);
-    heap
+    let installed = Box::leak(Box::new(Installed { heap, config }));
+    HEAP.store(installed, Ordering::Release);
+    &installed.heap
 }
 
 /// Puts a heap over `driver`, configured by `conf` (as `GRUYERE_CONF`), in the place of the process's. The old one is shut down: nobody

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::pool::Reuse;
 use crate::runs::arena::RunState;
 use crate::runs::page_table::Owner;
-use crate::small::lane::{LANES, Lane};
+use crate::small::lane::Lane;
 use crate::small::size_class::round;
 use crate::small::slab::SlotState;
 use crate::sync::lock;
@@ -33,7 +33,7 @@ impl Found {
     }
 }
 
-fn in_shard(shard: &Lane, slab: u32, address: u64, apart: Option<Reuse>) -> Option<Found> {
+fn in_slab(shard: &Lane, slab: u32, address: u64, apart: Option<Reuse>) -> Option<Found> {
     let slab = shard.slab(slab)?;
     let slot = slab.slot_at(address)?;
     let state = slab.state(slot);
@@ -52,13 +52,8 @@ impl Device {
     /// The block that starts at `address`, in pages of `owner`; `None`: none does.
     pub(crate) fn block_at(&self, address: u64, owner: Owner) -> Option<Found> {
         match owner {
-            Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
-                in_shard(&lock(&self.lanes[lane as usize]).lane, slab, address, None)
-            }
             Owner::Slab { lane, slab, .. } => {
-                let central = lock(&self.central);
-                let pool = central.pools.get(lane)?;
-                in_shard(pool.shard.as_ref()?, slab, address, Some(pool.rules.reuse))
+                self.in_shard(lane, |shard, _, apart| in_slab(shard, slab, address, apart))
             }
             Owner::Large { blocks, .. } => {
                 let central = lock(&self.central);
@@ -76,9 +71,7 @@ impl Device {
             }
             Owner::None => {
                 let (bytes, requested) = lock(&self.central).direct_block(address)?;
-                let plain = (false, false, None);
-                let (is_pending, is_shared, apart) = plain;
-                Some(Found { stream: 0, bytes, requested, is_pending, is_shared, apart })
+                Some(Found { stream: 0, bytes, requested, is_pending: false, is_shared: false, apart: None })
             }
         }
     }

@@ -34,8 +34,7 @@ use crate::runs::page_table::{Owner, Page};
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::small::lane::{FreeOutcome, LANES, Lane};
-use crate::small::size_class::round;
-use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round_up};
+use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round, round_up};
 use crate::supply::growth::Pace;
 use crate::supply::mapping_book::MappingBook;
 use crate::supply::{self, Supply};
@@ -304,8 +303,16 @@ impl Device {
         if !lock(&self.central).is_for_a_run(request.stream, bytes) {
             return Ok(None);
         }
-        let (mut central, run) = self.obtain(shared, request, bytes, ALIGNMENT)?;
-        Ok(Some(central.publish(&shared.table, run, &request, shared.step(), 0)))
+        self.malloc_run(shared, request, bytes, ALIGNMENT).map(Some)
+    }
+
+    /// A block that is a run of `bytes` at a multiple of `align`.
+    ///
+    /// # Errors
+    /// As [`Device::malloc`].
+    fn malloc_run(&self, shared: &Shared, request: Request, bytes: u64, align: u64) -> Result<u64, Error> {
+        let (mut central, run) = self.obtain(shared, request, bytes, align)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 
     #[cold]
@@ -313,8 +320,7 @@ impl Device {
         if central::is_absurd(request.size) {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
-        let (mut central, run) = self.obtain(shared, request, round(request.size), ALIGNMENT)?;
-        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
+        self.malloc_run(shared, request, round(request.size), ALIGNMENT)
     }
 
     /// A block that is alone in its span, and starts it.
@@ -326,8 +332,7 @@ impl Device {
         let Some(bytes) = round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size)) else {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         };
-        let (mut central, run) = self.obtain(shared, request, bytes, PAGE)?;
-        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
+        self.malloc_run(shared, request, bytes, PAGE)
     }
 
     /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.
@@ -373,10 +378,9 @@ impl Device {
     /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.
     pub fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
         match owner {
-            Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
-                lock(&self.lanes[lane as usize]).lane.record_stream(slab, address, user)
+            Owner::Slab { lane, slab, .. } => {
+                self.in_shard(lane, |shard, _, _| shard.record_stream(slab, address, user))
             }
-            Owner::Slab { lane, slab, .. } => self.record_stream_apart(lane, slab, address, user),
             Owner::Large { blocks, .. } => lock(&self.central).record_stream(address, blocks, user),
             Owner::None => lock(&self.central).is_direct(address).then_some(()),
         }

@@ -154,17 +154,6 @@ impl Device {
         Some(())
     }
 
-    /// As [`Device::record_stream`] for such a block.
-    pub(crate) fn record_stream_apart(
-        &self,
-        number: PoolNumber,
-        slab: u32,
-        address: u64,
-        user: u32,
-    ) -> Option<()> {
-        lock(&self.central).pools.shard_mut(number)?.record_stream(slab, address, user)
-    }
-
     /// Gives all memory of a named pool back to the driver at once, when no work uses any of it: the device is synchronised for that. The
     /// bytes given. The pool stays, empty and without a reserve, unless it is to be forgotten.
     ///

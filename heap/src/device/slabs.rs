@@ -10,9 +10,25 @@ use crate::shared::Shared;
 use crate::small::lane::{LANES, Lane};
 use crate::small::slab::Slab;
 use crate::sync::{MutexGuard, lock};
-use gruyere_record::BlockTag;
+use gruyere_record::{BlockTag, LaneWriter};
 
 impl Device {
+    /// What `look` makes of shard `number` under its lock: some streams', or a pool's own, of which it is told who gets freed memory. `None`: there
+    /// is no such shard.
+    pub(super) fn in_shard<T>(
+        &self,
+        number: u32,
+        look: impl FnOnce(&mut Lane, &mut LaneWriter, Option<Reuse>) -> Option<T>,
+    ) -> Option<T> {
+        if let Some(cell) = self.lanes.get(number as usize) {
+            let cell = &mut *lock(cell);
+            return look(&mut cell.lane, &mut cell.writer, None);
+        }
+        let central = &mut *lock(&self.central);
+        let pool = central.pools.get_mut(number)?;
+        look(pool.shard.as_mut()?, &mut central.writer, Some(pool.rules.reuse))
+    }
+
     /// Makes a run that has just been taken for `request` a slab of `class`, which is not in any shard yet. `capture`: as the record counts
     /// it. `None`: there is no such run.
     pub(super) fn make_slab(

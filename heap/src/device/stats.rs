@@ -57,7 +57,7 @@ impl Visitor for Slabs {
     const RUNS: bool = false;
 
     fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
-        self.0 = [self.0, shard.lane.slab_sums()].into_iter().sum();
+        self.0.add(shard.lane.slab_sums());
         Ok(())
     }
 }

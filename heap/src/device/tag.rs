@@ -6,7 +6,6 @@
 use crate::device::Device;
 use crate::pool::lifetime::Lifetime;
 use crate::runs::page_table::Owner;
-use crate::small::lane::LANES;
 use crate::small::size_class::round;
 use crate::sync::lock;
 
@@ -14,13 +13,8 @@ impl Device {
     pub(crate) fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
         let lifetime = lifetime as u8;
         match owner {
-            Owner::Slab { lane, slab, .. } if (lane as usize) < LANES => {
-                let cell = &mut *lock(&self.lanes[lane as usize]);
-                cell.lane.tag(&mut cell.writer, slab, address, lifetime)
-            }
             Owner::Slab { lane, slab, .. } => {
-                let central = &mut *lock(&self.central);
-                central.pools.shard_mut(lane)?.tag(&mut central.writer, slab, address, lifetime)
+                self.in_shard(lane, |shard, writer, _| shard.tag(writer, slab, address, lifetime))
             }
             Owner::Large { blocks, .. } => {
                 let central = &mut *lock(&self.central);

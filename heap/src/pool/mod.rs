@@ -219,11 +219,6 @@ impl Pools {
     }
 
     /// The shard of a pool's own.
-    pub fn shard(&self, number: PoolNumber) -> Option<&Lane> {
-        self.get(number)?.shard.as_ref()
-    }
-
-    /// The shard of a pool's own.
     pub fn shard_mut(&mut self, number: PoolNumber) -> Option<&mut Lane> {
         self.get_mut(number)?.shard.as_mut()
     }
@@ -288,8 +283,24 @@ mod tests {
     use super::*;
     use crate::runs::arena::Arenas;
 
+    fn spaces() -> Spaces {
+        Spaces::new(&mut Arenas::default(), true)
+    }
+
     fn pools() -> Pools {
-        Pools::new(&Spaces::new(&mut Arenas::default(), true))
+        Pools::new(&spaces())
+    }
+
+    #[test]
+    fn every_ordinary_space_is_of_one_lifetime() {
+        let (spaces, pools) = (spaces(), pools());
+        for lifetime in Lifetime::ALL {
+            assert_eq!(spaces.of_lifetime(lifetime).count(), 3);
+            for space in spaces.of_lifetime(lifetime) {
+                assert_eq!(pools.of_space(space).map(|pool| &pool.scope), Some(&Scope::Ordinary(lifetime)));
+            }
+        }
+        assert!(pools.of_space(SpaceId::MAX).is_none());
     }
 
     #[test]

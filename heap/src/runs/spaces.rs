@@ -73,11 +73,6 @@ impl Spaces {
     pub fn is_ordinary(&self, space: SpaceId) -> bool {
         space < self.count
     }
-
-    /// The number of the lifetime whose space it is, where it is an ordinary one.
-    pub fn lifetime_of(&self, space: SpaceId) -> Option<usize> {
-        self.is_ordinary(space).then_some(space as usize % LIFETIMES)
-    }
 }
 
 #[cfg(test)]
@@ -107,17 +102,5 @@ mod tests {
             assert_eq!(spaces.of_lifetime(lifetime).collect::<Vec<_>>(), [spaces.of(lifetime)]);
         }
         assert_eq!(spaces.iter().count(), LIFETIMES);
-    }
-
-    #[test]
-    fn every_space_is_of_one_lifetime() {
-        let spaces = Spaces::new(&mut Arenas::default(), true);
-        for lifetime in Lifetime::ALL {
-            assert_eq!(spaces.of_lifetime(lifetime).count(), 3);
-            for space in spaces.of_lifetime(lifetime) {
-                assert_eq!(spaces.lifetime_of(space), Some(lifetime as usize));
-            }
-        }
-        assert_eq!(spaces.lifetime_of(SpaceId::MAX), None);
     }
 }

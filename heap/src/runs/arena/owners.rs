@@ -27,9 +27,15 @@ impl Arenas {
     /// Gives to everybody the free runs of `spaces` whose streams are past them; `completed` tells the last epoch that a stream is past. Looks only at
     /// what has become free, or whose stream was noted to be further, since it was called last: always call it with the same spaces.
     pub fn promote_ripe(&mut self, spaces: impl Iterator<Item = SpaceId>, completed: &dyn Fn(u32) -> u64) {
+        // Asked at every miss, when mostly no stream has got further.
+        if self.ripe.is_empty() {
+            return;
+        }
         let mut ripe = std::mem::take(&mut self.ripe);
-        for space in spaces.filter(|&space| !self.spaces[space as usize].private).collect::<Vec<_>>() {
-            ripe.iter().for_each(|place| self.give_owner_to_everybody(space, place as usize, completed));
+        for space in spaces {
+            if !self.spaces[space as usize].private {
+                ripe.iter().for_each(|place| self.give_owner_to_everybody(space, place as usize, completed));
+            }
         }
         ripe.clear();
         self.ripe = ripe;

@@ -33,7 +33,8 @@ pub struct SlabSums {
 }
 
 impl SlabSums {
-    fn add(&mut self, other: Self) {
+    /// Adds those of another lane, or another slab.
+    pub fn add(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.used_bytes += other.used_bytes;
         self.used_slots += other.used_slots;
