@@ -1,13 +1,19 @@
 //! Programs that make a stream for each request: far more streams than the allocator has numbers for.
 
 mod common;
+#[path = "common/flaky.rs"]
+mod flaky;
 
 use common::{DEFAULT, GIB, MIB, Rig};
-use gruyere::driver::StreamHandle;
-use gruyere::heap::Error;
+use flaky::{FlakyDriver, Plan};
+use gruyere::driver::{ErrorKind, StreamHandle};
 use gruyere::heap::order::streams::MAX_STREAMS;
-use gruyere_phantom::{Config as GpuConfig, as_program};
+use gruyere::heap::settings::Settings;
+use gruyere::heap::{Error, Heap};
+use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
+use gruyere_phantom_driver::PhantomDriver;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// `requests` streams, `alive` of them at a time; blocks outlive their streams, and are used by the streams of others. The oracle's clocks
 /// grow with the square of the streams that there were, so it watches the shorter runs.
@@ -99,6 +105,38 @@ fn streams_that_are_all_alive_are_refused_past_the_last_number_and_their_uses_st
     rig.destroy(streams[7]);
     assert_ne!(rig.malloc(1, one_more), 0);
     rig.check();
+}
+
+#[test]
+fn a_driver_call_that_fails_while_numbers_are_looked_for_is_not_blamed_on_the_program() {
+    let mut refused = 0;
+    for call in 1.. {
+        let gpu = Arc::new(Gpu::new(GpuConfig { oracle: false, ..GpuConfig::new(16 * GIB) }));
+        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 1));
+        let heap = Heap::new(driver.clone(), Settings::default()).unwrap();
+        heap.announce_hooks(3);
+        let passing = || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        // All numbers are taken, by streams without a block.
+        for _ in 1..MAX_STREAMS {
+            assert!(heap.free(heap.malloc(MIB + 1, 0, passing()).unwrap()));
+        }
+        let one_more = passing();
+        driver.set(Plan::Nth(call, ErrorKind::Other));
+        let found = heap.malloc(1, 0, one_more);
+        let calls = driver.calls();
+        driver.set(Plan::Sound);
+        match found {
+            Ok(address) => assert!(heap.free(address)),
+            Err(Error::Driver(_)) => refused += 1,
+            Err(error) => panic!("with failing call {call}: {error}"),
+        }
+        assert!(heap.free(heap.malloc(1, 0, one_more).unwrap()), "after call {call}");
+        heap.validate().unwrap();
+        if calls < call {
+            break;
+        }
+    }
+    assert!(refused > 0, "no call failed where numbers are looked for");
 }
 
 #[test]

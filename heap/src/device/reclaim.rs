@@ -43,7 +43,7 @@ enum Room {
 pub(crate) enum Unsynchronized {
     /// Something captures, or may: synchronising would break the capture.
     Capturing,
-    /// The driver refused.
+    /// The driver refused, or could not say whether anything captures.
     Refused(DriverError),
 }
 
@@ -359,7 +359,7 @@ impl Device {
         let driver = &*shared.driver;
         let _asking = self.ask().ok_or(Unsynchronized::Capturing)?;
         // Captures that nobody announced must not be broken either.
-        if self.streams.any_capturing(driver) {
+        if self.streams.capturing(driver).map_err(Unsynchronized::Refused)? {
             return Err(Unsynchronized::Capturing);
         }
         let epochs = self.streams.open_epochs();

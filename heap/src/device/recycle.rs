@@ -22,7 +22,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::TooManyStreams`]: there is none still, since as many streams are alive or have blocks that are, or a capture keeps the device from being synchronised.
-    /// [`Error::Driver`]: the driver refused to synchronise it.
+    /// [`Error::Driver`]: the driver refused to synchronise it, or to say whether anything captures.
     #[cold]
     pub(crate) fn resolve_by_recycling(
         &self,

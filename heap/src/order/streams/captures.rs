@@ -8,15 +8,32 @@ use super::Streams;
 use super::events::Reach;
 use super::names::Resolved;
 use super::stream::{IN_BRACKET, QUIET, Status, Stream, UNANNOUNCED, is_gone, is_quiet};
-use crate::driver::{CaptureStatus, Driver, ErrorKind};
+use crate::driver::{CaptureStatus, Driver, ErrorKind, Result};
 use crate::sync::lock;
 use std::sync::atomic::Ordering;
 
 impl Streams {
     /// Whether a stream is capturing, announced or not, or may be, as far as can be told: then nothing may be waited for. Asks the driver about each stream that lasts.
     pub fn any_capturing(&self, driver: &dyn Driver) -> bool {
-        self.was_seen_to_capture(UNANNOUNCED)
-            || self.statuses(driver).into_iter().any(|status| !is_quiet(status))
+        self.capturing(driver).unwrap_or(true)
+    }
+
+    /// As [`Streams::any_capturing`].
+    ///
+    /// # Errors
+    /// That of a stream which cannot say, for another reason than a capture, where no other stream captures.
+    pub fn capturing(&self, driver: &dyn Driver) -> Result<bool> {
+        if self.was_seen_to_capture(UNANNOUNCED) {
+            return Ok(true);
+        }
+        let mut untold = None;
+        for status in self.statuses(driver).into_iter().filter(|&status| !is_quiet(status)) {
+            match status {
+                Err(error) if error.kind != ErrorKind::Capturing => untold = Some(error),
+                _ => return Ok(true),
+            }
+        }
+        untold.map_or(Ok(false), Err)
     }
 
     /// Whether every known stream says that it captures nothing, or said so last; one that cannot say might. Asks the driver about each stream that lasts.
