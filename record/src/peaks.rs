@@ -185,12 +185,33 @@ impl Books {
         &mut self,
         highest: &AtomicU64,
         lanes: impl Iterator<Item = Member<'a>> + Clone,
+        mine: &'a LaneTotals,
+    ) {
+        // Most programs have few, which are walked many times here: from a row of their own.
+        let mut few = [(false, mine); FEW_LANES];
+        let mut count = 0;
+        for member in lanes.clone() {
+            let Some(place) = few.get_mut(count) else {
+                return self.settle_until_within(highest, lanes, mine, true);
+            };
+            *place = member;
+            count += 1;
+        }
+        self.settle_until_within(highest, few[..count].iter().copied(), mine, false);
+    }
+
+    /// See [`Books::settle`]; `many`: more lanes than [`FEW_LANES`].
+    #[inline(always)]
+    fn settle_until_within<'a>(
+        &mut self,
+        highest: &AtomicU64,
+        lanes: impl Iterator<Item = Member<'a>> + Clone,
         mine: &LaneTotals,
+        many: bool,
     ) {
         // Once, unless another lane ran past a ceiling while we lowered it.
         for _ in 0..4 {
             let passed = std::array::from_fn(|quantity| mine.live(quantity) > mine.ceiling(quantity));
-            let many = lanes.clone().nth(FEW_LANES).is_some();
             if !many || !self.make_room(passed, lanes.clone(), mine) {
                 self.settle_passed(passed, highest, lanes.clone(), mine);
             }

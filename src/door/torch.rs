@@ -2,6 +2,24 @@
 //!
 //! The signatures are those of torch's headers (2.4 to 2.15). Only [`gruyere_malloc`] ever throws; where it cannot throw torch's own error
 //! it logs and answers NULL. In a forked child every function returns at once.
+//!
+//! What a call costs, in instructions by step (callgrind on `traces/moe.trace.zst`, record on, `cargo xtask instructions`; the driver's own are left out):
+//!
+//! | step | small malloc | large malloc | small free | large free |
+//! |---|---:|---:|---:|---:|
+//! | choice of the path; for a free, whose address it is (page table) | 14 | 14 | 34 | 34 |
+//! | registers saved and restored, a panic caught | 22 | 22 | 19 | 21 |
+//! | device, clock, stream, lifetime tag, one latency in 64 | 25 | 21 | 9 | 38 |
+//! | the lock | 11 | 24 | 14 | 8 |
+//! | the slot of a slab, or the best fit among free runs and its neighbours | 80 | 240 | 72 | 178 |
+//! | the record: live bytes, histogram, block map, event | 69 | 82 | 57 | 65 |
+//! | **sum** | **221** | **403** | **205** | **344** |
+//!
+//! On average over the trace that is 264 an operation; requests for which no memory is at hand, growth and moved pages are 58 more, new peaks 14
+//! (`record/src/peaks.rs`), slabs that run full or empty, gauges and low-memory watch 7: 343 in all.
+//!
+//! A request for which no memory is at hand (one malloc in 100) is resolved anew by the slow path, in about 150 instructions. To hand over what the hot path knows
+//! was tried in three ways: it keeps that at hand for every request, which costs each malloc 7 to 10.
 
 use super::{current, fork, guarded, heap, oom, raise, run_file};
 use crate::driver::StreamHandle;

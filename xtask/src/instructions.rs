@@ -15,7 +15,7 @@ const TRACE: &str = "traces/moe.trace.zst";
 /// The trace that is replayed while others read: it takes longest.
 const READ_TRACE: &str = "traces/llama7b_full.trace.zst";
 /// The bar: instructions of a malloc or a free, on average over both.
-const BAR: u64 = 365;
+const BAR: u64 = 345;
 /// Streams of a random program, and how many times the instructions at the few an operation may take at the many.
 const FEW_STREAMS: u32 = 10;
 const MANY_STREAMS: u32 = 1000;

@@ -225,9 +225,9 @@ impl Central {
             }
             let step = step.min(left - rest);
             let longest = self.pace.longest_chunk(held, left, self.freed, idle);
-            pieces.extend(self.backing.pages.create(ctx.driver, rest, longest)?);
+            self.backing.pages.create(ctx.driver, rest, longest, &mut pieces)?;
             // In chunks of its own: what is left over can move whole.
-            pieces.extend(self.backing.pages.create(ctx.driver, step, longest)?);
+            self.backing.pages.create(ctx.driver, step, longest, &mut pieces)?;
             bytes += rest + step;
             self.pace.grew(rest + step);
         }

@@ -2,6 +2,7 @@
 
 use crate::central::Central;
 use crate::device::{Device, LaneCell};
+use crate::order::streams::EVERY;
 use crate::pool::{PoolNumber, Reuse};
 use crate::request::Request;
 use crate::runs::arena::RunId;
@@ -99,12 +100,17 @@ impl Device {
     /// Takes every empty slab out of the shards of streams and of pools whose memory every stream may get; the bytes given to the arenas.
     pub fn return_empty_slabs(&self, shared: &Shared) -> u64 {
         let mut bytes = 0;
-        for lane in 0..LANES as u32 {
-            // Asked at every growth past the slack, where mostly no lane has anything.
-            if self.lane(lane).lane.has_pending() {
+        // Asked at every growth past the slack: only of lanes that a stream has, and mostly none of them has anything.
+        let known = self.streams.count();
+        let is_used = |&lane: &u32| lane < known || lane == EVERY % LANES as u32;
+        for lane in (0..LANES as u32).filter(is_used) {
+            let (waits, idles) = {
+                let lane = &self.lane(lane).lane;
+                (lane.has_pending(), lane.has_empty_slabs())
+            };
+            if waits {
                 self.settle_lane(shared, lane);
-            }
-            if !self.lane(lane).lane.has_empty_slabs() {
+            } else if !idles {
                 continue;
             }
             let slabs = self.remove_empty_slabs(shared, &mut self.lane(lane).lane);

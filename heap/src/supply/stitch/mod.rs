@@ -24,36 +24,46 @@ use crate::supply::addresses::{Reservations, Row};
 use crate::supply::chunk::{ChunkId, LONGEST_CHUNK};
 use crate::supply::mapping_book::MappingBook;
 use crate::supply::segment_log::SegmentLog;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use gruyere_record::SegmentSlot;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
-/// Stands for the owner of a page that belongs to nobody.
-const NOBODY: u64 = 0;
+// A view's pages are the bits of one number.
+const _: () = assert!(LONGEST_CHUNK / PAGE <= u64::BITS as u64);
 
 /// A physical handle.
 struct Chunk {
     handle: PhysicalHandle,
-    /// By page: the address at which it belongs to the arena.
-    owners: Box<[u64]>,
-    /// Pages with an owner.
+    /// How many pages it has.
+    pages: u32,
+    /// Pages that belong to the arena, in one of its views.
     owned: u32,
-    /// Views, by their first byte.
-    views: Vec<u64>,
+    /// How many views it has.
+    views: u32,
+    /// Its place on the record.
+    slot: SegmentSlot,
 }
 
 impl Chunk {
     fn bytes(&self) -> u64 {
-        self.owners.len() as u64 * PAGE
+        u64::from(self.pages) * PAGE
     }
 }
 
 /// A mapping of a whole chunk.
 struct View {
     chunk: ChunkId,
-    /// Pages that belong to the arena here.
-    owned: u32,
+    /// The pages of the chunk that belong to the arena here, a bit each.
+    pages: u64,
     /// The last work through it on each stream, as far as pages have left it: (stream, epoch).
     uses: Vec<(u32, u64)>,
+    /// Its place on the record.
+    slot: SegmentSlot,
+}
+
+/// The bits of some pages of a chunk.
+fn bits(first: u32, count: u32) -> u64 {
+    u64::MAX.checked_shr(u64::BITS - count).unwrap_or(0) << first
 }
 
 /// Pages of one chunk that belong to the arena next to each other.
@@ -182,16 +192,21 @@ impl Pages {
 
     /// The chunks without owned pages, whole.
     pub fn spare_pieces(&self) -> impl Iterator<Item = Piece> {
-        let count = |id| self.chunk(id).map_or(0, |chunk| chunk.owners.len() as u32);
+        let count = |id| self.chunk(id).map_or(0, |chunk| chunk.pages);
         self.spare.iter().map(move |&chunk| Piece { chunk, first: 0, count: count(chunk) })
     }
 
-    /// Takes `bytes` (whole pages) from the driver, in chunks of at most `longest`, spare then.
+    /// Takes `bytes` (whole pages) from the driver, in chunks of at most `longest`, spare then, and adds them to `pieces`.
     ///
     /// # Errors
     /// The driver's; what it gave before is spare.
-    pub fn create(&mut self, driver: &dyn Driver, bytes: u64, longest: u64) -> Result<Vec<Piece>> {
-        let mut pieces = Vec::new();
+    pub fn create(
+        &mut self,
+        driver: &dyn Driver,
+        bytes: u64,
+        longest: u64,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<()> {
         let (mut left, mut longest) = (bytes, longest.clamp(PAGE, LONGEST_CHUNK));
         while left > 0 {
             let length = left.min(longest);
@@ -209,25 +224,28 @@ impl Pages {
                 Err(error) => return Err(error),
             }
         }
-        Ok(pieces)
+        Ok(())
     }
 
     fn add_chunk(&mut self, handle: PhysicalHandle, bytes: u64) -> ChunkId {
-        let owners = vec![NOBODY; (bytes / PAGE) as usize].into();
-        let chunk = Some(Chunk { handle, owners, owned: 0, views: Vec::new() });
+        let pages = (bytes / PAGE) as u32;
+        let new = Chunk { handle, pages, owned: 0, views: 0, slot: SegmentSlot::NONE };
         let id = match self.unused.pop() {
             Some(id) => {
-                self.chunks[id as usize] = chunk;
+                self.chunks[id as usize] = Some(new);
                 id
             }
             None => {
-                self.chunks.push(chunk);
+                self.chunks.push(Some(new));
                 self.chunks.len() as ChunkId - 1
             }
         };
+        let slot = self.book.add_chunk(id, bytes);
+        if let Some(chunk) = self.chunk_mut(id) {
+            chunk.slot = slot;
+        }
         self.held += bytes;
         self.spare.push(id);
-        self.book.add_chunk(id, bytes);
         id
     }
 
@@ -270,7 +288,7 @@ impl Pages {
 
     /// Address ranges of the views that touch a range and to which no page belongs.
     pub fn retired_in(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let views = self.views_in(range).filter(|(_, view, _)| view.owned == 0);
+        let views = self.views_in(range).filter(|(_, view, _)| view.pages == 0);
         views.map(|(address, _, chunk)| address..address + chunk.bytes()).collect()
     }
 
@@ -298,25 +316,25 @@ impl Pages {
                 break;
             }
             views.push(view..view + bytes);
-            self.add_view(view, piece.chunk);
             next += u64::from(piece.count) * PAGE;
         }
         // A planned row lies in one void, which lies in one reservation.
         result = result.and_then(|()| self.grant(driver, &views));
         if result.is_err() {
-            for view in views.into_iter().rev() {
-                if self.unmap(driver, &view).is_ok() {
-                    self.remove_view(view.start);
+            for (view, piece) in views.into_iter().zip(pieces).rev() {
+                match self.unmap(driver, &view) {
+                    Ok(()) => self.unshared.retain(|&other| other != view.start),
+                    Err(_) => self.add_view(view.start, piece.chunk, 0),
                 }
             }
             return result;
         }
         for (part, used) in sources {
-            self.disown(part.chunk, part.first..part.first + part.count(), used);
+            self.disown(part, used);
         }
         let mut next = start;
         for piece in pieces {
-            self.own(piece.chunk, piece.first..piece.first + piece.count, next);
+            self.own(piece, next);
             next += u64::from(piece.count) * PAGE;
         }
         self.spare.retain(|&id| self.chunks[id as usize].as_ref().is_some_and(|chunk| chunk.owned == 0));
@@ -331,13 +349,16 @@ impl Pages {
         self.counted(result)
     }
 
-    /// Adds a view, retired until a page belongs there.
-    fn add_view(&mut self, address: u64, chunk: ChunkId) {
-        self.views.insert(address, View { chunk, owned: 0, uses: Vec::new() });
-        self.retired.insert(address);
-        self.book.add_view(address, chunk, self.bytes_of(chunk));
-        if let Some(chunk) = self.chunk_mut(chunk) {
-            chunk.views.push(address);
+    /// Adds a view, at which these pages of the chunk belong to the arena (0: it is retired).
+    fn add_view(&mut self, address: u64, id: ChunkId, pages: u64) {
+        let Some(chunk) = self.chunk_mut(id) else { return };
+        chunk.views += 1;
+        chunk.owned += pages.count_ones();
+        let slot = self.book.add_view(address, id, self.bytes_of(id), pages);
+        self.owned += u64::from(pages.count_ones());
+        self.views.insert(address, View { chunk: id, pages, uses: Vec::new(), slot });
+        if pages == 0 {
+            self.retired.insert(address);
         }
     }
 
@@ -347,61 +368,50 @@ impl Pages {
         if !self.unshared.is_empty() {
             self.unshared.retain(|&other| other != address);
         }
-        self.book.remove_view(address);
-        if let Some(view) = self.views.remove(&address)
-            && let Some(chunk) = self.chunk_mut(view.chunk)
-        {
-            chunk.views.retain(|&other| other != address);
+        let Some(view) = self.views.remove(&address) else { return };
+        self.book.remove(view.slot);
+        if let Some(chunk) = self.chunk_mut(view.chunk) {
+            chunk.views -= 1;
         }
     }
 
-    /// Pages of a chunk belong to the arena from `address` on, where a view of it is.
-    fn own(&mut self, id: ChunkId, pages: Range<u32>, address: u64) {
-        let count = pages.len() as u32;
-        let start = address - u64::from(pages.start) * PAGE;
-        self.book.own(start, pages.clone());
-        let Some(chunk) = self.chunk_mut(id) else { return };
-        for page in pages {
-            chunk.owners[page as usize] = start + u64::from(page) * PAGE;
-        }
-        chunk.owned += count;
-        self.owned += u64::from(count);
+    /// The pages of a piece belong to the arena from `address` on, where its chunk has been mapped.
+    fn own(&mut self, piece: &Piece, address: u64) {
+        let &Piece { chunk, first, count } = piece;
+        self.add_view(address - u64::from(first) * PAGE, chunk, bits(first, count));
         self.log.note(Action::SegmentMap, address, u64::from(count) * PAGE);
-        if let Some(view) = self.views.get_mut(&start) {
-            view.owned += count;
-            self.retired.remove(&start);
-        }
     }
 
-    /// Pages of a chunk, which belong next to each other, belong to nobody.
-    fn disown(&mut self, id: ChunkId, pages: Range<u32>, used: LastUse) {
-        let (first, count) = (pages.start, pages.len() as u32);
-        let Some(chunk) = self.chunk_mut(id) else { return };
-        let address = chunk.owners[first as usize];
-        if address == NOBODY {
+    /// The pages of a part belong to nobody.
+    fn disown(&mut self, part: &Part, used: LastUse) {
+        let (address, count) = (part.pages.start, part.count());
+        let start = address - u64::from(part.first) * PAGE;
+        let Some(view) = self.views.get_mut(&start) else { return };
+        let pages = bits(part.first, count);
+        if view.pages & pages == 0 {
             return;
         }
-        chunk.owners[first as usize..pages.end as usize].fill(NOBODY);
-        chunk.owned -= count;
-        self.owned -= u64::from(count);
-        self.log.note(Action::SegmentUnmap, address, u64::from(count) * PAGE);
-        let start = address - u64::from(first) * PAGE;
-        self.book.disown(start, pages);
-        let Some(view) = self.views.get_mut(&start) else { return };
-        view.owned -= count;
-        if view.owned == 0 {
+        view.pages &= !pages;
+        self.book.set_pages(view.slot, view.pages);
+        if view.pages == 0 {
             self.retired.insert(start);
         }
-        let Some((stream, epoch)) = used else { return };
-        match view.uses.iter_mut().find(|other| other.0 == stream) {
-            Some(other) => other.1 = other.1.max(epoch),
-            None => view.uses.push((stream, epoch)),
+        if let Some((stream, epoch)) = used {
+            match view.uses.iter_mut().find(|other| other.0 == stream) {
+                Some(other) => other.1 = other.1.max(epoch),
+                None => view.uses.push((stream, epoch)),
+            }
         }
+        if let Some(chunk) = self.chunk_mut(part.chunk) {
+            chunk.owned -= count;
+        }
+        self.owned -= u64::from(count);
+        self.log.note(Action::SegmentUnmap, address, u64::from(count) * PAGE);
     }
 
     /// The pages of a part belong to nobody any more. All work on them must be done.
     pub fn abandon(&mut self, part: &Part) {
-        self.disown(part.chunk, part.first..part.first + part.count(), None);
+        self.disown(part, None);
         if self.chunk(part.chunk).is_some_and(|chunk| chunk.owned == 0) {
             self.spare.push(part.chunk);
         }
@@ -455,15 +465,15 @@ impl Pages {
         let mut given = 0;
         for id in std::mem::take(&mut self.spare) {
             let Some(chunk) = self.chunk(id) else { continue };
-            let (bytes, handle) = (chunk.bytes(), chunk.handle);
-            let released = chunk.views.is_empty() && given + bytes <= most && {
+            let (bytes, handle, slot) = (chunk.bytes(), chunk.handle, chunk.slot);
+            let released = chunk.views == 0 && given + bytes <= most && {
                 let result = driver.physical_release(self.device, handle);
                 self.counted(result).is_ok()
             };
             if released {
                 self.chunks[id as usize] = None;
                 self.unused.push(id);
-                self.book.remove_chunk(id);
+                self.book.remove(slot);
                 self.held -= bytes;
                 given += bytes;
             } else {
@@ -478,44 +488,38 @@ impl Pages {
     /// # Errors
     /// What is wrong.
     pub fn validate(&self) -> std::result::Result<(), String> {
-        let (mut held, mut owned, mut views) = (0, 0, 0);
+        // Of each chunk: its views, and their pages.
+        let mut found = HashMap::new();
+        for (&address, view) in &self.views {
+            let wrong = |what: &str| Err(format!("the view at {address:#x} of chunk {} {what}", view.chunk));
+            let Some(chunk) = self.chunk(view.chunk) else { return wrong("is of none") };
+            if self.reservations.end_of(address).is_none_or(|end| address + chunk.bytes() > end) {
+                return wrong("lies in no one reservation");
+            }
+            let (views, pages) = found.entry(view.chunk).or_insert((0, 0));
+            if *pages & view.pages != 0 || view.pages & !bits(0, chunk.pages) != 0 {
+                return wrong("has pages that belong elsewhere");
+            }
+            if self.retired.contains(&address) != (view.pages == 0) {
+                return wrong("is retired and has pages, or neither");
+            }
+            *views += 1;
+            *pages |= view.pages;
+        }
+        let (mut held, mut owned) = (0, 0);
         for (id, chunk) in self.chunks.iter().enumerate() {
             let Some(chunk) = chunk else { continue };
             held += chunk.bytes();
-            views += chunk.views.len();
-            let mut here = vec![0u32; chunk.views.len()];
-            self.book.validate(&chunk.views, &chunk.owners)?;
-            for (page, &owner) in chunk.owners.iter().enumerate().filter(|page| *page.1 != NOBODY) {
-                owned += 1;
-                let view = owner - page as u64 * PAGE;
-                let Some(at) = chunk.views.iter().position(|&other| other == view) else {
-                    return Err(format!(
-                        "page {page} of chunk {id} belongs to {owner:#x}, where it is not mapped"
-                    ));
-                };
-                here[at] += 1;
-            }
-            for (&view, owned) in chunk.views.iter().zip(&here) {
-                if self.reservations.end_of(view).is_none_or(|end| view + chunk.bytes() > end) {
-                    return Err(format!("the view at {view:#x} of chunk {id} lies in no one reservation"));
-                }
-                let known = self.views.get(&view);
-                if !known.is_some_and(|view| view.chunk as usize == id && view.owned == *owned)
-                    || self.retired.contains(&view) != (*owned == 0)
-                {
-                    return Err(format!("the view at {view:#x} of chunk {id} is miscounted"));
-                }
-            }
-            if chunk.owned != here.iter().sum::<u32>()
-                || (chunk.owned == 0) != self.spare.contains(&(id as u32))
+            owned += u64::from(chunk.owned);
+            let (views, pages) = found.get(&(id as ChunkId)).copied().unwrap_or_default();
+            if (chunk.views, chunk.owned) != (views, pages.count_ones())
+                || (chunk.owned == 0) != self.spare.contains(&(id as ChunkId))
             {
                 return Err(format!("chunk {id} is miscounted"));
             }
         }
-        if (held, owned, views) != (self.held, self.owned, self.views.len()) {
-            return Err(format!(
-                "chunks hold {held} B and {owned} pages in {views} views, the books say otherwise"
-            ));
+        if (held, owned) != (self.held, self.owned) || self.retired.len() > self.views.len() {
+            return Err(format!("chunks hold {held} B and {owned} pages, the books say otherwise"));
         }
         Ok(())
     }
@@ -525,6 +529,21 @@ impl Pages {
 fn part(range: &Range<u64>, address: u64, view: &View, chunk: &Chunk) -> Part {
     let pages = address.max(range.start)..(address + chunk.bytes()).min(range.end);
     let (first, end) = ((pages.start - address) / PAGE, (pages.end - address) / PAGE);
-    let behind = chunk.owners.len() as u64 - end;
+    let behind = u64::from(chunk.pages) - end;
     Part { pages, chunk: view.chunk, first: first as u32, behind: behind as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bits_of_pages_are_theirs_up_to_the_longest_chunk() {
+        let most = (LONGEST_CHUNK / PAGE) as u32;
+        assert_eq!(bits(3, 0), 0);
+        assert_eq!(bits(1, 3), 0b1110);
+        assert_eq!(bits(0, most).count_ones(), most);
+        assert_eq!(bits(most - 1, 1), 1 << (most - 1));
+        assert_eq!(bits(0, u64::BITS), u64::MAX);
+    }
 }
