@@ -42,6 +42,9 @@
 // The version of [`GruyereHistory`] that this header describes.
 #define GRUYERE_HISTORY_VERSION 1
 
+// The version of [`GruyereNativeTable`] that this header describes.
+#define GRUYERE_NATIVE_VERSION 1
+
 // Blocks are live in the pool, or a thread is allocating from it.
 #define GRUYERE_BUSY -5
 
@@ -217,35 +220,17 @@ typedef struct GruyereOutOfMemory {
   uint64_t free;
 } GruyereOutOfMemory;
 
-// Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end only.
-typedef struct GruyerePoolStats {
-  // In: the bytes that the caller has room for. Out: the bytes that were written.
-  uint32_t size;
-  // Out: 1.
-  uint32_t version;
-  // What it keeps whatever lies idle.
-  uint64_t reserve;
-  // Ceiling on its live bytes; 0: none of its own.
+// Why the calling thread's latest call failed.
+typedef struct GruyereNativeFailure {
+  // What to say; valid until the thread's next failure.
+  const char *text;
+  // Of an out-of-memory: bytes asked for.
+  uint64_t asked;
+  // Of an out-of-memory: the ceiling on what may be held, in bytes.
   uint64_t limit;
-  // Memory that it holds.
-  uint64_t held;
-  // Live blocks, each rounded up to 512 B.
-  uint64_t live;
-  // How many.
-  uint64_t live_blocks;
-  // Freed by the program, waiting for streams.
-  uint64_t pending;
-} GruyerePoolStats;
-
-// A live block of a pool.
-typedef struct GruyerePoolBlock {
-  // Where it starts.
-  uint64_t address;
-  // Bytes asked for.
-  uint64_t requested;
-  // The step in which it was allocated; -1: not known (`record:off`).
-  int64_t step;
-} GruyerePoolBlock;
+  // Of an out-of-memory: bytes of the device that the driver said were free; 0 where it could not say.
+  uint64_t free;
+} GruyereNativeFailure;
 
 // torch's `c10::MempoolId_t`, a pair by value.
 typedef struct GruyereMempoolId {
@@ -383,6 +368,121 @@ typedef struct GruyereSnapshot {
   // Bytes held that are mapped nowhere, so in no segment.
   uint64_t unmapped;
 } GruyereSnapshot;
+
+// Something of torch's, kept by the library.
+typedef struct GruyereBoxed {
+  // What it is; NULL: nothing.
+  void *object;
+  // Drops it. Called once, on any thread, with no lock of the library held.
+  void (*drop)(void*);
+} GruyereBoxed;
+
+// Tells whether a request on this stream, made by the calling thread, goes to the filter's pool: 1, or 0; -1: it failed. It never unwinds.
+typedef int (*GruyereFilter)(void *filter, GruyereStream stream);
+
+// [`GruyereHistory`], and the boxes that its numbers stand for.
+typedef struct GruyereNativeHistory {
+  // What was noted.
+  struct GruyereHistory *noted;
+  // The object of each entry's context, NULL where it has none.
+  void *const *entry_contexts;
+  // The object of each origin's context, NULL where it has none.
+  void *const *origin_contexts;
+} GruyereNativeHistory;
+
+// What the native door calls. Codes are 0, or one of the negative ones above; where one of those is returned by a function about pools, `failure` tells why.
+typedef struct GruyereNativeTable {
+  // Bytes of this struct.
+  uint32_t size;
+  // Its version.
+  uint32_t version;
+  // `size` bytes on `device`, for use in the order of `stream`. NULL: size 0, or a failure. Never throws.
+  void *(*malloc)(uint64_t size, int device, GruyereStream stream);
+  // Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been told of it before `failure`.
+  int (*is_out_of_memory)(void);
+  // What it was; returns the code. An out-of-memory counts as the program's from now on: it is dumped and noted.
+  int (*failure)(struct GruyereNativeFailure *failure);
+  // See `gruyere_free`.
+  void (*free)(void *pointer, ptrdiff_t size, int device, GruyereStream stream);
+  // The live block that starts at `pointer`: its bytes, rounded up to 512, and its device. 0: there is none.
+  uint64_t (*block)(void *pointer, int *device);
+  // See `gruyere_base_alloc`.
+  void *(*base)(void *pointer, size_t *size);
+  // See `gruyere_record_stream`.
+  void (*record_stream)(void *pointer, GruyereStream stream);
+  // See `gruyere_stream_lasts`.
+  int (*stream_lasts)(int device, GruyereStream stream);
+  // Gives back to the devices what nobody uses: all of it, or (an id other than 0 and 0) of that pool.
+  void (*empty_cache)(struct GruyereMempoolId pool);
+  // See `gruyere_memory_fraction`.
+  void (*set_fraction)(double fraction, int device);
+  // See `gruyere_torch_stats`.
+  int (*torch_stats)(int device, struct GruyereTorchStats *stats);
+  // See `gruyere_stats`.
+  int (*stats)(int device, struct GruyereStats *stats);
+  // See `gruyere_reset_peaks`.
+  int (*reset_peaks)(int device);
+  // See `gruyere_reset_accumulated`.
+  int (*reset_accumulated)(int device);
+  // See `gruyere_snapshot`; segments of MemPools tell their ids.
+  struct GruyereSnapshot *(*snapshot)(int device);
+  // See `gruyere_snapshot_free`.
+  void (*snapshot_free)(struct GruyereSnapshot *snapshot);
+  // A reference to a pool more, which is made if need be.
+  int (*pool_create)(int device, struct GruyereMempoolId pool);
+  // Requests go to a pool until `pool_end`, those that `filter` says; no filter: those of a capture that begins now. It is a reference too.
+  int (*pool_begin)(int device, struct GruyereMempoolId pool, struct GruyereBoxed filter, GruyereFilter ask);
+  // The pool's latest `pool_begin` is over; 1: there is none.
+  int (*pool_end)(int device, struct GruyereMempoolId pool);
+  // A reference less; 1: there is none.
+  int (*pool_release)(int device, struct GruyereMempoolId pool);
+  // How many references there are.
+  uint32_t (*pool_uses)(int device, struct GruyereMempoolId pool);
+  // Whether the pool serves other requests before they are out of memory; 1: there is no such pool.
+  int (*pool_on_oom)(int device, struct GruyereMempoolId pool, int wanted);
+  // See `gruyere_history_start`. With `clear`, boxes are forgotten too.
+  int (*history_start)(uint64_t entries, int clear);
+  // See `gruyere_history_stop`. Forgets all boxes.
+  void (*history_stop)(void);
+  // The calling thread's requests and frees come from `context`, which the library keeps as long as its history names it.
+  void (*context_enter)(struct GruyereBoxed context);
+  // The calling thread's requests come from nowhere again.
+  void (*context_leave)(void);
+  // What was noted until now, to be given to `history_free` once. NULL: there is no history.
+  struct GruyereNativeHistory *(*history)(void);
+  // Frees what `history` gave.
+  void (*history_free)(struct GruyereNativeHistory *history);
+} GruyereNativeTable;
+
+// Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end only.
+typedef struct GruyerePoolStats {
+  // In: the bytes that the caller has room for. Out: the bytes that were written.
+  uint32_t size;
+  // Out: 1.
+  uint32_t version;
+  // What it keeps whatever lies idle.
+  uint64_t reserve;
+  // Ceiling on its live bytes; 0: none of its own.
+  uint64_t limit;
+  // Memory that it holds.
+  uint64_t held;
+  // Live blocks, each rounded up to 512 B.
+  uint64_t live;
+  // How many.
+  uint64_t live_blocks;
+  // Freed by the program, waiting for streams.
+  uint64_t pending;
+} GruyerePoolStats;
+
+// A live block of a pool.
+typedef struct GruyerePoolBlock {
+  // Where it starts.
+  uint64_t address;
+  // Bytes asked for.
+  uint64_t requested;
+  // The step in which it was allocated; -1: not known (`record:off`).
+  int64_t step;
+} GruyerePoolBlock;
 
 #ifdef __cplusplus
 extern "C" {
@@ -532,6 +632,9 @@ int gruyere_check_configuration(const char *settings, char *message, size_t room
 // As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front: it asks for whole segments, and NULL is the
 // answer that makes it give back what it caches, ask again, and raise its own out-of-memory in the end. Never throws.
 void *gruyere_segment_malloc(ptrdiff_t size, int device, GruyereStream stream);
+
+// What the native door calls, for a shim that was built for `version`. NULL: the library has no such version, so that shim is not to be used.
+const struct GruyereNativeTable *gruyere_native_table(uint32_t version);
 
 // Copies what was wrong with this thread's latest failed call about pools to `message`, as a NUL-terminated text cut to `room` bytes. The
 // bytes that the whole text has.

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
-use super::{Backing, Config, PoolReuse, Preload, PreloadMode, Waits};
+use super::{Backing, Config, Door, PoolReuse, Preload, PreloadMode, Waits};
 use crate::driver::cuda::HandleType;
 use crate::record::run::{MAX_NAME, is_name};
 use crate::watch::{Rule, parse_rules};
@@ -32,6 +32,7 @@ enum Kind {
     Waits(&'static [(&'static str, Waits)], fn(&mut Config) -> &mut Waits),
     PoolReuse(&'static [(&'static str, PoolReuse)], fn(&mut Config) -> &mut PoolReuse),
     HandleType(&'static [(&'static str, HandleType)], fn(&mut Config) -> &mut HandleType),
+    Door(&'static [(&'static str, Door)], fn(&mut Config) -> &mut Door),
     Switch(SwitchField),
     /// Any of the names, joined by `+`, or `off`.
     Flags(&'static [(&'static str, SwitchField)]),
@@ -248,6 +249,17 @@ pub static KEYS: &[Key] = &[
         ),
     },
     Key {
+        name: "door",
+        default: "pluggable",
+        meaning: "How torch comes in, where the Python package puts Gruyère in its allocator's place: by the hooks of `CUDAPluggableAllocator` (`pluggable`), or by \
+                  torch's own interface (`native`; a C++ compiler builds a small library for it once, and where that cannot be had, the \
+                  pluggable door serves and says why). `auto`: `pluggable`, in this version.",
+        kind: Kind::Door(
+            &[("auto", Door::Auto), ("native", Door::Native), ("pluggable", Door::Pluggable)],
+            |config| &mut config.door,
+        ),
+    },
+    Key {
         name: "nvtx",
         default: "off",
         meaning: "Show growth, moved pages, waits, trims and out-of-memory in Nsight Systems, in the domain `gruyere`, with counters of \
@@ -288,6 +300,7 @@ impl Key {
             Kind::Waits(choices, _) => names(choices),
             Kind::PoolReuse(choices, _) => names(choices),
             Kind::HandleType(choices, _) => names(choices),
+            Kind::Door(choices, _) => names(choices),
             Kind::Switch(_) => "on|off".into(),
             Kind::Flags(flags) => format!("off|{}", names(flags)),
             Kind::Size { .. } => "SIZE".into(),
@@ -308,6 +321,7 @@ impl Key {
             | Kind::Waits(..)
             | Kind::PoolReuse(..)
             | Kind::HandleType(..)
+            | Kind::Door(..)
             | Kind::Switch(_) => {
                 format!("expected {}", self.values())
             }
@@ -348,6 +362,9 @@ impl Key {
                 *field(config) = pick(choices, value).ok_or_else(refuse)?;
             }
             Kind::HandleType(choices, field) => {
+                *field(config) = pick(choices, value).ok_or_else(refuse)?;
+            }
+            Kind::Door(choices, field) => {
                 *field(config) = pick(choices, value).ok_or_else(refuse)?;
             }
             Kind::Switch(field) => {

@@ -45,6 +45,18 @@ pub struct Preload {
     pub driver: bool,
 }
 
+/// By which door torch comes in (`door:`). The package's choice to make: the library has both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Door {
+    /// [`Door::Pluggable`], in this version.
+    Auto,
+    /// torch's own interface ([`crate::door::native`]), where it can be had.
+    Native,
+    /// torch's hooks ([`crate::door::torch`]).
+    #[default]
+    Pluggable,
+}
+
 /// Everything `GRUYERE_CONF` can say. The default is what an empty variable means.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -58,6 +70,8 @@ pub struct Config {
     pub history: Option<PathBuf>,
     /// The run's name; `None`: that of its program.
     pub name: Option<String>,
+    /// By which door torch comes in.
+    pub door: Door,
     /// What the interposed CUDA calls do.
     pub preload: Preload,
     /// Whether a profiler is told what the heap does.
@@ -74,6 +88,7 @@ impl Default for Config {
             dump_dir: None,
             history: None,
             name: None,
+            door: Door::default(),
             preload: Preload::default(),
             nvtx: false,
             dropped: Vec::new(),
@@ -181,7 +196,7 @@ mod tests {
                     auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,records_kept:3,\
                     ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,\
                     pool_reuse:exact , history:/var/runs,name:llama-7b,nvtx:on,\
-                    preload:observe+driver,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
+                    preload:observe+driver,door:native,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             heap: Settings {
                 backing: Backing::Fixed,
@@ -206,6 +221,7 @@ mod tests {
             dump_dir: Some("/tmp/a:b".into()),
             history: Some("/var/runs".into()),
             name: Some("llama-7b".into()),
+            door: Door::Native,
             preload: Preload { mode: PreloadMode::Observe, driver: true },
             nvtx: true,
             dropped: Vec::new(),

@@ -145,6 +145,11 @@ fn hold(found: &Collected) -> Box<Held> {
     Box::new(Held { face, entries, origins })
 }
 
+/// What [`gruyere_history_free`] takes back.
+pub(super) fn give(found: &Collected) -> *mut GruyereHistory {
+    Box::into_raw(hold(found)).cast()
+}
+
 /// What was noted until now, to be given to [`gruyere_history_free`] once; the history goes on.
 ///
 /// NULL: there is no history.
@@ -154,7 +159,7 @@ pub extern "C" fn gruyere_history() -> *mut GruyereHistory {
         return std::ptr::null_mut();
     }
     guarded(std::ptr::null_mut(), || match current() {
-        Some(heap) if heap.has_history() => Box::into_raw(hold(&heap.history())).cast(),
+        Some(heap) if heap.has_history() => give(&heap.history()),
         _ => std::ptr::null_mut(),
     })
 }

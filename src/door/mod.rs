@@ -1,10 +1,11 @@
-//! How callers come in: torch's hooks ([`torch`]), any program's CUDA calls ([`preload`]), the control API ([`control`]), and the one heap of the process behind both.
+//! How callers come in: torch's hooks ([`torch`]), its own interface ([`native`]), any program's CUDA calls ([`preload`]), the control API ([`control`]), and the one heap of the process behind both.
 
 pub mod alert;
 pub mod control;
 pub mod fork;
 pub mod history;
 pub mod loader;
+pub mod native;
 mod oom;
 pub mod pool;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

@@ -43,7 +43,7 @@ pub struct MempoolId {
 }
 
 impl MempoolId {
-    fn pair(self) -> (u64, u64) {
+    pub(super) fn pair(self) -> (u64, u64) {
         (self.first, self.second)
     }
 }

@@ -4,7 +4,8 @@
 //! package wires them (`gruyere._truth`).
 
 use super::{current, fork, guarded, heap};
-use crate::heap::report::snapshot::Snapshot;
+use crate::heap::pool::capture::PoolId;
+use crate::heap::report::snapshot::{Segment, Snapshot};
 use crate::heap::report::stats::CapturePoolHeld;
 use crate::heap::{Error, Heap};
 use crate::record::peaks::Stat;
@@ -257,15 +258,16 @@ struct Held {
     pools: Vec<GruyerePool>,
 }
 
-fn hold(snapshot: &Snapshot) -> Box<Held> {
+fn hold(snapshot: &Snapshot, pool_of: impl Fn(&Segment) -> PoolId) -> Box<Held> {
     let pools: Vec<GruyerePool> = snapshot.pools.iter().map(Into::into).collect();
     let (mut segments, mut blocks) = (Vec::new(), Vec::new());
     for segment in &snapshot.segments {
+        let (pool_first, pool_second) = pool_of(segment);
         segments.push(GruyereSegment {
             address: segment.address,
             bytes: segment.bytes,
-            pool_first: segment.pool.0,
-            pool_second: segment.pool.1,
+            pool_first,
+            pool_second,
             first_block: blocks.len() as u64,
             block_count: segment.blocks.len() as u64,
             small: segment.small.into(),
@@ -303,12 +305,17 @@ fn hold(snapshot: &Snapshot) -> Box<Held> {
 /// NULL: nothing has been allocated in this process, or there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_snapshot(device: c_int) -> *mut GruyereSnapshot {
+    snapshot(device, |segment| segment.pool)
+}
+
+/// As [`gruyere_snapshot`]; `pool_of` a segment is the pool that is told of it.
+pub(super) fn snapshot(device: c_int, pool_of: impl Fn(&Segment) -> PoolId) -> *mut GruyereSnapshot {
     if fork::is_forked_child() {
         return std::ptr::null_mut();
     }
     guarded(std::ptr::null_mut(), || {
         let Some(heap) = current() else { return std::ptr::null_mut() };
-        let found = heap.snapshot(i64::from(device)).map(|snapshot| hold(&snapshot));
+        let found = heap.snapshot(i64::from(device)).map(|snapshot| hold(&snapshot, pool_of));
         found.map_or(std::ptr::null_mut(), |held| Box::into_raw(held).cast())
     })
 }

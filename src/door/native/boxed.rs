@@ -1,0 +1,64 @@
+//! What torch hands over and the library keeps: a pointer that only the shim can read, and the function that drops it.
+
+use super::super::torch::CudaStream;
+use std::ffi::{c_int, c_void};
+
+/// Something of torch's, kept by the library.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GruyereBoxed {
+    /// What it is; NULL: nothing.
+    pub object: *mut c_void,
+    /// Drops it. Called once, on any thread, with no lock of the library held.
+    pub drop: extern "C" fn(*mut c_void),
+}
+
+/// [`GruyereBoxed`], owned: dropped once, with its last owner.
+#[derive(Debug)]
+pub(super) struct Boxed(GruyereBoxed);
+
+// SAFETY: the shim promises that its objects may be used and dropped on any thread.
+unsafe impl Send for Boxed {}
+// SAFETY: as above; the library itself never looks into them.
+unsafe impl Sync for Boxed {}
+
+impl Boxed {
+    pub(super) fn new(boxed: GruyereBoxed) -> Option<Self> {
+        (!boxed.object.is_null()).then_some(Self(boxed))
+    }
+
+    pub(super) fn object(&self) -> *mut c_void {
+        self.0.object
+    }
+}
+
+impl Drop for Boxed {
+    fn drop(&mut self) {
+        (self.0.drop)(self.0.object);
+    }
+}
+
+/// Tells whether a request on this stream, made by the calling thread, goes to the filter's pool: 1, or 0; -1: it failed. It never unwinds.
+pub type GruyereFilter = extern "C" fn(filter: *mut c_void, stream: CudaStream) -> c_int;
+
+/// A pool's filter.
+#[derive(Debug)]
+pub(super) struct Filter {
+    boxed: Boxed,
+    ask: GruyereFilter,
+}
+
+impl Filter {
+    pub(super) fn new(boxed: Boxed, ask: GruyereFilter) -> Self {
+        Self { boxed, ask }
+    }
+
+    /// Whether a request goes to its pool; `None`: it failed. To be asked with no lock held: it calls the driver, and may call torch.
+    pub(super) fn matches(&self, stream: CudaStream) -> Option<bool> {
+        match (self.ask)(self.boxed.object(), stream) {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+}

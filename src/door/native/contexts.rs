@@ -1,0 +1,125 @@
+//! Where requests came from, in torch's words: the boxes that the shim makes while the history is on, by the numbers that the heap notes.
+//!
+//! The heap's history keeps a number with each entry and drops entries that there is no room for without a word, so a box whose number nobody
+//! has is found by a look at all of them, each time that there are twice as many as were left by the last.
+
+use super::boxed::Boxed;
+use crate::heap::Heap;
+use crate::heap::report::history::{self, Collected};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// So many boxes are no reason to look.
+const FEW: usize = 1 << 14;
+
+struct Contexts {
+    boxes: HashMap<u64, Arc<Boxed>>,
+    /// Those of calls that are under way: the heap may not have noted them yet.
+    running: HashSet<u64>,
+    last: u64,
+    /// How many boxes are a reason to look.
+    many: usize,
+}
+
+static CONTEXTS: Mutex<Option<Contexts>> = Mutex::new(None);
+
+fn contexts() -> MutexGuard<'static, Option<Contexts>> {
+    CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Contexts {
+    const fn none(boxes: HashMap<u64, Arc<Boxed>>, running: HashSet<u64>) -> Self {
+        Self { boxes, running, last: 0, many: FEW }
+    }
+
+    fn add(&mut self, boxed: Boxed) -> u64 {
+        self.last += 1;
+        self.boxes.insert(self.last, Arc::new(boxed));
+        self.running.insert(self.last);
+        self.last
+    }
+
+    /// Takes out what is neither of `used` nor newer than `since`.
+    fn unused(&mut self, used: &HashSet<u64>, since: u64) -> Vec<Arc<Boxed>> {
+        let gone = self.boxes.extract_if(|number, _| *number <= since && !used.contains(number));
+        let gone = gone.map(|(_, boxed)| boxed).collect();
+        self.many = FEW.max(2 * self.boxes.len());
+        gone
+    }
+}
+
+/// The calling thread's requests come from here, until [`leave`].
+pub(super) fn enter(heap: &Heap, boxed: Boxed) {
+    let (number, running) = {
+        let mut guard = contexts();
+        let all = guard.get_or_insert_with(|| Contexts::none(HashMap::new(), HashSet::new()));
+        let number = all.add(boxed);
+        (number, (all.boxes.len() > all.many).then(|| all.running.clone()))
+    };
+    history::set_context(number);
+    if let Some(mut used) = running {
+        // Whatever is noted from here on is of a call that runs now, or is newer.
+        used.extend(numbers(&heap.history()));
+        let gone = contexts().as_mut().map(|all| all.unused(&used, number));
+        // Here, with no lock held.
+        drop(gone);
+    }
+}
+
+/// The calling thread's requests come from nowhere.
+pub(super) fn leave() {
+    let number = history::set_context(0);
+    if let Some(all) = contexts().as_mut() {
+        all.running.remove(&number);
+    }
+}
+
+/// Forgets all but those of calls that are under way. The history is over, or is cleared.
+pub(super) fn forget() {
+    let gone = contexts().as_mut().map(|all| {
+        let (running, last) = (all.running.clone(), all.last);
+        all.unused(&running, last)
+    });
+    drop(gone);
+}
+
+fn numbers(collected: &Collected) -> HashSet<u64> {
+    let entries = collected.entries.iter().map(|entry| entry.context);
+    entries.chain(collected.origins.iter().map(|origin| origin.context)).collect()
+}
+
+/// The boxes of these numbers, `None` for what has none.
+pub(super) fn of(numbers: impl Iterator<Item = u64>) -> Vec<Option<Arc<Boxed>>> {
+    let guard = contexts();
+    numbers.map(|number| guard.as_ref().and_then(|all| all.boxes.get(&number).cloned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::boxed::GruyereBoxed;
+    use super::*;
+    use std::ffi::c_void;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    static DROPPED: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn count(_: *mut c_void) {
+        DROPPED.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn boxed() -> Boxed {
+        Boxed::new(GruyereBoxed { object: std::ptr::dangling_mut(), drop: count }).unwrap()
+    }
+
+    #[test]
+    fn boxes_go_when_neither_an_entry_nor_a_call_has_their_number() {
+        let mut all = Contexts::none(HashMap::new(), HashSet::new());
+        let [noted, gone, newer] = [boxed(), boxed(), boxed()].map(|boxed| all.add(boxed));
+        drop(all.unused(&HashSet::from([noted]), gone));
+        assert_eq!(DROPPED.load(Ordering::Relaxed), 1);
+        assert!(!all.boxes.contains_key(&gone));
+        assert!(all.boxes.contains_key(&noted) && all.boxes.contains_key(&newer));
+        drop(all.unused(&HashSet::new(), newer));
+        assert_eq!(DROPPED.load(Ordering::Relaxed), 3);
+    }
+}

@@ -1,0 +1,368 @@
+//! The native door: the table of functions that the package's shim calls, a subclass of torch's own `CUDAAllocator` in C++ (`python_loader/gruyere/native/shim.cpp`).
+//!
+//! The shim has no state of the heap, and this side knows nothing of C++: what torch hands over comes as a pointer with a function that drops it
+//! ([`boxed`]), and a failure goes as NULL or a code. What was wrong is then asked for on the same thread, and thrown by the shim: nothing unwinds in either
+//! direction. The shim is built on the user's machine and may be older or newer than the library, so the table has a version, and functions are
+//! only ever added at its end.
+
+mod boxed;
+mod contexts;
+mod pools;
+mod told;
+
+use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, GruyereStats};
+use super::pool::GRUYERE_MEMORY;
+use super::torch::{CudaStream, MempoolId, gruyere_free, gruyere_record_stream, handle};
+use super::torch_stats::{GruyereSnapshot, GruyereTorchStats};
+use super::{current, fork, guarded, heap, oom, run_file};
+use crate::heap::pool::named::PoolError;
+use crate::heap::report::oom::Report;
+use crate::heap::small::size_class::SMALL_MAX;
+use crate::heap::{Error, Heap};
+use boxed::{Boxed, Filter};
+pub use boxed::{GruyereBoxed, GruyereFilter};
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int, c_void};
+pub use told::GruyereNativeHistory;
+
+/// The version of [`GruyereNativeTable`] that this header describes.
+pub const GRUYERE_NATIVE_VERSION: u32 = 1;
+
+/// Why the calling thread's latest call failed.
+#[repr(C)]
+#[derive(Debug)]
+pub struct GruyereNativeFailure {
+    /// What to say; valid until the thread's next failure.
+    pub text: *const c_char,
+    /// Of an out-of-memory: bytes asked for.
+    pub asked: u64,
+    /// Of an out-of-memory: the ceiling on what may be held, in bytes.
+    pub limit: u64,
+    /// Of an out-of-memory: bytes of the device that the driver said were free; 0 where it could not say.
+    pub free: u64,
+}
+
+/// What the native door calls. Codes are 0, or one of the negative ones above; where one of those is returned by a function about pools, `failure` tells why.
+#[repr(C)]
+#[derive(Debug)]
+pub struct GruyereNativeTable {
+    /// Bytes of this struct.
+    pub size: u32,
+    /// Its version.
+    pub version: u32,
+    /// `size` bytes on `device`, for use in the order of `stream`. NULL: size 0, or a failure. Never throws.
+    pub malloc: extern "C" fn(size: u64, device: c_int, stream: CudaStream) -> *mut c_void,
+    /// Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been told of it before `failure`.
+    pub is_out_of_memory: extern "C" fn() -> c_int,
+    /// What it was; returns the code. An out-of-memory counts as the program's from now on: it is dumped and noted.
+    pub failure: unsafe extern "C" fn(failure: *mut GruyereNativeFailure) -> c_int,
+    /// See `gruyere_free`.
+    pub free: extern "C" fn(pointer: *mut c_void, size: isize, device: c_int, stream: CudaStream),
+    /// The live block that starts at `pointer`: its bytes, rounded up to 512, and its device. 0: there is none.
+    pub block: unsafe extern "C" fn(pointer: *mut c_void, device: *mut c_int) -> u64,
+    /// See `gruyere_base_alloc`.
+    pub base: unsafe extern "C" fn(pointer: *mut c_void, size: *mut usize) -> *mut c_void,
+    /// See `gruyere_record_stream`.
+    pub record_stream: extern "C" fn(pointer: *mut c_void, stream: CudaStream),
+    /// See `gruyere_stream_lasts`.
+    pub stream_lasts: extern "C" fn(device: c_int, stream: CudaStream) -> c_int,
+    /// Gives back to the devices what nobody uses: all of it, or (an id other than 0 and 0) of that pool.
+    pub empty_cache: extern "C" fn(pool: MempoolId),
+    /// See `gruyere_memory_fraction`.
+    pub set_fraction: extern "C" fn(fraction: f64, device: c_int),
+    /// See `gruyere_torch_stats`.
+    pub torch_stats: unsafe extern "C" fn(device: c_int, stats: *mut GruyereTorchStats) -> c_int,
+    /// See `gruyere_stats`.
+    pub stats: unsafe extern "C" fn(device: c_int, stats: *mut GruyereStats) -> c_int,
+    /// See `gruyere_reset_peaks`.
+    pub reset_peaks: extern "C" fn(device: c_int) -> c_int,
+    /// See `gruyere_reset_accumulated`.
+    pub reset_accumulated: extern "C" fn(device: c_int) -> c_int,
+    /// See `gruyere_snapshot`; segments of MemPools tell their ids.
+    pub snapshot: extern "C" fn(device: c_int) -> *mut GruyereSnapshot,
+    /// See `gruyere_snapshot_free`.
+    pub snapshot_free: unsafe extern "C" fn(snapshot: *mut GruyereSnapshot),
+    /// A reference to a pool more, which is made if need be.
+    pub pool_create: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
+    /// Requests go to a pool until `pool_end`, those that `filter` says; no filter: those of a capture that begins now. It is a reference too.
+    pub pool_begin:
+        extern "C" fn(device: c_int, pool: MempoolId, filter: GruyereBoxed, ask: GruyereFilter) -> c_int,
+    /// The pool's latest `pool_begin` is over; 1: there is none.
+    pub pool_end: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
+    /// A reference less; 1: there is none.
+    pub pool_release: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
+    /// How many references there are.
+    pub pool_uses: extern "C" fn(device: c_int, pool: MempoolId) -> u32,
+    /// Whether the pool serves other requests before they are out of memory; 1: there is no such pool.
+    pub pool_on_oom: extern "C" fn(device: c_int, pool: MempoolId, wanted: c_int) -> c_int,
+    /// See `gruyere_history_start`. With `clear`, boxes are forgotten too.
+    pub history_start: extern "C" fn(entries: u64, clear: c_int) -> c_int,
+    /// See `gruyere_history_stop`. Forgets all boxes.
+    pub history_stop: extern "C" fn(),
+    /// The calling thread's requests and frees come from `context`, which the library keeps as long as its history names it.
+    pub context_enter: extern "C" fn(context: GruyereBoxed),
+    /// The calling thread's requests come from nowhere again.
+    pub context_leave: extern "C" fn(),
+    /// What was noted until now, to be given to `history_free` once. NULL: there is no history.
+    pub history: extern "C" fn() -> *mut GruyereNativeHistory,
+    /// Frees what `history` gave.
+    pub history_free: unsafe extern "C" fn(history: *mut GruyereNativeHistory),
+}
+
+static TABLE: GruyereNativeTable = GruyereNativeTable {
+    size: size_of::<GruyereNativeTable>() as u32,
+    version: GRUYERE_NATIVE_VERSION,
+    malloc,
+    is_out_of_memory,
+    failure,
+    free: gruyere_free,
+    block,
+    base: super::torch::gruyere_base_alloc,
+    record_stream: gruyere_record_stream,
+    stream_lasts: super::control::gruyere_stream_lasts,
+    empty_cache,
+    set_fraction: super::torch::gruyere_memory_fraction,
+    torch_stats: super::torch_stats::gruyere_torch_stats,
+    stats: super::control::gruyere_stats,
+    reset_peaks: super::torch_stats::gruyere_reset_peaks,
+    reset_accumulated: super::torch_stats::gruyere_reset_accumulated,
+    snapshot: told::snapshot,
+    snapshot_free: super::torch_stats::gruyere_snapshot_free,
+    pool_create,
+    pool_begin,
+    pool_end,
+    pool_release,
+    pool_uses,
+    pool_on_oom,
+    history_start: told::history_start,
+    history_stop: told::history_stop,
+    context_enter: told::context_enter,
+    context_leave: told::context_leave,
+    history: told::history,
+    history_free: told::history_free,
+};
+
+/// What the native door calls, for a shim that was built for `version`. NULL: the library has no such version, so that shim is not to be used.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_native_table(version: u32) -> *const GruyereNativeTable {
+    if version == GRUYERE_NATIVE_VERSION { &raw const TABLE } else { std::ptr::null() }
+}
+
+/// Why a call failed.
+enum Failure {
+    /// The report, and the stream that asked.
+    OutOfMemory(Box<Report>, CudaStream),
+    Other(c_int, String),
+}
+
+thread_local! {
+    /// What the latest failed call of this thread has left.
+    static FAILURE: RefCell<Option<Failure>> = const { RefCell::new(None) };
+    /// What [`failure`] gives out.
+    static TEXT: RefCell<CString> = RefCell::default();
+}
+
+impl Failure {
+    fn unavailable(reason: String) -> Self {
+        Self::Other(GRUYERE_UNAVAILABLE, reason)
+    }
+
+    fn of(error: Error, stream: CudaStream) -> Self {
+        match error {
+            Error::OutOfMemory(report) => Self::OutOfMemory(report, stream),
+            other => Self::Other(GRUYERE_INVALID, other.to_string()),
+        }
+    }
+
+    /// Kept for the question that follows. On a thread that is ending nobody asks any more.
+    fn keep(self) {
+        let _ = FAILURE.try_with(|last| last.replace(Some(self)));
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Self {
+        Self::Other(GRUYERE_INVALID, error.to_string())
+    }
+}
+
+/// Runs `body` with the heap, made if need be; what is wrong is kept, and its code returned.
+fn answered(body: impl FnOnce(&'static Heap) -> Result<c_int, Failure>) -> c_int {
+    let panicked =
+        || Err(Failure::unavailable("gruyere: internal error; see the log, and please report it".into()));
+    let answer = if fork::is_forked_child() {
+        Err(Failure::unavailable("a forked child cannot use CUDA; start it with spawn".into()))
+    } else {
+        guarded(None, || Some(heap().map_err(Failure::unavailable).and_then(body))).unwrap_or_else(panicked)
+    };
+    match answer {
+        Ok(code) => code,
+        Err(failure) => {
+            let code = match &failure {
+                Failure::OutOfMemory(..) => GRUYERE_MEMORY,
+                Failure::Other(code, _) => *code,
+            };
+            failure.keep();
+            code
+        }
+    }
+}
+
+extern "C" fn malloc(size: u64, device: c_int, stream: CudaStream) -> *mut c_void {
+    // As in gruyere_malloc: the choice, and a jump.
+    match current() {
+        Some(heap) if heap.is_plain() && !pools::has_filters() && size.wrapping_sub(1) < SMALL_MAX => {
+            malloc_hot::<false>(heap, size, device, stream)
+        }
+        _ if size == 0 => std::ptr::null_mut(),
+        Some(heap) if heap.is_plain() && !pools::has_filters() => {
+            malloc_hot::<true>(heap, size, device, stream)
+        }
+        _ => malloc_slowly(size, device, stream),
+    }
+}
+
+#[inline(never)]
+fn malloc_hot<const LARGE: bool>(
+    heap: &'static Heap,
+    size: u64,
+    device: c_int,
+    stream: CudaStream,
+) -> *mut c_void {
+    match guarded(0, || heap.serve::<LARGE>(size, device, handle(stream))) {
+        0 => malloc_slowly(size, device, stream),
+        address => address as *mut c_void,
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn malloc_slowly(size: u64, device: c_int, stream: CudaStream) -> *mut c_void {
+    let mut address = 0;
+    answered(|heap| {
+        address = allocate(heap, size, device, stream)?;
+        Ok(GRUYERE_OK)
+    });
+    address as *mut c_void
+}
+
+fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result<u64, Failure> {
+    if super::is_only_watched() {
+        return Err(Failure::unavailable(
+            "this process is only watched (preload:observe), so torch must keep its own allocator: leave out what makes gruyere torch's \
+             allocator (python -m gruyere, GRUYERE_ENABLE, gruyere.enable), or preload:observe"
+                .to_owned(),
+        ));
+    }
+    heap.meet_hooks();
+    let ask = || heap.malloc(size, i64::from(device), handle(stream));
+    let pool = if pools::has_filters() {
+        let failed = |_| Failure::Other(GRUYERE_INVALID, "the filter of a memory pool failed".to_owned());
+        pools::route(device, stream).map_err(failed)?
+    } else {
+        None
+    };
+    if let Some(key) = pool {
+        return pools::inside(heap, key, ask)?.map_err(|error| Failure::of(error, stream));
+    }
+    let refused = match ask() {
+        Err(Error::OutOfMemory(report)) => report,
+        other => return other.map_err(|error| Failure::of(error, stream)),
+    };
+    for key in pools::last_resorts(device) {
+        // A pool that is gone meanwhile, or has nothing, is not the one.
+        if let Ok(Ok(address)) = pools::inside(heap, key, ask) {
+            return Ok(address);
+        }
+    }
+    Err(Failure::OutOfMemory(refused, stream))
+}
+
+extern "C" fn is_out_of_memory() -> c_int {
+    let is_it = |last: &RefCell<Option<Failure>>| matches!(*last.borrow(), Some(Failure::OutOfMemory(..)));
+    guarded(0, || FAILURE.try_with(is_it).unwrap_or(false).into())
+}
+
+/// # Safety
+/// `failure` may be written.
+unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
+    guarded(GRUYERE_UNAVAILABLE, || {
+        let last = FAILURE.try_with(RefCell::take).ok().flatten();
+        let (code, text, [asked, limit, free]) = match last {
+            Some(Failure::OutOfMemory(report, stream)) => {
+                if let Some(heap) = current() {
+                    oom::dump(heap, &report);
+                    run_file::at_an_out_of_memory(heap);
+                    heap.note_out_of_memory(&report, handle(stream));
+                }
+                (GRUYERE_MEMORY, report.to_string(), [report.asked, report.limit, report.free.unwrap_or(0)])
+            }
+            Some(Failure::Other(code, text)) => (code, text, [0; 3]),
+            None => {
+                (GRUYERE_UNAVAILABLE, "gruyere: nobody knows what failed; see the log".to_owned(), [0; 3])
+            }
+        };
+        let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+        // The buffer stays where it is when the string moves into its place.
+        let face = text.as_ptr();
+        let face = if TEXT.try_with(|place| place.replace(text)).is_ok() { face } else { c"".as_ptr() };
+        // SAFETY: the caller's promise.
+        unsafe { failure.write(GruyereNativeFailure { text: face, asked, limit, free }) };
+        code
+    })
+}
+
+/// # Safety
+/// `device` may be written.
+unsafe extern "C" fn block(pointer: *mut c_void, device: *mut c_int) -> u64 {
+    let found = if fork::is_forked_child() {
+        None
+    } else {
+        guarded(None, || current().and_then(|heap| heap.owns(pointer as u64)))
+    };
+    let Some(block) = found else { return 0 };
+    // SAFETY: the caller's promise.
+    unsafe { device.write(block.device as c_int) };
+    block.bytes
+}
+
+extern "C" fn empty_cache(pool: MempoolId) {
+    if !fork::is_forked_child() {
+        guarded((), || {
+            if let Some(heap) = current() {
+                pools::empty(heap, Some(pool.pair()).filter(|id| *id != (0, 0)));
+            }
+        });
+    }
+}
+
+/// The answer about a pool that may not be there.
+fn found(is_there: bool) -> c_int {
+    if is_there { GRUYERE_OK } else { 1 }
+}
+
+extern "C" fn pool_create(device: c_int, pool: MempoolId) -> c_int {
+    answered(|heap| Ok(pools::create(heap, device, pool.pair()).map(|()| GRUYERE_OK)?))
+}
+
+extern "C" fn pool_begin(device: c_int, pool: MempoolId, filter: GruyereBoxed, ask: GruyereFilter) -> c_int {
+    // Owned before anything else may fail.
+    let filter = Boxed::new(filter).map(|boxed| Filter::new(boxed, ask));
+    answered(|heap| Ok(pools::begin(heap, device, pool.pair(), filter).map(|()| GRUYERE_OK)?))
+}
+
+extern "C" fn pool_end(device: c_int, pool: MempoolId) -> c_int {
+    answered(|heap| Ok(pools::end(heap, device, pool.pair()).map(found)?))
+}
+
+extern "C" fn pool_release(device: c_int, pool: MempoolId) -> c_int {
+    answered(|heap| Ok(pools::release(heap, device, pool.pair()).map(found)?))
+}
+
+extern "C" fn pool_uses(device: c_int, pool: MempoolId) -> u32 {
+    if fork::is_forked_child() { 0 } else { guarded(0, || pools::uses(device, pool.pair())) }
+}
+
+extern "C" fn pool_on_oom(device: c_int, pool: MempoolId, wanted: c_int) -> c_int {
+    answered(|_| Ok(found(pools::set_on_oom(device, pool.pair(), wanted != 0))))
+}

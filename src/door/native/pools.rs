@@ -1,0 +1,252 @@
+//! torch's pools: `torch.cuda.MemPool`, and the brackets of captures.
+//!
+//! torch knows one kind of bracket: a pool's id, and a filter that says for a stream whether a request belongs to it. A capture's filter matches
+//! once its stream captures, which the heap asks the driver about anyway (`heap/src/pool/capture.rs`), so it is only told. All other filters
+//! (this thread's requests, those of a stream, everybody's) match from the beginning, and are asked here at each request while they are open, in
+//! the order in which they were opened and with no lock held. What they match comes from a named pool of the heap.
+//!
+//! One id may serve both: a MemPool that a graph is captured into. Which of its references a release gives up is not said, so the pool's are
+//! given up first: a graph's memory stays until nothing can use it.
+
+use super::super::torch::CudaStream;
+use super::boxed::Filter;
+use crate::heap::Heap;
+use crate::heap::pool::capture::PoolId;
+use crate::heap::pool::named::{PoolError, PoolKey};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+
+/// How the heap's named pools that are torch's begin.
+const NAME: &str = "torch MemPool ";
+
+/// A begin without its end.
+struct Bracket {
+    device: i32,
+    id: PoolId,
+    thread: ThreadId,
+    /// `None`: a capture's.
+    filter: Option<Arc<Filter>>,
+}
+
+/// A pool of torch's.
+#[derive(Default)]
+struct Known {
+    /// References that are not a capture's.
+    uses: u32,
+    /// Captures begun and not released.
+    captures: u32,
+    /// Its memory, where it has any.
+    key: Option<PoolKey>,
+    /// Whether it serves others before there is an out-of-memory.
+    on_oom: bool,
+}
+
+impl Known {
+    fn is_used(&self) -> bool {
+        self.uses + self.captures > 0
+    }
+}
+
+#[derive(Default)]
+struct Books {
+    brackets: Vec<Bracket>,
+    known: BTreeMap<(i32, PoolId), Known>,
+}
+
+static BOOKS: Mutex<Books> = Mutex::new(Books { brackets: Vec::new(), known: BTreeMap::new() });
+/// Brackets with a filter that are open: requests look no further where there is none.
+static FILTERS: AtomicU32 = AtomicU32::new(0);
+
+fn books() -> MutexGuard<'static, Books> {
+    BOOKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn name((first, second): PoolId) -> String {
+    format!("{NAME}{first}.{second}")
+}
+
+/// torch's id of the pool that the heap calls `name`.
+pub(super) fn id_of(name: &str) -> Option<PoolId> {
+    let (first, second) = name.strip_prefix(NAME)?.split_once('.')?;
+    Some((first.parse().ok()?, second.parse().ok()?))
+}
+
+/// Whether a request must ask [`route`].
+#[inline]
+pub(super) fn has_filters() -> bool {
+    FILTERS.load(Ordering::Acquire) != 0
+}
+
+/// A filter could not say whether it matches.
+pub(super) struct FilterFailed;
+
+/// The pool that a request goes to.
+pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<PoolKey>, FilterFailed> {
+    let open: Vec<(Arc<Filter>, Option<PoolKey>)> = {
+        let books = books();
+        let here = books.brackets.iter().filter(|bracket| bracket.device == device);
+        here.filter_map(|bracket| {
+            let key = books.known.get(&(device, bracket.id)).and_then(|known| known.key);
+            Some((Arc::clone(bracket.filter.as_ref()?), key))
+        })
+        .collect()
+    };
+    for (filter, key) in &open {
+        if filter.matches(stream).ok_or(FilterFailed)? {
+            return Ok(*key);
+        }
+    }
+    Ok(None)
+}
+
+/// Runs `request` with the calling thread inside of pool `key`.
+pub(super) fn inside<T>(heap: &Heap, key: PoolKey, request: impl FnOnce() -> T) -> Result<T, PoolError> {
+    heap.pool_enter(key)?;
+    let answer = request();
+    heap.pool_leave(key)?;
+    Ok(answer)
+}
+
+/// The pools of `device` that serve others before there is an out-of-memory.
+pub(super) fn last_resorts(device: i32) -> Vec<PoolKey> {
+    let books = books();
+    let here = books.known.iter().filter(|((on, _), known)| *on == device && known.on_oom);
+    here.filter_map(|(_, known)| known.key).collect()
+}
+
+/// A pool is made, or gets one reference more.
+pub(super) fn create(heap: &Heap, device: i32, id: PoolId) -> Result<(), PoolError> {
+    let key = heap.pool_create(&name(id), i64::from(device), 0, None)?;
+    let mut books = books();
+    let known = books.known.entry((device, id)).or_default();
+    known.uses += 1;
+    known.key = Some(key);
+    Ok(())
+}
+
+/// A bracket begins; `filter` is that of one that is no capture's. It is a reference to the pool.
+pub(super) fn begin(heap: &Heap, device: i32, id: PoolId, filter: Option<Filter>) -> Result<(), PoolError> {
+    let thread = thread::current().id();
+    let Some(filter) = filter else {
+        heap.begin_allocate_to_pool(i64::from(device), id)?;
+        let mut books = books();
+        books.known.entry((device, id)).or_default().captures += 1;
+        books.brackets.push(Bracket { device, id, thread, filter: None });
+        return Ok(());
+    };
+    create(heap, device, id)?;
+    books().brackets.push(Bracket { device, id, thread, filter: Some(Arc::new(filter)) });
+    FILTERS.fetch_add(1, Ordering::AcqRel);
+    Ok(())
+}
+
+/// The latest bracket of the pool ends: the calling thread's, where it has one. False: none is open.
+pub(super) fn end(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolError> {
+    let mine = thread::current().id();
+    let bracket = {
+        let mut books = books();
+        let of_pool = |bracket: &Bracket| bracket.device == device && bracket.id == id;
+        let at = books.brackets.iter().rposition(|bracket| of_pool(bracket) && bracket.thread == mine);
+        let Some(at) = at.or_else(|| books.brackets.iter().rposition(of_pool)) else { return Ok(false) };
+        books.brackets.remove(at)
+    };
+    match bracket.filter {
+        Some(_) => {
+            FILTERS.fetch_sub(1, Ordering::AcqRel);
+        }
+        None => heap.end_allocate_to_pool(i64::from(device), id)?,
+    }
+    Ok(true)
+}
+
+/// A reference to the pool is given up. False: there is none.
+pub(super) fn release(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolError> {
+    let of_capture = {
+        let mut books = books();
+        let Some(known) = books.known.get_mut(&(device, id)).filter(|known| known.is_used()) else {
+            return Ok(false);
+        };
+        let of_capture = known.uses == 0;
+        if of_capture {
+            known.captures -= 1;
+        } else {
+            known.uses -= 1;
+        }
+        if !known.is_used() && known.key.is_none() {
+            books.known.remove(&(device, id));
+        }
+        of_capture
+    };
+    if of_capture {
+        heap.release_pool(i64::from(device), id)?;
+    }
+    Ok(true)
+}
+
+/// References to the pool.
+pub(super) fn uses(device: i32, id: PoolId) -> u32 {
+    books().known.get(&(device, id)).map_or(0, |known| known.uses + known.captures)
+}
+
+/// Whether the pool serves others before there is an out-of-memory. False: there is no such pool.
+pub(super) fn set_on_oom(device: i32, id: PoolId, wanted: bool) -> bool {
+    books().known.get_mut(&(device, id)).map(|known| known.on_oom = wanted).is_some()
+}
+
+/// `emptyCache`, of all memory or of one pool's, on all devices: what nobody uses goes back to the device.
+pub(super) fn empty(heap: &Heap, only: Option<PoolId>) {
+    let mut whole = only.is_none();
+    let keyed: Vec<(i32, PoolId, PoolKey, bool)> = {
+        let books = books();
+        let wanted = books.known.iter().filter(|((_, id), _)| only.is_none_or(|only| only == *id));
+        // A graph's memory has no key: only a look at everything finds it.
+        wanted
+            .filter_map(|(&(device, id), known)| {
+                whole |= known.captures > 0;
+                Some((device, id, known.key?, known.is_used()))
+            })
+            .collect()
+    };
+    for (device, id, key, is_used) in keyed {
+        match if is_used { heap.pool_release(key) } else { heap.pool_destroy(key) } {
+            Ok(_) if is_used => {}
+            Ok(_) | Err(PoolError::NoSuchPool(_)) => forget(device, id, key),
+            // What lies idle between its blocks goes back with everybody's.
+            Err(PoolError::Live { .. }) => whole = true,
+            Err(error) => log::debug!("pool {id:?} of device {device} keeps its memory for now: {error}"),
+        }
+    }
+    if whole {
+        heap.trim();
+    }
+}
+
+/// The memory of a pool that nobody uses is gone.
+fn forget(device: i32, id: PoolId, key: PoolKey) {
+    let mut books = books();
+    if let Some(known) = books.known.get_mut(&(device, id))
+        && known.key == Some(key)
+    {
+        known.key = None;
+        if !known.is_used() {
+            books.known.remove(&(device, id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_heaps_name_of_a_pool_tells_torchs_id() {
+        assert_eq!(id_of(&name((0, 7))), Some((0, 7)));
+        assert_eq!(id_of(&name((u64::MAX, 0))), Some((u64::MAX, 0)));
+        assert_eq!(
+            (id_of("kv-cache"), id_of("torch MemPool 1"), id_of("torch MemPool a.b")),
+            (None, None, None)
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! What lies where and what has happened, as the native door tells torch.
+
+use super::super::control::GRUYERE_OK;
+use super::super::history::{
+    GruyereHistory, give, gruyere_history_free, gruyere_history_start, gruyere_history_stop,
+};
+use super::super::torch_stats::{self, GruyereSnapshot};
+use super::super::{current, fork, guarded};
+use super::boxed::{Boxed, GruyereBoxed};
+use super::{contexts, pools};
+use crate::heap::report::snapshot::Holder;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// [`GruyereHistory`], and the boxes that its numbers stand for.
+#[repr(C)]
+#[derive(Debug)]
+pub struct GruyereNativeHistory {
+    /// What was noted.
+    pub noted: *mut GruyereHistory,
+    /// The object of each entry's context, NULL where it has none.
+    pub entry_contexts: *const *mut c_void,
+    /// The object of each origin's context, NULL where it has none.
+    pub origin_contexts: *const *mut c_void,
+}
+
+/// What [`GruyereNativeHistory`] points into; the struct is its first field.
+#[repr(C)]
+struct Held {
+    face: GruyereNativeHistory,
+    objects: [Vec<*mut c_void>; 2],
+    /// The objects' owners.
+    boxes: [Vec<Option<Arc<Boxed>>>; 2],
+}
+
+pub(super) extern "C" fn snapshot(device: c_int) -> *mut GruyereSnapshot {
+    torch_stats::snapshot(device, |segment| match &segment.holder {
+        Holder::Pool(name) => pools::id_of(name).unwrap_or(segment.pool),
+        _ => segment.pool,
+    })
+}
+
+pub(super) extern "C" fn history_start(entries: u64, clear: c_int) -> c_int {
+    let code = gruyere_history_start(entries, clear);
+    if code == GRUYERE_OK && clear != 0 {
+        guarded((), contexts::forget);
+    }
+    code
+}
+
+pub(super) extern "C" fn history_stop() {
+    gruyere_history_stop();
+    if !fork::is_forked_child() {
+        guarded((), contexts::forget);
+    }
+}
+
+pub(super) extern "C" fn context_enter(context: GruyereBoxed) {
+    // Owned first: whatever happens, it is dropped once.
+    let Some(boxed) = Boxed::new(context) else { return };
+    if !fork::is_forked_child() {
+        guarded((), || {
+            if let Some(heap) = current() {
+                contexts::enter(heap, boxed);
+            }
+        });
+    }
+}
+
+pub(super) extern "C" fn context_leave() {
+    if !fork::is_forked_child() {
+        guarded((), contexts::leave);
+    }
+}
+
+pub(super) extern "C" fn history() -> *mut GruyereNativeHistory {
+    if fork::is_forked_child() {
+        return std::ptr::null_mut();
+    }
+    guarded(std::ptr::null_mut(), || {
+        let Some(heap) = current().filter(|heap| heap.has_history()) else { return std::ptr::null_mut() };
+        let found = heap.history();
+        let boxes = [
+            contexts::of(found.entries.iter().map(|entry| entry.context)),
+            contexts::of(found.origins.iter().map(|origin| origin.context)),
+        ];
+        let object =
+            |boxed: &Option<Arc<Boxed>>| boxed.as_ref().map_or(std::ptr::null_mut(), |boxed| boxed.object());
+        let objects = [0, 1].map(|kind| boxes[kind].iter().map(object).collect::<Vec<_>>());
+        let face = GruyereNativeHistory {
+            noted: give(&found),
+            entry_contexts: objects[0].as_ptr(),
+            origin_contexts: objects[1].as_ptr(),
+        };
+        // A vector's buffer stays where it is when the vector moves.
+        Box::into_raw(Box::new(Held { face, objects, boxes })).cast()
+    })
+}
+
+/// # Safety
+/// `history` is NULL, or from [`history`] and not freed yet.
+pub(super) unsafe extern "C" fn history_free(history: *mut GruyereNativeHistory) {
+    if history.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise; `history` made it from a box of `Held`, whose first field the struct is.
+    let held = unsafe { Box::from_raw(history.cast::<Held>()) };
+    // SAFETY: `give` made it, and nobody else has it.
+    unsafe { gruyere_history_free(held.face.noted) };
+    guarded((), || drop(held));
+}
