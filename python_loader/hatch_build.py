@@ -71,6 +71,8 @@ class Rust(BuildHookInterface[Any]):
         build_data["force_include"][str(library)] = "gruyere/libgruyere.so"
         # Beside it, for `gruyere run` with preload:driver.
         build_data["force_include"][str(driver)] = "gruyere/libgruyere_driver.so"
+        # Beside the source that is compiled against it on the user's machine.
+        build_data["force_include"][str(WORKSPACE / "include" / "gruyere.h")] = "gruyere/native/gruyere.h"
         build_data["shared_scripts"][str(executable)] = "gruyere"
         # At the root, where the interpreter looks for it when it starts.
         build_data["force_include"][str(Path(self.root, "gruyere_startup.pth"))] = "gruyere_startup.pth"

@@ -57,11 +57,24 @@ def _hears() -> bool:
     return subprocess.run([sys.executable, "-c", question], env=environment, check=False).returncode == 0
 
 
+def _door() -> str:
+    """Which door, why, and how to get the better one."""
+    found = _enable.door()
+    if found is None:
+        return "none: torch's own allocator is in front (behind mode)"
+    name, why = found
+    if name == "native" or why.startswith("door:native"):
+        return f"{name} ({why})"
+    return f"{name} ({why}); `--door native` takes torch's own interface, which has more of torch (docs/pytorch.md, The native door)"
+
+
 def _trial() -> Optional[str]:
     """Enables Gruyère, allocates on each device, and asks the library about it: why that fails, or None."""
     try:
         _enable.enable(_enable.wanted_mode() or "direct")
         import torch
+
+        print(f"{'door':<22}{_door()}")
 
         if torch.cuda.device_count() == 0:
             return (

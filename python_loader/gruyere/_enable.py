@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import _behind, _library, _limits, _nccl, _settings, _torch_conf
+from . import _behind, _library, _limits, _nccl, _settings, _shim, _torch_conf
 from ._errors import GruyereError, warn_once
 
 # How a process tells its children to do as it does; what `GRUYERE_ENABLE=1 python train.py` sets.
@@ -42,6 +42,9 @@ class Enabled:
     automatic: bool
     # torch keeps a pointer to the allocator object; this keeps the object.
     allocator: Any
+    # By which door torch comes in ("native" or "pluggable"; "behind" has neither), and why.
+    door: str = ""
+    door_reason: str = ""
 
 
 _lock = threading.Lock()
@@ -101,6 +104,11 @@ def mode() -> Optional[str]:
     return _enabled.mode if _enabled and is_enabled() else None
 
 
+def door() -> Optional[tuple[str, str]]:
+    """By which door torch comes in, "native" or "pluggable", and why; None where Gruyère is not enabled, or not in direct mode."""
+    return (_enabled.door, _enabled.door_reason) if _enabled and _enabled.door and is_enabled() else None
+
+
 def disable_reason() -> Optional[str]:
     """Why Gruyère is not enabled, in words for the user; None where it is."""
     torch = sys.modules.get("torch")
@@ -110,6 +118,8 @@ def disable_reason() -> Optional[str]:
         return _reason
     if torch is not None and _in_bad_fork(torch):
         return "this process was forked from one that uses CUDA, so it cannot use CUDA itself; start it with the spawn method"
+    if _enabled.door == "native" and not _shim.is_current():
+        return "something has put another allocator in Gruyère's place since (torch.cuda.memory.change_current_allocator): leave that out"
     return None
 
 
@@ -128,8 +138,8 @@ def _enable(mode: str, settings: dict[str, object], automatic: bool) -> None:
             raise
     # Children that are started afresh do the same when they import torch; a mode or a choice of the launch line is kept.
     os.environ[VARIABLE] = "1" if mode == "direct" else mode
-    if mode == "direct":
-        # Behind torch's own allocator, what torch says of memory is true as it is.
+    if _enabled.door == "pluggable":
+        # Behind torch's own allocator, and by torch's own interface, what torch says of memory is true as it is.
         _install("_truth")
     _install("_steps")
     _install("_streams")
@@ -169,17 +179,41 @@ def _swap(torch: Any, mode: str, settings: dict[str, object], automatic: bool) -
     _check_cuda(torch)
     if mode == "behind":
         _behind.check(torch)
-    allocator = _behind.install(torch) if mode == "behind" else _direct(torch)
+    if mode == "behind":
+        chosen, why, allocator = "", "", _behind.install(torch)
+    else:
+        chosen, why, allocator = _direct(torch, whole)
     # The library reads them at the first request, and children when they are started.
     os.environ[_settings.VARIABLE] = whole
     _nccl.install(torch, whole)
     said = _torch_conf.line(limit is not None) if mode == "direct" else None
     if said and os.environ.get("LOCAL_RANK", "0") == "0":
         warn_once(said)
-    return Enabled(mode, whole, automatic, allocator)
+    return Enabled(mode, whole, automatic, allocator, chosen, why)
 
 
-def _direct(torch: Any) -> Any:
+def _direct(torch: Any, settings: str) -> tuple[str, str, Any]:
+    """Makes Gruyère torch's allocator: by which door, why, and what is to be kept alive for it."""
+    wanted = _settings.entries(settings).get("door", "pluggable")
+    if wanted == "native":
+        try:
+            _shim.install(torch)
+        except _shim.Unavailable as error:
+            why = f"door:native was asked for, and there is no native door here: {error}"
+            warn_once(f"{why}. The pluggable door serves")
+        else:
+            _library.library().gruyere_announce_hooks(_ALL_HOOKS)
+            _limits.install(torch, native=True)
+            return "native", "door:native", None
+    else:
+        why = f"door:{wanted}"
+    allocator = _pluggable(torch)
+    _library.library().gruyere_announce_hooks(_ALL_HOOKS)
+    _limits.install(torch)
+    return "pluggable", why, allocator
+
+
+def _pluggable(torch: Any) -> Any:
     allocator = torch._C._cuda_customAllocator(_library.address("gruyere_malloc"), _library.address("gruyere_free"))
     missing = [setter for setter in _HOOKS if not hasattr(allocator, setter)]
     if missing:
@@ -193,8 +227,6 @@ def _direct(torch: Any) -> Any:
             f"torch refuses another allocator ({str(error).splitlines()[0]}): something has put one in place before; enable Gruyère first,"
             " and only Gruyère"
         ) from error
-    _library.library().gruyere_announce_hooks(_ALL_HOOKS)
-    _limits.install(torch)
     return allocator
 
 

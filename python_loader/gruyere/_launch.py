@@ -16,6 +16,7 @@ USAGE = """\
 usage: python -m gruyere [options] script.py [arguments]
        python -m gruyere [options] -m module [arguments]
        python -m gruyere --doctor
+       python -m gruyere --build-shim
 
 Runs a program as python itself would, with Gruyère in the place of torch's CUDA allocator, in it and in the processes that it starts.
 
@@ -25,6 +26,7 @@ options:
   --KEY VALUE           any key of GRUYERE_CONF: --limit 90% --share off; an unknown one is answered with the list
   -m module             runs a module, as python -m does: -m torch.distributed.run --nproc-per-node 8 train.py
   --doctor              tries Gruyère here and tells what it finds
+  --build-shim          builds what `--door native` needs (once for a torch, with the machine's C++ compiler), also where it is there already
   --version             prints the version
   --help                prints this
 
@@ -57,8 +59,8 @@ class Options:
             if word == "--version":
                 self.action = "version"
                 return
-            if word == "--doctor":
-                self.action = "doctor"
+            if word in ("--doctor", "--build-shim"):
+                self.action = word[2:]
             elif word == "-m" or (word.startswith("-m") and not word.startswith("--")):
                 self.is_module = True
                 self.program = ([word[2:]] if word != "-m" else []) + rest
@@ -94,6 +96,8 @@ def main() -> None:
 
             print(f"gruyere {(_library.library().gruyere_version() or b'').decode()}")
             return
+        if options.action == "build-shim":
+            sys.exit(_build_shim())
         _prepare(options)
         if options.action == "doctor":
             from ._doctor import examine
@@ -107,6 +111,19 @@ def main() -> None:
         _run_module(options.program)
     else:
         _run_script(options.program)
+
+
+def _build_shim() -> int:
+    from . import _shim
+
+    try:
+        import torch
+
+        print(_shim.build(torch, anew=True))
+    except (ImportError, _shim.Unavailable) as error:
+        print(f"gruyere: no shim was built: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _refuse(text: str) -> NoReturn:

@@ -37,14 +37,20 @@ NCCL = (
 _NCCL_HOOK = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 
 
-def install(torch: Any) -> None:
-    """Watches for what cannot work. In direct mode only."""
-    _cudnn(torch)
+def install(torch: Any, native: bool = False) -> None:
+    """Watches for what cannot work. In direct mode only. By the native door there is less of it, and what torch asks for says itself why not."""
     _inductor(torch)
+    _nccl_hook()
+    if native:
+        return
+    _cudnn(torch)
     # torch 2.4 asks CUDA itself for the handle, which it refuses for memory that is mapped page by page.
     _explained(torch.UntypedStorage, "_share_cuda_", IPC, ("does not yet support", "CUDA error"))
     if hasattr(torch.cuda, "MemPool"):
         _explained(torch.cuda.MemPool, "__init__", MEM_POOL, ("does not yet support",))
+
+
+def _nccl_hook() -> None:
     if os.environ.get(_NCCL_HOOK, "").strip().lower() in ("1", "true", "yes", "on", "y", "t"):
         warn_once(NCCL)
         os.environ[_NCCL_HOOK] = "0"

@@ -1,0 +1,241 @@
+"""The native door's shim: a small C++ library between torch's own allocator interface and libgruyere, built on this machine.
+
+It has to be compiled against the headers of the torch that is installed, and fits no other. So it is built once with the machine's C++ compiler, a matter of seconds,
+and kept in the user's cache, under a name made of all that it depends on. Whatever is missing is no error: the pluggable door serves then, and one line says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+from . import _library
+
+# What a compiler may take; it needs some seconds.
+_PATIENCE_SECONDS = 300
+_HERE = Path(__file__).resolve().parent
+_loaded: Optional[ctypes.CDLL] = None
+
+
+class Unavailable(Exception):
+    """There is no shim here; the text says why."""
+
+
+def install(torch: Any) -> None:
+    """Makes the native door's object torch's allocator, building the shim first where there is none. Raises Unavailable, and changes nothing, where that cannot be."""
+    global _loaded
+    shim = _load(build(torch), key(torch))
+    message = ctypes.create_string_buffer(4096)
+    find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
+    if shim.gruyere_shim_install(find, message, ctypes.c_size_t(len(message))) != 0:
+        raise Unavailable(message.value.decode(errors="replace"))
+    _loaded = shim
+
+
+def is_current() -> bool:
+    """Whether what `install` put in place still is."""
+    return _loaded is not None and bool(_loaded.gruyere_shim_is_current())
+
+
+def _load(file: Path, wanted: str) -> ctypes.CDLL:
+    _check_owner(file)
+    try:
+        shim = ctypes.CDLL(str(file))
+        shim.gruyere_shim_build.restype = ctypes.c_char_p
+        built_from = shim.gruyere_shim_build().decode()
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"{file} cannot be loaded ({error}); python -m gruyere --build-shim builds it anew") from error
+    if built_from != wanted:
+        raise Unavailable(f"{file} was built for another torch or gruyere; python -m gruyere --build-shim builds it anew")
+    return shim
+
+
+def build(torch: Any, anew: bool = False) -> Path:
+    """The shim's file, built where there is none (or `anew`). Raises Unavailable where it cannot be had."""
+    compiler, folder, name = _compiler(), cache(), f"shim-{key(torch)}"
+    if compiler is None:
+        # A node of a cluster, say, whose home another one has built it in.
+        found = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime)
+        if not found:
+            raise Unavailable("there is no C++ compiler to build it with (Debian: apt install g++), or name one in CXX")
+        return found[-1]
+    file = folder / f"{name}-{_digest(*compiler)}.so"
+    failed = file.with_suffix(".failed")
+    with _alone(folder):
+        # Of many ranks the first one builds it.
+        if file.exists() and not anew:
+            return file
+        if failed.exists() and not anew:
+            raise Unavailable(f"{failed.read_text().strip()} (python -m gruyere --build-shim tries again)")
+        failed.unlink(missing_ok=True)
+        try:
+            _compile(torch, compiler[0], file)
+        except Unavailable as error:
+            failed.write_text(f"{error}\n")
+            raise
+        except OSError as error:
+            raise Unavailable(f"the shim could not be built in {folder}: {error}") from error
+    return file
+
+
+def key(torch: Any) -> str:
+    """What a shim must have been built from to be used: this torch, its headers, this source."""
+    parts = [torch.__version__, str(torch.version.git_version), str(torch.version.cuda), str(torch._C._GLIBCXX_USE_CXX11_ABI)]
+    try:
+        return _digest(*parts, _headers(torch), *(file.read_text() for file in [*sources(), include() / "gruyere.h"]))
+    except OSError as error:
+        raise Unavailable(f"{error.filename} is missing: install torch, or gruyere, again") from error
+
+
+def _headers(torch: Any) -> str:
+    """Of torch's headers those that the interface is in."""
+    root = Path(torch.__file__).parent / "include" / "c10"
+    names = ["core/Allocator.h", "core/CachingDeviceAllocator.h", "core/Stream.h", "core/impl/GPUTrace.h", "util/Exception.h"]
+    names += ["cuda/CUDAAllocatorConfig.h", "cuda/CUDACachingAllocator.h", "cuda/CUDAStream.h", "macros/Macros.h"]
+    return _digest(*((root / name).read_text() for name in names))
+
+
+def sources() -> list[Path]:
+    """What is compiled, and before it what it includes."""
+    folder = _HERE / "native"
+    return [*(folder / name for name in ("calls.h", "context.h", "told.h")), folder / "shim.cpp"]
+
+
+def include() -> Path:
+    """Where gruyere.h is: beside the source in an installed package, and in a clone of the repository where it is written."""
+    return _HERE / "native" if (_HERE / "native" / "gruyere.h").is_file() else _HERE.parent.parent / "include"
+
+
+def _digest(*parts: str) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(f"{len(part)}:{part}".encode())
+    return whole.hexdigest()[:24]
+
+
+def cache() -> Path:
+    """The user's own folder for shims, which nobody else can write to. Raises Unavailable where there can be none."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    # What is not absolute is to be ignored, says the specification.
+    root = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / ".cache"
+    folder = root / "gruyere" / "shims"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.lstat()
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and about.st_mode & 0o077:
+            folder.chmod(0o700)
+            about = folder.lstat()
+    except OSError as error:
+        raise Unavailable(f"there is no folder to keep the shim in ({error}); name one that can be written in XDG_CACHE_HOME") from error
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+        raise Unavailable(f"{folder} is not a folder of this user's alone; remove it, or name another in XDG_CACHE_HOME")
+    return folder
+
+
+def _check_owner(file: Path) -> None:
+    about = file.lstat()
+    if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        raise Unavailable(f"{file} is not a file that only this user can write; remove it")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time. Where the file system knows no locks (some NFS), several may build at once: each renames its own into place."""
+    import fcntl
+
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        # A home that can only be read may have the shim all the same.
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _compiler() -> Optional[tuple[str, str]]:
+    """The C++ compiler's command, and what it says of its version."""
+    chosen = os.environ.get("CXX")
+    for command in [chosen] if chosen else ["c++", "g++", "clang++"]:
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                told = subprocess.run([*words, "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=True)
+                return command, told.stdout.decode(errors="replace").partition("\n")[0]
+    return None
+
+
+def _compile(torch: Any, compiler: str, file: Path) -> None:
+    """Builds under a random name, and puts the whole file in place."""
+    descriptor, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=file.parent)
+    os.close(descriptor)
+    try:
+        command = _command(torch, compiler, name)
+        # torch's libraries are found by their names, since they are loaded already: nothing of where they are now is kept in the shim.
+        environment = {**os.environ, "LC_ALL": "C", "LD_PRELOAD": ""}
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, timeout=_PATIENCE_SECONDS
+            )
+        except subprocess.SubprocessError as error:
+            raise Unavailable(f"the C++ compiler did not end: {error}") from error
+        if done.returncode != 0:
+            raise Unavailable(f"this torch ({torch.__version__}) and {compiler} do not make a shim: {_cause(done.stdout.decode(errors='replace'))}")
+        os.chmod(name, 0o600)
+        os.rename(name, file)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+def _cause(output: str) -> str:
+    """The line of a compiler's output that says why it failed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "the compiler said nothing")
+
+
+def _command(torch: Any, compiler: str, output: str) -> list[str]:
+    root = Path(torch.__file__).parent
+    folders = [root / "include", *cuda_folders()]
+    return [
+        *shlex.split(compiler),
+        *("-std=c++17", "-O2", "-fPIC", "-shared", "-w"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        f'-DGRUYERE_SHIM_BUILD="{key(torch)}"',
+        f"-I{include()}",
+        *(part for folder in folders for part in ("-isystem", str(folder))),
+        str(sources()[-1]),
+        *("-o", output, f"-L{root / 'lib'}", "-lc10_cuda", "-lc10"),
+        # It is never unloaded: what frees memory may come last of all.
+        "-Wl,-z,nodelete",
+    ]
+
+
+def cuda_folders() -> list[Path]:
+    """Where CUDA's headers may be: in the packages that torch's wheel brings, in a toolkit, in a conda environment."""
+    folders: list[Path] = []
+    packages = importlib.util.find_spec("nvidia")
+    for root in (packages.submodule_search_locations or ()) if packages else ():
+        folders += sorted(Path(root).glob("*/include"))
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda", sys.prefix]
+    for toolkit in toolkits:
+        if toolkit:
+            folders += [Path(toolkit) / "include", *sorted(Path(toolkit).glob("targets/*/include"))]
+    has_cuda = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file() or (folder / "crt").is_dir()]
+    return list(dict.fromkeys(has_cuda))

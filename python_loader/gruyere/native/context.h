@@ -1,0 +1,80 @@
+// Where requests and frees come from, while the history is on.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "calls.h"
+
+namespace gruyere {
+namespace {
+
+// Where a request or a free came from, as torch's recorder saw it.
+struct Context {
+  std::shared_ptr<c10::GatheredContext> gathered;
+  std::string compile;
+  std::string metadata;
+};
+
+void drop_context(void* context) {
+  delete static_cast<Context*>(context);
+}
+
+// torch's own, kept as long as the process: programs free memory after everything else is gone.
+struct Recording {
+  std::atomic<bool> on{false};
+  std::atomic<CreateContextFn> recorder{nullptr};
+  std::atomic<RecordContext> when{RecordContext::NEVER};
+  std::mutex mutex;
+  std::vector<TraceEntry::Action> skipped;
+  std::vector<AnnotationEntry> annotations;
+  std::string metadata;
+};
+
+Recording& recording() {
+  static Recording& kept = *new Recording;
+  return kept;
+}
+
+thread_local std::vector<std::string> compile_contexts;
+
+// While the history is on, tells the library where what the thread does comes from. Gathered before any lock of the library's is taken.
+class Noted {
+ public:
+  explicit Noted(RecordContext level) : on_(recording().on.load(std::memory_order_relaxed)) {
+    if (C10_UNLIKELY(on_)) {
+      enter(level);
+    }
+  }
+  ~Noted() {
+    if (C10_UNLIKELY(on_)) {
+      table->context_leave();
+    }
+  }
+  Noted(const Noted&) = delete;
+  Noted& operator=(const Noted&) = delete;
+
+ private:
+  static void enter(RecordContext level) {
+    auto context = std::make_unique<Context>();
+    CreateContextFn recorder = recording().recorder.load();
+    if (recorder && recording().when.load() >= level) {
+      context->gathered = recorder();
+    }
+    context->compile = compile_contexts.empty() ? "N/A" : compile_contexts.back();
+    {
+      std::lock_guard<std::mutex> guard(recording().mutex);
+      context->metadata = recording().metadata;
+    }
+    table->context_enter({context.release(), drop_context});
+  }
+
+  bool on_;
+};
+
+} // namespace
+} // namespace gruyere
