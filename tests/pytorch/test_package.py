@@ -51,6 +51,8 @@ def test_one_wheel_for_every_python_holds_library_command_and_types(wheel_instal
         names = set(archive.namelist())
         metadata = Parser().parsestr(archive.read(f"gruyere-{version}.dist-info/METADATA").decode())
     assert {"gruyere/libgruyere.so", "gruyere/libgruyere_driver.so", "gruyere/py.typed", "gruyere_startup.pth"} <= names
+    # What the native door's shim is built from on the user's machine.
+    assert {f"gruyere/native/{name}" for name in ("calls.h", "context.h", "told.h", "shim.cpp", "gruyere.h")} <= names
     assert f"gruyere-{version}.data/scripts/gruyere" in names
     assert {name.split("/")[0] for name in names} == {
         "gruyere", "gruyere_startup.pth", f"gruyere-{version}.data", f"gruyere-{version}.dist-info",

@@ -8,7 +8,7 @@ from torch import nn
 import gpu
 
 gpu.install()
-if gpu.library is not None:
+if gpu.witnessed:
     from gruyere import _truth
 
     _truth.install()

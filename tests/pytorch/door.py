@@ -1,0 +1,33 @@
+"""The native door in programs of the tests: what they find in their environment, and how they begin."""
+
+from conftest import GRUYERE, HERE, ROOT, TARGET
+
+# Built once a run: by the worker that asks first, while the others wait.
+CACHE = TARGET / "shims"
+TOOLKIT = TARGET / "cuda-toolkit" / "nvidia" / "cu13"
+
+PRELUDE = """
+import gc, json, os, sys
+import torch, gpu, gruyere
+gpu.install()
+MIB = 1 << 20
+def tensor(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+def refused(function, *arguments, kind=RuntimeError):
+    try:
+        function(*arguments)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{function} was not refused")
+"""
+
+
+def settings(**others):
+    path = f"{HERE / 'programs'}:{ROOT / 'python_loader'}"
+    return {"PYTHONPATH": path, "GRUYERE_LIBRARY": GRUYERE, "XDG_CACHE_HOME": CACHE, "CUDA_HOME": TOOLKIT} | others
+
+
+def through(phantom, program="", code=None, check=True, **others):
+    """Runs a program, or `code`, through the native door."""
+    ran = phantom.run(program, code=code and PRELUDE + code, allocator="door", **settings(**others))
+    return ran.check() if check else ran

@@ -1,0 +1,104 @@
+"""The history of blocks through the native door: torch's own recorder tells where each block came from, in C++ and Python, on any thread."""
+
+from door import through
+
+
+def test_entries_and_live_blocks_say_where_they_came_from(phantom):
+    through(phantom, code="""
+record = torch.cuda.memory._record_memory_history
+def traces():
+    return torch.cuda.memory._snapshot()["device_traces"][0]
+def innermost(entry):
+    return entry["frames"][0]["name"] if entry["frames"] else None
+assert not torch._C._cuda_isHistoryEnabled()
+old = tensor(2)
+record(stacks="python")
+assert torch._C._cuda_isHistoryEnabled()
+def makes():
+    return tensor(3)
+def frees(blocks):
+    blocks.clear()
+torch.cuda.memory._set_memory_metadata("epoch 7")
+kept, gone = makes(), [makes()]
+torch.cuda.memory._set_memory_metadata("")
+frees(gone)
+snapshot = torch.cuda.memory._snapshot()
+entries = [entry for entry in snapshot["device_traces"][0] if entry["action"] in ("alloc", "free_requested", "free_completed")]
+assert [(entry["action"], entry["frames"][1]["name"] if entry["action"] == "alloc" else innermost(entry), entry["user_metadata"]) for entry in entries] == [
+    ("alloc", "makes", "epoch 7"), ("alloc", "makes", "epoch 7"), ("free_requested", "frees", ""), ("free_completed", "frees", "")], entries
+assert all(entry["size"] == 3 * MIB and entry["compile_context"] == "N/A" for entry in entries)
+import time
+assert all(0 <= time.time() * 1e6 - entry["time_us"] < 60e6 for entry in entries)
+# A live block from before the history has no frames, one from within it has those of its allocation.
+blocks = {block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
+assert blocks[kept.data_ptr()]["frames"][1]["name"] == "makes" and blocks[old.data_ptr()]["frames"] == []
+assert {block["state"] for block in blocks.values()} <= {"active_allocated", "inactive"}
+# Autograd's own threads are heard: their frames are C++'s, where those are asked for.
+record(stacks="all", clear_history=True)
+leaf = torch.ones(1 << 20, device="cuda", requires_grad=True)
+(leaf * 2).sum().backward()
+entries = traces()
+assert any(any("autograd" in frame["name"] or ".so" in frame["filename"] for frame in entry["frames"]) for entry in entries if entry["action"] == "alloc")
+# Contexts of what is recorded: blocks alone, allocations, all.
+for context, has_allocs, has_frees in (("state", False, False), ("alloc", True, False), ("all", True, True)):
+    record(context=context, stacks="python", clear_history=True)
+    makes()
+    allocs = [bool(entry.get("frames")) for entry in traces() if entry["action"] == "alloc"]
+    ends = [bool(entry.get("frames")) for entry in traces() if entry["action"] == "free_requested"]
+    assert (allocs, ends) == ([has_allocs], [has_frees]), (context, allocs, ends)
+record(stacks="python", clear_history=True, max_entries=10)
+for _ in range(50):
+    makes()
+assert len(traces()) == 10
+record(stacks="python", clear_history=True, skip_actions=["free_requested", "free_completed"])
+makes()
+assert {entry["action"] for entry in traces()} <= {"alloc", "segment_alloc", "segment_map", "segment_unmap", "segment_free"}
+assert "nothing" in refused(lambda: record(skip_actions=["nothing"]))
+record(None)
+assert not torch._C._cuda_isHistoryEnabled() and traces() == []
+del kept, old, leaf
+torch.cuda.memory._dump_snapshot("snapshot.pickle")
+gpu.check_nothing_is_left()
+""")
+
+
+def test_contexts_that_no_entry_has_are_dropped_while_threads_allocate(phantom):
+    """More requests than contexts are kept for, with a short history: what is kept must not grow with the requests. One in a thousand blocks stays, with its
+    frames."""
+    through(phantom, code="""
+import resource, threading
+torch.cuda.memory._record_memory_history(stacks="python", max_entries=1000)
+kept = []
+def work(mine):
+    for at in range(70_000):
+        block = torch.empty(1000, dtype=torch.uint8, device="cuda")
+        if at % 1000 == 0:
+            mine.append(block)
+for round in range(3):
+    threads = [threading.Thread(target=work, args=(kept,)) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    if round == 0:
+        first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+snapshot = torch.cuda.memory._snapshot()
+assert len(snapshot["device_traces"][0]) == 1000
+blocks = {block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
+assert len(kept) == 420 and all(blocks[block.data_ptr()]["frames"][0]["name"] == "work" for block in kept)
+# Unbounded, the contexts of half a million calls are more than 300 MB.
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first
+assert grown < 100_000, grown
+torch.cuda.memory._record_memory_history(None)
+kept.clear()
+gpu.check_nothing_is_left()
+""")
+
+
+def test_annotations_are_in_the_snapshot(phantom):
+    through(phantom, code="""
+torch.cuda.memory._record_memory_history(stacks="python", global_record_annotations=True)
+with torch.autograd.profiler.record_function("a phase"):
+    block = tensor(1)
+found = torch.cuda.memory._snapshot()["external_annotations"]
+assert any("a phase" in json.dumps(entry) for entry in found), found
+torch.cuda.memory._record_memory_history(None)
+""")

@@ -1,0 +1,218 @@
+"""torch's pools through the native door: torch.cuda.MemPool, and those of CUDA graphs."""
+
+import pytest
+
+from door import through
+
+POOL = """
+def of(pool):
+    found = pool.snapshot()
+    segments = found["segments"] if isinstance(found, dict) else found
+    assert all(tuple(segment["segment_pool_id"]) == tuple(pool.id) for segment in segments)
+    return sum(segment["total_size"] for segment in segments), sum(segment["allocated_size"] for segment in segments)
+def addresses(pool):
+    found = pool.snapshot()
+    return {block["address"] for segment in (found["segments"] if isinstance(found, dict) else found) for block in segment["blocks"] if block["state"] == "active_allocated"}
+"""
+
+
+def test_memory_of_a_pool_is_the_pools_and_goes_back_when_the_pool_does(phantom):
+    through(phantom, code=POOL + """
+import threading
+outside = tensor(4)
+pool = torch.cuda.MemPool()
+assert pool.use_count() == 1 and of(pool) == (0, 0)
+with torch.cuda.use_mem_pool(pool):
+    assert pool.use_count() == 2
+    large, small = tensor(6), torch.empty(1000, dtype=torch.uint8, device="cuda")
+    # Other threads are not in it.
+    thread = threading.Thread(target=lambda: globals().update(elsewhere=tensor(3)))
+    thread.start()
+    thread.join()
+assert pool.use_count() == 1
+assert addresses(pool) == {large.data_ptr(), small.data_ptr()}
+assert of(pool)[1] == 6 * MIB + 1024
+gpu.check_books()
+# What it holds stays its own, until it is used again.
+held = of(pool)[0]
+del large
+other = tensor(6)
+assert other.data_ptr() not in addresses(pool) and of(pool) == (held, 1024)
+with torch.cuda.use_mem_pool(pool):
+    large = tensor(6)
+assert of(pool) == (held, 6 * MIB + 1024)
+# Which of its blocks are live, as the graph trees ask.
+check = torch._C._cuda_checkPoolLiveAllocations
+assert check(0, pool.id, {large.data_ptr(), small.data_ptr()})
+assert not check(0, pool.id, {large.data_ptr()}) and not check(0, pool.id, {large.data_ptr(), small.data_ptr(), 512})
+# Gone with live blocks in it: they stay good, and the memory goes back when they are freed.
+id = pool.id
+del pool
+gc.collect()
+large.zero_()
+gpu.check_books()
+before = torch.cuda.memory_reserved()
+del large, small, other
+torch.cuda.empty_cache()
+assert torch.cuda.memory_reserved() < before
+del outside, elsewhere
+gpu.check_nothing_is_left()
+""")
+
+
+def test_pools_nest_route_by_stream_and_of_two_brackets_the_first_counts(phantom):
+    through(phantom, code=POOL + """
+first, second = torch.cuda.MemPool(), torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(first):
+    a = tensor(2)
+with torch.cuda.use_mem_pool(second):
+    b = tensor(2)
+    with torch.cuda.use_mem_pool(first):
+        c = tensor(2)
+    d = tensor(2)
+assert addresses(first) == {a.data_ptr()}
+assert addresses(second) == {b.data_ptr(), c.data_ptr(), d.data_ptr()}
+# By stream, as the graph trees warm up.
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    torch._C._cuda_beginAllocateCurrentStreamToPool(0, first.id)
+    e = tensor(2)
+f = tensor(2)
+torch._C._cuda_endAllocateToPool(0, first.id)
+torch._C._cuda_releasePool(0, first.id)
+assert addresses(first) == {a.data_ptr(), e.data_ptr()}
+assert first.use_count() == second.use_count() == 1
+assert "not currently recording" in refused(torch._C._cuda_endAllocateToPool, 0, first.id)
+gpu.check_books()
+del a, b, c, d, e, f, first, second
+gpu.check_nothing_is_left()
+""")
+
+
+def test_an_out_of_memory_in_a_pool_and_beside_one_that_may_be_used(phantom):
+    through(phantom, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0", code=POOL + """
+pool, spare = torch.cuda.MemPool(), torch.cuda.MemPool(use_on_oom=True)
+with torch.cuda.use_mem_pool(pool):
+    kept = tensor(500)
+    assert "Tried to allocate 700.00 MiB" in refused(tensor, 700, kind=torch.OutOfMemoryError)
+with torch.cuda.use_mem_pool(spare):
+    held = tensor(300)
+    place = held.data_ptr()
+    # Stays in the pool: another block keeps a part of its memory from going back.
+    del held
+after = tensor(400)
+assert "Tried to allocate 700.00 MiB" in refused(tensor, 700, kind=torch.OutOfMemoryError)
+gpu.check_books()
+del kept, after, pool, spare
+gpu.check_nothing_is_left()
+""")
+
+
+def test_graphs_take_their_memory_from_a_pool_and_keep_it_while_anybody_can_replay(phantom):
+    through(phantom, code=POOL + """
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    eager = tensor(2)
+graph, other = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, pool=pool.id):
+    inside = tensor(4) + 1
+with torch.cuda.graph(other):
+    apart = tensor(4) + 1
+assert pool.use_count() == 2
+assert inside.data_ptr() in addresses(pool) and apart.data_ptr() not in addresses(pool)
+held = of(pool)[0]
+del pool, inside
+torch.cuda.empty_cache()
+reserved = torch.cuda.memory_reserved()
+graph.replay()
+other.replay()
+torch.cuda.synchronize()
+# The graph's memory is still there: the pool is gone, and the graph is not.
+assert reserved >= held
+graph.reset()
+del eager
+torch.cuda.empty_cache()
+assert torch.cuda.memory_reserved() < reserved
+del apart
+other.reset()
+# torch's generator has its seed on the device while a graph is registered.
+del graph, other
+gpu.check_nothing_is_left()
+""")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_two_blocks_are_in_use_at_once_in_random_programs_of_pools_streams_and_graphs(phantom, seed):
+    """The phantom's oracle judges the order of all work. It is made to find one mistake, of the program's own, at the end."""
+    ran = through(phantom, check=False, SEED=seed, PHANTOM_ORACLE="on", PHANTOM_KERNEL_NS=200000, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0", code="""
+import contextlib, ctypes, random
+random.seed(int(os.environ["SEED"]))
+words = ctypes.c_uint64
+gpu.phantom.phantom_owns.argtypes, gpu.phantom.phantom_disowns.argtypes = [words, words, words], [words]
+gpu.phantom.phantom_touch.argtypes, gpu.phantom.phantom_hazards.restype = [words, words, words], words
+streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+pools, graphs, live = [torch.cuda.MemPool(), torch.cuda.MemPool(use_on_oom=True)], [], []
+refusals = passed = 0
+def touch(stream, block):
+    assert gpu.phantom.phantom_touch(stream.cuda_stream, block.data_ptr(), block.numel()) == 0
+def free(at):
+    block = live.pop(at)[0]
+    gpu.phantom.phantom_disowns(block.data_ptr())
+for _ in range(3000):
+    roll = random.random()
+    if roll < 0.5 or not live:
+        stream, size = random.choice(streams), int(2 ** random.uniform(9, 25.5))
+        inside = contextlib.nullcontext() if random.random() < 0.4 else torch.cuda.use_mem_pool(random.choice(pools))
+        try:
+            with torch.cuda.stream(stream), inside:
+                block = torch.empty(size, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            refusals += 1
+            while len(live) > 8:
+                free(random.randrange(len(live)))
+            continue
+        gpu.phantom.phantom_owns(block.data_ptr(), size, stream.cuda_stream)
+        touch(stream, block)
+        live.append((block, stream))
+        del block
+    elif roll < 0.8:
+        free(random.randrange(len(live)))
+    elif roll < 0.9:
+        # Another stream uses it last, and is told of.
+        at = random.randrange(len(live))
+        block, stream = live[at]
+        other = random.choice(streams)
+        other.wait_stream(stream)
+        touch(other, block)
+        block.record_stream(other)
+        free(at)
+        passed += 1
+        del block
+    elif roll < 0.95:
+        pools[random.randrange(2)] = torch.cuda.MemPool(use_on_oom=random.random() < 0.5)
+    elif roll < 0.97:
+        torch.cuda.empty_cache()
+    elif len(graphs) < 4:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=random.choice([None, random.choice(pools).id])):
+            graphs.append((graph, torch.zeros(random.randrange(1, 1 << 20), device="cuda")))
+        del graph
+    else:
+        graphs.pop(random.randrange(4))[0].reset()
+assert refusals > 0 and passed > 100 and gpu.phantom.phantom_hazards() == 0, (refusals, passed)
+gpu.check_books()
+block, stream = live[0]
+place = block.data_ptr()
+del block
+free(0)
+gpu.phantom.phantom_touch(stream.cuda_stream, place, 1)
+torch.cuda.synchronize()
+assert gpu.phantom.phantom_hazards() > 0
+while live:
+    free(0)
+graphs.clear()
+pools.clear()
+gpu.check_nothing_is_left()
+print("judged")
+""")
+    assert (ran.code, ran.out.strip(), ran.books["misuse"]) == (0, "judged", []), ran.err
