@@ -444,10 +444,10 @@ typedef struct GruyereNativeTable {
   int (*history_start)(uint64_t entries, int clear);
   // See `gruyere_history_stop`. Forgets all boxes.
   void (*history_stop)(void);
-  // The calling thread's requests and frees come from `context`, which the library keeps as long as its history names it.
-  void (*context_enter)(struct GruyereBoxed context);
-  // The calling thread's requests come from nowhere again.
-  void (*context_leave)(void);
+  // The calling thread's requests and frees come from `context`, which the library keeps as long as its history names it. What `context_leave` is to be given.
+  uint64_t (*context_enter)(struct GruyereBoxed context);
+  // They come from where they came from before that `context_enter`.
+  void (*context_leave)(uint64_t before);
   // What was noted until now, to be given to `history_free` once. NULL: there is no history.
   struct GruyereNativeHistory *(*history)(void);
   // Frees what `history` gave.

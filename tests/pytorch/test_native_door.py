@@ -3,7 +3,7 @@ but for what torch says live, which here is the library's own number."""
 
 import pytest
 
-from conftest import Phantom
+from conftest import HERE, Phantom
 from door import settings, through
 
 COUNTS = ("allocation", "active")
@@ -159,6 +159,16 @@ assert gpu.phantom.phantom_plain(0) == 2 * MIB and torch.cuda.memory_allocated()
 del plain
 assert gpu.phantom.phantom_plain(0) == 0
 """)
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_frees_after_everything_else_is_gone_are_silent(phantom, history):
+    code = (HERE / "programs" / "late_frees.py").read_text()
+    if history:
+        # Stacks are asked for when there is no interpreter any more.
+        code += "\ntorch.cuda.memory._record_memory_history(stacks='all')\nsys.also_never_freed = torch.empty(1, device='cuda')\n"
+    ran = phantom.run("", code=code, allocator="door", PHANTOM_EXIT="deinitialize", **settings()).check()
+    assert (ran.out, ran.err) == ("handler\n", "")
 
 
 def test_the_profiler_hears_of_memory(phantom):

@@ -64,6 +64,13 @@ assert probe.probe_callbacks(700 * MIB, 600 * MIB, ctypes.byref(code)) == 1 and 
 assert probe.probe_callbacks(MIB, 2000 * MIB, ctypes.byref(code)) == 1
 assert code.value == 1 and said().startswith("CUDA out of memory. Tried to allocate 1.95 GiB.")
 assert torch.cuda.memory_stats()["num_ooms"] >= 1
+# The free in the middle of the second request is one of its own, and the request goes on as itself.
+torch.cuda.memory._record_memory_history(stacks="python")
+assert probe.probe_callbacks(700 * MIB, 600 * MIB, ctypes.byref(code)) == 1 and code.value == 0
+entries = [entry for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] in ("alloc", "free_requested")]
+assert [entry["action"] for entry in entries] == ["alloc", "free_requested", "alloc", "free_requested"]
+assert all(entry["frames"] for entry in entries), entries
+torch.cuda.memory._record_memory_history(None)
 for refuse, remedy in ((probe.probe_checkpoint, "make_graphed_callables"), (probe.probe_restore, "make_graphed_callables"),
                        (probe.probe_tracker, "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"), (probe.probe_ipc, "tensor.cpu()")):
     assert refuse() == 2 and remedy in said(), said()

@@ -47,19 +47,19 @@ class Noted {
  public:
   explicit Noted(RecordContext level) : on_(recording().on.load(std::memory_order_relaxed)) {
     if (C10_UNLIKELY(on_)) {
-      enter(level);
+      before_ = enter(level);
     }
   }
   ~Noted() {
     if (C10_UNLIKELY(on_)) {
-      table->context_leave();
+      table->context_leave(before_);
     }
   }
   Noted(const Noted&) = delete;
   Noted& operator=(const Noted&) = delete;
 
  private:
-  static void enter(RecordContext level) {
+  static uint64_t enter(RecordContext level) {
     auto context = std::make_unique<Context>();
     CreateContextFn recorder = recording().recorder.load();
     if (recorder && recording().when.load() >= level) {
@@ -70,10 +70,12 @@ class Noted {
       std::lock_guard<std::mutex> guard(recording().mutex);
       context->metadata = recording().metadata;
     }
-    table->context_enter({context.release(), drop_context});
+    return table->context_enter({context.release(), drop_context});
   }
 
   bool on_;
+  // Calls nest: what frees memory in the middle of a request is a free of its own.
+  uint64_t before_ = 0;
 };
 
 } // namespace

@@ -48,15 +48,15 @@ impl Contexts {
     }
 }
 
-/// The calling thread's requests come from here, until [`leave`].
-pub(super) fn enter(heap: &Heap, boxed: Boxed) {
+/// The calling thread's requests come from here, until [`leave`]; the number of where they came from before.
+pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
     let (number, running) = {
         let mut guard = contexts();
         let all = guard.get_or_insert_with(|| Contexts::none(HashMap::new(), HashSet::new()));
         let number = all.add(boxed);
         (number, (all.boxes.len() > all.many).then(|| all.running.clone()))
     };
-    history::set_context(number);
+    let before = history::set_context(number);
     if let Some(mut used) = running {
         // Whatever is noted from here on is of a call that runs now, or is newer.
         used.extend(numbers(&heap.history()));
@@ -64,11 +64,12 @@ pub(super) fn enter(heap: &Heap, boxed: Boxed) {
         // Here, with no lock held.
         drop(gone);
     }
+    before
 }
 
-/// The calling thread's requests come from nowhere.
-pub(super) fn leave() {
-    let number = history::set_context(0);
+/// The calling thread's requests come from where they came from before: what [`enter`] has answered.
+pub(super) fn leave(before: u64) {
+    let number = history::set_context(before);
     if let Some(all) = contexts().as_mut() {
         all.running.remove(&number);
     }

@@ -99,10 +99,10 @@ pub struct GruyereNativeTable {
     pub history_start: extern "C" fn(entries: u64, clear: c_int) -> c_int,
     /// See `gruyere_history_stop`. Forgets all boxes.
     pub history_stop: extern "C" fn(),
-    /// The calling thread's requests and frees come from `context`, which the library keeps as long as its history names it.
-    pub context_enter: extern "C" fn(context: GruyereBoxed),
-    /// The calling thread's requests come from nowhere again.
-    pub context_leave: extern "C" fn(),
+    /// The calling thread's requests and frees come from `context`, which the library keeps as long as its history names it. What `context_leave` is to be given.
+    pub context_enter: extern "C" fn(context: GruyereBoxed) -> u64,
+    /// They come from where they came from before that `context_enter`.
+    pub context_leave: extern "C" fn(before: u64),
     /// What was noted until now, to be given to `history_free` once. NULL: there is no history.
     pub history: extern "C" fn() -> *mut GruyereNativeHistory,
     /// Frees what `history` gave.

@@ -55,21 +55,18 @@ pub(super) extern "C" fn history_stop() {
     }
 }
 
-pub(super) extern "C" fn context_enter(context: GruyereBoxed) {
+pub(super) extern "C" fn context_enter(context: GruyereBoxed) -> u64 {
     // Owned first: whatever happens, it is dropped once.
-    let Some(boxed) = Boxed::new(context) else { return };
-    if !fork::is_forked_child() {
-        guarded((), || {
-            if let Some(heap) = current() {
-                contexts::enter(heap, boxed);
-            }
-        });
+    let Some(boxed) = Boxed::new(context) else { return 0 };
+    if fork::is_forked_child() {
+        return 0;
     }
+    guarded(0, || current().map_or(0, |heap| contexts::enter(heap, boxed)))
 }
 
-pub(super) extern "C" fn context_leave() {
+pub(super) extern "C" fn context_leave(before: u64) {
     if !fork::is_forked_child() {
-        guarded((), contexts::leave);
+        guarded((), || contexts::leave(before));
     }
 }
 
