@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from . import _library
 
@@ -38,7 +38,10 @@ def install(torch: Any) -> None:
     global _loaded
     shim = _load(build(torch), key(torch))
     message = ctypes.create_string_buffer(4096)
-    find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
+    try:
+        find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
+    except AttributeError as error:
+        raise Unavailable("this libgruyere.so is older than the native door: install gruyere again") from error
     if shim.gruyere_shim_install(find, message, ctypes.c_size_t(len(message))) != 0:
         raise Unavailable(message.value.decode(errors="replace"))
     _loaded = shim
@@ -78,12 +81,13 @@ def build(torch: Any, anew: bool = False) -> Path:
         if file.exists() and not anew:
             return file
         if failed.exists() and not anew:
-            raise Unavailable(f"{failed.read_text().strip()} (python -m gruyere --build-shim tries again)")
+            before = failed.read_text(encoding="utf-8").strip()
+            raise Unavailable(f"{before} (python -m gruyere --build-shim tries again)")
         failed.unlink(missing_ok=True)
         try:
             _compile(torch, compiler[0], file)
         except Unavailable as error:
-            failed.write_text(f"{error}\n")
+            failed.write_text(f"{error}\n", encoding="utf-8")
             raise
         except OSError as error:
             raise Unavailable(f"the shim could not be built in {folder}: {error}") from error
@@ -94,7 +98,7 @@ def key(torch: Any) -> str:
     """What a shim must have been built from to be used: this torch, its headers, this source."""
     parts = [torch.__version__, str(torch.version.git_version), str(torch.version.cuda), str(torch._C._GLIBCXX_USE_CXX11_ABI)]
     try:
-        return _digest(*parts, _headers(torch), *(file.read_text() for file in [*sources(), include() / "gruyere.h"]))
+        return _digest(*parts, _headers(torch), *(file.read_bytes() for file in [*sources(), include() / "gruyere.h"]))
     except OSError as error:
         raise Unavailable(f"{error.filename} is missing: install torch, or gruyere, again") from error
 
@@ -104,7 +108,7 @@ def _headers(torch: Any) -> str:
     root = Path(torch.__file__).parent / "include" / "c10"
     names = ["core/Allocator.h", "core/CachingDeviceAllocator.h", "core/Stream.h", "core/impl/GPUTrace.h", "util/Exception.h"]
     names += ["cuda/CUDAAllocatorConfig.h", "cuda/CUDACachingAllocator.h", "cuda/CUDAStream.h", "macros/Macros.h"]
-    return _digest(*((root / name).read_text() for name in names))
+    return _digest(*((root / name).read_bytes() for name in names))
 
 
 def sources() -> list[Path]:
@@ -118,10 +122,12 @@ def include() -> Path:
     return _HERE / "native" if (_HERE / "native" / "gruyere.h").is_file() else _HERE.parent.parent / "include"
 
 
-def _digest(*parts: str) -> str:
+def _digest(*parts: Union[str, bytes]) -> str:
     whole = hashlib.sha256()
     for part in parts:
-        whole.update(f"{len(part)}:{part}".encode())
+        # Whatever the locale says of files.
+        content = part.encode() if isinstance(part, str) else part
+        whole.update(b"%d:%b" % (len(content), content))
     return whole.hexdigest()[:24]
 
 
