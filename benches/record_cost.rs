@@ -16,34 +16,34 @@ use std::time::Instant;
 use gruyere::driver::{Driver, StreamHandle};
 use gruyere::heap::timed::{OnRecord, Timed};
 use gruyere::record::{
-    BlockEntry, BlockSlot, DeviceFacts, EventKind, LaneWriter, Record, RecordOptions, clock,
+    BlockEntry, BlockSlot, DeviceFacts, EventKind, Record, RecordOptions, ShardWriter, clock,
 };
 use gruyere_phantom::{Config as GpuConfig, Costs, Gpu};
 use gruyere_phantom_driver::PhantomDriver;
 
 #[inline(never)]
-fn hot_malloc(lane: &mut LaneWriter, entry: &BlockEntry) -> BlockSlot {
-    let slot = lane.block_insert(entry);
+fn hot_malloc(shard: &mut ShardWriter, entry: &BlockEntry) -> BlockSlot {
+    let slot = shard.block_insert(entry);
     let time = clock::now();
-    lane.event(EventKind::Malloc, entry.lifetime, entry.stream, entry.address, entry.size, time);
+    shard.event(EventKind::Malloc, entry.lifetime, entry.stream, entry.address, entry.size, time);
     slot
 }
 
 #[inline(never)]
-fn hot_free(lane: &mut LaneWriter, entry: &BlockEntry, slot: BlockSlot) {
-    lane.block_remove(slot, entry.size, entry.requested, entry.lifetime, false);
+fn hot_free(shard: &mut ShardWriter, entry: &BlockEntry, slot: BlockSlot) {
+    shard.block_remove(slot, entry.size, entry.requested, entry.lifetime, false);
     let time = clock::now();
-    lane.event(EventKind::Free, entry.lifetime, entry.stream, entry.address, entry.size, time);
+    shard.event(EventKind::Free, entry.lifetime, entry.stream, entry.address, entry.size, time);
 }
 
 /// Blocks that are never freed: each makes a new peak.
 #[inline(never)]
-fn hot_growth(lane: &mut LaneWriter, entry: &BlockEntry) {
-    lane.block_insert(entry);
+fn hot_growth(shard: &mut ShardWriter, entry: &BlockEntry) {
+    shard.block_insert(entry);
 }
 
 /// Mallocs and frees 64 blocks at a time, `rounds` times; how many operations.
-fn work(mut lane: LaneWriter, rounds: u64) -> u64 {
+fn work(mut shard: ShardWriter, rounds: u64) -> u64 {
     let mut slots = [BlockSlot::NONE; 64];
     let mut operations = 0;
     for round in 0..rounds {
@@ -57,10 +57,10 @@ fn work(mut lane: LaneWriter, rounds: u64) -> u64 {
             ..BlockEntry::default()
         };
         for (index, slot) in slots.iter_mut().enumerate() {
-            *slot = hot_malloc(&mut lane, &black_box(entry(index as u64)));
+            *slot = hot_malloc(&mut shard, &black_box(entry(index as u64)));
         }
         for (index, slot) in slots.iter().enumerate() {
-            hot_free(&mut lane, &black_box(entry(index as u64)), *slot);
+            hot_free(&mut shard, &black_box(entry(index as u64)), *slot);
         }
         operations += 2 * slots.len() as u64;
     }
@@ -102,13 +102,13 @@ fn timed_call() -> f64 {
 fn main() {
     if std::env::args().any(|argument| argument == "instructions") {
         let record = record(true);
-        let operations = work(record.lane(0, 0), 1000);
+        let operations = work(record.shard(0, 0), 1000);
         println!("{} mallocs, {} frees", operations / 2, operations / 2);
-        // As many lanes as the heap has.
-        let mut lanes: Vec<LaneWriter> = (1..18).map(|lane| record.lane(0, lane)).collect();
+        // As many shards as the heap has.
+        let mut shards: Vec<ShardWriter> = (1..18).map(|shard| record.shard(0, shard)).collect();
         for n in 0..1000 {
             hot_growth(
-                &mut lanes[0],
+                &mut shards[0],
                 &black_box(BlockEntry { size: 1 << 20, address: n << 20, ..BlockEntry::default() }),
             );
         }
@@ -121,7 +121,7 @@ fn main() {
             let begin = Instant::now();
             let operations: u64 = std::thread::scope(|scope| {
                 let running: Vec<_> = (0..threads)
-                    .map(|lane| scope.spawn(move || work(record.lane(0, lane), 50_000)))
+                    .map(|shard| scope.spawn(move || work(record.shard(0, shard), 50_000)))
                     .collect();
                 running.into_iter().map(|thread| thread.join().expect("a worker")).sum()
             });

@@ -70,7 +70,7 @@ fn without_torch_what_cannot_be_served_is_null_and_the_next_request_is_served() 
 }
 
 #[test]
-fn null_and_strangers_may_be_freed_and_recorded() {
+fn null_and_foreign_pointers_may_be_freed_and_recorded() {
     let (_turn, _gpu) = fresh("");
     assert!(malloc(0).is_null());
     free(null_mut());
@@ -153,7 +153,7 @@ fn empty_cache_and_trim_give_memory_back_and_the_fraction_is_enforced() {
 }
 
 #[test]
-fn the_base_of_a_stranger_is_itself() {
+fn the_base_of_a_foreign_pointer_is_itself() {
     let (_turn, _gpu) = fresh("");
     let block = malloc(4 * MIB as isize);
     let mut size = 0;
@@ -162,8 +162,8 @@ fn the_base_of_a_stranger_is_itself() {
         let base = gruyere_base_alloc(block, &mut size);
         assert!(base <= block && size >= 4 * MIB as usize);
         assert_eq!(gruyere_base_alloc(block, null_mut()), base);
-        let stranger = 0x1234 as *mut c_void;
-        assert_eq!(gruyere_base_alloc(stranger, &mut size), stranger);
+        let foreign = 0x1234 as *mut c_void;
+        assert_eq!(gruyere_base_alloc(foreign, &mut size), foreign);
     }
     assert_eq!(size, 0);
     free(block);

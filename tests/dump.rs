@@ -249,8 +249,8 @@ fn of_very_many_blocks_those_of_a_slab_are_told_as_one_and_the_sums_stay_true() 
     for &block in blocks.iter().step_by(2) {
         assert!(rig.heap.free(block));
     }
-    let (whole, all) = rig.heap.census(0, usize::MAX).unwrap().unwrap();
-    let (cut, sums) = rig.heap.census(0, 100).unwrap().unwrap();
+    let (whole, all) = rig.heap.segment_stats(0, usize::MAX).unwrap().unwrap();
+    let (cut, sums) = rig.heap.segment_stats(0, 100).unwrap().unwrap();
     assert_eq!(whole.merged, 0);
     assert!((1400..=1500).contains(&cut.merged), "{}", cut.merged);
     assert_eq!((all.live, &all.sizes), (sums.live, &sums.sizes));
@@ -295,7 +295,7 @@ fn the_state_from_outside_is_the_state_from_inside() {
 fn what_belongs_to_no_one_stream_is_said_in_words() {
     let rig = Rig::new("record:on");
     // As cudaMalloc does.
-    rig.malloc(3 * MIB, StreamHandle::EVERY);
+    rig.malloc(3 * MIB, StreamHandle::ALL_STREAMS);
     rig.malloc(700, DEFAULT);
     let report = refused(&rig, 17 * GIB);
     let state = gather::state(&rig.heap, Some(&report));

@@ -23,7 +23,7 @@ const BACKINGS: [&str; 4] = [
     "backing:passthrough",
 ];
 
-/// What must not be called while a bracket is open on the device.
+/// What must not be called while a pool scope is open on the device.
 const FORBIDDEN: [CallKind; 8] = [
     CallKind::EventCreate,
     CallKind::EventRecord,
@@ -291,7 +291,7 @@ fn the_begin_hook_turns_what_is_freed_into_events_before_the_stream_captures() {
 }
 
 #[test]
-fn nothing_is_asked_recorded_or_waited_for_while_a_bracket_is_open() {
+fn nothing_is_asked_recorded_or_waited_for_while_a_pool_scope_is_open() {
     for backing in BACKINGS {
         for captures in [true, false] {
             let world = World::new(512 * MIB, backing);
@@ -321,7 +321,7 @@ fn nothing_is_asked_recorded_or_waited_for_while_a_bracket_is_open() {
             world.rig.heap.mark_step();
             world.rig.heap.stats(0).unwrap();
             world.rig.heap.dump();
-            // A second bracket on another stream: its frees are not sealed, the first stream captures.
+            // A second pool scope on another stream: its frees get no event, the first stream captures.
             world.open(2);
             world.close(2);
             world.release(2);
@@ -404,7 +404,7 @@ fn the_slabs_of_a_pool_serve_other_sizes_of_the_same_stream_when_they_are_empty(
 }
 
 #[test]
-fn with_two_brackets_open_a_capture_is_matched_to_its_pool_at_its_first_allocation() {
+fn with_two_pool_scopes_open_a_capture_is_matched_to_its_pool_at_its_first_allocation() {
     let world = World::new(GIB, "headroom:0");
     let streams = [world.rig.stream(), world.rig.stream()];
     world.begin(1, streams[0]);
@@ -446,7 +446,7 @@ fn a_capture_that_two_pools_may_own_shares_no_memory_with_either() {
             world.free(address);
             (address, world.end(at + 1, streams[0]))
         });
-        // Both brackets open before either capture is seen.
+        // Both pool scopes open before either capture is seen.
         world.open(1);
         world.open(2);
         world.capture(1, streams[0]);
@@ -1081,10 +1081,10 @@ enum Action {
         waiting: usize,
         other: usize,
     },
-    OpenBracket {
+    OpenScope {
         pool: u64,
     },
-    /// On the latest bracket that has no capture, if there is one.
+    /// On the latest pool scope that has no capture, if there is one.
     BeginCapture {
         stream: usize,
         relaxed: bool,
@@ -1100,9 +1100,9 @@ enum Action {
     EndUnannounced {
         capture: usize,
     },
-    /// Ends the capture of a bracket, if it has one, and the bracket.
+    /// Ends the capture of a pool scope, if it has one, and the pool scope.
     Close {
-        bracket: usize,
+        scope: usize,
     },
     Replay {
         graph: usize,
@@ -1131,12 +1131,12 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
         1 => n.clone().prop_map(|stream| Action::HostWait { stream }),
         2 => (n.clone(), n.clone()).prop_map(|(waiting, other)| Action::Join { waiting, other }),
-        3 => (1..5u64).prop_map(|pool| Action::OpenBracket { pool }),
+        3 => (1..5u64).prop_map(|pool| Action::OpenScope { pool }),
         4 => (n.clone(), any::<bool>()).prop_map(|(stream, relaxed)| Action::BeginCapture { stream, relaxed }),
         1 => n.clone().prop_map(|stream| Action::BeginUnannounced { stream }),
         2 => (n.clone(), any::<bool>()).prop_map(|(stream, announce)| Action::DestroyStream { stream, announce }),
         1 => n.clone().prop_map(|capture| Action::EndUnannounced { capture }),
-        3 => n.clone().prop_map(|bracket| Action::Close { bracket }),
+        3 => n.clone().prop_map(|scope| Action::Close { scope }),
         3 => (n.clone(), n.clone()).prop_map(|(graph, stream)| Action::Replay { graph, stream }),
         2 => (n, any::<bool>()).prop_map(|(graph, destroy_first)| Action::Reset { graph, destroy_first }),
         1 => Just(Action::Trim),
@@ -1149,8 +1149,8 @@ struct Program {
     world: World,
     streams: Vec<StreamHandle>,
     live: Vec<u64>,
-    /// Pools of the open brackets, and the stream on which the capture of each was begun.
-    brackets: Vec<(u64, Option<StreamHandle>)>,
+    /// Pools of the open pool scopes, and the stream on which the capture of each was begun.
+    scopes: Vec<(u64, Option<StreamHandle>)>,
     /// What is to be released: the pool, and the graph if the capture was good.
     graphs: Vec<(u64, Option<u64>)>,
     /// Streams of captures that nobody announced, and their graphs, which are never gone.
@@ -1176,7 +1176,7 @@ impl Program {
             world,
             streams,
             live: Vec::new(),
-            brackets: Vec::new(),
+            scopes: Vec::new(),
             graphs: Vec::new(),
             unannounced: Vec::new(),
             nobodys_graphs: Vec::new(),
@@ -1235,19 +1235,19 @@ impl Program {
                 }
                 gpu.event_destroy(0, event).unwrap();
             }),
-            Action::OpenBracket { pool } => {
-                // A capture that nobody announced would be taken for the one that a bracket waits for.
-                if self.brackets.len() < 3 && self.announces_all {
+            Action::OpenScope { pool } => {
+                // A capture that nobody announced would be taken for the one that a pool scope waits for.
+                if self.scopes.len() < 3 && self.announces_all {
                     self.world.open(pool);
-                    self.brackets.push((pool, None));
+                    self.scopes.push((pool, None));
                 }
             }
             Action::BeginCapture { stream, relaxed } => {
                 let stream = self.stream(stream);
-                if let Some(bracket) = self.brackets.iter_mut().rev().find(|bracket| bracket.1.is_none()) {
+                if let Some(scope) = self.scopes.iter_mut().rev().find(|scope| scope.1.is_none()) {
                     let mode = if relaxed { CaptureMode::Relaxed } else { CaptureMode::Global };
-                    if as_program(|| gpu.begin_capture(0, stream.0, mode, Some(bracket.0))).is_ok() {
-                        bracket.1 = Some(stream);
+                    if as_program(|| gpu.begin_capture(0, stream.0, mode, Some(scope.0))).is_ok() {
+                        scope.1 = Some(stream);
                     }
                 }
             }
@@ -1264,9 +1264,9 @@ impl Program {
                     self.nobodys_graphs.extend(as_program(|| gpu.end_capture(0, stream.0)).ok());
                 }
             }
-            Action::Close { bracket } => {
-                if !self.brackets.is_empty() {
-                    let (pool, stream) = self.brackets.remove(bracket % self.brackets.len());
+            Action::Close { scope } => {
+                if !self.scopes.is_empty() {
+                    let (pool, stream) = self.scopes.remove(scope % self.scopes.len());
                     let graph = stream.and_then(|stream| as_program(|| gpu.end_capture(0, stream.0)).ok());
                     self.world.close(pool);
                     self.graphs.push((pool, graph));
@@ -1326,11 +1326,11 @@ impl Program {
     /// Runs the actions, looks at everything after each, and ends with an empty device.
     fn run_all(mut self, actions: &[Action]) {
         for action in actions {
-            let asks = self.brackets.is_empty();
+            let asks = self.scopes.is_empty();
             let before = self.world.forbidden_calls();
             self.run(action);
-            if !asks && !self.brackets.is_empty() {
-                assert_eq!(self.world.forbidden_calls(), before, "{action:?} inside a bracket");
+            if !asks && !self.scopes.is_empty() {
+                assert_eq!(self.world.forbidden_calls(), before, "{action:?} inside a pool scope");
             }
             self.world.check();
         }
@@ -1338,8 +1338,8 @@ impl Program {
         while !self.unannounced.is_empty() {
             self.run(&Action::EndUnannounced { capture: 0 });
         }
-        while !self.brackets.is_empty() {
-            self.run(&Action::Close { bracket: 0 });
+        while !self.scopes.is_empty() {
+            self.run(&Action::Close { scope: 0 });
         }
         while !self.live.is_empty() || !self.graphs.is_empty() {
             self.run(&Action::Free { block: self.graphs.len() });

@@ -28,7 +28,7 @@ struct Rig {
 
 impl Rig {
     fn new(conf: &str) -> Self {
-        // Small enough that the ladder is climbed.
+        // Small enough that the ladder is tried.
         let gpu = Arc::new(Gpu::new(GpuConfig::new(160 * MIB)));
         let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
         let mut config = Config::parse(conf).unwrap();

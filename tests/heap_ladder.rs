@@ -32,7 +32,7 @@ fn run_out(rig: &Rig) -> Ladder {
 }
 
 #[test]
-fn each_rung_that_was_climbed_has_its_calls_and_host_time_on_the_record() {
+fn each_rung_that_was_tried_has_its_calls_and_host_time_on_the_record() {
     let rig = Rig::bare(GIB, "headroom:0,record:on");
     rig.heap.announce_hooks(3);
     let ladder = run_out(&rig);
@@ -60,7 +60,7 @@ fn the_out_of_memory_message_and_the_dump_tell_what_was_tried() {
 }
 
 #[test]
-fn a_request_that_fits_climbs_nothing() {
+fn a_request_that_fits_tries_no_rung() {
     let rig = Rig::new("record:on");
     let address = rig.malloc(5 * MIB, DEFAULT);
     assert!(rig.heap.free(address));
@@ -80,7 +80,7 @@ fn a_headroom_that_had_to_be_touched_is_open_until_the_next_trim() {
         || Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].gauge(DeviceGauge::Rung5Calls);
     let mut blocks = vec![rig.malloc(760 * MIB, DEFAULT)];
     assert_eq!(ladder(), 0);
-    // The ladder is climbed once, and not for each of the requests that follow.
+    // The ladder is tried once, and not for each of the requests that follow.
     blocks.extend((0..10).map(|_| rig.malloc(20 * MIB, DEFAULT)));
     assert_eq!(ladder(), 1);
     assert!(rig.gpu.books(0).physical > 900 * MIB);

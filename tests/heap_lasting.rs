@@ -13,7 +13,7 @@ use gruyere_phantom::{
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const EVERY: StreamHandle = StreamHandle::EVERY;
+const ALL_STREAMS: StreamHandle = StreamHandle::ALL_STREAMS;
 
 fn over(config: GpuConfig, conf: &str) -> Rig {
     let rig = Rig::over(GpuConfig { vouched_streams: true, ..config }, conf);
@@ -60,20 +60,20 @@ fn what_a_passing_stream_has_freed_goes_to_others_once_its_next_call_has_recorde
 }
 
 #[test]
-fn calls_that_name_a_passing_stream_record_one_event_for_each_time_that_somebody_was_hungry() {
+fn calls_that_name_a_passing_stream_record_one_event_for_each_time_that_memory_was_needed() {
     let rig = old(16 * GIB, "");
     let (passing, other) = (rig.passing_stream(), rig.stream());
-    let mut hungry = 0;
+    let mut needed = 0;
     for round in 0..1000u64 {
         use_and_free(&rig, 3 * MIB, passing, 1000);
         if round % 100 == 50 {
             // Larger each time, so that it fits nowhere.
             rig.malloc((40 + round) * MIB / 4, other);
-            hungry += 1;
+            needed += 1;
         }
     }
     let recorded = count(&rig, CallKind::EventRecord);
-    assert!((1..=2 * hungry).contains(&recorded), "{recorded} events for {hungry} that were hungry");
+    assert!((1..=2 * needed).contains(&recorded), "{recorded} events for {needed} that needed memory");
     rig.check();
 }
 
@@ -211,7 +211,7 @@ fn a_passing_stream_that_was_seen_in_a_capture_of_nobodys_is_taken_to_capture_un
     as_program(|| rig.gpu.begin_capture(0, passing.0, CaptureMode::Relaxed, None)).unwrap();
     rig.malloc(3 * MIB, passing);
     let parked = rig.malloc(900 * MIB, other);
-    assert!(rig.record_stream(parked, EVERY));
+    assert!(rig.record_stream(parked, ALL_STREAMS));
     assert!(rig.heap.free(parked));
     assert!(rig.heap.malloc(900 * MIB, 0, other).is_err(), "a synchronisation would break the capture");
     rig.heap.trim();
@@ -236,7 +236,7 @@ fn a_synchronisation_of_the_programs_shows_that_nothing_captures_any_more() {
     as_program(|| rig.gpu.device_synchronize(0)).unwrap();
     rig.heap.synchronized(0, point);
     let parked = rig.malloc(900 * MIB, other);
-    assert!(rig.record_stream(parked, EVERY));
+    assert!(rig.record_stream(parked, ALL_STREAMS));
     assert!(rig.heap.free(parked));
     rig.malloc(900 * MIB, other);
     rig.check();
@@ -364,7 +364,7 @@ fn cuda_free_async_names_its_stream() {
     let freed = rig.malloc(100 * MIB, passing);
     assert!(vouching(passing.0, || rig.heap.free_on(freed, passing)));
     rig.malloc(100 * MIB, other);
-    // The second such call finds that somebody was hungry.
+    // The second such call finds that memory was needed.
     let second = rig.malloc(600, other);
     assert!(vouching(passing.0, || rig.heap.free_on(second, passing)));
     rig.gpu.host_spend(1_000_000);

@@ -103,9 +103,9 @@ fn cuda_malloc_and_cuda_free_beside_a_thousand_streams_ask_the_driver_at_most_th
         rig.heap.announce_ordered_callers();
         let streams = streams_at_work(&rig, count, SECONDS);
         let calls = counted(&rig, |round| {
-            let address = rig.malloc(2 * MIB + round * 512, StreamHandle::EVERY);
+            let address = rig.malloc(2 * MIB + round * 512, StreamHandle::ALL_STREAMS);
             as_program(|| rig.gpu.launch(0, streams[0].0, 1, SECONDS)).unwrap();
-            assert!(rig.heap.free_everywhere(address));
+            assert!(rig.heap.free_device_wide(address));
         });
         rig.check();
         calls
@@ -116,10 +116,10 @@ fn cuda_malloc_and_cuda_free_beside_a_thousand_streams_ask_the_driver_at_most_th
 fn every_busy_stream_is_asked_before_long_however_many_there_are() {
     let rig = rig();
     rig.heap.announce_hooks(3);
-    // All are busy but the last, which has what the asker needs; the others' events are asked first.
+    // All are busy but the last, which has what the requester needs; the others' events are asked first.
     let busy = streams_at_work(&rig, MANY, SECONDS);
     let done = rig.stream();
-    let asker = rig.stream();
+    let requester = rig.stream();
     let kept = rig.malloc(40 * MIB, done);
     as_program(|| rig.gpu.launch(0, done.0, 1, 1)).unwrap();
     rig.heap.free(kept);
@@ -127,8 +127,8 @@ fn every_busy_stream_is_asked_before_long_however_many_there_are() {
     let mut asked = 0;
     let served = (0..MANY).any(|round| {
         asked = round + 1;
-        let address = rig.malloc(24 * MIB, asker);
-        as_program(|| rig.gpu.launch(0, asker.0, 1, SECONDS)).unwrap();
+        let address = rig.malloc(24 * MIB, requester);
+        as_program(|| rig.gpu.launch(0, requester.0, 1, SECONDS)).unwrap();
         (kept..kept + 40 * MIB).contains(&address)
     });
     let queries = rig.gpu.counts(Caller::Allocator).of(CallKind::EventQuery) - before;

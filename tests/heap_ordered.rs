@@ -59,7 +59,7 @@ impl Program {
 }
 
 #[test]
-fn a_block_that_waits_only_for_the_asking_stream_is_had_at_once_and_without_a_wait() {
+fn a_block_that_waits_only_for_the_requesting_stream_is_had_at_once_and_without_a_wait() {
     for conf in ["", "waits:off", "backing:pool", "backing:fixed"] {
         let mut program = Program::new(conf);
         let (compute, copy) = (program.rig.stream(), program.rig.stream());
@@ -88,32 +88,32 @@ fn a_block_that_waits_only_for_the_asking_stream_is_had_at_once_and_without_a_wa
 #[test]
 fn beyond_the_slack_a_stream_waits_for_memory_that_fits_before_pages_move() {
     let mut program = Program::new("backing:stitch,slack:0.5%,waits:budget");
-    let (asking, other) = (program.rig.stream(), program.rig.stream());
-    let torn: Vec<u64> = (0..4).map(|_| program.malloc(64 * MIB, asking)).collect();
+    let (requester, other) = (program.rig.stream(), program.rig.stream());
+    let split: Vec<u64> = (0..4).map(|_| program.malloc(64 * MIB, requester)).collect();
     let whole = program.malloc(128 * MIB, other);
     // Idle pages in two places, which could move, and a free run that is long enough, behind work of the other stream.
-    program.free(torn[0]);
-    program.free(torn[2]);
+    program.free(split[0]);
+    program.free(split[2]);
     program.launch(other, 200);
     program.free(whole);
     let (maps, creates) = (program.calls(CallKind::Map), program.calls(CallKind::Create));
-    assert_eq!(program.malloc(128 * MIB, asking), whole);
-    program.launch(asking, 1);
+    assert_eq!(program.malloc(128 * MIB, requester), whole);
+    program.launch(requester, 1);
     assert_eq!(program.calls(CallKind::StreamWaitEvent), 1);
     assert_eq!((program.calls(CallKind::Map), program.calls(CallKind::Create)), (maps, creates));
     // Nothing that fits: the stream waits for what there is, and the pages move.
-    let long = program.malloc(128 * MIB, asking);
-    program.launch(asking, 1);
+    let long = program.malloc(128 * MIB, requester);
+    program.launch(requester, 1);
     assert!(program.calls(CallKind::Map) > maps);
     assert_eq!(program.calls(CallKind::Create), creates);
-    for block in [torn[1], torn[3], whole, long] {
+    for block in [split[1], split[3], whole, long] {
         program.free(block);
     }
     program.check();
 }
 
 #[test]
-fn blocks_that_wait_for_streams_have_events_behind_them_a_batch_at_a_time_before_anybody_is_hungry() {
+fn blocks_that_wait_for_streams_have_events_behind_them_a_batch_at_a_time_before_anybody_needs_memory() {
     let mut program = Program::new("");
     let (compute, copy) = (program.rig.stream(), program.rig.stream());
     let room = program.malloc(GIB, compute);

@@ -396,7 +396,7 @@ fn a_pool_of_a_name_that_there_is_is_the_same_pool_with_more_reserve() {
 fn wrong_calls_are_refused_with_what_is_wrong() {
     let world = World::new(GIB, "");
     let heap = &world.rig.heap;
-    let stranger = PoolKey::new(0, 99);
+    let unknown = PoolKey::new(0, 99);
     for error in [
         heap.pool_create("", 0, 0, None).unwrap_err(),
         heap.pool_create(&"x".repeat(200), 0, 0, None).unwrap_err(),
@@ -410,9 +410,9 @@ fn wrong_calls_are_refused_with_what_is_wrong() {
     assert!(error.to_string().contains("no device 5"), "{error}");
     let error = heap.pool_create("a", 0, 20 * MIB, Some(10 * MIB)).unwrap_err();
     assert!(matches!(error, PoolError::ReserveOverLimit { .. }), "{error}");
-    assert!(matches!(heap.pool_enter(stranger), Err(PoolError::NoSuchPool(_))));
-    assert!(matches!(heap.pool_leave(stranger), Err(PoolError::NotInnermost(_))));
-    assert!(matches!(heap.pool_release(stranger), Err(PoolError::NoSuchPool(_))));
+    assert!(matches!(heap.pool_enter(unknown), Err(PoolError::NoSuchPool(_))));
+    assert!(matches!(heap.pool_leave(unknown), Err(PoolError::NotInnermost(_))));
+    assert!(matches!(heap.pool_release(unknown), Err(PoolError::NoSuchPool(_))));
     assert!(matches!(heap.pool_stats(PoolKey::new(7, 1)), Err(PoolError::NoSuchPool(_))));
     let direct = Rig::new("backing:passthrough");
     assert!(matches!(direct.heap.pool_create("a", 0, 0, None), Err(PoolError::Passthrough)));

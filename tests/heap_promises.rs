@@ -50,7 +50,7 @@ fn size_zero_is_null_and_null_may_be_freed() {
 }
 
 #[test]
-fn freeing_twice_or_a_strangers_pointer_is_counted_and_harmless() {
+fn freeing_twice_or_a_foreign_pointer_is_counted_and_harmless() {
     for backing in BACKINGS {
         let rig = Rig::new(backing);
         let (small, large) = (rig.malloc(1000, DEFAULT), rig.malloc(5 * MIB, DEFAULT));

@@ -92,7 +92,7 @@ impl Program {
 
     fn malloc(&mut self, size: u64, stream: usize) {
         let address = self.rig.malloc(size, self.streams[stream % self.streams.len()]);
-        self.settle();
+        self.complete_frees();
         let (pool, amounts) = Self::amounts(size);
         self.counters.iter_mut().zip(amounts).for_each(|(counter, amount)| counter.come(pool, amount));
         self.live.insert(address, size);
@@ -109,12 +109,12 @@ impl Program {
         assert!(self.rig.heap.free(address));
         let (pool, amounts) = Self::amounts(size);
         self.counters.iter_mut().zip(amounts).take(2).for_each(|(counter, amount)| counter.go(pool, amount));
-        self.settle();
+        self.complete_frees();
         self.check();
     }
 
     /// What waited and is not pending any more is not active either.
-    fn settle(&mut self) {
+    fn complete_frees(&mut self) {
         let snapshot = self.rig.heap.snapshot(0).unwrap();
         let pending: Vec<u64> =
             blocks(&snapshot, BlockState::PendingFree).map(|(address, ..)| address).collect();
@@ -192,7 +192,7 @@ proptest! {
                 }
                 9 => {
                     program.rig.heap.trim();
-                    program.settle();
+                    program.complete_frees();
                     program.check();
                 }
                 _ => {}

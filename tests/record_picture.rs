@@ -200,7 +200,7 @@ impl Program {
 
 #[test]
 fn for_every_backing_the_picture_is_what_the_heap_itself_tells_of_its_memory() {
-    let (mut shadows, mut pending, mut steps, mut kinds) = (0, 0, BTreeSet::new(), BTreeSet::new());
+    let (mut stale_aliases, mut pending, mut steps, mut kinds) = (0, 0, BTreeSet::new(), BTreeSet::new());
     for backing in BACKINGS {
         for seed in 0..4 {
             // A ceiling that makes pages move.
@@ -210,7 +210,7 @@ fn for_every_backing_the_picture_is_what_the_heap_itself_tells_of_its_memory() {
                 program.act();
                 if turn % 10 == 9 {
                     let picture = compare(&program.rig, backing);
-                    shadows += picture.shadows.len();
+                    stale_aliases += picture.stale_aliases.len();
                     pending += picture.sums.pending_blocks;
                     steps.extend(picture.pieces.iter().map(|piece| piece.step));
                     kinds.extend(picture.pieces.iter().map(|piece| piece.kind.name()));
@@ -223,7 +223,7 @@ fn for_every_backing_the_picture_is_what_the_heap_itself_tells_of_its_memory() {
             assert_eq!(picture.sums.held, 0, "all is given back");
         }
     }
-    assert!(shadows > 0 && pending > 0 && steps.len() > 3, "{shadows} {pending} {steps:?}");
+    assert!(stale_aliases > 0 && pending > 0 && steps.len() > 3, "{stale_aliases} {pending} {steps:?}");
     assert_eq!(kinds.len(), PieceKind::ALL.len(), "every kind of piece was seen: {kinds:?}");
 }
 
@@ -320,7 +320,7 @@ fn an_arrangement_made_by_hand_is_told_piece_by_piece() {
         (sums.gaps, sums.free_slots, sums.slot_rests, sums.slab_tails),
         (PAGE - 512, 1200 * k, 10 * k, 248 * k)
     );
-    assert_eq!((sums.retired, sums.shadows, sums.movable()), (4 * PAGE, PAGE, 2 * PAGE));
+    assert_eq!((sums.retired, sums.stale_aliases, sums.movable()), (4 * PAGE, PAGE, 2 * PAGE));
     assert_eq!((sums.full_pages, sums.partial_pages, sums.free_pages, sums.spare_pages), (0, 2, 1, 1));
     assert_eq!((sums.largest_run, picture.largest_runs(9)[0].address), (PAGE, page(2)));
     assert_eq!(picture.largest_live(9).len(), 1);

@@ -56,7 +56,7 @@ enum Backed {
     /// In a span of the driver's, or in a mapping's pages that hold blocks.
     Held(SegmentEntry),
     /// Mapped, but nobody gets memory there: what was there lies elsewhere by now, or nowhere.
-    Shadow(SegmentEntry),
+    StaleAlias(SegmentEntry),
     /// In address space of ours, with nothing mapped.
     Unmapped(SegmentEntry),
     /// Not ours.
@@ -76,7 +76,7 @@ fn backed(segments: &[SegmentEntry], address: u64) -> Backed {
         return if page < 128 && view.pages >> page & 1 == 1 {
             Backed::Held(view)
         } else {
-            Backed::Shadow(view)
+            Backed::StaleAlias(view)
         };
     }
     match (of(SegmentKind::Span), of(SegmentKind::Reservation)) {
@@ -90,7 +90,7 @@ impl Backed {
     fn name(&self) -> &'static str {
         match self {
             Self::Held(_) => "held",
-            Self::Shadow(_) => "shadow",
+            Self::StaleAlias(_) => "shadow",
             Self::Unmapped(_) => "unmapped",
             Self::Unknown => "unknown",
         }
@@ -106,7 +106,7 @@ impl Backed {
                     segment.device
                 )
             }
-            Self::Shadow(segment) => format!(
+            Self::StaleAlias(segment) => format!(
                 "in a mapping of {} at {:#x} on device {} whose pages here serve elsewhere: an access reads what lies there, and faults once it is unmapped",
                 Bytes(segment.bytes),
                 segment.address,
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_a_mapping_is_held_or_a_shadow() {
+    fn a_page_of_a_mapping_is_held_or_a_stale_alias() {
         let view = SegmentEntry {
             kind: SegmentKind::View,
             address: 8 * PAGE,

@@ -64,7 +64,7 @@ struct Ending {
     out_of_memories: u64,
     /// Of the last event, if that is one.
     last_event_is_out_of_memory: bool,
-    /// Counters of lanes, gauges of devices, and entries that are not of one moment.
+    /// Counters of shards, gauges of devices, and entries that are not of one moment.
     torn_lanes: u32,
     torn_gauges: u32,
     torn_entries: u64,
@@ -112,7 +112,7 @@ fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Endi
             .map(|device| device.gauge(gruyere_record::DeviceGauge::OutOfMemories))
             .sum(),
         last_event_is_out_of_memory: last.is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
-        torn_lanes: devices.iter().map(|device| device.torn_lanes).sum(),
+        torn_lanes: devices.iter().map(|device| device.torn_shards).sum(),
         torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
         torn_entries: state.devices.iter().map(|device| device.torn).sum(),
     }
@@ -310,11 +310,11 @@ fn page(
     let mut out = format!("{}\n\n{}", end_in_words(ended), text::text(state));
     for device in devices {
         timeline_in_words(&mut out, &timeline(reader, device.device), device.device);
-        let climbed: Vec<Rung> = ladder(device).into_iter().filter(|rung| rung.calls > 0).collect();
-        if !climbed.is_empty() {
+        let tried: Vec<Rung> = ladder(device).into_iter().filter(|rung| rung.calls > 0).collect();
+        if !tried.is_empty() {
             let _ = writeln!(out, "\nThe reclaim ladder of device {}", device.device);
         }
-        for Rung { name, calls, bytes, microseconds } in climbed {
+        for Rung { name, calls, bytes, microseconds } in tried {
             let _ = writeln!(
                 out,
                 "  {name:<18} {calls:>8} times {:>12} {microseconds:>10} us",

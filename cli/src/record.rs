@@ -96,23 +96,23 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
         std::thread::sleep(LOOK);
     }
-    let tally = recorder.follower.tally;
+    let counts = recorder.follower.counts;
     let (bytes, text) = file.lengths();
     let text = match arguments.json {
         true => {
             let summary = json!({
-                "events": tally.events, "lost_events": tally.lost, "mended_blocks": tally.mended,
-                "unknown_frees": tally.unknown_frees, "blocks_at_start": tally.at_start, "file_bytes": bytes, "text_bytes": text,
+                "events": counts.events, "lost_events": counts.lost, "mended_blocks": counts.mended,
+                "unknown_frees": counts.unknown_frees, "blocks_at_start": counts.at_start, "file_bytes": bytes, "text_bytes": text,
             });
             format!("{summary:#}\n")
         }
         false => format!(
             "{path}: {} events and {} blocks of before, {bytes} bytes; {} events lost, {} blocks mended, {} frees of unknown blocks left out\n",
-            tally.events, tally.at_start, tally.lost, tally.mended, tally.unknown_frees
+            counts.events, counts.at_start, counts.lost, counts.mended, counts.unknown_frees
         ),
     };
     output::print(text)?;
-    Ok(if tally.lost > 0 { Exit::Torn } else { Exit::Fine })
+    Ok(if counts.lost > 0 { Exit::Torn } else { Exit::Fine })
 }
 
 /// The rings' follower with its place in them.
@@ -155,7 +155,7 @@ impl Recorder {
 
     /// Takes in what happened since the last look; all of it, where there is none after this.
     fn look(&mut self, reader: &Reader<'_>, last: bool) {
-        // Before the rings are read: what is younger may still miss older events of other lanes.
+        // Before the rings are read: what is younger may still miss older events of other shards.
         let now = clock::now();
         let mut found = reader.events(&mut self.cursor);
         if last {
@@ -165,7 +165,7 @@ impl Recorder {
         if found.lost == 0 {
             self.follower.apply(if last { u64::MAX } else { now });
             // After a loss, which free is whose is a guess: the block map has the last word.
-            if last && self.follower.tally.lost > 0 {
+            if last && self.follower.counts.lost > 0 {
                 self.follower.mend(&live(reader), &[]);
             }
             return;
@@ -215,26 +215,26 @@ mod tests {
         };
         let facts = DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
-        let (mut lane, mut other) = (record.lane(0, 0), record.lane(0, 1));
+        let (mut shard, mut other) = (record.shard(0, 0), record.shard(0, 1));
         let reader = Reader::own(record).unwrap();
         let mut recorder = Recorder::start(&reader);
         recorder.follower.lines.take();
         let first = clock::now();
-        // On one lane, within a look: the second malloc began before the free, and got the block after it.
-        lane.event(Malloc, 0, 0, 1 << 20, 600, first);
-        lane.event(Free, 0, 0, 1 << 20, 1024, first + 20);
-        lane.event(Malloc, 0, 0, 1 << 20, 7, first + 10);
+        // On one shard, within a look: the second malloc began before the free, and got the block after it.
+        shard.event(Malloc, 0, 0, 1 << 20, 600, first);
+        shard.event(Free, 0, 0, 1 << 20, 1024, first + 20);
+        shard.event(Malloc, 0, 0, 1 << 20, 7, first + 10);
         while clock::now() <= first + 20 {}
         recorder.look(&reader, false);
         assert_eq!(recorder.follower.lines.take(), "a 1 600 0 0\nf 1\na 2 7 0 0\n");
-        // On two lanes, from look to look: this one began before everything.
-        lane.event(Free, 0, 0, 1 << 20, 512, clock::now());
+        // On two shards, from look to look: this one began before everything.
+        shard.event(Free, 0, 0, 1 << 20, 512, clock::now());
         recorder.look(&reader, false);
         other.event(Malloc, 0, 0, 1 << 20, 2000, first);
         recorder.look(&reader, true);
         assert_eq!(recorder.follower.lines.take(), "f 2\na 3 2000 0 0\n");
-        let tally = recorder.follower.tally;
-        assert_eq!((tally.events, tally.lost, tally.unknown_frees), (5, 0, 0));
+        let counts = recorder.follower.counts;
+        assert_eq!((counts.events, counts.lost, counts.unknown_frees), (5, 0, 0));
         record.close();
     }
 }

@@ -45,7 +45,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let devices = reader.device_snapshots();
     reader.expect_sound()?;
-    let torn = devices.iter().any(|device| device.torn_lanes > 0 || device.torn_gauges);
+    let torn = devices.iter().any(|device| device.torn_shards > 0 || device.torn_gauges);
     let value = value(&reader, &devices);
     let text = if arguments.json { format!("{value:#}") } else { text(&reader, &devices, &value) };
     output::print(format_args!("{}\n", text.trim_end()))?;
@@ -96,7 +96,7 @@ fn device(snapshot: &DeviceSnapshot) -> Value {
         "small_pool": counts(&snapshot.sum(|pool, _| pool == 0)),
         "large_pool": counts(&snapshot.sum(|pool, _| pool == 1)),
         "lifetimes": lifetimes,
-        "torn": snapshot.torn_lanes > 0 || snapshot.torn_gauges,
+        "torn": snapshot.torn_shards > 0 || snapshot.torn_gauges,
     })
 }
 
@@ -233,7 +233,7 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
     line(format_args!("  record         {}", reader.path().display()));
     for snapshot in devices {
         let torn =
-            if snapshot.torn_gauges || snapshot.torn_lanes > 0 { "  (torn: not of one moment)" } else { "" };
+            if snapshot.torn_gauges || snapshot.torn_shards > 0 { "  (torn: not of one moment)" } else { "" };
         line(format_args!("\ndevice {} {}{torn}", snapshot.device, snapshot.facts.name));
         line(format_args!("  {:<30} {:>14}", "live_bytes", bytes(snapshot.live)));
         line(format_args!("  {:<30} {:>14}", "live_peak_bytes", bytes(snapshot.live_peak)));

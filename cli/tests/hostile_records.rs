@@ -48,7 +48,7 @@ fn record(folder: &Path) -> PathBuf {
     };
     let facts = DeviceFacts { name: "Phantom".into(), uuid: [7; 16], total_memory: 80 << 30 };
     let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
-    let (mut lane, mut device) = (record.lane(0, 0), record.device(0));
+    let (mut shard, mut device) = (record.shard(0, 0), record.device(0));
     for n in 0..300u64 {
         let size = 512 << (n % 14);
         let entry = BlockEntry {
@@ -60,11 +60,11 @@ fn record(folder: &Path) -> PathBuf {
             stream: n as u32 % 3,
             ..BlockEntry::default()
         };
-        let slot = lane.block_insert(&entry);
-        lane.event(EventKind::Malloc, entry.lifetime, entry.stream, entry.address, size, clock::now());
+        let slot = shard.block_insert(&entry);
+        shard.event(EventKind::Malloc, entry.lifetime, entry.stream, entry.address, size, clock::now());
         if n % 3 == 0 {
-            lane.block_remove(slot, size, size - 7, entry.lifetime, false);
-            lane.event(EventKind::Free, entry.lifetime, entry.stream, entry.address, size, clock::now());
+            shard.block_remove(slot, size, size - 7, entry.lifetime, false);
+            shard.event(EventKind::Free, entry.lifetime, entry.stream, entry.address, size, clock::now());
         }
         device.set(&[(DeviceGauge::Reserved, n << 23), (DeviceGauge::Step, n / 10)]);
         device.sample(n << 22);

@@ -41,7 +41,7 @@ fn record(directory: &Path, name: &str) -> &'static Record {
     segment(SegmentKind::Reservation, BASE + 100 * PAGE, 64 * PAGE, 0, 0);
     segment(SegmentKind::Chunk, 0, 4 * PAGE, 0, 0);
     segment(SegmentKind::View, BASE + 100 * PAGE, 4 * PAGE, 0, 0b0111);
-    let mut lane = record.lane(1, 0);
+    let mut shard = record.shard(1, 0);
     let mut block = |page: u64, offset: u64, size: u64, lifetime: u8, step: u32| {
         let entry = BlockEntry {
             address: BASE + page * PAGE + offset,
@@ -52,14 +52,14 @@ fn record(directory: &Path, name: &str) -> &'static Record {
             step,
             ..BlockEntry::default()
         };
-        lane.block_insert(&entry)
+        shard.block_insert(&entry)
     };
     block(0, 0, 3 * PAGE, 3, 0);
     let pending = block(3, 0, PAGE, 1, 1);
     block(4, 512 << 10, 512 << 10, 2, 5);
     block(6, 0, 512 << 10, 0, 5);
     block(100, 0, 2 * PAGE, 2, 5);
-    lane.block_pending(pending, PAGE, PAGE - 100, 1);
+    shard.block_pending(pending, PAGE, PAGE - 100, 1);
     record.device(1).set(&[(DeviceGauge::Reserved, 12 * PAGE), (DeviceGauge::Step, 5)]);
     record
 }
@@ -276,10 +276,10 @@ fn blocks_that_the_record_has_no_room_for_are_told_of() {
     let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[DeviceFacts::default()])));
     let bytes = 8 * PAGE;
     record.segment_insert(&SegmentEntry { address: BASE, bytes, ..SegmentEntry::default() });
-    let mut lane = record.lane(0, 0);
+    let mut shard = record.shard(0, 0);
     for n in 0..3000 {
         let (address, size) = (BASE + n * 512, 512);
-        lane.block_insert(&BlockEntry { address, size, requested: 1, ..BlockEntry::default() });
+        shard.block_insert(&BlockEntry { address, size, requested: 1, ..BlockEntry::default() });
     }
     let path = record.path().unwrap().to_str().unwrap();
     let all: Value = serde_json::from_str(&drawn(&[path, "--json"], folder.path())).unwrap();

@@ -169,7 +169,7 @@ fn leak(record: &'static Record, stop: &AtomicBool) {
             device: 1,
             ..BlockEntry::default()
         };
-        record.lane(1, 0).block_insert(&entry);
+        record.shard(1, 0).block_insert(&entry);
         record.latency(true, 3000);
         record.latency(false, 2000);
         record.call_times(DriverCall::Create).expect("room").note(2 << 20, 60_000 + 1000 * count);

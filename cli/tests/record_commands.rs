@@ -18,7 +18,7 @@ fn record(directory: &Path) -> &'static Record {
     };
     let facts = |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
     let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
-    let mut lane = record.lane(1, 0);
+    let mut shard = record.shard(1, 0);
     for n in 0..5u64 {
         let size = 1 << (20 + n);
         let entry = BlockEntry {
@@ -29,11 +29,11 @@ fn record(directory: &Path) -> &'static Record {
             device: 1,
             ..BlockEntry::default()
         };
-        let slot = lane.block_insert(&entry);
-        lane.event(EventKind::Malloc, entry.lifetime, 0, entry.address, size, clock::now());
+        let slot = shard.block_insert(&entry);
+        shard.event(EventKind::Malloc, entry.lifetime, 0, entry.address, size, clock::now());
         match n {
-            0 => lane.block_remove(slot, size, size - 100, entry.lifetime, false),
-            1 => lane.block_pending(slot, size, size - 100, entry.lifetime),
+            0 => shard.block_remove(slot, size, size - 100, entry.lifetime, false),
+            1 => shard.block_pending(slot, size, size - 100, entry.lifetime),
             _ => {}
         }
     }
@@ -213,11 +213,11 @@ fn help_has_examples_and_exit_codes() {
 fn an_address_is_told_what_lies_there_and_what_lay_there_before() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
-    let mut lane = record.lane(1, 0);
+    let mut shard = record.shard(1, 0);
     // Another block had the place of the one of 4 MiB.
     let place = 2u64 << 30;
-    lane.event(EventKind::Malloc, 0, 7, place - 4096, 1 << 20, clock::now());
-    lane.event(EventKind::Free, 0, 7, place - 4096, 1 << 20, clock::now());
+    shard.event(EventKind::Malloc, 0, 7, place - 4096, 1 << 20, clock::now());
+    shard.event(EventKind::Free, 0, 7, place - 4096, 1 << 20, clock::now());
     let pid = std::process::id().to_string();
     let within = format!("{:#x}", place + 512);
     let told = json(&gruyere(&["address", &pid, &within, "--json"], folder.path()));

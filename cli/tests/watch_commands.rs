@@ -19,9 +19,9 @@ fn record(directory: &Path) -> &'static Record {
     let facts =
         DeviceFacts { name: "Phantom $(touch pwned)".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
     let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
-    let mut lane = record.lane(0, 0);
+    let mut shard = record.shard(0, 0);
     let entry = BlockEntry { address: 1 << 30, size: 1 << 30, requested: 1 << 30, ..BlockEntry::default() };
-    lane.block_insert(&entry);
+    shard.block_insert(&entry);
     record.event(EventKind::Grow, 0, 0, 0, 1 << 30, 60 << 30, clock::now());
     record.device(0).set(&[
         (DeviceGauge::Reserved, 60 << 30),
@@ -256,7 +256,7 @@ fn a_record_that_can_not_be_believed_is_named_and_no_clean_end() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
     let path = record.path().unwrap().to_owned();
-    // Its counters never come to rest: each lane's are odd. (The header's table: offset, bytes an entry, entries; 32 bytes a section, the lanes' the third.)
+    // Its counters never come to rest: each shard's are odd. (The header's table: offset, bytes an entry, entries; 32 bytes a section, the shards' the third.)
     let bytes = std::fs::read(&path).unwrap();
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let file = std::fs::File::options().write(true).open(&path).unwrap();

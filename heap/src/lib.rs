@@ -1,7 +1,7 @@
 //! Who decides where a block goes.
 //!
 //! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use. Requests up to 1 MiB are served from slabs
-//! under the lock of their stream's lane, larger ones from runs under the device's central lock.
+//! under the lock of their stream's shard, larger ones from runs under the device's central lock.
 //!
 //! | folder | what it is |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | [`small`], [`runs`] | slabs and their slots; address book-keeping |
 //! | [`report`] | what the heap says of itself |
 //!
-//! Locks, and the order in which they nest: a device's `recycling`; a lane's lock or the central lock, never both; under either, the locks inside
+//! Locks, and the order in which they nest: a device's `recycling`; a shard's lock or the central lock, never both; under either, the locks inside
 //! [`order::streams`] and the record's. No lock is held while the caller is answered.
 //!
 //! What it needs of others it is given: the [`driver`] as a trait, the [`settings`] as plain data, a [`profiler`] if there is one. It writes the record.
@@ -23,9 +23,9 @@
 mod api;
 mod central;
 pub mod device;
+mod device_wide;
 pub mod driver;
 mod error;
-mod everywhere;
 mod number_set;
 pub mod order;
 pub mod policy;

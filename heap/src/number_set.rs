@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers of streams, [`crate::order::streams::EVERY`] and the arenas' everybody among them.
+/// Numbers of streams, [`crate::order::streams::ALL_STREAMS`] and the arenas' UNOWNED among them.
 pub const NUMBERS: u32 = 4096;
 const BITS: u32 = u64::BITS;
 const WORDS: usize = (NUMBERS / BITS) as usize;

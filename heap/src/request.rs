@@ -7,7 +7,7 @@ use crate::pool::lifetime::Lifetime;
 use crate::runs::arena::{Arenas, RunId, SpaceId};
 use crate::runs::page_table::PageTable;
 use crate::small::size_class::round;
-use gruyere_record::{BlockEntry, EventKind, LaneWriter, Record};
+use gruyere_record::{BlockEntry, EventKind, Record, ShardWriter};
 
 /// One request, as the door has understood it.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ impl Request {
 
     /// Tells the record that the request was served.
     #[inline]
-    pub(crate) fn note(&self, writer: &mut LaneWriter, address: u64) {
+    pub(crate) fn note(&self, writer: &mut ShardWriter, address: u64) {
         writer.event(EventKind::Malloc, self.lifetime as u8, self.stream, address, self.size, self.start);
     }
 }
@@ -111,14 +111,14 @@ impl<'a> Growth<'a> {
     }
 
     /// What giving back needs to know meanwhile; how far the streams are, is told of none.
-    pub(crate) fn giving(&self) -> Giving<'a> {
+    pub(crate) fn eviction(&self) -> Eviction<'a> {
         let Self { driver, record, streams, .. } = *self;
-        Giving { driver, record, streams, completed: &|_| 0 }
+        Eviction { driver, record, streams, completed: &|_| 0 }
     }
 }
 
 /// What giving back needs to know.
-pub struct Giving<'a> {
+pub struct Eviction<'a> {
     /// The driver.
     pub driver: &'a dyn Driver,
     /// The record.
@@ -129,8 +129,8 @@ pub struct Giving<'a> {
     pub completed: &'a dyn Fn(u32) -> u64,
 }
 
-impl<'a> Giving<'a> {
-    /// Of what is everybody's.
+impl<'a> Eviction<'a> {
+    /// Of what is unowned.
     pub(crate) fn of(shared: &'a Shared, streams: &'a Streams) -> Self {
         Self { driver: &*shared.driver, record: shared.record, streams, completed: &|_| 0 }
     }

@@ -28,8 +28,8 @@ pub struct Shared {
     pub table: PageTable,
     /// What other processes read.
     pub record: &'static Record,
-    /// Whether blocks from 1 MiB on get spans of their own.
-    pub(super) own_spans: bool,
+    /// Whether blocks from 1 MiB on get dedicated allocations.
+    pub(super) dedicated: bool,
     pub(super) step: AtomicU32,
     /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once and for all when torch's hooks are met
     /// that nobody announced.

@@ -135,7 +135,7 @@ impl Pool {
     /// An address for `bytes` (a multiple of [`POOL_ALIGNMENT`]) in the order of `stream` at the time `now`; `None`: it must grow.
     pub(crate) fn alloc(&mut self, bytes: u64, stream: StreamKey, now: u64) -> Option<u64> {
         if self.opportunistic != 0 {
-            self.settle(now);
+            self.complete_frees(now);
         }
         let align = if bytes.is_multiple_of(LARGE_ALIGNMENT) { LARGE_ALIGNMENT } else { POOL_ALIGNMENT };
         self.alloc_aligned(bytes, align, stream).or_else(|| {
@@ -186,7 +186,7 @@ impl Pool {
     }
 
     /// Shares every free that is complete at `now` with all streams.
-    pub(crate) fn settle(&mut self, now: u64) {
+    pub(crate) fn complete_frees(&mut self, now: u64) {
         let mut done = Vec::new();
         for ranges in self.pending.values_mut() {
             while let Some(range) = ranges.take_ready(now) {

@@ -96,7 +96,7 @@ impl Rendezvous {
     }
 
     /// Closes what can be closed: the works whose ends are known by now, in an order in which each comes after what it waited for.
-    pub(crate) fn settle(&mut self) -> Vec<Ended> {
+    pub(crate) fn close_ended(&mut self) -> Vec<Ended> {
         let mut ended = Vec::new();
         loop {
             let before = ended.len();

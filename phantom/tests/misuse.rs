@@ -169,7 +169,7 @@ fn access_without_mapping() {
 }
 
 #[test]
-fn access_for_a_stranger() {
+fn access_for_a_foreign_device() {
     let mut config = Config::devices(2, 256 * MIB);
     config.devices[0].peers = Some(vec![]);
     let gpu = Gpu::new(config);
@@ -199,7 +199,7 @@ fn sizes_that_are_not_whole_granules() {
 }
 
 #[test]
-fn pool_free_of_strangers() {
+fn pool_free_of_foreign_pointers() {
     let gpu = gpu();
     let pool = gpu.pool_create(0, 0).unwrap();
     let block = gpu.pool_alloc(0, pool, MIB, 0).unwrap();
@@ -211,7 +211,7 @@ fn pool_free_of_strangers() {
 }
 
 #[test]
-fn plain_free_of_strangers() {
+fn plain_free_of_foreign_pointers() {
     let gpu = gpu();
     let plain = gpu.alloc(0, MIB).unwrap();
     assert_refused(&gpu, 0, gpu.free(0, plain + 512), "no plain allocation");

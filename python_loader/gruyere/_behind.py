@@ -2,16 +2,16 @@
 
 torch takes segments from somebody else for a `MemPool` only. So each device gets a pool over our functions, and
 `_cuda_beginAllocateToPool` routes every thread and stream of the device to it. Two things of torch's stand in the way, and both are about
-the bracket that is never closed: torch thinks that a capture is going on.
+the pool scope that is never closed: torch thinks that a capture is going on.
 
-- Blocks that `record_stream` named are not looked at again while a bracket is open. So it is closed and opened again now and then: a *breath*.
+- Blocks that `record_stream` named are not looked at again while a pool scope is open. So it is closed and opened again now and then: a *breath*.
 - Cached segments of a pool that is in use are never given back, not by `empty_cache` and not when memory runs out. So a new pool takes the
   old one's place (a *turn*), whose cached segments torch then gives back.
 
 In either, another thread's tensor may come from torch's own memory for a moment, which is sound.
 
-While a bracket of the program's is open (a capture, `use_mem_pool`), ours is closed: some versions of torch ask the oldest bracket first, and the
-memory of a graph must be in the graph's pool. A pool that dies while a bracket is open ends the process, so the program's own pools die
+While a pool scope of the program's is open (a capture, `use_mem_pool`), ours is closed: some versions of torch ask the oldest pool scope first, and the
+memory of a graph must be in the graph's pool. A pool that dies while a pool scope is open ends the process, so the program's own pools die
 at the next breath, and there are no breaths and turns meanwhile.
 """
 
@@ -64,7 +64,7 @@ def install(torch: Any) -> Any:
     _when_step_ends(router.breathe)
     _when_recorded(torch, router)
     _when_emptied(torch, router)
-    _when_bracketed(torch, router)
+    _when_in_scope(torch, router)
     _when_pools_die(torch, router)
     observe = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     # Just before the error is raised: what the program does next finds the cached segments given back.
@@ -89,8 +89,8 @@ class _Router:
         self.pools: dict[int, Any] = {}
         self.recorded = 0
         self.is_open = False
-        # Brackets of the program's that are open now.
-        self.brackets = 0
+        # Pool scopes of the program's that are open now.
+        self.scopes = 0
         # Pools of the program's that nobody holds any more.
         self.dead: list[Any] = []
         self.lock = threading.RLock()
@@ -106,7 +106,7 @@ class _Router:
             self._open_all()
 
     def end(self) -> None:
-        """A bracket that is still open when the process ends would abort it. In a forked child there is nothing to end."""
+        """A pool scope that is still open when the process ends would abort it. In a forked child there is nothing to end."""
         with self.lock:
             if self.process == os.getpid():
                 if self.is_open:
@@ -142,22 +142,22 @@ class _Router:
             self._open_all()
 
     def step_aside(self) -> None:
-        """The program opens a bracket."""
-        if self.brackets == 0 and self.process == os.getpid():
+        """The program opens a pool scope."""
+        if self.scopes == 0 and self.process == os.getpid():
             self._close_all()
-        self.brackets += 1
+        self.scopes += 1
 
     def step_back(self) -> None:
         """It has closed one, or meant to."""
-        if self.brackets == 0:
+        if self.scopes == 0:
             return
-        self.brackets -= 1
-        if self.brackets == 0 and self.process == os.getpid():
+        self.scopes -= 1
+        if self.scopes == 0 and self.process == os.getpid():
             self._open_all()
 
     def _may_close(self) -> bool:
-        """Not in a forked child, which has no CUDA, and not while a bracket of the program's is open."""
-        return self.process == os.getpid() and not self.brackets
+        """Not in a forked child, which has no CUDA, and not while a pool scope of the program's is open."""
+        return self.process == os.getpid() and not self.scopes
 
     def _used(self) -> list[int]:
         """The devices on which something has been allocated; asking would wake the others."""
@@ -175,7 +175,7 @@ class _Router:
             self.torch._C._cuda_setDevice(before)
 
     def _poke(self, device: int) -> None:
-        """One allocation outside of any bracket: that is when torch asks its events."""
+        """One allocation outside of any pool scope: that is when torch asks its events."""
         block = self.torch.cuda.caching_allocator_alloc(1, device)
         self.torch.cuda.caching_allocator_delete(block)
 
@@ -222,8 +222,8 @@ def _when_emptied(torch: Any, router: _Router) -> None:
     torch.cuda.empty_cache = torch.cuda.memory.empty_cache = empty_cache
 
 
-def _when_bracketed(torch: Any, router: _Router) -> None:
-    """Steps aside for the program's brackets: captures, and what it routes to pools of its own."""
+def _when_in_scope(torch: Any, router: _Router) -> None:
+    """Steps aside for the program's pool scopes: captures, and what it routes to pools of its own."""
 
     def replace(owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owners[0], name, None)
@@ -264,7 +264,7 @@ def _when_bracketed(torch: Any, router: _Router) -> None:
 
 
 def _when_pools_die(torch: Any, router: _Router) -> None:
-    """Keeps a pool of the program's until no bracket is open. `__del__` may keep its object: it is called once only."""
+    """Keeps a pool of the program's until no pool scope is open. `__del__` may keep its object: it is called once only."""
 
     def keep(self: Any) -> None:
         router.dead.append(self)

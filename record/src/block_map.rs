@@ -5,7 +5,7 @@ use super::{BlockEntry, BlockState, BlockTag, layout::Shared};
 
 /// One slot, 40 bytes.
 ///
-/// The writer is the holder of the lane whose free list (or live block) the slot belongs to; slots pass between lanes
+/// The writer is the holder of the shard whose free list (or live block) the slot belongs to; slots pass between shards
 /// only under the map's mutex.
 #[repr(C)]
 #[derive(Debug, Default)]

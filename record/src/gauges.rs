@@ -1,11 +1,11 @@
-//! Gauges: counters of a lane, facts and gauges of a device.
+//! Gauges: counters of a shard, facts and gauges of a device.
 
 use super::histogram::Buckets;
 use super::layout::Shared;
 use super::seqlock::Sequence;
+use super::shard_ring::ShardRingHead;
 use super::sync::{AtomicU64, Ordering, bump};
-use super::totals::LaneTotals;
-use super::trail::TrailHead;
+use super::totals::ShardTotals;
 use super::{DEVICE_GAUGES, DeviceGauge, LIFETIMES};
 
 /// torch calls a block up to this size small.
@@ -35,7 +35,7 @@ impl Flow {
     }
 }
 
-/// Blocks of one lifetime and one pool (small or large) in one lane, on one cache line. What is live is what came less what went. One line, so
+/// Blocks of one lifetime and one pool (small or large) in one shard, on one cache line. What is live is what came less what went. One line, so
 /// that a reader gets it whole in one transfer and a busy writer seldom makes it retry.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
@@ -59,24 +59,24 @@ pub struct PendingGauges {
     _room: [AtomicU64; 3],
 }
 
-/// One lane's area: totals, the head of its trail, gauges by pool (small, large) then lifetime. The writer
-/// is the holder of the lane's heap lock. In one piece, so that the hot path needs one pointer to it.
+/// One shard's area: totals, the head of its event ring, gauges by pool (small, large) then lifetime. The writer
+/// is the holder of the shard's heap lock. In one piece, so that the hot path needs one pointer to it.
 #[repr(C, align(64))]
-pub struct Lane {
+pub struct Shard {
     /// Live bytes.
-    pub totals: LaneTotals,
-    /// Head of the lane's event ring.
-    pub trail: TrailHead,
+    pub totals: ShardTotals,
+    /// Head of the shard's event ring.
+    pub ring: ShardRingHead,
     blocks: [BlockGauges; 2 * LIFETIMES],
     pending: [PendingGauges; 2 * LIFETIMES],
-    /// 1: the lane's [`LaneSizes`] are allocated. Its writer, once, when the first block comes or goes.
+    /// 1: the shard's [`ShardSizes`] are allocated. Its writer, once, when the first block comes or goes.
     pub has_sizes: AtomicU64,
     _room: [AtomicU64; 7],
 }
 
-/// One lane's histograms of sizes, of mallocs and of frees. The lane's writer counts. Apart from the lane, since most lanes are never used.
+/// One shard's histograms of sizes, of mallocs and of frees. The shard's writer counts. Apart from the shard, since most shards are never used.
 #[repr(C, align(64))]
-pub struct LaneSizes(pub [Buckets; 2]);
+pub struct ShardSizes(pub [Buckets; 2]);
 
 /// A device's part of the record, 2 KiB: facts, totals, gauges.
 #[repr(C, align(64))]
@@ -87,7 +87,7 @@ pub struct DeviceArea {
     name: [AtomicU64; 32],
     uuid: [AtomicU64; 2],
     total_memory: AtomicU64,
-    /// The highest that live bytes over all lanes ever were ([`super::totals`]). Written under the device's mutex.
+    /// The highest that live bytes over all shards ever were ([`super::totals`]). Written under the device's mutex.
     pub live_peak: AtomicU64,
     /// For peaks by pool.
     _peaks: [AtomicU64; 3],
@@ -101,20 +101,20 @@ pub struct DeviceArea {
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<BlockGauges>() == 64 && size_of::<PendingGauges>() == 64);
-    assert!(size_of::<Lane>() == 128 + 1024 + 64 && size_of::<LaneSizes>() == 8192);
+    assert!(size_of::<Shard>() == 128 + 1024 + 64 && size_of::<ShardSizes>() == 8192);
     assert!(size_of::<DeviceArea>() == 1024);
     assert!(DEVICE_GAUGES <= 63);
 };
 
 // SAFETY: repr(C), atomics throughout.
-unsafe impl Shared for Lane {}
+unsafe impl Shared for Shard {}
 // SAFETY: as above.
-unsafe impl Shared for LaneSizes {}
+unsafe impl Shared for ShardSizes {}
 // SAFETY: as above.
 unsafe impl Shared for DeviceArea {}
 
 /// Counters of one [`BlockGauges`] and its [`PendingGauges`], or of a sum of them. Only growing; `saturating_sub` because
-/// different lanes are read at different moments.
+/// different shards are read at different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
     /// Blocks ever handed out.
@@ -193,7 +193,7 @@ fn cell(pool: usize, lifetime: u8) -> usize {
     pool % 2 * LIFETIMES + usize::from(lifetime) % LIFETIMES
 }
 
-impl Lane {
+impl Shard {
     /// A block of `pool` ([`pool_of`]) became live.
     #[inline(always)]
     pub fn malloc(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
@@ -213,7 +213,7 @@ impl Lane {
         self.blocks[cell(pool, to)].came.count(size, requested);
     }
 
-    /// The program freed a block; as [`Lane::malloc`].
+    /// The program freed a block; as [`Shard::malloc`].
     #[inline(always)]
     pub fn free(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
         self.blocks[cell(pool, lifetime)].went.count(size, requested);

@@ -7,7 +7,7 @@ use super::sync::{AtomicU64, Ordering, bump};
 /// Buckets of a histogram: values below 8 each have their own, then eight a doubling up to 2^64, rounded up to a page.
 pub const BUCKETS: usize = 512;
 
-/// One histogram, 4 KiB. Counters only grow, each written by one lane (or, for latencies, by atomic adds).
+/// One histogram, 4 KiB. Counters only grow, each written by one shard (or, for latencies, by atomic adds).
 #[repr(C)]
 pub struct Buckets([AtomicU64; BUCKETS]);
 

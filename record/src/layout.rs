@@ -7,14 +7,14 @@ use super::block_map::BlockCell;
 use super::calls::{CallTimes, RECORDED_CALLS};
 use super::clock::ClockFacts;
 use super::facts::ProcessFacts;
-use super::gauges::{DeviceArea, Lane, LaneSizes};
+use super::gauges::{DeviceArea, Shard, ShardSizes};
 use super::histogram::Buckets;
 use super::ring::{RingCell, RingHead};
 use super::segments::SegmentCell;
+use super::shard_ring::{self, ShardRingCell};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::timeline::Timeline;
-use super::trail::{self, TrailCell};
-use super::{LANES, RecordOptions};
+use super::{RecordOptions, SHARDS};
 
 /// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not ready.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
@@ -37,8 +37,8 @@ pub enum Section {
     Process,
     /// A [`DeviceArea`] a device.
     Devices,
-    /// [`LANES`] [`Lane`]s a device.
-    Lanes,
+    /// [`SHARDS`] [`Shard`]s a device.
+    Shards,
     /// Two [`Buckets`]: latency of mallocs, latency of frees.
     Latency,
     /// One [`RingHead`].
@@ -47,12 +47,12 @@ pub enum Section {
     Ring,
     /// A [`Timeline`] a device, of which so many cells are allocated as the device's area says.
     Timelines,
-    /// [`LaneSizes`] a lane, allocated where the lane says so.
+    /// [`ShardSizes`] a shard, allocated where the shard says so.
     Sizes,
     /// A [`CallTimes`] a kind of timed driver call, allocated where the header says so.
     Calls,
-    /// The [`TrailCell`]s: for each lane as many, a power of two.
-    Trails,
+    /// The [`ShardRingCell`]s: for each shard as many, a power of two.
+    ShardRings,
     /// [`SegmentCell`]s.
     Segments,
     /// [`BlockCell`]s.
@@ -179,9 +179,9 @@ const _: () = {
 };
 
 /// Slots of a growing section that are allocated together: five pages of the block map.
-pub const CHUNK: u64 = 512;
+pub const MAP_STEP: u64 = 512;
 /// Cells of the ring that are allocated together: 32 KiB.
-pub const RING_CHUNK: u64 = 1024;
+pub const RING_STEP: u64 = 1024;
 /// Segments a record can hold.
 const MAX_SEGMENTS: u64 = 1 << 20;
 /// The smallest ring.
@@ -202,23 +202,23 @@ impl Plan {
     /// The plan for `options` and so many devices.
     pub fn new(options: &RecordOptions, devices: usize) -> Plan {
         let devices = devices.min(256) as u64;
-        let lanes = devices * LANES as u64;
+        let shards = devices * SHARDS as u64;
         let ring = u64::from(options.ring_events.clamp(2, 1 << 26)).next_power_of_two();
-        let trail = if options.max_blocks == 0 { 0 } else { trail::cells(ring) };
+        let shard_ring = if options.max_blocks == 0 { 0 } else { shard_ring::cells(ring) };
         // Indices are u32, the last of them is NONE.
-        let blocks = u64::from(options.max_blocks).min(1 << 31).next_multiple_of(CHUNK);
+        let blocks = u64::from(options.max_blocks).min(1 << 31).next_multiple_of(MAP_STEP);
         let segments = blocks.min(MAX_SEGMENTS);
         let entries: [(usize, u64); SECTIONS] = [
             (size_of::<ProcessFacts>(), 1),
             (size_of::<DeviceArea>(), devices),
-            (size_of::<Lane>(), lanes),
+            (size_of::<Shard>(), shards),
             (size_of::<Buckets>(), 2),
             (size_of::<RingHead>(), 1),
             (size_of::<RingCell>(), ring),
             (size_of::<Timeline>(), devices),
-            (size_of::<LaneSizes>(), lanes),
+            (size_of::<ShardSizes>(), shards),
             (size_of::<CallTimes>(), RECORDED_CALLS as u64),
-            (size_of::<TrailCell>(), lanes * trail),
+            (size_of::<ShardRingCell>(), shards * shard_ring),
             (size_of::<SegmentCell>(), segments),
             (size_of::<BlockCell>(), blocks),
         ];
@@ -227,7 +227,7 @@ impl Plan {
         for (number, (bytes, count)) in entries.into_iter().enumerate() {
             if number == FIRST_GROWING {
                 // The latest events are kept even where there is no room for anything more.
-                plan.fixed_bytes = offset + bytes as u64 * count.min(RING_CHUNK);
+                plan.fixed_bytes = offset + bytes as u64 * count.min(RING_STEP);
             }
             plan.sections[number] = (offset, bytes as u64, count);
             offset = (offset + bytes as u64 * count).next_multiple_of(PAGE);

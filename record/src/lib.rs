@@ -1,6 +1,6 @@
 //! What is known of a process's device memory: block map, gauges, event ring and histograms in one shared mapping, and what reads it.
 //!
-//! The heap writes ([`Record`], [`LaneWriter`], [`DeviceWriter`]); anybody reads ([`Reader`], from this process or another),
+//! The heap writes ([`Record`], [`ShardWriter`], [`DeviceWriter`]); anybody reads ([`Reader`], from this process or another),
 //! without a lock and without a writer ever waiting. [`layout`] is the interface between the two. Nothing depends on the
 //! record but the totals of live bytes: where no shared memory can be had, it goes on in private memory.
 //!
@@ -17,7 +17,6 @@ pub mod file;
 pub mod gauges;
 mod guard;
 pub mod histogram;
-mod lane;
 pub mod layout;
 pub mod mapping;
 pub mod open;
@@ -30,6 +29,8 @@ pub mod ring;
 pub mod run;
 pub mod segments;
 pub mod seqlock;
+mod shard;
+pub mod shard_ring;
 pub mod size;
 mod slots;
 pub mod source;
@@ -39,20 +40,19 @@ pub mod sync;
 pub mod timeline;
 pub mod totals;
 pub mod trace;
-pub mod trail;
 pub mod watch;
 mod writer;
 
 pub use histogram::bucket_of;
-pub use lane::{Block, LaneWriter};
 pub use open::{Owners, ReadError};
 pub use plain::plain;
 pub use reader::Reader;
+pub use shard::{Block, ShardWriter};
 pub use writer::{DeviceWriter, Record};
 
-/// Lanes a device: each is a set of gauges and a block allocator with one writer at a time (the holder of a heap lock). Of the heap's, 32
+/// Shards a device: each is a set of gauges and a block allocator with one writer at a time (the holder of a heap lock). Of the heap's, 32
 /// are for small blocks (a stream's is found by a mask) and one is the central part's.
-pub const LANES: usize = 33;
+pub const SHARDS: usize = 33;
 /// Lifetime classes: auto, transient, step, persistent.
 pub const LIFETIMES: usize = 4;
 /// Their names, by number.
@@ -80,7 +80,7 @@ pub struct BlockEntry {
 }
 
 impl BlockEntry {
-    /// What the block map and the trails say of it in one word.
+    /// What the block map and the event rings say of it in one word.
     #[inline(always)]
     pub fn tag(&self) -> BlockTag {
         BlockTag::new(self.device, self.lifetime, self.capture, self.stream)
@@ -406,8 +406,8 @@ pub struct RecordOptions {
     pub enabled: bool,
     /// $GRUYERE_RECORD_DIR, else /dev/shm; or another folder in tests.
     pub directory: std::path::PathBuf,
-    /// Events the shared ring holds, rounded up to a power of two; 32 bytes each, allocated at once. Each lane that is used
-    /// gets a trail of a quarter of it.
+    /// Events the shared ring holds, rounded up to a power of two; 32 bytes each, allocated at once. Each shard that is used
+    /// gets an event ring of a quarter of it.
     pub ring_events: u32,
     /// Blocks the block map can hold (address space; 40 bytes a block are touched as needed).
     pub max_blocks: u32,

@@ -1,19 +1,19 @@
 //! The exact peaks of a device: of live and of active (live or waiting) blocks, by pool, each since the last reset.
 //!
-//! Nothing here is on the hot path. Each lane has ceilings ([`super::totals`]); all of them together stay within the peaks, so a
-//! peak can only be passed after some lane has passed a ceiling of its own. Such a lane settles, under the device's mutex:
-//! it gets what no lane has, and what it lacks from lanes that do not use theirs; a program of many streams near its peak does that at every malloc.
-//! Where all lanes together have too little, the sums are taken, and what is above a peak is the new peak. What
-//! changes the sums in other ways (blocks that wait for streams, small blocks in the lane of the large ones) is rare, and
+//! Nothing here is on the hot path. Each shard has ceilings ([`super::totals`]); all of them together stay within the peaks, so a
+//! peak can only be passed after some shard has passed a ceiling of its own. Such a shard reconciles, under the device's mutex:
+//! it gets what no shard has, and what it lacks from shards that do not use theirs; a program of many streams near its peak does that at every malloc.
+//! Where all shards together have too little, the sums are taken, and what is above a peak is the new peak. What
+//! changes the sums in other ways (blocks that wait for streams, small blocks in the shard of the large ones) is rare, and
 //! comes here too.
 //!
-//! Exact as long as calls on different lanes don't overlap in time; where they do, a settling lane may miss a block whose
-//! count another processor has not yet made visible (some nanoseconds), until that lane's next call.
+//! Exact as long as calls on different shards don't overlap in time; where they do, a reconciling shard may miss a block whose
+//! count another processor has not yet made visible (some nanoseconds), until that shard's next call.
 #![deny(unsafe_code)]
 
 use super::gauges::BlockCounts;
 use super::sync::{AtomicU64, Ordering, fence};
-use super::totals::{BLOCKS, BYTES, LaneTotals, QUANTITIES, REQUESTED};
+use super::totals::{BLOCKS, BYTES, QUANTITIES, REQUESTED, ShardTotals};
 
 /// The pools that torch tells apart.
 pub const POOLS: usize = 3;
@@ -27,9 +27,9 @@ pub const LARGE: usize = 2;
 /// Bytes, blocks and bytes asked for, by their numbers in [`super::totals`].
 pub type Amounts = [i64; QUANTITIES];
 
-/// Lanes that are settled all at once: to look first whether they have what one of them lacks costs as much, and a program that grows finds that
+/// Shards that are reconciled all at once: to look first whether they have what one of them lacks costs as much, and a program that grows finds that
 /// they have not, at every malloc.
-const FEW_LANES: usize = 4;
+const FEW_SHARDS: usize = 4;
 
 /// The amounts of one block.
 pub fn amounts(size: u64, requested: u64) -> Amounts {
@@ -71,16 +71,16 @@ pub struct BlockStats {
 /// Of one quantity, by pool.
 type ByPool = [i64; POOLS];
 
-/// A lane, and whether it is the one of the large blocks (the last).
-pub type Member<'a> = (bool, &'a LaneTotals);
+/// A shard, and whether it is the one of the large blocks (the last).
+pub type Member<'a> = (bool, &'a ShardTotals);
 
-/// What a device's mutex guards: the peaks, and what of the sums is not in the lanes.
+/// What a device's mutex guards: the peaks, and what of the sums is not in the shards.
 #[derive(Debug, Default)]
 pub struct Books {
-    /// Lanes that were ever used, a bit each.
+    /// Shards that were ever used, a bit each.
     pub used: u64,
-    /// Small blocks in the lane of the large ones: those of captures and of `backing:passthrough`.
-    strangers: Amounts,
+    /// Small blocks in the shard of the large ones: those of captures and of `backing:passthrough`.
+    foreign: Amounts,
     /// Freed by the program and waiting for streams: small, large.
     pending: [Amounts; 2],
     /// The highest that was live, by quantity.
@@ -99,7 +99,7 @@ impl Scale {
     const BITS: u32 = 63;
 
     /// `whole`, the sum, is to become at most `most`. One division, however many amounts there are: a program of many streams comes here at
-    /// every malloc that passes a ceiling, with an amount for each lane.
+    /// every malloc that passes a ceiling, with an amount for each shard.
     fn new(most: i64, whole: i64) -> Self {
         let part = |most, whole| (u128::from(most) << Self::BITS) / u128::from(whole);
         Self((whole > most).then(|| part(most.max(0) as u64, whole as u64) as u64))
@@ -120,27 +120,27 @@ impl Scale {
     }
 }
 
-/// Deals what lies between the sums and the peaks (`gaps`, by pool): to the lane `mine`, but for what the others keep.
+/// Redistributes what lies between the sums and the peaks (`gaps`, by pool): to the shard `mine`, but for what the others keep.
 #[inline(never)]
-fn deal<'a>(
+fn redistribute<'a>(
     quantity: usize,
     gaps: ByPool,
-    lanes: impl Iterator<Item = Member<'a>> + Clone,
-    mine: &LaneTotals,
+    shards: impl Iterator<Item = Member<'a>> + Clone,
+    mine: &ShardTotals,
 ) {
-    let slack = |lane: &LaneTotals| lane.ceiling(quantity).saturating_sub(lane.live(quantity)).max(0);
-    // What the other lanes may still take before they come here.
+    let slack = |shard: &ShardTotals| shard.ceiling(quantity).saturating_sub(shard.live(quantity)).max(0);
+    // What the other shards may still take before they come here.
     let (mut small_slack, mut large_slack) = (0i64, 0i64);
     let mut mine_is_large = false;
-    for (is_large, lane) in lanes.clone() {
-        if std::ptr::eq(lane, mine) {
+    for (is_large, shard) in shards.clone() {
+        if std::ptr::eq(shard, mine) {
             mine_is_large = is_large;
             continue;
         }
         let slacks = if is_large { &mut large_slack } else { &mut small_slack };
-        *slacks = slacks.saturating_add(slack(lane));
+        *slacks = slacks.saturating_add(slack(shard));
     }
-    // The others keep what they have, up to half of what there is: then the lane will not be here again soon.
+    // The others keep what they have, up to half of what there is: then the shard will not be here again soon.
     let half = gaps[ALL] / 2;
     let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
     let mut large_kept = large_slack.min(gaps[LARGE]);
@@ -150,12 +150,12 @@ fn deal<'a>(
     let pool = if mine_is_large { gaps[LARGE] } else { gaps[SMALL] - small_kept };
     let all = gaps[ALL] - small_kept - large_kept;
     mine.set_ceiling(quantity, mine.live(quantity).saturating_add(pool.min(all)));
-    for (is_large, lane) in lanes {
+    for (is_large, shard) in shards {
         let scale = if is_large { large } else { small };
-        let left = lane.ceiling(quantity).saturating_sub(lane.live(quantity));
-        // A lane without slack keeps none; one above its ceiling is about to settle itself, and gets what it uses.
-        if left != 0 && !(scale.is_identity() && left > 0) && !std::ptr::eq(lane, mine) {
-            lane.set_ceiling(quantity, lane.live(quantity).saturating_add(scale.of(left.max(0))));
+        let left = shard.ceiling(quantity).saturating_sub(shard.live(quantity));
+        // A shard without slack keeps none; one above its ceiling is about to reconcile itself, and gets what it uses.
+        if left != 0 && !(scale.is_identity() && left > 0) && !std::ptr::eq(shard, mine) {
+            shard.set_ceiling(quantity, shard.live(quantity).saturating_add(scale.of(left.max(0))));
         }
     }
 }
@@ -168,76 +168,76 @@ struct Flow {
 }
 
 impl Books {
-    /// What is live and what is active of `quantity`, where the lanes of small blocks have `small` and that of the large `large`.
+    /// What is live and what is active of `quantity`, where the shards of small blocks have `small` and that of the large `large`.
     #[inline(always)]
     fn now(&self, quantity: usize, small: i64, large: i64) -> (ByPool, ByPool) {
-        let strangers = self.strangers[quantity];
+        let foreign = self.foreign[quantity];
         let waiting = self.pending.map(|pool| pool[quantity]);
-        let live = [small + large, small + strangers, large - strangers];
+        let live = [small + large, small + foreign, large - foreign];
         let active =
             [live[ALL] + waiting[0] + waiting[1], live[SMALL] + waiting[0], live[LARGE] + waiting[1]];
         (live, active)
     }
 
-    /// Settles the lane `mine`, which passed a ceiling. `lanes` are all lanes that were ever used; `highest` is the peak of live
+    /// Reconciles the shard `mine`, which passed a ceiling. `shards` are all shards that were ever used; `highest` is the peak of live
     /// bytes that no reset lowers.
-    pub fn settle<'a>(
+    pub fn reconcile<'a>(
         &mut self,
         highest: &AtomicU64,
-        lanes: impl Iterator<Item = Member<'a>> + Clone,
-        mine: &'a LaneTotals,
+        shards: impl Iterator<Item = Member<'a>> + Clone,
+        mine: &'a ShardTotals,
     ) {
         // Most programs have few, which are walked many times here: from a row of their own.
-        let mut few = [(false, mine); FEW_LANES];
+        let mut few = [(false, mine); FEW_SHARDS];
         let mut count = 0;
-        for member in lanes.clone() {
+        for member in shards.clone() {
             let Some(place) = few.get_mut(count) else {
-                return self.settle_until_within(highest, lanes, mine, true);
+                return self.reconcile_until_within(highest, shards, mine, true);
             };
             *place = member;
             count += 1;
         }
-        self.settle_until_within(highest, few[..count].iter().copied(), mine, false);
+        self.reconcile_until_within(highest, few[..count].iter().copied(), mine, false);
     }
 
-    /// See [`Books::settle`]; `many`: more lanes than [`FEW_LANES`].
+    /// See [`Books::reconcile`]; `many`: more shards than [`FEW_SHARDS`].
     #[inline(always)]
-    fn settle_until_within<'a>(
+    fn reconcile_until_within<'a>(
         &mut self,
         highest: &AtomicU64,
-        lanes: impl Iterator<Item = Member<'a>> + Clone,
-        mine: &LaneTotals,
+        shards: impl Iterator<Item = Member<'a>> + Clone,
+        mine: &ShardTotals,
         many: bool,
     ) {
-        // Once, unless another lane ran past a ceiling while we lowered it.
+        // Once, unless another shard ran past a ceiling while we lowered it.
         for _ in 0..4 {
             let passed = std::array::from_fn(|quantity| mine.live(quantity) > mine.ceiling(quantity));
-            if !many || !self.make_room(passed, lanes.clone(), mine) {
-                self.settle_passed(passed, highest, lanes.clone(), mine);
+            if !many || !self.make_room(passed, shards.clone(), mine) {
+                self.reconcile_passed(passed, highest, shards.clone(), mine);
             }
             // Orders our stores of ceilings before the loads of what is live.
             fence(Ordering::SeqCst);
-            if lanes.clone().all(|(_, lane)| lane.is_within()) {
+            if shards.clone().all(|(_, shard)| shard.is_within()) {
                 return;
             }
         }
     }
 
-    /// Raises the ceilings that the lane `mine` has `passed` above what it has, by what no lane has, and if that is too little, by what others do not use:
+    /// Raises the ceilings that the shard `mine` has `passed` above what it has, by what no shard has, and if that is too little, by what others do not use:
     /// half of it, where that will do. False: all of it is too little.
     fn make_room<'a>(
         &self,
         passed: [bool; QUANTITIES],
-        lanes: impl Iterator<Item = Member<'a>> + Clone,
-        mine: &LaneTotals,
+        shards: impl Iterator<Item = Member<'a>> + Clone,
+        mine: &ShardTotals,
     ) -> bool {
         let mut ceilings = [[0i64; QUANTITIES]; 2];
         let mut pool = SMALL;
-        for (is_large, lane) in lanes.clone() {
+        for (is_large, shard) in shards.clone() {
             for (quantity, sum) in ceilings[usize::from(is_large)].iter_mut().enumerate() {
-                *sum = sum.wrapping_add(lane.ceiling(quantity));
+                *sum = sum.wrapping_add(shard.ceiling(quantity));
             }
-            if is_large && std::ptr::eq(lane, mine) {
+            if is_large && std::ptr::eq(shard, mine) {
                 pool = LARGE;
             }
         }
@@ -245,19 +245,19 @@ impl Books {
             let needed = mine.live(quantity) - mine.ceiling(quantity);
             // As if everything were live up to its ceiling.
             let mut room = self.gaps(quantity, ceilings[0][quantity], ceilings[1][quantity]);
-            for (is_large, lane) in lanes.clone() {
+            for (is_large, shard) in shards.clone() {
                 let lacking = needed - room[pool].min(room[ALL]);
                 if lacking <= 0 {
                     break;
                 }
                 let of = if is_large { LARGE } else { SMALL };
-                let slack = lane.ceiling(quantity) - lane.live(quantity);
-                // What the lanes of the other pool have is of use only where both together lack it.
-                if slack <= 0 || std::ptr::eq(lane, mine) || of != pool && room[ALL] >= needed {
+                let slack = shard.ceiling(quantity) - shard.live(quantity);
+                // What the shards of the other pool have is of use only where both together lack it.
+                if slack <= 0 || std::ptr::eq(shard, mine) || of != pool && room[ALL] >= needed {
                     continue;
                 }
                 let taken = lacking.max(slack / 2).min(slack);
-                lane.set_ceiling(quantity, lane.ceiling(quantity) - taken);
+                shard.set_ceiling(quantity, shard.ceiling(quantity) - taken);
                 room[ALL] += taken;
                 room[of] += taken;
             }
@@ -270,7 +270,7 @@ impl Books {
         true
     }
 
-    /// What lies between what there is of a quantity (`small` in the lanes of small blocks, `large` in that of the large) and its peaks, by pool.
+    /// What lies between what there is of a quantity (`small` in the shards of small blocks, `large` in that of the large) and its peaks, by pool.
     #[inline(always)]
     fn gaps(&self, quantity: usize, small: i64, large: i64) -> ByPool {
         let (live, active) = self.now(quantity, small, large);
@@ -279,29 +279,33 @@ impl Books {
         })
     }
 
-    /// Takes the sums of everything, and new peaks from them; as if the first lane had passed all its ceilings.
-    pub fn settle_all<'a>(&mut self, highest: &AtomicU64, lanes: impl Iterator<Item = Member<'a>> + Clone) {
-        if let Some((_, any)) = lanes.clone().next() {
-            self.settle_passed([true; QUANTITIES], highest, lanes.clone(), any);
-            self.settle(highest, lanes, any);
+    /// Takes the sums of everything, and new peaks from them; as if the first shard had passed all its ceilings.
+    pub fn reconcile_all<'a>(
+        &mut self,
+        highest: &AtomicU64,
+        shards: impl Iterator<Item = Member<'a>> + Clone,
+    ) {
+        if let Some((_, any)) = shards.clone().next() {
+            self.reconcile_passed([true; QUANTITIES], highest, shards.clone(), any);
+            self.reconcile(highest, shards, any);
         }
     }
 
-    /// Settles the quantities of which the lane `mine` has `passed` its ceilings. Each by code of its own, without a loop over them: a program that
+    /// Reconciles the quantities of which the shard `mine` has `passed` its ceilings. Each by code of its own, without a loop over them: a program that
     /// grows comes here at every malloc.
-    fn settle_passed<'a>(
+    fn reconcile_passed<'a>(
         &mut self,
         passed: [bool; QUANTITIES],
         highest: &AtomicU64,
-        lanes: impl Iterator<Item = Member<'a>> + Clone,
-        mine: &LaneTotals,
+        shards: impl Iterator<Item = Member<'a>> + Clone,
+        mine: &ShardTotals,
     ) {
         let mut sums = [[0i64; QUANTITIES]; 2];
-        for (is_large, lane) in lanes.clone() {
+        for (is_large, shard) in shards.clone() {
             let [bytes, blocks, requested] = &mut sums[usize::from(is_large)];
-            *bytes = bytes.wrapping_add(lane.live(BYTES));
-            *blocks = blocks.wrapping_add(lane.live(BLOCKS));
-            *requested = requested.wrapping_add(lane.live(REQUESTED));
+            *bytes = bytes.wrapping_add(shard.live(BYTES));
+            *blocks = blocks.wrapping_add(shard.live(BLOCKS));
+            *requested = requested.wrapping_add(shard.live(REQUESTED));
         }
         let gaps = [
             passed[BYTES].then(|| self.raise::<BYTES>(&sums)),
@@ -315,26 +319,26 @@ impl Books {
         let at_peak = gaps.map(|gaps| gaps.is_some_and(|gaps| gaps[ALL] == 0));
         for (quantity, gaps) in gaps.into_iter().enumerate() {
             if let Some(gaps) = gaps.filter(|gaps| gaps[ALL] != 0) {
-                deal(quantity, gaps, lanes.clone(), mine);
+                redistribute(quantity, gaps, shards.clone(), mine);
             }
         }
         if at_peak == [false; QUANTITIES] {
             return;
         }
         // A new peak.
-        let level = |lane: &LaneTotals, quantity: usize| {
+        let level = |shard: &ShardTotals, quantity: usize| {
             if at_peak[quantity] {
-                lane.set_ceiling(quantity, lane.live(quantity));
+                shard.set_ceiling(quantity, shard.live(quantity));
             }
         };
-        for (_, lane) in lanes {
-            level(lane, BYTES);
-            level(lane, BLOCKS);
-            level(lane, REQUESTED);
+        for (_, shard) in shards {
+            level(shard, BYTES);
+            level(shard, BLOCKS);
+            level(shard, REQUESTED);
         }
     }
 
-    /// Raises the peaks of a quantity to what there is, `sums` in the lanes of small blocks and in that of the large, and tells what lies
+    /// Raises the peaks of a quantity to what there is, `sums` in the shards of small blocks and in that of the large, and tells what lies
     /// between, by pool.
     #[inline(always)]
     fn raise<const QUANTITY: usize>(&mut self, sums: &[[i64; QUANTITIES]; 2]) -> ByPool {
@@ -347,11 +351,11 @@ impl Books {
         })
     }
 
-    /// A block of `lane` was freed and begins to wait: it is active as before, but its lane does not count it any more.
-    pub fn begin_wait(&mut self, lane: &LaneTotals, large: bool, amounts: Amounts) {
+    /// A block of `shard` was freed and begins to wait: it is active as before, but its shard does not count it any more.
+    pub fn begin_wait(&mut self, shard: &ShardTotals, large: bool, amounts: Amounts) {
         for (quantity, amount) in amounts.into_iter().enumerate() {
             self.pending[usize::from(large)][quantity] += amount;
-            lane.set_ceiling(quantity, lane.ceiling(quantity).saturating_sub(amount));
+            shard.set_ceiling(quantity, shard.ceiling(quantity).saturating_sub(amount));
         }
     }
 
@@ -362,17 +366,17 @@ impl Books {
         }
     }
 
-    /// A small block comes to (`sign` 1), or leaves (-1), the lane of the large ones.
-    pub fn stranger(&mut self, amounts: Amounts, sign: i64) {
+    /// A small block comes to (`sign` 1), or leaves (-1), the shard of the large ones.
+    pub fn foreign(&mut self, amounts: Amounts, sign: i64) {
         for (quantity, amount) in amounts.into_iter().enumerate() {
-            self.strangers[quantity] += sign * amount;
+            self.foreign[quantity] += sign * amount;
         }
     }
 
     /// All peaks begin again at what there is.
-    pub fn reset_peaks<'a>(&mut self, highest: &AtomicU64, lanes: impl Iterator<Item = Member<'a>> + Clone) {
+    pub fn reset_peaks<'a>(&mut self, highest: &AtomicU64, shards: impl Iterator<Item = Member<'a>> + Clone) {
         (self.live, self.active) = Default::default();
-        self.settle_all(highest, lanes);
+        self.reconcile_all(highest, shards);
     }
 
     /// What came and went begins again at nothing. `counts` are those of small and large blocks.
@@ -398,7 +402,7 @@ impl Books {
         [flow(0), flow(1)]
     }
 
-    /// All of it, for the reader; peaks must be settled. `counts` are those of small and large blocks.
+    /// All of it, for the reader; peaks must be reconciled. `counts` are those of small and large blocks.
     pub fn stats(&self, counts: &[BlockCounts; 2]) -> BlockStats {
         let stat = |quantity: usize, active: bool| {
             let flows = self.flows(counts, active);
@@ -439,59 +443,59 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Five lanes, the last that of the large blocks, and what an allocator that looks at every block would know.
+    /// Five shards, the last that of the large blocks, and what an allocator that looks at every block would know.
     #[derive(Default)]
     struct Model {
-        lanes: [LaneTotals; 5],
+        shards: [ShardTotals; 5],
         books: Books,
         highest: AtomicU64,
-        /// Lane, is it large, amounts.
+        /// Shard, is it large, amounts.
         live: Vec<(usize, bool, Amounts)>,
         waiting: Vec<(bool, Amounts)>,
         live_peak: [ByPool; QUANTITIES],
         active_peak: [ByPool; QUANTITIES],
         highest_bytes: i64,
-        settled: u32,
+        reconciled: u32,
     }
 
     impl Model {
-        fn settle(&mut self, mine: usize) {
-            let members = self.lanes.iter().enumerate().map(|(number, lane)| (number == 4, lane));
-            self.books.settle(&self.highest, members, &self.lanes[mine]);
-            self.settled += 1;
+        fn reconcile(&mut self, mine: usize) {
+            let members = self.shards.iter().enumerate().map(|(number, shard)| (number == 4, shard));
+            self.books.reconcile(&self.highest, members, &self.shards[mine]);
+            self.reconciled += 1;
         }
 
-        fn settle_all(&mut self) {
-            let members = self.lanes.iter().enumerate().map(|(number, lane)| (number == 4, lane));
-            self.books.settle_all(&self.highest, members);
+        fn reconcile_all(&mut self) {
+            let members = self.shards.iter().enumerate().map(|(number, shard)| (number == 4, shard));
+            self.books.reconcile_all(&self.highest, members);
         }
 
-        fn insert(&mut self, lane: usize, large: bool, amounts: Amounts) {
-            let stranger = lane == 4 && !large;
-            if stranger {
-                self.books.stranger(amounts, 1);
+        fn insert(&mut self, shard: usize, large: bool, amounts: Amounts) {
+            let foreign = shard == 4 && !large;
+            if foreign {
+                self.books.foreign(amounts, 1);
             }
-            let over = self.lanes[lane].add(amounts[BYTES] as u64, amounts[REQUESTED] as u64);
-            if stranger {
-                self.settle_all();
+            let over = self.shards[shard].add(amounts[BYTES] as u64, amounts[REQUESTED] as u64);
+            if foreign {
+                self.reconcile_all();
             } else if over {
-                self.settle(lane);
+                self.reconcile(shard);
             }
-            self.live.push((lane, large, amounts));
+            self.live.push((shard, large, amounts));
         }
 
         fn free(&mut self, at: usize, waits: bool) {
-            let (lane, large, amounts) = self.live.swap_remove(at);
-            let _ = self.lanes[lane].sub(amounts[BYTES] as u64, amounts[REQUESTED] as u64);
-            let stranger = lane == 4 && !large;
-            if stranger {
-                self.books.stranger(amounts, -1);
+            let (shard, large, amounts) = self.live.swap_remove(at);
+            let _ = self.shards[shard].sub(amounts[BYTES] as u64, amounts[REQUESTED] as u64);
+            let foreign = shard == 4 && !large;
+            if foreign {
+                self.books.foreign(amounts, -1);
             }
             if waits {
-                self.books.begin_wait(&self.lanes[lane], large, amounts);
+                self.books.begin_wait(&self.shards[shard], large, amounts);
                 self.waiting.push((large, amounts));
-            } else if stranger {
-                self.settle_all();
+            } else if foreign {
+                self.reconcile_all();
             }
         }
 
@@ -521,7 +525,7 @@ mod tests {
             assert_eq!(self.books.active, self.active_peak);
             assert_eq!(self.highest.load(Ordering::Relaxed) as i64, self.highest_bytes);
             for q in 0..QUANTITIES {
-                let ceilings: i64 = self.lanes.iter().map(|lane| lane.ceiling(q)).sum();
+                let ceilings: i64 = self.shards.iter().map(|shard| shard.ceiling(q)).sum();
                 let waiting: i64 = self.waiting.iter().map(|block| block.1[q]).sum();
                 assert!(ceilings <= self.live_peak[q][ALL], "ceilings of {q} above the peak");
                 assert!(
@@ -534,23 +538,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_peak_is_exact_whatever_lanes_do_in_turn(
+        fn every_peak_is_exact_whatever_shards_do_in_turn(
             calls in proptest::collection::vec((0usize..5, 1u64..100, 0u8..13), 1..300),
         ) {
             let mut model = Model::default();
-            for (lane, size, what) in calls {
+            for (shard, size, what) in calls {
                 let at = |length: usize| size as usize % length;
                 match what {
                     0..=6 => {
-                        let large = lane == 4 && what > 1;
+                        let large = shard == 4 && what > 1;
                         let unit = if large { 1 << 20 } else { 512 };
                         let bytes = size * unit;
-                        model.insert(lane, large, amounts(bytes, bytes - size % 7 * unit / 8));
+                        model.insert(shard, large, amounts(bytes, bytes - size % 7 * unit / 8));
                     }
                     7..=9 if !model.live.is_empty() => model.free(at(model.live.len()), what == 9),
                     10 if !model.waiting.is_empty() => model.end_wait(at(model.waiting.len())),
                     11 if size < 10 => {
-                        let members = model.lanes.iter().enumerate().map(|(n, lane)| (n == 4, lane));
+                        let members = model.shards.iter().enumerate().map(|(n, shard)| (n == 4, shard));
                         model.books.reset_peaks(&model.highest, members);
                         model.note(true);
                     }
@@ -563,12 +567,12 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_comes_back_to_its_old_peak_does_not_settle() {
+    fn a_program_that_comes_back_to_its_old_peak_does_not_reconcile() {
         let mut model = Model::default();
         for step in 0..3 {
-            let before = model.settled;
+            let before = model.reconciled;
             (0..100).for_each(|block| model.insert(0, false, amounts(512 * (1 + block % 3), 512)));
-            assert_eq!(model.settled > before, step == 0, "step {step}");
+            assert_eq!(model.reconciled > before, step == 0, "step {step}");
             (0..100).for_each(|_| model.free(0, false));
         }
     }

@@ -23,7 +23,7 @@ use super::{BlockEntry, BlockState, DeviceGauge, LIFETIMES, Reader, SegmentEntry
 /// A page (bytes): the unit in which physical memory is mapped and moved.
 pub const PAGE: u64 = 2 << 20;
 pub use super::stream::NO_STREAM;
-/// Pages that are looked at, mapped ones and shadows: 8 TiB. What a record says beyond is counted in [`Misfits::segments`].
+/// Pages that are looked at, mapped ones and stale aliases: 8 TiB. What a record says beyond is counted in [`Misfits::segments`].
 pub const MOST_PAGES: usize = 1 << 22;
 /// Looks at a record that is being written, until one fits together.
 const TRIES: usize = 3;
@@ -191,7 +191,7 @@ impl Page {
 
 /// A part of a mapping in which no page belongs to the arena: its pages are reached elsewhere, or are spare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shadow {
+pub struct StaleAlias {
     /// First byte.
     pub address: u64,
     /// Length.
@@ -261,7 +261,7 @@ pub struct Sums {
     /// Address space of retired mappings.
     pub retired: u64,
     /// Address space of the other mappings in which no page belongs to the arena.
-    pub shadows: u64,
+    pub stale_aliases: u64,
     /// Address space reserved for stitching.
     pub reserved_address: u64,
     /// The longest free run (bytes), idle slabs counted in.
@@ -339,7 +339,7 @@ pub struct Picture {
     /// The mapped ones by address; then the spare ones, by chunk.
     pub pages: Vec<Page>,
     /// By address.
-    pub shadows: Vec<Shadow>,
+    pub stale_aliases: Vec<StaleAlias>,
     /// By address.
     pub reservations: Vec<Reservation>,
     /// Where the bytes are.
@@ -472,9 +472,11 @@ impl Picture {
             }
         }
         sums.free_partial = sums.gaps + sums.free_slots + sums.slot_rests + sums.slab_tails;
-        let of = |retired: bool| self.shadows.iter().filter(move |shadow| shadow.retired == retired);
-        sums.retired = of(true).map(|shadow| shadow.bytes).sum();
-        sums.shadows = of(false).map(|shadow| shadow.bytes).sum();
+        let of = |retired: bool| {
+            self.stale_aliases.iter().filter(move |stale_alias| stale_alias.retired == retired)
+        };
+        sums.retired = of(true).map(|stale_alias| stale_alias.bytes).sum();
+        sums.stale_aliases = of(false).map(|stale_alias| stale_alias.bytes).sum();
         sums.reserved_address =
             self.reservations.iter().fold(0, |sum: u64, range| sum.saturating_add(range.bytes));
         sums.largest_run = self.free_runs().map(|run| run.bytes).max().unwrap_or(0);

@@ -11,20 +11,20 @@ use super::block_map::{BlockCell, SlotRead};
 use super::calls::{CallTime, CallTimes, Calls, DriverCall, RECORDED_CALLS};
 use super::clock::{COUNTER, Scale};
 use super::facts::{Process, ProcessFacts, boot_id};
-use super::gauges::{BlockCounts, DeviceArea, DeviceFactsRead, Lane, LaneSizes};
+use super::gauges::{BlockCounts, DeviceArea, DeviceFactsRead, Shard, ShardSizes};
 use super::histogram::{Buckets, Counts};
 use super::layout::{Header, MAGIC, PAGE, SECTIONS, Section, Shared, VERSION};
 use super::mapping::{Mapping, is_locked};
 use super::open::{Opened, Owners, ReadError};
 use super::ring::{Event, Place, Ring, RingCell, RingHead};
 use super::segments::SegmentCell;
+use super::shard_ring::ShardRingCell;
 use super::source::Source;
 use super::sync::Ordering;
 use super::timeline::{Sample, Timeline, TimelineEntry};
 use super::totals;
-use super::trail::TrailCell;
 use super::{
-    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, EventKind, LANES, LIFETIMES, Record, SegmentEntry,
+    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, EventKind, LIFETIMES, Record, SHARDS, SegmentEntry,
     missing_share,
 };
 
@@ -62,10 +62,10 @@ pub struct DeviceSnapshot {
     pub live: u64,
     /// Their peak.
     pub live_peak: u64,
-    /// By pool (small, large), then lifetime; sums over lanes.
+    /// By pool (small, large), then lifetime; sums over shards.
     pub blocks: [[BlockCounts; LIFETIMES]; 2],
-    /// Lanes whose counters are not of one moment: their writer was killed half-way, or never paused.
-    pub torn_lanes: u32,
+    /// Shards whose counters are not of one moment: their writer was killed half-way, or never paused.
+    pub torn_shards: u32,
     /// Sizes of all requests so far, rounded as the blocks were.
     pub malloc_sizes: Counts,
     /// The device's gauges, by [`DeviceGauge`].
@@ -162,8 +162,8 @@ pub struct Histograms {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     ring: Place,
-    /// Of each lane's trail, the next position, and the latest time of an event before it.
-    trails: Vec<(u64, u64)>,
+    /// Of each shard's event ring, the next position, and the latest time of an event before it.
+    shard_rings: Vec<(u64, u64)>,
 }
 
 impl Cursor {
@@ -216,28 +216,28 @@ pub struct Reader<'a> {
 const ENTRY_BYTES: [usize; SECTIONS] = [
     size_of::<ProcessFacts>(),
     size_of::<DeviceArea>(),
-    size_of::<Lane>(),
+    size_of::<Shard>(),
     size_of::<Buckets>(),
     size_of::<RingHead>(),
     size_of::<RingCell>(),
     size_of::<Timeline>(),
-    size_of::<LaneSizes>(),
+    size_of::<ShardSizes>(),
     size_of::<CallTimes>(),
-    size_of::<TrailCell>(),
+    size_of::<ShardRingCell>(),
     size_of::<SegmentCell>(),
     size_of::<BlockCell>(),
 ];
 const ALL_SECTIONS: [Section; SECTIONS] = [
     Section::Process,
     Section::Devices,
-    Section::Lanes,
+    Section::Shards,
     Section::Latency,
     Section::RingHead,
     Section::Ring,
     Section::Timelines,
     Section::Sizes,
     Section::Calls,
-    Section::Trails,
+    Section::ShardRings,
     Section::Segments,
     Section::Blocks,
 ];
@@ -348,10 +348,10 @@ impl<'a> Reader<'a> {
         }
         let entries = |section: Section| sections[section as usize].1;
         let devices = entries(Section::Devices);
-        let lanes = devices.checked_mul(LANES as u64);
+        let shards = devices.checked_mul(SHARDS as u64);
         let sound = devices <= 256
-            && Some(entries(Section::Lanes)) == lanes
-            && Some(entries(Section::Sizes)) == lanes
+            && Some(entries(Section::Shards)) == shards
+            && Some(entries(Section::Sizes)) == shards
             && entries(Section::Latency) == 2
             && entries(Section::Process) == 1
             && entries(Section::Calls) == RECORDED_CALLS as u64
@@ -359,9 +359,9 @@ impl<'a> Reader<'a> {
             && entries(Section::RingHead) == 1
             && entries(Section::Ring).is_power_of_two()
             && entries(Section::Ring) >= 2
-            && lanes.is_none_or(|lanes| match lanes {
-                0 => entries(Section::Trails) == 0,
-                lanes => entries(Section::Trails) % lanes == 0,
+            && shards.is_none_or(|shards| match shards {
+                0 => entries(Section::ShardRings) == 0,
+                shards => entries(Section::ShardRings) % shards == 0,
             });
         if !sound {
             return Err(damaged("sections that don't fit each other".to_owned()));
@@ -459,27 +459,27 @@ impl<'a> Reader<'a> {
         self.devices
     }
 
-    /// A device at this moment. Counters of different lanes are of moments some microseconds apart.
+    /// A device at this moment. Counters of different shards are of moments some microseconds apart.
     pub fn device(&self, device: u32) -> Option<DeviceSnapshot> {
         let area = self.many::<DeviceArea>(Section::Devices).get(device as usize)?;
-        let lanes = self.many::<Lane>(Section::Lanes).chunks(LANES).nth(device as usize)?;
+        let shards = self.many::<Shard>(Section::Shards).chunks(SHARDS).nth(device as usize)?;
         let mut snapshot = DeviceSnapshot { device, facts: area.read_facts(), ..DeviceSnapshot::default() };
-        for lane in lanes {
+        for shard in shards {
             let mut torn = false;
             for (pool, lifetimes) in snapshot.blocks.iter_mut().enumerate() {
                 for (lifetime, sum) in lifetimes.iter_mut().enumerate() {
-                    let (counts, whole) = self.look_at(|attempts| lane.read(pool, lifetime, attempts));
+                    let (counts, whole) = self.look_at(|attempts| shard.read(pool, lifetime, attempts));
                     sum.add(counts);
                     torn |= !whole;
                 }
             }
-            snapshot.torn_lanes += u32::from(torn);
+            snapshot.torn_shards += u32::from(torn);
         }
-        let first = device as usize * LANES;
-        for sizes in self.sizes(first..first + LANES) {
+        let first = device as usize * SHARDS;
+        for sizes in self.sizes(first..first + SHARDS) {
             sizes.0[0].add_to(&mut snapshot.malloc_sizes.0);
         }
-        snapshot.live = totals::live(totals::BYTES, lanes.iter().map(|lane| &lane.totals));
+        snapshot.live = totals::live(totals::BYTES, shards.iter().map(|shard| &shard.totals));
         snapshot.live_peak = area.live_peak.load(Ordering::Relaxed).max(snapshot.live);
         let (gauges, whole) = self.look_at(|attempts| {
             let gauges: Option<[u64; DEVICE_GAUGES]> = area.read(attempts);
@@ -490,12 +490,12 @@ impl<'a> Reader<'a> {
         Some(snapshot)
     }
 
-    /// The histograms of those of the lanes that have any.
-    fn sizes(&self, lanes: std::ops::Range<usize>) -> impl Iterator<Item = &LaneSizes> {
-        let has_sizes = |lane: &Lane| lane.has_sizes.load(Ordering::Acquire) == 1;
-        let all = self.many::<Lane>(Section::Lanes).iter().zip(self.many::<LaneSizes>(Section::Sizes));
-        let some = all.skip(lanes.start).take(lanes.len());
-        some.filter(move |(lane, _)| has_sizes(lane)).map(|(_, sizes)| sizes)
+    /// The histograms of those of the shards that have any.
+    fn sizes(&self, shards: std::ops::Range<usize>) -> impl Iterator<Item = &ShardSizes> {
+        let has_sizes = |shard: &Shard| shard.has_sizes.load(Ordering::Acquire) == 1;
+        let all = self.many::<Shard>(Section::Shards).iter().zip(self.many::<ShardSizes>(Section::Sizes));
+        let some = all.skip(shards.start).take(shards.len());
+        some.filter(move |(shard, _)| has_sizes(shard)).map(|(_, sizes)| sizes)
     }
 
     /// All devices.
@@ -567,14 +567,14 @@ impl<'a> Reader<'a> {
     /// overwritten or dropped meanwhile is counted in [`Events::lost`]; what is being written comes with a later look ([`Cursor::late`]).
     pub fn events(&self, cursor: &mut Cursor) -> Events {
         let mut events = self.ring_events(&mut cursor.ring);
-        let lanes = self.many::<Lane>(Section::Lanes);
-        cursor.trails.resize(lanes.len(), (0, 0));
-        let cells = self.many::<TrailCell>(Section::Trails);
-        let each = cells.len().checked_div(lanes.len()).unwrap_or(0);
-        for (number, (lane, (since, turn))) in lanes.iter().zip(&mut cursor.trails).enumerate() {
-            if lane.trail.cells() > 0 {
+        let shards = self.many::<Shard>(Section::Shards);
+        cursor.shard_rings.resize(shards.len(), (0, 0));
+        let cells = self.many::<ShardRingCell>(Section::ShardRings);
+        let each = cells.len().checked_div(shards.len()).unwrap_or(0);
+        for (number, (shard, (since, turn))) in shards.iter().zip(&mut cursor.shard_rings).enumerate() {
+            if shard.ring.cells() > 0 {
                 let cells = cells.get(number * each..(number + 1) * each).unwrap_or(&[]);
-                let (mut read, lost, end) = lane.trail.read_since(cells, *since);
+                let (mut read, lost, end) = shard.ring.read_since(cells, *since);
                 for event in &mut read {
                     *turn = event.time.max(*turn);
                     event.turn = *turn;
@@ -604,7 +604,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The events of the shared ring after those that `cursor` has seen that are neither mallocs nor frees nor uses of a block by a stream, and moves the
-    /// cursor behind them: what a reader can follow at any pace, since the events of blocks are not even read. Without a trail of its own, a lane writes
+    /// cursor behind them: what a reader can follow at any pace, since the events of blocks are not even read. Without an event ring of its own, a shard writes
     /// into the same ring; [`Events::lost`] counts those too.
     pub fn rare_events(&self, cursor: &mut Cursor) -> Events {
         let mut events = self.ring_events(&mut cursor.ring);
@@ -617,16 +617,17 @@ impl<'a> Reader<'a> {
         let (position, capacity, dropped) =
             self.ring().map_or((0, 0, 0), |ring| (ring.position(), ring.capacity(), ring.conflicts()));
         let mut facts = EventFacts { written: position, dropped, capacity };
-        let lanes = self.many::<Lane>(Section::Lanes);
-        let each = self.sections[Section::Trails as usize].1.checked_div(lanes.len() as u64).unwrap_or(0);
-        for lane in lanes.iter().filter(|lane| lane.trail.cells() > 0) {
-            facts.written = facts.written.wrapping_add(lane.trail.position());
+        let shards = self.many::<Shard>(Section::Shards);
+        let each =
+            self.sections[Section::ShardRings as usize].1.checked_div(shards.len() as u64).unwrap_or(0);
+        for shard in shards.iter().filter(|shard| shard.ring.cells() > 0) {
+            facts.written = facts.written.wrapping_add(shard.ring.position());
             facts.capacity += each.saturating_sub(1);
         }
         facts
     }
 
-    /// The histograms, summed over lanes and devices.
+    /// The histograms, summed over shards and devices.
     pub fn histograms(&self) -> Histograms {
         let mut histograms = Histograms::default();
         for sizes in self.sizes(0..usize::MAX) {

@@ -27,7 +27,7 @@ fn wait(attempt: u32) {
 /// even (idle)  the writer             odd, before its first store of data
 /// odd (busy)   the writer             even, after its last store of data
 /// ```
-/// The writer is whoever holds the lock that guards the data (a lane's, a device's); readers never write it. A sequence
+/// The writer is whoever holds the lock that guards the data (a shard's, a device's); readers never write it. A sequence
 /// that stays odd belongs to a writer that was killed half-way.
 #[repr(transparent)]
 #[derive(Debug, Default)]

@@ -1,20 +1,20 @@
-//! Who may use which slot of the block map: chunks handed to lanes, and slots that lanes hand back.
+//! Who may use which slot of the block map: batches handed to shards, and slots that shards hand back.
 //!
-//! Each lane keeps a short stack of free slots in private memory, so that the hot path shares nothing. Behind them, under a
-//! mutex that a lane takes once in hundreds of calls: a stash of slots handed back, then fresh chunks of the map. The stash
+//! Each shard keeps a short stack of free slots in private memory, so that the hot path shares nothing. Behind them, under a
+//! mutex that a shard takes once in hundreds of calls: a stash of slots handed back, then fresh batches of the map. The stash
 //! is address space of its own, touched as needed: nothing comes from the host heap.
 
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
-use super::layout::{CHUNK, Health};
+use super::layout::{Health, MAP_STEP};
 use super::mapping::Mapping;
 use super::sync::Ordering;
 
-/// Slots that a lane takes, or hands back, at a time.
-pub const BATCH: usize = CHUNK as usize;
-/// Slots that a lane can hold.
-pub const LANE_SLOTS: usize = 2 * BATCH;
+/// Slots that a shard takes, or hands back, at a time.
+pub const BATCH: usize = MAP_STEP as usize;
+/// Slots that a shard can hold.
+pub const SHARD_SLOTS: usize = 2 * BATCH;
 
 struct Stash {
     /// Private memory of `max` words, the first `length` of them slots nobody uses.
@@ -22,7 +22,7 @@ struct Stash {
     length: usize,
 }
 
-/// The map's slots, all lanes together.
+/// The map's slots, all shards together.
 pub struct Slots {
     stash: Mutex<Stash>,
     max: u64,
@@ -32,10 +32,10 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// For a map of `max` slots (a multiple of [`CHUNK`]) at `offset` of the mapping.
+    /// For a map of `max` slots (a multiple of [`MAP_STEP`]) at `offset` of the mapping.
     pub fn new(max: u64, offset: u64, slot_bytes: u64) -> Slots {
         let words = if max == 0 { None } else { Mapping::private(max * 4).ok() };
-        // Without a stash there would be nowhere to put what lanes hand back: no map then.
+        // Without a stash there would be nowhere to put what shards hand back: no map then.
         let max = if words.is_some() { max } else { 0 };
         Slots { stash: Mutex::new(Stash { words, length: 0 }), max, offset, slot_bytes }
     }
@@ -52,23 +52,23 @@ impl Slots {
             return count;
         }
         let reach = health.blocks_reach.load(Ordering::Relaxed);
-        if reach + CHUNK > self.max {
+        if reach + MAP_STEP > self.max {
             return 0;
         }
-        if mapping.ensure(self.offset + reach * self.slot_bytes, CHUNK * self.slot_bytes).is_err() {
+        if mapping.ensure(self.offset + reach * self.slot_bytes, MAP_STEP * self.slot_bytes).is_err() {
             health.no_room.fetch_add(1, Ordering::Relaxed);
             return 0;
         }
-        // The lowest on top: lanes then touch the fresh pages in order.
-        for (slot, number) in into.iter_mut().zip((reach as u32..(reach + CHUNK) as u32).rev()) {
+        // The lowest on top: shards then touch the fresh pages in order.
+        for (slot, number) in into.iter_mut().zip((reach as u32..(reach + MAP_STEP) as u32).rev()) {
             *slot = number;
         }
         // Release: whoever sees the reach finds the slots allocated.
-        health.blocks_reach.store(reach + CHUNK, Ordering::Release);
+        health.blocks_reach.store(reach + MAP_STEP, Ordering::Release);
         BATCH
     }
 
-    /// Takes back slots that a lane has too many of.
+    /// Takes back slots that a shard has too many of.
     pub fn give(&self, slots: &[u32]) {
         let mut stash = self.stash.lock().unwrap_or_else(PoisonError::into_inner);
         // Every slot is in one place at a time, so the stash has room for all.

@@ -1,14 +1,14 @@
-//! What is live in a lane: bytes, blocks, and bytes as asked for, each with a ceiling; no word that every malloc of a device
+//! What is live in a shard: bytes, blocks, and bytes as asked for, each with a ceiling; no word that every malloc of a device
 //! writes.
 //!
-//! Each lane counts for itself. The ceilings of a device's lanes are such that as long as every lane stays at or below its own,
-//! no peak of the device is passed and there is nothing to do ([`super::peaks`]). A lane that passes a ceiling settles, under
-//! the device's mutex. A lane that frees keeps its ceilings, so a program that comes back to its old peak every step
-//! does not settle at all.
+//! Each shard counts for itself. The ceilings of a device's shards are such that as long as every shard stays at or below its own,
+//! no peak of the device is passed and there is nothing to do ([`super::peaks`]). A shard that passes a ceiling reconciles, under
+//! the device's mutex. A shard that frees keeps its ceilings, so a program that comes back to its old peak every step
+//! does not reconcile at all.
 
 use super::sync::{AtomicU64, Ordering};
 
-/// What is counted of live blocks, by number in [`LaneTotals`] and in what is computed from it.
+/// What is counted of live blocks, by number in [`ShardTotals`] and in what is computed from it.
 pub const QUANTITIES: usize = 3;
 /// Bytes, rounded.
 pub const BYTES: usize = 0;
@@ -17,12 +17,12 @@ pub const BLOCKS: usize = 1;
 /// Bytes as asked for.
 pub const REQUESTED: usize = 2;
 
-/// One lane's share, on a line of its own.
+/// One shard's share, on a line of its own.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub struct LaneTotals {
-    /// Inserted less removed through this lane, wrapping: negative (as i64) where blocks were inserted through
-    /// another. Written by the lane's writer only.
+pub struct ShardTotals {
+    /// Inserted less removed through this shard, wrapping: negative (as i64) where blocks were inserted through
+    /// another. Written by the shard's writer only.
     live: [AtomicU64; QUANTITIES],
     /// What `live` may reach without a look at the peaks (as i64). Written under the device's mutex only.
     ceilings: [AtomicU64; QUANTITIES],
@@ -30,10 +30,10 @@ pub struct LaneTotals {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<LaneTotals>() == 64);
+const _: () = assert!(size_of::<ShardTotals>() == 64);
 
-impl LaneTotals {
-    /// A block became live; whether the lane must settle.
+impl ShardTotals {
+    /// A block became live; whether the shard must reconcile.
     #[inline(always)]
     #[must_use]
     pub fn add(&self, bytes: u64, requested: u64) -> bool {
@@ -43,7 +43,7 @@ impl LaneTotals {
         bytes > self.ceiling(BYTES) || blocks > self.ceiling(BLOCKS) || requested > self.ceiling(REQUESTED)
     }
 
-    /// A block is no longer live; whether more bytes were taken than ever came through this lane.
+    /// A block is no longer live; whether more bytes were taken than ever came through this shard.
     #[inline(always)]
     #[must_use]
     pub fn sub(&self, bytes: u64, requested: u64) -> bool {
@@ -84,7 +84,7 @@ impl LaneTotals {
     }
 }
 
-/// What is live of a quantity over all of a device's lanes.
-pub fn live<'a>(quantity: usize, lanes: impl Iterator<Item = &'a LaneTotals>) -> u64 {
-    lanes.fold(0, |sum: i64, lane| sum.wrapping_add(lane.live(quantity))).max(0) as u64
+/// What is live of a quantity over all of a device's shards.
+pub fn live<'a>(quantity: usize, shards: impl Iterator<Item = &'a ShardTotals>) -> u64 {
+    shards.fold(0, |sum: i64, shard| sum.wrapping_add(shard.live(quantity))).max(0) as u64
 }

@@ -6,21 +6,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::calls::{CallTimes, DriverCall};
 use super::facts::{Process, ProcessFacts};
-use super::gauges::{BlockCounts, DeviceArea, Lane, LaneSizes};
+use super::gauges::{BlockCounts, DeviceArea, Shard, ShardSizes};
 use super::histogram::Buckets;
-use super::layout::{CHUNK, Degraded, Header, MAGIC, MIN_RING, Plan, RING_CHUNK, Section, Shared};
+use super::layout::{Degraded, Header, MAGIC, MAP_STEP, MIN_RING, Plan, RING_STEP, Section, Shared};
 use super::mapping::{Backing, LockKind, Mapping};
 use super::peaks::{Amounts, BlockStats, Books, Member};
 use super::ring::Ring;
 use super::segments::SegmentCell;
+use super::shard_ring::{self, ShardRingCell};
 use super::slots::{BATCH, Slots};
 use super::sync::Ordering;
 use super::timeline::{CELLS, FIRST_CELLS, Sample, Timeline};
-use super::totals::{self, LaneTotals};
-use super::trail::{self, TrailCell};
+use super::totals::{self, ShardTotals};
 use super::{
-    DeviceFacts, DeviceGauge, EventKind, LANES, LIFETIMES, LaneWriter, RecordOptions, SegmentEntry,
-    SegmentSlot, clock, sweep,
+    DeviceFacts, DeviceGauge, EventKind, LIFETIMES, RecordOptions, SHARDS, SegmentEntry, SegmentSlot,
+    ShardWriter, clock, sweep,
 };
 
 /// The writer's side of a process's record.
@@ -31,7 +31,7 @@ pub struct Record {
     plan: Plan,
     devices: u32,
     slots: Slots,
-    /// For each device its peaks, and its lanes ever used; the mutex guards the lanes' ceilings too.
+    /// For each device its peaks, and its shards ever used; the mutex guards the shards' ceilings too.
     books: Vec<Mutex<Books>>,
     /// Free places of the segment table; fresh ones are counted in the header.
     free_segments: Mutex<Vec<u32>>,
@@ -41,9 +41,9 @@ pub struct Record {
     closed: AtomicBool,
 }
 
-const _: () = assert!(LANES <= 64, "a bit each in `used_lanes`");
+const _: () = assert!(SHARDS <= 64, "a bit each in `used_shards`");
 
-/// What a lane or device out of range writes to: nobody reads it.
+/// What a shard or device out of range writes to: nobody reads it.
 struct Nowhere;
 
 impl Nowhere {
@@ -58,16 +58,16 @@ impl Nowhere {
     }
 }
 
-/// The number of a device's lane among those of all devices.
-fn lane_number(device: u8, lane: u8) -> u64 {
-    u64::from(device) * LANES as u64 + u64::from(lane)
+/// The number of a device's shard among those of all devices.
+fn shard_number(device: u8, shard: u8) -> u64 {
+    u64::from(device) * SHARDS as u64 + u64::from(shard)
 }
 
 /// Memory for `options`, trying the file, a memfd, and private memory, each with less detail before the next.
-fn obtain(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
+fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
     let small = RecordOptions {
         ring_events: options.ring_events.min(MIN_RING),
-        max_blocks: options.max_blocks.min(64 * CHUNK as u32),
+        max_blocks: options.max_blocks.min(64 * MAP_STEP as u32),
         ..options.clone()
     };
     let full = Plan::new(options, devices);
@@ -126,7 +126,7 @@ impl Record {
     /// Makes the record; never fails: on any trouble it falls back to a memfd, then to private memory, and logs once.
     pub fn create(options: &RecordOptions, devices: &[DeviceFacts]) -> Record {
         let devices = &devices[..devices.len().min(256)];
-        let (mapping, plan, degraded) = obtain(options, devices.len());
+        let (mapping, plan, degraded) = map_record(options, devices.len());
         let cells = mapping.base();
         // SAFETY: the plan's offsets lie in the mapping, which this record owns; the ring section has a power of two of cells.
         let ring = unsafe {
@@ -135,7 +135,7 @@ impl Record {
             Ring::new(ring, plan.entries(Section::Ring), head)
         };
         let ring_cells = plan.entries(Section::Ring);
-        let ring_reach = if ring_cells > RING_CHUNK { RING_CHUNK } else { u64::MAX };
+        let ring_reach = if ring_cells > RING_STEP { RING_STEP } else { u64::MAX };
         let (blocks, _, max_blocks) = plan.sections[Section::Blocks as usize];
         let record = Record {
             detail: options.enabled,
@@ -162,7 +162,7 @@ impl Record {
         let lock = self.mapping.lock_kind();
         header.lock_kind.store(lock as u32, Ordering::Relaxed);
         let unlocked = if lock == LockKind::None { Degraded::NO_LOCK } else { 0 };
-        let ring_reach = self.plan.entries(Section::Ring).min(RING_CHUNK);
+        let ring_reach = self.plan.entries(Section::Ring).min(RING_STEP);
         header.health.ring_reach.store(ring_reach, Ordering::Relaxed);
         header.health.degraded.store(degraded | unlocked, Ordering::Relaxed);
         header.clock.start();
@@ -198,22 +198,22 @@ impl Record {
         self.at(Section::Devices, u64::from(device))
     }
 
-    /// The writer of lane `lane` of `device`. The caller holds one lock around all uses of it, and asks for each
-    /// lane once.
-    pub fn lane(&'static self, device: u32, lane: u32) -> LaneWriter {
-        let known = device < self.devices && (lane as usize) < LANES;
-        debug_assert!(known, "lane {lane} of device {device}");
+    /// The writer of shard `shard` of `device`. The caller holds one lock around all uses of it, and asks for each
+    /// shard once.
+    pub fn shard(&'static self, device: u32, shard: u32) -> ShardWriter {
+        let known = device < self.devices && (shard as usize) < SHARDS;
+        debug_assert!(known, "shard {shard} of device {device}");
         if !known {
             // SAFETY: leaked, so valid for ever; zeros are a value. Without detail no block cell is touched.
             return unsafe {
-                LaneWriter::new(self, false, u8::MAX, u8::MAX, Nowhere::leak(), std::ptr::null())
+                ShardWriter::new(self, false, u8::MAX, u8::MAX, Nowhere::leak(), std::ptr::null())
             };
         }
-        let place = self.pointer(Section::Lanes, u64::from(device) * LANES as u64 + u64::from(lane));
+        let place = self.pointer(Section::Shards, u64::from(device) * SHARDS as u64 + u64::from(shard));
         let blocks = self.pointer(Section::Blocks, 0);
         // SAFETY: checked places of the mapping, which lives as long as this 'static record; the block section holds every slot
         // that `take_slots` hands out.
-        unsafe { LaneWriter::new(self, self.detail, device as u8, lane as u8, place, blocks) }
+        unsafe { ShardWriter::new(self, self.detail, device as u8, shard as u8, place, blocks) }
     }
 
     /// The device-wide gauges' writer (under the device's lock).
@@ -236,15 +236,15 @@ impl Record {
             let (offset, bytes, max) = self.plan.sections[Section::Segments as usize];
             let health = &self.header().health;
             let reach = health.segments_reach.load(Ordering::Relaxed);
-            if reach + CHUNK > max {
+            if reach + MAP_STEP > max {
                 return None;
             }
-            if self.mapping.ensure(offset + reach * bytes, CHUNK * bytes).is_err() {
+            if self.mapping.ensure(offset + reach * bytes, MAP_STEP * bytes).is_err() {
                 health.no_room.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
-            free.extend((reach as u32 + 1..(reach + CHUNK) as u32).rev());
-            health.segments_reach.store(reach + CHUNK, Ordering::Release);
+            free.extend((reach as u32 + 1..(reach + MAP_STEP) as u32).rev());
+            health.segments_reach.store(reach + MAP_STEP, Ordering::Release);
             Some(reach as u32)
         });
         match slot {
@@ -316,10 +316,10 @@ impl Record {
             return true;
         }
         // What could not be had may be had later; but not each event is a time to ask for it.
-        if index % RING_CHUNK != 0 && health.no_room.load(Ordering::Relaxed) > 0 {
+        if index % RING_STEP != 0 && health.no_room.load(Ordering::Relaxed) > 0 {
             return false;
         }
-        let end = (index + 1).next_multiple_of(RING_CHUNK).min(entries);
+        let end = (index + 1).next_multiple_of(RING_STEP).min(entries);
         if !self.allocate(Section::Ring, reach, end - reach) {
             return false;
         }
@@ -328,7 +328,7 @@ impl Record {
         true
     }
 
-    /// Live bytes and their peak on `device`, over all lanes (exact).
+    /// Live bytes and their peak on `device`, over all shards (exact).
     pub fn live(&self, device: u32) -> (u64, u64) {
         if device >= self.devices {
             return (0, 0);
@@ -337,7 +337,7 @@ impl Record {
         (live, self.area(device).live_peak.load(Ordering::Relaxed).max(live))
     }
 
-    /// Bytes live on `device` as they were asked for, over all lanes (exact).
+    /// Bytes live on `device` as they were asked for, over all shards (exact).
     pub fn live_requested(&self, device: u32) -> u64 {
         if device >= self.devices {
             return 0;
@@ -349,7 +349,7 @@ impl Record {
     pub fn block_stats(&self, device: u32) -> BlockStats {
         let Some(mut books) = self.books(device) else { return BlockStats::default() };
         let used = books.used;
-        books.settle_all(&self.area(device).live_peak, self.members(device, used));
+        books.reconcile_all(&self.area(device).live_peak, self.members(device, used));
         books.stats(&self.block_counts(device))
     }
 
@@ -378,10 +378,10 @@ impl Record {
         /// A writer holds a seqlock for a dozen instructions, unless the kernel takes its processor away.
         const ATTEMPTS: u32 = 1000;
         let mut sums = [BlockCounts::default(); 2];
-        for lane in self.lanes(device) {
+        for shard in self.shards(device) {
             for (pool, sum) in sums.iter_mut().enumerate() {
                 for lifetime in 0..LIFETIMES {
-                    sum.add(lane.read(pool, lifetime, ATTEMPTS).0);
+                    sum.add(shard.read(pool, lifetime, ATTEMPTS).0);
                 }
             }
         }
@@ -427,65 +427,65 @@ impl Record {
         &self.mapping
     }
 
-    /// The areas of a device's lanes.
-    fn lanes(&self, device: u32) -> &[Lane] {
-        let first = self.pointer::<Lane>(Section::Lanes, u64::from(device) * LANES as u64);
-        // SAFETY: the section has LANES of them for each device, allocated at the start; `device` is known to the callers, and
+    /// The areas of a device's shards.
+    fn shards(&self, device: u32) -> &[Shard] {
+        let first = self.pointer::<Shard>(Section::Shards, u64::from(device) * SHARDS as u64);
+        // SAFETY: the section has SHARDS of them for each device, allocated at the start; `device` is known to the callers, and
         // `pointer` checks the first.
-        unsafe { std::slice::from_raw_parts(first, LANES) }
+        unsafe { std::slice::from_raw_parts(first, SHARDS) }
     }
 
-    /// The totals of the lanes of `device` that were ever used: a lane's first block passes its ceiling, which is 0, and makes it join.
-    fn totals(&self, device: u32) -> impl Iterator<Item = &LaneTotals> {
+    /// The totals of the shards of `device` that were ever used: a shard's first block passes its ceiling, which is 0, and makes it join.
+    fn totals(&self, device: u32) -> impl Iterator<Item = &ShardTotals> {
         let used = self.books(device).map_or(0, |books| books.used);
         self.members(device, used).map(|(_, totals)| totals)
     }
 
-    /// The lanes of `device` whose bits are set in `used`.
+    /// The shards of `device` whose bits are set in `used`.
     fn members(&self, device: u32, used: u64) -> impl Iterator<Item = Member<'_>> + Clone {
-        let (lanes, mut left) = (self.lanes(device), used);
+        let (shards, mut left) = (self.shards(device), used);
         std::iter::from_fn(move || {
             let number = left.trailing_zeros() as usize;
             left &= left.wrapping_sub(1);
-            lanes.get(number).map(|lane| (number == LANES - 1, &lane.totals))
+            shards.get(number).map(|shard| (number == SHARDS - 1, &shard.totals))
         })
     }
 
-    /// Lane `lane` of `device` passed a ceiling.
-    pub(super) fn settle(&self, device: u8, lane: u8) {
-        let books = self.join(device, lane);
+    /// Shard `shard` of `device` passed a ceiling.
+    pub(super) fn reconcile(&self, device: u8, shard: u8) {
+        let books = self.join(device, shard);
         if let (Some(mut books), device) = (books, u32::from(device)) {
-            let (used, mine) = (books.used, &self.lanes(device)[usize::from(lane)].totals);
-            books.settle(&self.area(device).live_peak, self.members(device, used), mine);
+            let (used, mine) = (books.used, &self.shards(device)[usize::from(shard)].totals);
+            books.reconcile(&self.area(device).live_peak, self.members(device, used), mine);
         }
     }
 
-    /// Something else than a block of its own changed the sums that lane `lane` of `device` is part of.
-    pub(super) fn settle_all(&self, device: u8, lane: u8) {
-        if let (Some(mut books), device) = (self.join(device, lane), u32::from(device)) {
+    /// Something else than a block of its own changed the sums that shard `shard` of `device` is part of.
+    pub(super) fn reconcile_all(&self, device: u8, shard: u8) {
+        if let (Some(mut books), device) = (self.join(device, shard), u32::from(device)) {
             let used = books.used;
-            books.settle_all(&self.area(device).live_peak, self.members(device, used));
+            books.reconcile_all(&self.area(device).live_peak, self.members(device, used));
         }
     }
 
-    /// Lane `lane` of `device` counts from now on; the device's books. `None` for a lane that nobody knows.
-    pub(super) fn join(&self, device: u8, lane: u8) -> Option<MutexGuard<'_, Books>> {
+    /// Shard `shard` of `device` counts from now on; the device's books. `None` for a shard that nobody knows.
+    pub(super) fn join(&self, device: u8, shard: u8) -> Option<MutexGuard<'_, Books>> {
         let mut books = self.books(u32::from(device))?;
-        books.used |= 1u64.checked_shl(u32::from(lane))?;
+        books.used |= 1u64.checked_shl(u32::from(shard))?;
         Some(books)
     }
 
-    /// See [`Books::stranger`].
-    pub(super) fn stranger(&self, device: u8, amounts: Amounts, sign: i64) {
+    /// See [`Books::foreign`].
+    pub(super) fn foreign(&self, device: u8, amounts: Amounts, sign: i64) {
         if let Some(mut books) = self.books(u32::from(device)) {
-            books.stranger(amounts, sign);
+            books.foreign(amounts, sign);
         }
     }
 
     /// See [`Books::begin_wait`].
-    pub(super) fn begin_wait(&self, device: u8, lane: u8, large: bool, amounts: Amounts) {
-        if let Some(mut books) = self.join(device, lane) {
-            let mine = &self.lanes(u32::from(device))[usize::from(lane)].totals;
+    pub(super) fn begin_wait(&self, device: u8, shard: u8, large: bool, amounts: Amounts) {
+        if let Some(mut books) = self.join(device, shard) {
+            let mine = &self.shards(u32::from(device))[usize::from(shard)].totals;
             books.begin_wait(mine, large, amounts);
         }
     }
@@ -512,34 +512,34 @@ impl Record {
         is_done
     }
 
-    /// The first cell of a lane's trail, and how many it may have.
-    fn trail(&self, device: u8, lane: u8) -> (u64, u64) {
-        let cells = self.plan.entries(Section::Trails) / (u64::from(self.devices) * LANES as u64).max(1);
-        (lane_number(device, lane) * cells, cells)
+    /// The first cell of a shard's event ring, and how many it may have.
+    fn shard_ring(&self, device: u8, shard: u8) -> (u64, u64) {
+        let cells = self.plan.entries(Section::ShardRings) / (u64::from(self.devices) * SHARDS as u64).max(1);
+        (shard_number(device, shard) * cells, cells)
     }
 
-    /// The first cells of a lane's trail, allocated, and how many they are.
-    pub(super) fn trail_cells(&self, device: u8, lane: u8) -> Option<(*const TrailCell, u64)> {
-        let (first, most) = self.trail(device, lane);
-        let cells = most.min(trail::FIRST_CELLS);
-        let is_there = cells > 0 && self.allocate(Section::Trails, first, cells);
-        is_there.then(|| (self.pointer(Section::Trails, first), cells))
+    /// The first cells of a shard's event ring, allocated, and how many they are.
+    pub(super) fn shard_ring_cells(&self, device: u8, shard: u8) -> Option<(*const ShardRingCell, u64)> {
+        let (first, most) = self.shard_ring(device, shard);
+        let cells = most.min(shard_ring::FIRST_CELLS);
+        let is_there = cells > 0 && self.allocate(Section::ShardRings, first, cells);
+        is_there.then(|| (self.pointer(Section::ShardRings, first), cells))
     }
 
-    /// Makes the trail of a lane, which has `cells`, twice as long. False: it is as long as it may be, or there is no room.
-    pub(super) fn grow_trail(&self, device: u8, lane: u8, cells: u64) -> bool {
-        let (first, most) = self.trail(device, lane);
-        2 * cells <= most && self.allocate(Section::Trails, first + cells, cells)
+    /// Makes the event ring of a shard, which has `cells`, twice as long. False: it is as long as it may be, or there is no room.
+    pub(super) fn grow_shard_ring(&self, device: u8, shard: u8, cells: u64) -> bool {
+        let (first, most) = self.shard_ring(device, shard);
+        2 * cells <= most && self.allocate(Section::ShardRings, first + cells, cells)
     }
 
-    /// A lane's histograms of sizes, allocated. Where there is no room for them: some that nobody reads.
-    pub(super) fn lane_sizes(&self, device: u8, lane: u8) -> *const LaneSizes {
-        let number = lane_number(device, lane);
-        let is_known = u32::from(device) < self.devices && usize::from(lane) < LANES;
+    /// A shard's histograms of sizes, allocated. Where there is no room for them: some that nobody reads.
+    pub(super) fn shard_sizes(&self, device: u8, shard: u8) -> *const ShardSizes {
+        let number = shard_number(device, shard);
+        let is_known = u32::from(device) < self.devices && usize::from(shard) < SHARDS;
         if !is_known || !self.allocate(Section::Sizes, number, 1) {
             return Nowhere::leak();
         }
-        self.lanes(u32::from(device))[usize::from(lane)].has_sizes.store(1, Ordering::Release);
+        self.shards(u32::from(device))[usize::from(shard)].has_sizes.store(1, Ordering::Release);
         self.pointer(Section::Sizes, number)
     }
 

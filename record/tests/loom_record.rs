@@ -12,8 +12,8 @@
 use gruyere_record::block_map::{BlockCell, SlotRead};
 use gruyere_record::ring::{Place, Ring, RingCell, RingHead};
 use gruyere_record::seqlock::Sequence;
+use gruyere_record::shard_ring::{ShardRingCell, ShardRingHead};
 use gruyere_record::sync::{AtomicU64, Ordering};
-use gruyere_record::trail::{TrailCell, TrailHead};
 use gruyere_record::{BlockEntry, BlockState, BlockTag, EventKind};
 use loom::sync::Arc;
 use loom::thread;
@@ -225,59 +225,63 @@ fn a_follower_of_a_ring_counts_what_was_dropped_as_lost_and_nothing_else() {
 }
 
 #[test]
-fn a_trail_reader_accepts_only_whole_events() {
+fn a_shard_ring_reader_accepts_only_whole_events() {
     explore(|| {
-        let trail = Arc::new((
-            TrailHead::default(),
-            (0..2).map(|_| TrailCell::default()).collect::<Vec<TrailCell>>(),
+        let shard_ring = Arc::new((
+            ShardRingHead::default(),
+            (0..2).map(|_| ShardRingCell::default()).collect::<Vec<ShardRingCell>>(),
         ));
-        fn push(trail: &(TrailHead, Vec<TrailCell>), seed: u64) {
-            let cell = &trail.1[trail.0.next() as usize % 2];
+        fn push(shard_ring: &(ShardRingHead, Vec<ShardRingCell>), seed: u64) {
+            let cell = &shard_ring.1[shard_ring.0.next() as usize % 2];
             let tag = BlockTag::new(seed as u8, 1, 0, seed as u32);
-            trail.0.push(cell, EventKind::Free, tag, seed * 0x1000, seed * 512, seed * 7);
+            shard_ring.0.push(cell, EventKind::Free, tag, seed * 0x1000, seed * 512, seed * 7);
         }
-        trail.0.open(2);
+        shard_ring.0.open(2);
         // The first before the race, so that two preemptions suffice to come between a reader's two looks at the head.
-        push(&trail, 1);
-        let theirs = trail.clone();
+        push(&shard_ring, 1);
+        let theirs = shard_ring.clone();
         let writer = thread::spawn(move || (2..=3).for_each(|seed| push(&theirs, seed)));
         for position in 0..3 {
-            if let Some(event) = trail.0.read(&trail.1, position) {
+            if let Some(event) = shard_ring.0.read(&shard_ring.1, position) {
                 let seed = position + 1;
                 let words = (u64::from(event.stream), event.address, event.size, event.time, event.device);
                 assert_eq!(words, (seed, seed * 0x1000, seed * 512, seed * 7, seed as u8), "torn");
             }
         }
         writer.join().unwrap();
-        let (events, lost, end) = trail.0.read_since(&trail.1, 0);
-        assert_eq!((events.len(), lost, end), (1, 2, 3), "a trail of two cells holds one that can be read");
+        let (events, lost, end) = shard_ring.0.read_since(&shard_ring.1, 0);
+        assert_eq!(
+            (events.len(), lost, end),
+            (1, 2, 3),
+            "an event ring of two cells holds one that can be read"
+        );
         assert_eq!(events[0].address, 3 * 0x1000);
     });
 }
 
 #[test]
-fn a_reader_beside_a_trail_that_grows_accepts_only_whole_events() {
+fn a_reader_beside_a_shard_ring_that_grows_accepts_only_whole_events() {
     explore(|| {
-        let trail = Arc::new((
-            TrailHead::default(),
-            (0..4).map(|_| TrailCell::default()).collect::<Vec<TrailCell>>(),
+        let shard_ring = Arc::new((
+            ShardRingHead::default(),
+            (0..4).map(|_| ShardRingCell::default()).collect::<Vec<ShardRingCell>>(),
         ));
-        fn push(trail: &(TrailHead, Vec<TrailCell>), seed: u64, mask: u64) {
-            let cell = &trail.1[(trail.0.next() & mask) as usize];
+        fn push(shard_ring: &(ShardRingHead, Vec<ShardRingCell>), seed: u64, mask: u64) {
+            let cell = &shard_ring.1[(shard_ring.0.next() & mask) as usize];
             let tag = BlockTag::new(seed as u8, 1, 0, seed as u32);
-            trail.0.push(cell, EventKind::Free, tag, seed * 0x1000, seed * 512, seed * 7);
+            shard_ring.0.push(cell, EventKind::Free, tag, seed * 0x1000, seed * 512, seed * 7);
         }
-        trail.0.open(2);
-        push(&trail, 1, 1);
-        push(&trail, 2, 1);
-        let theirs = trail.clone();
+        shard_ring.0.open(2);
+        push(&shard_ring, 1, 1);
+        push(&shard_ring, 2, 1);
+        let theirs = shard_ring.clone();
         let writer = thread::spawn(move || {
-            // As a lane does at the end of the first lap.
+            // As a shard does at the end of the first lap.
             theirs.0.open(4);
             push(&theirs, 3, 3);
             push(&theirs, 4, 3);
         });
-        let (events, lost, end) = trail.0.read_since(&trail.1, 0);
+        let (events, lost, end) = shard_ring.0.read_since(&shard_ring.1, 0);
         assert_eq!(events.len() as u64 + lost, end);
         for event in events {
             let seed = event.position + 1;
@@ -289,11 +293,11 @@ fn a_reader_beside_a_trail_that_grows_accepts_only_whole_events() {
             );
         }
         writer.join().unwrap();
-        let (events, lost, end) = trail.0.read_since(&trail.1, 0);
+        let (events, lost, end) = shard_ring.0.read_since(&shard_ring.1, 0);
         assert_eq!(
             (events.len(), lost, end),
             (3, 1, 4),
-            "a trail of four cells holds three that can be read"
+            "an event ring of four cells holds three that can be read"
         );
     });
 }

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 
 use gruyere_record::reader::Cursor;
 use gruyere_record::{
-    BlockEntry, BlockSlot, BlockState, DeviceFacts, DeviceGauge, EventKind, LANES, Reader, Record,
-    RecordOptions, SegmentEntry, SegmentKind, SegmentSlot, clock,
+    BlockEntry, BlockSlot, BlockState, DeviceFacts, DeviceGauge, EventKind, Reader, Record, RecordOptions,
+    SHARDS, SegmentEntry, SegmentKind, SegmentSlot, clock,
 };
 use proptest::prelude::*;
 
@@ -43,17 +43,17 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&options(folder.path()), 2);
     let path = record.path().expect("a file").to_owned();
-    let (mut lane, mut other) = (record.lane(1, 3), record.lane(1, 4));
+    let (mut shard, mut other) = (record.shard(1, 3), record.shard(1, 4));
     let kept = block(0x7f00_0000_0000, 4 << 20, 3);
     let kept = BlockEntry { device: 1, ..kept };
     let waiting = BlockEntry { device: 1, ..block(0x7f00_4000_0000, 512, 1) };
     let gone = BlockEntry { device: 1, ..block(0x7f00_5000_0000, 1 << 20, 2) };
-    lane.block_insert(&kept);
-    let waits = lane.block_insert(&waiting);
+    shard.block_insert(&kept);
+    let waits = shard.block_insert(&waiting);
     let goes = other.block_insert(&gone);
-    lane.block_pending(waits, waiting.size, waiting.requested, waiting.lifetime);
+    shard.block_pending(waits, waiting.size, waiting.requested, waiting.lifetime);
     other.block_remove(goes, gone.size, gone.requested, gone.lifetime, false);
-    lane.event(EventKind::Malloc, 3, 7, kept.address, kept.size, clock::now());
+    shard.event(EventKind::Malloc, 3, 7, kept.address, kept.size, clock::now());
     other.event(EventKind::Free, 2, 7, gone.address, gone.size, clock::now());
     record.event(EventKind::Grow, 1, 0, 9, 0x7f00_0000_0000, 32 << 20, clock::now());
     let mut device = record.device(1);
@@ -109,7 +109,7 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
         assert_eq!(snapshot.facts.total_memory, 80 << 30);
         assert_eq!(snapshot.live, kept.size);
         assert_eq!(snapshot.live_peak, kept.size + waiting.size + gone.size);
-        assert_eq!((snapshot.torn_lanes, snapshot.torn_gauges), (0, false));
+        assert_eq!((snapshot.torn_shards, snapshot.torn_gauges), (0, false));
         assert_eq!(snapshot.gauge(DeviceGauge::Reserved), 64 << 20);
         assert_eq!(snapshot.gauge(DeviceGauge::DriverCalls), 7);
         assert_eq!(snapshot.gauge(DeviceGauge::TotalMemory), 80 << 30);
@@ -145,7 +145,7 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
     assert_eq!(record.live(1).1, kept.size + waiting.size + gone.size, "that of the process's life stays");
     assert_eq!(record.block_stats(1).allocated_bytes[0].peak, kept.size);
     assert_eq!(record.block_stats(1).active_bytes[0].peak, kept.size + waiting.size);
-    lane.block_remove(waits, waiting.size, waiting.requested, waiting.lifetime, true);
+    shard.block_remove(waits, waiting.size, waiting.requested, waiting.lifetime, true);
     let snapshot = Reader::own(record).unwrap().device(1).unwrap();
     assert_eq!((snapshot.total().pending_blocks(), snapshot.live), (0, kept.size));
     record.close();
@@ -156,9 +156,9 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
 fn events_that_the_rings_could_not_keep_are_counted_as_lost() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&options(folder.path()), 1);
-    let mut lane = record.lane(0, 0);
+    let mut shard = record.shard(0, 0);
     for n in 0..1000u64 {
-        lane.event(EventKind::Malloc, 0, 0, n, 512, clock::now());
+        shard.event(EventKind::Malloc, 0, 0, n, 512, clock::now());
         record.event(EventKind::Trim, 0, 0, 0, n, 512, clock::now());
     }
     let reader = Reader::own(record).unwrap();
@@ -168,10 +168,10 @@ fn events_that_the_rings_could_not_keep_are_counted_as_lost() {
     let latest =
         |kind| events.entries.iter().filter(move |event| event.kind == kind).map(|event| event.address);
     assert!(latest(EventKind::Trim).eq(1000 - 256..1000), "the shared ring keeps its 256 latest");
-    assert!(latest(EventKind::Malloc).eq(1000 - 63..1000), "a trail of 64 cells keeps its 63 latest");
+    assert!(latest(EventKind::Malloc).eq(1000 - 63..1000), "an event ring of 64 cells keeps its 63 latest");
     let facts = reader.event_facts();
     assert_eq!((facts.written, facts.dropped, facts.capacity), (2000, 0, 256 + 63));
-    lane.event(EventKind::Free, 0, 0, 5, 512, clock::now());
+    shard.event(EventKind::Free, 0, 0, 5, 512, clock::now());
     let events = reader.events(&mut cursor);
     assert_eq!((events.entries.len(), events.lost), (1, 0), "a follower gets what came after");
     record.close();
@@ -181,7 +181,7 @@ fn events_that_the_rings_could_not_keep_are_counted_as_lost() {
 fn a_record_that_is_off_keeps_exact_totals_and_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&RecordOptions { enabled: false, ..options(folder.path()) }, 1);
-    let (mut one, mut two) = (record.lane(0, 0), record.lane(0, 1));
+    let (mut one, mut two) = (record.shard(0, 0), record.shard(0, 1));
     let slot = one.block_insert(&block(0x1000, 1024, 0));
     assert_eq!(slot, BlockSlot::NONE);
     let later = two.block_insert(&block(0x2000, 2048, 0));
@@ -214,27 +214,27 @@ fn a_record_that_is_off_keeps_exact_totals_and_writes_nothing() {
 fn a_full_map_costs_entries_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&RecordOptions { max_blocks: 512, ..options(folder.path()) }, 1);
-    let mut lane = record.lane(0, 0);
-    let slots: Vec<BlockSlot> = (0..600).map(|n| lane.block_insert(&block(n * 512, 512, 0))).collect();
+    let mut shard = record.shard(0, 0);
+    let slots: Vec<BlockSlot> = (0..600).map(|n| shard.block_insert(&block(n * 512, 512, 0))).collect();
     assert_eq!(slots.iter().filter(|&&slot| slot == BlockSlot::NONE).count(), 88);
     let reader = Reader::own(record).unwrap();
     assert_eq!((reader.blocks().entries.len(), reader.health().blocks_unrecorded), (512, 88));
     assert_eq!(reader.device(0).unwrap().total().live_blocks(), 600, "gauges count them all the same");
     for slot in slots {
-        lane.block_remove(slot, 512, 342, 0, false);
+        shard.block_remove(slot, 512, 342, 0, false);
     }
     assert_eq!(record.live(0), (0, 600 * 512));
     assert_eq!(reader.blocks().entries.len(), 0);
-    assert_ne!(lane.block_insert(&block(0, 512, 0)), BlockSlot::NONE, "freed slots serve again");
+    assert_ne!(shard.block_insert(&block(0, 512, 0)), BlockSlot::NONE, "freed slots serve again");
     record.close();
 }
 
 #[test]
-fn slots_do_not_leak_from_lane_to_lane() {
+fn slots_do_not_leak_from_shard_to_shard() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&RecordOptions { max_blocks: 8192, ..options(folder.path()) }, 1);
-    let (mut producer, mut consumer) = (record.lane(0, 0), record.lane(0, 1));
-    // Each block comes through one lane and goes through another: 200,000 of them through a map of 8,192.
+    let (mut producer, mut consumer) = (record.shard(0, 0), record.shard(0, 1));
+    // Each block comes through one shard and goes through another: 200,000 of them through a map of 8,192.
     for round in 0..200u64 {
         let slots: Vec<BlockSlot> =
             (0..1000).map(|n| producer.block_insert(&block((round * 1000 + n) * 512, 512, 0))).collect();
@@ -247,21 +247,21 @@ fn slots_do_not_leak_from_lane_to_lane() {
 }
 
 #[test]
-fn lanes_on_threads_add_up() {
+fn shards_on_threads_add_up() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&options(folder.path()), 1);
     std::thread::scope(|scope| {
         for number in 0..4 {
             scope.spawn(move || {
-                let mut lane = record.lane(0, number);
+                let mut shard = record.shard(0, number);
                 let keep: Vec<BlockSlot> = (0..20_000u64)
                     .filter_map(|n| {
                         let size = 512 * (1 + n % 9);
-                        let slot = lane.block_insert(&block(n * 4096, size, number as u8));
+                        let slot = shard.block_insert(&block(n * 4096, size, number as u8));
                         if n % 20 == 0 {
                             return Some(slot);
                         }
-                        lane.block_remove(slot, size, size - size / 3, number as u8, false);
+                        shard.block_remove(slot, size, size - size / 3, number as u8, false);
                         None
                     })
                     .collect();
@@ -288,33 +288,33 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
     fn the_map_and_the_gauges_follow_any_sequence_of_calls(
-        calls in proptest::collection::vec((0u32..LANES as u32, 1u64..4096, 0u8..4, 0u8..6), 1..600),
+        calls in proptest::collection::vec((0u32..SHARDS as u32, 1u64..4096, 0u8..4, 0u8..6), 1..600),
     ) {
         let folder = tempfile::tempdir().unwrap();
         let record = record(&options(folder.path()), 1);
-        let mut lanes: Vec<_> = (0..LANES as u32).map(|lane| record.lane(0, lane)).collect();
+        let mut shards: Vec<_> = (0..SHARDS as u32).map(|shard| record.shard(0, shard)).collect();
         let mut books: HashMap<u64, (BlockSlot, BlockEntry, BlockState)> = HashMap::new();
         let (mut live, mut peak) = (0, 0);
-        for (number, (lane, size, lifetime, what)) in calls.into_iter().enumerate() {
-            let lane = &mut lanes[lane as usize];
+        for (number, (shard, size, lifetime, what)) in calls.into_iter().enumerate() {
+            let shard = &mut shards[shard as usize];
             let chosen = books.keys().copied().min_by_key(|address| address.wrapping_mul(size) % 1009);
             match (what, chosen) {
                 (3, Some(address)) if books[&address].2 == BlockState::Live => {
                     let (slot, entry, state) = books.get_mut(&address).unwrap();
-                    lane.block_pending(*slot, entry.size, entry.requested, entry.lifetime);
+                    shard.block_pending(*slot, entry.size, entry.requested, entry.lifetime);
                     *state = BlockState::Pending;
                     live -= entry.size;
                 }
                 (4..=5, Some(address)) => {
                     let (slot, entry, state) = books.remove(&address).unwrap();
                     let pending = state == BlockState::Pending;
-                    lane.block_remove(slot, entry.size, entry.requested, entry.lifetime, pending);
+                    shard.block_remove(slot, entry.size, entry.requested, entry.lifetime, pending);
                     live -= if pending { 0 } else { entry.size };
                 }
                 _ => {
                     let entry = block(number as u64 * (1 << 22), size * 512, lifetime);
                     live += entry.size;
-                    books.insert(entry.address, (lane.block_insert(&entry), entry, BlockState::Live));
+                    books.insert(entry.address, (shard.block_insert(&entry), entry, BlockState::Live));
                 }
             }
             peak = peak.max(live);
@@ -361,7 +361,7 @@ fn a_record_takes_what_it_uses_and_no_more() {
     let record = record(&options, 8);
     let fresh = held(record);
     assert!(fresh < 400 << 10, "{fresh} bytes for eight devices that nobody has used");
-    let (mut small, mut large) = (record.lane(0, 0), record.lane(0, 32));
+    let (mut small, mut large) = (record.shard(0, 0), record.shard(0, 32));
     let mut device = record.device(0);
     let mut work = |count: u64| {
         for n in 0..count {
@@ -381,7 +381,7 @@ fn a_record_takes_what_it_uses_and_no_more() {
     assert!(young < 100 << 10, "{young} bytes more for a hundred blocks");
     work(100_000);
     let old = held(record) - fresh;
-    // The ring, two trails of 16,384 events, histograms, and some of the map.
+    // The ring, two event rings of 16,384 events, histograms, and some of the map.
     assert!((3 << 20..4 << 20).contains(&old), "{old} bytes more once all rings have gone round");
     record.close();
 }
@@ -390,11 +390,11 @@ fn a_record_takes_what_it_uses_and_no_more() {
 fn calls_that_waited_for_their_lock_come_in_the_order_in_which_they_happened() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&options(folder.path()), 1);
-    let (mut lane, mut other) = (record.lane(0, 0), record.lane(0, 1));
-    lane.event(EventKind::Malloc, 0, 0, 512, 512, 10);
-    lane.event(EventKind::Free, 0, 0, 512, 512, 30);
+    let (mut shard, mut other) = (record.shard(0, 0), record.shard(0, 1));
+    shard.event(EventKind::Malloc, 0, 0, 512, 512, 10);
+    shard.event(EventKind::Free, 0, 0, 512, 512, 30);
     // It began before that free, and got the block after it.
-    lane.event(EventKind::Malloc, 0, 0, 512, 512, 20);
+    shard.event(EventKind::Malloc, 0, 0, 512, 512, 20);
     other.event(EventKind::Malloc, 0, 0, 1024, 512, 25);
     let reader = Reader::own(record).unwrap();
     let mut cursor = Cursor::default();
@@ -405,25 +405,25 @@ fn calls_that_waited_for_their_lock_come_in_the_order_in_which_they_happened() {
     use EventKind::{Free, Malloc};
     assert_eq!(look(), [(Malloc, 10, 10), (Malloc, 25, 25), (Free, 30, 30), (Malloc, 20, 30)]);
     // From look to look, too.
-    lane.event(EventKind::Malloc, 0, 0, 2048, 512, 28);
+    shard.event(EventKind::Malloc, 0, 0, 2048, 512, 28);
     other.event(EventKind::Free, 0, 0, 1024, 512, 29);
     assert_eq!(look(), [(Free, 29, 29), (Malloc, 28, 30)]);
     record.close();
 }
 
 #[test]
-fn a_trail_that_grows_loses_no_event_and_keeps_the_latest() {
+fn a_shard_ring_that_grows_loses_no_event_and_keeps_the_latest() {
     let folder = tempfile::tempdir().unwrap();
     let options = RecordOptions { ring_events: 1 << 16, ..options(folder.path()) };
     let record = record(&options, 1);
-    let mut lane = record.lane(0, 0);
+    let mut shard = record.shard(0, 0);
     let reader = Reader::open(record.path().unwrap()).unwrap();
     let (mut cursor, mut next, mut written) = (Cursor::default(), 0, 0u64);
     // At and around each length that it has, and past the last.
     for end in [1, 255, 256, 257, 511, 512, 513, 1023, 1025, 5000, 8192, 8193, 16_383, 16_384, 16_385, 40_000]
     {
         while written < end {
-            lane.event(EventKind::Malloc, 0, 7, written << 9, 512, written);
+            shard.event(EventKind::Malloc, 0, 7, written << 9, 512, written);
             written += 1;
         }
         let events = reader.events(&mut cursor);

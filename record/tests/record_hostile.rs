@@ -34,15 +34,15 @@ fn valid() -> &'static [u8] {
     BYTES.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let record = make(folder.path());
-        let mut lane = record.lane(0, 0);
+        let mut shard = record.shard(0, 0);
         for n in 0..700u64 {
-            lane.block_insert(&BlockEntry {
+            shard.block_insert(&BlockEntry {
                 address: n * 512,
                 size: 512,
                 requested: 500,
                 ..BlockEntry::default()
             });
-            lane.event(EventKind::Malloc, 0, 0, n * 512, 512, clock::now());
+            shard.event(EventKind::Malloc, 0, 0, n * 512, 512, clock::now());
             record.event(EventKind::Grow, 0, 0, 0, n * 512, 512, clock::now());
         }
         record.device(0).set(&[(DeviceGauge::Reserved, 1 << 20)]);
@@ -229,24 +229,28 @@ fn a_sweep_takes_the_dead_and_leaves_the_live_the_unready_and_the_strange() {
 fn a_file_system_without_room_for_more_costs_entries_only() {
     let folder = tempfile::tempdir().unwrap();
     let record = make(folder.path());
-    // The lane's histograms and the map's first chunk, then nothing: as a tmpfs that filled up.
+    // The shard's histograms and the map's first chunk, then nothing: as a tmpfs that filled up.
     record.mapping().limit_room(8192 + 512 * 40);
-    let mut lane = record.lane(0, 0);
+    let mut shard = record.shard(0, 0);
     for n in 0..1000u64 {
-        lane.block_insert(&BlockEntry {
+        shard.block_insert(&BlockEntry {
             address: n * 512,
             size: 512,
             requested: 500,
             ..BlockEntry::default()
         });
-        lane.event(EventKind::Malloc, 0, 0, n * 512, 512, clock::now());
+        shard.event(EventKind::Malloc, 0, 0, n * 512, 512, clock::now());
     }
     let reader = Reader::own(record).unwrap();
     let health = reader.health();
     assert_eq!((reader.blocks().entries.len(), health.blocks_unrecorded), (512, 488));
     assert!(health.no_room >= 2);
     let events = reader.events(&mut Cursor::default());
-    assert_eq!((events.entries.len(), events.lost), (64, 936), "without a trail, the shared ring serves");
+    assert_eq!(
+        (events.entries.len(), events.lost),
+        (64, 936),
+        "without an event ring, the shared ring serves"
+    );
     assert_eq!(record.live(0), (1000 * 512, 1000 * 512));
     record.close();
 }
@@ -306,7 +310,7 @@ fn a_record_that_is_cut_while_it_is_read_ends_nobody_and_is_named() {
 fn a_record_in_which_nothing_comes_to_rest_is_given_up_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let (file, path) = copy_of_a_living_one(folder.path(), 2);
-    // The lanes' section: its offset, bytes an entry, entries.
+    // The shards' section: its offset, bytes an entry, entries.
     let word = |at: usize| u64::from_le_bytes(valid()[at..at + 8].try_into().unwrap());
     let entry = 64 + 2 * 32;
     let (offset, bytes) = (word(entry), word(entry + 8) * word(entry + 16));

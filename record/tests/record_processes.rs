@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use gruyere_record::reader::Cursor;
 use gruyere_record::sweep::{Owners, State, list, sweep};
 use gruyere_record::{
-    BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, LaneWriter, Reader, Record, RecordOptions,
+    BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, Reader, Record, RecordOptions, ShardWriter,
 };
 
 fn main() -> ExitCode {
@@ -87,7 +87,7 @@ fn block(address: u64, lifetime: usize) -> BlockEntry {
 }
 
 /// Writes at full speed, for ever.
-fn write_for_ever(record: &'static Record, mut lane: LaneWriter, first: u64) -> ! {
+fn write_for_ever(record: &'static Record, mut shard: ShardWriter, first: u64) -> ! {
     let mut device = record.device(0);
     let mut slots = [BlockSlot::NONE; 256];
     let mut address = first;
@@ -95,8 +95,15 @@ fn write_for_ever(record: &'static Record, mut lane: LaneWriter, first: u64) -> 
         for (n, slot) in slots.iter_mut().enumerate() {
             address += 512;
             let entry = block(address, n % 4);
-            *slot = lane.block_insert(&entry);
-            lane.event(EventKind::Malloc, entry.lifetime, entry.stream, address, address ^ 0xff, address * 3);
+            *slot = shard.block_insert(&entry);
+            shard.event(
+                EventKind::Malloc,
+                entry.lifetime,
+                entry.stream,
+                address,
+                address ^ 0xff,
+                address * 3,
+            );
             record.event(EventKind::Wait, 0, 1, entry.stream, address, address ^ 0xff, address * 3);
         }
         // Only one thread has this number, so one writer of the device's gauges.
@@ -106,8 +113,8 @@ fn write_for_ever(record: &'static Record, mut lane: LaneWriter, first: u64) -> 
         }
         for (n, slot) in slots.iter().enumerate() {
             let size = size_of_lifetime(n % 4);
-            lane.block_pending(*slot, size, size / 2, (n % 4) as u8);
-            lane.block_remove(*slot, size, size / 2, (n % 4) as u8, true);
+            shard.block_pending(*slot, size, size / 2, (n % 4) as u8);
+            shard.block_remove(*slot, size, size / 2, (n % 4) as u8, true);
         }
     }
 }
@@ -115,20 +122,20 @@ fn write_for_ever(record: &'static Record, mut lane: LaneWriter, first: u64) -> 
 fn role_write(directory: &Path) -> ExitCode {
     let record = make(directory);
     println!("{}", record.path().expect("a file").display());
-    let second = record.lane(0, 9);
+    let second = record.shard(0, 9);
     std::thread::spawn(move || write_for_ever(record, second, 1 << 40));
-    write_for_ever(record, record.lane(0, 1), 0)
+    write_for_ever(record, record.shard(0, 1), 0)
 }
 
 /// Makes a record, forks a child that closes it and then sleeps, and waits to be killed.
 fn role_fork(directory: &Path) -> ExitCode {
     let record = make(directory);
-    let mut lane = record.lane(0, 0);
-    lane.block_insert(&block(512, 0));
+    let mut shard = record.shard(0, 0);
+    shard.block_insert(&block(512, 0));
     // SAFETY: this process has one thread.
     if unsafe { libc::fork() } == 0 {
         // What a child should not do, and must survive: calls, and a close.
-        lane.block_insert(&block(1024, 0));
+        shard.block_insert(&block(1024, 0));
         record.close();
         println!("child {}", std::process::id());
         std::thread::sleep(Duration::from_secs(60));
@@ -181,10 +188,10 @@ fn role_tiny(directory: &Path) -> ExitCode {
     for n in 0..6u32 {
         let record = make(directory);
         made.push(if record.path().is_some() { 'f' } else { 'm' });
-        let mut lane = record.lane(0, n);
-        let slots: Vec<BlockSlot> = (0..40_000u64).map(|n| lane.block_insert(&block(n * 512, 1))).collect();
+        let mut shard = record.shard(0, n);
+        let slots: Vec<BlockSlot> = (0..40_000u64).map(|n| shard.block_insert(&block(n * 512, 1))).collect();
         for n in 0..5000 {
-            lane.event(EventKind::Malloc, 0, 0, n, n, n);
+            shard.event(EventKind::Malloc, 0, 0, n, n, n);
         }
         let reader = Reader::own(record).expect("a record");
         let kept = slots.iter().filter(|&&slot| slot != BlockSlot::NONE).count();
@@ -228,9 +235,9 @@ fn role_limit(directory: &Path) -> ExitCode {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
     let record = make(directory);
     assert!(record.path().is_none());
-    let mut lane = record.lane(0, 0);
+    let mut shard = record.shard(0, 0);
     for n in 0..10_000 {
-        lane.block_insert(&block(n * 512, 1));
+        shard.block_insert(&block(n * 512, 1));
     }
     assert_eq!(record.live(0), (10_000 * 1024, 10_000 * 1024));
     assert_eq!(Reader::own(record).expect("private memory").blocks().entries.len(), 10_000);
@@ -286,7 +293,7 @@ impl Drop for Role {
 /// Counts of what could not be read whole.
 #[derive(Debug, Default)]
 struct Torn {
-    lanes: u32,
+    shards: u32,
     gauges: u32,
     blocks: u64,
 }
@@ -295,9 +302,9 @@ struct Torn {
 fn check(reader: &Reader, cursor: &mut Cursor, deep: bool) -> Torn {
     let mut torn = Torn::default();
     let device = reader.device(0).expect("a device");
-    torn.lanes = device.torn_lanes;
+    torn.shards = device.torn_shards;
     torn.gauges = u32::from(device.torn_gauges);
-    if device.torn_lanes == 0 {
+    if device.torn_shards == 0 {
         for (lifetime, counts) in device.blocks[0].iter().enumerate() {
             let size = size_of_lifetime(lifetime);
             assert_eq!(counts.malloc_bytes, counts.mallocs * size, "torn: {counts:?}");
@@ -340,14 +347,14 @@ fn ten_thousand_snapshots() {
     let begin = Instant::now();
     for n in 0..10_000 {
         let torn = check(&reader, &mut cursor, n % 25 == 0);
-        sum.lanes += torn.lanes;
+        sum.shards += torn.shards;
         sum.gauges += torn.gauges;
         sum.blocks += torn.blocks;
     }
     let written = reader.device(0).unwrap().total().mallocs - before;
     println!("  {:?}, {written} mallocs meanwhile, given up as torn: {sum:?}", begin.elapsed());
     assert!(written > 100_000, "the writer did write: {written}");
-    assert!(sum.lanes < 100 && sum.gauges < 100, "a busy writer lets readers in: {sum:?}");
+    assert!(sum.shards < 100 && sum.gauges < 100, "a busy writer lets readers in: {sum:?}");
 }
 
 fn killed_writers() {

@@ -127,7 +127,7 @@ fn make() -> Result<&'static Heap, String> {
             // Before anybody can use it: nothing has been handed out yet.
             heap.announce_hooks(beginning.announced);
             if is_program_served() {
-                heap.give_blocks_spans_of_their_own();
+                heap.dedicate_allocations();
                 heap.announce_ordered_callers();
             }
             Ok(publish(heap, config))

@@ -159,7 +159,7 @@ pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_in
     // As in gruyere_malloc. NULL is in no page.
     let Some(heap) = current() else { return free_of_nothing(pointer) };
     match heap.owner(pointer as u64) {
-        Some(Owned::Small(device, lane, slab)) => free_small(heap, device, lane, slab, pointer as u64),
+        Some(Owned::Small(device, shard, slab)) => free_small(heap, device, shard, slab, pointer as u64),
         Some(Owned::Large(device, page)) => free_large(heap, device, page, pointer as u64),
         None if pointer.is_null() => {}
         None => free_slowly(heap, pointer as u64),
@@ -167,9 +167,9 @@ pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_in
 }
 
 #[inline(never)]
-extern "C" fn free_small(heap: &Heap, device: &Device, lane: u32, slab: u32, address: u64) {
+extern "C" fn free_small(heap: &Heap, device: &Device, shard: u32, slab: u32, address: u64) {
     guarded((), || {
-        heap.free_small(device, lane, slab, address);
+        heap.free_small(device, shard, slab, address);
     });
 }
 

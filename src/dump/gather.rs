@@ -2,13 +2,13 @@
 #![deny(unsafe_code)]
 
 use super::state::{
-    self, Block, BlockKind, Cause, Class, Climb, DeviceState, Held, Largest, Live, OutOfMemory, Rung,
+    self, Block, BlockKind, Cause, Class, DeviceState, Held, Largest, Live, OutOfMemory, Rung, RungUse,
     Segment, State, Sum, lifetime_name,
 };
 use crate::heap::Heap;
 use crate::heap::policy::ladder::{self, Ladder, RUNG_NAMES};
-use crate::heap::report::census::{self, Census, Place};
 use crate::heap::report::oom::Report;
+use crate::heap::report::segment_stats::{self, Place, SegmentStats};
 use crate::heap::report::snapshot::{self, BlockState, Holder, Snapshot};
 use crate::record::facts::Process;
 use crate::record::{LIFETIMES, Reader};
@@ -22,7 +22,7 @@ pub const MOST_EVENTS: usize = 1 << 15;
 const MOST_STEPS: usize = 64;
 
 /// A sum of the heap's, as files have it.
-fn told(sum: census::Sum) -> Sum {
+fn told(sum: segment_stats::Sum) -> Sum {
     Sum { blocks: sum.blocks, bytes: sum.bytes, requested_bytes: sum.requested }
 }
 
@@ -47,14 +47,14 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
 }
 
 fn out_of_memory(report: &Report) -> OutOfMemory {
-    let climb = |ladder: &Ladder, number: usize| {
+    let rung_use = |ladder: &Ladder, number: usize| {
         let ladder::Rung { calls, bytes, nanoseconds } = ladder.rungs[number];
-        Climb { calls, bytes, nanoseconds }
+        RungUse { calls, bytes, nanoseconds }
     };
     let rungs = RUNG_NAMES.iter().enumerate().map(|(number, name)| Rung {
         name: (*name).to_owned(),
-        all: climb(&report.ladder, number),
-        this_time: report.climb.as_ref().map(|ladder| climb(ladder, number)),
+        all: rung_use(&report.ladder, number),
+        this_time: report.this_time.as_ref().map(|ladder| rung_use(ladder, number)),
     });
     OutOfMemory {
         message: report.to_string(),
@@ -95,7 +95,7 @@ fn thread_name() -> String {
 }
 
 fn device(heap: &Heap, reader: Option<&Reader<'_>>, id: u32, share: usize) -> Option<DeviceState> {
-    let (snapshot, census) = heap.census(id.into(), share).ok()??;
+    let (snapshot, segment_stats) = heap.segment_stats(id.into(), share).ok()??;
     let stats = heap.stats(id.into()).unwrap_or_default();
     let recorded = reader.and_then(|reader| reader.device(id));
     let gauges = recorded.iter().flat_map(|device| {
@@ -110,8 +110,8 @@ fn device(heap: &Heap, reader: Option<&Reader<'_>>, id: u32, share: usize) -> Op
         live_peak_bytes: stats.live_peak,
         reserved_peak_bytes: stats.reserved_peak,
         step: step.into(),
-        held: held(&census),
-        live: live(&census, step),
+        held: held(&segment_stats),
+        live: live(&segment_stats, step),
         gauges: gauges.collect(),
         merged_blocks: snapshot.merged,
         segments: segments(snapshot),
@@ -119,19 +119,19 @@ fn device(heap: &Heap, reader: Option<&Reader<'_>>, id: u32, share: usize) -> Op
     })
 }
 
-fn held(census: &Census) -> Held {
+fn held(segment_stats: &SegmentStats) -> Held {
     Held {
-        reserved_bytes: census.reserved,
-        live_bytes: census.live.bytes,
-        pending_bytes: census.pending.bytes,
-        slab_free_bytes: census.bytes_in(Place::Slab),
-        between_bytes: census.bytes_in(Place::Between),
-        idle_bytes: census.bytes_in(Place::Idle),
-        captured_free_bytes: census.bytes_in(Place::Capture),
-        pooled_free_bytes: census.bytes_in(Place::Pool),
-        unmapped_bytes: census.bytes_in(Place::Unmapped),
-        orphaned_bytes: census.bytes_in(Place::Orphan),
-        rest_bytes: census.rest,
+        reserved_bytes: segment_stats.reserved,
+        live_bytes: segment_stats.live.bytes,
+        pending_bytes: segment_stats.pending.bytes,
+        slab_free_bytes: segment_stats.bytes_in(Place::Slab),
+        between_bytes: segment_stats.bytes_in(Place::Between),
+        idle_bytes: segment_stats.bytes_in(Place::Idle),
+        captured_free_bytes: segment_stats.bytes_in(Place::Capture),
+        pooled_free_bytes: segment_stats.bytes_in(Place::Pool),
+        unmapped_bytes: segment_stats.bytes_in(Place::Unmapped),
+        orphaned_bytes: segment_stats.bytes_in(Place::Orphan),
+        rest_bytes: segment_stats.rest,
     }
 }
 
@@ -140,28 +140,29 @@ fn oldest(exponent: u32) -> u64 {
     (1u64 << exponent.min(63)) - 1
 }
 
-pub(super) fn live(census: &Census, step: u32) -> Live {
-    let class = |class: u64, sum: census::Sum| Class { class, sum: told(sum) };
-    let mut steps: Vec<Class> = census.steps.iter().map(|(&step, &sum)| class(step.into(), sum)).collect();
+pub(super) fn live(segment_stats: &SegmentStats, step: u32) -> Live {
+    let class = |class: u64, sum: segment_stats::Sum| Class { class, sum: told(sum) };
+    let mut steps: Vec<Class> =
+        segment_stats.steps.iter().map(|(&step, &sum)| class(step.into(), sum)).collect();
     steps.sort_unstable_by_key(|entry| (std::cmp::Reverse(entry.sum.bytes), entry.class));
-    let mut other_steps = told(census.stepless);
+    let mut other_steps = told(segment_stats.stepless);
     steps.drain(MOST_STEPS.min(steps.len())..).for_each(|entry| other_steps.add(entry.sum));
-    let lifetimes = (0..LIFETIMES).filter(|&number| census.lifetimes[number].blocks > 0);
+    let lifetimes = (0..LIFETIMES).filter(|&number| segment_stats.lifetimes[number].blocks > 0);
     Live {
-        all: told(census.live),
+        all: told(segment_stats.live),
         lifetimes: lifetimes
-            .map(|number| (lifetime_name(number as u8), told(census.lifetimes[number])))
+            .map(|number| (lifetime_name(number as u8), told(segment_stats.lifetimes[number])))
             .collect(),
-        sizes: census
+        sizes: segment_stats
             .sizes
             .iter()
             .map(|(&power, &sum)| class(1u64.checked_shl(power).unwrap_or(u64::MAX), sum))
             .collect(),
         steps,
         other_steps,
-        ages: census.ages(step).into_iter().map(|(power, sum)| class(oldest(power), sum)).collect(),
-        streams: census.streams.iter().map(|(&stream, &sum)| class(stream.into(), sum)).collect(),
-        largest: census
+        ages: segment_stats.ages(step).into_iter().map(|(power, sum)| class(oldest(power), sum)).collect(),
+        streams: segment_stats.streams.iter().map(|(&stream, &sum)| class(stream.into(), sum)).collect(),
+        largest: segment_stats
             .largest()
             .into_iter()
             .map(|block| Largest {

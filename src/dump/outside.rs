@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::state::{self, Block, BlockKind, DeviceState, Held, Segment, State, Sum, lifetime_name};
-use crate::heap::report::census::Census;
+use crate::heap::report::segment_stats::SegmentStats;
 use crate::heap::report::snapshot;
 use crate::record::picture::{Picture, Piece, PieceKind, RangeKind};
 use crate::record::reader::DeviceSnapshot;
@@ -33,7 +33,7 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
 /// A device, by its gauges and its picture. Sums are the picture's: the gauges are of another moment.
 pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
     let gauges = DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), recorded.gauge(gauge)));
-    let mut census = Census::default();
+    let mut segment_stats = SegmentStats::default();
     for piece in picture.pieces.iter().filter(|piece| piece.kind.is_block()) {
         let state = match piece.kind {
             PieceKind::Live => snapshot::BlockState::Allocated,
@@ -43,12 +43,12 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
         let step = Some(step);
         let block =
             snapshot::Block { address, bytes, requested, stream: stream.into(), state, lifetime, step };
-        census.block(&block, stream);
+        segment_stats.block(&block, stream);
     }
     let sums = &picture.sums;
     let captured = free_in(picture, |range| range.capture != 0);
     let [slabs, gaps, whole] = free_in(picture, |range| range.capture == 0);
-    let mut live = super::gather::live(&census, picture.step);
+    let mut live = super::gather::live(&segment_stats, picture.step);
     live.all = Sum { blocks: sums.live_blocks, bytes: sums.live, requested_bytes: sums.live_requested };
     DeviceState {
         device: recorded.device,

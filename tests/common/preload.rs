@@ -57,7 +57,7 @@ impl Workshop {
         link(&phantom, "libcudart.so.12");
         link(&phantom, "libcuda.so.1");
         // The one that this test is built with: to build the package again by itself, with other features of its dependencies, would take its place under
-        // the same name, and whoever links it afterwards finds a stranger.
+        // the same name, and whoever links it afterwards finds another.
         let own = std::env::current_exe().unwrap().with_file_name("libgruyere.so");
         assert!(own.is_file(), "{}: cargo builds it beside the tests", own.display());
         link(&own, "libgruyere.so");

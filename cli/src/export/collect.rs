@@ -173,7 +173,7 @@ impl Collector {
         families.counter(("gruyere_exporter_scrapes", "", "Looks at the records."), &of, self.looks);
     }
 
-    /// Counters only rise, though a record is read while it is written: a sum over lanes may come out one short of what it was.
+    /// Counters only rise, though a record is read while it is written: a sum over shards may come out one short of what it was.
     fn hold(&mut self, families: &mut [Family]) {
         let mut reached = HashMap::new();
         for family in

@@ -310,7 +310,7 @@ fn backing(configuration: &str) -> &'static str {
     }
 }
 
-/// Counters of different lanes are read some microseconds apart, so a difference may come out below nothing.
+/// Counters of different shards are read some microseconds apart, so a difference may come out below nothing.
 fn whole(difference: u64) -> u64 {
     if difference > i64::MAX as u64 { 0 } else { difference }
 }
@@ -398,7 +398,7 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
         let said = ("gruyere_reclaim_seconds", "seconds", "Host time in a rung of the reclaim ladder.");
         families.add(Kind::Counter, said, &of, scaled(device.gauge(microseconds), 1_000_000));
     }
-    let torn = device.torn_gauges || device.torn_lanes > 0;
+    let torn = device.torn_gauges || device.torn_shards > 0;
     let said = ("gruyere_torn", "", "1: the values of this device are not of one moment.");
     families.gauge(said, &of, u64::from(torn));
     let total = device.total();

@@ -67,7 +67,7 @@ pub fn sums(picture: &Picture) -> Value {
         },
         "address_space": {
             "reserved_bytes": sums.reserved_address,
-            "shadow_bytes": sums.shadows,
+            "shadow_bytes": sums.stale_aliases,
             "retired_bytes": sums.retired,
         },
     })

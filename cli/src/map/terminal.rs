@@ -166,7 +166,7 @@ pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> S
         sums.free_pages,
         sums.spare_pages,
         bytes(sums.reserved_address),
-        bytes(sums.shadows),
+        bytes(sums.stale_aliases),
         bytes(sums.retired)
     );
     wrapped(&mut out, &pages, style.columns);

@@ -1,10 +1,10 @@
 //! Events of a record in the order in which they are lines of a trace.
 //!
-//! Each lane of the heap has a ring of its own, and an event's time is that of the call's beginning. What lies in one ring is in the right order
+//! Each shard of the heap has a ring of its own, and an event's time is that of the call's beginning. What lies in one ring is in the right order
 //! ([`Event::turn`]). Between rings that is told by time, and a look at the rings divides it too: what was not there at a look happened after it, whenever
 //! it began. So lines are written up to the beginning of a look.
 //!
-//! That leaves calls on memory that went from one lane to another between two looks. Of a free and a malloc at one address, the malloc may have begun
+//! That leaves calls on memory that went from one shard to another between two looks. Of a free and a malloc at one address, the malloc may have begun
 //! first: then the free that is missing is written before it, and passed over when it comes. Of two mallocs, the one that came later may have
 //! begun first: then the free in between is of the wrong size, and the block that it leaves is written again.
 #![deny(unsafe_code)]
@@ -18,7 +18,7 @@ use gruyere_record::{BlockEntry, EventKind};
 
 /// What happened to a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct Counts {
     /// Events read.
     pub events: u64,
     /// Events that the rings did not have any more.
@@ -61,7 +61,7 @@ pub struct Follower {
     /// The lines.
     pub lines: Lines,
     /// What happened to them.
-    pub tally: Tally,
+    pub counts: Counts,
     /// Ticks by which a free may be later than the malloc at its address, where events were lost.
     early: u64,
     waiting: Vec<Event>,
@@ -78,7 +78,7 @@ impl Follower {
     pub fn new(early: u64) -> Follower {
         Follower {
             lines: Lines::default(),
-            tally: Tally::default(),
+            counts: Counts::default(),
             early,
             waiting: Vec::new(),
             owed: HashMap::new(),
@@ -92,20 +92,20 @@ impl Follower {
         let came = firsts(since, EventKind::Malloc);
         for block in blocks.iter().filter(|block| !came.contains(&block.address)) {
             self.enter(block);
-            self.tally.at_start += 1;
+            self.counts.at_start += 1;
         }
-        self.lines.mark(&format!("gruyere record: {} blocks were live at the start", self.tally.at_start));
+        self.lines.mark(&format!("gruyere record: {} blocks were live at the start", self.counts.at_start));
     }
 
     /// Adds events; their lines come with [`Follower::apply`].
     pub fn add(&mut self, events: Vec<Event>) {
-        self.tally.events += events.len() as u64;
+        self.counts.events += events.len() as u64;
         self.waiting.extend(events);
     }
 
     /// Events were lost.
     pub fn lost(&mut self, count: u64) {
-        self.tally.lost += count;
+        self.counts.lost += count;
     }
 
     /// Writes the lines of what had its turn before `now`, the beginning of the last look; of everything, at the end of time.
@@ -151,13 +151,13 @@ impl Follower {
         }
         // Where nothing was lost, the free that is owed does come. Else it may have been lost, and this is another.
         let paid =
-            paid.filter(|owed| self.tally.lost == 0 || event.time.saturating_sub(owed.since) < self.early);
+            paid.filter(|owed| self.counts.lost == 0 || event.time.saturating_sub(owed.since) < self.early);
         if paid.is_some() && !is_of_live {
             return;
         }
         self.live.remove(&address);
         if !self.lines.free(address) {
-            self.tally.unknown_frees += 1;
+            self.counts.unknown_frees += 1;
         }
         if let Some(owed) = paid {
             self.begins(address, owed.block);
@@ -185,11 +185,11 @@ impl Follower {
         let gone: Vec<u64> = self.lines.live().filter(gone).collect();
         self.lines.mark(&format!(
             "gruyere record: {} events lost until here; {} blocks came and {} went",
-            self.tally.lost,
+            self.counts.lost,
             new.len(),
             gone.len()
         ));
-        self.tally.mended += (new.len() + gone.len()) as u64;
+        self.counts.mended += (new.len() + gone.len()) as u64;
         for address in gone {
             self.lines.free(address);
             self.live.remove(&address);
@@ -252,7 +252,7 @@ mod tests {
         follower.add(vec![event(M, 1, 7, 1)]);
         follower.apply(u64::MAX);
         assert_eq!(follower.lines.take(), "a 1 600 0 0\nf 1\na 2 7 0 0\n");
-        assert_eq!(follower.tally, Tally { events: 3, ..Tally::default() });
+        assert_eq!(follower.counts, Counts { events: 3, ..Counts::default() });
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod tests {
         follower.add(vec![event(M, 1, 7, 1), event(M, 1, 8, 5), event(F, 1, 7, 6), event(F, 1, 8, 9)]);
         follower.apply(u64::MAX);
         assert_eq!(follower.lines.take(), "a 1 7 0 0\nf 1\na 2 8 0 0\nf 2\n");
-        assert_eq!(follower.tally, Tally { events: 4, ..Tally::default() });
+        assert_eq!(follower.counts, Counts { events: 4, ..Counts::default() });
     }
 
     #[test]
@@ -282,12 +282,12 @@ mod tests {
         follower.add([mallocs, frees].concat());
         follower.apply(u64::MAX);
         assert_eq!(follower.lines.take(), "a 1 1 0 0\nf 1\na 2 2 0 0\nf 2\na 3 3 0 0\nf 3\n");
-        assert_eq!(follower.tally, Tally { events: 6, ..Tally::default() });
+        assert_eq!(follower.counts, Counts { events: 6, ..Counts::default() });
     }
 
     #[test]
     fn of_two_mallocs_of_an_address_the_first_to_begin_may_be_the_last_to_come() {
-        // In truth 7 bytes came and went, and then 600 came there, on another lane: that call had begun first, and waited.
+        // In truth 7 bytes came and went, and then 600 came there, on another shard: that call had begun first, and waited.
         let mallocs = [event(M, 1, 600, 1), event(M, 1, 7, 2)];
         let mut follower = Follower::new(10);
         follower.add([&mallocs[..], &[event(F, 1, 512, 3)]].concat());
@@ -300,14 +300,14 @@ mod tests {
         follower.add(vec![event(F, 1, 1024, 9)]);
         follower.apply(u64::MAX);
         assert_eq!(follower.lines.take(), "f 3\n");
-        assert_eq!(follower.tally, Tally { events: 4, ..Tally::default() });
+        assert_eq!(follower.counts, Counts { events: 4, ..Counts::default() });
         // Three of them: each free is that of the block that it fits.
         let mut follower = Follower::new(10);
         follower
             .add([&mallocs[..], &[event(M, 1, 2000, 3), event(F, 1, 512, 4), event(F, 1, 2048, 5)]].concat());
         follower.apply(u64::MAX);
         assert!(follower.lines.take().ends_with("\nf 3\na 4 600 0 0\n"));
-        assert_eq!(follower.tally, Tally { events: 5, ..Tally::default() });
+        assert_eq!(follower.counts, Counts { events: 5, ..Counts::default() });
     }
 
     #[test]
@@ -319,10 +319,10 @@ mod tests {
         follower.add(since);
         follower.apply(u64::MAX);
         let text = follower.lines.take();
-        assert_eq!(follower.tally.at_start, 2);
+        assert_eq!(follower.counts.at_start, 2);
         assert!(text.starts_with("a 1 10 0 0\na 2 44 0 0\nm gruyere record: 2 blocks"), "{text}");
         assert!(text.ends_with("a 3 20 0 0\nf 2\na 4 44 0 0\n"), "{text}");
-        assert_eq!(follower.tally.unknown_frees, 1);
+        assert_eq!(follower.counts.unknown_frees, 1);
     }
 
     #[test]
@@ -342,6 +342,6 @@ mod tests {
             text,
             "m gruyere record: 5 events lost until here; 2 blocks came and 1 went\nf 3\nf 2\na 4 21 0 0\na 5 40 0 0\na 6 50 0 0\n"
         );
-        assert_eq!((follower.tally.lost, follower.tally.mended), (5, 3));
+        assert_eq!((follower.counts.lost, follower.counts.mended), (5, 3));
     }
 }

@@ -332,7 +332,7 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
             metric.value(&row.facts()).map_or_else(|| "-".to_owned(), |value| metric.unit().show(value));
         fact(metric.name(), value);
     }
-    if row.snapshot.torn_gauges || row.snapshot.torn_lanes > 0 {
+    if row.snapshot.torn_gauges || row.snapshot.torn_shards > 0 {
         fact("torn", "the process was killed while it wrote: not all values are of one moment".to_owned());
     }
     lines.push(Line::raw(""));

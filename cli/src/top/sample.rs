@@ -75,6 +75,6 @@ fn device(device: &Device) -> Value {
         "oom_in_steps": growth.and_then(|growth| growth.steps),
         "growth_bytes_per_second": growth.map(|growth| growth.bytes_per_second),
         "lifetimes": lifetimes,
-        "torn": snapshot.torn_gauges || snapshot.torn_lanes > 0,
+        "torn": snapshot.torn_gauges || snapshot.torn_shards > 0,
     })
 }

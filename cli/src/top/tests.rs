@@ -286,9 +286,9 @@ fn a_damaged_record_is_drawn_or_refused_but_never_a_panic() {
     };
     let facts = DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
     let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
-    let mut lane = record.lane(0, 0);
+    let mut shard = record.shard(0, 0);
     for n in 1..20 {
-        lane.block_insert(&BlockEntry {
+        shard.block_insert(&BlockEntry {
             address: n << 30,
             size: 1 << 20,
             requested: 1,

@@ -19,7 +19,7 @@ pub fn record(directory: &Path) -> &'static Record {
     };
     let facts = |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
     let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
-    let mut lane = record.lane(1, 0);
+    let mut shard = record.shard(1, 0);
     for n in 0..5u64 {
         let size = 2 << (20 + n);
         let entry = BlockEntry {
@@ -30,10 +30,10 @@ pub fn record(directory: &Path) -> &'static Record {
             device: 1,
             ..BlockEntry::default()
         };
-        let slot = lane.block_insert(&entry);
+        let slot = shard.block_insert(&entry);
         match n {
-            0 => lane.block_remove(slot, size, size - 100, entry.lifetime, false),
-            1 => lane.block_pending(slot, size, size - 100, entry.lifetime),
+            0 => shard.block_remove(slot, size, size - 100, entry.lifetime, false),
+            1 => shard.block_pending(slot, size, size - 100, entry.lifetime),
             _ => {}
         }
     }

@@ -20,9 +20,9 @@ impl Heap {
                 device.synchronize(&self.shared);
             });
         }
-        let brackets = lock(&self.brackets);
+        let pool_scopes = lock(&self.pool_scopes);
         let hooks = self.shared.hooks.fetch_or(bits, Ordering::AcqRel) | bits;
-        if hooks & (HOOK_CAPTURES | ORDERED_CALLERS) != 0 && *brackets == 0 {
+        if hooks & (HOOK_CAPTURES | ORDERED_CALLERS) != 0 && *pool_scopes == 0 {
             self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
         }
         if hooks & HOOK_RECORD_STREAM != 0 {
@@ -44,10 +44,10 @@ impl Heap {
         let shared = &self.shared;
         self.forget_failed_captures(device);
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
-        if let Some(_asking) = device.ask() {
-            device.seal_all(shared, None);
+        if let Some(_guard) = device.query_guard() {
+            device.fence_all(shared, None);
         }
-        device.stop_asking();
+        device.open_pool_scope();
         let running = if lock(&device.central).captures.has_unmatched() {
             device.streams.running_captures(&*shared.driver)
         } else {
@@ -58,8 +58,8 @@ impl Heap {
         let number = central.capture_pool(id);
         central.captures.open(number);
         {
-            let mut brackets = lock(&self.brackets);
-            *brackets += 1;
+            let mut pool_scopes = lock(&self.pool_scopes);
+            *pool_scopes += 1;
             self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
         }
         central.gauges.add(DeviceGauge::CapturesBegun, 1);
@@ -68,7 +68,7 @@ impl Heap {
         Ok(())
     }
 
-    /// The bracket of pool `id` ends.
+    /// The pool scope of pool `id` ends.
     ///
     /// # Errors
     /// A device that there is not.
@@ -81,9 +81,9 @@ impl Heap {
             log::warn!("end of an allocation to pool {id:?} that was not begun; ignored");
             return Ok(());
         }
-        self.brackets_closed(device, 1);
+        self.pool_scopes_closed(device, 1);
         if central.backing.orphaned() > 0
-            && let Some(_giving) = device.giving(&self.shared)
+            && let Some(_guard) = device.release_guard(&self.shared)
         {
             // What could not be given back during the capture.
             device.supply.release(&mut central, &*self.shared.driver);
@@ -94,20 +94,20 @@ impl Heap {
         Ok(())
     }
 
-    /// `count` brackets of `device` are closed.
-    pub(super) fn brackets_closed(&self, device: &Device, count: u32) {
-        device.brackets.fetch_sub(count, Ordering::AcqRel);
-        let mut brackets = lock(&self.brackets);
-        *brackets = brackets.saturating_sub(count);
-        if *brackets == 0 && self.shared.hears_of_captures() {
+    /// `count` pool scopes of `device` are closed.
+    pub(super) fn pool_scopes_closed(&self, device: &Device, count: u32) {
+        device.pool_scopes.fetch_sub(count, Ordering::AcqRel);
+        let mut pool_scopes = lock(&self.pool_scopes);
+        *pool_scopes = pool_scopes.saturating_sub(count);
+        if *pool_scopes == 0 && self.shared.hears_of_captures() {
             self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
         }
     }
 
-    /// Closes the brackets that this thread left open when its capture failed: torch does not, and nothing could be asked or waited for
-    /// any more ([`crate::pool::capture::Captures::forget_failed`]). Costs a load where no bracket is open.
+    /// Closes the pool scopes that this thread left open when its capture failed: torch does not, and nothing could be asked or waited for
+    /// any more ([`crate::pool::capture::Captures::forget_failed`]). Costs a load where no pool scope is open.
     pub(super) fn forget_failed_captures(&self, device: &Device) {
-        if device.may_ask() || !lock(&device.central).captures.has_own() {
+        if device.may_query() || !lock(&device.central).captures.has_own() {
             return;
         }
         // Those of other threads too: which stream is whose is not known.
@@ -116,7 +116,7 @@ impl Heap {
         }
         let forgotten = lock(&device.central).captures.forget_failed();
         if forgotten > 0 {
-            self.brackets_closed(device, forgotten);
+            self.pool_scopes_closed(device, forgotten);
             log::debug!(
                 "{forgotten} captures that failed on device {} are forgotten, and their memory is taken back",
                 device.id

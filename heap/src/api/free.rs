@@ -19,7 +19,7 @@ impl Heap {
             self.before_free(address);
         }
         match self.find_owner(address) {
-            Some(Owned::Small(device, lane, slab)) => self.free_small(device, lane, slab, address),
+            Some(Owned::Small(device, shard, slab)) => self.free_small(device, shard, slab, address),
             Some(Owned::Large(device, page)) => self.free_large(device, page, address),
             None => self.free_other(address),
         }
@@ -38,16 +38,16 @@ impl Heap {
         let word = page.word();
         let device = self.devices.get(word.device() as usize).and_then(OnceBox::get)?;
         match word.slab() {
-            Some((lane, slab)) => Some(Owned::Small(device, lane, slab)),
+            Some((shard, slab)) => Some(Owned::Small(device, shard, slab)),
             None => word.is_large().then_some(Owned::Large(device, page)),
         }
     }
 
     /// As [`Heap::free`], for what [`Heap::owner`] has found.
     #[inline(always)]
-    pub fn free_small(&self, device: &Device, lane: u32, slab: u32, address: u64) -> bool {
+    pub fn free_small(&self, device: &Device, shard: u32, slab: u32, address: u64) -> bool {
         let start = clock::now();
-        let done = device.free_small(&self.shared, lane, slab, address, start);
+        let done = device.free_small(&self.shared, shard, slab, address, start);
         self.freed(done, address, start)
     }
 
@@ -122,7 +122,7 @@ impl Heap {
             device.synchronize(shared);
         }
         if shared.settings.debug.poison
-            && let Some(_asking) = device.ask()
+            && let Some(_guard) = device.query_guard()
             && let Some(block) = device.block_at(address, owner)
             // Not while other streams, or a graph, use it.
             && !block.is_pending && !block.is_shared && block.apart.is_none()
@@ -151,13 +151,13 @@ impl Heap {
                 self.device(i64::from(device)).ok().and_then(|device| {
                     let named = device.named(&self.shared, stream).ok();
                     // The block must be kept from being reused too soon, number or not.
-                    let user = named.as_ref().map_or(streams::EVERY, |found| found.number);
+                    let user = named.as_ref().map_or(streams::ALL_STREAMS, |found| found.number);
                     device.record_stream(address, owner, user)?;
                     if let Some(trace) = &self.trace {
                         trace.record_stream(address, device.id, user);
                     }
                     if matches!(owner, Owner::Large { .. }) {
-                        device.seal_batch(&self.shared, Some(user));
+                        device.fence_batch(&self.shared, Some(user));
                     }
                     let (kind, id) = (EventKind::RecordStream, device.id as u8);
                     self.shared.record.event(kind, id, 0, user, address, 0, clock::now());

@@ -2,7 +2,7 @@
 //! or a trace want noted, and leaves the rest to the device.
 
 mod captures;
-mod everywhere;
+mod device_wide;
 mod free;
 mod history;
 mod pools;
@@ -41,8 +41,8 @@ pub(super) const HISTORY: u32 = 8;
 pub(super) const TRACE: u32 = 16;
 /// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been announced.
 pub(super) const UNANNOUNCED: u32 = 32;
-/// Blocks from 1 MiB on get spans of their own.
-const OWN_SPANS: u32 = 64;
+/// Blocks from 1 MiB on get dedicated allocations.
+const DEDICATED: u32 = 64;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;
@@ -57,11 +57,11 @@ pub struct Heap {
     count: u32,
     making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set while the hooks are not
-    /// announced or a bracket is open anywhere, HISTORY while a history is kept, UNANNOUNCED from the first call of a CUDA program until torch's hooks are
+    /// announced or a pool scope is open anywhere, HISTORY while a history is kept, UNANNOUNCED from the first call of a CUDA program until torch's hooks are
     /// announced or met; the others never change.
     special: AtomicU32,
-    /// Brackets open on all devices; guards the setting of WATCH_CAPTURES.
-    brackets: Mutex<u32>,
+    /// Pool scopes open on all devices; guards the setting of WATCH_CAPTURES.
+    pool_scopes: Mutex<u32>,
     bad_frees: AtomicU64,
     history: History,
     /// The trace that `trace:` asks for.
@@ -97,7 +97,7 @@ impl Heap {
         // Never freed: writers on threads that outlive main may still be in it.
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &facts)));
         let debug = settings.debug.poison || settings.debug.sync;
-        let passthrough = supply::settled_way(settings.backing, false) == Some(Way::Driver);
+        let passthrough = supply::configured_way(settings.backing, false) == Some(Way::Driver);
         let special =
             WATCH_CAPTURES | if passthrough { PASSTHROUGH } else { 0 } | if debug { DEBUG } else { 0 };
         let trace = settings.trace.as_ref().and_then(|name| {
@@ -116,7 +116,7 @@ impl Heap {
                 settings,
                 table: PageTable::default(),
                 record,
-                own_spans: false,
+                dedicated: false,
                 step: AtomicU32::new(0),
                 hooks: AtomicU32::new(0),
             },
@@ -124,21 +124,21 @@ impl Heap {
             count,
             making: Mutex::new(()),
             special: AtomicU32::new(special),
-            brackets: Mutex::new(0),
+            pool_scopes: Mutex::new(0),
             bad_frees: AtomicU64::new(0),
             history: History::default(),
             trace,
         })
     }
 
-    /// With `backing:fixed`, blocks from 1 MiB on get spans of their own from now on: CUDA's handles for other processes name whole
+    /// With `backing:fixed`, blocks from 1 MiB on get dedicated allocations from now on: CUDA's handles for other processes name whole
     /// allocations of the driver, and open at their starts. To be called before the first block is handed out.
     ///
     /// A span is the block's size rounded up to 2 MiB, and serves, once free, blocks of that very size, or goes back to the driver.
-    pub fn give_blocks_spans_of_their_own(&mut self) {
-        if supply::settled_way(self.shared.settings.backing, true) == Some(Way::Alone) {
-            self.shared.own_spans = true;
-            self.special.fetch_or(OWN_SPANS, Ordering::AcqRel);
+    pub fn dedicate_allocations(&mut self) {
+        if supply::configured_way(self.shared.settings.backing, true) == Some(Way::Dedicated) {
+            self.shared.dedicated = true;
+            self.special.fetch_or(DEDICATED, Ordering::AcqRel);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::driver::DeviceId;
 use crate::error::Error;
 use crate::pool::lifetime::Lifetime;
-use crate::report::census::Census;
+use crate::report::segment_stats::SegmentStats;
 use crate::report::snapshot::Snapshot;
 use crate::report::stats::{CapturePoolHeld, Stats, TorchStats};
 use crate::sync::lock;
@@ -92,7 +92,7 @@ impl Heap {
             ] {
                 let _ = writeln!(text, "  {name:<28} {bytes:>16} B");
             }
-            for (name, rung) in central.ladder.climbed() {
+            for (name, rung) in central.ladder.tried() {
                 let _ = writeln!(text, "  reclaim: {name:<19} {rung}");
             }
             for lifetime in Lifetime::ALL {
@@ -131,7 +131,7 @@ impl Heap {
     ///
     /// # Errors
     /// A device that there is not.
-    pub fn census(&self, device: i64, most: usize) -> Result<Option<(Snapshot, Census)>, Error> {
+    pub fn segment_stats(&self, device: i64, most: usize) -> Result<Option<(Snapshot, SegmentStats)>, Error> {
         Ok(self.device_in_use(device)?.map(|device| device.snapshot(most)))
     }
 

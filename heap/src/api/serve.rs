@@ -84,7 +84,7 @@ impl Heap {
         {
             self.warn_of_missing_hooks();
         }
-        let watched = special & WATCH_CAPTURES != 0 && request.stream != streams::EVERY;
+        let watched = special & WATCH_CAPTURES != 0 && request.stream != streams::ALL_STREAMS;
         let capture =
             if watched || found.captures() { device.capture_of(shared, stream, found)? } else { None };
         if capture.is_none() {
@@ -99,11 +99,11 @@ impl Heap {
             None => match (device.supply.way(request.size), route::pool_on(device.id)) {
                 (Way::Driver, _) => device.malloc_direct(shared, request)?,
                 (_, Some(pool)) => device.malloc_pooled(shared, request, pool)?,
-                (Way::Alone, None) => device.malloc_whole(shared, request)?,
+                (Way::Dedicated, None) => device.malloc_dedicated(shared, request)?,
                 (Way::Heap, None) => device.malloc(shared, request)?,
             },
         };
-        if shared.settings.debug.poison && capture.is_none() && request.stream != streams::EVERY {
+        if shared.settings.debug.poison && capture.is_none() && request.stream != streams::ALL_STREAMS {
             let result = shared.driver.memset(device.id, address, POISON_FRESH, round(request.size), stream);
             if let Err(error) = result {
                 log::warn!("debug:poison could not fill the block at {address:#x}: {error}");

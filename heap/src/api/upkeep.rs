@@ -57,12 +57,12 @@ impl Heap {
             trace.step();
         }
         for device in self.devices() {
-            if let Some(_asking) = device.ask() {
+            if let Some(_guard) = device.query_guard() {
                 let driver = &*self.shared.driver;
                 device.streams.poll(driver);
                 // With one stream there is nobody else to be served.
                 if device.streams.count() > 1 && self.shared.shares() {
-                    device.seal_all(&self.shared, None);
+                    device.fence_all(&self.shared, None);
                 }
             }
             lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);

@@ -18,19 +18,19 @@ impl Heap {
         Self::new(Arc::new(AbsentDriver { devices: DEVICES }), settings)
     }
 
-    /// Another allocator gave `size` bytes at `address` of `device`, in the order of `stream` ([`StreamHandle::EVERY`]: of none).
+    /// Another allocator gave `size` bytes at `address` of `device`, in the order of `stream` ([`StreamHandle::ALL_STREAMS`]: of none).
     #[inline(always)]
     pub fn saw_malloc(&self, device: i64, address: u64, size: u64, stream: StreamHandle) {
         if let Ok(device) = self.device(device)
             && address != 0
         {
-            let stream = if stream == StreamHandle::EVERY {
-                streams::EVERY
+            let stream = if stream == StreamHandle::ALL_STREAMS {
+                streams::ALL_STREAMS
             } else if let Some(number) = device.streams.resolve_lasting(&*self.shared.driver, stream) {
                 number
             } else {
                 let found = device.streams.resolve(&*self.shared.driver, stream);
-                found.map_or(streams::EVERY, |found| found.number)
+                found.map_or(streams::ALL_STREAMS, |found| found.number)
             };
             device.saw_malloc(&self.shared, address, size, stream);
             if let Some(trace) = &self.trace {

@@ -36,7 +36,7 @@ impl Central {
 
     /// What the driver answered to the free of a block of `backing:passthrough`; where it refused, or could not be asked (`None`),
     /// the memory is tried again at the next trim.
-    pub fn settle_direct(&mut self, address: u64, size: u64, result: Option<Result<()>>) {
+    pub fn complete_direct_free(&mut self, address: u64, size: u64, result: Option<Result<()>>) {
         self.backing.calls += u64::from(result.is_some());
         self.backing.unhold(size);
         match result {

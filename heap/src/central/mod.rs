@@ -10,7 +10,7 @@ mod watcher;
 
 use crate::driver::{DeviceId, DriverError};
 use crate::order::pending::Pending;
-use crate::order::streams::{EVERY, Streams};
+use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::order::waits::Order;
 use crate::policy::ladder::Ladder;
 use crate::policy::phase::Watch;
@@ -18,9 +18,9 @@ use crate::pool::Pools;
 use crate::pool::capture::Captures;
 use crate::pool::lifetime::Lifetime;
 use crate::profiler;
-use crate::report::tally::Tally;
+use crate::report::usage::Usage;
 use crate::request::{Request, Want};
-use crate::runs::arena::{Arenas, EVERYBODY, Label, Run, RunId, RunState, SpaceId};
+use crate::runs::arena::{Arenas, Label, Run, RunId, RunState, SpaceId, UNOWNED};
 use crate::runs::page_table::{Page, PageTable};
 use crate::runs::spaces::Spaces;
 use crate::shared::Shared;
@@ -32,7 +32,7 @@ use crate::supply::growth::Pace;
 use crate::watcher::Watched;
 use gruyere_record::size::Size;
 use gruyere_record::{
-    Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, LaneWriter, bucket_of, gauges::pool_of,
+    Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, ShardWriter, bucket_of, gauges::pool_of,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -59,14 +59,14 @@ struct Direct {
     slot: BlockSlot,
 }
 
-/// What a heap settles by once and for all, because of where its memory comes from.
+/// What is decided for a heap once and for all, because of where its memory comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Habits {
     /// Sizes lie apart ([`Spaces`]).
     pub sizes_apart: bool,
     /// Free runs serve whole or not at all ([`Arenas::whole_runs`]).
     pub whole_runs: bool,
-    /// What is held is counted in pages ([`Tally`]).
+    /// What is held is counted in pages ([`Usage`]).
     pub counts_pages: bool,
     /// Low-memory phases give idle memory back: nobody waits for that.
     pub gives_back_idle: bool,
@@ -83,8 +83,8 @@ pub struct Central {
     pub pools: Pools,
     /// Which pool a CUDA graph has.
     pub captures: Captures,
-    /// The record's lane of large, captured and direct blocks.
-    pub writer: LaneWriter,
+    /// The record's shard of large, captured and direct blocks.
+    pub writer: ShardWriter,
     /// The record's gauges of the device.
     pub gauges: DeviceWriter,
     /// The ordinary spaces.
@@ -93,8 +93,8 @@ pub struct Central {
     /// The small blocks of the arena.
     pub(crate) small_runs: SmallRuns,
     pending: Vec<PendingRun>,
-    /// Bytes that have begun to wait for streams since [`Central::take_batch`] was true.
-    unsealed: u64,
+    /// Bytes that have begun to wait for streams since [`Central::fence_due`] was true.
+    unfenced_bytes: u64,
     direct: HashMap<u64, Direct>,
     /// Physical memory of the device.
     pub(crate) total_memory: u64,
@@ -116,12 +116,12 @@ pub struct Central {
     pub freed: u64,
     /// How it has grown of late.
     pub pace: Pace,
-    /// Times that a malloc had to climb the reclaim ladder.
+    /// Times that a malloc had to try the reclaim ladder.
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
     /// What was held, over time.
-    pub tally: Tally,
+    pub usage: Usage,
     /// Low-memory phases.
     pub watch: Watch,
     /// What the rungs of the reclaim ladder did.
@@ -135,7 +135,7 @@ impl Central {
     pub fn new(
         device: DeviceId,
         backing: Backing,
-        writer: LaneWriter,
+        writer: ShardWriter,
         gauges: DeviceWriter,
         (total_memory, limit): (u64, u64),
         habits: Habits,
@@ -143,7 +143,7 @@ impl Central {
         let mut arenas = Arenas::default();
         arenas.whole_runs = habits.whole_runs;
         let spaces = Spaces::new(&mut arenas, habits.sizes_apart);
-        let tally = Tally::new(habits.counts_pages);
+        let usage = Usage::new(habits.counts_pages);
         Self {
             device,
             arenas,
@@ -156,7 +156,7 @@ impl Central {
             users: HashMap::new(),
             small_runs: SmallRuns::default(),
             pending: Vec::new(),
-            unsealed: 0,
+            unfenced_bytes: 0,
             direct: HashMap::new(),
             total_memory,
             peak_reserved: 0,
@@ -170,7 +170,7 @@ impl Central {
             pace: Pace::new(false),
             retries: 0,
             out_of_memories: 0,
-            tally,
+            usage,
             watch: Watch::new(false),
             ladder: Ladder::default(),
             watched: Watched::default(),
@@ -233,7 +233,7 @@ impl Central {
         if let Some(page) = table.page(address)
             && !page.add_block(self.device, id)
         {
-            self.join_crowd(page, address, id);
+            self.add_to_overflow(page, address, id);
         }
     }
 
@@ -260,7 +260,7 @@ impl Central {
         let reserved = self.backing.reserved;
         profiler::reserved(self.device, reserved);
         self.peak_reserved = self.peak_reserved.max(reserved);
-        self.tally.hold(reserved, self.backing.pieces);
+        self.usage.hold(reserved, self.backing.pieces);
         self.gauges.set(&[
             (DeviceGauge::Reserved, reserved),
             (DeviceGauge::ReservedPeak, self.peak_reserved),
@@ -277,7 +277,7 @@ impl Central {
         let (id, run) = match page.remove_block(|id| block_at(arenas, id, address)) {
             Some(found) => found,
             None => {
-                let id = self.leave_crowd(page, address)?;
+                let id = self.remove_from_overflow(page, address)?;
                 (id, self.arenas.run(id)?)
             }
         };
@@ -321,13 +321,13 @@ impl Central {
             return None;
         }
         let arenas = &self.arenas;
-        let of_others = |run: &Run| run.shared || run.stream == user && user != EVERY;
+        let of_others = |run: &Run| run.shared || run.stream == user && user != ALL_STREAMS;
         let is_it = |id| block_at(arenas, id, address).filter(|(_, run)| !of_others(run));
         let (id, run) = match page.remove_block(is_it) {
             Some(found) => found,
             None => {
-                is_it(self.small_runs.crowded(address)?)?;
-                let id = self.leave_crowd(page, address)?;
+                is_it(self.small_runs.overflow_block(address)?)?;
+                let id = self.remove_from_overflow(page, address)?;
                 (id, self.arenas.run(id)?)
             }
         };
@@ -335,13 +335,13 @@ impl Central {
         let Run { stream, lifetime, slot, .. } = *run;
         self.freed += size;
         self.arenas.run_mut(id)?.state = RunState::Pending;
-        let epoch = if stream == EVERY { 0 } else { streams.note_free(stream) };
+        let epoch = if stream == ALL_STREAMS { 0 } else { streams.note_free(stream) };
         self.pending.push(PendingRun {
             run: id,
             epoch,
             waits: Pending::One((user, streams.note_wait(user))),
         });
-        self.unsealed += size;
+        self.unfenced_bytes += size;
         self.writer.block_pending(slot, size, requested, lifetime);
         self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
         Some(())
@@ -356,14 +356,14 @@ impl Central {
         if !frozen {
             let waits = Pending::behind(users, streams);
             self.pending.push(PendingRun { run: id, epoch, waits });
-            self.unsealed += self.arenas.run(id).map_or(0, |run| run.bytes);
+            self.unfenced_bytes += self.arenas.run(id).map_or(0, |run| run.bytes);
         }
     }
 
     /// Notes that `user` uses the large block at `address` too. `None`: no such block.
     pub fn record_stream(&mut self, address: u64, blocks: [Option<RunId>; 2], user: u32) -> Option<()> {
         let (id, run) = self.find(address, blocks)?;
-        if run.stream != user || user == EVERY {
+        if run.stream != user || user == ALL_STREAMS {
             self.arenas.run_mut(id)?.shared = true;
             let users = self.users.entry(id).or_default();
             if !users.contains(&user) {
@@ -384,10 +384,10 @@ impl Central {
     }
 
     /// Whether so much has begun to wait for streams that events are due behind it: one part in [`BATCH_SHARE`] of what is held. True once.
-    pub fn take_batch(&mut self) -> bool {
-        let due = self.unsealed > self.backing.held / BATCH_SHARE;
+    pub fn fence_due(&mut self) -> bool {
+        let due = self.unfenced_bytes > self.backing.held / BATCH_SHARE;
         if due {
-            self.unsealed = 0;
+            self.unfenced_bytes = 0;
         }
         due
     }
@@ -411,7 +411,7 @@ impl Central {
     }
 
     /// Frees the large blocks whose waits are over.
-    pub fn settle(&mut self, streams: &Streams, shares: bool) {
+    pub fn complete_frees(&mut self, streams: &Streams, shares: bool) {
         let mut at = 0;
         while at < self.pending.len() {
             if !self.pending[at].waits.is_over(streams) {
@@ -424,14 +424,14 @@ impl Central {
             self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
             self.is_gone(bytes, stream);
             // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
-            let (owner, epoch) = if stream == EVERY && shares { (EVERYBODY, 0) } else { (stream, epoch) };
+            let (owner, epoch) = if stream == ALL_STREAMS && shares { (UNOWNED, 0) } else { (stream, epoch) };
             self.arenas.release(id, owner, epoch);
         }
     }
 
-    /// Frees the large blocks that wait only for what is ordered before the work to come of the asking stream, to that stream: those in the
+    /// Frees the large blocks that wait only for what is ordered before the work to come of the requesting stream, to that stream: those in the
     /// ordinary spaces, from which pages can move to where they are wanted, and in the space in which they are.
-    pub fn settle_ordered(&mut self, streams: &Streams, want: Want) {
+    pub fn complete_ordered_frees(&mut self, streams: &Streams, want: Want) {
         let waiter = want.stream;
         let mut at = 0;
         while at < self.pending.len() {
@@ -482,7 +482,7 @@ impl Central {
         want.fit(&mut self.arenas)
     }
 
-    /// Gives to everybody what its streams are past, in all pools whose memory every stream may get.
+    /// Makes unowned what its streams are past, in all pools whose memory every stream may get.
     pub fn promote(&mut self, streams: &Streams) {
         self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.completed(stream));
     }
@@ -508,7 +508,7 @@ impl Central {
     pub fn release_slab(&mut self, slab: &Slab) {
         if let Some(run) = self.arenas.run_mut(slab.run) {
             run.is_slab = false;
-            self.tally.slab_given(run.bytes);
+            self.usage.slab_given(run.bytes);
         }
         self.arenas.release(slab.run, slab.stream, slab.epoch);
     }

@@ -1,14 +1,14 @@
 //! Moves: how `backing:stitch` makes a request fit, and gives memory back.
 //!
 //! The arena plans the row of fewest pages; pages are made while little is held, and moved from where they lie idle past that; the row is
-//! mapped, and becomes free memory. Pages move in stream order: those of the asking stream's own free runs, everybody's, and those
+//! mapped, and becomes free memory. Pages move in stream order: those of the requesting stream's own free runs, unowned ones, and those
 //! that other streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
 
 use crate::central::Central;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
 use crate::profiler::{self, What};
-use crate::request::{Giving, Growth, Want};
-use crate::runs::arena::{Arenas, EVERYBODY, LoosePages, Movable, Plan, RunId, SpaceId};
+use crate::request::{Eviction, Growth, Want};
+use crate::runs::arena::{Arenas, Movable, MovablePages, Plan, RunId, SpaceId, UNOWNED};
 use crate::small::size_class::PAGE;
 use crate::supply::backing::SPAN;
 use crate::supply::chunk::{ChunkId, LONGEST_CHUNK};
@@ -52,14 +52,14 @@ impl Central {
         }
         let mut gathered = Gathered::default();
         if ctx.steal && self.spaces.is_ordinary(want.space) {
-            // A row by itself has room at its ends for the rest of torn chunks, and takes all that
+            // A row by itself has room at its ends for the rest of split chunks, and takes all that
             // lies idle.
             let bytes = want.bytes.next_multiple_of(PAGE);
             let row = self.plan_alone(ctx, want.space, bytes).unwrap_or(plan);
-            let mut loose = self.loose(ctx, want);
+            let mut movable = self.movable_pages(ctx, want);
             // Free memory beside the row that the request needs is to stay.
-            loose.retain(|loose| !row.needs.contains(&Some(loose.run)));
-            let parts = parts_of(&self.backing.pages, &loose);
+            movable.retain(|movable| !row.needs.contains(&Some(movable.run)));
+            let parts = parts_of(&self.backing.pages, &movable);
             let found = Gathered::choose(&parts, (row.bytes / PAGE) as u32, self.arenas.room_around(&row));
             let missing = row.bytes - found.pages * PAGE;
             if missing == 0 {
@@ -123,7 +123,7 @@ impl Central {
         plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
     }
 
-    /// A row of `bytes` in a void by itself, with room beside it for the rest of torn chunks.
+    /// A row of `bytes` in an unmapped range by itself, with room beside it for the rest of split chunks.
     fn plan_alone(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> Option<Plan> {
         let plan = |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
         if let Some(plan) = plan(&self.arenas) {
@@ -139,9 +139,9 @@ impl Central {
 
     /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the ordinary ones take fresh memory only, so
     /// that all of theirs can go back at once.
-    fn loose(&self, ctx: &Growth<'_>, want: Want) -> Vec<LoosePages> {
+    fn movable_pages(&self, ctx: &Growth<'_>, want: Want) -> Vec<MovablePages> {
         let spaces = self.movable_spaces();
-        let movable = |stream, epoch| {
+        let may_move = |stream, epoch| {
             if epoch <= (ctx.completed)(stream) {
                 Movable::Idle
             } else if self.order.of(want.stream, stream) >= epoch {
@@ -150,17 +150,17 @@ impl Central {
                 Movable::No
             }
         };
-        let mut loose = self.arenas.loose_runs(&spaces, &movable);
+        let mut movable = self.arenas.movable_runs(&spaces, &may_move);
         for space in spaces.into_iter().filter(|&space| space != want.space && self.reserve_of(space) > 0) {
             let mut spare = self.spare_of(space) / PAGE * PAGE;
-            for loose in loose.iter_mut().filter(|loose| self.space_of(loose.run) == Some(space)) {
-                let take = loose.bytes().min(spare);
-                loose.pages.start = loose.pages.end - take;
+            for movable in movable.iter_mut().filter(|movable| self.space_of(movable.run) == Some(space)) {
+                let take = movable.bytes().min(spare);
+                movable.pages.start = movable.pages.end - take;
                 spare -= take;
             }
         }
-        loose.retain(|loose| loose.bytes() > 0);
-        loose
+        movable.retain(|movable| movable.bytes() > 0);
+        movable
     }
 
     fn space_of(&self, run: RunId) -> Option<SpaceId> {
@@ -176,20 +176,20 @@ impl Central {
         step: u64,
         found: Gathered,
     ) -> Result<()> {
-        let shadows = found.shadows();
+        let stale_aliases = found.stale_aliases();
         let (before, behind) = self.arenas.room_around(&plan);
         if plan.needs == [None, None] {
             // As low as can be.
-            plan.address -= before - shadows.0;
+            plan.address -= before - stale_aliases.0;
         }
         let missing = plan.bytes - found.pages * PAGE;
         let mut pieces = found.pieces.clone();
         if missing > 0 {
-            // A torn chunk ends the row.
-            let room = if shadows.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
+            // A split chunk ends the row.
+            let room = if stale_aliases.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
             let (fresh, bytes) = self.fresh_pieces(ctx, missing, step.min(room), room, found.idle)?;
             plan.bytes += bytes - missing;
-            let at = pieces.len() - usize::from(shadows.1 > 0);
+            let at = pieces.len() - usize::from(stale_aliases.1 > 0);
             pieces.splice(at..at, fresh);
         }
         self.map_row(ctx, want, &plan, &pieces, found)
@@ -245,28 +245,28 @@ impl Central {
     ) -> Result<()> {
         let moved = gathered.pages * PAGE;
         let _range = if moved > 0 { profiler::range(What::Stitch, moved) } else { None };
-        let shadows = gathered.shadows();
-        let row = plan.address - shadows.0..plan.address + plan.bytes + shadows.1;
+        let stale_aliases = gathered.stale_aliases();
+        let row = plan.address - stale_aliases.0..plan.address + plan.bytes + stale_aliases.1;
         ctx.table.cover(row.start, row.end - row.start);
-        let sources = gathered.sources.iter().map(|source| (&source.part, source.loose.used));
+        let sources = gathered.sources.iter().map(|source| (&source.part, source.movable.used));
         if let Err(error) = self.backing.pages.map(ctx.driver, plan.address, pieces, sources) {
             for view in self.backing.pages.retired_in(&row) {
-                self.arenas.shade(want.space, &view);
+                self.arenas.mark_stale(want.space, &view);
             }
             return Err(error);
         }
         let mut epoch = 0;
         // From the end of each run: what lies before a part stays as it is.
         gathered.sources.sort_unstable_by_key(|source| Reverse(source.part.pages.start));
-        for Source { loose, part } in gathered.sources {
-            self.arenas.vacate(loose.run, part.pages);
+        for Source { movable, part } in gathered.sources {
+            self.arenas.evict(movable.run, part.pages);
             // Behind another stream's work too, once this stream is past what it does next.
             let used = |(stream, epoch)| {
                 if stream == want.stream { epoch } else { ctx.streams.note_free(want.stream) }
             };
-            epoch = epoch.max(loose.used.map_or(0, used));
+            epoch = epoch.max(movable.used.map_or(0, used));
         }
-        self.arenas.commit(plan, shadows, want.stream, epoch);
+        self.arenas.commit(plan, stale_aliases, want.stream, epoch);
         self.note_row(ctx, plan.address, moved, plan.bytes - moved);
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Central {
     fn note_row(&mut self, ctx: &Growth<'_>, address: u64, moved: u64, fresh: u64) {
         let event = |kind, bytes| {
             let (device, lifetime) = (self.device as u8, ctx.lifetime as u8);
-            ctx.record.event(kind, device, lifetime, EVERYBODY, address, bytes, clock::now());
+            ctx.record.event(kind, device, lifetime, UNOWNED, address, bytes, clock::now());
         };
         if moved > 0 {
             event(EventKind::Move, moved);
@@ -296,18 +296,18 @@ impl Central {
     }
 
     /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them, so that they can be given back.
-    pub fn loosen(&mut self, ctx: &Giving<'_>, spaces: &[SpaceId], most: u64) {
-        let mut loose = Vec::new();
+    pub fn evict_chunks(&mut self, ctx: &Eviction<'_>, spaces: &[SpaceId], most: u64) {
+        let mut movable = Vec::new();
         // By chunk: its idle pages, and those of each space.
         let mut idle: BTreeMap<ChunkId, (u32, Vec<(SpaceId, u64)>)> = BTreeMap::new();
         for &space in spaces {
-            for row in self.arenas.loose_pages(&[space], ctx.completed) {
+            for row in self.arenas.movable_rows(&[space], ctx.completed) {
                 for part in self.backing.pages.parts(&row.pages) {
                     let (count, shares) = idle.entry(part.chunk).or_default();
                     *count += part.count();
                     shares.push((space, u64::from(part.count()) * PAGE));
                 }
-                loose.push(row);
+                movable.push(row);
             }
         }
         let mut left = most;
@@ -326,12 +326,12 @@ impl Central {
             }
             true
         });
-        for LoosePages { run, pages, .. } in loose {
+        for MovablePages { run, pages, .. } in movable {
             let parts: Vec<Part> = self.backing.pages.parts(&pages).collect();
             // From the end: what lies before a part stays as it is.
             for part in parts.into_iter().rev().filter(|part| idle.contains_key(&part.chunk)) {
                 self.backing.pages.abandon(&part);
-                self.arenas.vacate(run, part.pages);
+                self.arenas.evict(run, part.pages);
             }
         }
         self.unmap_retired(ctx.driver, &|stream| ctx.streams.completed(stream));

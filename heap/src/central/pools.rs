@@ -3,7 +3,7 @@
 use crate::central::Central;
 use crate::pool::capture::{CapturePool, Capturing, Found, PoolId};
 use crate::pool::named::{LiveBlock, PoolError, PoolKey, PoolStats};
-use crate::pool::{PoolNumber, Reuse, Scope, capture_tag, of_capture};
+use crate::pool::{PoolNumber, Purpose, Reuse, capture_tag, of_capture};
 use crate::request::{Request, Want};
 use crate::runs::arena::{RunId, RunState, SpaceId};
 use crate::shared::Shared;
@@ -75,7 +75,7 @@ impl Central {
 
     fn add_capture_pool(&mut self, number: u32, reuse: Reuse) -> u32 {
         let space = self.arenas.add_space(true);
-        self.pools.add(of_capture(number), Scope::Capture, reuse, space);
+        self.pools.add(of_capture(number), Purpose::Capture, reuse, space);
         number
     }
 

@@ -12,25 +12,25 @@ impl Central {
     /// Notes that block `id` starts at `address` in `page`, as more others do than its word can name.
     #[cold]
     #[inline(never)]
-    pub(crate) fn join_crowd(&mut self, page: Page<'_>, address: u64, id: RunId) {
-        for other in page.become_crowd(self.device).into_iter().flatten() {
+    pub(crate) fn add_to_overflow(&mut self, page: Page<'_>, address: u64, id: RunId) {
+        for other in page.become_overflow(self.device).into_iter().flatten() {
             if let Some(run) = self.arenas.run(other) {
-                self.small_runs.crowds.insert(run.address, other);
+                self.small_runs.overflow.insert(run.address, other);
             }
         }
-        self.small_runs.crowds.insert(address, id);
+        self.small_runs.overflow.insert(address, id);
     }
 
-    /// The block of a crowd that starts at `address` in `page`, taken out.
+    /// The block of an overflow page that starts at `address` in `page`, taken out.
     #[cold]
     #[inline(never)]
-    pub(crate) fn leave_crowd(&mut self, page: Page<'_>, address: u64) -> Option<RunId> {
-        let id = self.small_runs.crowded(address)?;
+    pub(crate) fn remove_from_overflow(&mut self, page: Page<'_>, address: u64) -> Option<RunId> {
+        let id = self.small_runs.overflow_block(address)?;
         block_at(&self.arenas, id, address)?;
-        self.small_runs.crowds.remove(&address);
+        self.small_runs.overflow.remove(&address);
         let start = address / PAGE * PAGE;
-        if self.small_runs.crowds.range(start..start + PAGE).next().is_none() {
-            page.disperse();
+        if self.small_runs.overflow.range(start..start + PAGE).next().is_none() {
+            page.clear_overflow();
         }
         Some(id)
     }
@@ -42,7 +42,7 @@ impl Central {
             (*count, *bytes) = (*count + 1, *bytes + size);
             *self.small_runs.by_class.entry((stream, class_of(size))).or_default() += size;
             // Where it lies is the small pool's, as a slab would be.
-            self.tally.slab_taken(size);
+            self.usage.slab_taken(size);
         }
     }
 
@@ -57,7 +57,7 @@ impl Central {
                     of_class.remove();
                 }
             }
-            self.tally.slab_given(size);
+            self.usage.slab_given(size);
         }
     }
 
@@ -72,7 +72,7 @@ impl Central {
         has < SIZE_CLASSES[class].slab_bytes() / SLAB_SHARE
     }
 
-    /// Checks what is noted of small blocks and of crowds against the runs and the page table.
+    /// Checks what is noted of small blocks and of overflow pages against the runs and the page table.
     ///
     /// # Errors
     /// What is wrong.
@@ -94,21 +94,23 @@ impl Central {
                 self.small_runs.small
             ));
         }
-        for (&address, &id) in &self.small_runs.crowds {
-            let is_crowd = table.page(address).is_some_and(Page::is_crowd);
-            if block_at(&self.arenas, id, address).is_none() || !is_crowd {
-                return Err(format!("{address:#x} starts no block of a crowd, and is counted as one"));
+        for (&address, &id) in &self.small_runs.overflow {
+            let is_overflow = table.page(address).is_some_and(Page::is_overflow);
+            if block_at(&self.arenas, id, address).is_none() || !is_overflow {
+                return Err(format!(
+                    "{address:#x} starts no block of an overflow page, and is counted as one"
+                ));
             }
         }
         Ok(())
     }
 
-    /// The blocks that may start at `address`: those that the page table named, and that of a crowd.
+    /// The blocks that may start at `address`: those that the page table named, and that of an overflow page.
     fn candidates(&self, address: u64, blocks: [Option<RunId>; 2]) -> impl Iterator<Item = RunId> + use<> {
-        blocks.into_iter().flatten().chain(self.small_runs.crowded(address))
+        blocks.into_iter().flatten().chain(self.small_runs.overflow_block(address))
     }
 
-    /// The live block that starts at `address`, among those that the page table named and those of crowds.
+    /// The live block that starts at `address`, among those that the page table named and those of overflow pages.
     pub(crate) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
         self.candidates(address, blocks).find_map(|id| block_at(&self.arenas, id, address))
     }

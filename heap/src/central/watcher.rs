@@ -26,7 +26,7 @@ impl Central {
     #[inline(never)]
     fn sample_watched(&mut self) {
         let held = self.watched.held;
-        self.tally.hold(held, self.watched.blocks.len() as u64);
+        self.usage.hold(held, self.watched.blocks.len() as u64);
         self.gauges.sample(held);
     }
 }

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::order::streams::{DEFAULT_STREAM, Resolved};
 use crate::pool::capture::Capturing;
 use crate::pool::{PoolNumber, capture_tag, of_capture};
-use crate::request::{Giving, Growth, Request, Want};
+use crate::request::{Eviction, Growth, Request, Want};
 use crate::runs::arena::RunId;
 use crate::shared::Shared;
 use crate::sync::lock;
@@ -62,7 +62,7 @@ impl Device {
             if !last {
                 // Nothing may be waited for, but what the streams are known to be past can be given back.
                 self.return_empty_slabs(shared);
-                self.take_in(shared, &mut lock(&self.central));
+                self.collect_completed(shared, &mut lock(&self.central));
             }
         }
         Err(self.refusal(shared, &request))
@@ -104,8 +104,8 @@ impl Device {
         let capture = capture_tag(number);
         let growth = Growth { capture, ..Growth::of(shared, &self.streams, request.lifetime) };
         if self.supply.extend(central, &growth, want, true).is_err() {
-            if let Some(_giving) = self.giving(shared) {
-                self.supply.evict(central, &Giving::of(shared, &self.streams));
+            if let Some(_guard) = self.release_guard(shared) {
+                self.supply.evict(central, &Eviction::of(shared, &self.streams));
                 self.supply.release(central, &*shared.driver);
                 central.publish_reserved();
             }
@@ -119,16 +119,22 @@ impl Device {
 
     /// Gives the memory of capture pool `number` back that was over before the device was synchronised, if nobody has used it since.
     /// Nothing may be capturing on the device.
-    pub(crate) fn retire_pool(&self, shared: &Shared, central: &mut Central, number: u32, version: u64) {
+    pub(crate) fn release_capture_pool(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: u32,
+        version: u64,
+    ) {
         if !central.captures_over().contains(&(number, version)) {
             return;
         }
         let pool = of_capture(number);
         self.return_pool_slabs(shared, central, pool);
         let Some(space) = central.pools.get(pool).map(|pool| pool.space()) else { return };
-        central.arenas.give_to_everybody(space, &|_| u64::MAX);
-        let giving = Giving { completed: &|_| u64::MAX, ..Giving::of(shared, &self.streams) };
-        self.supply.vacate(central, &giving, space);
+        central.arenas.make_unowned(space, &|_| u64::MAX);
+        let eviction = Eviction { completed: &|_| u64::MAX, ..Eviction::of(shared, &self.streams) };
+        self.supply.evict_space(central, &eviction, space);
         // A block that waits for another stream, or a span that the driver would not take: next time.
         if central.forget_pool(pool, space) {
             central.captures.remove(number);

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::pool::Reuse;
 use crate::runs::arena::RunState;
 use crate::runs::page_table::Owner;
-use crate::small::lane::Lane;
+use crate::small::shard::Shard;
 use crate::small::size_class::round;
 use crate::small::slab::SlotState;
 use crate::sync::lock;
@@ -33,7 +33,7 @@ impl Found {
     }
 }
 
-fn in_slab(shard: &Lane, slab: u32, address: u64, apart: Option<Reuse>) -> Option<Found> {
+fn in_slab(shard: &Shard, slab: u32, address: u64, apart: Option<Reuse>) -> Option<Found> {
     let slab = shard.slab(slab)?;
     let slot = slab.slot_at(address)?;
     let state = slab.state(slot);
@@ -52,8 +52,8 @@ impl Device {
     /// The block that starts at `address`, in pages of `owner`; `None`: none does.
     pub(crate) fn block_at(&self, address: u64, owner: Owner) -> Option<Found> {
         match owner {
-            Owner::Slab { lane, slab, .. } => {
-                self.in_shard(lane, |shard, _, apart| in_slab(shard, slab, address, apart))
+            Owner::Slab { shard, slab, .. } => {
+                self.in_shard(shard, |shard, _, apart| in_slab(shard, slab, address, apart))
             }
             Owner::Large { blocks, .. } => {
                 let central = lock(&self.central);

@@ -3,7 +3,7 @@
 mod alerts;
 mod captures;
 mod checkpoint;
-mod everywhere;
+mod device_wide;
 mod find;
 mod oom;
 mod phase;
@@ -24,8 +24,8 @@ mod watching;
 use crate::central::{self, Central};
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
 use crate::error::Error;
-use crate::order::asking::Asking;
-use crate::order::streams::{EVERY, Resolved, Streams};
+use crate::order::query_guard::QueryGuard;
+use crate::order::streams::{ALL_STREAMS, Resolved, Streams};
 use crate::policy::phase::{Occasion, Watch};
 use crate::policy::watching::Watching;
 use crate::report::bytes::Bytes;
@@ -33,22 +33,22 @@ use crate::request::Request;
 use crate::runs::page_table::{Owner, Page};
 use crate::settings::Settings;
 use crate::shared::Shared;
-use crate::small::lane::{FreeOutcome, LANES, Lane};
+use crate::small::shard::{FreeOutcome, SHARDS, Shard};
 use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round, round_up};
 use crate::supply::growth::Pace;
 use crate::supply::mapping_book::MappingBook;
 use crate::supply::{self, Supply};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crossbeam_utils::{Backoff, CachePadded};
-use gruyere_record::{EventKind, LaneWriter, clock};
+use gruyere_record::{EventKind, ShardWriter, clock};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A lane and its part of the record, behind one lock.
-pub struct LaneCell {
+/// A shard and its part of the record, behind one lock.
+pub struct ShardCell {
     /// The small blocks.
-    pub lane: Lane,
+    pub shard: Shard,
     /// The record's writer.
-    pub writer: LaneWriter,
+    pub writer: ShardWriter,
 }
 
 /// One device's heap.
@@ -60,20 +60,20 @@ pub struct Device {
     /// Its streams.
     pub streams: Streams,
     /// Small blocks, by stream.
-    pub lanes: Box<[CachePadded<Mutex<LaneCell>>; LANES]>,
+    pub shards: Box<[CachePadded<Mutex<ShardCell>>; SHARDS]>,
     /// Everything else.
     pub central: Mutex<Central>,
-    /// begin/end brackets of captures that are open; above 0 nothing is asked of events, recorded or waited for.
+    /// Pool scopes that are open (from begin to end of an allocation to a capture's pool); above 0 nothing is asked of events, recorded or waited for.
     ///
     /// ```text
-    ///   brackets   n -> n + 1   the begin hook, BEFORE it looks at `askers`;  n -> n - 1   the end hook, under the central lock
-    ///   askers     n <-> n + 1  whoever asks events, records or waits, for as long as that takes; raised BEFORE it looks at `brackets`
+    ///   pool_scopes  n -> n + 1   the begin hook, BEFORE it looks at `queries`;  n -> n - 1   the end hook, under the central lock
+    ///   queries      n <-> n + 1  whoever asks events, records or waits, for as long as that takes; raised BEFORE it looks at `pool_scopes`
     /// ```
-    /// Both are SeqCst: of a begin hook and an asker at the same time, one sees the other. The hook waits then, the asker never does.
-    pub brackets: AtomicU32,
-    /// The streams that capture, as their callers say ([`crate::Heap::capture_begins`]); each has a bracket open.
+    /// Both are SeqCst: of a begin hook and a query at the same time, one sees the other. The hook waits then, the query never does.
+    pub pool_scopes: AtomicU32,
+    /// The streams that capture, as their callers say ([`crate::Heap::capture_begins`]); each has a pool scope open.
     pub(crate) capturing: Mutex<Vec<StreamHandle>>,
-    askers: AtomicU32,
+    queries: AtomicU32,
     /// Where its memory comes from.
     pub(crate) supply: &'static dyn Supply,
     /// The thresholds of `alert:`.
@@ -96,7 +96,7 @@ pub const fn is_large(size: u64) -> bool {
 
 /// Who owns an address.
 pub enum Owned<'a> {
-    /// A slab: the device, the lane and the slab's number there.
+    /// A slab: the device, the shard and the slab's number there.
     Small(&'a Device, u32, u32),
     /// Large blocks: the device and the page.
     Large(&'a Device, Page<'a>),
@@ -110,7 +110,7 @@ impl Device {
     pub fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
-        let supply = supply::choose(shared.settings.backing, &capabilities, shared.own_spans);
+        let supply = supply::choose(shared.settings.backing, &capabilities, shared.dedicated);
         let mut backing = supply.open(id, &shared.settings, total);
         backing.pages.book = MappingBook::new(shared.record, id);
         let limit = ceiling(&shared.settings, &capabilities);
@@ -121,12 +121,12 @@ impl Device {
             );
         }
         let record = shared.record;
-        let lanes = (0..LANES).map(|lane| {
-            let writer = record.lane(id, lane as u32);
-            CachePadded::new(Mutex::new(LaneCell { lane: Lane::new(LANES as u32, true), writer }))
+        let shards = (0..SHARDS).map(|shard| {
+            let writer = record.shard(id, shard as u32);
+            CachePadded::new(Mutex::new(ShardCell { shard: Shard::new(SHARDS as u32, true), writer }))
         });
         let habits = supply.habits(limit.min(total));
-        let writer = record.lane(id, LANES as u32);
+        let writer = record.shard(id, SHARDS as u32);
         let mut central = Central::new(id, backing, writer, record.device(id), (total, limit), habits);
         central.slack = shared.settings.slack;
         central.pace = Pace::new(shared.settings.slack.is_some());
@@ -135,34 +135,34 @@ impl Device {
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids, capabilities.context_events),
-            lanes: lanes
+            shards: shards
                 .collect::<Box<[_]>>()
                 .try_into()
                 .map_err(|_| Error::Internal("lanes were miscounted"))?,
             central: Mutex::new(central),
-            brackets: AtomicU32::new(0),
+            pool_scopes: AtomicU32::new(0),
             capturing: Mutex::default(),
-            askers: AtomicU32::new(0),
+            queries: AtomicU32::new(0),
             supply,
             watching: Watching::new(&shared.settings.alert),
             capabilities,
         })
     }
 
-    /// The lane of a stream, locked.
+    /// The shard of a stream, locked.
     #[inline]
-    pub fn lane(&self, stream: u32) -> MutexGuard<'_, LaneCell> {
-        lock(&self.lanes[stream as usize % LANES])
+    pub fn shard(&self, stream: u32) -> MutexGuard<'_, ShardCell> {
+        lock(&self.shards[stream as usize % SHARDS])
     }
 
-    /// As [`Streams::seal`], in a call that names stream `named`; while [`Device::ask`] is held.
-    pub(crate) fn seal(&self, shared: &Shared, named: Option<u32>) -> bool {
-        self.streams.seal(&*shared.driver, shared.hears_of_captures(), named)
+    /// As [`Streams::fence`], in a call that names stream `named`; while [`Device::query_guard`] is held.
+    pub(crate) fn fence(&self, shared: &Shared, named: Option<u32>) -> bool {
+        self.streams.fence(&*shared.driver, shared.hears_of_captures(), named)
     }
 
-    /// As [`Streams::seal_all`], in a call that names stream `named`; while [`Device::ask`] is held.
-    pub(crate) fn seal_all(&self, shared: &Shared, named: Option<u32>) -> bool {
-        self.streams.seal_all(&*shared.driver, shared.hears_of_captures(), named)
+    /// As [`Streams::fence_all`], in a call that names stream `named`; while [`Device::query_guard`] is held.
+    pub(crate) fn fence_all(&self, shared: &Shared, named: Option<u32>) -> bool {
+        self.streams.fence_all(&*shared.driver, shared.hears_of_captures(), named)
     }
 
     /// The stream that `handle` names, for the call in which the program names it. What could not be done for a passing stream since the last such call is done in this one: the event behind its frees
@@ -184,40 +184,40 @@ impl Device {
 
     #[cold]
     fn attend(&self, shared: &Shared, found: &Resolved<'_>) {
-        self.streams.note_capture(found, !self.may_ask());
+        self.streams.note_capture(found, !self.may_query());
         if !found.captures()
-            && let Some(_asking) = self.ask()
+            && let Some(_guard) = self.query_guard()
         {
-            self.streams.seal_lost(&*shared.driver, found.number);
+            self.streams.fence_lost(&*shared.driver, found.number);
         }
     }
 
     /// Whether the streams may be asked about events: not while anything captures.
-    pub fn may_ask(&self) -> bool {
-        self.brackets.load(Ordering::SeqCst) == 0
+    pub fn may_query(&self) -> bool {
+        self.pool_scopes.load(Ordering::SeqCst) == 0
     }
 
-    /// As [`Device::may_ask`]; no bracket opens while the answer is held.
-    pub fn ask(&self) -> Option<Asking<'_>> {
-        let asking = Asking::raise(&self.askers);
-        self.may_ask().then_some(asking)
+    /// As [`Device::may_query`]; no pool scope opens while the answer is held.
+    pub fn query_guard(&self) -> Option<QueryGuard<'_>> {
+        let guard = QueryGuard::new(&self.queries);
+        self.may_query().then_some(guard)
     }
 
-    /// Notes that a bracket opens, and waits until nobody asks any more. To be called without any lock.
-    pub fn stop_asking(&self) {
-        self.brackets.fetch_add(1, Ordering::SeqCst);
+    /// Notes that a pool scope opens, and waits until nobody asks any more. To be called without any lock.
+    pub fn open_pool_scope(&self) {
+        self.pool_scopes.fetch_add(1, Ordering::SeqCst);
         let backoff = Backoff::new();
-        while self.askers.load(Ordering::SeqCst) != 0 {
+        while self.queries.load(Ordering::SeqCst) != 0 {
             backoff.snooze();
         }
     }
 
     /// Whether spans may be given back to the driver, and what to hold meanwhile. cuMemFree waits for the device: not while
     /// anything captures.
-    pub fn giving(&self, shared: &Shared) -> Option<Asking<'_>> {
-        let asking = self.ask()?;
+    pub fn release_guard(&self, shared: &Shared) -> Option<QueryGuard<'_>> {
+        let guard = self.query_guard()?;
         let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
-        quiet.then_some(asking)
+        quiet.then_some(guard)
     }
 
     /// An address for `request`.
@@ -226,8 +226,8 @@ impl Device {
     /// Out of memory, with all that is known of its cause.
     pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if is_large(request.size) {
-            if request.stream == EVERY {
-                self.take_back(shared);
+            if request.stream == ALL_STREAMS {
+                self.poll_parked(shared);
             }
             match self.serve_large(shared, request) {
                 0 => self.malloc_large(shared, request),
@@ -244,8 +244,8 @@ impl Device {
     /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and [`Device::malloc`] finds memory.
     #[inline(always)]
     pub(crate) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
-        let cell = &mut *self.lane(request.stream);
-        cell.lane.allocate(&mut cell.writer, request, || shared.step())
+        let cell = &mut *self.shard(request.stream);
+        cell.shard.allocate(&mut cell.writer, request, || shared.step())
     }
 
     /// The hot path of a large malloc: the best fit among the free runs; as [`Device::serve_small`].
@@ -266,12 +266,12 @@ impl Device {
 
     #[cold]
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if self.lane(request.stream).lane.has_pending() {
-            if let Some(_asking) = self.ask() {
-                self.seal(shared, Some(request.stream));
+        if self.shard(request.stream).shard.has_pending() {
+            if let Some(_guard) = self.query_guard() {
+                self.fence(shared, Some(request.stream));
                 self.streams.poll_some(&*shared.driver);
             }
-            self.settle_lane(shared, request.stream);
+            self.complete_shard_frees(shared, request.stream);
         }
         if let Some(address) = self.malloc_small_run(shared, request)? {
             return Ok(address);
@@ -281,15 +281,15 @@ impl Device {
             if address != 0 {
                 return Ok(address);
             }
-            let class = self.lane(request.stream).lane.class_of_next_slab(request);
+            let class = self.shard(request.stream).shard.class_of_next_slab(request);
             let size_class = &SIZE_CLASSES[class as usize];
             let slab = {
-                let (mut central, run) = self.obtain(shared, request, size_class.slab_bytes(), PAGE)?;
+                let (mut central, run) = self.allocate_run(shared, request, size_class.slab_bytes(), PAGE)?;
                 self.make_slab(shared, &mut central, run, class, &request, 0)
             };
             let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
-            let shard = &mut self.lane(request.stream).lane;
-            self.add_slab(shared, request.stream % LANES as u32, shard, slab);
+            let shard = &mut self.shard(request.stream).shard;
+            self.add_slab(shared, request.stream % SHARDS as u32, shard, slab);
         }
     }
 
@@ -311,7 +311,7 @@ impl Device {
     /// # Errors
     /// As [`Device::malloc`].
     fn malloc_run(&self, shared: &Shared, request: Request, bytes: u64, align: u64) -> Result<u64, Error> {
-        let (mut central, run) = self.obtain(shared, request, bytes, align)?;
+        let (mut central, run) = self.allocate_run(shared, request, bytes, align)?;
         Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 
@@ -328,22 +328,22 @@ impl Device {
     /// # Errors
     /// As [`Device::malloc`].
     #[cold]
-    pub(crate) fn malloc_whole(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+    pub(crate) fn malloc_dedicated(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         let Some(bytes) = round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size)) else {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         };
         self.malloc_run(shared, request, bytes, PAGE)
     }
 
-    /// Frees the small block at `address`, which the page table says is in slab `slab` of `lane`. `None`: no block starts there.
+    /// Frees the small block at `address`, which the page table says is in slab `slab` of `shard`. `None`: no block starts there.
     #[inline(always)]
-    pub fn free_small(&self, shared: &Shared, lane: u32, slab: u32, address: u64, start: u64) -> Option<()> {
-        let Some(mutex) = self.lanes.get(lane as usize) else {
-            return self.free_apart(shared, lane, slab, address, start);
+    pub fn free_small(&self, shared: &Shared, shard: u32, slab: u32, address: u64, start: u64) -> Option<()> {
+        let Some(mutex) = self.shards.get(shard as usize) else {
+            return self.free_apart(shared, shard, slab, address, start);
         };
         let mut guard = lock(mutex);
         let cell = &mut *guard;
-        let outcome = cell.lane.free(&mut cell.writer, slab, address, start, &self.streams);
+        let outcome = cell.shard.free(&mut cell.writer, slab, address, start, &self.streams);
         // A comparison, not a table of jumps.
         if outcome == FreeOutcome::Freed {
             return Some(());
@@ -356,7 +356,7 @@ impl Device {
     fn freed_otherwise(
         &self,
         shared: &Shared,
-        cell: MutexGuard<'_, LaneCell>,
+        cell: MutexGuard<'_, ShardCell>,
         outcome: FreeOutcome,
     ) -> Option<()> {
         match outcome {
@@ -378,8 +378,8 @@ impl Device {
     /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.
     pub fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
         match owner {
-            Owner::Slab { lane, slab, .. } => {
-                self.in_shard(lane, |shard, _, _| shard.record_stream(slab, address, user))
+            Owner::Slab { shard, slab, .. } => {
+                self.in_shard(shard, |shard, _, _| shard.record_stream(slab, address, user))
             }
             Owner::Large { blocks, .. } => lock(&self.central).record_stream(address, blocks, user),
             Owner::None => lock(&self.central).is_direct(address).then_some(()),
@@ -425,9 +425,9 @@ impl Device {
     pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
         let size = lock(&self.central).remove_direct(address)?;
         // Without the central lock: cuMemFree waits for the device. What is freed during a capture goes to the driver after it.
-        let result = self.giving(shared).map(|_asking| shared.driver.free(self.id, address));
+        let result = self.release_guard(shared).map(|_guard| shared.driver.free(self.id, address));
         let mut central = lock(&self.central);
-        central.settle_direct(address, size, result);
+        central.complete_direct_free(address, size, result);
         central.writer.event(EventKind::Free, 0, 0, address, size, start);
         Some(())
     }

@@ -1,13 +1,13 @@
 //! Why memory ran out: what the report says is gathered.
 
-use super::walk::{Shard, Visitor};
+use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
 use crate::pool::lifetime;
-use crate::pool::{Pool, PoolNumber, Scope};
+use crate::pool::{Pool, PoolNumber, Purpose};
 use crate::report::entry;
 use crate::report::oom::Report;
-use crate::report::stats::{free_rows, torn};
+use crate::report::stats::{free_rows, partial_page_bytes};
 use crate::runs::arena::{Region, RegionId};
 use crate::shared::Shared;
 use std::convert::Infallible;
@@ -18,11 +18,11 @@ struct Cause(Report);
 impl Visitor for Cause {
     type Error = Infallible;
 
-    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
         // What a graph or a named pool holds is told as a whole.
-        if shard.pool.is_none() {
-            self.0.pending += shard.lane.pending_bytes();
-            for (_, slab) in shard.lane.slabs() {
+        if walked.pool.is_none() {
+            self.0.pending += walked.shard.pending_bytes();
+            for (_, slab) in walked.shard.slabs() {
                 self.0.slab_free += slab.free_bytes();
                 self.0.partly += if slab.used() > 0 { slab.unused_bytes() } else { 0 };
             }
@@ -32,20 +32,21 @@ impl Visitor for Cause {
 
     fn pool(&mut self, _: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
         let held = central.arenas.held_bytes(pool.space());
-        match pool.scope {
-            Scope::Ordinary(lifetime) => {
+        match pool.purpose {
+            Purpose::Ordinary(lifetime) => {
                 let free = pool.spaces().iter().map(|&space| central.arenas.free_bytes(space));
                 self.0.arena_free[lifetime as usize] = free.sum();
             }
-            Scope::Capture => self.0.captured += held,
-            Scope::Named(_) => self.0.pooled += held,
+            Purpose::Capture => self.0.captured += held,
+            Purpose::Named(_) => self.0.pooled += held,
         }
         Ok(())
     }
 
     fn region(&mut self, id: RegionId, _: &Region, central: &Central) -> Result<(), Infallible> {
         let rows = free_rows(central.arenas.runs_of(id).map(|(_, run)| run));
-        self.0.partly += rows.into_iter().map(|(address, bytes)| torn(address, bytes)).sum::<u64>();
+        self.0.partly +=
+            rows.into_iter().map(|(address, bytes)| partial_page_bytes(address, bytes)).sum::<u64>();
         Ok(())
     }
 }
@@ -67,7 +68,7 @@ impl Device {
             free: info.map(|info| info.free),
             live,
             live_peak,
-            capturing: !self.may_ask(),
+            capturing: !self.may_query(),
             apart: !shared.shares(),
             ..Report::default()
         });

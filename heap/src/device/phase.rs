@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::policy::phase::{Drain, Occasion, Seen};
 use crate::profiler::{self, What};
-use crate::request::Giving;
+use crate::request::Eviction;
 use crate::shared::Shared;
 use crate::sync::lock;
 use gruyere_record::{DeviceGauge, EventKind};
@@ -41,24 +41,24 @@ impl Device {
         self.look_at_thresholds(shared, now);
     }
 
-    /// Gives idle memory back until `drain.keep` bytes are held or `drain.most` are given. Idle is what is everybody's, or a stream's that is past it.
+    /// Gives idle memory back until `drain.keep` bytes are held or `drain.most` are given. Idle is what is unowned, or a stream's that is past it.
     fn drain(&self, shared: &Shared, drain: Drain) {
         let driver = &*shared.driver;
         {
-            let Some(_asking) = self.ask() else { return };
-            self.seal_all(shared, None);
+            let Some(_guard) = self.query_guard() else { return };
+            self.fence_all(shared, None);
             self.streams.poll(driver);
         }
         self.return_empty_slabs(shared);
         let mut central = lock(&self.central);
-        self.take_in(shared, &mut central);
-        let Some(_giving) = self.giving(shared) else { return };
+        self.collect_completed(shared, &mut central);
+        let Some(_guard) = self.release_guard(shared) else { return };
         let _range = profiler::range(What::LowMemoryTrim, central.backing.reserved);
         let completed = |stream| self.streams.completed(stream);
-        let giving = Giving { completed: &completed, ..Giving::of(shared, &self.streams) };
+        let eviction = Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
         let held = central.backing.held;
         let most = held.saturating_sub(drain.keep).min(drain.most);
-        self.supply.evict_idle(&mut central, &giving, most);
+        self.supply.evict_idle(&mut central, &eviction, most);
         central.publish_reserved();
         let bytes = held.saturating_sub(central.backing.held);
         if bytes > 0 {

@@ -1,6 +1,6 @@
 //! A device's blocks in pools of their own: allocation, free, and giving a pool back whole.
 //!
-//! Pools differ in where a block comes from when the pool itself has none: [`Device::malloc_pooled`] climbs the reclaim ladder, and in a capture,
+//! Pools differ in where a block comes from when the pool itself has none: [`Device::malloc_pooled`] tries the reclaim ladder, and in a capture,
 //! where nothing may be waited for, [`Device::malloc_captured`] grows. All else is the same for all.
 
 use crate::central::{self, Central};
@@ -9,10 +9,10 @@ use crate::error::Error;
 use crate::pool::named::{PoolError, PoolKey};
 use crate::pool::{PoolNumber, Reuse, capture_tag};
 use crate::report::oom::PoolNote;
-use crate::request::{Giving, Request};
+use crate::request::{Eviction, Request};
 use crate::runs::arena::RunId;
 use crate::shared::Shared;
-use crate::small::lane::FreeOutcome;
+use crate::small::shard::FreeOutcome;
 use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of, round};
 use crate::sync::lock;
 
@@ -62,14 +62,14 @@ impl Device {
         let space = pool.space();
         let waits = pool.shard.as_ref().is_some_and(|shard| shard.has_pending());
         drop(guard);
-        if waits && let Some(_asking) = self.ask() {
-            self.seal(shared, Some(request.stream));
+        if waits && let Some(_guard) = self.query_guard() {
+            self.fence(shared, Some(request.stream));
             self.streams.poll_some(&*shared.driver);
         }
         self.return_pool_slabs(shared, &mut lock(&self.central), number);
         let (bytes, align) = run_for(&request);
-        let obtained = self.obtain_in(shared, request, Some(space), bytes, align);
-        let served = obtained.map(|(mut central, run)| {
+        let allocated = self.allocate_run_in(shared, request, Some(space), bytes, align);
+        let served = allocated.map(|(mut central, run)| {
             let address = self.serve_from(shared, &mut central, number, run, &request);
             (central, address)
         });
@@ -179,11 +179,11 @@ impl Device {
             // Every use of the pool that was ever enqueued is over after this, on whatever stream; frees since are of later epochs.
             let epochs = self.synchronize_epochs(shared).map_err(|_| PoolError::Unquiet)?;
             self.return_pool_slabs(shared, &mut lock(&self.central), number);
-            let Some(_giving) = self.giving(shared) else { return Err(PoolError::Unquiet) };
+            let Some(_guard) = self.release_guard(shared) else { return Err(PoolError::Unquiet) };
             let mut central = lock(&self.central);
             central.pool_is_unused(key)?;
             let completed = |stream| epochs.get(&stream).copied().unwrap_or(0);
-            given += self.give_named(shared, &mut central, number, &completed)?;
+            given += self.release_named_space(shared, &mut central, number, &completed)?;
             if self.is_given(shared, &mut central, number, forget) {
                 return Ok(given);
             }
@@ -212,7 +212,7 @@ impl Device {
     ///
     /// # Errors
     /// [`PoolError::Kept`]: the pool has let go of it, but the driver has not taken it all yet. The next trim tries again.
-    fn give_named(
+    fn release_named_space(
         &self,
         shared: &Shared,
         central: &mut Central,
@@ -222,8 +222,8 @@ impl Device {
         let Some(pool) = central.pools.get_mut(number) else { return Ok(0) };
         pool.rules.reserve = 0;
         let space = pool.space();
-        let giving = Giving { completed, ..Giving::of(shared, &self.streams) };
-        let (given, taken) = self.supply.give_space(central, &giving, space);
+        let eviction = Eviction { completed, ..Eviction::of(shared, &self.streams) };
+        let (given, taken) = self.supply.release_space(central, &eviction, space);
         if taken < given { Err(PoolError::Kept { bytes: given - taken }) } else { Ok(given) }
     }
 }

@@ -1,10 +1,10 @@
-//! What is done when nothing fits: look again, grow, and climb the reclaim ladder.
+//! What is done when nothing fits: look again, grow, and try the reclaim ladder.
 //!
 //! The rungs, cheapest first; each is counted with the bytes it gave and the time it took the host (`ladder`):
 //! 0. ask the events that are recorded, record new ones behind frees that have none, join neighbours;
-//! 1. return the empty slabs of all lanes to the arenas;
+//! 1. return the empty slabs of all shards to the arenas;
 //! 2. give empty regions back and trim the driver's pools;
-//! 3. make the asking stream wait for others' events (`waits:`); else wait on the host for the oldest unfinished event, again and again;
+//! 3. make the requesting stream wait for others' events (`waits:`); else wait on the host for the oldest unfinished event, again and again;
 //! 4. synchronise the device once, and do all of it again;
 //! 5. grow into the headroom, which is open from then on, until memory is given back (a trim, a low-memory phase).
 //!
@@ -15,12 +15,12 @@ use crate::central::Central;
 use crate::device::Device;
 use crate::driver::DriverError;
 use crate::error::Error;
-use crate::order::asking::Asking;
+use crate::order::query_guard::QueryGuard;
 use crate::policy::alerts::AlertKind;
 use crate::policy::ladder::Stopwatch;
 use crate::profiler::{self, What};
-use crate::request::{Giving, Growth, Request, Want};
-use crate::runs::arena::{EVERYBODY, RunId, SpaceId};
+use crate::request::{Eviction, Growth, Request, Want};
+use crate::runs::arena::{RunId, SpaceId, UNOWNED};
 use crate::settings::Waits;
 use crate::shared::Shared;
 use crate::small::size_class::round;
@@ -56,8 +56,8 @@ struct Beside<'a> {
 }
 
 impl Helper for Beside<'_> {
-    fn giving(&self) -> Option<Asking<'_>> {
-        self.device.giving(self.shared)
+    fn release_guard(&self) -> Option<QueryGuard<'_>> {
+        self.device.release_guard(self.shared)
     }
 
     fn shares(&self) -> bool {
@@ -72,8 +72,8 @@ impl Helper for Beside<'_> {
         self.waits_first
     }
 
-    fn ask_streams(&self) {
-        self.device.seal(self.shared, Some(self.stream));
+    fn poll_streams(&self) {
+        self.device.fence(self.shared, Some(self.stream));
         self.device.streams.poll_some(&*self.shared.driver);
     }
 
@@ -87,21 +87,21 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory, after the whole ladder.
-    pub(crate) fn obtain<'a>(
+    pub(crate) fn allocate_run<'a>(
         &'a self,
         shared: &Shared,
         request: Request,
         bytes: u64,
         align: u64,
     ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
-        self.obtain_in(shared, request, None, bytes, align)
+        self.allocate_run_in(shared, request, None, bytes, align)
     }
 
-    /// As [`Device::obtain`], in a space other than the one of the request's lifetime.
+    /// As [`Device::allocate_run`], in a space other than the one of the request's lifetime.
     ///
     /// # Errors
-    /// As [`Device::obtain`].
-    pub(crate) fn obtain_in<'a>(
+    /// As [`Device::allocate_run`].
+    pub(crate) fn allocate_run_in<'a>(
         &'a self,
         shared: &Shared,
         request: Request,
@@ -157,11 +157,11 @@ impl Device {
         let reserved = central.backing.reserved;
         drop(central);
         self.alert(shared, AlertKind::Reclaim, request.size, reserved, retries);
-        match self.climb(shared, &request, want) {
+        match self.reclaim(shared, &request, want) {
             Some(found) => Ok(found),
             None => Err(match self.refusal(shared, &request) {
                 Error::OutOfMemory(mut report) => {
-                    report.climb = Some(report.ladder.since(&before));
+                    report.this_time = Some(report.ladder.since(&before));
                     Error::OutOfMemory(report)
                 }
                 other => other,
@@ -174,36 +174,36 @@ impl Device {
         let driver = &*shared.driver;
         let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
         if (central.has_pending() || others())
-            && let Some(_asking) = self.ask()
+            && let Some(_guard) = self.query_guard()
         {
             for step in 0..2 {
                 // First what is recorded already; then what has no event yet.
-                if step == 1 && !self.seal(shared, Some(want.stream)) {
+                if step == 1 && !self.fence(shared, Some(want.stream)) {
                     break;
                 }
                 self.streams.poll_some(driver);
-                self.take_in(shared, central);
+                self.collect_completed(shared, central);
                 if let Some(run) = want.fit(&mut central.arenas) {
                     return Some(run);
                 }
             }
         }
-        if let Some(run) = self.take_ordered(shared, central, want) {
+        if let Some(run) = self.allocate_ordered(shared, central, want) {
             return Some(run);
         }
         // Neighbours of one owner are merged already: there is nothing to join where only one has any.
-        let everybody = central.arenas.own_free_bytes(want.space, EVERYBODY);
+        let unowned = central.arenas.own_free_bytes(want.space, UNOWNED);
         let own = central.arenas.own_free_bytes(want.space, want.stream);
-        if own == 0 || everybody == 0 || own + everybody < want.bytes {
+        if own == 0 || unowned == 0 || own + unowned < want.bytes {
             return None;
         }
         central.arenas.join(want.space, want.bytes, want.align, want.stream)
     }
 
     /// Makes use of what the streams are known to be past by now; asks nobody.
-    pub(crate) fn take_in(&self, shared: &Shared, central: &mut Central) {
+    pub(crate) fn collect_completed(&self, shared: &Shared, central: &mut Central) {
         if central.note_further(&self.streams) {
-            central.settle(&self.streams, shared.shares());
+            central.complete_frees(&self.streams, shared.shares());
         }
         if shared.shares() {
             central.promote(&self.streams);
@@ -255,7 +255,7 @@ impl Device {
         shared.driver.memory_info(self.id).map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
     }
 
-    fn climb<'a>(
+    fn reclaim<'a>(
         &'a self,
         shared: &Shared,
         request: &Request,
@@ -275,8 +275,8 @@ impl Device {
         };
         let release = || {
             let mut central = lock(&self.central);
-            let Some(_giving) = self.giving(shared) else { return 0 };
-            let bytes = self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+            let Some(_guard) = self.release_guard(shared) else { return 0 };
+            let bytes = self.supply.evict(&mut central, &Eviction::of(shared, &self.streams));
             self.supply.release(&mut central, driver);
             central.publish_reserved();
             central.gauges.add(DeviceGauge::Trims, 1);
@@ -286,18 +286,18 @@ impl Device {
         if let Some(found) = retry(Room::Budget, 1, slabs) {
             return Some(found);
         }
-        // What the slabs gave back may still be one stream's: let everybody have it where it is done.
-        if let Some(_asking) = self.ask() {
+        // What the slabs gave back may still be one stream's: it becomes unowned where it is done.
+        if let Some(_guard) = self.query_guard() {
             self.streams.poll(driver);
         }
-        self.take_in(shared, &mut lock(&self.central));
+        self.collect_completed(shared, &mut lock(&self.central));
         if let Some(found) = retry(Room::Budget, 2, release()) {
             return Some(found);
         }
-        let waits = self.ask().is_some_and(|_asking| {
+        let waits = self.query_guard().is_some_and(|_guard| {
             let quiet = !self.streams.any_capturing(driver);
             if quiet {
-                self.seal_all(shared, Some(want.stream));
+                self.fence_all(shared, Some(want.stream));
             }
             quiet
         });
@@ -307,9 +307,11 @@ impl Device {
                 central.count_rung(3, want.bytes, waiting.lap());
                 return Some((central, run));
             }
-            while self.ask().is_some_and(|_| self.host_wait(shared, || self.streams.wait_for_oldest(driver)))
+            while self
+                .query_guard()
+                .is_some_and(|_| self.host_wait(shared, || self.streams.wait_for_oldest(driver)))
             {
-                self.take_in(shared, &mut lock(&self.central));
+                self.collect_completed(shared, &mut lock(&self.central));
                 self.return_empty_slabs(shared);
                 if let Some(found) = retry(Room::Budget, 3, release()) {
                     return Some(found);
@@ -325,7 +327,7 @@ impl Device {
         // Beside a capture waiting was not tried: then this request alone has touched it.
         let may_open = waits && !central.headroom_is_open;
         if may_open && self.free_beside(shared, &mut central, self.headroom(shared)) == 0 {
-            // Else each of the requests to come would climb the whole ladder, and tear the last idle pages for what the next one gets whole.
+            // Else each of the requests to come would try the whole ladder, and split the last idle pages for what the next one gets whole.
             central.headroom_is_open = true;
             log::info!(
                 "device {}: nothing else helped, so the headroom is used until memory is given back",
@@ -357,7 +359,7 @@ impl Device {
     /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
     pub(crate) fn synchronize_epochs(&self, shared: &Shared) -> Result<HashMap<u32, u64>, Unsynchronized> {
         let driver = &*shared.driver;
-        let _asking = self.ask().ok_or(Unsynchronized::Capturing)?;
+        let _guard = self.query_guard().ok_or(Unsynchronized::Capturing)?;
         // Captures that nobody announced must not be broken either.
         if self.streams.capturing(driver).map_err(Unsynchronized::Refused)? {
             return Err(Unsynchronized::Capturing);
@@ -374,16 +376,16 @@ impl Device {
         self.streams.poll(driver);
         self.return_empty_slabs(shared);
         let mut central = lock(&self.central);
-        central.tally.synchronised();
-        self.take_in(shared, &mut central);
+        central.usage.synchronised();
+        self.collect_completed(shared, &mut central);
         for (pool, version) in over {
-            self.retire_pool(shared, &mut central, pool, version);
+            self.release_capture_pool(shared, &mut central, pool, version);
         }
         if !shared.shares() {
             // Streams keep to themselves what they used, but an empty region is the device's again.
             let completed = |stream| self.streams.completed(stream);
-            let giving = Giving { completed: &completed, ..Giving::of(shared, &self.streams) };
-            self.supply.evict(&mut central, &giving);
+            let eviction = Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
+            self.supply.evict(&mut central, &eviction);
         }
         drop(central);
         Ok(epochs)
@@ -414,8 +416,8 @@ impl Device {
         }
         let mut central = lock(&self.central);
         central.headroom_is_open = false;
-        if let Some(_giving) = self.giving(shared) {
-            self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+        if let Some(_guard) = self.release_guard(shared) {
+            self.supply.evict(&mut central, &Eviction::of(shared, &self.streams));
             self.supply.release(&mut central, &*shared.driver);
             central.trim_addresses(&*shared.driver);
             central.publish_reserved();

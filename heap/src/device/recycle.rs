@@ -5,8 +5,8 @@
 //! now. Whether those are gone cannot be asked ([`crate::order::streams`]); one that is not gets another number when it is named again, and as it had nothing, it
 //! has lost nothing. What refers to a stream: slabs and runs that are its own, blocks that it uses and blocks that wait for it.
 //!
-//! References to a stream that is gone only become fewer, or move from a lane to the central part, whose run of a slab names the
-//! stream all the while. So looking at one lane after the other, then at the central part, misses none.
+//! References to a stream that is gone only become fewer, or move from a shard to the central part, whose run of a slab names the
+//! stream all the while. So looking at one shard after the other, then at the central part, misses none.
 
 use super::reclaim::Unsynchronized;
 use crate::device::Device;
@@ -44,7 +44,7 @@ impl Device {
     }
 
     fn recycle(&self, shared: &Shared) -> Result<(), Unsynchronized> {
-        let gone = self.streams.retire();
+        let gone = self.streams.withdraw();
         let unreferred = self.unreferred(shared, &gone);
         let released = unreferred.as_deref().unwrap_or_default();
         self.forget_order(released);
@@ -59,8 +59,8 @@ impl Device {
         }
         let epochs = self.synchronize_epochs(shared)?;
         let mut referred = HashSet::new();
-        for cell in self.lanes.iter() {
-            lock(cell).lane.streams_referred(&mut referred);
+        for cell in self.shards.iter() {
+            lock(cell).shard.streams_referred(&mut referred);
         }
         let mut central = lock(&self.central);
         // With `share:off` too: all that the program had enqueued anywhere before those frees is done.

@@ -6,8 +6,8 @@ use crate::driver::{DriverError, ErrorKind};
 use crate::error::Error;
 use crate::pool::lifetime::Lifetime;
 use crate::report::bytes::Bytes;
-use crate::request::{Giving, Growth, Want};
-use crate::runs::arena::{EVERYBODY, SpaceId};
+use crate::request::{Eviction, Growth, Want};
+use crate::runs::arena::{SpaceId, UNOWNED};
 use crate::shared::Shared;
 use crate::small::size_class::{PAGE, round_up};
 use crate::supply::reserve::Refused;
@@ -37,7 +37,7 @@ impl Device {
             }
             let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
             central.pools.drop_reserves();
-            self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+            self.supply.evict(&mut central, &Eviction::of(shared, &self.streams));
             for space in central.open_spaces() {
                 central.free_addresses(&*shared.driver, space);
             }
@@ -54,7 +54,7 @@ impl Device {
         Ok(())
     }
 
-    /// Makes `space` hold `bytes`, by memory that is everybody's; what others hold idle is given back first where it takes that.
+    /// Makes `space` hold `bytes`, by unowned memory; what others hold idle is given back first where it takes that.
     ///
     /// # Errors
     /// The driver's, or out of memory. What was mapped stays.
@@ -89,7 +89,7 @@ impl Device {
             }
             // Fresh memory only: what others have reserved is not to be moved here.
             let growth = Growth { fresh, ..Growth::of(shared, &self.streams, lifetime) };
-            let want = Want { space, bytes: missing, align: PAGE, stream: EVERYBODY };
+            let want = Want { space, bytes: missing, align: PAGE, stream: UNOWNED };
             // A row of pages beside a free run is shorter than `missing`; the next turn maps the rest.
             self.supply.extend(central, &growth, want, false)?;
         }
@@ -102,9 +102,9 @@ impl Device {
         if reserved == 0 {
             return 0;
         }
-        let Some(_giving) = self.giving(shared) else { return 0 };
+        let Some(_guard) = self.release_guard(shared) else { return 0 };
         central.pools.drop_reserves();
-        let bytes = self.supply.evict(&mut central, &Giving::of(shared, &self.streams));
+        let bytes = self.supply.evict(&mut central, &Eviction::of(shared, &self.streams));
         self.supply.release(&mut central, &*shared.driver);
         central.publish_reserved();
         log::warn!(

@@ -1,17 +1,17 @@
 //! Slabs come and go: of the shards of streams, and of pools that have their own.
 
 use crate::central::Central;
-use crate::device::{Device, LaneCell};
-use crate::order::streams::EVERY;
+use crate::device::{Device, ShardCell};
+use crate::order::streams::ALL_STREAMS;
 use crate::pool::{PoolNumber, Reuse};
 use crate::request::Request;
 use crate::runs::arena::RunId;
 use crate::runs::page_table::Owner;
 use crate::shared::Shared;
-use crate::small::lane::{LANES, Lane};
+use crate::small::shard::{SHARDS, Shard};
 use crate::small::slab::Slab;
 use crate::sync::{MutexGuard, lock};
-use gruyere_record::{BlockTag, LaneWriter};
+use gruyere_record::{BlockTag, ShardWriter};
 
 impl Device {
     /// What `look` makes of shard `number` under its lock: some streams', or a pool's own, of which it is told who gets freed memory. `None`: there
@@ -19,11 +19,11 @@ impl Device {
     pub(super) fn in_shard<T>(
         &self,
         number: u32,
-        look: impl FnOnce(&mut Lane, &mut LaneWriter, Option<Reuse>) -> Option<T>,
+        look: impl FnOnce(&mut Shard, &mut ShardWriter, Option<Reuse>) -> Option<T>,
     ) -> Option<T> {
-        if let Some(cell) = self.lanes.get(number as usize) {
+        if let Some(cell) = self.shards.get(number as usize) {
             let cell = &mut *lock(cell);
-            return look(&mut cell.lane, &mut cell.writer, None);
+            return look(&mut cell.shard, &mut cell.writer, None);
         }
         let central = &mut *lock(&self.central);
         let pool = central.pools.get_mut(number)?;
@@ -48,34 +48,34 @@ impl Device {
         let mut slab = Slab::new(base, class, tag, run);
         // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.
         slab.epoch = epoch;
-        central.tally.slab_taken(slab.size_class().slab_bytes());
+        central.usage.slab_taken(slab.size_class().slab_bytes());
         slab.segment = shared.record.segment_insert(&slab.segment_entry());
         Some(slab)
     }
 
     /// Puts a slab into shard `number`; from then on its blocks are found. Called under the shard's lock.
-    pub(super) fn add_slab(&self, shared: &Shared, number: u32, shard: &mut Lane, slab: Slab) {
+    pub(super) fn add_slab(&self, shared: &Shared, number: u32, shard: &mut Shard, slab: Slab) {
         let (base, bytes) = (slab.base, slab.size_class().slab_bytes());
         let slab = shard.add_slab(slab);
-        shared.table.set_range(base, bytes, Owner::Slab { device: self.id, lane: number, slab });
+        shared.table.set_range(base, bytes, Owner::Slab { device: self.id, shard: number, slab });
     }
 
     /// Takes an empty slab out of its shard; `None` where it was used again meanwhile. Its pages are nobody's from then on: called under the
     /// shard's lock, so that no free meets a stale owner.
-    pub(super) fn remove_slab(&self, shared: &Shared, shard: &mut Lane, id: u32) -> Option<Slab> {
+    pub(super) fn remove_slab(&self, shared: &Shared, shard: &mut Shard, id: u32) -> Option<Slab> {
         let slab = shard.remove_slab(id)?;
         shared.table.set_range(slab.base, slab.size_class().slab_bytes(), Owner::None);
         shared.record.segment_remove(slab.segment);
         Some(slab)
     }
 
-    fn remove_empty_slabs(&self, shared: &Shared, shard: &mut Lane) -> Vec<Slab> {
+    fn remove_empty_slabs(&self, shared: &Shared, shard: &mut Shard) -> Vec<Slab> {
         shard.empty_slabs().into_iter().filter_map(|id| self.remove_slab(shared, shard, id)).collect()
     }
 
     /// Gives a slab that its stream's shard can do without back to the arenas.
-    pub(crate) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, LaneCell>, id: u32) {
-        let slab = self.remove_slab(shared, &mut cell.lane, id);
+    pub(crate) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, ShardCell>, id: u32) {
+        let slab = self.remove_slab(shared, &mut cell.shard, id);
         drop(cell);
         if let Some(slab) = slab {
             lock(&self.central).release_slab(&slab);
@@ -88,11 +88,11 @@ impl Device {
     }
 
     /// Frees the small blocks of a stream's shard whose waits are over.
-    pub fn settle_lane(&self, shared: &Shared, stream: u32) {
+    pub fn complete_shard_frees(&self, shared: &Shared, stream: u32) {
         let slabs: Vec<Slab> = {
-            let cell = &mut *self.lane(stream);
-            let surplus = cell.lane.settle(&mut cell.writer, &self.streams);
-            surplus.into_iter().filter_map(|id| self.remove_slab(shared, &mut cell.lane, id)).collect()
+            let cell = &mut *self.shard(stream);
+            let surplus = cell.shard.complete_frees(&mut cell.writer, &self.streams);
+            surplus.into_iter().filter_map(|id| self.remove_slab(shared, &mut cell.shard, id)).collect()
         };
         self.release_slabs(&slabs);
     }
@@ -100,20 +100,20 @@ impl Device {
     /// Takes every empty slab out of the shards of streams and of pools whose memory every stream may get; the bytes given to the arenas.
     pub fn return_empty_slabs(&self, shared: &Shared) -> u64 {
         let mut bytes = 0;
-        // Asked at every growth past the slack: only of lanes that a stream has, and mostly none of them has anything.
+        // Asked at every growth past the slack: only of shards that a stream has, and mostly none of them has anything.
         let known = self.streams.count();
-        let is_used = |&lane: &u32| lane < known || lane == EVERY % LANES as u32;
-        for lane in (0..LANES as u32).filter(is_used) {
+        let is_used = |&shard: &u32| shard < known || shard == ALL_STREAMS % SHARDS as u32;
+        for shard in (0..SHARDS as u32).filter(is_used) {
             let (waits, idles) = {
-                let lane = &self.lane(lane).lane;
-                (lane.has_pending(), lane.has_empty_slabs())
+                let shard = &self.shard(shard).shard;
+                (shard.has_pending(), shard.has_empty_slabs())
             };
             if waits {
-                self.settle_lane(shared, lane);
+                self.complete_shard_frees(shared, shard);
             } else if !idles {
                 continue;
             }
-            let slabs = self.remove_empty_slabs(shared, &mut self.lane(lane).lane);
+            let slabs = self.remove_empty_slabs(shared, &mut self.shard(shard).shard);
             bytes += self.release_slabs(&slabs);
         }
         let central = &mut *lock(&self.central);
@@ -135,7 +135,7 @@ impl Device {
         number: PoolNumber,
     ) -> u64 {
         let Some(shard) = central.pools.shard_mut(number) else { return 0 };
-        shard.settle(&mut central.writer, &self.streams);
+        shard.complete_frees(&mut central.writer, &self.streams);
         let slabs = self.remove_empty_slabs(shared, shard);
         central.release_slabs(&slabs)
     }

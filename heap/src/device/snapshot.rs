@@ -1,19 +1,19 @@
 //! All segments of a device, by address.
 
-use super::walk::{Shard, Visitor};
+use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
 use crate::order::streams::Streams;
 use crate::pool::capture::PoolId;
-use crate::pool::{Pool, PoolNumber, Scope, capture_of};
-use crate::report::census::{Census, Place};
+use crate::pool::{Pool, PoolNumber, Purpose, capture_of};
 use crate::report::segment::{Block, BlockState, Holder, Segment};
+use crate::report::segment_stats::{Place, SegmentStats};
 use crate::report::snapshot::Snapshot;
-use crate::report::stats::{free_rows, torn};
+use crate::report::stats::{free_rows, partial_page_bytes};
 use crate::runs::arena::{Region, RegionId, Run, RunId, RunState, SpaceId};
 use crate::small::size_class::round;
 use crate::small::slab::{Slab, SlotState};
-use gruyere_record::LaneWriter;
+use gruyere_record::ShardWriter;
 use std::collections::HashMap;
 use std::convert::Infallible;
 
@@ -30,7 +30,7 @@ struct Picture<'a> {
     streams: &'a Streams,
     /// The used slots of slabs, by the first byte of the slab.
     slabs: HashMap<u64, Vec<Block>>,
-    census: Census,
+    segment_stats: SegmentStats,
     /// Small blocks that may still be told one by one.
     room: usize,
     merged: u64,
@@ -42,9 +42,9 @@ struct Picture<'a> {
 impl Visitor for Picture<'_> {
     type Error = Infallible;
 
-    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
-        for (_, slab) in shard.lane.slabs() {
-            self.add_slab(slab, shard.writer);
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
+        for (_, slab) in walked.shard.slabs() {
+            self.add_slab(slab, walked.writer);
         }
         Ok(())
     }
@@ -59,9 +59,9 @@ impl Visitor for Picture<'_> {
     fn region(&mut self, id: RegionId, region: &Region, central: &Central) -> Result<(), Infallible> {
         let holder = holder(central, region.space);
         for (address, bytes) in free_rows(central.arenas.runs_of(id).map(|(_, run)| run)) {
-            let torn = torn(address, bytes);
-            self.census.free(Place::of(&holder, Place::Idle), bytes - torn);
-            self.census.free(Place::of(&holder, Place::Between), torn);
+            let partial = partial_page_bytes(address, bytes);
+            self.segment_stats.free(Place::of(&holder, Place::Idle), bytes - partial);
+            self.segment_stats.free(Place::of(&holder, Place::Between), partial);
         }
         let pool = self.ids.get(&region.space).copied().unwrap_or_default();
         self.segments.push(Segment::new(region.address, pool, central.arenas.is_stitched(id), holder));
@@ -70,8 +70,8 @@ impl Visitor for Picture<'_> {
 
     fn run(&mut self, _: RunId, run: &Run, central: &Central) -> Result<(), Infallible> {
         let Some(segment) = self.segments.last_mut() else { return Ok(()) };
-        // In a shadow nothing of this region's is mapped: its pages belong elsewhere.
-        if matches!(run.state, RunState::Void | RunState::Shadow) {
+        // In a stale alias nothing of this region's is mapped: its pages belong elsewhere.
+        if matches!(run.state, RunState::Unmapped | RunState::StaleAlias) {
             let &mut Segment { pool, stitched, ref holder, .. } = segment;
             let next = Segment::new(run.address + run.bytes, pool, stitched, holder.clone());
             self.segments.push(next);
@@ -84,7 +84,7 @@ impl Visitor for Picture<'_> {
 
 impl Picture<'_> {
     /// Notes the slots of a slab that are used, by address.
-    fn add_slab(&mut self, slab: &Slab, writer: &LaneWriter) {
+    fn add_slab(&mut self, slab: &Slab, writer: &ShardWriter) {
         let stream = handle(self.streams, slab.stream);
         let block = |slot| {
             let state = match slab.state(slot) {
@@ -104,7 +104,7 @@ impl Picture<'_> {
             })
         };
         let used = (0..slab.size_class().slots).filter_map(block);
-        let blocks: Vec<Block> = used.inspect(|block| self.census.block(block, slab.stream)).collect();
+        let blocks: Vec<Block> = used.inspect(|block| self.segment_stats.block(block, slab.stream)).collect();
         let blocks = match self.room.checked_sub(blocks.len()) {
             Some(room) => {
                 self.room = room;
@@ -118,7 +118,7 @@ impl Picture<'_> {
         self.slabs.insert(slab.base, blocks);
     }
 
-    fn add_run(&mut self, run: &Run, writer: &LaneWriter) {
+    fn add_run(&mut self, run: &Run, writer: &ShardWriter) {
         let Some(segment) = self.segments.last_mut() else { return };
         let stream = handle(self.streams, run.stream);
         if !run.is_slab || run.state == RunState::Free {
@@ -137,7 +137,7 @@ impl Picture<'_> {
                 lifetime: run.lifetime,
                 step: writer.step_of(run.slot),
             };
-            self.census.block(&block, run.stream);
+            self.segment_stats.block(&block, run.stream);
             segment.push(block);
             return;
         }
@@ -157,7 +157,7 @@ impl Picture<'_> {
             segment.push(free(at, end - at, stream));
         }
         let place = if used == 0 { Place::Idle } else { Place::Slab };
-        self.census.free(Place::of(&segment.holder, place), run.bytes.saturating_sub(used));
+        self.segment_stats.free(Place::of(&segment.holder, place), run.bytes.saturating_sub(used));
     }
 }
 
@@ -180,27 +180,27 @@ fn merge(base: u64, blocks: &[Block]) -> Vec<Block> {
 }
 
 fn holder(central: &Central, space: SpaceId) -> Holder {
-    match central.pools.of_space(space).map(|pool| &pool.scope) {
-        Some(Scope::Ordinary(lifetime)) => Holder::Ordinary(*lifetime as u8),
-        Some(Scope::Named(name)) => Holder::Pool(name.clone()),
-        Some(Scope::Capture) | None => Holder::Capture,
+    match central.pools.of_space(space).map(|pool| &pool.purpose) {
+        Some(Purpose::Ordinary(lifetime)) => Holder::Ordinary(*lifetime as u8),
+        Some(Purpose::Named(name)) => Holder::Pool(name.clone()),
+        Some(Purpose::Capture) | None => Holder::Capture,
     }
 }
 
 impl Device {
     /// Looks at everything; takes one lock after the other. At most `most` small blocks are told one by one.
-    pub fn snapshot(&self, most: usize) -> (Snapshot, Census) {
+    pub fn snapshot(&self, most: usize) -> (Snapshot, SegmentStats) {
         let mut picture = Picture {
             streams: &self.streams,
             slabs: HashMap::new(),
-            census: Census::default(),
+            segment_stats: SegmentStats::default(),
             room: most,
             merged: 0,
             segments: Vec::new(),
             ids: HashMap::new(),
         };
         let Ok(central) = self.walk(&mut picture);
-        let Picture { mut census, merged, mut segments, .. } = picture;
+        let Picture { mut segment_stats, merged, mut segments, .. } = picture;
         segments.retain(|segment| segment.bytes > 0);
         let whole = |address, bytes, holder, block| Segment {
             bytes,
@@ -209,7 +209,7 @@ impl Device {
             ..Segment::new(address, (0, 0), false, holder)
         };
         segments.extend(central.backing.orphans().map(|(address, bytes)| {
-            census.free(Place::Orphan, bytes);
+            segment_stats.free(Place::Orphan, bytes);
             whole(address, bytes, Holder::Orphan, free(address, bytes, 0))
         }));
         segments.extend(central.direct_facts().map(|(entry, slot)| {
@@ -222,14 +222,14 @@ impl Device {
                 lifetime: entry.lifetime,
                 step: central.writer.step_of(slot),
             };
-            census.block(&block, entry.stream);
+            segment_stats.block(&block, entry.stream);
             whole(entry.address, entry.size, Holder::Direct, block)
         }));
         segments.sort_by_key(|segment| segment.address);
         let unmapped = central.backing.pages.spare();
-        census.free(Place::Unmapped, unmapped);
-        census.close(central.backing.reserved);
+        segment_stats.free(Place::Unmapped, unmapped);
+        segment_stats.close(central.backing.reserved);
         drop(central);
-        (Snapshot { segments, unmapped, pools: self.capture_pools(), merged }, census)
+        (Snapshot { segments, unmapped, pools: self.capture_pools(), merged }, segment_stats)
     }
 }

@@ -1,13 +1,13 @@
 //! The numbers of a device.
 
-use super::walk::{Shard, Visitor};
+use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
-use crate::pool::{Pool, PoolNumber, Scope, of_capture};
+use crate::pool::{Pool, PoolNumber, Purpose, of_capture};
 use crate::profiler;
 use crate::report::stats::{CapturePoolHeld, Stats, TorchStats, bound};
 use crate::shared::Shared;
-use crate::small::lane::SlabSums;
+use crate::small::shard::SlabSums;
 use crate::small::size_class::SMALL_MAX;
 use crate::sync::lock;
 use gruyere_record::DeviceGauge;
@@ -21,11 +21,11 @@ impl Visitor for Sums {
     type Error = Infallible;
     const RUNS: bool = false;
 
-    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
         // What a graph has is told as a whole.
-        if shard.pool.is_none_or(|pool| pool.scope != Scope::Capture) {
-            self.0.pending += shard.lane.pending_bytes();
-            for (_, slab) in shard.lane.slabs() {
+        if walked.pool.is_none_or(|pool| pool.purpose != Purpose::Capture) {
+            self.0.pending += walked.shard.pending_bytes();
+            for (_, slab) in walked.shard.slabs() {
                 self.0.slab_bytes += slab.size_class().slab_bytes();
                 self.0.slab_free += slab.free_bytes();
             }
@@ -34,7 +34,7 @@ impl Visitor for Sums {
     }
 
     fn pool(&mut self, _: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
-        if pool.scope == Scope::Capture {
+        if pool.purpose == Purpose::Capture {
             self.0.captured += central.arenas.held_bytes(pool.space());
             return Ok(());
         }
@@ -56,8 +56,8 @@ impl Visitor for Slabs {
     type Error = Infallible;
     const RUNS: bool = false;
 
-    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
-        self.0.add(shard.lane.slab_sums());
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
+        self.0.add(walked.shard.slab_sums());
         Ok(())
     }
 }
@@ -125,11 +125,11 @@ impl Device {
         let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
         let small = free_in(slabs.used_bytes, blocks.active_bytes[SMALL].current, direct_bytes);
         let (runs, bytes) = bound(&central.arenas);
-        central.tally.look([free_slots, runs], [small, bytes]);
+        central.usage.look([free_slots, runs], [small, bytes]);
         let (retries, out_of_memories) = (central.retries, central.out_of_memories);
         TorchStats {
             blocks,
-            held: central.tally.stats(retries, out_of_memories),
+            held: central.usage.stats(retries, out_of_memories),
             limit: central.limit,
             total_memory: self.capabilities.total_memory,
         }
@@ -149,7 +149,7 @@ impl Device {
     /// Peaks of what torch is told begin again at what there is.
     pub fn reset_peaks(&self, shared: &Shared) {
         shared.record.reset_peaks(self.id);
-        lock(&self.central).tally.reset_peaks();
+        lock(&self.central).usage.reset_peaks();
     }
 
     /// What came and went, as torch is told, begins again at nothing.
@@ -157,6 +157,6 @@ impl Device {
         shared.record.reset_accumulated(self.id);
         let mut central = lock(&self.central);
         let (retries, out_of_memories) = (central.retries, central.out_of_memories);
-        central.tally.reset_accumulated(retries, out_of_memories);
+        central.usage.reset_accumulated(retries, out_of_memories);
     }
 }

@@ -13,8 +13,8 @@ impl Device {
     pub(crate) fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
         let lifetime = lifetime as u8;
         match owner {
-            Owner::Slab { lane, slab, .. } => {
-                self.in_shard(lane, |shard, writer, _| shard.tag(writer, slab, address, lifetime))
+            Owner::Slab { shard, slab, .. } => {
+                self.in_shard(shard, |shard, writer, _| shard.tag(writer, slab, address, lifetime))
             }
             Owner::Large { blocks, .. } => {
                 let central = &mut *lock(&self.central);

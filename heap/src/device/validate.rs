@@ -1,9 +1,9 @@
 //! Walks every page and block, and holds the books against the driver's.
 
-use super::walk::{Shard, Visitor, live_slots};
+use super::walk::{Visitor, WalkedShard, live_slots};
 use crate::central::Central;
 use crate::device::Device;
-use crate::pool::{Pool, PoolNumber, Scope};
+use crate::pool::{Pool, PoolNumber, Purpose};
 use crate::runs::arena::{Run, RunId, RunState};
 use crate::runs::page_table::Owner;
 use crate::shared::Shared;
@@ -22,7 +22,7 @@ struct Audit<'a> {
     /// The first byte of each slab whose run was not met yet.
     slabs: HashMap<RunId, u64>,
     /// Of each pool apart: its live bytes, and what it counts.
-    pools: BTreeMap<PoolNumber, (Scope, [u64; 2])>,
+    pools: BTreeMap<PoolNumber, (Purpose, [u64; 2])>,
     /// Whose the runs of a space are, where they are counted by their pool.
     by_space: HashMap<u32, PoolNumber>,
 }
@@ -30,13 +30,13 @@ struct Audit<'a> {
 impl Visitor for Audit<'_> {
     type Error = String;
 
-    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), String> {
-        let &Shard { number, lane, pool, .. } = shard;
-        lane.validate()?;
-        if pool.is_none() && lane.overlooks_waits(&self.device.streams) {
-            return Err(format!("lane {number} does not look at a block whose wait is over"));
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), String> {
+        let &WalkedShard { number, shard, pool, .. } = walked;
+        shard.validate()?;
+        if pool.is_none() && shard.overlooks_waits(&self.device.streams) {
+            return Err(format!("shard {number} does not look at a block whose wait is over"));
         }
-        for (id, slab) in lane.slabs() {
+        for (id, slab) in shard.slabs() {
             self.check_pages(number, id, slab)?;
             let live = live_slots(slab).map(|slot| round(slab.facts(slot).requested)).sum::<u64>();
             self.live += live;
@@ -50,7 +50,7 @@ impl Visitor for Audit<'_> {
 
     fn pool(&mut self, number: PoolNumber, pool: &Pool, _: &Central) -> Result<(), String> {
         if !pool.is_ordinary() {
-            self.pools.insert(number, (pool.scope.clone(), [0, pool.live_bytes]));
+            self.pools.insert(number, (pool.purpose.clone(), [0, pool.live_bytes]));
             self.by_space.extend(pool.spaces().iter().map(|&space| (space, number)));
         }
         Ok(())
@@ -89,8 +89,8 @@ impl Visitor for Audit<'_> {
 }
 
 impl Audit<'_> {
-    fn check_pages(&self, lane: u32, id: u32, slab: &Slab) -> Result<(), String> {
-        let owner = Owner::Slab { device: self.device.id, lane, slab: id };
+    fn check_pages(&self, shard: u32, id: u32, slab: &Slab) -> Result<(), String> {
+        let owner = Owner::Slab { device: self.device.id, shard, slab: id };
         let mut pages = (slab.base..slab.base + slab.size_class().slab_bytes()).step_by(PAGE as usize);
         match pages.find(|&page| self.shared.table.get(page) != owner) {
             Some(page) => Err(format!("page {page:#x} does not name its slab")),
@@ -101,9 +101,9 @@ impl Audit<'_> {
     /// Whether what was met is what the books say.
     fn close(self, central: &Central) -> Result<(), String> {
         let (device, shared) = (self.device, self.shared);
-        for (number, (scope, [found, counted])) in &self.pools {
+        for (number, (purpose, [found, counted])) in &self.pools {
             if found != counted {
-                return Err(format!("pool {number} ({scope:?}) has {found} B live and counts {counted}"));
+                return Err(format!("pool {number} ({purpose:?}) has {found} B live and counts {counted}"));
             }
         }
         if self.busy != central.arenas.busy() {
@@ -120,10 +120,10 @@ impl Audit<'_> {
             return Err(format!("{live} B are live, the record says {recorded}"));
         }
         let (books, pages) = (central.arenas.mapped_bytes(), &central.backing.pages);
-        if books != (pages.owned(), pages.shadowed()) {
-            let (owned, shadowed) = (pages.owned(), pages.shadowed());
+        if books != (pages.owned(), pages.stale_alias_bytes()) {
+            let (owned, stale) = (pages.owned(), pages.stale_alias_bytes());
             return Err(format!(
-                "the arena has {} B of pages and {} B of shadow, the pages' books {owned} and {shadowed}",
+                "the arena has {} B of pages and {} B of stale aliases, the pages' books {owned} and {stale}",
                 books.0, books.1
             ));
         }

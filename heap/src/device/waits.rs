@@ -13,10 +13,15 @@ use gruyere_record::{EventKind, clock};
 impl Device {
     /// A run for `want` from memory whose last work comes before whatever its stream is given to do from now on, though nobody knows yet that it is
     /// done: blocks that wait only for that stream itself, and what it has been made to wait for.
-    pub(crate) fn take_ordered(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
+    pub(crate) fn allocate_ordered(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        want: Want,
+    ) -> Option<RunId> {
         let some = central.has_pending() || !central.order.is_empty();
-        let _asking = if some && shared.shares() { self.ask()? } else { return None };
-        central.settle_ordered(&self.streams, want);
+        let _guard = if some && shared.shares() { self.query_guard()? } else { return None };
+        central.complete_ordered_frees(&self.streams, want);
         central.fit_ordered(&self.streams, want)
     }
 
@@ -29,12 +34,12 @@ impl Device {
         growth: &Growth<'_>,
         want: Want,
     ) -> Option<RunId> {
-        let _asking = self.ask()?;
+        let _guard = self.query_guard()?;
         let driver = &*shared.driver;
         if !shared.shares() {
             return None;
         }
-        self.seal_all(shared, Some(want.stream));
+        self.fence_all(shared, Some(want.stream));
         for (stream, epoch) in self.streams.unfinished() {
             if central.order.of(want.stream, stream) >= epoch || !central.would_gain(stream, epoch) {
                 continue;
@@ -45,7 +50,7 @@ impl Device {
             central.order.add(want.stream, stream, epoch);
             profiler::mark(What::StreamWait, want.bytes);
             shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
-            central.settle_ordered(&self.streams, want);
+            central.complete_ordered_frees(&self.streams, want);
             if let Some(run) = central.fit_ordered(&self.streams, want) {
                 return Some(run);
             }
@@ -54,14 +59,14 @@ impl Device {
         has_room.then(|| want.fit_or_join(&mut central.arenas)).flatten()
     }
 
-    /// Records events behind the frees so far, once many blocks have begun to wait for streams ([`Central::take_batch`]): late events come behind work that has nothing to do
+    /// Records events behind the frees so far, once many blocks have begun to wait for streams ([`Central::fence_due`]): late events come behind work that has nothing to do
     /// with the frees, and a program whose memory waits for them takes fresh memory meanwhile. `named`: the stream that this call names.
-    pub(crate) fn seal_batch(&self, shared: &Shared, named: Option<u32>) {
-        if !shared.shares() || !lock(&self.central).take_batch() {
+    pub(crate) fn fence_batch(&self, shared: &Shared, named: Option<u32>) {
+        if !shared.shares() || !lock(&self.central).fence_due() {
             return;
         }
-        if let Some(_asking) = self.ask() {
-            self.seal(shared, named);
+        if let Some(_guard) = self.query_guard() {
+            self.fence(shared, named);
         }
     }
 

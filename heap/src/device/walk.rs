@@ -4,19 +4,19 @@ use crate::central::Central;
 use crate::device::Device;
 use crate::pool::{Pool, PoolNumber};
 use crate::runs::arena::{Region, RegionId, Run, RunId};
-use crate::small::lane::Lane;
+use crate::small::shard::Shard;
 use crate::small::slab::{Slab, SlotState};
 use crate::sync::{MutexGuard, lock};
-use gruyere_record::LaneWriter;
+use gruyere_record::ShardWriter;
 
 /// A shard of small blocks.
-pub(super) struct Shard<'a> {
+pub(super) struct WalkedShard<'a> {
     /// As the page table names it.
     pub number: u32,
     /// Its slabs.
-    pub lane: &'a Lane,
+    pub shard: &'a Shard,
     /// Its part of the record.
-    pub writer: &'a LaneWriter,
+    pub writer: &'a ShardWriter,
     /// Whose own it is; `None`: some streams'.
     pub pool: Option<&'a Pool>,
 }
@@ -29,7 +29,7 @@ pub(super) trait Visitor {
     const RUNS: bool = true;
 
     /// A shard.
-    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Self::Error>;
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Self::Error>;
 
     /// A pool, before its shard.
     fn pool(&mut self, _number: PoolNumber, _pool: &Pool, _central: &Central) -> Result<(), Self::Error> {
@@ -53,17 +53,17 @@ impl Device {
     /// # Errors
     /// The visitor's, at once.
     pub(super) fn walk<V: Visitor>(&self, visitor: &mut V) -> Result<MutexGuard<'_, Central>, V::Error> {
-        for (number, cell) in self.lanes.iter().enumerate() {
+        for (number, cell) in self.shards.iter().enumerate() {
             let cell = lock(cell);
-            let (number, lane, writer) = (number as u32, &cell.lane, &cell.writer);
-            visitor.shard(&Shard { number, lane, writer, pool: None })?;
+            let (number, shard, writer) = (number as u32, &cell.shard, &cell.writer);
+            visitor.shard(&WalkedShard { number, shard, writer, pool: None })?;
         }
         let guard = lock(&self.central);
         let central = &*guard;
         for (number, pool) in central.pools.iter() {
             visitor.pool(number, pool, central)?;
-            if let Some(lane) = &pool.shard {
-                visitor.shard(&Shard { number, lane, writer: &central.writer, pool: Some(pool) })?;
+            if let Some(shard) = &pool.shard {
+                visitor.shard(&WalkedShard { number, shard, writer: &central.writer, pool: Some(pool) })?;
             }
         }
         if V::RUNS {

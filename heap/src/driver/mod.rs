@@ -25,7 +25,7 @@ pub struct StreamHandle(pub usize);
 impl StreamHandle {
     /// Not a stream of CUDA's but all of a device's at once, those included that nobody told us of: what `cudaMalloc` gives is for any of them,
     /// and `cudaFree` promises that all are done with it. Never handed to the driver.
-    pub const EVERY: Self = Self(usize::MAX);
+    pub const ALL_STREAMS: Self = Self(usize::MAX);
 }
 
 /// A raw `CUevent`.

@@ -1,4 +1,4 @@
-//! What a program may want to hear of at once: memory ran out, or was so short that the reclaim ladder was climbed, or a threshold is passed.
+//! What a program may want to hear of at once: memory ran out, or was so short that the reclaim ladder was tried, or a threshold is passed.
 //!
 //! An alert is raised on the thread whose request caused it, with no lock of the allocator held. It goes to the listener, if there is
 //! one, on that same thread; and to a queue, from which any thread takes it. Python listens at the queue: the thread that allocates may

@@ -24,7 +24,7 @@ pub(crate) const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
 /// What one rung did since the device's heap was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rung {
-    /// Times that it was climbed.
+    /// Times that it was tried.
     pub calls: u64,
     /// Bytes that it gained: found for the request (rung 0), returned to the arenas (1), given back to the driver (2 to 4).
     pub bytes: u64,
@@ -46,8 +46,8 @@ pub struct Ladder {
 }
 
 impl Ladder {
-    /// The rungs that were climbed at all, with their names.
-    pub fn climbed(&self) -> impl Iterator<Item = (&'static str, &Rung)> {
+    /// The rungs that were tried at all, with their names.
+    pub fn tried(&self) -> impl Iterator<Item = (&'static str, &Rung)> {
         RUNG_NAMES.into_iter().zip(&self.rungs).filter(|(_, rung)| rung.calls > 0)
     }
 }
@@ -67,7 +67,7 @@ impl Ladder {
     }
 }
 
-/// Splits the time of one climb among its rungs: each has what passed since the one before it.
+/// Splits the time of one try among its rungs: each has what passed since the one before it.
 pub(crate) struct Stopwatch(Instant);
 
 impl Stopwatch {

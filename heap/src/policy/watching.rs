@@ -13,7 +13,7 @@ const LOOKS: Duration = Duration::from_millis(100);
 /// Between two forecasts: half a millisecond each, at most.
 const FORECASTS: Duration = Duration::from_secs(2);
 /// Between two times that a threshold speaks, seconds.
-pub(crate) const EVERY: f64 = 60.0;
+pub(crate) const REPEAT_SECONDS: f64 = 60.0;
 
 /// The thresholds of a device.
 pub struct Watching(pub(crate) Option<Mutex<State>>);
@@ -36,7 +36,7 @@ impl Watching {
         }
         let now = Instant::now();
         Self(Some(Mutex::new(State {
-            alarms: rules.iter().map(|rule| Alarm::new(rule.threshold.clone(), EVERY)).collect(),
+            alarms: rules.iter().map(|rule| Alarm::new(rule.threshold.clone(), REPEAT_SECONDS)).collect(),
             needs_forecast: rules.iter().any(|rule| rule.threshold.metric == Metric::OomIn),
             begin: now,
             next: now,

@@ -5,7 +5,7 @@
 //! nobody tells us of). One pool id may serve several captures; they are counted.
 //!
 //! The hooks name a pool, the driver names a capture, and nobody says which belongs to which. Each capture begins inside a
-//! bracket of its own, so with one bracket that has no capture yet the answer is certain. With several, the capture gets a
+//! pool scope of its own, so with one pool scope that has no capture yet the answer is certain. With several, the capture gets a
 //! fresh pool that is tied to all that it could belong to: a wrong guess would share memory between graphs that are replayed
 //! side by side.
 
@@ -41,7 +41,7 @@ pub struct CapturePool {
     pub open: u32,
     /// Begun and not released.
     pub uses: u32,
-    /// Raised with each bracket: what was over and is unchanged, in blocks served too, has been over all the time.
+    /// Raised with each pool scope: what was over and is unchanged, in blocks served too, has been over all the time.
     pub version: u64,
 }
 
@@ -68,9 +68,9 @@ pub enum Found {
     Never,
 }
 
-/// An open begin/end bracket.
+/// An open pool scope, from its begin to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Bracket {
+struct PoolScope {
     /// The number of its pool.
     pool: u32,
     /// The capture that it was matched to.
@@ -79,13 +79,13 @@ struct Bracket {
     thread: ThreadId,
 }
 
-/// The capture pools of a device, and the brackets that are open.
+/// The capture pools of a device, and the pool scopes that are open.
 #[derive(Default)]
 pub struct Captures {
     /// By number; `None`: free for another.
     pools: Vec<Option<CapturePool>>,
     /// Oldest first.
-    brackets: Vec<Bracket>,
+    scopes: Vec<PoolScope>,
     /// The pool of captures of which it is not known whose they are: without the hooks, nobody tells when the graph is gone.
     never: Option<u32>,
 }
@@ -143,9 +143,9 @@ impl Captures {
         self.pools.get_mut(number as usize)?.as_mut()
     }
 
-    /// Opens a bracket.
+    /// Opens a pool scope.
     pub fn open(&mut self, number: u32) {
-        self.brackets.push(Bracket { pool: number, capture: None, thread: thread::current().id() });
+        self.scopes.push(PoolScope { pool: number, capture: None, thread: thread::current().id() });
         if let Some(pool) = self.get_mut(number) {
             pool.open += 1;
             pool.uses += 1;
@@ -153,20 +153,19 @@ impl Captures {
         }
     }
 
-    /// Closes a bracket of a pool. False: none is open.
+    /// Closes a pool scope. False: none is open.
     ///
-    /// Of two, one with a capture goes first: a bracket too many without one makes captures uncertain, one too few makes them wrong.
+    /// Of two, one with a capture goes first: a pool scope too many without one makes captures uncertain, one too few makes them wrong.
     pub fn close(&mut self, number: u32) -> bool {
-        let mut own =
-            (0..self.brackets.len()).rev().filter(|&at| self.brackets[at].pool == number).peekable();
+        let mut own = (0..self.scopes.len()).rev().filter(|&at| self.scopes[at].pool == number).peekable();
         let latest = own.peek().copied();
-        let Some(at) = own.find(|&at| self.brackets[at].capture.is_some()).or(latest) else { return false };
-        self.brackets.remove(at);
+        let Some(at) = own.find(|&at| self.scopes[at].capture.is_some()).or(latest) else { return false };
+        self.scopes.remove(at);
         self.closed(number);
         true
     }
 
-    /// A bracket of a pool is gone.
+    /// A pool scope is gone.
     fn closed(&mut self, number: u32) {
         let Some(pool) = self.get_mut(number) else { return };
         pool.open = pool.open.saturating_sub(1);
@@ -182,22 +181,22 @@ impl Captures {
         }
     }
 
-    /// Whether this thread has left a bracket open whose capture was seen.
+    /// Whether this thread has left a pool scope open whose capture was seen.
     pub fn has_own(&self) -> bool {
         let mine = thread::current().id();
-        self.brackets.iter().any(|bracket| bracket.thread == mine && bracket.capture.is_some())
+        self.scopes.iter().any(|scope| scope.thread == mine && scope.capture.is_some())
     }
 
-    /// Closes and releases the brackets of this thread whose captures were seen; how many. The caller has found that no stream captures.
+    /// Closes and releases the pool scopes of this thread whose captures were seen; how many. The caller has found that no stream captures.
     ///
     /// torch ends a capture by asking the driver for the graph, and where that fails (something forbidden was done inside) it throws
     /// at once: no end comes, and no release ever. The thread that began it is here now, so it is past that.
     pub fn forget_failed(&mut self) -> u32 {
         let mine = thread::current().id();
-        let is_failed = |bracket: &Bracket| bracket.thread == mine && bracket.capture.is_some();
+        let is_failed = |scope: &PoolScope| scope.thread == mine && scope.capture.is_some();
         let failed: Vec<u32> =
-            self.brackets.iter().filter(|&bracket| is_failed(bracket)).map(|bracket| bracket.pool).collect();
-        self.brackets.retain(|bracket| !is_failed(bracket));
+            self.scopes.iter().filter(|&scope| is_failed(scope)).map(|scope| scope.pool).collect();
+        self.scopes.retain(|scope| !is_failed(scope));
         for &number in &failed {
             self.closed(number);
             if let Some(pool) = self.get_mut(number) {
@@ -208,12 +207,12 @@ impl Captures {
         failed.len() as u32
     }
 
-    /// The pools of the open brackets, those without a capture or all of them, each once.
+    /// The pools of the open pool scopes, those without a capture or all of them, each once.
     fn candidates(&self, unmatched: bool) -> Vec<u32> {
         let mut pools: Vec<u32> = self
-            .brackets
+            .scopes
             .iter()
-            .filter(|bracket| !unmatched || bracket.capture.is_none())
+            .filter(|scope| !unmatched || scope.capture.is_none())
             .map(|b| b.pool)
             .collect();
         pools.sort_unstable();
@@ -237,7 +236,7 @@ impl Captures {
             self.assign(number, id);
             return Found::Pool(number);
         }
-        // A failed capture may have been matched while its id was known; so may the other of two brackets of one pool.
+        // A failed capture may have been matched while its id was known; so may the other of two pool scopes of one pool.
         let is_new = matches!(capturing, Capturing::Id(_)) && !unmatched.is_empty();
         let candidates = if is_new { unmatched } else { self.candidates(false) };
         match candidates.as_slice() {
@@ -267,22 +266,20 @@ impl Captures {
     }
 
     fn assign(&mut self, number: u32, capture: u64) {
-        if let Some(bracket) =
-            self.brackets.iter_mut().rev().find(|b| b.pool == number && b.capture.is_none())
-        {
-            bracket.capture = Some(capture);
+        if let Some(scope) = self.scopes.iter_mut().rev().find(|b| b.pool == number && b.capture.is_none()) {
+            scope.capture = Some(capture);
         }
         if let Some(pool) = self.get_mut(number) {
             pool.captures.push(capture);
         }
     }
 
-    /// Whether a bracket is open that has no capture yet.
+    /// Whether a pool scope is open that has no capture yet.
     pub fn has_unmatched(&self) -> bool {
-        self.brackets.iter().any(|bracket| bracket.capture.is_none())
+        self.scopes.iter().any(|scope| scope.capture.is_none())
     }
 
-    /// A bracket is about to open, and `running` are captures: where only one answer is left, they are matched now, while it is.
+    /// A pool scope is about to open, and `running` are captures: where only one answer is left, they are matched now, while it is.
     pub fn match_running(&mut self, running: &[u64]) {
         let known = |id: &u64| self.position(|pool| pool.captures.contains(id)).is_some();
         let mut unknown: Vec<u64> = running.iter().copied().filter(|id| !known(id)).collect();
@@ -358,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_when_a_bracket_opens_belongs_to_an_earlier_one() {
+    fn what_runs_when_a_pool_scope_opens_belongs_to_an_earlier_one() {
         let mut captures = captures();
         captures.open(0);
         captures.match_running(&[77, 77]);
@@ -368,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_brackets_of_one_pool_the_one_without_a_capture_stays_open() {
+    fn of_two_pool_scopes_of_one_pool_the_one_without_a_capture_stays_open() {
         let mut captures = captures();
         captures.open(0);
         assert_eq!(found(&mut captures, 77), Found::Pool(0));
@@ -380,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_capture_stays_with_the_only_bracket() {
+    fn a_failed_capture_stays_with_the_only_pool_scope() {
         let mut captures = captures();
         captures.open(0);
         assert_eq!(found(&mut captures, 77), Found::Pool(0));

@@ -3,7 +3,7 @@
 //! A [`Pool`] is spaces of its device's arenas, a shard for its small blocks, and [`Rules`]. A device's ordinary memory is four of them, one a
 //! lifetime, whose small blocks lie in the shards of streams; a [named pool](named) is one; the private memory of CUDA graphs is one for each pool
 //! id of torch's ([`capture`] finds which). All are behind the central lock, and everything that is done with a pool is done for all alike:
-//! a new mode is new rules, or a new [`Scope`].
+//! a new mode is new rules, or a new [`Purpose`].
 
 pub mod capture;
 pub mod lifetime;
@@ -13,13 +13,13 @@ pub(crate) mod route;
 use crate::pool::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::SpaceId;
 use crate::runs::spaces::Spaces;
-use crate::small::lane::{LANES, Lane};
+use crate::small::shard::{SHARDS, Shard};
 use std::collections::BTreeMap;
 
-/// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the lane that the page table names for its small blocks.
+/// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the shard that the page table names for its small blocks.
 pub type PoolNumber = u32;
-/// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, lanes of the page table are the shards of streams.
-const FIRST_CAPTURE: PoolNumber = LANES as PoolNumber;
+/// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, shards of the page table are the shards of streams.
+const FIRST_CAPTURE: PoolNumber = SHARDS as PoolNumber;
 /// Pools from here on are named ones; their numbers are never used again.
 pub const FIRST_NAMED: PoolNumber = 1 << 27;
 
@@ -69,7 +69,7 @@ impl Rules {
 
 /// What a pool is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum Purpose {
     /// The ordinary memory of a lifetime.
     Ordinary(Lifetime),
     /// What a program calls so.
@@ -81,13 +81,13 @@ pub enum Scope {
 /// One pool.
 pub struct Pool {
     /// What it is for.
-    pub scope: Scope,
+    pub purpose: Purpose,
     /// What is allowed.
     pub rules: Rules,
     /// Its runs; what is reserved, is in the first.
     spaces: Vec<SpaceId>,
     /// Its small blocks; `None`: the shards of streams have them.
-    pub shard: Option<Lane>,
+    pub shard: Option<Shard>,
     /// Blocks that the program has not freed; not counted in ordinary memory.
     pub live: u64,
     /// Their bytes, each rounded up to 512.
@@ -99,8 +99,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    fn new(scope: Scope, rules: Rules, spaces: Vec<SpaceId>, shard: Option<Lane>) -> Self {
-        Self { scope, rules, spaces, shard, live: 0, live_bytes: 0, served: 0, busy: 0 }
+    fn new(purpose: Purpose, rules: Rules, spaces: Vec<SpaceId>, shard: Option<Shard>) -> Self {
+        Self { purpose, rules, spaces, shard, live: 0, live_bytes: 0, served: 0, busy: 0 }
     }
 
     /// Where what is reserved is, and large blocks.
@@ -115,14 +115,14 @@ impl Pool {
 
     /// Whether it is ordinary memory.
     pub fn is_ordinary(&self) -> bool {
-        matches!(self.scope, Scope::Ordinary(_))
+        matches!(self.purpose, Purpose::Ordinary(_))
     }
 
     /// What the program calls it, if it is one that the program made.
     pub fn name(&self) -> Option<&str> {
-        match &self.scope {
-            Scope::Named(name) => Some(name),
-            Scope::Ordinary(_) | Scope::Capture => None,
+        match &self.purpose {
+            Purpose::Named(name) => Some(name),
+            Purpose::Ordinary(_) | Purpose::Capture => None,
         }
     }
 
@@ -158,9 +158,9 @@ impl Pools {
     pub fn new(spaces: &Spaces) -> Self {
         let mut pools = Self { pools: BTreeMap::new(), by_space: Vec::new(), apart: 0, named: 0 };
         for lifetime in Lifetime::ALL {
-            let scope = Scope::Ordinary(lifetime);
+            let purpose = Purpose::Ordinary(lifetime);
             let spaces = spaces.of_lifetime(lifetime).collect();
-            let pool = Pool::new(scope, Rules::new(Reuse::Shared), spaces, None);
+            let pool = Pool::new(purpose, Rules::new(Reuse::Shared), spaces, None);
             pools.insert(lifetime as PoolNumber, pool);
         }
         pools
@@ -178,10 +178,10 @@ impl Pools {
     }
 
     /// A pool with a shard of its own.
-    pub fn add(&mut self, number: PoolNumber, scope: Scope, reuse: Reuse, space: SpaceId) {
+    pub fn add(&mut self, number: PoolNumber, purpose: Purpose, reuse: Reuse, space: SpaceId) {
         // With one shard a pool no stream has bins enough to borrow from.
-        let shard = Some(Lane::new(1, false));
-        self.insert(number, Pool::new(scope, Rules::new(reuse), vec![space], shard));
+        let shard = Some(Shard::new(1, false));
+        self.insert(number, Pool::new(purpose, Rules::new(reuse), vec![space], shard));
         self.apart += 1;
     }
 
@@ -189,7 +189,7 @@ impl Pools {
     pub fn add_named(&mut self, name: &str, space: SpaceId) -> Option<PoolNumber> {
         let number = self.named.checked_add(1).filter(|&number| number < FIRST_NAMED)?;
         self.named = number;
-        self.add(FIRST_NAMED + number, Scope::Named(name.to_owned()), Reuse::Shared, space);
+        self.add(FIRST_NAMED + number, Purpose::Named(name.to_owned()), Reuse::Shared, space);
         Some(FIRST_NAMED + number)
     }
 
@@ -219,7 +219,7 @@ impl Pools {
     }
 
     /// The shard of a pool's own.
-    pub fn shard_mut(&mut self, number: PoolNumber) -> Option<&mut Lane> {
+    pub fn shard_mut(&mut self, number: PoolNumber) -> Option<&mut Shard> {
         self.get_mut(number)?.shard.as_mut()
     }
 
@@ -253,7 +253,7 @@ impl Pools {
     }
 
     /// The shards of pools that have their own.
-    pub fn shards(&self) -> impl Iterator<Item = (PoolNumber, &Lane)> {
+    pub fn shards(&self) -> impl Iterator<Item = (PoolNumber, &Shard)> {
         self.iter().filter_map(|(number, pool)| Some((number, pool.shard.as_ref()?)))
     }
 
@@ -297,7 +297,10 @@ mod tests {
         for lifetime in Lifetime::ALL {
             assert_eq!(spaces.of_lifetime(lifetime).count(), 3);
             for space in spaces.of_lifetime(lifetime) {
-                assert_eq!(pools.of_space(space).map(|pool| &pool.scope), Some(&Scope::Ordinary(lifetime)));
+                assert_eq!(
+                    pools.of_space(space).map(|pool| &pool.purpose),
+                    Some(&Purpose::Ordinary(lifetime))
+                );
             }
         }
         assert!(pools.of_space(SpaceId::MAX).is_none());
@@ -320,13 +323,13 @@ mod tests {
     fn a_space_is_its_pools_until_the_pool_is_forgotten() {
         let mut pools = pools();
         assert!(!pools.has_apart());
-        pools.add(of_capture(3), Scope::Capture, Reuse::Private, 20);
-        assert!(pools.has_apart() && pools.of_space(20).is_some_and(|pool| pool.scope == Scope::Capture));
+        pools.add(of_capture(3), Purpose::Capture, Reuse::Private, 20);
+        assert!(pools.has_apart() && pools.of_space(20).is_some_and(|pool| pool.purpose == Purpose::Capture));
         assert_eq!(pools.shared_spaces().count(), 3 * LIFETIMES, "a capture's is nobody else's");
         pools.remove(of_capture(3));
         assert!(!pools.has_apart() && pools.of_space(20).is_none() && pools.of_space(21).is_none());
         for lifetime in Lifetime::ALL {
-            let ordinary = |pool: &Pool| pool.scope == Scope::Ordinary(lifetime);
+            let ordinary = |pool: &Pool| pool.purpose == Purpose::Ordinary(lifetime);
             assert!(pools.of_space(lifetime as SpaceId).is_some_and(ordinary));
         }
     }

@@ -16,9 +16,9 @@ pub struct Report {
     pub asked: u64,
     /// The stream that it was for: its number, and its handle.
     pub stream: (u32, u64),
-    /// The tag of the asking thread's requests.
+    /// The tag of the requesting thread's requests.
     pub lifetime: Lifetime,
-    /// What the asking thread was doing ([`crate::report::history::set_context`]).
+    /// What the requesting thread was doing ([`crate::report::history::set_context`]).
     pub context: u64,
     /// The training step.
     pub step: u32,
@@ -50,8 +50,8 @@ pub struct Report {
     pub capturing: bool,
     /// What the reclaim ladder has done on this device so far.
     pub ladder: Ladder,
-    /// What it did for this request alone; `None`: it was not climbed (during captures, or for a request beyond all bounds).
-    pub climb: Option<Ladder>,
+    /// What it did for this request alone; `None`: it was not tried (during captures, or for a request beyond all bounds).
+    pub this_time: Option<Ladder>,
     /// Held, on pages that blocks lie on too: free, or more than a block needs.
     pub partly: u64,
     /// Held by named pools.
@@ -224,10 +224,9 @@ impl fmt::Display for Report {
         if let Some(others) = self.others().filter(|&others| others > 0) {
             write!(f, " Others hold {}.", Bytes(others))?;
         }
-        let climbed: Vec<String> =
-            self.ladder.climbed().map(|(name, rung)| format!("{name} {rung}")).collect();
-        if !climbed.is_empty() {
-            write!(f, " Tried so far: {}.", climbed.join("; "))?;
+        let tried: Vec<String> = self.ladder.tried().map(|(name, rung)| format!("{name} {rung}")).collect();
+        if !tried.is_empty() {
+            write!(f, " Tried so far: {}.", tried.join("; "))?;
         }
         if let Some(pool) = &self.pool {
             write!(f, " {pool}")?;
@@ -307,8 +306,8 @@ mod tests {
             }
         }
         // A ceiling that is of no consequence: the device has no room either.
-        let crowded = Report { free: Some(0), ..capped };
-        assert!(!crowded.to_string().contains("The ceiling is reached"));
+        let full_device = Report { free: Some(0), ..capped };
+        assert!(!full_device.to_string().contains("The ceiling is reached"));
     }
 
     #[test]

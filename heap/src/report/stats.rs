@@ -1,7 +1,7 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 
 use crate::pool::capture::PoolId;
-use crate::report::tally::HeldStats;
+use crate::report::usage::HeldStats;
 use crate::runs::arena::{Arenas, RegionId, Run, RunState};
 use crate::small::size_class::PAGE;
 use gruyere_record::missing_share;
@@ -35,7 +35,7 @@ pub struct Stats {
     pub slab_free: u64,
     /// Held for CUDA graphs.
     pub captured: u64,
-    /// Times the reclaim ladder was climbed.
+    /// Times the reclaim ladder was tried.
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
@@ -102,7 +102,7 @@ pub struct CapturePoolHeld {
 }
 
 /// Bytes of a free row that share their pages with others.
-pub(crate) fn torn(address: u64, bytes: u64) -> u64 {
+pub(crate) fn partial_page_bytes(address: u64, bytes: u64) -> u64 {
     let end = (address + bytes) / PAGE * PAGE;
     bytes - end.saturating_sub(address.next_multiple_of(PAGE))
 }
@@ -126,9 +126,9 @@ pub(crate) fn bound(arenas: &Arenas) -> (u64, u64) {
     let mut spans: BTreeMap<RegionId, (u64, u64)> = BTreeMap::new();
     for run in arenas.free_runs() {
         if arenas.is_stitched(run.region) {
-            let torn = torn(run.address, run.bytes);
-            count += u64::from(torn > 0);
-            bytes += torn;
+            let partial = partial_page_bytes(run.address, run.bytes);
+            count += u64::from(partial > 0);
+            bytes += partial;
         } else {
             let span = spans.entry(run.region).or_default();
             *span = (span.0 + 1, span.1 + run.bytes);

@@ -6,13 +6,13 @@
 //! ```text
 //!   word            bits 0-1   2-7      8-35              36-63
 //!   NONE            0          0        0                 0            nobody's
-//!   slab            1          device   lane              slab         a page of that slab
+//!   slab            1          device   shard              slab         a page of that slab
 //!   large           2          device   block + 1 or 0    block + 1    large blocks that start in the page
-//!   crowd           3          device   0                 0            more blocks of the arena than that start in the page
+//!   overflow        3          device   0                 0            more blocks of the arena than that start in the page
 //! ```
 //!
-//! States: NONE -> slab -> NONE (the thread that holds the slab's lane lock, or has not published the slab yet);
-//! NONE -> large -> ... -> NONE and large -> crowd -> NONE (the holder of the device's central lock, which knows the blocks of a crowd). Readers take what they find as a hint, and check it
+//! States: NONE -> slab -> NONE (the thread that holds the slab's shard lock, or has not published the slab yet);
+//! NONE -> large -> ... -> NONE and large -> overflow -> NONE (the holder of the device's central lock, which knows the blocks of an overflow page). Readers take what they find as a hint, and check it
 //! under the owner's lock: a word that changed under them names a block that does not start at their address.
 
 use crate::small::size_class::PAGE;
@@ -32,7 +32,7 @@ pub const BLOCK_LIMIT: u32 = (1 << 28) - 1;
 
 const SLAB: u64 = 1;
 const LARGE: u64 = 2;
-const CROWD: u64 = 3;
+const OVERFLOW: u64 = 3;
 const DEVICE: u32 = 2;
 const LOW: u32 = 8;
 const HIGH: u32 = 36;
@@ -47,16 +47,16 @@ pub enum Owner {
     Slab {
         /// The device.
         device: u32,
-        /// The lane that owns the slab.
-        lane: u32,
-        /// The slab's number in the lane.
+        /// The shard that owns the slab.
+        shard: u32,
+        /// The slab's number in the shard.
         slab: u32,
     },
     /// Blocks of the arena start here.
     Large {
         /// The device.
         device: u32,
-        /// The blocks; none of a crowd's.
+        /// The blocks; none of an overflow page's.
         blocks: [Option<BlockId>; 2],
     },
 }
@@ -67,19 +67,19 @@ impl Owner {
         let device = (word >> DEVICE & 0x3f) as u32;
         let (low, high) = ((word >> LOW & FIELD) as u32, (word >> HIGH) as u32);
         match word & 3 {
-            SLAB => Self::Slab { device, lane: low, slab: high },
+            SLAB => Self::Slab { device, shard: low, slab: high },
             LARGE => Self::Large { device, blocks: [low.checked_sub(1), high.checked_sub(1)] },
-            CROWD => Self::Large { device, blocks: [None, None] },
+            OVERFLOW => Self::Large { device, blocks: [None, None] },
             _ => Self::None,
         }
     }
 
-    /// The word; of a crowd, which [`Page::become_crowd`] writes, there is none here.
+    /// The word; of an overflow page, which [`Page::become_overflow`] writes, there is none here.
     fn encode(self) -> u64 {
         match self {
             Self::None => 0,
-            Self::Slab { device, lane, slab } => {
-                SLAB | u64::from(device) << DEVICE | u64::from(lane) << LOW | u64::from(slab) << HIGH
+            Self::Slab { device, shard, slab } => {
+                SLAB | u64::from(device) << DEVICE | u64::from(shard) << LOW | u64::from(slab) << HIGH
             }
             Self::Large { blocks: [None, None], .. } => 0,
             Self::Large { device, blocks: [a, b] } => {
@@ -128,7 +128,7 @@ impl Word {
         (self.0 >> DEVICE & 0x3f) as u32
     }
 
-    /// The lane and the number of the slab, if it is a slab's.
+    /// The shard and the number of the slab, if it is a slab's.
     #[inline(always)]
     pub fn slab(self) -> Option<(u32, u32)> {
         (self.0 & 3 == SLAB).then_some(((self.0 >> LOW & FIELD) as u32, (self.0 >> HIGH) as u32))
@@ -163,30 +163,30 @@ impl Page<'_> {
         let word = match word & 3 {
             LARGE if word >> LOW & FIELD == 0 => word | field << LOW,
             LARGE if word >> HIGH == 0 => word | field << HIGH,
-            LARGE | CROWD => return false,
+            LARGE | OVERFLOW => return false,
             _ => LARGE | u64::from(device) << DEVICE | field << LOW,
         };
         self.0.store(word, Ordering::Release);
         true
     }
 
-    /// The blocks that start in the page become a crowd (under the central lock, whose holder knows them from now on); those that the word named.
-    pub fn become_crowd(self, device: u32) -> [Option<BlockId>; 2] {
+    /// The page becomes an overflow page (under the central lock, whose holder knows them from now on); those that the word named.
+    pub fn become_overflow(self, device: u32) -> [Option<BlockId>; 2] {
         let named = match self.owner() {
             Owner::Large { blocks, .. } => blocks,
             _ => [None, None],
         };
-        self.0.store(CROWD | u64::from(device) << DEVICE, Ordering::Release);
+        self.0.store(OVERFLOW | u64::from(device) << DEVICE, Ordering::Release);
         named
     }
 
-    /// Whether they are a crowd.
-    pub fn is_crowd(self) -> bool {
-        self.0.load(Ordering::Relaxed) & 3 == CROWD
+    /// Whether it is an overflow page.
+    pub fn is_overflow(self) -> bool {
+        self.0.load(Ordering::Relaxed) & 3 == OVERFLOW
     }
 
-    /// The last of a crowd is gone (under the central lock).
-    pub fn disperse(self) {
+    /// The last block of the overflow page is gone (under the central lock).
+    pub fn clear_overflow(self) {
         self.0.store(0, Ordering::Release);
     }
 
@@ -276,7 +276,7 @@ mod tests {
         let table = PageTable::default();
         let base = (16 << 30) - PAGE;
         assert!(table.cover(base, 4 * PAGE));
-        let owner = Owner::Slab { device: 5, lane: 30, slab: 1234 };
+        let owner = Owner::Slab { device: 5, shard: 30, slab: 1234 };
         table.set_range(base, 4 * PAGE, owner);
         assert_eq!(table.get(base + 4 * PAGE - 1), owner);
         assert_eq!(table.get(base + 4 * PAGE), Owner::None);
@@ -285,17 +285,17 @@ mod tests {
     }
 
     #[test]
-    fn more_than_two_blocks_of_a_page_are_a_crowd_until_the_last_is_gone() {
+    fn more_than_two_blocks_of_a_page_are_an_overflow_page_until_the_last_is_gone() {
         let table = PageTable::default();
         assert!(table.cover(PAGE, PAGE));
         let page = table.page(PAGE).unwrap();
         assert!(page.add_block(3, 7) && page.add_block(3, 9));
         assert!(!page.add_block(3, 11));
-        assert_eq!(page.become_crowd(3), [Some(7), Some(9)]);
+        assert_eq!(page.become_overflow(3), [Some(7), Some(9)]);
         assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, None] });
         assert!(!page.add_block(3, 11) && page.word().is_large() && page.word().slab().is_none());
         assert_eq!((page.word().device(), page.remove_block(Some)), (3, None));
-        page.disperse();
+        page.clear_overflow();
         assert_eq!(table.get(PAGE), Owner::None);
     }
 

@@ -250,7 +250,7 @@ impl Slab {
     }
 
     /// Frees a pending slot. True if the slab was full before.
-    pub fn settle(&mut self, slot: u32) -> bool {
+    pub fn complete_free(&mut self, slot: u32) -> bool {
         self.waiting -= 1;
         self.used -= 1;
         let next = std::mem::replace(&mut self.free, slot);
@@ -313,7 +313,7 @@ mod tests {
             slab.set_pending(count / 2);
             assert_eq!((slab.plain_at(address), slab.is_idle()), (None, count == 1));
             slab.validate().unwrap();
-            assert!(slab.settle(count / 2));
+            assert!(slab.complete_free(count / 2));
             assert_eq!(slab.plain_at(slab.address(0)).map(|found| found.0), Some(0));
             assert!(!slab.free(0));
             slab.validate().unwrap();

@@ -4,7 +4,7 @@
 //! program needs that has few of any. On a small device whose memory comes in spans (`spaces`) a
 //! slab that is little used is what a program dies of. There small blocks are runs until a stream
 //! has blocks enough of a size to fill a part of a slab. More than two blocks may start in a page
-//! then, which its word in the page table cannot name: it says *crowd*, and they are known here, by
+//! then, which its word in the page table cannot name: it says *overflow*, and they are known here, by
 //! address.
 
 use crate::runs::arena::RunId;
@@ -17,7 +17,7 @@ pub(crate) const SLAB_SHARE: u64 = 4;
 #[derive(Default)]
 pub struct SmallRuns {
     /// The blocks of pages in which more start than the page table can name, by address.
-    pub(crate) crowds: BTreeMap<u64, RunId>,
+    pub(crate) overflow: BTreeMap<u64, RunId>,
     /// Those that are live or pending: how many, and their bytes.
     pub(crate) small: (u64, u64),
     /// Their bytes by stream and size class.
@@ -25,9 +25,9 @@ pub struct SmallRuns {
 }
 
 impl SmallRuns {
-    /// The block of a crowd that starts at `address`.
-    pub fn crowded(&self, address: u64) -> Option<RunId> {
-        self.crowds.get(&address).copied()
+    /// The block of an overflow page that starts at `address`.
+    pub fn overflow_block(&self, address: u64) -> Option<RunId> {
+        self.overflow.get(&address).copied()
     }
 
     /// Those that are live or pending: how many, and their bytes.

@@ -1,15 +1,15 @@
 //! Address space of `backing:stitch`: reserved in steps, given back where nothing is mapped, and never crossed by one driver call.
 //!
 //! Addresses are finite (47 bits, less of them under some hypervisors). A pool of a CUDA graph or of a name begins with [`STEP`], and gets as much again, or twice a
-//! longer request, whenever no void has room: there may be thousands of pools. The few ordinary spaces take twice the device at once, as long as the driver has that:
+//! longer request, whenever no unmapped range has room: there may be thousands of pools. The few ordinary spaces take twice the device at once, as long as the driver has that:
 //! free memory cannot be joined over the end of a reservation, and in steps the same traces hold more (docs/decisions/moving-pages.md).
 //!
 //! A reservation is never extended and never joined with its neighbour: blocks lie inside one, and a driver call that maps, unmaps or grants access stays inside one
 //! ([`Reservations::rows`]).
 //!
 //! ```text
-//!   reservation   (the driver's) -- a space has no room -->  has voids, pages, shadows
-//!                 -- all of it is void -->  idle  -- trim, the end of its pool, want of addresses -->  (the driver's)
+//!   reservation   (the driver's) -- a space has no room -->  has unmapped ranges, pages, stale aliases
+//!                 -- all of it is unmapped -->  idle  -- trim, the end of its pool, want of addresses -->  (the driver's)
 //! ```
 
 use crate::small::size_class::{PAGE, round_up};

@@ -125,10 +125,10 @@ impl Backing {
     ///
     /// # Errors
     /// The driver's.
-    pub fn take(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<Span> {
+    pub fn allocate_span(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<Span> {
         let mut taken = bytes;
         loop {
-            let origin = self.take_raw(driver, lifetime, taken)?;
+            let origin = self.allocate_raw(driver, lifetime, taken)?;
             let span = aligned(origin, taken);
             if span.bytes >= bytes {
                 self.hold(taken);
@@ -146,7 +146,7 @@ impl Backing {
         }
     }
 
-    fn take_raw(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<u64> {
+    fn allocate_raw(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<u64> {
         let Some(mut pools) = self.pools.take_if(|_| bytes.is_multiple_of(SPAN)) else {
             let result = driver.alloc(self.device, bytes);
             let address = self.counted(result)?;
@@ -173,16 +173,16 @@ impl Backing {
 
     /// Whether it is known of a span of `bytes` that giving it back may wait for the device, in a heap that otherwise never waits for that: pools take theirs back on our
     /// own stream, and cuMemFree waits.
-    pub fn waits_to_give(&self, bytes: u64) -> bool {
+    pub fn waits_to_free(&self, bytes: u64) -> bool {
         self.pools.is_some() && !self.is_pooled(bytes)
     }
 
-    /// The least length from `bytes` on of a span of which it is not known that giving it back may wait ([`Backing::waits_to_give`]).
-    pub fn length_to_give(&self, bytes: u64) -> Option<u64> {
-        if self.waits_to_give(bytes) { bytes.checked_next_multiple_of(SPAN) } else { Some(bytes) }
+    /// The least length from `bytes` on of a span of which it is not known that giving it back may wait ([`Backing::waits_to_free`]).
+    pub fn length_to_free(&self, bytes: u64) -> Option<u64> {
+        if self.waits_to_free(bytes) { bytes.checked_next_multiple_of(SPAN) } else { Some(bytes) }
     }
 
-    fn give_raw(&mut self, driver: &dyn Driver, address: u64, bytes: u64) -> Result<()> {
+    fn free_raw(&mut self, driver: &dyn Driver, address: u64, bytes: u64) -> Result<()> {
         if let Some(stream) = self.private_stream().filter(|_| self.is_pooled(bytes)) {
             let result = driver.pool_free(self.device, address, stream);
             return self.counted(result);
@@ -196,12 +196,12 @@ impl Backing {
 
     /// Gives back a span that nobody has seen; where that fails, it is kept as an orphan, so that nothing is lost.
     fn discard(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
-        if self.give_raw(driver, origin, taken).is_err() {
+        if self.free_raw(driver, origin, taken).is_err() {
             self.keep_orphan(origin, taken);
         }
     }
 
-    /// Gives back a span that [`Backing::take`] gave and nobody has seen.
+    /// Gives back a span that [`Backing::allocate_span`] gave and nobody has seen.
     pub fn return_unseen(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
         self.unhold(taken);
         let span = aligned(origin, taken);
@@ -220,8 +220,8 @@ impl Backing {
     ///
     /// # Errors
     /// The driver's; the span is still held then.
-    pub fn give(&mut self, driver: &dyn Driver, origin: u64, taken: u64) -> Result<()> {
-        self.give_raw(driver, origin, taken)?;
+    pub fn free_span(&mut self, driver: &dyn Driver, origin: u64, taken: u64) -> Result<()> {
+        self.free_raw(driver, origin, taken)?;
         self.unhold(taken);
         self.refresh(driver);
         let span = aligned(origin, taken);

@@ -8,23 +8,23 @@ use crate::driver::Capabilities;
 use crate::settings::Backing;
 use crate::small::size_class::PAGE;
 
-/// Spans that are plain allocations. `own`: of which large blocks have theirs for themselves.
-fn plain_spans(own: bool) -> &'static dyn Supply {
-    if own { &Spans::ALONE } else { &Spans::PLAIN }
+/// Spans that are plain allocations. `dedicated`: of which large blocks have theirs for themselves.
+fn plain_spans(dedicated: bool) -> &'static dyn Supply {
+    if dedicated { &Spans::DEDICATED } else { &Spans::PLAIN }
 }
 
-/// How large blocks are served on every device, where the configuration alone decides that; `own_spans` as in [`choose`].
-pub fn settled_way(wish: Backing, own_spans: bool) -> Option<Way> {
+/// How large blocks are served on every device, where the configuration alone decides that; `dedicated` as in [`choose`].
+pub fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
     match wish {
         Backing::Passthrough => Some(Passthrough.way(u64::MAX)),
-        Backing::Fixed => Some(plain_spans(own_spans).way(u64::MAX)),
+        Backing::Fixed => Some(plain_spans(dedicated).way(u64::MAX)),
         Backing::Auto | Backing::Stitch | Backing::Pool => None,
     }
 }
 
-/// What the configuration and the device's abilities come to. `own_spans`: where spans are plain, large blocks have spans of their own.
-pub fn choose(wish: Backing, device: &Capabilities, own_spans: bool) -> &'static dyn Supply {
-    let plain = plain_spans(own_spans);
+/// What the configuration and the device's abilities come to. `dedicated`: where spans are plain, large blocks have dedicated allocations.
+pub fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &'static dyn Supply {
+    let plain = plain_spans(dedicated);
     let is_movable = device.vmm && pages_fit(device.granularity);
     let best: &'static dyn Supply = match (is_movable, device.pools) {
         (true, _) => &Remapped,
@@ -87,17 +87,17 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_is_settled_is_that_of_every_device() {
+    fn a_way_that_is_configured_is_that_of_every_device() {
         for wish in WISHES {
-            for own_spans in [false, true] {
-                let Some(way) = settled_way(wish, own_spans) else { continue };
+            for dedicated in [false, true] {
+                let Some(way) = configured_way(wish, dedicated) else { continue };
                 for (vmm, pools) in [(false, false), (false, true), (true, false), (true, true)] {
-                    assert_eq!(choose(wish, &device(vmm, pools), own_spans).way(u64::MAX), way);
+                    assert_eq!(choose(wish, &device(vmm, pools), dedicated).way(u64::MAX), way);
                 }
             }
         }
-        assert_eq!(settled_way(Backing::Passthrough, false), Some(Way::Driver));
-        assert_eq!(settled_way(Backing::Fixed, true), Some(Way::Alone));
+        assert_eq!(configured_way(Backing::Passthrough, false), Some(Way::Driver));
+        assert_eq!(configured_way(Backing::Fixed, true), Some(Way::Dedicated));
     }
 
     #[test]

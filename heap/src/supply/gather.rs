@@ -4,7 +4,7 @@
 //! there, and in between it consists of whole chunks. The pages of a chunk need not lie next to each other now: if all of them are idle,
 //! it is whole.
 
-use crate::runs::arena::LoosePages;
+use crate::runs::arena::MovablePages;
 use crate::small::size_class::PAGE;
 use crate::supply::chunk::ChunkId;
 use crate::supply::stitch::{Pages, Part, Piece};
@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 /// Pages that are to move.
 pub struct Source {
     /// The free run that they are in.
-    pub loose: LoosePages,
+    pub movable: MovablePages,
     /// They.
     pub part: Part,
 }
@@ -29,13 +29,13 @@ struct Idle<'a> {
     /// Pages of the chunk behind them.
     behind: u32,
     /// What they consist of, in the order of the chunk's pages.
-    parts: &'a [(&'a LoosePages, Part)],
+    parts: &'a [(&'a MovablePages, Part)],
 }
 
 impl<'a> Idle<'a> {
     /// Those among `parts`, which are in the order of chunks and of pages within them.
-    fn all(parts: &'a [(&'a LoosePages, Part)]) -> Vec<Self> {
-        let follows = |(_, a): &(&LoosePages, Part), (_, b): &(&LoosePages, Part)| {
+    fn all(parts: &'a [(&'a MovablePages, Part)]) -> Vec<Self> {
+        let follows = |(_, a): &(&MovablePages, Part), (_, b): &(&MovablePages, Part)| {
             a.chunk == b.chunk && a.first + a.count() == b.first
         };
         let rows = parts.chunk_by(follows).filter_map(|parts| {
@@ -63,21 +63,21 @@ impl<'a> Idle<'a> {
     /// The parts, as far as they are among them.
     fn sources(&self) -> impl Iterator<Item = Source> {
         let pages = self.first..self.first + self.count;
-        self.parts.iter().filter_map(move |(loose, part)| {
+        self.parts.iter().filter_map(move |(movable, part)| {
             let (start, end) = (part.first.max(pages.start), (part.first + part.count()).min(pages.end));
             (start < end).then(|| Source {
-                loose: (*loose).clone(),
+                movable: (*movable).clone(),
                 part: part.back(part.first + part.count() - start).front(end - start),
             })
         })
     }
 }
 
-/// The parts of chunks of which `loose` consists, in the order of chunks and of pages within them.
-pub fn parts_of<'a>(pages: &Pages, loose: &'a [LoosePages]) -> Vec<(&'a LoosePages, Part)> {
-    let mut parts = Vec::with_capacity(loose.len());
-    for loose in loose {
-        parts.extend(pages.parts_back(&loose.pages).map(|part| (loose, part)));
+/// The parts of chunks of which `movable` consists, in the order of chunks and of pages within them.
+pub fn parts_of<'a>(pages: &Pages, movable: &'a [MovablePages]) -> Vec<(&'a MovablePages, Part)> {
+    let mut parts = Vec::with_capacity(movable.len());
+    for movable in movable {
+        parts.extend(pages.parts_back(&movable.pages).map(|part| (movable, part)));
     }
     parts.sort_unstable_by_key(|(_, part)| (part.chunk, part.first));
     parts
@@ -93,7 +93,7 @@ pub struct Gathered {
     /// How many pages.
     pub pages: u64,
     /// Pages of the first chunk before the row, and of the last one behind it.
-    torn: (u32, u32),
+    split: (u32, u32),
     /// Bytes of idle pages that could not be used.
     pub idle: u64,
 }
@@ -101,29 +101,29 @@ pub struct Gathered {
 impl Gathered {
     fn push(&mut self, idle: &Idle<'_>) {
         if self.pieces.is_empty() {
-            self.torn.0 = idle.first;
+            self.split.0 = idle.first;
         }
-        self.torn.1 = idle.behind;
+        self.split.1 = idle.behind;
         self.pages += u64::from(idle.count);
         self.pieces.push(Piece { chunk: idle.chunk, first: idle.first, count: idle.count });
         self.sources.extend(idle.sources());
     }
 
     /// Address space before and behind the row that the first chunk and the last take too, where they are the row's ends.
-    pub fn shadows(&self) -> (u64, u64) {
-        (u64::from(self.torn.0) * PAGE, u64::from(self.torn.1) * PAGE)
+    pub fn stale_aliases(&self) -> (u64, u64) {
+        (u64::from(self.split.0) * PAGE, u64::from(self.split.1) * PAGE)
     }
 
     /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk that is long enough, else the tail of a chunk, whole chunks and the
-    /// head of a chunk. What a torn chunk takes before and behind the row must fit into `room` (bytes).
-    pub fn choose(parts: &[(&LoosePages, Part)], need: u32, room: (u64, u64)) -> Self {
+    /// head of a chunk. What a split chunk takes before and behind the row must fit into `room` (bytes).
+    pub fn choose(parts: &[(&MovablePages, Part)], need: u32, room: (u64, u64)) -> Self {
         let reaches = |idle: &Idle<'_>| {
             let (left, right) = (u64::from(idle.first) * PAGE, u64::from(idle.behind) * PAGE);
             (left <= room.0, right <= room.1)
         };
         let idle = Idle::all(parts);
         let mut gathered = Self::default();
-        // One part: of a torn chunk before a whole one, and the shortest. It is cut where it is torn already.
+        // One part: of a split chunk before a whole one, and the shortest. It is cut where it is split already.
         let one = idle.iter().filter(|idle| idle.count >= need).filter_map(|idle| {
             let (front, back) = (idle.front(need), idle.back(need));
             let cuts = if idle.behind == 0 { [front, back] } else { [back, front] };
@@ -134,8 +134,8 @@ impl Gathered {
             gathered.push(&cut);
             return gathered;
         }
-        // Several: whole chunks in the middle, a part of a torn one at each end.
-        let torn = |head: bool| {
+        // Several: whole chunks in the middle, a part of a split one at each end.
+        let split = |head: bool| {
             let fits = |idle: &&Idle<'_>| {
                 let (left, right) = reaches(idle);
                 let at_end = if head { idle.first == 0 && right } else { idle.behind == 0 && left };
@@ -149,8 +149,8 @@ impl Gathered {
             left -= count;
             count
         };
-        let tail = torn(false).map(|idle| idle.back(take(idle)));
-        let head = torn(true).map(|idle| idle.front(take(idle))).filter(|head| head.count > 0);
+        let tail = split(false).map(|idle| idle.back(take(idle)));
+        let head = split(true).map(|idle| idle.front(take(idle))).filter(|head| head.count > 0);
         if let Some(tail) = &tail {
             gathered.push(tail);
         }
@@ -166,7 +166,7 @@ impl Gathered {
                 longer = Some(idle);
             }
         }
-        // Where whole chunks are left that are too long, one is torn, if that gives more.
+        // Where whole chunks are left that are too long, one is split, if that gives more.
         let covered = head.as_ref().map_or(0, |head| head.count);
         let longer = longer.filter(|_| left > 0).map(|idle| idle.front((left + covered).min(idle.count)));
         let head = longer.filter(|cut| cut.count > covered && reaches(cut).1).or(head);

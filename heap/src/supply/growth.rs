@@ -1,9 +1,9 @@
 //! How a stitched heap grows: by how much at a time, and in chunks of what length.
 //!
 //! Every growth costs the driver calls of its chunks and one access call, whatever its length, so few and long ones are fast. But memory that
-//! is taken too early may never be needed, and a long chunk of which a part is in use is *torn*: its idle pages serve only at the ends of a
+//! is taken too early may never be needed, and a long chunk of which a part is in use is *split*: its idle pages serve only at the ends of a
 //! row. A program shows which of the two matters. While it loads, or grows without a free in between, it keeps what it takes, and long chunks are
-//! right; the more of what it holds lies idle and torn, the shorter the next chunks are, down to single pages, which are never torn.
+//! right; the more of what it holds lies idle and split, the shorter the next chunks are, down to single pages, which are never split.
 //! The figures behind the constants are in docs/decisions/moving-pages.md.
 
 use crate::small::size_class::PAGE;
@@ -18,9 +18,9 @@ const RUN_STEPS: u64 = 256;
 /// While less than this part of what is held has been freed since the start, a program loads what it will keep.
 const LOADING_SHARE: u64 = 2;
 /// Where more than one part in this of what is held lies idle and could not be used, growth is by single pages.
-const TORN_SHARE: u64 = 512;
+const SPLIT_SHARE: u64 = 512;
 
-/// A chunk is at most one part in this of what may still be taken, and a step one part in [`LEFT_STEPS`]: where memory is short, none may be torn.
+/// A chunk is at most one part in this of what may still be taken, and a step one part in [`LEFT_STEPS`]: where memory is short, none may be split.
 const LEFT_CHUNKS: u64 = 256;
 const LEFT_STEPS: u64 = 16;
 
@@ -79,7 +79,7 @@ impl Pace {
     /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more, where it may not hold more for their sake. `moved`: a part of
     /// what it needs has been found.
     pub fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
-        // Who finds memory in use by turns would leave the step idle, and torn.
+        // Who finds memory in use by turns would leave the step idle, and split.
         let least = if moved { 0 } else { STEP.min(held) };
         least.max((self.run / 2).min(held / self.shape.run_steps)).min(left / LEFT_STEPS) / PAGE * PAGE
     }
@@ -91,7 +91,7 @@ impl Pace {
         let of_run = (self.run / of_run).min(held / of_held).min(LONGEST_CHUNK);
         let loads = freed < held / LOADING_SHARE;
         let (share, (shortest, longest)) = if loads { self.shape.loading } else { self.shape.chunks };
-        let usual = if idle > held / TORN_SHARE { PAGE } else { (held / share).clamp(shortest, longest) };
+        let usual = if idle > held / SPLIT_SHARE { PAGE } else { (held / share).clamp(shortest, longest) };
         usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
     }
 }
@@ -104,7 +104,7 @@ mod tests {
     const LEFT: u64 = HELD;
 
     #[test]
-    fn a_program_that_loads_gets_long_chunks_and_one_that_leaves_torn_ones_idle_single_pages() {
+    fn a_program_that_loads_gets_long_chunks_and_one_that_leaves_split_ones_idle_single_pages() {
         let mut pace = Pace::new(false);
         pace.begin(0);
         assert_eq!(pace.longest_chunk(HELD, LEFT, 0, 0), LONGEST_CHUNK);

@@ -6,7 +6,7 @@
 
 use crate::driver::DeviceId;
 use crate::request::Growth;
-use crate::runs::arena::EVERYBODY;
+use crate::runs::arena::UNOWNED;
 use crate::supply::chunk::ChunkId;
 use gruyere_record::{Record, SegmentEntry, SegmentKind, SegmentSlot};
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ impl MappingBook {
 
     /// The entry's place; none where the record is off, or full.
     fn insert(&self, entry: SegmentEntry) -> SegmentSlot {
-        let entry = SegmentEntry { stream: EVERYBODY, device: self.device, ..entry };
+        let entry = SegmentEntry { stream: UNOWNED, device: self.device, ..entry };
         self.record.map_or(SegmentSlot::NONE, |record| record.segment_insert(&entry))
     }
 

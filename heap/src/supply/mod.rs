@@ -26,14 +26,14 @@ pub(crate) mod stitch;
 
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
-use crate::order::asking::Asking;
-use crate::request::{Giving, Growth, Want};
+use crate::order::query_guard::QueryGuard;
+use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{RunId, SpaceId};
 use crate::settings::Settings;
 use crate::supply::backing::Backing;
 use gruyere_record::Record;
 
-pub use choice::{choose, pages_fit, settled_way};
+pub use choice::{choose, configured_way, pages_fit};
 
 /// How a block is served that is no graph's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum Way {
     /// From slabs and free runs.
     Heap,
     /// By a span of its own, at its start.
-    Alone,
+    Dedicated,
     /// By the driver itself.
     Driver,
 }
@@ -49,7 +49,7 @@ pub enum Way {
 /// What a device does for its supply while the heap grows.
 pub trait Helper {
     /// Whether memory may be given back to the driver and mappings may go, and what to hold meanwhile.
-    fn giving(&self) -> Option<Asking<'_>>;
+    fn release_guard(&self) -> Option<QueryGuard<'_>>;
 
     /// Whether memory may pass from stream to stream.
     fn shares(&self) -> bool;
@@ -61,7 +61,7 @@ pub trait Helper {
     fn waits_first(&self) -> bool;
 
     /// Finds out how far the streams are, without a wait.
-    fn ask_streams(&self);
+    fn poll_streams(&self);
 
     /// A run for `want` from what other streams have freed: its stream is made to wait for them.
     fn wait_for_others(&self, central: &mut Central, ctx: &Growth<'_>, want: Want) -> Option<RunId>;
@@ -75,7 +75,7 @@ pub trait Supply: Send + Sync {
     /// The driver's side of a heap that holds nothing yet.
     fn open(&self, device: DeviceId, settings: &Settings, total_memory: u64) -> Backing;
 
-    /// What the heap settles by, once and for all, where it may hold `room` bytes.
+    /// What is decided for the heap, once and for all, where it may hold `room` bytes.
     fn habits(&self, room: u64) -> Habits;
 
     /// How a block of `size` bytes is served.
@@ -118,13 +118,13 @@ pub trait Supply: Send + Sync {
     }
 
     /// Takes what lies idle in the spaces of lifetimes and pools out of the arena and gives it back, but for what is reserved. The bytes.
-    fn evict(&self, central: &mut Central, ctx: &Giving<'_>) -> u64;
+    fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64;
 
     /// As [`Supply::evict`], of the spaces of lifetimes, at most `most` bytes, and nothing that waits for the device: a low-memory phase's.
-    fn evict_idle(&self, central: &mut Central, ctx: &Giving<'_>, most: u64);
+    fn evict_idle(&self, central: &mut Central, ctx: &Eviction<'_>, most: u64);
 
     /// Takes what lies idle in `space` out of the arena, whatever is reserved, and its address space with it.
-    fn vacate(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId);
+    fn evict_space(&self, central: &mut Central, ctx: &Eviction<'_>, space: SpaceId);
 
     /// Gives the driver what is out of the arena, and what it has refused before.
     fn release(&self, central: &mut Central, driver: &dyn Driver);
@@ -133,11 +133,11 @@ pub trait Supply: Send + Sync {
     fn recount(&self, central: &mut Central, driver: &dyn Driver);
 
     /// Gives back what lies idle in `space`, whatever is reserved: the bytes that the arena let go of, and those by which the device holds less.
-    fn give_space(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId) -> (u64, u64) {
+    fn release_space(&self, central: &mut Central, ctx: &Eviction<'_>, space: SpaceId) -> (u64, u64) {
         // An earlier answer may have been missed, and what is given is told by the difference.
         self.recount(central, ctx.driver);
         let (before, reserved) = (central.arenas.held_bytes(space), central.backing.reserved);
-        self.vacate(central, ctx, space);
+        self.evict_space(central, ctx, space);
         self.release(central, ctx.driver);
         central.publish_reserved();
         (before - central.arenas.held_bytes(space), reserved.saturating_sub(central.backing.reserved))

@@ -5,7 +5,7 @@ use super::spans::Spans;
 use super::{Helper, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
-use crate::request::{Giving, Growth, Want};
+use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{RunId, SpaceId};
 use crate::settings::Settings;
 use crate::supply::backing::Backing;
@@ -51,16 +51,16 @@ impl Supply for Passthrough {
         OF_GRAPHS.grow(central, ctx, want, helper)
     }
 
-    fn evict(&self, central: &mut Central, ctx: &Giving<'_>) -> u64 {
+    fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64 {
         OF_GRAPHS.evict(central, ctx)
     }
 
-    fn evict_idle(&self, central: &mut Central, ctx: &Giving<'_>, most: u64) {
+    fn evict_idle(&self, central: &mut Central, ctx: &Eviction<'_>, most: u64) {
         OF_GRAPHS.evict_idle(central, ctx, most);
     }
 
-    fn vacate(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId) {
-        OF_GRAPHS.vacate(central, ctx, space);
+    fn evict_space(&self, central: &mut Central, ctx: &Eviction<'_>, space: SpaceId) {
+        OF_GRAPHS.evict_space(central, ctx, space);
     }
 
     fn release(&self, central: &mut Central, driver: &dyn Driver) {

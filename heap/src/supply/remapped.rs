@@ -4,7 +4,7 @@ use super::{Helper, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, Result};
 use crate::profiler::{self, What};
-use crate::request::{Giving, Growth, Want};
+use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Movable, RunId, SpaceId};
 use crate::settings::Settings;
 use crate::small::size_class::PAGE;
@@ -59,17 +59,17 @@ impl Supply for Remapped {
         helper: &dyn Helper,
     ) -> Result<Option<RunId>> {
         // Moving pages takes unmapping, which may wait for the device. Only where streams share memory can they move.
-        let giving = if helper.shares() { helper.giving() } else { None };
+        let guard = if helper.shares() { helper.release_guard() } else { None };
         // Where old mappings are kept for debugging, they go when memory is given back, and here no more.
         let batch = !helper.keeps_mappings() && central.backing.pages.retired() >= RETIRED_BATCH;
-        if giving.is_some() && (batch || central.is_beyond_slack(ctx.record, want.bytes)) {
-            helper.ask_streams();
+        if guard.is_some() && (batch || central.is_beyond_slack(ctx.record, want.bytes)) {
+            helper.poll_streams();
             if batch {
                 central.unmap_retired(ctx.driver, ctx.completed);
             }
         }
         let waits = helper.waits_first();
-        let ctx = Growth { steal: giving.is_some(), ..*ctx };
+        let ctx = Growth { steal: guard.is_some(), ..*ctx };
         let first = Growth { lean: !waits, ..ctx };
         let waits_first = waits && central.is_beyond_slack(ctx.record, want.bytes);
         if waits_first && let Some(run) = helper.wait_for_others(central, &first, want) {
@@ -97,25 +97,25 @@ impl Supply for Remapped {
         self.extend(central, &Growth { fresh: 0, ..*ctx }, want, false).is_ok()
     }
 
-    fn evict(&self, central: &mut Central, ctx: &Giving<'_>) -> u64 {
+    fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64 {
         let spaces = central.open_spaces();
-        central.loosen(ctx, &spaces, u64::MAX);
+        central.evict_chunks(ctx, &spaces, u64::MAX);
         let bytes = central.backing.pages.release(ctx.driver, u64::MAX);
         central.backing.refresh_pages();
         central.publish_reserved();
         bytes
     }
 
-    fn evict_idle(&self, central: &mut Central, ctx: &Giving<'_>, most: u64) {
+    fn evict_idle(&self, central: &mut Central, ctx: &Eviction<'_>, most: u64) {
         let spaces: Vec<_> = central.spaces.iter().collect();
         let spare = central.backing.pages.spare();
-        central.loosen(ctx, &spaces, most.saturating_sub(spare));
+        central.evict_chunks(ctx, &spaces, most.saturating_sub(spare));
         central.backing.pages.release(ctx.driver, most);
         central.backing.refresh_pages();
     }
 
-    fn vacate(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId) {
-        central.loosen(ctx, &[space], u64::MAX);
+    fn evict_space(&self, central: &mut Central, ctx: &Eviction<'_>, space: SpaceId) {
+        central.evict_chunks(ctx, &[space], u64::MAX);
         central.free_addresses(ctx.driver, space);
         central.backing.refresh_pages();
     }
@@ -131,8 +131,8 @@ impl Supply for Remapped {
 
     fn evictable(&self, central: &Central) -> u64 {
         let spaces: Vec<_> = central.spaces.iter().collect();
-        let loose = central.arenas.loose_runs(&spaces, &|_, _| Movable::Idle);
-        let parts = loose.iter().flat_map(|loose| central.backing.pages.parts(&loose.pages));
+        let movable = central.arenas.movable_runs(&spaces, &|_, _| Movable::Idle);
+        let parts = movable.iter().flat_map(|movable| central.backing.pages.parts(&movable.pages));
         // Only whole handles go back; idle pages of others serve blocks to come, where they are.
         let whole: u64 = parts.filter(is_whole).map(|part| bytes(&part)).sum();
         whole + central.backing.pages.spare()
@@ -147,14 +147,14 @@ impl Supply for Remapped {
             return run;
         }
         let spaces: Vec<_> = central.spaces.iter().collect();
-        let loose = central.arenas.loose_runs(&spaces, &|_, _| Movable::Idle);
+        let movable = central.arenas.movable_runs(&spaces, &|_, _| Movable::Idle);
         let (mut whole, mut tail, mut head) = (0, 0, 0);
         let (mut beside, mut beside_head) = (0, 0);
-        let last = loose.len().saturating_sub(1);
-        for (at, loose) in loose.iter().enumerate() {
+        let last = movable.len().saturating_sub(1);
+        for (at, movable) in movable.iter().enumerate() {
             // The longest run comes last.
             let is_longest = at == last;
-            for part in central.backing.pages.parts(&loose.pages) {
+            for part in central.backing.pages.parts(&movable.pages) {
                 let bytes = bytes(&part);
                 let (is_whole, is_head) = (is_whole(&part), part.first == 0);
                 whole += if is_whole { bytes } else { 0 };

@@ -4,8 +4,8 @@ use super::{Helper, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::profiler::{self, What};
-use crate::request::{Giving, Growth, Want};
-use crate::runs::arena::{EVERYBODY, Region, RegionId, RunId, SpaceId};
+use crate::request::{Eviction, Growth, Want};
+use crate::runs::arena::{Region, RegionId, RunId, SpaceId, UNOWNED};
 use crate::settings::Settings;
 use crate::small::size_class::{PAGE, SMALL_MAX, round_up};
 use crate::supply::backing::{Backing, SPAN};
@@ -14,7 +14,7 @@ use gruyere_record::{DeviceGauge, EventKind, SegmentEntry, SegmentKind, clock};
 /// A span is at most one part in this of what is left of the device, unless a request is longer.
 const LEFT_SPANS: u64 = 256;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
-const YOUNG_SPAN: u64 = 256 << 20;
+const SMALL_HEAP_SPAN: u64 = 256 << 20;
 
 /// Memory in spans.
 pub(super) struct Spans {
@@ -22,33 +22,39 @@ pub(super) struct Spans {
     /// They are of the driver's pools, where they are not short.
     pooled: bool,
     /// A large block has a span of its own.
-    alone: bool,
+    dedicated: bool,
 }
 
 impl Spans {
     /// Of the driver's pools.
-    pub(super) const POOLED: Self = Self { name: "pool", pooled: true, alone: false };
+    pub(super) const POOLED: Self = Self { name: "pool", pooled: true, dedicated: false };
     /// Plain allocations.
-    pub(super) const PLAIN: Self = Self { name: "fixed", pooled: false, alone: false };
+    pub(super) const PLAIN: Self = Self { name: "fixed", pooled: false, dedicated: false };
     /// Plain allocations, of which a large block has one for itself.
-    pub(super) const ALONE: Self = Self { alone: true, ..Self::PLAIN };
+    pub(super) const DEDICATED: Self = Self { dedicated: true, ..Self::PLAIN };
 
     /// Takes a span of at least `bytes` into `space`.
     ///
     /// # Errors
     /// The driver's; out of memory also where the ceiling would be passed. Nothing has changed then.
-    fn take(central: &mut Central, ctx: &Growth<'_>, space: SpaceId, bytes: u64, whole: bool) -> Result<()> {
+    fn add_span(
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        space: SpaceId,
+        bytes: u64,
+        whole: bool,
+    ) -> Result<()> {
         let too_large = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let pages = round_up(bytes, PAGE).ok_or(too_large)?;
         let is_longer = whole && !central.arenas.whole_runs;
         let span = if is_longer { span_for(central, space, pages) } else { pages };
         // Of what only a graph or a named pool can use nothing waits for the device when it goes.
         let is_ordinary = central.spaces.is_ordinary(space);
-        let span = if is_ordinary { span } else { central.backing.length_to_give(span).ok_or(too_large)? };
+        let span = if is_ordinary { span } else { central.backing.length_to_free(span).ok_or(too_large)? };
         if central.backing.held.checked_add(span).is_none_or(|held| held > central.limit) {
             return Err(too_large);
         }
-        let span = central.backing.take(ctx.driver, ctx.lifetime, span)?;
+        let span = central.backing.allocate_span(ctx.driver, ctx.lifetime, span)?;
         if !ctx.table.cover(span.address, span.bytes) {
             central.backing.return_unseen(ctx.driver, span.origin, span.taken);
             log::error!(
@@ -58,14 +64,14 @@ impl Spans {
             return Err(DriverError::new("address range", ErrorKind::Other, 0));
         }
         let origin = (span.origin, span.taken);
-        let region = central.arenas.add_region(space, span.address, span.bytes, origin, EVERYBODY);
+        let region = central.arenas.add_region(space, span.address, span.bytes, origin, UNOWNED);
         let (device, lifetime) = (central.device as u8, ctx.lifetime as u8);
         let slot = ctx.record.segment_insert(&SegmentEntry {
             kind: SegmentKind::Span,
             address: span.address,
             bytes: span.bytes,
             slot: 0,
-            stream: EVERYBODY,
+            stream: UNOWNED,
             device,
             lifetime,
             capture: ctx.capture,
@@ -75,15 +81,15 @@ impl Spans {
         central.gauges.add(DeviceGauge::Grows, 1);
         central.publish_reserved();
         let now = clock::now();
-        ctx.record.event(EventKind::Grow, device, lifetime, EVERYBODY, span.address, span.bytes, now);
+        ctx.record.event(EventKind::Grow, device, lifetime, UNOWNED, span.address, span.bytes, now);
         Ok(())
     }
 
     /// Gives a wholly free region, all of whose uses are done, back to the driver. False: the driver refused, and the region stays.
-    fn give(central: &mut Central, ctx: &Giving<'_>, id: RegionId) -> bool {
+    fn release_region(central: &mut Central, ctx: &Eviction<'_>, id: RegionId) -> bool {
         let region = central.arenas.region(id).clone();
         let (origin, taken) = region.span;
-        if let Err(error) = central.backing.give(ctx.driver, origin, taken) {
+        if let Err(error) = central.backing.free_span(ctx.driver, origin, taken) {
             log::warn!("the driver did not take the span {origin:#x} back: {error}; it stays in use");
             return false;
         }
@@ -92,19 +98,19 @@ impl Spans {
         central.gauges.add(DeviceGauge::Releases, 1);
         central.publish_reserved();
         let (device, now) = (central.device as u8, clock::now());
-        ctx.record.event(EventKind::Release, device, 0, EVERYBODY, region.address, region.bytes, now);
+        ctx.record.event(EventKind::Release, device, 0, UNOWNED, region.address, region.bytes, now);
         true
     }
 
     /// Gives empty regions of the open spaces back. `may_wait`: where memory is not short, the driver's pools wait for nothing. Their bytes.
-    fn give_empty(central: &mut Central, ctx: &Giving<'_>, may_wait: bool) -> u64 {
+    fn release_empty_regions(central: &mut Central, ctx: &Eviction<'_>, may_wait: bool) -> u64 {
         let mut bytes = 0;
         for space in central.open_spaces() {
             for id in central.arenas.empty_regions(space, ctx.completed) {
                 let Region { bytes: size, span: (_, taken), .. } = *central.arenas.region(id);
                 let kept =
-                    central.spare_of(space) < size || !may_wait && central.backing.waits_to_give(taken);
-                bytes += if !kept && Self::give(central, ctx, id) { size } else { 0 };
+                    central.spare_of(space) < size || !may_wait && central.backing.waits_to_free(taken);
+                bytes += if !kept && Self::release_region(central, ctx, id) { size } else { 0 };
             }
         }
         bytes
@@ -123,7 +129,7 @@ fn span_for(central: &Central, space: SpaceId, pages: u64) -> u64 {
     let held = central.backing.held;
     let left = central.limit.min(central.total_memory).saturating_sub(held);
     let most = (left / LEFT_SPANS).min(central.longest_step(space).max(SPAN));
-    let share = (held / 16).min(YOUNG_SPAN).max(held / 88).min(most);
+    let share = (held / 16).min(SMALL_HEAP_SPAN).max(held / 88).min(most);
     let step = if most < SPAN { PAGE } else { SPAN };
     pages.max(share).checked_next_multiple_of(step).unwrap_or(pages)
 }
@@ -142,7 +148,7 @@ impl Supply for Spans {
         Habits {
             // On so small a device not even an empty one has room for spans of a whole step.
             sizes_apart: room / LEFT_SPANS < SPAN,
-            whole_runs: self.alone,
+            whole_runs: self.dedicated,
             // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
             gives_back_idle: self.pooled,
             counts_pages: false,
@@ -150,12 +156,12 @@ impl Supply for Spans {
     }
 
     fn way(&self, size: u64) -> Way {
-        if self.alone && size >= SMALL_MAX { Way::Alone } else { Way::Heap }
+        if self.dedicated && size >= SMALL_MAX { Way::Dedicated } else { Way::Heap }
     }
 
     fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
         let _range = profiler::range(What::Growth, want.bytes);
-        Self::take(central, ctx, want.space, want.bytes, whole_span)
+        Self::add_span(central, ctx, want.space, want.bytes, whole_span)
     }
 
     /// By a span, or by no more than is needed where a span is too much.
@@ -172,8 +178,8 @@ impl Supply for Spans {
         for whole_span in [true, false] {
             // A new peak is the moment to give back what lies empty: in the steady state there are none.
             if central.backing.reserved + want.bytes > central.peak_reserved
-                && let Some(_giving) = helper.giving()
-                && Self::give_empty(central, &ctx.giving(), false) > 0
+                && let Some(_guard) = helper.release_guard()
+                && Self::release_empty_regions(central, &ctx.eviction(), false) > 0
             {
                 self.release(central, ctx.driver);
                 central.publish_reserved();
@@ -187,17 +193,17 @@ impl Supply for Spans {
         Ok(None)
     }
 
-    fn evict(&self, central: &mut Central, ctx: &Giving<'_>) -> u64 {
-        Self::give_empty(central, ctx, true)
+    fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64 {
+        Self::release_empty_regions(central, ctx, true)
     }
 
-    fn evict_idle(&self, central: &mut Central, ctx: &Giving<'_>, most: u64) {
+    fn evict_idle(&self, central: &mut Central, ctx: &Eviction<'_>, most: u64) {
         let mut given = 0;
         for space in central.spaces.iter() {
             for id in central.arenas.empty_regions(space, ctx.completed) {
                 let Region { bytes, span: (_, taken), .. } = *central.arenas.region(id);
-                let is_kept = central.spare_of(space) < bytes || central.backing.waits_to_give(taken);
-                if given + bytes <= most && !is_kept && Self::give(central, ctx, id) {
+                let is_kept = central.spare_of(space) < bytes || central.backing.waits_to_free(taken);
+                if given + bytes <= most && !is_kept && Self::release_region(central, ctx, id) {
                     given += bytes;
                 }
             }
@@ -207,9 +213,9 @@ impl Supply for Spans {
         }
     }
 
-    fn vacate(&self, central: &mut Central, ctx: &Giving<'_>, space: SpaceId) {
+    fn evict_space(&self, central: &mut Central, ctx: &Eviction<'_>, space: SpaceId) {
         for region in central.arenas.empty_regions(space, ctx.completed) {
-            Self::give(central, ctx, region);
+            Self::release_region(central, ctx, region);
         }
     }
 

@@ -84,7 +84,7 @@ impl State {
         let now = self.time.now();
         let mut shrink = Vec::new();
         for (&handle, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.device == device) {
-            pool.settle(now);
+            pool.complete_frees(now);
             shrink.extend(pool.above_threshold().map(|keep| (handle, keep)));
         }
         for (handle, keep) in shrink {
@@ -166,7 +166,7 @@ impl Gpu {
         let state = &mut *guard;
         state.enter_for(KIND, device, state.config.costs.pool_hit)?;
         let now = state.time.now();
-        state.pool(KIND, pool)?.settle(now);
+        state.pool(KIND, pool)?.complete_frees(now);
         state.shrink_pool(KIND.name(), pool, keep);
         Ok(())
     }

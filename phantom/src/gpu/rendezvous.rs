@@ -30,8 +30,8 @@ impl State {
     }
 
     /// Gives what has ended to the timeline.
-    pub(crate) fn settle_open(&mut self) {
-        for ended in self.rendezvous.settle() {
+    pub(crate) fn close_ended_works(&mut self) {
+        for ended in self.rendezvous.close_ended() {
             self.raise_tail(ended.stream, ended.end);
             let stream = self.streams.get_mut(ended.stream);
             stream.open = stream.open.filter(|&open| open != ended.work);
@@ -100,7 +100,7 @@ impl Gpu {
         if let Some(oracle) = &mut state.oracle {
             oracle.advance(key);
         }
-        state.settle_open();
+        state.close_ended_works();
         Ok(())
     }
 

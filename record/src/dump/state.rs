@@ -82,9 +82,9 @@ pub struct OutOfMemory {
     pub stream_handle: u64,
     /// The training step.
     pub step: u32,
-    /// The asking thread's context, a number of its loader's; 0: none.
+    /// The requesting thread's context, a number of its loader's; 0: none.
     pub context: u64,
-    /// The asking thread, as the system names it.
+    /// The requesting thread, as the system names it.
     pub thread: String,
     /// The named pool that it was for.
     pub pool: Option<String>,
@@ -92,7 +92,7 @@ pub struct OutOfMemory {
     pub capturing: bool,
     /// The causes.
     pub cause: Cause,
-    /// What each rung of the reclaim ladder was climbed for and gave.
+    /// What each rung of the reclaim ladder was tried for and gave.
     pub ladder: Vec<Rung>,
 }
 
@@ -131,14 +131,14 @@ pub struct Rung {
     /// What it does.
     pub name: String,
     /// Since the process began.
-    pub all: Climb,
-    /// For this request; `None`: the ladder was not climbed for it.
-    pub this_time: Option<Climb>,
+    pub all: RungUse,
+    /// For this request; `None`: the ladder was not tried for it.
+    pub this_time: Option<RungUse>,
 }
 
 /// What a rung did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Climb {
+pub struct RungUse {
     /// Times.
     pub calls: u64,
     /// Bytes that it gained.

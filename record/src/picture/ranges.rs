@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::btree_map::{BTreeMap, Entry};
 
-use super::{MOST_PAGES, PAGE, Page, Picture, Piece, Range, RangeKind, Reservation, Shadow};
+use super::{MOST_PAGES, PAGE, Page, Picture, Piece, Range, RangeKind, Reservation, StaleAlias};
 use crate::{SegmentEntry, SegmentKind};
 
 /// Pages of the longest chunk: the bits of a view's mask.
@@ -30,7 +30,7 @@ impl Part {
     }
 }
 
-/// Fills in the picture's ranges, without their pieces, and its pages, shadows and reservations. `blocks`, by address, are asked for those that lie
+/// Fills in the picture's ranges, without their pieces, and its pages, stale aliases and reservations. `blocks`, by address, are asked for those that lie
 /// in no segment. The slabs, by address.
 pub fn build(picture: &mut Picture, segments: &[SegmentEntry], blocks: &[Piece]) -> Vec<SegmentEntry> {
     let mut ours: Vec<&SegmentEntry> = Vec::new();
@@ -111,7 +111,7 @@ fn chunks<'a>(
     chunks
 }
 
-/// The parts in which pages belong to the arena; the shadows go into the picture.
+/// The parts in which pages belong to the arena; the stale aliases go into the picture.
 fn views<'a>(
     picture: &mut Picture,
     segments: impl Iterator<Item = &'a SegmentEntry>,
@@ -151,7 +151,13 @@ fn views<'a>(
             let (chunk, number) = (view.chunk, range.start);
             if !is_mine {
                 let retired = view.pages == 0;
-                picture.shadows.push(Shadow { address, bytes: end - address, chunk, number, retired });
+                picture.stale_aliases.push(StaleAlias {
+                    address,
+                    bytes: end - address,
+                    chunk,
+                    number,
+                    retired,
+                });
                 continue;
             }
             let place = reservation.map(|place| &picture.reservations[place]);

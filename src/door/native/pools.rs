@@ -1,6 +1,6 @@
-//! torch's pools: `torch.cuda.MemPool`, and the brackets of captures.
+//! torch's pools: `torch.cuda.MemPool`, and the pool scopes of captures.
 //!
-//! torch knows one kind of bracket: a pool's id, and a filter that says for a stream whether a request belongs to it. A capture's filter matches
+//! torch knows one kind of pool scope: a pool's id, and a filter that says for a stream whether a request belongs to it. A capture's filter matches
 //! once its stream captures, which the heap asks the driver about anyway (`heap/src/pool/capture.rs`), so it is only told. All other filters
 //! (this thread's requests, those of a stream, everybody's) match from the beginning, and are asked here at each request while they are open, in
 //! the order in which they were opened and with no lock held. What they match comes from a named pool of the heap.
@@ -22,7 +22,7 @@ use std::thread::{self, ThreadId};
 const NAME: &str = "torch MemPool ";
 
 /// A begin without its end.
-struct Bracket {
+struct PoolScope {
     device: i32,
     id: PoolId,
     thread: ThreadId,
@@ -51,12 +51,12 @@ impl Known {
 
 #[derive(Default)]
 struct Books {
-    brackets: Vec<Bracket>,
+    pool_scopes: Vec<PoolScope>,
     known: BTreeMap<(i32, PoolId), Known>,
 }
 
-static BOOKS: Mutex<Books> = Mutex::new(Books { brackets: Vec::new(), known: BTreeMap::new() });
-/// Brackets with a filter that are open: requests look no further where there is none.
+static BOOKS: Mutex<Books> = Mutex::new(Books { pool_scopes: Vec::new(), known: BTreeMap::new() });
+/// Pool scopes with a filter that are open: requests look no further where there is none.
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 
 fn books() -> MutexGuard<'static, Books> {
@@ -86,10 +86,10 @@ pub(super) struct FilterFailed;
 pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<PoolKey>, FilterFailed> {
     let open: Vec<(Arc<Filter>, Option<PoolKey>)> = {
         let books = books();
-        let here = books.brackets.iter().filter(|bracket| bracket.device == device);
-        here.filter_map(|bracket| {
-            let key = books.known.get(&(device, bracket.id)).and_then(|known| known.key);
-            Some((Arc::clone(bracket.filter.as_ref()?), key))
+        let here = books.pool_scopes.iter().filter(|pool_scope| pool_scope.device == device);
+        here.filter_map(|pool_scope| {
+            let key = books.known.get(&(device, pool_scope.id)).and_then(|known| known.key);
+            Some((Arc::clone(pool_scope.filter.as_ref()?), key))
         })
         .collect()
     };
@@ -126,33 +126,34 @@ pub(super) fn create(heap: &Heap, device: i32, id: PoolId) -> Result<(), PoolErr
     Ok(())
 }
 
-/// A bracket begins; `filter` is that of one that is no capture's. It is a reference to the pool.
+/// A pool scope begins; `filter` is that of one that is no capture's. It is a reference to the pool.
 pub(super) fn begin(heap: &Heap, device: i32, id: PoolId, filter: Option<Filter>) -> Result<(), PoolError> {
     let thread = thread::current().id();
     let Some(filter) = filter else {
         heap.begin_allocate_to_pool(i64::from(device), id)?;
         let mut books = books();
         books.known.entry((device, id)).or_default().captures += 1;
-        books.brackets.push(Bracket { device, id, thread, filter: None });
+        books.pool_scopes.push(PoolScope { device, id, thread, filter: None });
         return Ok(());
     };
     create(heap, device, id)?;
-    books().brackets.push(Bracket { device, id, thread, filter: Some(Arc::new(filter)) });
+    books().pool_scopes.push(PoolScope { device, id, thread, filter: Some(Arc::new(filter)) });
     FILTERS.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
-/// The latest bracket of the pool ends: the calling thread's, where it has one. False: none is open.
+/// The latest pool scope of the pool ends: the calling thread's, where it has one. False: none is open.
 pub(super) fn end(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolError> {
     let mine = thread::current().id();
-    let bracket = {
+    let pool_scope = {
         let mut books = books();
-        let of_pool = |bracket: &Bracket| bracket.device == device && bracket.id == id;
-        let at = books.brackets.iter().rposition(|bracket| of_pool(bracket) && bracket.thread == mine);
-        let Some(at) = at.or_else(|| books.brackets.iter().rposition(of_pool)) else { return Ok(false) };
-        books.brackets.remove(at)
+        let of_pool = |pool_scope: &PoolScope| pool_scope.device == device && pool_scope.id == id;
+        let at =
+            books.pool_scopes.iter().rposition(|pool_scope| of_pool(pool_scope) && pool_scope.thread == mine);
+        let Some(at) = at.or_else(|| books.pool_scopes.iter().rposition(of_pool)) else { return Ok(false) };
+        books.pool_scopes.remove(at)
     };
-    match bracket.filter {
+    match pool_scope.filter {
         Some(_) => {
             FILTERS.fetch_sub(1, Ordering::AcqRel);
         }

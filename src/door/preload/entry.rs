@@ -65,7 +65,7 @@ unsafe fn watched_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) ->
     // SAFETY: as above.
     unsafe {
         let error = runtime.cudaMalloc(out, bytes);
-        observe::allocated(runtime, error, out, bytes, StreamHandle::EVERY)
+        observe::allocated(runtime, error, out, bytes, StreamHandle::ALL_STREAMS)
     }
 }
 
@@ -79,7 +79,7 @@ unsafe fn other_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> C
             Way::Manage(_inside) => manage::malloc(runtime, out, bytes),
             Way::Observe(_inside) => {
                 let error = runtime.cudaMalloc(out, bytes);
-                observe::allocated(runtime, error, out, bytes, StreamHandle::EVERY)
+                observe::allocated(runtime, error, out, bytes, StreamHandle::ALL_STREAMS)
             }
             _ => runtime.cudaMalloc(out, bytes),
         }
@@ -100,7 +100,7 @@ unsafe extern "C" fn free(pointer: *mut c_void, caller: Caller) -> CudaError {
 /// As [`watched_malloc`].
 #[inline(never)]
 unsafe fn watched_free(pointer: *mut c_void, caller: Caller) -> CudaError {
-    observe::freeing(pointer, StreamHandle::EVERY);
+    observe::freeing(pointer, StreamHandle::ALL_STREAMS);
     // SAFETY: as above.
     unsafe { Runtime::of(caller).cudaFree(pointer) }
 }
@@ -113,7 +113,7 @@ unsafe fn other_free(pointer: *mut c_void, caller: Caller) -> CudaError {
         match way() {
             Way::Manage(_inside) => manage::free(runtime, pointer),
             Way::Observe(_inside) => {
-                observe::freeing(pointer, StreamHandle::EVERY);
+                observe::freeing(pointer, StreamHandle::ALL_STREAMS);
                 runtime.cudaFree(pointer)
             }
             Way::Leaving(_inside) if is_ours_at_exit(pointer as u64) => 0,
@@ -321,7 +321,7 @@ unsafe extern "C" fn malloc_pitch(
             Way::Observe(_inside) => {
                 let error = runtime.cudaMallocPitch(out, pitch, width, height);
                 let bytes = if error == 0 { (*pitch).saturating_mul(height) } else { 0 };
-                observe::allocated(runtime, error, out, bytes, StreamHandle::EVERY)
+                observe::allocated(runtime, error, out, bytes, StreamHandle::ALL_STREAMS)
             }
             _ => runtime.cudaMallocPitch(out, pitch, width, height),
         }
@@ -342,7 +342,7 @@ unsafe extern "C" fn malloc_3d(out: *mut PitchedPtr, extent: *const Extent, call
                     return error;
                 }
                 let bytes = (*out).pitch.saturating_mul(extent.height).saturating_mul(extent.depth);
-                observe::allocated(runtime, error, &raw const (*out).ptr, bytes, StreamHandle::EVERY)
+                observe::allocated(runtime, error, &raw const (*out).ptr, bytes, StreamHandle::ALL_STREAMS)
             }
             _ => runtime.cudaMalloc3D(out, extent),
         }

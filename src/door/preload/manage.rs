@@ -56,7 +56,7 @@ pub unsafe fn malloc(runtime: Runtime, out: *mut *mut c_void, bytes: usize) -> C
         Outcome::NotOurs
     } else {
         guarded(Outcome::NotOurs, || {
-            allocate(runtime, bytes, StreamHandle::EVERY, |_| current::served_device(runtime))
+            allocate(runtime, bytes, StreamHandle::ALL_STREAMS, |_| current::served_device(runtime))
         })
     };
     // SAFETY: the caller's promise.
@@ -93,7 +93,7 @@ pub unsafe fn malloc_pitch(
     let row = width.checked_next_multiple_of(PITCH);
     let outcome = match row.and_then(|row| row.checked_mul(height)) {
         Some(bytes) if bytes > 0 && !out.is_null() && !pitch.is_null() => guarded(Outcome::NotOurs, || {
-            allocate(runtime, bytes, StreamHandle::EVERY, |_| current::served_device(runtime))
+            allocate(runtime, bytes, StreamHandle::ALL_STREAMS, |_| current::served_device(runtime))
         }),
         _ => Outcome::NotOurs,
     };
@@ -115,7 +115,7 @@ pub unsafe fn malloc_3d(runtime: Runtime, out: *mut PitchedPtr, extent: Extent) 
     let bytes = row.and_then(|row| row.checked_mul(height)?.checked_mul(depth));
     let outcome = match bytes {
         Some(bytes) if bytes > 0 && !out.is_null() => guarded(Outcome::NotOurs, || {
-            allocate(runtime, bytes, StreamHandle::EVERY, |_| current::served_device(runtime))
+            allocate(runtime, bytes, StreamHandle::ALL_STREAMS, |_| current::served_device(runtime))
         }),
         _ => Outcome::NotOurs,
     };
@@ -214,7 +214,7 @@ pub unsafe fn malloc_from_pool_async(
 pub unsafe fn free(runtime: Runtime, pointer: *mut c_void) -> CudaError {
     let done = guarded(None, || match whose(pointer as u64, "cudaFree", "cudaErrorInvalidValue") {
         Whose::Ours(heap, _) => {
-            heap.free_everywhere(pointer as u64);
+            heap.free_device_wide(pointer as u64);
             Some(0)
         }
         Whose::OursAndWrong => Some(invalid_value(runtime)),
@@ -251,7 +251,7 @@ pub unsafe fn free_async(
                     // The heap has no events on another device's streams. Rare enough to be waited for.
                     // SAFETY: the stream is the caller's, who promises that it is one.
                     unsafe { runtime.cudaStreamSynchronize(on) };
-                    heap.free_everywhere(pointer as u64);
+                    heap.free_device_wide(pointer as u64);
                 }
                 0
             }

@@ -1,13 +1,13 @@
 //! Which streams capture: asked of those that may be asked now, remembered of the others.
 //!
 //! A capture must not be broken, so before anything is recorded behind all work of the device, or waited for, every stream is asked that may be: the lasting ones and the calling
-//! thread's own. A passing one may not, outside of its own calls; there counts what it did when a call named it last. A capture inside a bracket is over with the bracket. One that nobody announced
+//! thread's own. A passing one may not, outside of its own calls; there counts what it did when a call named it last. A capture inside a pool scope is over with it. One that nobody announced
 //! is taken to go on until the stream is seen to capture nothing, or the program has synchronised the device, which it could not while it went on.
 
 use super::Streams;
 use super::events::Reach;
 use super::names::Resolved;
-use super::stream::{IN_BRACKET, QUIET, Status, Stream, UNANNOUNCED, is_gone, is_quiet};
+use super::stream::{IN_SCOPE, QUIET, Status, Stream, UNANNOUNCED, is_gone, is_quiet};
 use crate::driver::{CaptureStatus, Driver, ErrorKind, Result};
 use crate::sync::lock;
 use std::sync::atomic::Ordering;
@@ -38,7 +38,7 @@ impl Streams {
 
     /// Whether every known stream says that it captures nothing, or said so last; one that cannot say might. Asks the driver about each stream that lasts.
     pub fn none_captures(&self, driver: &dyn Driver) -> bool {
-        !self.was_seen_to_capture(IN_BRACKET)
+        !self.was_seen_to_capture(IN_SCOPE)
             && self.statuses(driver).into_iter().all(|status| matches!(status, Ok(CaptureStatus::None)))
     }
 
@@ -78,18 +78,18 @@ impl Streams {
         !is_quiet(status) || seen != QUIET || self.lost.contains(number)
     }
 
-    /// Remembers what a stream does about capture; `in_bracket`: a capture that was announced is open.
+    /// Remembers what a stream does about capture; `in_scope`: a capture that was announced is open.
     ///
     /// An answer that failed for another reason than a capture tells nothing that lasts: the stream may capture in this call, and is remembered as it was.
-    pub fn note_capture(&self, found: &Resolved<'_>, in_bracket: bool) {
+    pub fn note_capture(&self, found: &Resolved<'_>, in_scope: bool) {
         let Some(stream) = self.get(found.number) else { return };
         if matches!(found.status, Some(Err(error)) if !is_quiet(Err(error)) && error.kind != ErrorKind::Capturing)
         {
             return;
         }
-        let seen = match (found.captures(), in_bracket) {
+        let seen = match (found.captures(), in_scope) {
             (false, _) => QUIET,
-            (true, true) => IN_BRACKET,
+            (true, true) => IN_SCOPE,
             (true, false) => UNANNOUNCED,
         };
         if seen != QUIET {

@@ -2,7 +2,7 @@
 
 use super::fences::{Fence, Fences};
 use super::stream::{PER_THREAD, is_quiet, thread_token};
-use super::{EVERY, FenceCounts, Streams};
+use super::{ALL_STREAMS, FenceCounts, Streams};
 use crate::driver::{CaptureStatus, Driver, ErrorKind, StreamHandle};
 use crate::sync::lock;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub(super) enum Reach {
 
 /// What the events of a stream have told.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Asked {
+pub(super) struct Polled {
     /// One was done.
     pub(super) further: bool,
     /// One was not.
@@ -57,9 +57,9 @@ impl Streams {
                 fences.next = number;
                 return further;
             }
-            let asked = self.ask(driver, fences, number);
-            further |= asked.further;
-            busy += usize::from(asked.busy);
+            let polled = self.poll_stream(driver, fences, number);
+            further |= polled.further;
+            busy += usize::from(polled.busy);
             fences.next = number + 1;
         }
         fences.next = 0;
@@ -67,37 +67,37 @@ impl Streams {
     }
 
     /// Asks the recorded events of a stream, until one is not done.
-    fn ask(&self, driver: &dyn Driver, fences: &mut Fences, number: u32) -> Asked {
-        let mut asked = Asked::default();
+    fn poll_stream(&self, driver: &dyn Driver, fences: &mut Fences, number: u32) -> Polled {
+        let mut polled = Polled::default();
         let Fences { pending, spare, dead, .. } = fences;
-        let Some(queue) = pending.get_mut(&number) else { return asked };
+        let Some(queue) = pending.get_mut(&number) else { return polled };
         while let Some(&Fence { epoch, event, age }) = queue.front() {
             self.queried.fetch_add(1, Ordering::Relaxed);
             match driver.event_query(self.device, event) {
                 Ok(true) => {
                     self.raise(number, epoch);
                     self.pass(dead.remove(&age).unwrap_or_default());
-                    asked.further = true;
+                    polled.further = true;
                 }
                 Ok(false) => {
-                    asked.busy = true;
-                    return asked;
+                    polled.busy = true;
+                    return polled;
                 }
                 Err(error) if matches!(error.kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized) => {
-                    return asked;
+                    return polled;
                 }
                 // An event that cannot be asked proves nothing, and those behind it must not wait for it: the next one
                 // stands for its frees.
                 Err(_) => {
-                    self.dirty.insert(number);
-                    self.soil(&dead.remove(&age).unwrap_or_default());
+                    self.unfenced.insert(number);
+                    self.mark_unfenced(&dead.remove(&age).unwrap_or_default());
                 }
             }
             queue.pop_front();
             spare.push(event);
         }
         pending.remove(&number);
-        asked
+        polled
     }
 
     /// Records an event behind the frees of every stream that has some, where that can be done: not on a dead stream, a capturing
@@ -105,24 +105,24 @@ impl Streams {
     /// behind all work of the device would do for wait until enough of them have gathered.
     ///
     /// Never call it while anything captures on the device of which we were told.
-    pub fn seal(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
-        self.seal_each(driver, named) | self.seal_every(driver, hears_of_captures, ENOUGH as u64)
+    pub fn fence(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
+        self.fence_each(driver, named) | self.fence_device(driver, hears_of_captures, ENOUGH as u64)
     }
 
-    /// As [`Streams::seal`], however few they are.
-    pub fn seal_all(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
-        self.seal_each(driver, named) | self.seal_every(driver, hears_of_captures, u64::MAX)
+    /// As [`Streams::fence`], however few they are.
+    pub fn fence_all(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
+        self.fence_each(driver, named) | self.fence_device(driver, hears_of_captures, u64::MAX)
     }
 
     /// This call names a stream: records the event behind its frees that a call before would have recorded, had it named the stream too. So that is one event for each time
-    /// that somebody was hungry.
-    pub fn seal_lost(&self, driver: &dyn Driver, named: u32) -> bool {
-        self.lost.contains(named) && self.seal_one(driver, named, Some(named))
+    /// that memory was needed.
+    pub fn fence_lost(&self, driver: &dyn Driver, named: u32) -> bool {
+        self.lost.contains(named) && self.fence_one(driver, named, Some(named))
     }
 
-    fn seal_each(&self, driver: &dyn Driver, named: Option<u32>) -> bool {
-        let dirty = self.dirty.iter(self.count()).filter(|&number| number != EVERY);
-        dirty.fold(false, |any, number| self.seal_one(driver, number, named) | any)
+    fn fence_each(&self, driver: &dyn Driver, named: Option<u32>) -> bool {
+        let unfenced = self.unfenced.iter(self.count()).filter(|&number| number != ALL_STREAMS);
+        unfenced.fold(false, |any, number| self.fence_one(driver, number, named) | any)
     }
 
     /// Whether the handle of a stream may be used now, in a call that names stream `named`. Under `fences`, where no call names the stream.
@@ -149,7 +149,7 @@ impl Streams {
     /// Records an event behind all work of the device, where something is freed that waits for all streams, or for one that only its own thread can
     /// record on, or only a call that names it; it stands for the streams that are no more too. Not while a stream captures: the driver would refuse, and
     /// make the capture fail. So every stream that lasts is asked before, and so many `questions` are worth one free that waits.
-    fn seal_every(&self, driver: &dyn Driver, hears_of_captures: bool, questions: u64) -> bool {
+    fn fence_device(&self, driver: &dyn Driver, hears_of_captures: bool, questions: u64) -> bool {
         if !self.records_context_events(hears_of_captures) {
             return false;
         }
@@ -158,9 +158,12 @@ impl Streams {
                 .is_some_and(|stream| stream.handle() == PER_THREAD && stream.identity() != thread_token())
         };
         // Dead streams alone are not worth it: there may be thousands.
-        let others = self.dirty.iter(self.count()).filter(|&number| is_others(number)).count() as u64;
-        let waiting =
-            if self.dirty.contains(EVERY) { self.gathered.load(Ordering::Relaxed).max(1) } else { 0 };
+        let others = self.unfenced.iter(self.count()).filter(|&number| is_others(number)).count() as u64;
+        let waiting = if self.unfenced.contains(ALL_STREAMS) {
+            self.gathered.load(Ordering::Relaxed).max(1)
+        } else {
+            0
+        };
         let stranded = self.stranded.load(Ordering::Relaxed);
         let worth = (waiting + others + stranded).saturating_mul(questions);
         if worth == 0 || worth < self.lasting.load(Ordering::Relaxed) || self.any_capturing(driver) {
@@ -168,12 +171,12 @@ impl Streams {
         }
         self.gathered.store(0, Ordering::Relaxed);
         self.stranded.store(0, Ordering::Relaxed);
-        let soiled =
-            self.dirty.iter(self.count()).filter(|&number| self.is_dead(number) || is_others(number));
-        let mut numbers: Vec<u32> = soiled.chain(self.lost.iter(self.count())).collect();
-        // The fence is one of an epoch of EVERY.
-        if !numbers.contains(&EVERY) {
-            numbers.push(EVERY);
+        let reopened =
+            self.unfenced.iter(self.count()).filter(|&number| self.is_dead(number) || is_others(number));
+        let mut numbers: Vec<u32> = reopened.chain(self.lost.iter(self.count())).collect();
+        // The fence is one of an epoch of ALL_STREAMS.
+        if !numbers.contains(&ALL_STREAMS) {
+            numbers.push(ALL_STREAMS);
         }
         let mut fences = lock(&self.fences);
         let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
@@ -181,40 +184,40 @@ impl Streams {
         };
         let close = |number| {
             let stream = self.get(number)?;
-            self.dirty.remove(number);
+            self.unfenced.remove(number);
             self.lost.remove(number);
             Some((number, stream.epoch.fetch_add(1, Ordering::SeqCst)))
         };
         let epochs: Vec<(u32, u64)> = numbers.into_iter().filter_map(close).collect();
         if driver.context_event_record(self.device, event).is_err() {
             // The epochs stay without an event; the next one covers them.
-            self.soil(&epochs);
+            self.mark_unfenced(&epochs);
             fences.spare.push(event);
             return false;
         }
         let age = self.recorded.fetch_add(1, Ordering::Relaxed);
-        let own = epochs.iter().find(|&&(number, _)| number == EVERY);
+        let own = epochs.iter().find(|&&(number, _)| number == ALL_STREAMS);
         let epoch = own.map_or(0, |&(_, epoch)| epoch);
-        fences.pending.entry(EVERY).or_default().push_back(Fence { epoch, event, age });
+        fences.pending.entry(ALL_STREAMS).or_default().push_back(Fence { epoch, event, age });
         fences.dead.insert(age, epochs);
         true
     }
 
     /// The frees of these epochs need another event.
-    fn soil(&self, epochs: &[(u32, u64)]) {
-        epochs.iter().for_each(|&(number, _)| self.dirty.insert(number));
+    fn mark_unfenced(&self, epochs: &[(u32, u64)]) {
+        epochs.iter().for_each(|&(number, _)| self.unfenced.insert(number));
     }
 
-    /// A dirty stream is dead, or may be used in its own calls only: until one comes, only an event behind all work of the device is behind its frees.
+    /// A stream with unfenced frees is dead, or may be used in its own calls only: until one comes, only an event behind all work of the device is behind its frees.
     fn give_up(&self, number: u32) {
         if !self.is_dead(number) {
             self.stranded.fetch_add(1, Ordering::Relaxed);
         }
         self.lost.insert(number);
-        self.dirty.remove(number);
+        self.unfenced.remove(number);
     }
 
-    fn seal_one(&self, driver: &dyn Driver, number: u32, named: Option<u32>) -> bool {
+    fn fence_one(&self, driver: &dyn Driver, number: u32, named: Option<u32>) -> bool {
         let Some(stream) = self.get(number) else { return false };
         // Under this lock the number becomes no other stream's, and the end of a lasting one waits.
         let mut fences = lock(&self.fences);
@@ -233,7 +236,7 @@ impl Streams {
         let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
             return false;
         };
-        self.dirty.remove(number);
+        self.unfenced.remove(number);
         self.lost.remove(number);
         let epoch = stream.epoch.fetch_add(1, Ordering::SeqCst);
         if driver.event_record(self.device, event, handle).is_ok() {
@@ -242,7 +245,7 @@ impl Streams {
             return true;
         }
         // The epoch stays without an event of its own; the next one covers it.
-        self.dirty.insert(number);
+        self.unfenced.insert(number);
         fences.spare.push(event);
         false
     }
@@ -294,7 +297,7 @@ impl Streams {
     /// The epochs that are open now, by stream: take them before a device-wide synchronisation, and hand them to
     /// [`Streams::passed`] after it.
     pub fn open_epochs(&self) -> HashMap<u32, u64> {
-        let numbers = (0..self.count()).chain([EVERY]);
+        let numbers = (0..self.count()).chain([ALL_STREAMS]);
         // Closes each epoch, so that frees during the synchronisation belong to a later one.
         numbers
             .filter_map(|number| Some((number, self.get(number)?.epoch.fetch_add(1, Ordering::SeqCst))))

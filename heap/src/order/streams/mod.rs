@@ -1,29 +1,29 @@
 //! Stream order: who may reuse what, and when.
 //!
-//! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. Sealing closes the open epoch
-//! and records one event behind it; once the event is done, the stream is past every free of that epoch and of all before it.
-//! So one event stands for any number of frees, and is recorded only when somebody hungry needs it.
+//! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. A fence closes the open epoch:
+//! one event is recorded behind it; once the event is done, the stream is past every free of that epoch and of all before it.
+//! So one event stands for any number of frees, and is recorded only when somebody needs memory.
 //!
 //! ```text
-//!   epoch       1 -> 2 -> 3 ...   the open one; raised by the sealer (under `fences`) BEFORE it records the event. A free reads
+//!   epoch       1 -> 2 -> 3 ...   the open one; raised by the recorder (under `fences`) BEFORE it records the event. A free reads
 //!                                 it after its stream's last use was enqueued: if it reads e, the event of e is recorded later.
 //!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by whoever saw an event done or has
 //!                                 synchronised the device, never lowered.
-//!   dirty       out <-> in        in the set: a free may belong to the open epoch. Put in by the freeing thread after it read `epoch`, taken
-//!                                 out by the sealer before it raises `epoch`: a free that slips between is covered by the event.
-//!   lost        out <-> in        in the set: dirty, but dead, or passing and not named by the sealer's call. Moved there by the sealer, which would look at each in vain for
+//!   unfenced    out <-> in        in the set: a free may belong to the open epoch. Put in by the freeing thread after it read `epoch`, taken
+//!                                 out by the recorder before it raises `epoch`: a free that slips between is covered by the event.
+//!   lost        out <-> in        in the set: unfenced, but dead, or passing and not named by the recorder's call. Moved there by the recorder, which would look at each in vain for
 //!                                 ever; taken out by an event behind all work of the device, and by the next call that names the stream.
 //!   further     out <-> in        in the set: `completed` was raised. Put in after that, taken out by whoever then looks at all that waits for
 //!                                 the stream, under the central lock.
 //!   state       passing          its handle may be used only in a call in which the program names it ([`naming`]); as every stream begins
 //!               lasting          announced: its handle may be used until its end; from passing, or at once
-//!               retired          no call named it, and its number may be taken away; from passing, and back if something refers to it
+//!               withdrawn        no call named it, and its number may be taken away; from passing, and back if something refers to it
 //!               dead             the program has destroyed it, or its handle names another by now: nothing is recorded on it again, and only what is behind all
 //!                                work of the device completes its epochs. A program that still uses the handle gets a new number for it. From all others
-//!   calls       n <-> n + 1      calls under way that name a passing stream; raised BEFORE `state` is looked at. Whoever retires it raises `state` BEFORE it looks at
+//!   calls       n <-> n + 1      calls under way that name a passing stream; raised BEFORE `state` is looked at. Whoever withdraws it raises `state` BEFORE it looks at
 //!                                `calls`: of the two, one sees the other.
 //!   seen        quiet            what a passing stream did about capture when a call named it last: nothing
-//!               in a bracket     it captured, while a capture that was announced was open
+//!               in a pool scope  it captured, while a capture that was announced was open
 //!               unannounced      it captured, and none was
 //! ```
 
@@ -55,8 +55,8 @@ pub const DEFAULT_STREAM: u32 = 0;
 /// the driver can; else only a synchronisation of the device completes its epochs.
 ///
 /// Nothing that is freed on it is used again before such an event or synchronisation: unlike a stream it comes in no order with itself.
-pub const EVERY: u32 = MAX_STREAMS as u32;
-const _: () = assert!(EVERY == gruyere_record::stream::ALL_STREAMS, "readers know it by this number");
+pub const ALL_STREAMS: u32 = MAX_STREAMS as u32;
+const _: () = assert!(ALL_STREAMS == gruyere_record::stream::ALL_STREAMS, "readers know it by this number");
 
 /// What the book-keeping of events did, for the gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,12 +79,12 @@ pub struct Streams {
     numbers: Mutex<Numbers>,
     fences: Mutex<Fences>,
     recycling: Mutex<()>,
-    dirty: SharedSet,
+    unfenced: SharedSet,
     lost: SharedSet,
     further: SharedSet,
     /// Times that a stream got further.
     strides: AtomicU64,
-    /// The last epoch of [`EVERY`] that a free waits for; only ever raised.
+    /// The last epoch of [`ALL_STREAMS`] that a free waits for; only ever raised.
     parked: AtomicU64,
     /// Frees that wait for all streams since the last event behind all work of the device.
     gathered: AtomicU64,
@@ -103,7 +103,7 @@ impl Streams {
     pub fn new(device: DeviceId, ids: bool, context_events: bool) -> Self {
         let streams: Box<[OnceLock<Stream>]> = (0..=MAX_STREAMS).map(|_| OnceLock::new()).collect();
         let _ = streams[DEFAULT_STREAM as usize].set(Stream::new(StreamHandle(0), 0, LASTING));
-        let _ = streams[EVERY as usize].set(Stream::new(StreamHandle(0), 0, DEAD));
+        let _ = streams[ALL_STREAMS as usize].set(Stream::new(StreamHandle(0), 0, DEAD));
         Self {
             device,
             ids,
@@ -114,7 +114,7 @@ impl Streams {
             numbers: Mutex::default(),
             fences: Mutex::default(),
             recycling: Mutex::default(),
-            dirty: SharedSet::default(),
+            unfenced: SharedSet::default(),
             lost: SharedSet::default(),
             further: SharedSet::default(),
             strides: AtomicU64::new(0),
@@ -148,7 +148,7 @@ impl Streams {
     pub fn note_free(&self, stream: u32) -> u64 {
         let Some(known) = self.get(stream) else { return u64::MAX };
         let epoch = known.epoch.load(Ordering::Acquire);
-        self.dirty.insert(stream);
+        self.unfenced.insert(stream);
         epoch
     }
 
@@ -156,7 +156,7 @@ impl Streams {
     #[inline]
     pub fn note_wait(&self, stream: u32) -> u64 {
         let epoch = self.note_free(stream);
-        if stream == EVERY {
+        if stream == ALL_STREAMS {
             self.parked.fetch_max(epoch, Ordering::Relaxed);
             self.gathered.fetch_add(1, Ordering::Relaxed);
         }
@@ -166,7 +166,7 @@ impl Streams {
     /// Whether frees wait for all streams, of a driver that only a synchronisation makes tell of them.
     pub fn needs_synchronisation(&self, hears_of_captures: bool) -> bool {
         !self.records_context_events(hears_of_captures)
-            && self.parked.load(Ordering::Relaxed) > self.completed(EVERY)
+            && self.parked.load(Ordering::Relaxed) > self.completed(ALL_STREAMS)
     }
 
     /// Whether events may be recorded behind all work of the context: the driver can, and captures are told of, as one that runs would fail.
@@ -193,7 +193,7 @@ impl Streams {
 
     /// The streams that have got further since this was called last; call it under the central lock.
     pub fn take_further(&self) -> impl Iterator<Item = u32> {
-        let every = self.further.remove_seen(EVERY).then_some(EVERY);
+        let every = self.further.remove_seen(ALL_STREAMS).then_some(ALL_STREAMS);
         self.further.take(self.count()).chain(every)
     }
 

@@ -7,9 +7,9 @@
 
 use super::names::{Numbers, Resolved};
 use super::stream::{
-    DEAD, LASTING, PASSING, PER_THREAD, RETIRED, Stream, UNTOLD, is_quiet, thread_has_ended, thread_token,
+    DEAD, LASTING, PASSING, PER_THREAD, Stream, UNTOLD, WITHDRAWN, is_quiet, thread_has_ended, thread_token,
 };
-use super::{DEFAULT_STREAM, EVERY, MAX_STREAMS, Streams};
+use super::{ALL_STREAMS, DEFAULT_STREAM, MAX_STREAMS, Streams};
 use crate::driver::{Driver, ErrorKind, StreamHandle};
 use crate::sync::{MutexGuard, lock};
 use std::collections::HashSet;
@@ -25,8 +25,8 @@ impl Streams {
         if handle.0 <= 1 {
             return Some(Resolved::lasting(DEFAULT_STREAM, None));
         }
-        if handle == StreamHandle::EVERY {
-            return Some(Resolved::lasting(EVERY, None));
+        if handle == StreamHandle::ALL_STREAMS {
+            return Some(Resolved::lasting(ALL_STREAMS, None));
         }
         let mut status = driver.capture_status(self.device, handle);
         if handle == PER_THREAD {
@@ -155,7 +155,7 @@ impl Streams {
                 let _fences = lock(&self.fences);
                 self.get(unused)?.becomes(handle, identity, lasting);
                 if self.lost.remove(unused) {
-                    self.dirty.insert(unused);
+                    self.unfenced.insert(unused);
                 }
                 unused
             }
@@ -178,7 +178,7 @@ impl Streams {
 
     /// The program promises that the stream of `handle`, which is there, is not destroyed before [`Streams::end`] is told of it.
     pub fn lasts(&self, driver: &dyn Driver, handle: StreamHandle) {
-        if handle.0 <= PER_THREAD.0 || handle == StreamHandle::EVERY || self.is_announced(handle) {
+        if handle.0 <= PER_THREAD.0 || handle == StreamHandle::ALL_STREAMS || self.is_announced(handle) {
             return;
         }
         let known = lock(&self.numbers).by_handle.contains_key(&handle.0);
@@ -214,7 +214,7 @@ impl Streams {
         id.zip(stream).is_some_and(|(id, stream)| stream.identity() == id)
     }
 
-    /// The program destroys the stream that `handle` names: its number is a dead one's from now on, and nobody is in a call on it when this returns. Seal
+    /// The program destroys the stream that `handle` names: its number is a dead one's from now on, and nobody is in a call on it when this returns. Fence it
     /// before, where that can be done.
     pub fn end(&self, handle: StreamHandle) {
         let mut numbers = lock(&self.numbers);
@@ -256,7 +256,7 @@ impl Streams {
 
     /// Takes the numbers away from streams that are gone, and from passing ones that no call is naming now: which of those are gone cannot be known, and one that comes
     /// again gets another. To be followed by [`Streams::release`], under [`Streams::recycling`] both.
-    pub fn retire(&self) -> HashSet<u32> {
+    pub fn withdraw(&self) -> HashSet<u32> {
         let numbers = lock(&self.numbers);
         let unused: HashSet<u32> = numbers.unused.iter().copied().collect();
         let is_gone = |stream: &Stream| match stream.handle() {
@@ -269,24 +269,24 @@ impl Streams {
                 }
                 ended
             }
-            _ => stream.retire(),
+            _ => stream.withdraw(),
         };
         (0..self.count())
             .filter(|number| !unused.contains(number) && self.get(*number).is_some_and(is_gone))
             .collect()
     }
 
-    /// Lets those of the `retired` numbers be used again that are in `released`, since nothing refers to them; the others are what they were, unless their streams have
+    /// Lets those of the `withdrawn` numbers be used again that are in `released`, since nothing refers to them; the others are what they were, unless their streams have
     /// got other numbers meanwhile.
-    pub fn release(&self, retired: &HashSet<u32>, released: &[u32]) {
+    pub fn release(&self, withdrawn: &HashSet<u32>, released: &[u32]) {
         let released: HashSet<u32> = released.iter().copied().collect();
         let mut guard = lock(&self.numbers);
         let numbers = &mut *guard;
-        for &number in retired.difference(&released) {
+        for &number in withdrawn.difference(&released) {
             let Some(stream) = self.get(number) else { continue };
             let is_named = numbers.by_handle.get(&stream.handle().0) == Some(&number);
             let state = if is_named { PASSING } else { DEAD };
-            let _ = stream.state.compare_exchange(RETIRED, state, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = stream.state.compare_exchange(WITHDRAWN, state, Ordering::SeqCst, Ordering::SeqCst);
         }
         numbers.by_handle.retain(|_, number| !released.contains(number));
         numbers.by_thread.retain(|_, number| !released.contains(number));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 /// States of a stream, as in the table of [`super`].
 pub(super) const PASSING: u8 = 0;
 pub(super) const LASTING: u8 = 1;
-pub(super) const RETIRED: u8 = 2;
+pub(super) const WITHDRAWN: u8 = 2;
 pub(super) const DEAD: u8 = 3;
 
 /// The identity of a stream that has been seen in captures only.
@@ -34,7 +34,7 @@ pub(super) const PER_THREAD: StreamHandle = StreamHandle(2);
 
 /// What a stream was seen to do about capture, as in the table of [`super`].
 pub(super) const QUIET: u8 = 0;
-pub(super) const IN_BRACKET: u8 = 1;
+pub(super) const IN_SCOPE: u8 = 1;
 pub(super) const UNANNOUNCED: u8 = 2;
 
 /// One stream.
@@ -77,7 +77,7 @@ impl Stream {
 
     #[inline]
     pub(super) fn is_dead(&self) -> bool {
-        self.state.load(Ordering::SeqCst) >= RETIRED
+        self.state.load(Ordering::SeqCst) >= WITHDRAWN
     }
 
     #[inline]
@@ -108,8 +108,8 @@ impl Stream {
     }
 
     /// Takes a passing stream's number away, unless a call names it now. Under the lock of [`Numbers`].
-    pub(super) fn retire(&self) -> bool {
-        if self.state.compare_exchange(PASSING, RETIRED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+    pub(super) fn withdraw(&self) -> bool {
+        if self.state.compare_exchange(PASSING, WITHDRAWN, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return false;
         }
         // A call that is not seen here sees the state.

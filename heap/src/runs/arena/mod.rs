@@ -3,7 +3,7 @@
 //! A region is one piece of memory from the driver. Its runs tile it in address order. A space is a set of regions whose
 //! free runs are searched together: one for each lifetime, one for each capture pool. Slabs are runs too, at multiples of
 //! the page: best fit puts them into the gaps that large blocks leave. A free run belongs either to the
-//! stream that used it last, which may reuse it at once, or to everybody ([`EVERYBODY`]), once an event has shown that the stream is past
+//! stream that used it last, which may reuse it at once, or to no stream ([`UNOWNED`]), once an event has shown that the stream is past
 //! the free. Neighbours of one owner are always merged; neighbours of different owners are joined when somebody who may use both
 //! needs them ([`Arenas::join`]).
 //!
@@ -13,22 +13,22 @@ mod owners;
 mod run;
 mod size_index;
 mod space;
+mod unmapped;
 mod validate;
-mod void;
 mod walk;
 
 use crate::number_set::NumberSet;
-use crate::order::streams::{EVERY, NUMBERS, Streams};
+use crate::order::streams::{ALL_STREAMS, NUMBERS, Streams};
 use crate::runs::page_table::BLOCK_LIMIT;
 use crate::small::size_class::ALIGNMENT;
 use gruyere_record::SegmentSlot;
 use run::NO_RUN;
 use run::Place;
-pub use run::{EVERYBODY, Label, Region, RegionId, Run, RunId, RunState, SpaceId};
+pub use run::{Label, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
 use size_index::SizeIndex;
 use space::{Space, owner_at, owner_in};
 use std::collections::BTreeMap;
-pub use void::{LoosePages, Movable, Plan};
+pub use unmapped::{Movable, MovablePages, Plan};
 
 /// All runs of a device.
 #[derive(Default)]
@@ -39,13 +39,13 @@ pub struct Arenas {
     unused_regions: Vec<RegionId>,
     spaces: Vec<Space>,
     unused_spaces: Vec<SpaceId>,
-    /// Whether runs that are asked for at more than [`ALIGNMENT`] are only taken whole (`Heap::give_blocks_spans_of_their_own`).
+    /// Whether runs that are asked for at more than [`ALIGNMENT`] are only taken whole (`Heap::dedicate_allocations`).
     pub whole_runs: bool,
     scratch: Vec<RunId>,
     /// The places of owners of whose free runs some may be behind what their streams are past by now ([`Arenas::note_further`]).
     ripe: NumberSet,
     /// By first byte.
-    shadows: BTreeMap<u64, RunId>,
+    stale_aliases: BTreeMap<u64, RunId>,
     changes: u64,
     /// Bytes of live and pending runs, and the highest that was since [`Arenas::take_busy_peak`].
     busy: u64,
@@ -76,7 +76,7 @@ impl Arenas {
         self.unused_spaces.push(id);
     }
 
-    /// Adds a region as one free run of `stream`'s (or everybody's).
+    /// Adds a region as one free run of `stream`'s (or unowned).
     pub fn add_region(
         &mut self,
         space: SpaceId,
@@ -118,15 +118,15 @@ impl Arenas {
         id
     }
 
-    /// Takes a wholly free (or wholly void) region away, and says what it was.
+    /// Takes a wholly free (or wholly unmapped) region away, and says what it was.
     pub fn remove_region(&mut self, id: RegionId) -> Region {
         let region = self.regions[id as usize].clone();
         let mut run = region.first;
         while run != NO_RUN {
-            debug_assert!(matches!(self.runs[run as usize].state, RunState::Free | RunState::Void));
+            debug_assert!(matches!(self.runs[run as usize].state, RunState::Free | RunState::Unmapped));
             let next = self.runs[run as usize].next;
             self.unlist(run);
-            self.retire(run);
+            self.put_unused(run);
             run = next;
         }
         self.regions[id as usize].in_use = false;
@@ -154,7 +154,7 @@ impl Arenas {
             .map(|(id, region)| (id as RegionId, region))
     }
 
-    /// The regions of a space whose runs are all free, and everybody's or of streams that are past them (`completed`).
+    /// The regions of a space whose runs are all free, and unowned or of streams that are past them (`completed`).
     pub fn empty_regions(&self, space: SpaceId, completed: &dyn Fn(u32) -> u64) -> Vec<RegionId> {
         let is_empty = |id: &RegionId| {
             if self.regions[*id as usize].stitched {
@@ -163,7 +163,7 @@ impl Arenas {
             let mut run_id = self.regions[*id as usize].first;
             while run_id != NO_RUN {
                 let run = &self.runs[run_id as usize];
-                let passed = run.stream == EVERYBODY || run.epoch <= completed(run.stream);
+                let passed = run.stream == UNOWNED || run.epoch <= completed(run.stream);
                 if run.state != RunState::Free || !passed {
                     return false;
                 }
@@ -200,7 +200,7 @@ impl Arenas {
         self.runs.iter().filter(|run| run.state != RunState::Unused).map(|run| run.stream)
     }
 
-    /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and everybody's.
+    /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and unowned ones.
     pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
         if align <= ALIGNMENT {
             return self.allocate_block(space, bytes, stream, Label::default()).map(|(id, _)| id);
@@ -222,8 +222,7 @@ impl Arenas {
     ) -> Option<(RunId, u64)> {
         let Space { owners, filled, .. } = self.spaces.get_mut(space as usize)?;
         let owners = &mut owners[..];
-        let contested =
-            matches!(owners.get(owner_at(EVERYBODY)), Some(Some(everybody)) if everybody.count != 0);
+        let contested = matches!(owners.get(owner_at(UNOWNED)), Some(Some(unowned)) if unowned.count != 0);
         let (owner, found) = if contested {
             let (owner, found) = best_of_both(owners, &self.runs, bytes, ALIGNMENT, stream)?;
             (owner, Some(found))
@@ -283,7 +282,7 @@ impl Arenas {
             let mut id = self.regions[region as usize].first;
             while id != NO_RUN {
                 let run = &self.runs[id as usize];
-                let usable = run.state == RunState::Free && (run.stream == stream || run.stream == EVERYBODY);
+                let usable = run.state == RunState::Free && (run.stream == stream || run.stream == UNOWNED);
                 if usable {
                     first = if row == 0 { id } else { first };
                     row += run.bytes;
@@ -361,7 +360,7 @@ impl Arenas {
         rest
     }
 
-    /// Frees a live or pending run to `stream` as of `epoch` (or to everybody), and merges it with neighbours of the same owner.
+    /// Frees a live or pending run to `stream` as of `epoch` (or to no stream), and merges it with neighbours of the same owner.
     pub fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
         self.ripe.insert(owner_at(stream) as u32);
         let place = self.runs[id as usize].place();
@@ -415,7 +414,7 @@ impl Arenas {
                 after = behind.next;
                 bytes += more;
                 index.remove(runs, next);
-                retire(runs, &mut self.unused_runs, next);
+                put_unused(runs, &mut self.unused_runs, next);
                 let before = &mut runs[previous as usize];
                 before.epoch = before.epoch.max(other);
                 before.next = after;
@@ -424,7 +423,7 @@ impl Arenas {
             if let Some(after) = runs.get_mut(after as usize) {
                 after.previous = previous;
             }
-            retire(runs, &mut self.unused_runs, id);
+            put_unused(runs, &mut self.unused_runs, id);
         } else if let Some(after) = runs.get_mut(next as usize).filter(mergeable) {
             after.epoch = after.epoch.max(epoch);
             (after.address, after.previous) = (address, previous);
@@ -434,7 +433,7 @@ impl Arenas {
                 Some(before) => before.next = next,
                 None => *first = next,
             }
-            retire(runs, &mut self.unused_runs, id);
+            put_unused(runs, &mut self.unused_runs, id);
         } else {
             let run = &mut runs[id as usize];
             (run.state, run.stream, run.epoch) = (RunState::Free, owner, epoch);
@@ -503,8 +502,8 @@ impl Arenas {
         let run = &self.runs[id as usize];
         let space = self.regions[run.region as usize].space;
         match run.state {
-            RunState::Void => {
-                self.spaces[space as usize].voids.remove(&mut self.runs, id);
+            RunState::Unmapped => {
+                self.spaces[space as usize].unmapped.remove(&mut self.runs, id);
             }
             _ => {
                 let owner = run.stream;
@@ -525,11 +524,11 @@ impl Arenas {
         if after != NO_RUN {
             self.runs[after as usize].previous = id;
         }
-        self.retire(next);
+        self.put_unused(next);
     }
 
-    fn retire(&mut self, id: RunId) {
-        retire(&mut self.runs, &mut self.unused_runs, id);
+    fn put_unused(&mut self, id: RunId) {
+        put_unused(&mut self.runs, &mut self.unused_runs, id);
     }
 
     fn new_run(&mut self, address: u64, bytes: u64, region: RegionId) -> RunId {
@@ -547,10 +546,10 @@ impl Arenas {
     }
 }
 
-const _: () = assert!(owner_at(EVERY) == 0 && owner_at(EVERYBODY) == 1 && owner_at(0) == 2);
-const _: () = assert!(owner_in(1) == EVERYBODY && owner_at(EVERY - 1) == NUMBERS as usize - 1);
+const _: () = assert!(owner_at(ALL_STREAMS) == 0 && owner_at(UNOWNED) == 1 && owner_at(0) == 2);
+const _: () = assert!(owner_in(1) == UNOWNED && owner_at(ALL_STREAMS - 1) == NUMBERS as usize - 1);
 
-/// The best fit among the stream's own free runs and everybody's: whose it is, its number and its length. Of two equal fits the stream takes its
+/// The best fit among the stream's own free runs and unowned ones: whose it is, its number and its length. Of two equal fits the stream takes its
 /// own, and leaves the other to those who have no choice.
 #[inline(never)]
 fn best_of_both(
@@ -564,7 +563,7 @@ fn best_of_both(
         let index = owners.get(owner_at(stream))?.as_deref().filter(|index| index.count != 0)?;
         index.best_fit(runs, bytes, align).map(|found| (owner_at(stream), found))
     };
-    match (fit(stream), fit(EVERYBODY)) {
+    match (fit(stream), fit(UNOWNED)) {
         (Some(own), Some(other)) => Some(if other.1.1 < own.1.1 { other } else { own }),
         (own, other) => own.or(other),
     }
@@ -586,7 +585,7 @@ fn one_more(runs: &mut Vec<Run>) -> Option<RunId> {
 }
 
 #[inline(always)]
-fn retire(runs: &mut [Run], unused: &mut Vec<RunId>, id: RunId) {
+fn put_unused(runs: &mut [Run], unused: &mut Vec<RunId>, id: RunId) {
     runs[id as usize].state = RunState::Unused;
     unused.push(id);
 }

@@ -1,7 +1,7 @@
-//! Whose free runs are: streams', and everybody's once their streams are past them.
+//! Whose free runs are: streams', and unowned once their streams are past them.
 
 use super::Arenas;
-use super::run::{EVERYBODY, RunId, SpaceId};
+use super::run::{RunId, SpaceId, UNOWNED};
 use super::size_index::SizeIndex;
 use super::space::{Space, owner_at, owner_in};
 
@@ -15,7 +15,7 @@ impl Arenas {
     /// further since it was called.
     pub fn overlooked(&self, completed: &dyn Fn(u32) -> u64, known: &dyn Fn(u32) -> bool) -> Option<u32> {
         let shared = self.spaces.iter().filter(|space| !space.private);
-        let mut owners = shared.flat_map(Space::filled).filter(|(owner, _)| *owner != EVERYBODY);
+        let mut owners = shared.flat_map(Space::filled).filter(|(owner, _)| *owner != UNOWNED);
         let is_it = |(owner, index): &(u32, &SizeIndex)| {
             index.oldest <= completed(*owner)
                 && !self.ripe.contains(owner_at(*owner) as u32)
@@ -24,7 +24,7 @@ impl Arenas {
         owners.find(is_it).map(|(owner, _)| owner)
     }
 
-    /// Gives to everybody the free runs of `spaces` whose streams are past them; `completed` tells the last epoch that a stream is past. Looks only at
+    /// Makes unowned the free runs of `spaces` whose streams are past them; `completed` tells the last epoch that a stream is past. Looks only at
     /// what has become free, or whose stream was noted to be further, since it was called last: always call it with the same spaces.
     pub fn promote_ripe(&mut self, spaces: impl Iterator<Item = SpaceId>, completed: &dyn Fn(u32) -> u64) {
         // Asked at every miss, when mostly no stream has got further.
@@ -34,32 +34,32 @@ impl Arenas {
         let mut ripe = std::mem::take(&mut self.ripe);
         for space in spaces {
             if !self.spaces[space as usize].private {
-                ripe.iter().for_each(|place| self.give_owner_to_everybody(space, place as usize, completed));
+                ripe.iter().for_each(|place| self.make_owner_unowned(space, place as usize, completed));
             }
         }
         ripe.clear();
         self.ripe = ripe;
     }
 
-    /// Gives to everybody the free runs whose streams are past them; `completed` tells the last epoch that a stream is past.
+    /// Makes unowned the free runs whose streams are past them; `completed` tells the last epoch that a stream is past.
     pub fn promote(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
         if !self.spaces[space as usize].private {
-            self.give_to_everybody(space, completed);
+            self.make_unowned(space, completed);
         }
     }
 
     /// As [`Arenas::promote`], private spaces too: for spaces whose every use is known to be over.
-    pub fn give_to_everybody(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
+    pub fn make_unowned(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
         let places: Vec<u32> = self.spaces[space as usize].filled.iter().collect();
         for place in places {
-            self.give_owner_to_everybody(space, place as usize, completed);
+            self.make_owner_unowned(space, place as usize, completed);
         }
     }
 
-    fn give_owner_to_everybody(&mut self, space: SpaceId, place: usize, completed: &dyn Fn(u32) -> u64) {
+    fn make_owner_unowned(&mut self, space: SpaceId, place: usize, completed: &dyn Fn(u32) -> u64) {
         let owner = owner_in(place);
         let index = self.spaces[space as usize].owners.get(place).and_then(Option::as_deref);
-        let Some(index) = index.filter(|index| index.count > 0 && owner != EVERYBODY) else { return };
+        let Some(index) = index.filter(|index| index.count > 0 && owner != UNOWNED) else { return };
         let completed = completed(owner);
         if index.oldest > completed {
             return;
@@ -75,8 +75,8 @@ impl Arenas {
                 continue;
             }
             self.unlist(id);
-            // Neighbours of everybody's take it in; another of `found` is not everybody's yet, so none is lost.
-            self.set_free(id, EVERYBODY, 0);
+            // Unowned neighbours take it in; another of `found` is not unowned yet, so none is lost.
+            self.set_free(id, UNOWNED, 0);
         }
         self.spaces[space as usize].owner_mut(owner).oldest = oldest;
         self.scratch = found;
@@ -124,10 +124,10 @@ impl Arenas {
 
     /// Whether another stream than `stream` owns free memory of a space.
     pub fn others_own(&self, space: SpaceId, stream: u32) -> bool {
-        self.spaces[space as usize].filled().any(|(owner, _)| owner != stream && owner != EVERYBODY)
+        self.spaces[space as usize].filled().any(|(owner, _)| owner != stream && owner != UNOWNED)
     }
 
-    /// Free bytes of a space that belong to `stream`, or to [`EVERYBODY`].
+    /// Free bytes of a space that belong to `stream`, or to [`UNOWNED`].
     pub fn own_free_bytes(&self, space: SpaceId, stream: u32) -> u64 {
         self.spaces[space as usize].owner(stream).map_or(0, |index| index.bytes)
     }

@@ -8,7 +8,7 @@ pub type RunId = BlockId;
 /// No run: the end of a list.
 pub(super) const NO_RUN: RunId = u32::MAX;
 /// The owner of free runs that any stream may use.
-pub const EVERYBODY: u32 = u32::MAX;
+pub const UNOWNED: u32 = u32::MAX;
 /// A region's number.
 pub type RegionId = u32;
 /// A space's number.
@@ -26,9 +26,9 @@ pub enum RunState {
     /// Freed by the caller, waiting for other streams than its own.
     Pending,
     /// Address space of a stitched region in which nothing is mapped.
-    Void,
+    Unmapped,
     /// Address space of a stitched region in which pages are mapped that belong elsewhere, or to nobody.
-    Shadow,
+    StaleAlias,
 }
 
 /// One run.
@@ -42,7 +42,7 @@ pub struct Run {
     pub epoch: u64,
     /// What it is.
     pub state: RunState,
-    /// Live or pending: the stream of its allocation. Free: its owner, or [`EVERYBODY`].
+    /// Live or pending: the stream of its allocation. Free: its owner, or [`UNOWNED`].
     pub stream: u32,
     /// The region that it is a part of.
     pub region: RegionId,
@@ -50,13 +50,13 @@ pub struct Run {
     pub slot: BlockSlot,
     /// Of a block: bytes of it that the caller did not ask for.
     pub slack: u32,
-    /// Its bin of the size index while free or void.
+    /// Its bin of the size index while free or unmapped.
     pub(super) bin: u16,
     /// The tag of its block, as the record counts it.
     pub lifetime: u8,
     /// Other streams use the block (`Central::users`).
     pub shared: bool,
-    /// The slab in it (its lane's number), where it is one.
+    /// The slab in it (its shard's number), where it is one.
     pub is_slab: bool,
     pub(super) previous: RunId,
     pub(super) next: RunId,
@@ -72,7 +72,7 @@ impl Run {
             bytes,
             epoch: 0,
             state: RunState::Free,
-            stream: EVERYBODY,
+            stream: UNOWNED,
             region,
             slot: BlockSlot::NONE,
             slack: 0,

@@ -3,7 +3,7 @@
 use super::run::RegionId;
 use super::size_index::SizeIndex;
 use crate::number_set::NumberSet;
-use crate::order::streams::{EVERY, NUMBERS};
+use crate::order::streams::{ALL_STREAMS, NUMBERS};
 
 /// A set of regions whose free runs are searched together.
 #[derive(Default)]
@@ -14,9 +14,9 @@ pub(super) struct Space {
     pub(super) filled: NumberSet,
     pub(super) regions: Vec<RegionId>,
     /// Where nothing is mapped.
-    pub(super) voids: SizeIndex,
-    /// Bytes of shadows.
-    pub(super) shadow_bytes: u64,
+    pub(super) unmapped: SizeIndex,
+    /// Bytes of stale aliases.
+    pub(super) stale_alias_bytes: u64,
     /// Runs stay with their stream whatever is done (captures).
     pub(super) private: bool,
 }
@@ -43,7 +43,7 @@ impl Space {
     }
 }
 
-/// The place of a stream's (or everybody's) index among the owners of a space: first that of all streams together, then everybody's, then the streams'.
+/// The place of a stream's (or the unowned runs') index among the owners of a space: first that of all streams together, then that of unowned runs, then the streams'.
 #[inline(always)]
 pub(super) const fn owner_at(stream: u32) -> usize {
     (stream.wrapping_add(2) % NUMBERS) as usize
@@ -51,5 +51,5 @@ pub(super) const fn owner_at(stream: u32) -> usize {
 
 /// Whose index is in a place.
 pub(super) const fn owner_in(place: usize) -> u32 {
-    if place == owner_at(EVERY) { EVERY } else { (place as u32).wrapping_sub(2) }
+    if place == owner_at(ALL_STREAMS) { ALL_STREAMS } else { (place as u32).wrapping_sub(2) }
 }

@@ -1,13 +1,13 @@
 //! The arena's invariants, walked in full.
 
 use super::Arenas;
-use super::run::{EVERYBODY, NO_RUN, RunState};
+use super::run::{NO_RUN, RunState, UNOWNED};
 use super::space::{owner_at, owner_in};
 use crate::small::size_class::PAGE;
 use std::collections::HashMap;
 
-/// Stands for the index of voids.
-const VOID: u32 = u32::MAX - 1;
+/// Stands for the index of unmapped ranges.
+const UNMAPPED: u32 = u32::MAX - 1;
 
 impl Arenas {
     /// Walks every region, run and index; says what is wrong first.
@@ -19,12 +19,12 @@ impl Arenas {
         for (number, space) in self.spaces.iter().enumerate() {
             let owned = space.owners.iter().enumerate();
             let owned = owned.map(|(at, index)| (owner_in(at), index.as_deref()));
-            for (owner, index) in owned.chain([(VOID, Some(&space.voids))]) {
+            for (owner, index) in owned.chain([(UNMAPPED, Some(&space.unmapped))]) {
                 let Some(index) = index else { continue };
                 let mut ids = Vec::new();
                 index.collect(&self.runs, &mut ids);
                 let bytes: u64 = ids.iter().map(|&id| self.runs[id as usize].bytes).sum();
-                if owner != VOID && space.filled.contains(owner_at(owner) as u32) == ids.is_empty() {
+                if owner != UNMAPPED && space.filled.contains(owner_at(owner) as u32) == ids.is_empty() {
                     return Err(format!(
                         "space {number}: whether stream {owner} has free runs is miscounted"
                     ));
@@ -37,7 +37,7 @@ impl Arenas {
                         return Err(format!("run {id} is listed twice"));
                     }
                     let run = &self.runs[id as usize];
-                    if run.epoch < index.oldest && owner != EVERYBODY && owner != VOID {
+                    if run.epoch < index.oldest && owner != UNOWNED && owner != UNMAPPED {
                         return Err(format!("run {id} is older than its index says"));
                     }
                 }
@@ -57,25 +57,27 @@ impl Arenas {
                 }
                 let expected = match run.state {
                     RunState::Free => Some((region.space as usize, run.stream)),
-                    RunState::Void => Some((region.space as usize, VOID)),
+                    RunState::Unmapped => Some((region.space as usize, UNMAPPED)),
                     _ => None,
                 };
-                if run.state == RunState::Void
+                if run.state == RunState::Unmapped
                     && !(region.stitched
                         && run.address.is_multiple_of(PAGE)
                         && run.bytes.is_multiple_of(PAGE))
                 {
-                    return Err(format!("void {run_id} at {:#x} is not whole pages", run.address));
+                    return Err(format!("unmapped range {run_id} at {:#x} is not whole pages", run.address));
                 }
-                if (run.state == RunState::Shadow) != (self.shadows.get(&run.address) == Some(&run_id)) {
-                    return Err(format!("run {run_id} ({:?}) is shadow and is not", run.state));
+                if (run.state == RunState::StaleAlias)
+                    != (self.stale_aliases.get(&run.address) == Some(&run_id))
+                {
+                    return Err(format!("run {run_id} ({:?}) is a stale alias and is not", run.state));
                 }
                 if listed.get(&run_id).copied() != expected {
                     return Err(format!("run {run_id} ({:?}) is not listed where it belongs", run.state));
                 }
                 if previous != NO_RUN {
                     let before = &self.runs[previous as usize];
-                    let free = matches!(run.state, RunState::Free | RunState::Void);
+                    let free = matches!(run.state, RunState::Free | RunState::Unmapped);
                     if free && before.state == run.state && before.stream == run.stream {
                         return Err(format!("free runs {previous} and {run_id} of one owner are not merged"));
                     }
@@ -91,10 +93,10 @@ impl Arenas {
             }
         }
         for (number, space) in self.spaces.iter().enumerate() {
-            let shadows = self.shadows.values().map(|&id| &self.runs[id as usize]);
-            let here = shadows.filter(|run| self.regions[run.region as usize].space as usize == number);
-            if here.map(|run| run.bytes).sum::<u64>() != space.shadow_bytes {
-                return Err(format!("space {number} miscounts its shadows"));
+            let stale_aliases = self.stale_aliases.values().map(|&id| &self.runs[id as usize]);
+            let here = stale_aliases.filter(|run| self.regions[run.region as usize].space as usize == number);
+            if here.map(|run| run.bytes).sum::<u64>() != space.stale_alias_bytes {
+                return Err(format!("space {number} miscounts its stale aliases"));
             }
         }
         let used = self.runs.iter().filter(|run| run.state != RunState::Unused).count();

@@ -174,7 +174,7 @@ impl Pages {
     }
 
     /// Bytes of address space that views take, and to which no page belongs.
-    pub fn shadowed(&self) -> u64 {
+    pub fn stale_alias_bytes(&self) -> u64 {
         let viewed: u64 =
             self.views.values().filter_map(|view| self.chunk(view.chunk)).map(Chunk::bytes).sum();
         viewed - self.owned()
@@ -318,7 +318,7 @@ impl Pages {
             views.push(view..view + bytes);
             next += u64::from(piece.count) * PAGE;
         }
-        // A planned row lies in one void, which lies in one reservation.
+        // A planned row lies in one unmapped range, which lies in one reservation.
         result = result.and_then(|()| self.grant(driver, &views));
         if result.is_err() {
             for (view, piece) in views.into_iter().zip(pieces).rev() {

@@ -53,7 +53,7 @@ unsafe extern "C" fn malloc(out: *mut DevicePtr, bytes: usize) -> CuResult {
         // SAFETY: as above.
         Way::Manage(_inside) => unsafe { manage::malloc(out, bytes, real) },
         // SAFETY: as above.
-        Way::Observe(_inside) => unsafe { observe::allocated(real(), out, bytes, StreamHandle::EVERY) },
+        Way::Observe(_inside) => unsafe { observe::allocated(real(), out, bytes, StreamHandle::ALL_STREAMS) },
         Way::Leaving(_) | Way::Through => real(),
     }
 }
@@ -76,7 +76,7 @@ unsafe extern "C" fn malloc_pitch(
             // SAFETY: as above: the real function has written the pitch where it succeeded.
             let bytes = if code == 0 { unsafe { *pitch }.saturating_mul(height) } else { 0 };
             // SAFETY: as above.
-            unsafe { observe::allocated(code, out, bytes, StreamHandle::EVERY) }
+            unsafe { observe::allocated(code, out, bytes, StreamHandle::ALL_STREAMS) }
         }
         Way::Leaving(_) | Way::Through => real(),
     }
@@ -88,7 +88,7 @@ unsafe extern "C" fn free(address: DevicePtr) -> CuResult {
     match way() {
         Way::Manage(_inside) => manage::free(address, real),
         Way::Observe(_inside) => {
-            observe::freeing(address, StreamHandle::EVERY);
+            observe::freeing(address, StreamHandle::ALL_STREAMS);
             real()
         }
         Way::Leaving(_inside) if is_ours_at_exit(address) => 0,

@@ -69,7 +69,7 @@ pub unsafe fn malloc(out: *mut DevicePtr, bytes: usize, real: impl FnOnce() -> C
     let outcome = if out.is_null() || bytes == 0 {
         Outcome::NotOurs
     } else {
-        guarded(Outcome::NotOurs, || allocate(bytes, StreamHandle::EVERY, context::served_device))
+        guarded(Outcome::NotOurs, || allocate(bytes, StreamHandle::ALL_STREAMS, context::served_device))
     };
     // SAFETY: the caller's promise; not NULL where something was served.
     unsafe { outcome.answer(out, real) }
@@ -90,7 +90,7 @@ pub unsafe fn malloc_pitch(
     let row = width.checked_next_multiple_of(PITCH).filter(|_| matches!(element, 4 | 8 | 16));
     let outcome = match row.and_then(|row| row.checked_mul(height)) {
         Some(bytes) if bytes > 0 && !out.is_null() && !pitch.is_null() => {
-            guarded(Outcome::NotOurs, || allocate(bytes, StreamHandle::EVERY, context::served_device))
+            guarded(Outcome::NotOurs, || allocate(bytes, StreamHandle::ALL_STREAMS, context::served_device))
         }
         _ => Outcome::NotOurs,
     };
@@ -135,7 +135,7 @@ pub unsafe fn malloc_async(
 pub fn free(address: DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
     let done = guarded(None, || match whose(address, "cuMemFree", "CUDA_ERROR_INVALID_VALUE") {
         Whose::Ours(heap, _) => {
-            heap.free_everywhere(address);
+            heap.free_device_wide(address);
             Some(0)
         }
         Whose::OursAndWrong => Some(INVALID_VALUE),
@@ -162,7 +162,7 @@ pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuR
                 // A stream of another device, or of another context: the heap has no events there. Rare enough to be waited for.
                 // SAFETY: the stream is the caller's, who promises that it is one.
                 unsafe { real::cuStreamSynchronize(stream) };
-                heap.free_everywhere(address);
+                heap.free_device_wide(address);
             }
             Some(0)
         }

@@ -105,7 +105,7 @@ pub fn mapped(address: DevicePtr, bytes: usize, pages: c_ulonglong) {
             Some(device)
         });
         if let Some(device) = device {
-            note(device, address, bytes, StreamHandle::EVERY);
+            note(device, address, bytes, StreamHandle::ALL_STREAMS);
         }
     });
 }
@@ -120,7 +120,7 @@ pub fn unmapping(address: DevicePtr, bytes: usize) {
             gone
         });
         for start in gone {
-            freeing(start, StreamHandle::EVERY);
+            freeing(start, StreamHandle::ALL_STREAMS);
         }
     });
 }

@@ -1,21 +1,21 @@
-//! The hot path: a block comes, a block goes. No locked instruction, and no word that another lane writes.
+//! The hot path: a block comes, a block goes. No locked instruction, and no word that another shard writes.
 //!
 //! In the heap's hot paths (callgrind on `moe`, x86-64) a malloc spends about 65 instructions here and a free 45: the block map 15 and 12, the event
 //! 11, the gauges under their seqlock 7, the size histogram 9 (one for small blocks, whose bucket comes with their size class), live counts and
-//! their ceilings 19 and 8; the clock's read is 4 more. A lane that settles takes about 700 more.
+//! their ceilings 19 and 8; the clock's read is 4 more. A shard that reconciles takes about 700 more.
 
 use super::block_map::BlockCell;
-use super::gauges::{Lane, LaneSizes, SMALL_LIMIT, pool_of};
+use super::gauges::{SMALL_LIMIT, Shard, ShardSizes, pool_of};
 use super::histogram::bucket_of;
-use super::slots::{BATCH, LANE_SLOTS};
-use super::trail::TrailCell;
+use super::shard_ring::ShardRingCell;
+use super::slots::{BATCH, SHARD_SLOTS};
 use super::writer::Record;
-use super::{BlockEntry, BlockSlot, BlockTag, EventKind, LANES, peaks};
+use super::{BlockEntry, BlockSlot, BlockTag, EventKind, SHARDS, peaks};
 
-/// How many blocks go unrecorded before a lane asks again for slots that could not be had.
+/// How many blocks go unrecorded before a shard asks again for slots that could not be had.
 const PATIENCE: u32 = 4096;
 
-/// Cells of the trail that nobody reads.
+/// Cells of the event ring that nobody reads.
 const UNREAD: u64 = 64;
 
 /// A block, as the hot path has it at hand.
@@ -33,65 +33,65 @@ pub struct Block {
     pub bucket: usize,
 }
 
-/// One lane: block map entries, gauges. Not Sync: its user holds the lane's heap lock.
+/// One shard: block map entries, gauges. Not Sync: its user holds the shard's heap lock.
 ///
-/// Lanes share nothing on the hot path, so distinct lanes run in parallel. Blocks may be removed through another lane than
-/// they were inserted through; sums over lanes stay right then.
-pub struct LaneWriter {
+/// Shards share nothing on the hot path, so distinct shards run in parallel. Blocks may be removed through another shard than
+/// they were inserted through; sums over shards stay right then.
+pub struct ShardWriter {
     detail: bool,
     device: u8,
     number: u8,
-    lane: *const Lane,
-    /// The lane's histograms of sizes; null before its first block comes or goes. Not null where there is a trail.
-    sizes: *const LaneSizes,
+    shard: *const Shard,
+    /// The shard's histograms of sizes; null before its first block comes or goes. Not null where there is an event ring.
+    sizes: *const ShardSizes,
     blocks: *const BlockCell,
     /// A stack of free slots: `bottom <= top <= limit`, the next free one just below `top`.
     bottom: *mut u32,
     top: *mut u32,
     limit: *mut u32,
-    /// Whether requests of this pool (small, large) take the straight path: there is a trail, for their events. Not before the first event, and not where there
-    /// is no room for a trail. Never for small blocks in the lane of the large ones (those of captures and of named pools), which it would count for
+    /// Whether requests of this pool (small, large) take the straight path: there is an event ring, for their events. Not before the first event, and not where there
+    /// is no room for an event ring. Never for small blocks in the shard of the large ones (those of captures and of named pools), which it would count for
     /// the wrong pool.
     straight: [bool; 2],
-    /// The cells of the lane's trail: the first, that of the next event, and the one with which a lap ends. Null before the first event.
-    first: *const TrailCell,
-    next: *const TrailCell,
-    last: *const TrailCell,
+    /// The cells of the shard's event ring: the first, that of the next event, and the one with which a lap ends. Null before the first event.
+    first: *const ShardRingCell,
+    next: *const ShardRingCell,
+    last: *const ShardRingCell,
     /// Blocks to leave unrecorded before slots that could not be had are asked for again.
     patience: u32,
-    /// The trail could not be had: events go to the shared ring.
-    trailless: bool,
-    /// The lane is among those that a settling looks at, though it may never have settled itself.
+    /// The event ring could not be had: events go to the shared ring.
+    ringless: bool,
+    /// The shard is among those that a reconciliation looks at, though it may never have reconciled itself.
     joined: bool,
     record: &'static Record,
 }
 
 // SAFETY: the pointers lead into a mapping and a stack that live as long as the process; the mapping is atomics, the stack
 // this writer's own.
-unsafe impl Send for LaneWriter {}
+unsafe impl Send for ShardWriter {}
 
-impl LaneWriter {
+impl ShardWriter {
     /// A writer over its parts of the mapping.
     ///
     /// # Safety
-    /// The pointers are valid for ever: to one lane's area, and to as many block cells as `record` hands out slots for. No
-    /// other writer has this lane.
+    /// The pointers are valid for ever: to one shard's area, and to as many block cells as `record` hands out slots for. No
+    /// other writer has this shard.
     pub(super) unsafe fn new(
         record: &'static Record,
         detail: bool,
         device: u8,
         number: u8,
-        lane: *const Lane,
+        shard: *const Shard,
         blocks: *const BlockCell,
-    ) -> LaneWriter {
-        let stack: &'static mut [u32] = if detail { vec![0; LANE_SLOTS].leak() } else { &mut [] };
+    ) -> ShardWriter {
+        let stack: &'static mut [u32] = if detail { vec![0; SHARD_SLOTS].leak() } else { &mut [] };
         let stack = stack.as_mut_ptr_range();
         let (bottom, limit) = (stack.start, stack.end);
-        let mut writer = LaneWriter {
+        let mut writer = ShardWriter {
             detail,
             device,
             number,
-            lane,
+            shard,
             sizes: std::ptr::null(),
             blocks,
             bottom,
@@ -102,35 +102,35 @@ impl LaneWriter {
             next: std::ptr::null(),
             last: std::ptr::null(),
             patience: 0,
-            trailless: false,
+            ringless: false,
             joined: false,
             record,
         };
         if !detail {
             // With the record off, events go to cells that nobody reads: the straight path is the same one, and off is never slower than on.
-            let cells: Box<[TrailCell]> = (0..UNREAD).map(|_| TrailCell::default()).collect();
+            let cells: Box<[ShardRingCell]> = (0..UNREAD).map(|_| ShardRingCell::default()).collect();
             writer.sizes();
-            writer.begin_trail(Box::leak(cells).as_ptr(), UNREAD);
+            writer.begin_ring(Box::leak(cells).as_ptr(), UNREAD);
         }
         writer
     }
 
     /// Events go to these cells from now on.
-    fn begin_trail(&mut self, cells: *const TrailCell, count: u64) {
+    fn begin_ring(&mut self, cells: *const ShardRingCell, count: u64) {
         (self.first, self.next) = (cells, cells);
         self.last = cells.wrapping_add(count as usize - 1);
-        self.straight = [usize::from(self.number) != LANES - 1, true];
+        self.straight = [usize::from(self.number) != SHARDS - 1, true];
     }
 
     #[inline(always)]
-    fn lane(&self) -> &'static Lane {
+    fn shard(&self) -> &'static Shard {
         // SAFETY: valid for ever by `new`'s contract, and atomics.
-        unsafe { &*self.lane }
+        unsafe { &*self.shard }
     }
 
-    /// The lane's histograms, allocated if they are not yet.
+    /// The shard's histograms, allocated if they are not yet.
     #[inline]
-    fn sizes(&mut self) -> &'static LaneSizes {
+    fn sizes(&mut self) -> &'static ShardSizes {
         if self.sizes.is_null() {
             self.open_sizes();
         }
@@ -141,10 +141,10 @@ impl LaneWriter {
     #[cold]
     #[inline(never)]
     fn open_sizes(&mut self) {
-        self.sizes = self.record.lane_sizes(self.device, self.number);
+        self.sizes = self.record.shard_sizes(self.device, self.number);
     }
 
-    /// A block became live: map entry, lane gauges (live, requested and counts by lifetime; small/large), device live and
+    /// A block became live: map entry, shard gauges (live, requested and counts by lifetime; small/large), device live and
     /// peaks, size histogram.
     pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
         let BlockEntry { address, size, requested, step, lifetime, .. } = *entry;
@@ -156,29 +156,29 @@ impl LaneWriter {
         slot
     }
 
-    /// Counts a block that came, whatever its lane.
+    /// Counts a block that came, whatever its shard.
     fn count(&mut self, size: u64, requested: u64, lifetime: u8) {
-        let lane = self.lane();
-        let stranger = self.is_stranger(size);
-        if stranger {
-            self.record.stranger(self.device, peaks::amounts(size, requested), 1);
+        let shard = self.shard();
+        let foreign = self.is_foreign(size);
+        if foreign {
+            self.record.foreign(self.device, peaks::amounts(size, requested), 1);
         }
-        let over = lane.totals.add(size, requested);
-        if stranger {
-            self.settle_all();
+        let over = shard.totals.add(size, requested);
+        if foreign {
+            self.reconcile_all();
         } else if over {
-            self.settle();
+            self.reconcile();
         }
-        lane.malloc(pool_of(size), size, requested, lifetime);
+        shard.malloc(pool_of(size), size, requested, lifetime);
         self.sizes().0[0].count(bucket_of(size));
     }
 
     /// Whether a block of `size` is a small one among the large.
-    fn is_stranger(&self, size: u64) -> bool {
-        usize::from(self.number) == LANES - 1 && size <= SMALL_LIMIT
+    fn is_foreign(&self, size: u64) -> bool {
+        usize::from(self.number) == SHARDS - 1 && size <= SMALL_LIMIT
     }
 
-    /// A place in the block map for a block that [`LaneWriter::malloc`] will describe. `NONE` where there is none, or no map.
+    /// A place in the block map for a block that [`ShardWriter::malloc`] will describe. `NONE` where there is none, or no map.
     #[inline(always)]
     pub fn place(&mut self) -> BlockSlot {
         if self.top == self.bottom && !self.refill() {
@@ -217,7 +217,7 @@ impl LaneWriter {
         (slot != BlockSlot::NONE).then(|| unsafe { &*self.blocks.add(slot.0 as usize) })
     }
 
-    /// The hot path of a malloc: [`LaneWriter::block_insert`] and its event in one, for a block whose place was taken before. `pool` is that
+    /// The hot path of a malloc: [`ShardWriter::block_insert`] and its event in one, for a block whose place was taken before. `pool` is that
     /// of `size` ([`pool_of`]), which the caller knows beforehand; `time` is [`super::clock::now`]'s.
     #[inline(always)]
     pub fn malloc(
@@ -232,12 +232,12 @@ impl LaneWriter {
         if !self.straight[pool] {
             return self.malloc_slowly(slot, tag, address, size, requested, step(), time);
         }
-        let lane = self.lane();
-        if lane.totals.add(size, requested) {
-            self.settle();
+        let shard = self.shard();
+        if shard.totals.add(size, requested) {
+            self.reconcile();
         }
-        lane.malloc(pool, size, requested, tag.lifetime());
-        // SAFETY: there is a trail, so there are histograms.
+        shard.malloc(pool, size, requested, tag.lifetime());
+        // SAFETY: there is an event ring, so there are histograms.
         unsafe { &*self.sizes }.0[0].count(bucket);
         if let Some(cell) = self.cell(slot) {
             cell.fill(tag, address, size, requested, step());
@@ -245,35 +245,35 @@ impl LaneWriter {
         self.push_event(EventKind::Malloc, tag, address, requested, time);
     }
 
-    /// Adds an event to the trail, which there is.
+    /// Adds an event to the event ring, which there is.
     #[inline(always)]
     fn push_event(&mut self, kind: EventKind, tag: BlockTag, address: u64, size: u64, time: u64) {
         let next = self.next;
-        // SAFETY: where there is a trail, this is one of its cells, which last for ever.
+        // SAFETY: where there is an event ring, this is one of its cells, which last for ever.
         let cell = unsafe { &*next };
-        self.lane().trail.push(cell, kind, tag, address, size, time);
+        self.shard().ring.push(cell, kind, tag, address, size, time);
         self.next = next.wrapping_add(1);
         if next == self.last {
             self.end_lap();
         }
     }
 
-    /// All cells of the trail were written. After the first lap there may be twice as many; else the next event begins at the first.
+    /// All cells of the event ring were written. After the first lap there may be twice as many; else the next event begins at the first.
     #[cold]
     #[inline(never)]
     fn end_lap(&mut self) {
-        let written = self.lane().trail.next();
-        // SAFETY: both are cells of the trail.
+        let written = self.shard().ring.next();
+        // SAFETY: both are cells of the event ring.
         let cells = unsafe { self.last.offset_from(self.first) } as u64 + 1;
-        if written == cells && self.detail && self.record.grow_trail(self.device, self.number, cells) {
+        if written == cells && self.detail && self.record.grow_shard_ring(self.device, self.number, cells) {
             self.last = self.last.wrapping_add(cells as usize);
-            self.lane().trail.open(2 * cells);
+            self.shard().ring.open(2 * cells);
         } else {
             self.next = self.first;
         }
     }
 
-    /// No trail: the first event, the record off, or a small block in the lane of the large ones.
+    /// No event ring: the first event, the record off, or a small block in the shard of the large ones.
     #[cold]
     #[inline(never)]
     #[allow(clippy::too_many_arguments)] // In words, which go through registers and cost the hot path nothing.
@@ -294,18 +294,18 @@ impl LaneWriter {
         self.event(EventKind::Malloc, tag.lifetime(), tag.stream(), address, requested, time);
     }
 
-    /// The hot path of a free: [`LaneWriter::block_remove`] and its event in one; as [`LaneWriter::malloc`].
+    /// The hot path of a free: [`ShardWriter::block_remove`] and its event in one; as [`ShardWriter::malloc`].
     #[inline(always)]
     pub fn free(&mut self, pool: usize, slot: BlockSlot, block: Block, time: u64) {
         let Block { tag, address, size, requested, bucket } = block;
         if !self.straight[pool] {
             return self.free_slowly(slot, tag, address, size, requested, time);
         }
-        let lane = self.lane();
-        if lane.totals.sub(size, requested) {
+        let shard = self.shard();
+        if shard.totals.sub(size, requested) {
             self.overdrawn();
         }
-        lane.free(pool, size, requested, tag.lifetime());
+        shard.free(pool, size, requested, tag.lifetime());
         // SAFETY: as in `malloc`.
         unsafe { &*self.sizes }.0[1].count(bucket);
         self.empty_slot(slot, false);
@@ -330,18 +330,18 @@ impl LaneWriter {
     /// The program freed it and it waits for streams: not live any more, but not reusable.
     #[inline]
     pub fn block_pending(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8) {
-        let lane = self.lane();
+        let shard = self.shard();
         let amounts = peaks::amounts(size, requested);
-        if lane.totals.sub(size, requested) {
+        if shard.totals.sub(size, requested) {
             self.overdrawn();
         }
-        if self.is_stranger(size) {
-            self.record.stranger(self.device, amounts, -1);
+        if self.is_foreign(size) {
+            self.record.foreign(self.device, amounts, -1);
         }
         self.record.begin_wait(self.device, self.number, size > SMALL_LIMIT, amounts);
-        lane.free(pool_of(size), size, requested, lifetime);
+        shard.free(pool_of(size), size, requested, lifetime);
         self.sizes().0[1].count(bucket_of(size));
-        lane.pending(size, lifetime);
+        shard.pending(size, lifetime);
         if let Some(cell) = self.cell(slot) {
             cell.pending();
         }
@@ -356,19 +356,19 @@ impl LaneWriter {
         lifetime: u8,
         was_pending: bool,
     ) {
-        let lane = self.lane();
+        let shard = self.shard();
         if was_pending {
-            lane.pending_over(size, lifetime);
+            shard.pending_over(size, lifetime);
             self.record.end_wait(self.device, size > SMALL_LIMIT, peaks::amounts(size, requested));
         } else {
-            if lane.totals.sub(size, requested) {
+            if shard.totals.sub(size, requested) {
                 self.overdrawn();
             }
-            if self.is_stranger(size) {
-                self.record.stranger(self.device, peaks::amounts(size, requested), -1);
-                self.settle_all();
+            if self.is_foreign(size) {
+                self.record.foreign(self.device, peaks::amounts(size, requested), -1);
+                self.reconcile_all();
             }
-            lane.free(pool_of(size), size, requested, lifetime);
+            shard.free(pool_of(size), size, requested, lifetime);
             self.sizes().0[1].count(bucket_of(size));
         }
         self.empty_slot(slot, was_pending);
@@ -394,26 +394,26 @@ impl LaneWriter {
     /// other from now on, as if it had always been so.
     #[cold]
     pub fn block_retag(&mut self, slot: BlockSlot, size: u64, requested: u64, from: u8, to: u8) {
-        self.lane().retag(size, requested, from, to);
+        self.shard().retag(size, requested, from, to);
         if slot != BlockSlot::NONE {
             // SAFETY: as above.
             unsafe { &*self.blocks.add(slot.0 as usize) }.retag(to);
         }
     }
 
-    /// One event in this lane's own ring: what [`Record::event`] does, at less than half the cost, and without a word that
-    /// other lanes write. For the hot kinds. `time` is [`super::clock::now`]'s.
+    /// One event in this shard's own ring: what [`Record::event`] does, at less than half the cost, and without a word that
+    /// other shards write. For the hot kinds. `time` is [`super::clock::now`]'s.
     #[inline]
     pub fn event(&mut self, kind: EventKind, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {
-        if !self.straight[1] && !self.open_trail() {
-            return self.trailless_event(kind, lifetime, stream, address, size, time);
+        if !self.straight[1] && !self.open_ring() {
+            return self.shared_ring_event(kind, lifetime, stream, address, size, time);
         }
         self.push_event(kind, BlockTag::new(self.device, lifetime, 0, stream), address, size, time);
     }
 
     #[cold]
     #[inline(never)]
-    fn trailless_event(
+    fn shared_ring_event(
         &self,
         kind: EventKind,
         lifetime: u8,
@@ -425,33 +425,33 @@ impl LaneWriter {
         self.record.event(kind, self.device, lifetime, stream, address, size, time);
     }
 
-    /// Whether there is a trail now.
+    /// Whether there is an event ring now.
     #[cold]
     #[inline(never)]
-    fn open_trail(&mut self) -> bool {
-        if !self.detail || self.trailless {
+    fn open_ring(&mut self) -> bool {
+        if !self.detail || self.ringless {
             return false;
         }
-        // Where there is a trail, the straight path counts sizes too.
+        // Where there is an event ring, the straight path counts sizes too.
         self.sizes();
-        match self.record.trail_cells(self.device, self.number) {
+        match self.record.shard_ring_cells(self.device, self.number) {
             Some((cells, count)) => {
-                self.begin_trail(cells, count);
-                self.lane().trail.open(count);
+                self.begin_ring(cells, count);
+                self.shard().ring.open(count);
                 true
             }
             None => {
-                self.trailless = true;
+                self.ringless = true;
                 false
             }
         }
     }
 
-    /// Blocks of other lanes are removed through this one.
+    /// Blocks of other shards are removed through this one.
     #[cold]
     #[inline(never)]
     fn overdrawn(&mut self) {
-        // A lane that inserts joins when it first settles; one that only removes must join too.
+        // A shard that inserts joins when it first reconciles; one that only removes must join too.
         if !self.joined {
             self.record.join(self.device, self.number);
             self.joined = true;
@@ -460,14 +460,14 @@ impl LaneWriter {
 
     #[cold]
     #[inline(never)]
-    fn settle(&self) {
-        self.record.settle(self.device, self.number);
+    fn reconcile(&self) {
+        self.record.reconcile(self.device, self.number);
     }
 
     #[cold]
     #[inline(never)]
-    fn settle_all(&self) {
-        self.record.settle_all(self.device, self.number);
+    fn reconcile_all(&self) {
+        self.record.reconcile_all(self.device, self.number);
     }
 
     /// Whether there is a slot now.

@@ -67,7 +67,7 @@ const LARGEST: usize = 32;
 
 /// What lies where on one device.
 #[derive(Clone, Debug, Default)]
-pub struct Census {
+pub struct SegmentStats {
     /// Live blocks.
     pub live: Sum,
     /// Blocks that were freed and wait for streams.
@@ -110,7 +110,7 @@ pub fn size_exponent(bytes: u64) -> u32 {
     bytes.max(1).checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros)
 }
 
-impl Census {
+impl SegmentStats {
     /// Adds a block.
     pub fn block(&mut self, block: &Block, stream: u32) {
         let &Block { address, bytes, requested, state, lifetime, step, .. } = block;
@@ -186,28 +186,28 @@ mod tests {
 
     #[test]
     fn every_live_block_is_in_one_class_of_each_kind() {
-        let mut census = Census::default();
+        let mut segment_stats = SegmentStats::default();
         for n in 1..=100u64 {
-            census.block(&block(n << 30, n * 1000, n as u32 / 10), n as u32 % 3);
+            segment_stats.block(&block(n << 30, n * 1000, n as u32 / 10), n as u32 % 3);
         }
-        census.block(&Block { state: BlockState::PendingFree, ..block(0, 512, 0) }, 0);
-        census.free(Place::Slab, 12);
-        census.close(census.live.bytes + 512 + 12 + 5);
+        segment_stats.block(&Block { state: BlockState::PendingFree, ..block(0, 512, 0) }, 0);
+        segment_stats.free(Place::Slab, 12);
+        segment_stats.close(segment_stats.live.bytes + 512 + 12 + 5);
         let all = |sums: &mut dyn Iterator<Item = &Sum>| {
             let mut whole = Sum::default();
             sums.for_each(|sum| whole.add(*sum));
             whole
         };
-        assert_eq!(census.live.blocks, 100);
-        assert_eq!(all(&mut census.lifetimes.iter()), census.live);
-        assert_eq!(all(&mut census.sizes.values()), census.live);
-        assert_eq!(all(&mut census.steps.values()), census.live);
-        assert_eq!(all(&mut census.streams.values()), census.live);
-        assert_eq!(all(&mut census.ages(10).values()), census.live);
-        assert_eq!(census.ages(10)[&0].blocks, 1, "step 10 is this one");
-        assert_eq!(census.ages(10)[&1].blocks, 10, "step 9 is the last one");
-        assert_eq!(census.rest, 5);
-        let largest = census.largest();
+        assert_eq!(segment_stats.live.blocks, 100);
+        assert_eq!(all(&mut segment_stats.lifetimes.iter()), segment_stats.live);
+        assert_eq!(all(&mut segment_stats.sizes.values()), segment_stats.live);
+        assert_eq!(all(&mut segment_stats.steps.values()), segment_stats.live);
+        assert_eq!(all(&mut segment_stats.streams.values()), segment_stats.live);
+        assert_eq!(all(&mut segment_stats.ages(10).values()), segment_stats.live);
+        assert_eq!(segment_stats.ages(10)[&0].blocks, 1, "step 10 is this one");
+        assert_eq!(segment_stats.ages(10)[&1].blocks, 10, "step 9 is the last one");
+        assert_eq!(segment_stats.rest, 5);
+        let largest = segment_stats.largest();
         assert_eq!((largest.len(), largest[0].requested, largest[31].requested), (32, 100_000, 69_000));
     }
 

@@ -1,11 +1,11 @@
 //! Frees behind streams, and what memory of no stream waits for.
 
-use super::walk::{Shard, Visitor, live_slots};
+use super::walk::{Visitor, WalkedShard, live_slots};
 use crate::central::Central;
 use crate::device::{Device, Owned};
 use crate::runs::arena::{Run, RunId, RunState};
 use crate::shared::Shared;
-use crate::small::lane::FreeOutcome;
+use crate::small::shard::FreeOutcome;
 use crate::sync::lock;
 use gruyere_record::clock;
 use std::convert::Infallible;
@@ -13,14 +13,14 @@ use std::convert::Infallible;
 impl Device {
     /// Before a large block of all streams is cut: what is parked is looked at first. A block that were cut from another free run instead would leave a
     /// gap there and one here, and two driver calls are little beside what `cudaMalloc` costs otherwise (docs/decisions/preload.md).
-    pub(crate) fn take_back(&self, shared: &Shared) {
+    pub(crate) fn poll_parked(&self, shared: &Shared) {
         if !lock(&self.central).has_pending() {
             return;
         }
-        if let Some(_asking) = self.ask() {
-            self.seal(shared, None);
+        if let Some(_guard) = self.query_guard() {
+            self.fence(shared, None);
             self.streams.poll_some(&*shared.driver);
-            self.take_in(shared, &mut lock(&self.central));
+            self.collect_completed(shared, &mut lock(&self.central));
         }
     }
 
@@ -35,11 +35,11 @@ impl Device {
     ) -> Option<()> {
         let start = clock::now();
         match owned {
-            Owned::Small(_, lane, slab) => {
-                let mut guard = lock(self.lanes.get(lane as usize)?);
+            Owned::Small(_, shard, slab) => {
+                let mut guard = lock(self.shards.get(shard as usize)?);
                 let cell = &mut *guard;
-                let (lane, writer) = (&mut cell.lane, &mut cell.writer);
-                match lane.free_behind(writer, slab, address, start, &self.streams, user)? {
+                let (shard, writer) = (&mut cell.shard, &mut cell.writer);
+                match shard.free_behind(writer, slab, address, start, &self.streams, user)? {
                     FreeOutcome::Surplus(id) => self.drop_surplus(shared, guard, id),
                     FreeOutcome::Freed | FreeOutcome::Waits => {}
                     FreeOutcome::Unknown => return None,
@@ -47,7 +47,7 @@ impl Device {
             }
             Owned::Large(_, page) => {
                 lock(&self.central).free_behind(page, &self.streams, address, user, start)?;
-                self.seal_batch(shared, Some(user));
+                self.fence_batch(shared, Some(user));
             }
         }
         Some(())
@@ -69,8 +69,8 @@ struct Live(Vec<u64>);
 impl Visitor for Live {
     type Error = Infallible;
 
-    fn shard(&mut self, shard: &Shard<'_>) -> Result<(), Infallible> {
-        let slabs = shard.lane.slabs().map(|(_, slab)| slab);
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
+        let slabs = walked.shard.slabs().map(|(_, slab)| slab);
         self.0.extend(slabs.flat_map(|slab| live_slots(slab).map(|slot| slab.address(slot))));
         Ok(())
     }

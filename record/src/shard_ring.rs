@@ -1,10 +1,10 @@
-//! A lane's own event ring: one writer, overwriting, readers detect loss. No locked instruction, no tag on the entries.
+//! A shard's own event ring: one writer, overwriting, readers detect loss. No locked instruction, no tag on the entries.
 //!
 //! The head is the protocol. A writer at position `p` writes the cell `p mod n`, then sets the head to `p + 1`. A reader
 //! that copied the cell of position `q` looks at the head afterwards: below `q + n`, the writer had not begun to overwrite
-//! it. So a trail of `n` cells holds `n - 1` events that can be read.
+//! it. So an event ring of `n` cells holds `n - 1` events that can be read.
 //!
-//! A trail begins with few cells, and has twice as many each time that all of them were written for the first time: until then a position's cell is
+//! An event ring begins with few cells, and has twice as many each time that all of them were written for the first time: until then a position's cell is
 //! the same whatever `n`, so nothing has to be copied, and a reader that knows the old `n` or the new one finds the same events.
 
 use super::layout::Shared;
@@ -15,7 +15,7 @@ use super::{BlockTag, EventKind, layout};
 /// One entry, 32 bytes.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub struct TrailCell {
+pub struct ShardRingCell {
     /// [`BlockTag::event`].
     what: AtomicU64,
     address: AtomicU64,
@@ -23,26 +23,26 @@ pub struct TrailCell {
     time: AtomicU64,
 }
 
-/// The head, in the lane's area.
+/// The head, in the shard's area.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub struct TrailHead {
-    /// Events ever written = the next position. Only grows; the lane's writer stores it after the cell (release), and orders
+pub struct ShardRingHead {
+    /// Events ever written = the next position. Only grows; the shard's writer stores it after the cell (release), and orders
     /// it before its next stores to a cell (release fence).
     position: AtomicU64,
-    /// Cells that are allocated, a power of two; 0: none yet. Others are not touched. Only grows; the lane's writer stores it (release) before the
+    /// Cells that are allocated, a power of two; 0: none yet. Others are not touched. Only grows; the shard's writer stores it (release) before the
     /// position of the first event that needs it.
     cells: AtomicU64,
     _room: [AtomicU64; 6],
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<TrailCell>() == 32 && size_of::<TrailHead>() == 64);
+const _: () = assert!(size_of::<ShardRingCell>() == 32 && size_of::<ShardRingHead>() == 64);
 
 // SAFETY: repr(C), atomics throughout.
-unsafe impl Shared for TrailCell {}
+unsafe impl Shared for ShardRingCell {}
 
-impl TrailHead {
+impl ShardRingHead {
     /// Says that so many cells may be read.
     pub fn open(&self, cells: u64) {
         self.cells.store(cells, Ordering::Release);
@@ -58,16 +58,24 @@ impl TrailHead {
         self.position.load(Ordering::Acquire)
     }
 
-    /// As [`TrailHead::position`], for the trail's only writer.
+    /// As [`ShardRingHead::position`], for the event ring's only writer.
     #[inline(always)]
     pub fn next(&self) -> u64 {
         self.position.load(Ordering::Relaxed)
     }
 
-    /// Adds an event in `cell`, which is that of [`TrailHead::next`]; about eight instructions. The caller is the trail's only writer.
+    /// Adds an event in `cell`, which is that of [`ShardRingHead::next`]; about eight instructions. The caller is the event ring's only writer.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub fn push(&self, cell: &TrailCell, kind: EventKind, tag: BlockTag, address: u64, size: u64, time: u64) {
+    pub fn push(
+        &self,
+        cell: &ShardRingCell,
+        kind: EventKind,
+        tag: BlockTag,
+        address: u64,
+        size: u64,
+        time: u64,
+    ) {
         // A reader that sees any word of this event sees this head, and drops the event that was here.
         fence(Ordering::Release);
         cell.what.store(tag.event(kind), Ordering::Relaxed);
@@ -79,7 +87,7 @@ impl TrailHead {
     }
 
     /// The event at `position` of these cells; `None` when it is overwritten (or about to be), or not written yet.
-    pub fn read(&self, cells: &[TrailCell], position: u64) -> Option<Event> {
+    pub fn read(&self, cells: &[ShardRingCell], position: u64) -> Option<Event> {
         let cell = cells.get((position % cells.len() as u64) as usize)?;
         // Acquire: the words of a position below the head are written. (loom found the reader that looked at the head only
         // afterwards, and took words from before the event.)
@@ -109,7 +117,7 @@ impl TrailHead {
 
     /// All events from `since` (a position) on that are still there, how many are not, and the position behind them; `cells` are those that there
     /// may be.
-    pub fn read_since(&self, cells: &[TrailCell], since: u64) -> (Vec<Event>, u64, u64) {
+    pub fn read_since(&self, cells: &[ShardRingCell], since: u64) -> (Vec<Event>, u64, u64) {
         let end = self.position();
         // After the position: so many cells, or more, there were when the last of the events was written.
         let open = usize::try_from(self.cells()).unwrap_or(usize::MAX);
@@ -124,10 +132,10 @@ impl TrailHead {
     }
 }
 
-/// Cells that a trail begins with: two pages.
+/// Cells that an event ring begins with: two pages.
 pub const FIRST_CELLS: u64 = 256;
 
-/// The most cells of each lane's trail, for a ring of so many events: lanes in use are few, so each gets a quarter.
+/// The most cells of each shard's event ring, for a ring of so many events: shards in use are few, so each gets a quarter.
 pub fn cells(ring_events: u64) -> u64 {
     (ring_events / 4).clamp(64, layout::PAGE * 1024)
 }

@@ -2,12 +2,12 @@
 
 use super::{Heap, PASSTHROUGH, UNANNOUNCED, WATCH_CAPTURES};
 use crate::device::Device;
+use crate::device_wide::{OwnedBlock, SyncPoint};
 use crate::driver::StreamHandle;
 use crate::error::Error;
-use crate::everywhere::{OwnedBlock, SyncPoint};
 use crate::order::streams;
 use crate::report::bytes::Bytes;
-use crate::request::Giving;
+use crate::request::Eviction;
 use crate::runs::page_table::Owner;
 use crate::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::small::size_class::PAGE;
@@ -33,7 +33,7 @@ impl Heap {
         if self.special.load(Ordering::Acquire) & UNANNOUNCED == 0 {
             return;
         }
-        let _brackets = lock(&self.brackets);
+        let _pool_scopes = lock(&self.pool_scopes);
         if self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel) & UNANNOUNCED != 0 {
             // What torch frees from now on stays with its stream, and its captures are asked for.
             self.shared.hooks.fetch_and(!ORDERED_CALLERS, Ordering::AcqRel);
@@ -69,8 +69,8 @@ impl Heap {
 
     /// `cudaFree`: frees the block at `address`, which is not reused before all work that the device has been given so far is done. False: no live
     /// block starts there (counted and logged as a bad free is).
-    pub fn free_everywhere(&self, address: u64) -> bool {
-        self.free_on(address, StreamHandle::EVERY)
+    pub fn free_device_wide(&self, address: u64) -> bool {
+        self.free_on(address, StreamHandle::ALL_STREAMS)
     }
 
     /// `cudaFreeAsync`: frees the block at `address`, all uses of which come before the work that `stream` is given from now on. False: no live
@@ -85,7 +85,7 @@ impl Heap {
         {
             let shared = &self.shared;
             let named = device.named(shared, stream).ok();
-            let user = named.as_ref().map_or(streams::EVERY, |found| found.number);
+            let user = named.as_ref().map_or(streams::ALL_STREAMS, |found| found.number);
             if let Some(owned) = self.owner(address)
                 && device.free_behind(shared, owned, address, user).is_some()
             {
@@ -94,7 +94,7 @@ impl Heap {
             let known = device.record_stream(address, owner, user).is_some();
             let freed = self.free(address);
             if known && matches!(owner, Owner::Large { .. }) {
-                device.seal_batch(shared, Some(user));
+                device.fence_batch(shared, Some(user));
             }
             return freed;
         }
@@ -133,10 +133,10 @@ impl Heap {
         if device.streams.is_known(stream) {
             self.capture_ends(i64::from(device.id), stream);
             let named = device.streams.resolve(&*self.shared.driver, stream);
-            if let Some(_asking) = device.ask() {
+            if let Some(_guard) = device.query_guard() {
                 let number = named.as_ref().map(|found| found.number);
-                device.seal(&self.shared, number);
-                number.map(|number| device.streams.seal_lost(&*self.shared.driver, number));
+                device.fence(&self.shared, number);
+                number.map(|number| device.streams.fence_lost(&*self.shared.driver, number));
             }
             drop(named);
             device.streams.end(stream);
@@ -150,16 +150,16 @@ impl Heap {
         // So that a stream of which we have seen nothing yet is found when it ends.
         let named = device.named(&self.shared, stream).ok();
         // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
-        if let Some(_asking) = device.ask() {
-            device.seal_all(&self.shared, named.as_ref().map(|found| found.number));
+        if let Some(_guard) = device.query_guard() {
+            device.fence_all(&self.shared, named.as_ref().map(|found| found.number));
         }
         drop(named);
-        device.stop_asking();
+        device.open_pool_scope();
         lock(&device.capturing).push(stream);
-        let mut brackets = lock(&self.brackets);
-        *brackets += 1;
+        let mut pool_scopes = lock(&self.pool_scopes);
+        *pool_scopes += 1;
         self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
-        drop(brackets);
+        drop(pool_scopes);
         lock(&device.central).gauges.add(DeviceGauge::CapturesBegun, 1);
         device.event(&self.shared, EventKind::CaptureBegin, 0, 0);
     }
@@ -172,7 +172,7 @@ impl Heap {
             let Some(at) = capturing.iter().position(|&known| known == stream) else { return };
             capturing.swap_remove(at);
         }
-        self.brackets_closed(device, 1);
+        self.pool_scopes_closed(device, 1);
         device.event(&self.shared, EventKind::CaptureEnd, 0, 0);
     }
 
@@ -181,13 +181,13 @@ impl Heap {
     pub fn could_give_back(&self, device: i64) -> u64 {
         let Ok(Some(device)) = self.device_in_use(device) else { return 0 };
         let shared = &self.shared;
-        if let Some(_asking) = device.ask() {
-            device.seal_all(shared, None);
+        if let Some(_guard) = device.query_guard() {
+            device.fence_all(shared, None);
             device.streams.poll(&*shared.driver);
         }
         device.return_empty_slabs(shared);
         let mut central = lock(&device.central);
-        device.take_in(shared, &mut central);
+        device.collect_completed(shared, &mut central);
         device.supply.evictable(&central) + central.pending_bytes() / PAGE * PAGE
     }
 
@@ -204,11 +204,11 @@ impl Heap {
     pub fn reset_device(&self, device: i64) {
         let Ok(Some(device)) = self.device_in_use(device) else { return };
         for address in device.seen() {
-            self.saw_free(address, StreamHandle::EVERY);
+            self.saw_free(address, StreamHandle::ALL_STREAMS);
         }
         let shared = &self.shared;
         let capturing = std::mem::take(&mut *lock(&device.capturing)).len();
-        self.brackets_closed(device, u32::try_from(capturing).unwrap_or(0));
+        self.pool_scopes_closed(device, u32::try_from(capturing).unwrap_or(0));
         // Work that is still running is cut off by the reset; our memory must not be unmapped under it.
         let _ = shared.driver.device_synchronize(device.id);
         for address in device.live_addresses() {
@@ -218,12 +218,12 @@ impl Heap {
         device.streams.passed(&epochs);
         device.return_empty_slabs(shared);
         let mut central = lock(&device.central);
-        device.take_in(shared, &mut central);
+        device.collect_completed(shared, &mut central);
         let completed = |stream| device.streams.completed(stream);
         central.pools.drop_reserves();
         central.headroom_is_open = false;
-        let giving = Giving { completed: &completed, ..Giving::of(shared, &device.streams) };
-        device.supply.evict(&mut central, &giving);
+        let eviction = Eviction { completed: &completed, ..Eviction::of(shared, &device.streams) };
+        device.supply.evict(&mut central, &eviction);
         device.supply.release(&mut central, &*shared.driver);
         for space in central.open_spaces() {
             central.free_addresses(&*shared.driver, space);

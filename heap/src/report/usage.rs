@@ -32,7 +32,7 @@ struct Base {
 
 /// What a device holds, over time. Guarded by its central lock.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct Usage {
     stitched: bool,
     slab_bytes: u64,
     pieces: u64,
@@ -45,7 +45,7 @@ pub struct Tally {
     base: Base,
 }
 
-/// What [`Tally::stats`] tells.
+/// What [`Usage::stats`] tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldStats {
     /// Pieces of memory from the driver.
@@ -56,7 +56,7 @@ pub struct HeldStats {
     pub inactive_split: [Stat; POOLS],
     /// Their bytes.
     pub inactive_split_bytes: [Stat; POOLS],
-    /// Times that the reclaim ladder was climbed.
+    /// Times that the reclaim ladder was tried.
     pub retries: u64,
     /// Out-of-memory answers.
     pub out_of_memories: u64,
@@ -64,7 +64,7 @@ pub struct HeldStats {
     pub synchronisations: u64,
 }
 
-impl Tally {
+impl Usage {
     /// Nothing is held yet. `stitched`: segments are pages.
     pub fn new(stitched: bool) -> Self {
         Self { stitched, ..Self::default() }
@@ -152,12 +152,12 @@ mod tests {
 
     #[test]
     fn pages_pass_between_the_pools_and_both_sides_are_counted() {
-        let mut tally = Tally::new(true);
-        tally.hold(8 * PAGE, 8);
-        tally.slab_taken(2 * PAGE);
-        tally.slab_given(PAGE);
-        tally.hold(3 * PAGE, 3);
-        let stats = tally.stats(0, 0);
+        let mut usage = Usage::new(true);
+        usage.hold(8 * PAGE, 8);
+        usage.slab_taken(2 * PAGE);
+        usage.slab_given(PAGE);
+        usage.hold(3 * PAGE, 3);
+        let stats = usage.stats(0, 0);
         let stat = |current, peak, allocated, freed| Stat { current, peak, allocated, freed };
         assert_eq!(stats.segment, [stat(3, 8, 8, 5), stat(1, 2, 2, 1), stat(2, 8, 9, 7)]);
         assert_eq!(
@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn resets_leave_what_there_is() {
-        let mut tally = Tally::new(false);
-        tally.hold(100, 2);
-        tally.hold(60, 1);
-        tally.synchronised();
-        tally.reset_peaks();
-        tally.reset_accumulated(5, 1);
-        let stats = tally.stats(7, 1);
+        let mut usage = Usage::new(false);
+        usage.hold(100, 2);
+        usage.hold(60, 1);
+        usage.synchronised();
+        usage.reset_peaks();
+        usage.reset_accumulated(5, 1);
+        let stats = usage.stats(7, 1);
         let stat = Stat { current: 60, peak: 60, allocated: 0, freed: 0 };
         assert_eq!(stats.reserved_bytes[ALL], stat);
         assert_eq!((stats.retries, stats.out_of_memories, stats.synchronisations), (2, 0, 0));

@@ -9,7 +9,7 @@ use gruyere::heap::Error;
 use gruyere_phantom::{CallKind, CaptureMode, Config as GpuConfig, Injection, as_program, vouching};
 use proptest::prelude::*;
 
-const EVERY: StreamHandle = StreamHandle::EVERY;
+const ALL_STREAMS: StreamHandle = StreamHandle::ALL_STREAMS;
 
 #[derive(Clone, Debug)]
 enum Action {
@@ -90,7 +90,7 @@ fn action() -> impl Strategy<Value = Action> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Freed {
     /// By `cudaFree`.
-    Everywhere,
+    DeviceWide,
     /// By `cudaFreeAsync` on the stream of this number.
     On(usize),
 }
@@ -130,7 +130,7 @@ impl Program {
             Ok(address) => {
                 self.rig.gpu.block_malloc(self.next, address, size, 0, told.0);
                 self.next += 1;
-                self.blocks.push(Block { address, freed, is_streams: asked != EVERY });
+                self.blocks.push(Block { address, freed, is_streams: asked != ALL_STREAMS });
                 Some(address)
             }
             Err(Error::OutOfMemory(_) | Error::Driver(_)) => None,
@@ -155,7 +155,7 @@ impl Program {
                 let on = self.streams[stream];
                 vouching(on.0, || self.rig.heap.free_on(address, on))
             }
-            _ => self.rig.heap.free_everywhere(address),
+            _ => self.rig.heap.free_device_wide(address),
         };
         assert!(done);
     }
@@ -165,7 +165,7 @@ impl Program {
         let count = self.streams.len();
         match *action {
             Action::Malloc { size, used_on } => {
-                if let Some(address) = self.malloc(size, EVERY, self.nobody, Freed::Everywhere) {
+                if let Some(address) = self.malloc(size, ALL_STREAMS, self.nobody, Freed::DeviceWide) {
                     used_on.into_iter().for_each(|stream| self.used(address, stream));
                 }
             }
@@ -175,7 +175,7 @@ impl Program {
             }
             Action::MallocForAsyncFree { size, stream } => {
                 let on = self.streams[stream % count];
-                self.malloc(size, EVERY, on, Freed::On(stream % count));
+                self.malloc(size, ALL_STREAMS, on, Freed::On(stream % count));
             }
             Action::Free { block, strictly } => self.free(block, strictly),
             Action::FreeElsewhere { block, stream } => {
@@ -202,7 +202,7 @@ impl Program {
             }
             Action::Use { block, stream } => {
                 // A block that one stream's free gives up is used on that stream only.
-                if let Some(&Block { address, freed: Freed::Everywhere, .. }) =
+                if let Some(&Block { address, freed: Freed::DeviceWide, .. }) =
                     self.blocks.get(block % self.blocks.len().max(1))
                 {
                     self.used(address, stream);
@@ -223,7 +223,7 @@ impl Program {
                 if number != 0 {
                     // The next stream gets the same handle. What the old one would have freed, the program frees strictly.
                     for block in self.blocks.iter_mut().filter(|block| block.freed == Freed::On(number)) {
-                        block.freed = Freed::Everywhere;
+                        block.freed = Freed::DeviceWide;
                     }
                     // Its end is told of where the door sees it, as it must be of a stream whose beginning was seen.
                     if told || self.announced[number] {
@@ -243,8 +243,8 @@ impl Program {
                 }
                 vouching(on.0, || self.rig.heap.capture_begins(0, on));
                 as_program(|| gpu.begin_capture(0, on.0, CaptureMode::Global, None)).unwrap();
-                self.malloc(size, EVERY, self.nobody, Freed::Everywhere);
-                if let Some(&Block { freed: Freed::Everywhere, .. }) =
+                self.malloc(size, ALL_STREAMS, self.nobody, Freed::DeviceWide);
+                if let Some(&Block { freed: Freed::DeviceWide, .. }) =
                     self.blocks.get(block % self.blocks.len().max(1))
                 {
                     self.free(block, true);
@@ -351,15 +351,15 @@ fn a_free_never_waits_and_its_memory_comes_back_when_the_whole_device_is_past_it
     let rig = rig("");
     let unseen = rig.stream();
     for turn in 0..200 {
-        let address = rig.malloc(30 * MIB, EVERY);
+        let address = rig.malloc(30 * MIB, ALL_STREAMS);
         // A stream that the heap has never heard of works on it.
         busy(&rig, unseen, 1_000_000);
         let before = rig.gpu.host_time().now;
-        assert!(rig.heap.free_everywhere(address));
+        assert!(rig.heap.free_device_wide(address));
         assert!(rig.gpu.host_time().now - before < 100_000, "turn {turn}: the free waited for the kernel");
-        let other = rig.malloc(30 * MIB, EVERY);
+        let other = rig.malloc(30 * MIB, ALL_STREAMS);
         assert_ne!(other, address, "the kernel may still be at it");
-        assert!(rig.heap.free_everywhere(other));
+        assert!(rig.heap.free_device_wide(other));
         rig.gpu.host_spend(2_000_000);
     }
     assert_eq!(synchronisations(&rig), 0);
@@ -372,8 +372,8 @@ fn a_free_never_waits_and_its_memory_comes_back_when_the_whole_device_is_past_it
 fn one_event_serves_any_number_of_frees() {
     let rig = rig("");
     for _ in 0..4 {
-        let blocks: Vec<u64> = (0..2000).map(|at| rig.malloc(1 + at * 7, EVERY)).collect();
-        blocks.iter().for_each(|&block| assert!(rig.heap.free_everywhere(block)));
+        let blocks: Vec<u64> = (0..2000).map(|at| rig.malloc(1 + at * 7, ALL_STREAMS)).collect();
+        blocks.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
     }
     let events = rig.gpu.counts(gruyere_phantom::Caller::Allocator).of(CallKind::ContextEventRecord);
     assert!((1..200).contains(&events), "{events} events for 8000 frees");
@@ -385,24 +385,24 @@ fn before_cuda_12_5_a_synchronisation_of_the_programs_own_releases_what_is_parke
     let rig = Rig::over(GpuConfig { context_events: false, ..GpuConfig::new(16 * GIB) }, "record:on");
     rig.heap.announce_ordered_callers();
     // So much that there is slack for what is parked: short of it the heap would synchronise itself.
-    let kept: Vec<u64> = (0..40).map(|_| rig.malloc(50 * MIB, EVERY)).collect();
+    let kept: Vec<u64> = (0..40).map(|_| rig.malloc(50 * MIB, ALL_STREAMS)).collect();
     for _ in 0..200 {
-        let address = rig.malloc(15 * MIB, EVERY);
-        assert!(rig.heap.free_everywhere(address));
-        let later = rig.malloc(15 * MIB, EVERY);
+        let address = rig.malloc(15 * MIB, ALL_STREAMS);
+        assert!(rig.heap.free_device_wide(address));
+        let later = rig.malloc(15 * MIB, ALL_STREAMS);
         assert_ne!(later, address, "nothing has shown that the device is past it");
         let point = rig.heap.before_synchronize(0);
-        assert!(rig.heap.free_everywhere(later));
+        assert!(rig.heap.free_device_wide(later));
         as_program(|| rig.gpu.device_synchronize(0)).unwrap();
         rig.heap.synchronized(0, point);
-        let last = rig.malloc(15 * MIB, EVERY);
+        let last = rig.malloc(15 * MIB, ALL_STREAMS);
         assert_ne!(last, later, "it was freed while the synchronisation was under way");
-        assert!(rig.heap.free_everywhere(last));
+        assert!(rig.heap.free_device_wide(last));
     }
     assert_eq!(synchronisations(&rig), 0);
     let peak = rig.gpu.books(0).physical_peak;
     assert!(peak <= 2300 * MIB, "{} MiB", peak / MIB);
-    kept.iter().for_each(|&block| assert!(rig.heap.free_everywhere(block)));
+    kept.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
     rig.check();
 }
 
@@ -414,17 +414,17 @@ fn before_cuda_12_5_the_heap_synchronises_rather_than_hold_much_more_than_was_ev
             &format!("{conf},record:on"),
         );
         rig.heap.announce_ordered_callers();
-        let kept: Vec<u64> = (0..20).map(|_| rig.malloc(50 * MIB, EVERY)).collect();
+        let kept: Vec<u64> = (0..20).map(|_| rig.malloc(50 * MIB, ALL_STREAMS)).collect();
         for turn in 0..500 {
             let blocks: Vec<u64> =
-                (0..10).map(|at| rig.malloc(1 + (turn * 7 + at * 13) % 40 * MIB, EVERY)).collect();
-            blocks.iter().for_each(|&block| assert!(rig.heap.free_everywhere(block)));
+                (0..10).map(|at| rig.malloc(1 + (turn * 7 + at * 13) % 40 * MIB, ALL_STREAMS)).collect();
+            blocks.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
         }
         let peak = rig.gpu.books(0).physical_peak;
         assert!(peak < 2 * GIB, "{conf}: {} MiB held for 1.4 GiB", peak / MIB);
         let waits = synchronisations(&rig);
         assert!(waits < 1000, "{conf}: {waits} synchronisations for 5000 frees");
-        kept.iter().for_each(|&block| assert!(rig.heap.free_everywhere(block)));
+        kept.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
         rig.check();
     }
 }
@@ -433,9 +433,9 @@ fn before_cuda_12_5_the_heap_synchronises_rather_than_hold_much_more_than_was_ev
 fn under_pressure_one_synchronisation_serves_all() {
     let rig = Rig::over(GpuConfig { context_events: false, ..GpuConfig::new(64 * MIB) }, "headroom:0");
     rig.heap.announce_ordered_callers();
-    let blocks: Vec<u64> = (0..12).map(|_| rig.malloc(5 * MIB, EVERY)).collect();
-    blocks.iter().for_each(|&block| assert!(rig.heap.free_everywhere(block)));
-    let again: Vec<u64> = (0..12).map(|_| rig.malloc(5 * MIB, EVERY)).collect();
+    let blocks: Vec<u64> = (0..12).map(|_| rig.malloc(5 * MIB, ALL_STREAMS)).collect();
+    blocks.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
+    let again: Vec<u64> = (0..12).map(|_| rig.malloc(5 * MIB, ALL_STREAMS)).collect();
     assert_eq!(again.len(), 12);
     assert_eq!(synchronisations(&rig), 1);
     rig.check();
@@ -467,11 +467,11 @@ fn a_capture_that_nobody_told_of_is_left_alone() {
     let known = rig.malloc(2 * MIB, stream);
     as_program(|| rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, None)).unwrap();
     for _ in 0..20 {
-        let address = rig.malloc(30 * MIB, EVERY);
-        assert!(rig.heap.free_everywhere(address));
+        let address = rig.malloc(30 * MIB, ALL_STREAMS);
+        assert!(rig.heap.free_device_wide(address));
     }
     as_program(|| rig.gpu.end_capture(0, stream.0)).expect("the program's capture failed");
-    assert!(rig.heap.free_everywhere(known));
+    assert!(rig.heap.free_device_wide(known));
     rig.check();
 }
 
@@ -480,14 +480,14 @@ fn what_the_heap_owns_is_told_by_the_start_of_a_block_only() {
     for conf in ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"] {
         let rig = rig(conf);
         for size in [1, 512, 100_000, MIB, MIB + 1, 30 * MIB] {
-            let address = rig.malloc(size, EVERY);
+            let address = rig.malloc(size, ALL_STREAMS);
             let owned = rig.heap.owns(address).unwrap_or_else(|| panic!("{conf}: {size}"));
             assert_eq!((owned.device, owned.requested, owned.bytes), (0, size, size.next_multiple_of(512)));
             assert_eq!(rig.heap.owns(address + 512), None, "{conf}: inside");
             assert!(rig.heap.is_ours(address));
-            assert!(rig.heap.free_everywhere(address));
+            assert!(rig.heap.free_device_wide(address));
             assert_eq!(rig.heap.owns(address), None, "{conf}: freed");
-            assert!(!rig.heap.free_everywhere(address), "{conf}: twice");
+            assert!(!rig.heap.free_device_wide(address), "{conf}: twice");
         }
         assert_eq!(rig.heap.owns(0), None);
         assert!(!rig.heap.is_ours(0x1234_5678));
@@ -502,10 +502,10 @@ fn a_reset_device_is_as_new() {
         let stream = rig.stream();
         for turn in 0..3 {
             for size in [1, 100_000, 3 * MIB, 40 * MIB] {
-                rig.malloc(size, EVERY);
+                rig.malloc(size, ALL_STREAMS);
                 rig.malloc(size, stream);
-                let parked = rig.malloc(size, EVERY);
-                assert!(rig.heap.free_everywhere(parked));
+                let parked = rig.malloc(size, ALL_STREAMS);
+                assert!(rig.heap.free_device_wide(parked));
             }
             busy(&rig, stream, 50_000);
             rig.heap.reset_device(0);
@@ -520,10 +520,10 @@ fn a_reset_device_is_as_new() {
 fn what_could_be_given_back_counts_as_free() {
     for conf in ["backing:stitch", "backing:pool", "backing:fixed"] {
         let rig = rig(&format!("{conf},auto_trim:off"));
-        let blocks: Vec<u64> = (0..20).map(|_| rig.malloc(30 * MIB, EVERY)).collect();
-        let keep = rig.malloc(1000, EVERY);
+        let blocks: Vec<u64> = (0..20).map(|_| rig.malloc(30 * MIB, ALL_STREAMS)).collect();
+        let keep = rig.malloc(1000, ALL_STREAMS);
         let before = rig.heap.could_give_back(0);
-        blocks.iter().for_each(|&block| assert!(rig.heap.free_everywhere(block)));
+        blocks.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
         let told = rig.heap.could_give_back(0);
         assert!(
             told - before >= 600 * MIB - 30 * MIB,
@@ -532,7 +532,7 @@ fn what_could_be_given_back_counts_as_free() {
         let held = rig.gpu.books(0).physical;
         rig.heap.trim();
         assert!(told <= held - rig.gpu.books(0).physical, "{conf}: more told than was given back");
-        assert!(rig.heap.free_everywhere(keep));
+        assert!(rig.heap.free_device_wide(keep));
         rig.check();
     }
 }
@@ -555,14 +555,14 @@ fn a_watched_program_is_on_the_record_and_the_driver_is_never_asked() {
     let config = gruyere::config::Config::parse("").unwrap();
     let heap = gruyere::heap::Heap::watcher(config.heap).unwrap();
     let (small, large) = (0x7000_0000_0000, 0x7000_4000_0000);
-    heap.saw_malloc(1, small, 1000, EVERY);
+    heap.saw_malloc(1, small, 1000, ALL_STREAMS);
     heap.saw_malloc(1, large, 30 * MIB, DEFAULT);
     let reader = gruyere::record::Reader::own(heap.record()).unwrap();
     let device = reader.device(1).unwrap();
     assert_eq!(device.live, 30 * MIB + 1024);
     assert_eq!(device.gauge(gruyere::record::DeviceGauge::Reserved), 30 * MIB + 1024);
     // Freed where we do not see, and given out again.
-    heap.saw_malloc(1, small, 2000, EVERY);
+    heap.saw_malloc(1, small, 2000, ALL_STREAMS);
     assert!(heap.saw_free(large, DEFAULT));
     assert!(!heap.saw_free(large, DEFAULT));
     let device = reader.device(1).unwrap();

@@ -1,27 +1,27 @@
-//! A lane: the small blocks of the streams that share one lock.
+//! A shard: the small blocks of the streams that share one lock.
 //!
-//! Streams are dealt over the lanes of a device, so that threads on different streams do not meet. A bin is the slabs of one (stream,
-//! lifetime, size class) with a free slot. A lane never holds its lock while it asks the device's central part for memory:
-//! [`Lane::allocate`] answers that it needs a slab, and the caller comes back with one.
+//! Streams are spread over the shards of a device, so that threads on different streams do not meet. A bin is the slabs of one (stream,
+//! lifetime, size class) with a free slot. A shard never holds its lock while it asks the device's central part for memory:
+//! [`Shard::allocate`] answers that it needs a slab, and the caller comes back with one.
 
 mod validate;
 
 use crate::order::pending::Pending;
-use crate::order::streams::{EVERY, Streams};
+use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::request::Request;
 use crate::small::bins::{Bin, Bins, NO_SLAB, lender_of, most_borrowed};
 use crate::small::size_class::{Small, class_of, round, small, small_again};
 use crate::small::slab::{Freed, Slab, SlotState};
-use gruyere_record::{Block, EventKind, LaneWriter};
+use gruyere_record::{Block, EventKind, ShardWriter};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// Lanes a device for small blocks; one more of the record's lanes is the central part's.
-pub const LANES: usize = gruyere_record::LANES - 1;
-const _: () = assert!(LANES.is_power_of_two());
+/// Shards a device for small blocks; one more of the record's shards is the central part's.
+pub const SHARDS: usize = gruyere_record::SHARDS - 1;
+const _: () = assert!(SHARDS.is_power_of_two());
 /// The record's pool of small blocks.
 const SMALL: usize = 0;
 
-/// What the slabs of a lane come to.
+/// What the slabs of a shard come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlabSums {
     /// Their bytes.
@@ -33,7 +33,7 @@ pub struct SlabSums {
 }
 
 impl SlabSums {
-    /// Adds those of another lane, or another slab.
+    /// Adds those of another shard, or another slab.
     pub fn add(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.used_bytes += other.used_bytes;
@@ -72,8 +72,8 @@ pub enum FreeOutcome {
 }
 
 /// The small blocks of some streams. Its user holds the lock, and the record's writer that goes with it.
-pub struct Lane {
-    /// Streams are numbered `1 << shift` apart in one lane.
+pub struct Shard {
+    /// Streams are numbered `1 << shift` apart in one shard.
     shift: u32,
     /// Classes with few blocks borrow slots of larger ones.
     borrows: bool,
@@ -83,15 +83,15 @@ pub struct Lane {
     /// By stream number >> shift.
     bins: Vec<Option<Box<Bins>>>,
     users: HashMap<u64, Vec<u32>>,
-    /// Lifetimes of live blocks that differ from their slabs', by address ([`Lane::tag`]).
+    /// Lifetimes of live blocks that differ from their slabs', by address ([`Shard::tag`]).
     tagged: HashMap<u64, u8>,
     pending: VecDeque<PendingBlock>,
     /// [`Streams::strides`] when their waits were looked at last.
     looked_at: u64,
 }
 
-impl Lane {
-    /// An empty lane, for streams whose numbers differ by multiples of `stride`, a power of two. `borrows`: whether classes with few blocks
+impl Shard {
+    /// An empty shard, for streams whose numbers differ by multiples of `stride`, a power of two. `borrows`: whether classes with few blocks
     /// take slots of larger ones.
     pub fn new(stride: u32, borrows: bool) -> Self {
         Self {
@@ -118,9 +118,14 @@ impl Lane {
     }
 
     /// A slot for `request`, which the record is told of; 0: the bin needs a slab. A class with few blocks has no slab of its own, which
-    /// would lie idle for the most part, but borrows slots of a larger one. [`Lane::class_of_next_slab`] is the one to bring.
+    /// would lie idle for the most part, but borrows slots of a larger one. [`Shard::class_of_next_slab`] is the one to bring.
     #[inline(always)]
-    pub fn allocate(&mut self, writer: &mut LaneWriter, request: Request, step: impl FnOnce() -> u32) -> u64 {
+    pub fn allocate(
+        &mut self,
+        writer: &mut ShardWriter,
+        request: Request,
+        step: impl FnOnce() -> u32,
+    ) -> u64 {
         let Request { size: requested, stream, lifetime, start } = request;
         let Some(Small { size, class: own, bucket }) = small(requested) else { return 0 };
         let lifetime = lifetime as u8;
@@ -147,7 +152,7 @@ impl Lane {
         address
     }
 
-    /// The class of the slab that lets `request` be served, where [`Lane::allocate`] did not.
+    /// The class of the slab that lets `request` be served, where [`Shard::allocate`] did not.
     pub fn class_of_next_slab(&mut self, request: Request) -> u8 {
         let own = class_of(request.size) as u8;
         let borrowed = self.bin_mut(request.stream, request.lifetime as u8, own).borrowed;
@@ -248,7 +253,7 @@ impl Lane {
     #[inline(always)]
     pub fn free(
         &mut self,
-        writer: &mut LaneWriter,
+        writer: &mut ShardWriter,
         id: u32,
         address: u64,
         time: u64,
@@ -312,7 +317,7 @@ impl Lane {
     #[inline(never)]
     fn free_other(
         &mut self,
-        writer: &mut LaneWriter,
+        writer: &mut ShardWriter,
         id: u32,
         address: u64,
         time: u64,
@@ -330,7 +335,7 @@ impl Lane {
         let tagged = self.tagged.remove(&address);
         let (lifetime, has_users) = (tagged.unwrap_or(of_slab), !users.is_empty());
         let waits = Pending::behind(users, streams);
-        if stream != EVERY {
+        if stream != ALL_STREAMS {
             slab.epoch = streams.note_free(stream);
         }
         if !has_users {
@@ -338,7 +343,7 @@ impl Lane {
             let Freed { requested, block, .. } = slab.facts(slot);
             let size = round(requested);
             slab.set_pending(slot);
-            let was_full = slab.settle(slot);
+            let was_full = slab.complete_free(slot);
             writer.block_remove(block, size, requested, lifetime, false);
             writer.event(EventKind::Free, lifetime, slab.stream, address, size, time);
             return self.released(id, was_full);
@@ -348,11 +353,11 @@ impl Lane {
         FreeOutcome::Waits
     }
 
-    /// As [`Lane::free`], of a block that is not reused before stream `user` is past this moment. `None`: none that is not also used by other
+    /// As [`Shard::free`], of a block that is not reused before stream `user` is past this moment. `None`: none that is not also used by other
     /// streams starts there.
     pub fn free_behind(
         &mut self,
-        writer: &mut LaneWriter,
+        writer: &mut ShardWriter,
         id: u32,
         address: u64,
         time: u64,
@@ -362,10 +367,10 @@ impl Lane {
         let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut)?;
         let (slot, Freed { class, .. }) = slab.plain_at(address)?;
         let (stream, lifetime) = (slab.stream, slab.lifetime);
-        if stream == user && user != EVERY {
+        if stream == user && user != ALL_STREAMS {
             return Some(self.free(writer, id, address, time, streams));
         }
-        if stream != EVERY {
+        if stream != ALL_STREAMS {
             slab.epoch = streams.note_free(stream);
         }
         Self::set_pending(slab, writer, slot, lifetime, time);
@@ -378,7 +383,7 @@ impl Lane {
     }
 
     /// The program is done with a live block that cannot be reused yet.
-    fn set_pending(slab: &mut Slab, writer: &mut LaneWriter, slot: u32, lifetime: u8, time: u64) {
+    fn set_pending(slab: &mut Slab, writer: &mut ShardWriter, slot: u32, lifetime: u8, time: u64) {
         let Freed { requested, block, .. } = slab.facts(slot);
         let size = round(requested);
         slab.set_pending(slot);
@@ -387,7 +392,7 @@ impl Lane {
     }
 
     /// Frees the block at `address` for its program only: nothing ever uses its slot again.
-    pub fn freeze(&mut self, writer: &mut LaneWriter, id: u32, address: u64, time: u64) -> FreeOutcome {
+    pub fn freeze(&mut self, writer: &mut ShardWriter, id: u32, address: u64, time: u64) -> FreeOutcome {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
         let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
@@ -404,7 +409,7 @@ impl Lane {
     }
 
     /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no live block starts there.
-    pub fn tag(&mut self, writer: &mut LaneWriter, id: u32, address: u64, lifetime: u8) -> Option<()> {
+    pub fn tag(&mut self, writer: &mut ShardWriter, id: u32, address: u64, lifetime: u8) -> Option<()> {
         let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
         let slot = slab.slot_at(address)?;
         let SlotState::Live { .. } = slab.state(slot) else { return None };
@@ -424,7 +429,7 @@ impl Lane {
         let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
         let slot = slab.slot_at(address)?;
         let SlotState::Live { .. } = slab.state(slot) else { return None };
-        if user != slab.stream || user == EVERY {
+        if user != slab.stream || user == ALL_STREAMS {
             slab.set_shared(slot);
             let users = self.users.entry(address).or_default();
             if !users.contains(&user) {
@@ -444,13 +449,13 @@ impl Lane {
         !self.pending.is_empty()
     }
 
-    /// Whether a wait that is over would not be seen by [`Lane::settle`]: there must be none.
+    /// Whether a wait that is over would not be seen by [`Shard::complete_frees`]: there must be none.
     pub fn overlooks_waits(&self, streams: &Streams) -> bool {
         self.looked_at == streams.strides() && self.pending.iter().any(|block| block.waits.is_over(streams))
     }
 
     /// Frees the blocks whose waits are over; returns the surplus slabs.
-    pub fn settle(&mut self, writer: &mut LaneWriter, streams: &Streams) -> Vec<u32> {
+    pub fn complete_frees(&mut self, writer: &mut ShardWriter, streams: &Streams) -> Vec<u32> {
         let mut surplus = Vec::new();
         // A wait that was not over then, or began since, is not over before some stream gets further.
         let strides = streams.strides();
@@ -466,7 +471,7 @@ impl Lane {
             let Some(Some(slab)) = self.slabs.get_mut(block.slab as usize) else { continue };
             let (facts, lifetime) = (slab.facts(block.slot), block.lifetime);
             writer.block_remove(facts.block, round(facts.requested), facts.requested, lifetime, true);
-            let was_full = slab.settle(block.slot);
+            let was_full = slab.complete_free(block.slot);
             if let FreeOutcome::Surplus(id) = self.released(block.slab, was_full) {
                 surplus.push(id);
             }
@@ -474,7 +479,7 @@ impl Lane {
         surplus
     }
 
-    /// Takes an empty slab out of the lane; `None` where it was used again meanwhile.
+    /// Takes an empty slab out of the shard; `None` where it was used again meanwhile.
     pub fn remove_slab(&mut self, id: u32) -> Option<Slab> {
         let slab = self.slabs.get(id as usize)?.as_deref()?;
         if slab.used() != 0 {

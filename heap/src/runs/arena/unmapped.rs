@@ -1,12 +1,12 @@
 //! Address space without memory: where a stitched region may grow, and what it may give.
 //!
-//! A stitched region is a reservation of address space. Its runs are blocks, free runs, voids and shadows. A void covers whole pages and
-//! nothing is mapped there; in a shadow something is, but no page belongs there. To serve a request that fits nowhere, a row of pages is
+//! A stitched region is a reservation of address space. Its runs are blocks, free runs, unmapped ranges and stale aliases. An unmapped range covers whole pages and
+//! nothing is mapped there; in a stale alias something is, but no page belongs there. To serve a request that fits nowhere, a row of pages is
 //! planned ([`Arenas::plan`]) next to a free run that lacks the fewest, memory is found for it elsewhere, and the row becomes free memory
-//! ([`Arenas::commit`]). Pages of free runs may be given for that ([`Arenas::loose_runs`], [`Arenas::vacate`]).
+//! ([`Arenas::commit`]). Pages of free runs may be given for that ([`Arenas::movable_runs`], [`Arenas::evict`]).
 
 use super::Arenas;
-use super::run::{EVERYBODY, NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId};
+use super::run::{NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
 use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
 use std::cmp::Reverse;
@@ -15,8 +15,8 @@ use std::ops::Range;
 /// A row of pages that, once mapped, makes a request fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The void that holds the row.
-    pub void: RunId,
+    /// The unmapped range that holds the row.
+    pub unmapped: RunId,
     /// First byte of the row.
     pub address: u64,
     /// Its length.
@@ -27,7 +27,7 @@ pub struct Plan {
 
 /// Whole pages of free memory that may be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoosePages {
+pub struct MovablePages {
     /// The free run that they are in; the first of a row of them.
     pub run: RunId,
     /// Where they are.
@@ -36,7 +36,7 @@ pub struct LoosePages {
     pub used: Option<(u32, u64)>,
 }
 
-impl LoosePages {
+impl MovablePages {
     /// Their length.
     pub fn bytes(&self) -> u64 {
         self.pages.end - self.pages.start
@@ -44,7 +44,7 @@ impl LoosePages {
 }
 
 impl Arenas {
-    /// Adds a reservation of address space: a region that is all void.
+    /// Adds a reservation of address space: a region that is one unmapped range.
     pub fn add_reservation(&mut self, space: SpaceId, address: u64, bytes: u64) -> RegionId {
         let region = Region {
             address,
@@ -59,7 +59,7 @@ impl Arenas {
         let id = self.new_region(region);
         let run = self.new_run(address, bytes, id);
         self.regions[id as usize].first = run;
-        self.set_void(run);
+        self.set_unmapped(run);
         id
     }
 
@@ -68,7 +68,7 @@ impl Arenas {
         let is_idle = |id: &RegionId| {
             let region = &self.regions[*id as usize];
             let run = &self.runs[region.first as usize];
-            region.stitched && run.state == RunState::Void && run.bytes == region.bytes
+            region.stitched && run.state == RunState::Unmapped && run.bytes == region.bytes
         };
         self.spaces[space as usize].regions.iter().copied().filter(is_idle).collect()
     }
@@ -91,17 +91,17 @@ impl Arenas {
     }
 
     /// The row of fewest pages that lets `stream` have `bytes` at a multiple of `align`: behind a free run that it may use,
-    /// before one, between two, or in a void by itself. The lowest address among equals. `None`: the address space is full.
+    /// before one, between two, or in an unmapped range by itself. The lowest address among equals. `None`: the address space is full.
     pub fn plan(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<Plan> {
         let usable = |id: RunId| {
             let run = self.runs.get(id as usize)?;
-            let mine = run.stream == stream || run.stream == EVERYBODY;
+            let mine = run.stream == stream || run.stream == UNOWNED;
             (run.state == RunState::Free && mine).then_some(id)
         };
         let length = |id: Option<RunId>| id.map_or(0, |id| self.runs[id as usize].bytes);
         let mut best: Option<Plan> = None;
-        self.spaces[space as usize].voids.each_from(&self.runs, ALIGNMENT, |void| {
-            let run = &self.runs[void as usize];
+        self.spaces[space as usize].unmapped.each_from(&self.runs, ALIGNMENT, |unmapped| {
+            let run = &self.runs[unmapped as usize];
             let (before, behind) = (usable(run.previous), usable(run.next));
             // The bytes of the free run before that count: from its first multiple of `align` on.
             let front = length(before)
@@ -111,7 +111,7 @@ impl Arenas {
             let mut consider = |address: u64, length: u64, needs: [Option<RunId>; 2]| {
                 let better = |plan: &Plan| (length, address) < (plan.bytes, plan.address);
                 if length > 0 && length <= run.bytes && best.as_ref().is_none_or(better) {
-                    best = Some(Plan { void, address, bytes: length, needs });
+                    best = Some(Plan { unmapped, address, bytes: length, needs });
                 }
             };
             consider(run.address, pages(bytes), [None, None]);
@@ -131,50 +131,50 @@ impl Arenas {
         best
     }
 
-    /// A row of `bytes` in the lowest void that has room for it and for `before` bytes before and `behind` bytes behind it.
+    /// A row of `bytes` in the lowest unmapped range that has room for it and for `before` bytes before and `behind` bytes behind it.
     pub fn plan_alone(&self, space: SpaceId, bytes: u64, (before, behind): (u64, u64)) -> Option<Plan> {
         let mut lowest: Option<(u64, RunId)> = None;
-        self.spaces[space as usize].voids.each_from(&self.runs, before + bytes + behind, |id| {
+        self.spaces[space as usize].unmapped.each_from(&self.runs, before + bytes + behind, |id| {
             let run = &self.runs[id as usize];
             let fits = run.bytes >= before + bytes + behind;
             if fits && lowest.is_none_or(|(address, _)| run.address < address) {
                 lowest = Some((run.address, id));
             }
         });
-        let (start, void) = lowest?;
-        Some(Plan { void, address: start + before, bytes, needs: [None, None] })
+        let (start, unmapped) = lowest?;
+        Some(Plan { unmapped, address: start + before, bytes, needs: [None, None] })
     }
 
-    /// Bytes of the plan's void before its row and behind it.
+    /// Bytes of the plan's unmapped range before its row and behind it.
     pub fn room_around(&self, plan: &Plan) -> (u64, u64) {
-        let void = &self.runs[plan.void as usize];
-        (plan.address - void.address, void.address + void.bytes - plan.address - plan.bytes)
+        let unmapped = &self.runs[plan.unmapped as usize];
+        (plan.address - unmapped.address, unmapped.address + unmapped.bytes - plan.address - plan.bytes)
     }
 
     /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies beside it; work of `epoch` and before may
-    /// still touch it. `shadows`: bytes before and behind the row in which something is mapped too.
-    pub fn commit(&mut self, plan: &Plan, shadows: (u64, u64), stream: u32, epoch: u64) {
-        let mut row = plan.void;
+    /// still touch it. `stale_aliases`: bytes before and behind the row in which something is mapped too.
+    pub fn commit(&mut self, plan: &Plan, stale_aliases: (u64, u64), stream: u32, epoch: u64) {
+        let mut row = plan.unmapped;
         self.unlist(row);
-        let before = plan.address - shadows.0 - self.runs[row as usize].address;
+        let before = plan.address - stale_aliases.0 - self.runs[row as usize].address;
         if before > 0 {
             let front = row;
             row = self.cut(front, before);
-            self.list_void(front);
+            self.list_unmapped(front);
         }
-        if shadows.0 > 0 {
-            let shadow = row;
-            row = self.cut(shadow, shadows.0);
-            self.list_shadow(shadow);
+        if stale_aliases.0 > 0 {
+            let stale_alias = row;
+            row = self.cut(stale_alias, stale_aliases.0);
+            self.list_stale_alias(stale_alias);
         }
         if self.runs[row as usize].bytes > plan.bytes {
             let rest = self.cut(row, plan.bytes);
-            if self.runs[rest as usize].bytes > shadows.1 {
-                let void = if shadows.1 > 0 { self.cut(rest, shadows.1) } else { rest };
-                self.list_void(void);
+            if self.runs[rest as usize].bytes > stale_aliases.1 {
+                let unmapped = if stale_aliases.1 > 0 { self.cut(rest, stale_aliases.1) } else { rest };
+                self.list_unmapped(unmapped);
             }
-            if shadows.1 > 0 {
-                self.list_shadow(rest);
+            if stale_aliases.1 > 0 {
+                self.list_stale_alias(rest);
             }
         }
         self.set_free(row, stream, epoch);
@@ -182,7 +182,7 @@ impl Arenas {
 
     /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` tells of a run's owner and epoch
     /// whether its pages may move, and what the last work on them was if that may still run.
-    pub fn loose_runs(&self, spaces: &[SpaceId], used: &dyn Fn(u32, u64) -> Movable) -> Vec<LoosePages> {
+    pub fn movable_runs(&self, spaces: &[SpaceId], used: &dyn Fn(u32, u64) -> Movable) -> Vec<MovablePages> {
         // Who has less than a page has no whole page.
         let indexes = spaces.iter().flat_map(|&space| self.spaces[space as usize].filled());
         let indexes = indexes.filter(|(_, index)| index.bytes >= PAGE);
@@ -191,28 +191,28 @@ impl Arenas {
             if !self.regions[run.region as usize].stitched {
                 return None;
             }
-            let used = match if run.stream == EVERYBODY { Movable::Idle } else { used(run.stream, run.epoch) }
-            {
+            let used = match if run.stream == UNOWNED { Movable::Idle } else { used(run.stream, run.epoch) } {
                 Movable::No => return None,
                 Movable::Idle => None,
                 Movable::Used => Some((run.stream, run.epoch)),
             };
             let pages = whole_pages(run.address..run.address + run.bytes)?;
-            Some(LoosePages { run: id, pages, used })
+            Some(MovablePages { run: id, pages, used })
         };
         let mut found = Vec::new();
         for (_, index) in indexes {
             index.each_from(&self.runs, PAGE, |id| found.extend(pages(id)));
         }
-        found.sort_unstable_by_key(|loose| (loose.bytes(), Reverse(loose.pages.start)));
+        found.sort_unstable_by_key(|movable| (movable.bytes(), Reverse(movable.pages.start)));
         found
     }
 
-    /// All whole pages of free runs of stitched regions of `spaces` that are everybody's, or of streams that are past them
+    /// All whole pages of free runs of stitched regions of `spaces` that are unowned, or of streams that are past them
     /// (`completed`), in rows over neighbouring runs.
-    pub fn loose_pages(&self, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) -> Vec<LoosePages> {
+    pub fn movable_rows(&self, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) -> Vec<MovablePages> {
         let mut found = Vec::new();
-        let pages = |(run, start, end)| Some(LoosePages { run, pages: whole_pages(start..end)?, used: None });
+        let pages =
+            |(run, start, end)| Some(MovablePages { run, pages: whole_pages(start..end)?, used: None });
         let regions = spaces.iter().flat_map(|&space| self.spaces[space as usize].regions.iter());
         for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched) {
             // Neighbours count together: a page may lie in several free runs.
@@ -220,9 +220,9 @@ impl Arenas {
             let mut id = region.first;
             while id != NO_RUN {
                 let run = &self.runs[id as usize];
-                let loose = run.state == RunState::Free
-                    && (run.stream == EVERYBODY || run.epoch <= completed(run.stream));
-                if loose {
+                let movable = run.state == RunState::Free
+                    && (run.stream == UNOWNED || run.epoch <= completed(run.stream));
+                if movable {
                     let (first, start) = row.map_or((id, run.address), |(first, start, _)| (first, start));
                     row = Some((first, start, run.address + run.bytes));
                 } else {
@@ -235,8 +235,8 @@ impl Arenas {
         found
     }
 
-    /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a shadow (or several).
-    pub fn vacate(&mut self, mut id: RunId, pages: Range<u64>) {
+    /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a stale alias (or several).
+    pub fn evict(&mut self, mut id: RunId, pages: Range<u64>) {
         while id != NO_RUN && self.runs[id as usize].address < pages.end {
             let Run { address, bytes, stream: owner, next, .. } = self.runs[id as usize];
             if address + bytes <= pages.start {
@@ -254,16 +254,16 @@ impl Arenas {
                 let rest = self.cut(row, pages.end - inside);
                 self.list(rest, owner);
             }
-            self.list_shadow(row);
+            self.list_stale_alias(row);
             id = next;
         }
     }
 
-    /// What lies void in a range is mapped, though no page belongs there: shadows.
-    pub fn shade(&mut self, space: SpaceId, range: &Range<u64>) {
-        let mut voids = Vec::new();
-        self.spaces[space as usize].voids.collect(&self.runs, &mut voids);
-        for mut id in voids {
+    /// What lies unmapped in a range is mapped, though no page belongs there: stale aliases.
+    pub fn mark_stale(&mut self, space: SpaceId, range: &Range<u64>) {
+        let mut unmapped = Vec::new();
+        self.spaces[space as usize].unmapped.collect(&self.runs, &mut unmapped);
+        for mut id in unmapped {
             let Run { address, bytes, .. } = self.runs[id as usize];
             let (start, end) = (address.max(range.start), (address + bytes).min(range.end));
             if start >= end {
@@ -273,76 +273,77 @@ impl Arenas {
             if start > address {
                 let front = id;
                 id = self.cut(front, start - address);
-                self.list_void(front);
+                self.list_unmapped(front);
             }
             if self.runs[id as usize].bytes > end - start {
                 let rest = self.cut(id, end - start);
-                self.list_void(rest);
+                self.list_unmapped(rest);
             }
-            self.list_shadow(id);
+            self.list_stale_alias(id);
         }
     }
 
-    /// Nothing is mapped in a range any more: its shadows are void.
+    /// Nothing is mapped in a range any more: its stale aliases are unmapped.
     pub fn clear(&mut self, range: &Range<u64>) {
-        let shadows: Vec<RunId> = self.shadows.range(range.clone()).map(|shadow| *shadow.1).collect();
-        for id in shadows {
+        let stale_aliases: Vec<RunId> =
+            self.stale_aliases.range(range.clone()).map(|stale_alias| *stale_alias.1).collect();
+        for id in stale_aliases {
             let Run { address, bytes, region, .. } = self.runs[id as usize];
-            self.shadows.remove(&address);
+            self.stale_aliases.remove(&address);
             let space = self.regions[region as usize].space;
-            self.spaces[space as usize].shadow_bytes -= bytes;
-            self.set_void(id);
+            self.spaces[space as usize].stale_alias_bytes -= bytes;
+            self.set_unmapped(id);
         }
     }
 
-    fn list_shadow(&mut self, id: RunId) {
+    fn list_stale_alias(&mut self, id: RunId) {
         let run = &mut self.runs[id as usize];
-        run.state = RunState::Shadow;
-        run.stream = EVERYBODY;
+        run.state = RunState::StaleAlias;
+        run.stream = UNOWNED;
         run.epoch = 0;
         let (address, bytes, region) = (run.address, run.bytes, run.region);
-        self.shadows.insert(address, id);
-        self.spaces[self.regions[region as usize].space as usize].shadow_bytes += bytes;
+        self.stale_aliases.insert(address, id);
+        self.spaces[self.regions[region as usize].space as usize].stale_alias_bytes += bytes;
     }
 
-    /// Makes an unlisted run void, and merges it with voids beside it.
-    fn set_void(&mut self, mut id: RunId) {
+    /// Makes an unlisted run unmapped, and merges it with unmapped ranges beside it.
+    fn set_unmapped(&mut self, mut id: RunId) {
         let Run { previous, next, .. } = self.runs[id as usize];
-        let is_void =
-            |arenas: &Self, id: RunId| id != NO_RUN && arenas.runs[id as usize].state == RunState::Void;
-        if is_void(self, next) {
+        let is_unmapped =
+            |arenas: &Self, id: RunId| id != NO_RUN && arenas.runs[id as usize].state == RunState::Unmapped;
+        if is_unmapped(self, next) {
             self.unlist(next);
             self.absorb_next(id);
         }
-        if is_void(self, previous) {
+        if is_unmapped(self, previous) {
             self.unlist(previous);
             self.absorb_next(previous);
             id = previous;
         }
-        self.list_void(id);
+        self.list_unmapped(id);
     }
 
-    fn list_void(&mut self, id: RunId) {
+    fn list_unmapped(&mut self, id: RunId) {
         let run = &mut self.runs[id as usize];
-        run.state = RunState::Void;
-        run.stream = EVERYBODY;
+        run.state = RunState::Unmapped;
+        run.stream = UNOWNED;
         run.epoch = 0;
         let space = self.regions[run.region as usize].space;
-        self.spaces[space as usize].voids.insert(&mut self.runs, id);
+        self.spaces[space as usize].unmapped.insert(&mut self.runs, id);
     }
 
-    /// Memory of a space: its regions, less what is void or shadow in them.
+    /// Memory of a space: its regions, less what is unmapped or a stale alias in them.
     pub fn held_bytes(&self, space: SpaceId) -> u64 {
         let space = &self.spaces[space as usize];
         let regions: u64 = space.regions.iter().map(|&id| self.regions[id as usize].bytes).sum();
-        regions - space.voids.bytes - space.shadow_bytes
+        regions - space.unmapped.bytes - space.stale_alias_bytes
     }
 
-    /// Bytes of the stitched regions that have memory, and that are shadow, by the arena's books.
+    /// Bytes of the stitched regions that have memory, and that are stale aliases, by the arena's books.
     pub fn mapped_bytes(&self) -> (u64, u64) {
-        let voids: u64 = self.spaces.iter().map(|space| space.voids.bytes).sum();
-        let shadows: u64 = self.spaces.iter().map(|space| space.shadow_bytes).sum();
-        (self.all_reserved_bytes() - voids - shadows, shadows)
+        let unmapped: u64 = self.spaces.iter().map(|space| space.unmapped.bytes).sum();
+        let stale_aliases: u64 = self.spaces.iter().map(|space| space.stale_alias_bytes).sum();
+        (self.all_reserved_bytes() - unmapped - stale_aliases, stale_aliases)
     }
 }
 
@@ -353,7 +354,7 @@ pub enum Movable {
     No,
     /// No work touches them any more.
     Idle,
-    /// Work ahead of the asking stream's may still touch them.
+    /// Work ahead of the requesting stream's may still touch them.
     Used,
 }
 

@@ -1,13 +1,13 @@
-//! The books of a lane, held against each other.
+//! The books of a shard, held against each other.
 
-use super::{Lane, SlabSums};
+use super::{Shard, SlabSums};
 use crate::pool::lifetime::LIFETIMES;
 use crate::small::bins::{Bins, NO_SLAB};
 use crate::small::size_class::{CLASSES, class_of};
 use crate::small::slab::{Slab, SlotState};
 use std::collections::HashMap;
 
-impl Lane {
+impl Shard {
     /// Walks every slab and bin.
     ///
     /// # Errors
