@@ -30,7 +30,7 @@ const FAREWELL: Duration = Duration::from_secs(10);
 pub enum Which {
     /// All of a folder, those that come later too.
     All(Folder),
-    /// One.
+    /// One record.
     One(Target),
 }
 

@@ -46,13 +46,13 @@ impl Request {
 /// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
 #[derive(Clone, Copy, Debug)]
 pub struct Want {
-    /// Where.
+    /// The space in which it is to lie.
     pub space: SpaceId,
-    /// How long.
+    /// Its length.
     pub bytes: u64,
-    /// A power of two.
+    /// Its alignment, a power of two.
     pub align: u64,
-    /// For whom.
+    /// The stream that it is for.
     pub stream: u32,
 }
 
@@ -94,7 +94,7 @@ pub struct Growth<'a> {
 }
 
 impl<'a> Growth<'a> {
-    /// An ordinary request's.
+    /// The growth of an ordinary request.
     pub(crate) fn of(shared: &'a Shared, streams: &'a Streams, lifetime: Lifetime) -> Self {
         Self {
             driver: &*shared.driver,
@@ -110,14 +110,14 @@ impl<'a> Growth<'a> {
         }
     }
 
-    /// What giving back needs to know meanwhile; how far the streams are, is told of none.
+    /// What eviction needs to know meanwhile; how far the streams are, is told of none.
     pub(crate) fn eviction(&self) -> Eviction<'a> {
         let Self { driver, record, streams, .. } = *self;
         Eviction { driver, record, streams, completed: &|_| 0 }
     }
 }
 
-/// What giving back needs to know.
+/// What eviction and giving back need to know.
 pub struct Eviction<'a> {
     /// The driver.
     pub driver: &'a dyn Driver,
@@ -130,7 +130,7 @@ pub struct Eviction<'a> {
 }
 
 impl<'a> Eviction<'a> {
-    /// Of what is unowned.
+    /// The eviction of what is unowned.
     pub(crate) fn of(shared: &'a Shared, streams: &'a Streams) -> Self {
         Self { driver: &*shared.driver, record: shared.record, streams, completed: &|_| 0 }
     }

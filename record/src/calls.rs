@@ -236,11 +236,11 @@ impl CallWriter {
 /// What a reader gets of the calls of one kind and class. Times in ticks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calls {
-    /// Their kind.
+    /// The kind of these calls.
     pub call: DriverCall,
     /// The bytes up to which the class goes ([`u64::MAX`]: without a bound); `None`: the kind is not told by size.
     pub up_to: Option<u64>,
-    /// Their sum.
+    /// The sum of their ticks.
     pub ticks: u64,
     /// The longest.
     pub longest: u64,

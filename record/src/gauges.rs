@@ -133,7 +133,7 @@ pub struct BlockCounts {
     pub pending_begun: u64,
     /// Their bytes.
     pub pending_begun_bytes: u64,
-    /// Those whose wait is over.
+    /// Blocks whose wait is over.
     pub pending_ended: u64,
     /// Their bytes.
     pub pending_ended_bytes: u64,

@@ -306,7 +306,7 @@ gauges! {
     TotalMemory "total_memory_bytes",
     /// Calls of the driver.
     DriverCalls "driver_calls",
-    /// Those that failed.
+    /// Driver calls that failed.
     DriverErrors "driver_errors",
     /// Times that memory was taken from the driver.
     Grows "grows",

@@ -17,7 +17,7 @@ use super::totals::{BLOCKS, BYTES, QUANTITIES, REQUESTED, ShardTotals};
 
 /// The pools that torch tells apart.
 pub const POOLS: usize = 3;
-/// Both.
+/// Blocks of both pools.
 pub const ALL: usize = 0;
 /// Blocks of up to 1 MiB.
 pub const SMALL: usize = 1;
@@ -68,7 +68,7 @@ pub struct BlockStats {
     pub requested_bytes: [Stat; POOLS],
 }
 
-/// Of one quantity, by pool.
+/// Numbers of one quantity, by pool.
 type ByPool = [i64; POOLS];
 
 /// A shard, and whether it is the one of the large blocks (the last).
@@ -359,7 +359,7 @@ impl Books {
         }
     }
 
-    /// Its wait is over.
+    /// The wait of a block is over.
     pub fn end_wait(&mut self, large: bool, amounts: Amounts) {
         for (quantity, amount) in amounts.into_iter().enumerate() {
             self.pending[usize::from(large)][quantity] -= amount;

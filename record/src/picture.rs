@@ -332,15 +332,15 @@ pub struct Picture {
     pub device: u32,
     /// The training step now; 0 where it is not known.
     pub step: u32,
-    /// By address.
+    /// The ranges, by address.
     pub ranges: Vec<Range>,
     /// By address; those of a range are next to each other.
     pub pieces: Vec<Piece>,
     /// The mapped ones by address; then the spare ones, by chunk.
     pub pages: Vec<Page>,
-    /// By address.
+    /// The stale aliases, by address.
     pub stale_aliases: Vec<StaleAlias>,
-    /// By address.
+    /// The reservations, by address.
     pub reservations: Vec<Reservation>,
     /// Where the bytes are.
     pub sums: Sums,

@@ -139,7 +139,7 @@ impl DeviceSnapshot {
 /// Things read from a table, and how many could not be read whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table<T> {
-    /// Those read whole.
+    /// The entries that were read whole.
     pub entries: Vec<T>,
     /// Entries that changed each time we looked, or that no writer of ours makes.
     pub torn: u64,

@@ -1,4 +1,4 @@
-//! The shared event ring: many producers, overwriting, readers detect loss.
+//! The shared ring: rare events of all shards. Many producers, overwriting, readers detect loss.
 //!
 //! A producer takes a position with one fetch-add, claims the slot of that position with one swap, writes the words and
 //! publishes the tag. It never waits: when the slot is still being written by a producer a whole lap behind, the event is

@@ -59,13 +59,13 @@ impl ShardTotals {
         live as i64
     }
 
-    /// What is live.
+    /// What is live of a quantity.
     #[inline(always)]
     pub fn live(&self, quantity: usize) -> i64 {
         self.live[quantity].load(Ordering::Relaxed) as i64
     }
 
-    /// What may be.
+    /// The ceiling of a quantity.
     #[inline(always)]
     pub fn ceiling(&self, quantity: usize) -> i64 {
         self.ceilings[quantity].load(Ordering::Relaxed) as i64

@@ -144,7 +144,7 @@ impl Writer {
         self.say(format_args!("k {user} 1"));
     }
 
-    /// One of the latest, or any.
+    /// Frees one of the latest blocks, or any.
     fn free(&mut self) {
         let count = self.live.len() as u64;
         let at = match self.random.below(2) {

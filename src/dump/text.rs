@@ -12,7 +12,7 @@ const MOST_SEGMENTS: usize = 64;
 const MOST_EVENTS: usize = 64;
 const WIDTH: u64 = 64;
 
-/// All of it, as a dump has it.
+/// The whole state as text, as a dump has it.
 pub fn text(state: &State) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// How a part went.
 pub enum Outcome {
-    /// All of it passed.
+    /// The whole part passed.
     Passed(Counts),
     /// It could not be run, for this reason.
     Skipped(String),
@@ -15,7 +15,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Of two halves of a part.
+    /// The outcome of two halves of a part.
     pub fn and(self, other: Self) -> Self {
         use Outcome::{Failed, Passed, Skipped};
         match (self, other) {
@@ -54,11 +54,11 @@ pub struct Part {
 /// Which parts are to be run.
 #[derive(Clone, Copy)]
 pub enum Chosen<'a> {
-    /// Those that one can wait for.
+    /// The parts that one can wait for.
     Quick,
-    /// All of them.
+    /// All parts.
     All,
-    /// Those whose name contains this.
+    /// The parts whose name contains this.
     Named(&'a str),
 }
 

@@ -84,7 +84,7 @@ impl Families {
         }
     }
 
-    /// All of them.
+    /// All families.
     pub fn into_inner(self) -> Vec<Family> {
         self.families
     }

@@ -117,7 +117,7 @@ fn range(picture: &Picture, range: &Range) -> Value {
     })
 }
 
-/// All of it.
+/// The whole picture as JSON.
 pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
     let device = reader.device(picture.device);
     let missing = Missing::of(reader, picture);

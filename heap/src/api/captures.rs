@@ -30,7 +30,7 @@ impl Heap {
         }
     }
 
-    /// What was announced.
+    /// The hooks that were announced.
     pub fn hooks(&self) -> u32 {
         self.shared.hooks.load(Ordering::Relaxed)
     }

@@ -77,7 +77,7 @@ pub struct Central {
     pub(crate) device: DeviceId,
     /// Runs of all spaces.
     pub arenas: Arenas,
-    /// Spans.
+    /// What the driver gave: spans and chunks.
     pub backing: Backing,
     /// Who uses the spaces of the arenas, and how.
     pub pools: Pools,
@@ -131,7 +131,7 @@ pub struct Central {
 }
 
 impl Central {
-    /// Empty.
+    /// The central part of a device that holds nothing yet.
     pub fn new(
         device: DeviceId,
         backing: Backing,

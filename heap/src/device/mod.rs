@@ -53,15 +53,15 @@ pub struct ShardCell {
 
 /// One device's heap.
 pub struct Device {
-    /// Its ordinal.
+    /// The device's ordinal.
     pub id: DeviceId,
-    /// What it can do.
+    /// What the device can do.
     pub capabilities: Capabilities,
-    /// Its streams.
+    /// The device's streams.
     pub streams: Streams,
     /// Small blocks, by stream.
     pub shards: Box<[CachePadded<Mutex<ShardCell>>; SHARDS]>,
-    /// Everything else.
+    /// Everything else: large blocks, spans, captures.
     pub central: Mutex<Central>,
     /// Pool scopes that are open (from begin to end of an allocation to a capture's pool); above 0 nothing is asked of events, recorded or waited for.
     ///
@@ -74,7 +74,7 @@ pub struct Device {
     /// The streams that capture, as their callers say ([`crate::Heap::capture_begins`]); each has a pool scope open.
     pub(crate) capturing: Mutex<Vec<StreamHandle>>,
     queries: AtomicU32,
-    /// Where its memory comes from.
+    /// Where the device's memory comes from.
     pub(crate) supply: &'static dyn Supply,
     /// The thresholds of `alert:`.
     pub(crate) watching: Watching,

@@ -12,7 +12,7 @@ use crate::runs::arena::{Region, RegionId};
 use crate::shared::Shared;
 use std::convert::Infallible;
 
-/// What is where.
+/// The report, while a walk fills it in.
 struct Cause(Report);
 
 impl Visitor for Cause {

@@ -25,7 +25,7 @@ fn free(address: u64, bytes: u64, stream: u64) -> Block {
     Block { address, bytes, requested: 0, stream, state: BlockState::Inactive, lifetime: 0, step: None }
 }
 
-/// What is gathered on the way.
+/// What a walk gathers for a snapshot.
 struct Picture<'a> {
     streams: &'a Streams,
     /// The used slots of slabs, by the first byte of the slab.

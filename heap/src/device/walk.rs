@@ -9,15 +9,15 @@ use crate::small::slab::{Slab, SlotState};
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::ShardWriter;
 
-/// A shard of small blocks.
+/// A shard of small blocks, as a walk comes by it.
 pub(super) struct WalkedShard<'a> {
-    /// As the page table names it.
+    /// The shard's number, as the page table names it.
     pub number: u32,
-    /// Its slabs.
+    /// The shard itself.
     pub shard: &'a Shard,
-    /// Its part of the record.
+    /// The writer of the shard's part of the record.
     pub writer: &'a ShardWriter,
-    /// Whose own it is; `None`: some streams'.
+    /// The pool whose own shard it is; `None`: it is some streams'.
     pub pool: Option<&'a Pool>,
 }
 

@@ -5,9 +5,9 @@ use crate::order::streams::Streams;
 /// Streams, each with the epoch that it must be past. Nearly always one, which needs no memory of its own.
 #[derive(Debug)]
 pub(crate) enum Pending {
-    /// One.
+    /// One stream.
     One((u32, u64)),
-    /// Any number.
+    /// Any number of streams.
     Many(Vec<(u32, u64)>),
 }
 

@@ -1,12 +1,12 @@
-//! The right to ask the streams of a device.
+//! The guard that is held while events of a device are queried, recorded or waited for: no pool scope opens meanwhile.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The right to ask the streams of a device, until it is dropped.
+/// Keeps pool scopes of a device from opening, until it is dropped.
 pub struct QueryGuard<'a>(&'a AtomicU32);
 
 impl<'a> QueryGuard<'a> {
-    /// One more of those that `queries` counts.
+    /// A query that is counted in `queries` from now on.
     pub(crate) fn new(queries: &'a AtomicU32) -> Self {
         queries.fetch_add(1, Ordering::SeqCst);
         Self(queries)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Rungs of the ladder.
 pub const RUNGS: usize = 6;
 
-/// What each does, for reports.
+/// What each rung does, for reports.
 pub const RUNG_NAMES: [&str; RUNGS] =
     ["ask events", "return slabs", "give back", "wait for events", "synchronise", "use the headroom"];
 
@@ -24,7 +24,7 @@ pub(crate) const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
 /// What one rung did since the device's heap was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rung {
-    /// Times that it was tried.
+    /// Times that the rung was tried.
     pub calls: u64,
     /// Bytes that it gained: found for the request (rung 0), returned to the arenas (1), given back to the driver (2 to 4).
     pub bytes: u64,
@@ -41,7 +41,7 @@ impl fmt::Display for Rung {
 /// All rungs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ladder {
-    /// By number.
+    /// The rungs, by number.
     pub rungs: [Rung; RUNGS],
 }
 

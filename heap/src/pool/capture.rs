@@ -82,9 +82,9 @@ struct PoolScope {
 /// The capture pools of a device, and the pool scopes that are open.
 #[derive(Default)]
 pub struct Captures {
-    /// By number; `None`: free for another.
+    /// Pools by number; `None`: the number is free for another.
     pools: Vec<Option<CapturePool>>,
-    /// Oldest first.
+    /// The open pool scopes, oldest first.
     scopes: Vec<PoolScope>,
     /// The pool of captures of which it is not known whose they are: without the hooks, nobody tells when the graph is gone.
     never: Option<u32>,

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 /// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the shard that the page table names for its small blocks.
 pub type PoolNumber = u32;
-/// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, shards of the page table are the shards of streams.
+/// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, shards that the page table names are those of streams.
 const FIRST_CAPTURE: PoolNumber = SHARDS as PoolNumber;
 /// Pools from here on are named ones; their numbers are never used again.
 pub const FIRST_NAMED: PoolNumber = 1 << 27;
@@ -72,7 +72,7 @@ impl Rules {
 pub enum Purpose {
     /// The ordinary memory of a lifetime.
     Ordinary(Lifetime),
-    /// What a program calls so.
+    /// A pool of the program's, with its name.
     Named(String),
     /// CUDA graphs.
     Capture,
@@ -80,11 +80,11 @@ pub enum Purpose {
 
 /// One pool.
 pub struct Pool {
-    /// What it is for.
+    /// What the pool is for.
     pub purpose: Purpose,
-    /// What is allowed.
+    /// What is allowed with the pool's memory.
     pub rules: Rules,
-    /// Its runs; what is reserved, is in the first.
+    /// The spaces of its runs; what is reserved is in the first.
     spaces: Vec<SpaceId>,
     /// Its small blocks; `None`: the shards of streams have them.
     pub shard: Option<Shard>,
@@ -108,7 +108,7 @@ impl Pool {
         self.spaces[0]
     }
 
-    /// Where its runs are.
+    /// The spaces in which its runs are.
     pub fn spaces(&self) -> &[SpaceId] {
         &self.spaces
     }
@@ -145,7 +145,7 @@ const NO_POOL: PoolNumber = PoolNumber::MAX;
 /// The pools of a device, behind its central lock.
 pub struct Pools {
     pools: BTreeMap<PoolNumber, Pool>,
-    /// Whose a space is.
+    /// The pool that a space belongs to.
     by_space: Vec<PoolNumber>,
     /// Pools other than ordinary memory.
     apart: usize,
@@ -218,7 +218,7 @@ impl Pools {
         self.pools.get_mut(&number)
     }
 
-    /// The shard of a pool's own.
+    /// The shard that a pool has of its own.
     pub fn shard_mut(&mut self, number: PoolNumber) -> Option<&mut Shard> {
         self.get_mut(number)?.shard.as_mut()
     }
@@ -237,12 +237,12 @@ impl Pools {
         self.by_space.get(space as usize).copied().unwrap_or(NO_POOL)
     }
 
-    /// Whose a space is.
+    /// The pool that a space belongs to.
     pub fn of_space(&self, space: SpaceId) -> Option<&Pool> {
         self.get(self.number_of(space))
     }
 
-    /// Whose a space is.
+    /// The pool that a space belongs to.
     pub fn of_space_mut(&mut self, space: SpaceId) -> Option<&mut Pool> {
         self.get_mut(self.number_of(space))
     }

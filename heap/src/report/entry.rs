@@ -35,13 +35,13 @@ pub enum Action {
     FreeCompleted = 2,
     /// Memory came from the driver, in one piece with an address of its own: a span.
     SegmentAlloc = 3,
-    /// It went back.
+    /// A span went back to the driver.
     SegmentFree = 4,
     /// A request could not be met.
     OutOfMemory = 5,
     /// Pages are at this address now: new ones, or from elsewhere.
     SegmentMap = 6,
-    /// They are not any more.
+    /// Pages are at this address no more.
     SegmentUnmap = 7,
 }
 

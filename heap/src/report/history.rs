@@ -27,7 +27,7 @@ pub struct Origin {
 /// All that is known.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
-    /// By time.
+    /// The entries, by time.
     pub entries: Vec<Entry>,
     /// Entries that there was no room for.
     pub lost: u64,

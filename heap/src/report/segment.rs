@@ -6,11 +6,11 @@ use crate::pool::capture::PoolId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum BlockState {
-    /// Nobody's.
+    /// A free piece.
     Inactive = 0,
-    /// The program's.
+    /// A block in the program's hands.
     Allocated = 1,
-    /// Freed by the program, waiting for streams.
+    /// A block that the program has freed, and that waits for streams.
     PendingFree = 2,
 }
 
@@ -62,9 +62,9 @@ pub struct Segment {
     pub small: bool,
     /// It may grow and shrink page by page.
     pub stitched: bool,
-    /// Whose it is.
+    /// Whose memory the segment is.
     pub holder: Holder,
-    /// They tile it, by address.
+    /// The blocks that tile the segment, by address.
     pub blocks: Vec<Block>,
 }
 

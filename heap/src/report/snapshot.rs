@@ -10,7 +10,7 @@ use crate::report::stats::CapturePoolHeld;
 /// All segments of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// By address.
+    /// The segments, by address.
     pub segments: Vec<Segment>,
     /// Bytes held that are mapped nowhere.
     pub unmapped: u64,

@@ -80,9 +80,9 @@ impl Stats {
 /// What torch's `memory_stats` tells of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TorchStats {
-    /// Blocks.
+    /// Numbers of blocks.
     pub blocks: BlockStats,
-    /// What is held.
+    /// Numbers of what is held.
     pub held: HeldStats,
     /// The ceiling on what may be reserved (bytes).
     pub limit: u64,
@@ -95,13 +95,13 @@ pub struct TorchStats {
 pub struct CapturePoolHeld {
     /// torch's id.
     pub id: PoolId,
-    /// All of it.
+    /// All bytes of the pool.
     pub bytes: u64,
-    /// In slabs.
+    /// Bytes of slabs.
     pub small: u64,
 }
 
-/// Bytes of a free row that share their pages with others.
+/// Bytes of a free row that lie on partly used pages: they cannot move, nor be given back.
 pub(crate) fn partial_page_bytes(address: u64, bytes: u64) -> u64 {
     let end = (address + bytes) / PAGE * PAGE;
     bytes - end.saturating_sub(address.next_multiple_of(PAGE))

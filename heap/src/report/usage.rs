@@ -50,11 +50,11 @@ pub struct Usage {
 pub struct HeldStats {
     /// Pieces of memory from the driver.
     pub segment: [Stat; POOLS],
-    /// Their bytes.
+    /// Bytes of those pieces.
     pub reserved_bytes: [Stat; POOLS],
     /// Free pieces that cannot be given back.
     pub inactive_split: [Stat; POOLS],
-    /// Their bytes.
+    /// Bytes of those free pieces.
     pub inactive_split_bytes: [Stat; POOLS],
     /// Times that the reclaim ladder was tried.
     pub retries: u64,

@@ -38,10 +38,10 @@ const LOW: u32 = 8;
 const HIGH: u32 = 36;
 const FIELD: u64 = (1 << 28) - 1;
 
-/// Whose page it is.
+/// The owner of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Nobody's.
+    /// Nobody.
     None,
     /// A page of a slab.
     Slab {

@@ -34,18 +34,18 @@ impl Spaces {
         Self { count, medium_below }
     }
 
-    /// Of the largest blocks, and of all where sizes do not lie apart.
+    /// The space of the largest blocks, and of all where sizes do not lie apart.
     pub fn of(&self, lifetime: Lifetime) -> SpaceId {
         lifetime as SpaceId
     }
 
-    /// Of a large block of `size` bytes.
+    /// The space of a large block of `size` bytes.
     #[inline(always)]
     pub fn of_large(&self, lifetime: Lifetime, size: u64) -> SpaceId {
         lifetime as SpaceId + if size < self.medium_below { FIRST_MEDIUM } else { 0 }
     }
 
-    /// Of a block of `size` bytes, and of the slab that it is to lie in.
+    /// The space of a block of `size` bytes, and of the slab that it is to lie in.
     pub fn of_size(&self, lifetime: Lifetime, size: u64) -> SpaceId {
         if size <= SMALL_MAX && self.are_apart() {
             lifetime as SpaceId + FIRST_SMALL
@@ -59,12 +59,12 @@ impl Spaces {
         self.medium_below > 0
     }
 
-    /// All of them.
+    /// All ordinary spaces.
     pub fn iter(&self) -> impl Iterator<Item = SpaceId> + use<> {
         0..self.count
     }
 
-    /// Those of one lifetime.
+    /// The spaces of one lifetime.
     pub fn of_lifetime(&self, lifetime: Lifetime) -> impl Iterator<Item = SpaceId> + use<> {
         self.iter().skip(lifetime as usize).step_by(LIFETIMES)
     }

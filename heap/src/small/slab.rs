@@ -48,14 +48,14 @@ impl Freed {
 /// What a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotState {
-    /// Nobody's.
+    /// A free slot.
     Free,
     /// The caller's; other streams use it or not.
     Live {
         /// Other streams use it.
         shared: bool,
     },
-    /// Freed by the caller, waiting for other streams.
+    /// A slot whose block is freed, and waits for other streams.
     Pending,
 }
 

@@ -18,9 +18,9 @@ pub(crate) const SLAB_SHARE: u64 = 4;
 pub struct SmallRuns {
     /// The blocks of pages in which more start than the page table can name, by address.
     pub(crate) overflow: BTreeMap<u64, RunId>,
-    /// Those that are live or pending: how many, and their bytes.
+    /// Small runs that are live or pending: how many, and their bytes.
     pub(crate) small: (u64, u64),
-    /// Their bytes by stream and size class.
+    /// Bytes of those runs by stream and size class.
     pub(crate) by_class: HashMap<(u32, usize), u64>,
 }
 

@@ -22,14 +22,14 @@ pub const STEP: u64 = 1 << 30;
 /// Mappings next to each other that one driver call may cover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// All of them.
+    /// The addresses of all mappings of the row.
     pub range: Range<u64>,
-    /// Each, in the order of addresses.
+    /// Each mapping, in the order of addresses.
     pub views: Vec<Range<u64>>,
 }
 
 impl Row {
-    /// Of one mapping.
+    /// The row of one mapping.
     pub fn of(view: Range<u64>) -> Self {
         Self { range: view.clone(), views: vec![view] }
     }

@@ -63,7 +63,7 @@ pub struct Backing {
     pub pieces: u64,
     /// Driver calls made for spans.
     pub calls: u64,
-    /// Those that failed.
+    /// Driver calls that failed.
     pub errors: u64,
 }
 
@@ -253,7 +253,7 @@ impl Backing {
         self.pages.log.keep(most, clear);
     }
 
-    /// What was noted so.
+    /// The logs that [`Backing::keep_log`] keeps.
     pub fn logs(&self) -> [&SegmentLog; 2] {
         [&self.log, &self.pages.log]
     }

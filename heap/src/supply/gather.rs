@@ -12,9 +12,9 @@ use std::cmp::Reverse;
 
 /// Pages that are to move.
 pub struct Source {
-    /// The free run that they are in.
+    /// The free run that the pages are in.
     pub movable: MovablePages,
-    /// They.
+    /// The pages that are to move.
     pub part: Part,
 }
 
@@ -22,18 +22,18 @@ pub struct Source {
 #[derive(Clone)]
 struct Idle<'a> {
     chunk: ChunkId,
-    /// The first of them within the chunk.
+    /// The first of the pages, within the chunk.
     first: u32,
-    /// How many.
+    /// How many pages.
     count: u32,
-    /// Pages of the chunk behind them.
+    /// Pages of the chunk behind these.
     behind: u32,
-    /// What they consist of, in the order of the chunk's pages.
+    /// The parts of which they consist, in the order of the chunk's pages.
     parts: &'a [(&'a MovablePages, Part)],
 }
 
 impl<'a> Idle<'a> {
-    /// Those among `parts`, which are in the order of chunks and of pages within them.
+    /// The idle pages among `parts`, which are in the order of chunks and of pages within them.
     fn all(parts: &'a [(&'a MovablePages, Part)]) -> Vec<Self> {
         let follows = |(_, a): &(&MovablePages, Part), (_, b): &(&MovablePages, Part)| {
             a.chunk == b.chunk && a.first + a.count() == b.first
@@ -86,13 +86,13 @@ pub fn parts_of<'a>(pages: &Pages, movable: &'a [MovablePages]) -> Vec<(&'a Mova
 /// What was found for a row.
 #[derive(Default)]
 pub struct Gathered {
-    /// In the order of addresses.
+    /// The pieces of the row, in the order of addresses.
     pub pieces: Vec<Piece>,
-    /// Where their pages belong until then.
+    /// Where the pages of the pieces belong until then.
     pub sources: Vec<Source>,
     /// How many pages.
     pub pages: u64,
-    /// Pages of the first chunk before the row, and of the last one behind it.
+    /// Pages of the first chunk before the row and of the last one behind it, where the row splits them.
     split: (u32, u32),
     /// Bytes of idle pages that could not be used.
     pub idle: u64,

@@ -40,7 +40,7 @@ pub use choice::{choose, configured_way, pages_fit};
 pub enum Way {
     /// From slabs and free runs.
     Heap,
-    /// By a span of its own, at its start.
+    /// By a dedicated allocation, at its start.
     Dedicated,
     /// By the driver itself.
     Driver,

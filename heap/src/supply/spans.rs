@@ -19,14 +19,14 @@ const SMALL_HEAP_SPAN: u64 = 256 << 20;
 /// Memory in spans.
 pub(super) struct Spans {
     name: &'static str,
-    /// They are of the driver's pools, where they are not short.
+    /// Spans are of the driver's pools, where they are not short.
     pooled: bool,
-    /// A large block has a span of its own.
+    /// A large block has a dedicated allocation.
     dedicated: bool,
 }
 
 impl Spans {
-    /// Of the driver's pools.
+    /// Spans of the driver's pools.
     pub(super) const POOLED: Self = Self { name: "pool", pooled: true, dedicated: false };
     /// Plain allocations.
     pub(super) const PLAIN: Self = Self { name: "fixed", pooled: false, dedicated: false };

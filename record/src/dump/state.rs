@@ -23,9 +23,9 @@ pub struct State {
     pub version: u32,
     /// The version of the library that wrote it.
     pub gruyere: String,
-    /// When.
+    /// The time of the dump.
     pub time_nanoseconds: u64,
-    /// Whose.
+    /// The process that it is of.
     pub process: ProcessState,
     /// The request that could not be met, in the dump of an out-of-memory.
     pub out_of_memory: Option<OutOfMemory>,
@@ -107,7 +107,7 @@ pub struct Cause {
     pub others_bytes: Option<u64>,
     /// The ceiling on what may be reserved.
     pub limit_bytes: u64,
-    /// Held.
+    /// Bytes held.
     pub reserved_bytes: u64,
     /// Live blocks.
     pub live_bytes: u64,
@@ -139,7 +139,7 @@ pub struct Rung {
 /// What a rung did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RungUse {
-    /// Times.
+    /// Times that the rung was tried.
     pub calls: u64,
     /// Bytes that it gained.
     pub bytes: u64,
@@ -256,11 +256,11 @@ pub struct Class {
 /// The live blocks by what they have in common. Each list has every live block once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Live {
-    /// All of them.
+    /// All live blocks.
     pub all: Sum,
-    /// By lifetime.
+    /// Live blocks by lifetime.
     pub lifetimes: BTreeMap<String, Sum>,
-    /// By size.
+    /// Live blocks by size.
     pub sizes: Vec<Class>,
     /// By step of allocation: those with the most bytes.
     pub steps: Vec<Class>,
@@ -268,7 +268,7 @@ pub struct Live {
     pub other_steps: Sum,
     /// By how many steps ago they were allocated, where that is known.
     pub ages: Vec<Class>,
-    /// By stream.
+    /// Live blocks by stream.
     pub streams: Vec<Class>,
     /// The largest.
     pub largest: Vec<Largest>,
@@ -304,7 +304,7 @@ pub struct Segment {
     pub stitched: bool,
     /// It is cut into small blocks only.
     pub small: bool,
-    /// They tile it, by address.
+    /// The blocks that tile the segment, by address.
     pub blocks: Vec<Block>,
 }
 
@@ -343,14 +343,14 @@ pub struct Block(
 pub struct Events {
     /// Events before the first one that is told, and others that were lost.
     pub earlier: u64,
-    /// By time.
+    /// The events, by time.
     pub entries: Vec<Event>,
 }
 
 /// Something that happened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// When.
+    /// The time of the event.
     pub time_nanoseconds: u64,
     /// What.
     pub kind: String,

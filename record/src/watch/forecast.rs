@@ -68,7 +68,7 @@ pub enum Forecast {
     Unknown,
     /// Not by what was seen: nothing grows steadily.
     NoGrowth,
-    /// So.
+    /// It grows, as the numbers say.
     Growing(Growth),
 }
 

@@ -24,9 +24,9 @@ impl Action {
 /// A threshold, and what is done when it is passed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// When.
+    /// The threshold that is watched.
     pub threshold: Threshold,
-    /// What.
+    /// What is done when it is passed.
     pub action: Action,
 }
 

@@ -22,7 +22,7 @@ const ROUND_LARGE: u64 = 2 << 20;
 /// How segments are had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rules {
-    /// cudaMalloc.
+    /// Memory comes from cudaMalloc.
     Native,
     /// Virtual memory that grows in place.
     Expandable,

@@ -19,7 +19,7 @@ pub struct Function {
     pub newest_runtime_alone: bool,
 }
 
-/// All of it.
+/// All that the project declares of CUDA.
 pub struct Declared {
     pub functions: Vec<Function>,
     pub constants: Vec<Constant>,

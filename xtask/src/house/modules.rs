@@ -58,7 +58,7 @@ struct Reader {
     module: Module,
     /// The module that is being read, inline ones included.
     inside: Vec<String>,
-    /// Those that the file declares.
+    /// The modules that the file declares.
     children: HashSet<String>,
 }
 

@@ -87,7 +87,7 @@ impl Case {
     }
 }
 
-/// All of it.
+/// All figures of a proof.
 #[derive(Clone, Debug, Serialize)]
 pub struct Proof {
     /// Always `gruyere.proof`.

@@ -60,7 +60,7 @@ pub enum Clock {
     Still,
     /// Kernels and launches; driver calls are free.
     CallsFree,
-    /// Those, and driver calls.
+    /// Kernels, launches and driver calls.
     CallsCharged,
 }
 

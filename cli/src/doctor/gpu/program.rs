@@ -14,7 +14,7 @@ unsafe extern "C" {
     fn gruyere_canaries_main(count: c_int, words: *mut *mut c_char) -> c_int;
 }
 
-/// One of them.
+/// One of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// What rules the driver has, and what its calls cost.

@@ -25,9 +25,9 @@ pub(super) enum Reach {
 /// What the events of a stream have told.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Polled {
-    /// One was done.
+    /// One of the events was done.
     pub(super) further: bool,
-    /// One was not.
+    /// One of the events was not done.
     pub(super) busy: bool,
 }
 

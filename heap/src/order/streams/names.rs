@@ -74,7 +74,7 @@ impl Cache {
 /// Which stream has which number.
 #[derive(Default)]
 pub(super) struct Numbers {
-    /// Those whose handles name them now.
+    /// Numbers of the streams that handles name now, by handle.
     pub(super) by_handle: HashMap<usize, u32>,
     /// The per-thread streams, by the thread's token.
     pub(super) by_thread: HashMap<u64, u32>,

@@ -44,7 +44,7 @@ pub struct Arenas {
     scratch: Vec<RunId>,
     /// The places of owners of whose free runs some may be behind what their streams are past by now ([`Arenas::note_further`]).
     ripe: NumberSet,
-    /// By first byte.
+    /// The stale aliases, by first byte.
     stale_aliases: BTreeMap<u64, RunId>,
     changes: u64,
     /// Bytes of live and pending runs, and the highest that was since [`Arenas::take_busy_peak`].

@@ -8,12 +8,12 @@ use crate::order::streams::{ALL_STREAMS, NUMBERS};
 /// A set of regions whose free runs are searched together.
 #[derive(Default)]
 pub(super) struct Space {
-    /// By [`owner_at`].
+    /// Free runs of each owner, by [`owner_at`].
     pub(super) owners: Vec<Option<Box<SizeIndex>>>,
     /// The places of owners that have free runs: thousands of streams may have had one.
     pub(super) filled: NumberSet,
     pub(super) regions: Vec<RegionId>,
-    /// Where nothing is mapped.
+    /// The unmapped ranges.
     pub(super) unmapped: SizeIndex,
     /// Bytes of stale aliases.
     pub(super) stale_alias_bytes: u64,
@@ -49,7 +49,7 @@ pub(super) const fn owner_at(stream: u32) -> usize {
     (stream.wrapping_add(2) % NUMBERS) as usize
 }
 
-/// Whose index is in a place.
+/// The owner whose index is in a place.
 pub(super) const fn owner_in(place: usize) -> u32 {
     if place == owner_at(ALL_STREAMS) { ALL_STREAMS } else { (place as u32).wrapping_sub(2) }
 }

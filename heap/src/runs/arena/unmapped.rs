@@ -15,7 +15,7 @@ use std::ops::Range;
 /// A row of pages that, once mapped, makes a request fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The unmapped range that holds the row.
+    /// The unmapped range that is to hold the row.
     pub unmapped: RunId,
     /// First byte of the row.
     pub address: u64,
@@ -25,19 +25,19 @@ pub struct Plan {
     pub needs: [Option<RunId>; 2],
 }
 
-/// Whole pages of free memory that may be moved.
+/// Whole pages of free memory that may move to where they are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovablePages {
     /// The free run that they are in; the first of a row of them.
     pub run: RunId,
-    /// Where they are.
+    /// The address range of the pages.
     pub pages: Range<u64>,
     /// The stream and epoch of the last work on them, where that is not known to be done.
     pub used: Option<(u32, u64)>,
 }
 
 impl MovablePages {
-    /// Their length.
+    /// The length of the pages.
     pub fn bytes(&self) -> u64 {
         self.pages.end - self.pages.start
     }

@@ -24,11 +24,11 @@ const SMALL: usize = 0;
 /// What the slabs of a shard come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlabSums {
-    /// Their bytes.
+    /// Bytes of the slabs.
     pub bytes: u64,
-    /// Bytes of those that have a used slot.
+    /// Bytes of the slabs that have a used slot.
     pub used_bytes: u64,
-    /// All slots of those.
+    /// All slots of the slabs that have a used one.
     pub used_slots: u64,
 }
 
@@ -61,9 +61,9 @@ struct PendingBlock {
 /// What became of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreeOutcome {
-    /// Done.
+    /// The block is freed.
     Freed,
-    /// Done, and this slab is not needed here any more.
+    /// The block is freed, and this slab is not needed here any more.
     Surplus(u32),
     /// The block waits for other streams.
     Waits,
@@ -80,7 +80,7 @@ pub struct Shard {
     slabs: Vec<Option<Box<Slab>>>,
     sums: SlabSums,
     unused: Vec<u32>,
-    /// By stream number >> shift.
+    /// Bins by stream: by its number >> shift.
     bins: Vec<Option<Box<Bins>>>,
     users: HashMap<u64, Vec<u32>>,
     /// Lifetimes of live blocks that differ from their slabs', by address ([`Shard::tag`]).
@@ -507,7 +507,7 @@ impl Shard {
         self.slabs().filter(|(_, slab)| slab.used() == 0).map(|(id, _)| id).collect()
     }
 
-    /// What they come to, without a walk.
+    /// What the slabs come to, without a walk.
     pub fn slab_sums(&self) -> SlabSums {
         self.sums
     }

@@ -69,13 +69,13 @@ fn bits(first: u32, count: u32) -> u64 {
 /// Pages of one chunk that belong to the arena next to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Where they belong now.
+    /// The addresses at which the pages belong now.
     pub pages: Range<u64>,
-    /// Their chunk.
+    /// The chunk of the pages.
     pub chunk: ChunkId,
-    /// The first of them within the chunk.
+    /// The first of the pages, within the chunk.
     pub first: u32,
-    /// Pages of the chunk behind them.
+    /// Pages of the chunk behind these.
     pub behind: u32,
 }
 
@@ -121,7 +121,7 @@ pub struct Pages {
     unused: Vec<ChunkId>,
     /// The address space that views lie in.
     pub reservations: Reservations,
-    /// By first byte.
+    /// The views, by first byte.
     views: BTreeMap<u64, View>,
     /// Views without pages, by first byte.
     retired: BTreeSet<u64>,
@@ -137,14 +137,14 @@ pub struct Pages {
     pub log: SegmentLog,
     /// Driver calls made.
     pub calls: u64,
-    /// Those that failed.
+    /// Driver calls that failed.
     pub errors: u64,
     /// What of all this is on the record.
     pub book: MappingBook,
 }
 
 impl Pages {
-    /// None yet.
+    /// The pages of a device that has no chunk yet.
     pub fn new(device: DeviceId) -> Self {
         Self { device, log: SegmentLog::new(device), ..Self::default() }
     }
@@ -173,7 +173,7 @@ impl Pages {
         self.owned * PAGE
     }
 
-    /// Bytes of address space that views take, and to which no page belongs.
+    /// Bytes of stale aliases: address space that views take, and to which no page belongs.
     pub fn stale_alias_bytes(&self) -> u64 {
         let viewed: u64 =
             self.views.values().filter_map(|view| self.chunk(view.chunk)).map(Chunk::bytes).sum();

@@ -41,7 +41,7 @@ macro_rules! functions {
         pub enum Function { $($name),* }
 
         impl Function {
-            /// All of them.
+            /// All functions.
             pub const ALL: &[Function] = &[$(Function::$name),*];
 
             /// As libcuda exports it.
