@@ -9,7 +9,7 @@ mod small_runs;
 mod watcher;
 
 use crate::driver::{DeviceId, DriverError};
-use crate::order::pending::Pending;
+use crate::order::pending::{PendingFrees, Wait};
 use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::order::waits::Order;
 use crate::policy::ladder::Ladder;
@@ -43,13 +43,6 @@ const LARGE: usize = 1;
 const OWN_SHARE: u64 = 8;
 /// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
 const BATCH_SHARE: u64 = 32;
-
-/// A large block that its program has freed, and the streams that may still use it.
-struct PendingRun {
-    run: RunId,
-    epoch: u64,
-    waits: Pending,
-}
 
 /// A block of `backing:passthrough`.
 struct Direct {
@@ -89,10 +82,12 @@ pub struct Central {
     pub gauges: DeviceWriter,
     /// The ordinary spaces.
     pub spaces: Spaces,
+    /// The other streams that use a live block.
     users: HashMap<RunId, Vec<u32>>,
     /// The small blocks of the arena.
     pub(crate) small_runs: SmallRuns,
-    pending: Vec<PendingRun>,
+    /// Large blocks that wait for streams.
+    pub(crate) pending: PendingFrees<RunId>,
     /// Bytes that have begun to wait for streams since [`Central::fence_due`] was true.
     unfenced_bytes: u64,
     direct: HashMap<u64, Direct>,
@@ -155,7 +150,7 @@ impl Central {
             spaces,
             users: HashMap::new(),
             small_runs: SmallRuns::default(),
-            pending: Vec::new(),
+            pending: PendingFrees::default(),
             unfenced_bytes: 0,
             direct: HashMap::new(),
             total_memory,
@@ -270,9 +265,17 @@ impl Central {
         self.gauges.sample(self.arenas.sample_busy_peak());
     }
 
-    /// Frees the large block that starts at `address` in `page`, and tells the record. `None`: no large block starts there.
+    /// Frees the large block that starts at `address` in `page`, and tells the record; it is not reused before its users and stream `also` are past this
+    /// moment. `None`: no large block starts there.
     #[inline(always)]
-    pub fn free_large(&mut self, page: Page<'_>, streams: &Streams, address: u64, time: u64) -> Option<()> {
+    pub fn free_large(
+        &mut self,
+        page: Page<'_>,
+        streams: &Streams,
+        address: u64,
+        time: u64,
+        also: Option<u32>,
+    ) -> Option<()> {
         let arenas = &self.arenas;
         let (id, run) = match page.remove_block(|id| block_at(arenas, id, address)) {
             Some(found) => found,
@@ -284,11 +287,12 @@ impl Central {
         let (size, requested) = (run.bytes, run.requested());
         let Run { stream, lifetime, slot, shared, region, .. } = *run;
         self.freed += size;
-        let apart = self.pools.has_apart();
-        if shared || apart {
+        let also = also.filter(|&user| user != stream || user == ALL_STREAMS);
+        let (waits, apart) = (shared || also.is_some(), self.pools.has_apart());
+        if waits || apart {
             let frozen = apart && self.note_free_apart(self.arenas.region(region).space, size);
-            if shared || frozen {
-                self.free_shared(streams, id, streams.note_free(stream), frozen);
+            if waits || frozen {
+                self.free_pending(streams, id, also, frozen);
                 self.writer.block_pending(slot, size, requested, lifetime);
                 self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
                 return Some(());
@@ -307,56 +311,18 @@ impl Central {
         Some(())
     }
 
-    /// As [`Central::free_large`], of a block that is not reused before stream `user` is past this moment. `None`: none that is no other stream's
-    /// too, and no capture's and no named pool's, starts there.
-    pub fn free_behind(
-        &mut self,
-        page: Page<'_>,
-        streams: &Streams,
-        address: u64,
-        user: u32,
-        time: u64,
-    ) -> Option<()> {
-        if self.pools.has_apart() {
-            return None;
-        }
-        let arenas = &self.arenas;
-        let of_others = |run: &Run| run.shared || run.stream == user && user != ALL_STREAMS;
-        let is_it = |id| block_at(arenas, id, address).filter(|(_, run)| !of_others(run));
-        let (id, run) = match page.remove_block(is_it) {
-            Some(found) => found,
-            None => {
-                is_it(self.small_runs.overflow_block(address)?)?;
-                let id = self.remove_from_overflow(page, address)?;
-                (id, self.arenas.run(id)?)
-            }
-        };
-        let (size, requested) = (run.bytes, run.requested());
-        let Run { stream, lifetime, slot, .. } = *run;
-        self.freed += size;
-        self.arenas.run_mut(id)?.state = RunState::Pending;
-        let epoch = if stream == ALL_STREAMS { 0 } else { streams.note_free(stream) };
-        self.pending.push(PendingRun {
-            run: id,
-            epoch,
-            waits: Pending::One((user, streams.note_wait(user))),
-        });
-        self.unfenced_bytes += size;
-        self.writer.block_pending(slot, size, requested, lifetime);
-        self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
-        Some(())
-    }
-
+    /// Makes the block wait for its users and `also`; for ever, if it is `frozen`.
     #[cold]
-    fn free_shared(&mut self, streams: &Streams, id: RunId, epoch: u64, frozen: bool) {
-        if let Some(run) = self.arenas.run_mut(id) {
-            run.state = RunState::Pending;
-        }
-        let users = self.users.remove(&id).unwrap_or_default();
+    fn free_pending(&mut self, streams: &Streams, id: RunId, also: Option<u32>, frozen: bool) {
+        let Some(run) = self.arenas.run_mut(id) else { return };
+        run.state = RunState::Pending;
+        let Run { bytes, stream, shared, .. } = *run;
+        // All streams together have no work of their own that it could lie behind.
+        let own = (stream, if stream == ALL_STREAMS { 0 } else { streams.note_free(stream) });
+        let users = if shared { self.users.remove(&id).unwrap_or_default() } else { Vec::new() };
         if !frozen {
-            let waits = Pending::behind(users, streams);
-            self.pending.push(PendingRun { run: id, epoch, waits });
-            self.unfenced_bytes += self.arenas.run(id).map_or(0, |run| run.bytes);
+            self.pending.push(id, own, users, also, |user| streams.note_wait(user));
+            self.unfenced_bytes += bytes;
         }
     }
 
@@ -373,14 +339,9 @@ impl Central {
         Some(())
     }
 
-    /// Whether large blocks wait for other streams.
-    pub fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
-    }
-
     /// Bytes of large blocks that wait for other streams.
     pub fn pending_bytes(&self) -> u64 {
-        self.pending.iter().filter_map(|block| self.arenas.run(block.run)).map(|run| run.bytes).sum()
+        self.pending.blocks().filter_map(|&id| self.arenas.run(id)).map(|run| run.bytes).sum()
     }
 
     /// Whether so much has begun to wait for streams that events are due behind it: one part in [`BATCH_SHARE`] of what is held. True once.
@@ -392,80 +353,57 @@ impl Central {
         due
     }
 
-    /// Takes note of the streams that have got further since this was called last. Whether there are any: else no wait is over that was not.
-    pub fn note_further(&mut self, streams: &Streams) -> bool {
-        let mut any = false;
-        for stream in streams.take_further() {
-            self.arenas.note_further(stream);
-            any = true;
-        }
-        any
-    }
-
-    /// Whether a wait that is over would not be seen: there must be none, but those of streams that have got further since
-    /// [`Central::note_further`] was asked.
-    pub fn overlooks_waits(&self, streams: &Streams) -> bool {
-        let is_over = |block: &&PendingRun| block.waits.is_over(streams);
-        let is_seen = |wait: &(u32, u64)| streams.has_got_further(wait.0);
-        self.pending.iter().filter(is_over).any(|block| !block.waits.as_slice().iter().any(is_seen))
-    }
-
-    /// Frees the large blocks whose waits are over.
+    /// Frees the large blocks whose waits are over, and notes whose free memory may be everybody's by now.
     pub fn complete_frees(&mut self, streams: &Streams, shares: bool) {
-        let mut at = 0;
-        while at < self.pending.len() {
-            if !self.pending[at].waits.is_over(streams) {
-                at += 1;
-                continue;
-            }
-            let PendingRun { run: id, epoch, .. } = self.pending.swap_remove(at);
-            let Some(run) = self.arenas.run(id) else { continue };
-            let Run { stream, bytes, lifetime, slot, .. } = *run;
-            self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
-            self.is_gone(bytes, stream);
-            // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
-            let (owner, epoch) = if stream == ALL_STREAMS && shares { (UNOWNED, 0) } else { (stream, epoch) };
-            self.arenas.release(id, owner, epoch);
+        streams.take_further().for_each(|stream| self.arenas.note_further(stream));
+        if !self.pending.is_due(streams.strides()) {
+            return;
         }
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.complete_where(|free| {
+            let is_over = free.is_over(|stream| streams.completed(stream));
+            if is_over {
+                // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
+                let owner = if free.own.0 == ALL_STREAMS && shares { (UNOWNED, 0) } else { free.own };
+                self.release_pending(free.block, owner);
+            }
+            is_over
+        });
+        self.pending = pending;
+    }
+
+    fn release_pending(&mut self, id: RunId, (owner, epoch): Wait) {
+        let Some(run) = self.arenas.run(id) else { return };
+        let Run { stream, bytes, lifetime, slot, .. } = *run;
+        self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
+        self.is_gone(bytes, stream);
+        self.arenas.release(id, owner, epoch);
     }
 
     /// Frees the large blocks that wait only for what is ordered before the work to come of the requesting stream, to that stream: those in the
     /// ordinary spaces, from which pages can move to where they are wanted, and in the space in which they are.
     pub fn complete_ordered_frees(&mut self, streams: &Streams, want: Want) {
         let waiter = want.stream;
-        let mut at = 0;
-        while at < self.pending.len() {
-            let PendingRun { run: id, epoch, ref waits } = self.pending[at];
-            let is_ordered = |stream: u32, epoch: u64| {
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.complete_where(|free| {
+            let Some(run) = self.arenas.run(free.block) else { return false };
+            let space = self.arenas.region(run.region).space;
+            let is_before = |(stream, epoch): Wait| {
                 streams.completed(stream) >= epoch || self.order.of(waiter, stream) >= epoch
             };
-            let Some(run) = self.arenas.run(id) else { break };
-            let Run { stream, bytes, lifetime, slot, .. } = *run;
-            let space = self.arenas.region(run.region).space;
             let is_wanted = space == want.space || self.spaces.is_ordinary(space);
-            if !is_wanted
-                || !is_ordered(stream, epoch)
-                || !waits.as_slice().iter().all(|&(user, epoch)| is_ordered(user, epoch))
-            {
-                at += 1;
-                continue;
+            let is_over = is_wanted && free.is_ordered(is_before);
+            if is_over {
+                self.release_pending(free.block, (waiter, streams.note_free(waiter)));
             }
-            self.pending.swap_remove(at);
-            self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
-            self.is_gone(bytes, stream);
-            self.arenas.release(id, waiter, streams.note_free(waiter));
-        }
+            is_over
+        });
+        self.pending = pending;
     }
 
     /// Whether anything that is free or waits would be ordered by a wait for `epoch` of `stream`.
     pub fn would_gain(&self, stream: u32, epoch: u64) -> bool {
-        let is_it = |other: u32, of: u64| other == stream && of <= epoch;
-        // A block waits for the streams that were recorded, and lies behind the work of its own.
-        let waits = |block: &PendingRun| {
-            block.waits.as_slice().iter().any(|wait| is_it(wait.0, wait.1))
-                || self.arenas.run(block.run).is_some_and(|run| is_it(run.stream, block.epoch))
-        };
-        self.pending.iter().any(waits)
+        self.pending.any_behind(stream, epoch)
             || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
     }
 
@@ -497,8 +435,7 @@ impl Central {
     /// Adds every stream that owns a run, uses a block or is waited for.
     pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
         referred.extend(self.arenas.streams());
-        referred.extend(self.users.values().flatten());
-        referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
+        referred.extend(self.users.values().flatten().copied().chain(self.pending.streams()));
         for (_, shard) in self.pools.shards() {
             shard.streams_referred(referred);
         }

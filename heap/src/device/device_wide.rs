@@ -5,7 +5,6 @@ use crate::central::Central;
 use crate::device::{Device, Owned};
 use crate::runs::arena::{Run, RunId, RunState};
 use crate::shared::Shared;
-use crate::small::shard::FreeOutcome;
 use crate::sync::lock;
 use gruyere_record::clock;
 use std::convert::Infallible;
@@ -14,7 +13,7 @@ impl Device {
     /// Before a large block of all streams is cut: what is parked is looked at first. A block that were cut from another free run instead would leave a
     /// gap there and one here, and two driver calls are little beside what `cudaMalloc` costs otherwise (docs/decisions/preload.md).
     pub(crate) fn poll_parked(&self, shared: &Shared) {
-        if !lock(&self.central).has_pending() {
+        if lock(&self.central).pending.is_empty() {
             return;
         }
         if let Some(_guard) = self.query_guard() {
@@ -24,8 +23,8 @@ impl Device {
         }
     }
 
-    /// Frees the block at `address`, not to be reused before stream `user` is past this moment. `None`, and nothing done: none of the plain ones starts
-    /// there.
+    /// Frees the block at `address`, not to be reused before stream `user` is past this moment. `None`, and nothing done: none of the ordinary small
+    /// ones and none of the large ones starts there.
     pub(crate) fn free_behind(
         &self,
         shared: &Shared,
@@ -39,14 +38,11 @@ impl Device {
                 let mut guard = lock(self.shards.get(shard as usize)?);
                 let cell = &mut *guard;
                 let (shard, writer) = (&mut cell.shard, &mut cell.writer);
-                match shard.free_behind(writer, slab, address, start, &self.streams, user)? {
-                    FreeOutcome::Surplus(id) => self.drop_surplus(shared, guard, id),
-                    FreeOutcome::Freed | FreeOutcome::Waits => {}
-                    FreeOutcome::Unknown => return None,
-                }
+                let outcome = shard.free_behind(writer, slab, address, start, &self.streams, user);
+                self.freed_otherwise(shared, guard, outcome)?;
             }
             Owned::Large(_, page) => {
-                lock(&self.central).free_behind(page, &self.streams, address, user, start)?;
+                lock(&self.central).free_large(page, &self.streams, address, start, Some(user))?;
                 self.fence_batch(shared, Some(user));
             }
         }

@@ -372,7 +372,7 @@ impl Device {
     /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
     #[inline(always)]
     pub fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
-        lock(&self.central).free_large(page, &self.streams, address, start)
+        lock(&self.central).free_large(page, &self.streams, address, start, None)
     }
 
     /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.

@@ -173,7 +173,7 @@ impl Device {
     fn look_again(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
         let driver = &*shared.driver;
         let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
-        if (central.has_pending() || others())
+        if (!central.pending.is_empty() || others())
             && let Some(_guard) = self.query_guard()
         {
             for step in 0..2 {
@@ -202,9 +202,7 @@ impl Device {
 
     /// Makes use of what the streams are known to be past by now; asks nobody.
     pub(crate) fn collect_completed(&self, shared: &Shared, central: &mut Central) {
-        if central.note_further(&self.streams) {
-            central.complete_frees(&self.streams, shared.shares());
-        }
+        central.complete_frees(&self.streams, shared.shares());
         if shared.shares() {
             central.promote(&self.streams);
         }

@@ -165,7 +165,7 @@ impl Device {
         {
             return Err(format!("nobody looks at what stream {stream} has freed and is past"));
         }
-        if central.overlooks_waits(&self.streams) {
+        if central.pending.overlooks(self.streams.strides(), |stream| self.streams.completed(stream)) {
             return Err("nobody looks at a large block whose wait is over".to_owned());
         }
         central.validate_small(&shared.table)?;

@@ -19,7 +19,7 @@ impl Device {
         central: &mut Central,
         want: Want,
     ) -> Option<RunId> {
-        let some = central.has_pending() || !central.order.is_empty();
+        let some = !central.pending.is_empty() || !central.order.is_empty();
         let _guard = if some && shared.shares() { self.query_guard()? } else { return None };
         central.complete_ordered_frees(&self.streams, want);
         central.fit_ordered(&self.streams, want)

@@ -6,14 +6,14 @@
 
 mod validate;
 
-use crate::order::pending::Pending;
+use crate::order::pending::PendingFrees;
 use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::request::Request;
 use crate::small::bins::{Bin, Bins, NO_SLAB, lender_of, most_borrowed};
 use crate::small::size_class::{Small, class_of, round, small, small_again};
 use crate::small::slab::{Freed, Slab, SlotState};
 use gruyere_record::{Block, EventKind, ShardWriter};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 
 /// Shards a device for small blocks; one more of the record's shards is the central part's.
 pub const SHARDS: usize = gruyere_record::SHARDS - 1;
@@ -50,12 +50,11 @@ impl std::iter::Sum for SlabSums {
     }
 }
 
-/// A block that its program has freed, and the streams that may still use it, each with the epoch to wait for.
-struct PendingBlock {
+/// A slot whose block is freed, and the lifetime that the block was counted under.
+struct PendingSlot {
     slab: u32,
     slot: u32,
     lifetime: u8,
-    waits: Pending,
 }
 
 /// What became of a free.
@@ -82,12 +81,12 @@ pub struct Shard {
     unused: Vec<u32>,
     /// Bins by stream: by its number >> shift.
     bins: Vec<Option<Box<Bins>>>,
-    users: HashMap<u64, Vec<u32>>,
     /// Lifetimes of live blocks that differ from their slabs', by address ([`Shard::tag`]).
     tagged: HashMap<u64, u8>,
-    pending: VecDeque<PendingBlock>,
-    /// [`Streams::strides`] when their waits were looked at last.
-    looked_at: u64,
+    /// The other streams that use a live block, by its address.
+    users: HashMap<u64, Vec<u32>>,
+    /// Blocks that wait for streams.
+    pending: PendingFrees<PendingSlot>,
 }
 
 impl Shard {
@@ -101,10 +100,9 @@ impl Shard {
             sums: SlabSums::default(),
             unused: Vec::new(),
             bins: Vec::new(),
-            users: HashMap::new(),
             tagged: HashMap::new(),
-            pending: VecDeque::new(),
-            looked_at: 0,
+            users: HashMap::new(),
+            pending: PendingFrees::default(),
         }
     }
 
@@ -262,7 +260,7 @@ impl Shard {
         let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut);
         let Some(slab) = slab else { return FreeOutcome::Unknown };
         let Some((slot, Freed { requested, block, class })) = slab.plain_at(address) else {
-            return self.free_other(writer, id, address, time, streams);
+            return self.free_other(writer, id, address, time, streams, None);
         };
         // Before the slot is given back: what the record needs is at hand, and need not be kept through that.
         let (tag, Small { size, bucket, .. }) = (slab.tag, small_again(requested));
@@ -312,7 +310,7 @@ impl Shard {
         FreeOutcome::Freed
     }
 
-    /// A block that other streams use, or none.
+    /// A block that other streams use, or none. `also` is not past this moment either.
     #[cold]
     #[inline(never)]
     fn free_other(
@@ -322,23 +320,24 @@ impl Shard {
         address: u64,
         time: u64,
         streams: &Streams,
+        also: Option<u32>,
     ) -> FreeOutcome {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
-        let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
+        let SlotState::Live { shared } = slab.state(slot) else { return FreeOutcome::Unknown };
         let (stream, of_slab, own) = (slab.stream, slab.lifetime, slab.facts(slot).class);
         if own != slab.class {
             self.return_borrowed(stream, of_slab, own);
         }
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
-        let users = self.users.remove(&address).unwrap_or_default();
-        let tagged = self.tagged.remove(&address);
-        let (lifetime, has_users) = (tagged.unwrap_or(of_slab), !users.is_empty());
-        let waits = Pending::behind(users, streams);
+        let users = if shared { self.users.remove(&address).unwrap_or_default() } else { Vec::new() };
+        // Mostly none is, and a look would cost as much as the users did.
+        let tagged = if self.tagged.is_empty() { None } else { self.tagged.remove(&address) };
+        let lifetime = tagged.unwrap_or(of_slab);
         if stream != ALL_STREAMS {
             slab.epoch = streams.note_free(stream);
         }
-        if !has_users {
+        if also.is_none() && users.is_empty() {
             // Only tagged: it goes at once, by way of the slot's waiting.
             let Freed { requested, block, .. } = slab.facts(slot);
             let size = round(requested);
@@ -349,12 +348,12 @@ impl Shard {
             return self.released(id, was_full);
         }
         Self::set_pending(slab, writer, slot, lifetime, time);
-        self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
+        let (block, own) = (PendingSlot { slab: id, slot, lifetime }, (stream, slab.epoch));
+        self.pending.push(block, own, users, also, |user| streams.note_wait(user));
         FreeOutcome::Waits
     }
 
-    /// As [`Shard::free`], of a block that is not reused before stream `user` is past this moment. `None`: none that is not also used by other
-    /// streams starts there.
+    /// As [`Shard::free`], of a block that is not reused before stream `user` is past this moment.
     pub fn free_behind(
         &mut self,
         writer: &mut ShardWriter,
@@ -363,23 +362,12 @@ impl Shard {
         time: u64,
         streams: &Streams,
         user: u32,
-    ) -> Option<FreeOutcome> {
-        let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut)?;
-        let (slot, Freed { class, .. }) = slab.plain_at(address)?;
-        let (stream, lifetime) = (slab.stream, slab.lifetime);
-        if stream == user && user != ALL_STREAMS {
-            return Some(self.free(writer, id, address, time, streams));
+    ) -> FreeOutcome {
+        let stream = self.slab(id).map(|slab| slab.stream);
+        if stream == Some(user) && user != ALL_STREAMS {
+            return self.free(writer, id, address, time, streams);
         }
-        if stream != ALL_STREAMS {
-            slab.epoch = streams.note_free(stream);
-        }
-        Self::set_pending(slab, writer, slot, lifetime, time);
-        if class != slab.class {
-            self.return_borrowed(stream, lifetime, class);
-        }
-        let waits = Pending::One((user, streams.note_wait(user)));
-        self.pending.push_back(PendingBlock { slab: id, slot, lifetime, waits });
-        Some(FreeOutcome::Waits)
+        self.free_other(writer, id, address, time, streams, Some(user))
     }
 
     /// The program is done with a live block that cannot be reused yet.
@@ -451,32 +439,37 @@ impl Shard {
 
     /// Whether a wait that is over would not be seen by [`Shard::complete_frees`]: there must be none.
     pub fn overlooks_waits(&self, streams: &Streams) -> bool {
-        self.looked_at == streams.strides() && self.pending.iter().any(|block| block.waits.is_over(streams))
+        self.pending.overlooks(streams.strides(), |stream| streams.completed(stream))
     }
 
     /// Frees the blocks whose waits are over; returns the surplus slabs.
     pub fn complete_frees(&mut self, writer: &mut ShardWriter, streams: &Streams) -> Vec<u32> {
         let mut surplus = Vec::new();
-        // A wait that was not over then, or began since, is not over before some stream gets further.
-        let strides = streams.strides();
-        if std::mem::replace(&mut self.looked_at, strides) == strides {
+        if !self.pending.is_due(streams.strides()) {
             return surplus;
         }
-        for _ in 0..self.pending.len() {
-            let Some(block) = self.pending.pop_front() else { break };
-            if !block.waits.is_over(streams) {
-                self.pending.push_back(block);
-                continue;
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.complete_where(|free| {
+            let is_over = free.is_over(|stream| streams.completed(stream));
+            if is_over {
+                surplus.extend(self.complete_slot(writer, &free.block));
             }
-            let Some(Some(slab)) = self.slabs.get_mut(block.slab as usize) else { continue };
-            let (facts, lifetime) = (slab.facts(block.slot), block.lifetime);
-            writer.block_remove(facts.block, round(facts.requested), facts.requested, lifetime, true);
-            let was_full = slab.complete_free(block.slot);
-            if let FreeOutcome::Surplus(id) = self.released(block.slab, was_full) {
-                surplus.push(id);
-            }
-        }
+            is_over
+        });
+        self.pending = pending;
         surplus
+    }
+
+    /// Frees a slot that has waited; the slab, if it is surplus now.
+    fn complete_slot(&mut self, writer: &mut ShardWriter, at: &PendingSlot) -> Option<u32> {
+        let slab = self.slabs.get_mut(at.slab as usize)?.as_deref_mut()?;
+        let Freed { block, requested, .. } = slab.facts(at.slot);
+        writer.block_remove(block, round(requested), requested, at.lifetime, true);
+        let was_full = slab.complete_free(at.slot);
+        match self.released(at.slab, was_full) {
+            FreeOutcome::Surplus(id) => Some(id),
+            _ => None,
+        }
     }
 
     /// Takes an empty slab out of the shard; `None` where it was used again meanwhile.
@@ -524,18 +517,13 @@ impl Shard {
 
     /// Bytes of blocks that wait for other streams.
     pub fn pending_bytes(&self) -> u64 {
-        self.pending
-            .iter()
-            .filter_map(|block| {
-                Some(round(self.slabs[block.slab as usize].as_deref()?.facts(block.slot).requested))
-            })
-            .sum()
+        let bytes = |at: &PendingSlot| Some(round(self.slab(at.slab)?.facts(at.slot).requested));
+        self.pending.blocks().filter_map(bytes).sum()
     }
 
     /// Adds every stream that owns a slab here, uses a block or is waited for.
     pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
         referred.extend(self.slabs().map(|(_, slab)| slab.stream));
-        referred.extend(self.users.values().flatten());
-        referred.extend(self.pending.iter().flat_map(|block| block.waits.as_slice()).map(|wait| wait.0));
+        referred.extend(self.users.values().flatten().copied().chain(self.pending.streams()));
     }
 }
