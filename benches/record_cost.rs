@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! cargo bench --bench record_cost                    # nanoseconds, one and two threads
-//! valgrind --tool=callgrind --toggle-collect='*hot_malloc*' target/release/deps/record_cost-* instructions
-//! valgrind --tool=callgrind --toggle-collect='*hot_free*'   target/release/deps/record_cost-* instructions
-//! valgrind --tool=callgrind --toggle-collect='*hot_growth*' target/release/deps/record_cost-* instructions
+//! program=$(echo target/release/deps/record_cost-*)
+//! valgrind --tool=callgrind --toggle-collect='*hot_malloc*' $program instructions
+//! valgrind --tool=callgrind --toggle-collect='*hot_free*'   $program instructions
+//! valgrind --tool=callgrind --toggle-collect='*hot_growth*' $program instructions
 //! ```
 //! The second form prints instructions collected; divided by the number of operations the program printed, they are the
 //! cost of `block_insert` + `event` (or `block_remove` + `event`), the clock's read and the call itself included.

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Uncached PyTorch over Gruyère, beside torch's own caching and beside uncached torch alone, on the stand-in GPU.
 
-    benches/uncached_torch.py [--traces generate,llama7b_lora] [--rounds 5] [--build target/release] [--python .venv-torch/bin/python]
+    benches/uncached_torch.py [--traces generate,llama7b_lora] [--rounds 5]
+                              [--build target/release] [--python .venv-torch/bin/python]
 
 With PYTORCH_NO_CUDA_MEMORY_CACHING=1 torch asks cudaMalloc and cudaFree for every tensor. Preloaded, libgruyere.so serves these calls. Each row is a
 process of its own, in which torch's allocator (its real code) is driven through every malloc and free of a recorded program, pass after pass. The rows

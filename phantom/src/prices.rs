@@ -1,7 +1,8 @@
 //! Price files: what driver calls cost, as JSON.
 //!
 //! ```json
-//! {"unit": "ns", "page_bytes": 2097152, "costs": {"create": {"ns": 29000, "source": "where this was read"}, "map": 2000}}
+//! {"unit": "ns", "page_bytes": 2097152,
+//!  "costs": {"create": {"ns": 29000, "source": "where this was read"}, "map": 2000}}
 //! ```
 //!
 //! The names are those of [`Costs`]. A figure is nanoseconds, alone or with its source; what a file leaves out costs as in `by-call`. The document of

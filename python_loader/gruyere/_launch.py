@@ -18,13 +18,18 @@ usage: python -m gruyere [options] script.py [arguments]
        python -m gruyere --doctor
        python -m gruyere --build-shim
 
-Runs a program as python itself would, with Gruyère in the place of torch's CUDA allocator, in it and in the processes that it starts.
+Runs a program as python itself would, with Gruyère in the place of torch's CUDA allocator, in it
+and in the processes that it starts.
 
 options:
-  --mode direct|behind  Gruyère serves every tensor (direct, the default), or torch's own caching allocator does and takes its memory
-                        from Gruyère (behind: for CUDA graph trees of torch.compile, sharing CUDA tensors between processes, cudnn.benchmark)
-  --KEY VALUE           any key of GRUYERE_CONF: --limit 90% --share off; an unknown one is answered with the list
-  -m module             runs a module, as python -m does: -m torch.distributed.run --nproc-per-node 8 train.py
+  --mode direct|behind  Gruyère serves every tensor (direct, the default), or torch's own caching
+                        allocator does and takes its memory from Gruyère (behind: for CUDA graph
+                        trees of torch.compile, sharing CUDA tensors between processes,
+                        cudnn.benchmark)
+  --KEY VALUE           any key of GRUYERE_CONF: --limit 90% --share off; an unknown one is answered
+                        with the list
+  -m module             runs a module, as python -m does:
+                        -m torch.distributed.run --nproc-per-node 8 train.py
   --doctor              tries Gruyère here and tells what it finds
   --build-shim          builds what `--door native` needs (once for a torch, with the machine's C++ compiler), also where it is there already
   --version             prints the version

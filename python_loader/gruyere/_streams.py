@@ -37,7 +37,8 @@ def install() -> None:
     function = _library.library().gruyere_stream_lasts
     function.argtypes = [ctypes.c_int, ctypes.c_void_p]
     function.restype = ctypes.c_int
-    torch.cuda.Stream.__new__ = _watching(torch, torch.cuda.Stream.__new__)  # type: ignore[method-assign, assignment]
+    watching = _watching(torch, torch.cuda.Stream.__new__)
+    torch.cuda.Stream.__new__ = watching  # type: ignore[method-assign, assignment]
 
 
 def _watching(torch: Any, make: Callable[..., Any]) -> Callable[..., Any]:

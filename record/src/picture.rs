@@ -3,7 +3,8 @@
 //! Three levels, each a vector that the one above points into by index:
 //!
 //! ```text
-//! range   contiguous address space with memory behind it: a span, or a row of stitched pages      tiled by pieces, made of pages
+//! range   contiguous address space with memory behind it: a span, or a row of stitched pages; tiled by
+//!         pieces, made of pages
 //! piece   a block, or what lies between two: by address, each begins where the one before ends
 //! page    2 MiB of physical memory (a chunk's, or a part of a span): how much of it is what; also those that are mapped nowhere
 //! ```

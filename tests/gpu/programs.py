@@ -1,7 +1,8 @@
 """(e) Three programs under one allocator: what they hold, the smallest size that they fit in, how long a step takes.
 
     pretrain   a decoder of fixed shape, AdamW, gradients accumulated over two batches
-    varied     the same with a new length and batch at every step, then again with little more memory than it needs
+    varied     the same with a new length and batch at every step, then again with little more
+               memory than it needs
     generate   serving: sequences come, grow piece by piece, and go
 
 hold: peak reserved / peak live. fit: the smallest allowed size at which the program completes / peak live (a search between peak live

@@ -131,7 +131,8 @@ address = driver.reserve(PAGE)
 driver.cuMemMap(address, PAGE, 0, driver.create(PAGE), 0)
 created_as = gpu.phantom.phantom_created_as
 created_as.argtypes = [ctypes.c_uint64]
-gpu.report(library=created_as(block.data_ptr()), calibration=created_as(address), asked=driver.creation.told())
+gpu.report(library=created_as(block.data_ptr()), calibration=created_as(address),
+           asked=driver.creation.told())
 """
     ran = phantom.run("calibration", code=code, allocator="hooked", PHANTOM_RDMA=rdma, PHANTOM_HANDLE_TYPES=handle_types)
     assert ran.code == 0, ran.err

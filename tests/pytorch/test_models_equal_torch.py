@@ -35,7 +35,8 @@ def test_the_model_reserves_what_torch_reserves(phantom, trace, allocator):
 def clock(phantom, trace, allocator, memory, kernel, costs):
     ran = phantom.run(
         "replay", path(trace), DRIVER, "clock", kernel, costs,
-        allocator=allocator, PHANTOM_MEMORY=memory, PHANTOM_KERNEL_NS=kernel, PHANTOM_COSTS=COSTS[costs],
+        allocator=allocator, PHANTOM_MEMORY=memory, PHANTOM_KERNEL_NS=kernel,
+        PHANTOM_COSTS=COSTS[costs],
     )  # fmt: skip
     return ran.check().report
 

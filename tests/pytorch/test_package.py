@@ -169,7 +169,8 @@ def test_a_program_finds_itself_as_under_python(installed, what):
     installed.write("package/__init__.py", "")
     installed.write("package/__main__.py", SELF)
     line = {
-        "script": ["sub/program.py"], "below": ["./sub/program.py"], "link": ["link.py"], "folder": ["folder"], "archive": ["archive.zip"],
+        "script": ["sub/program.py"], "below": ["./sub/program.py"], "link": ["link.py"],
+        "folder": ["folder"], "archive": ["archive.zip"],
         "module": ["-m", "sub.program"], "package": ["-m", "package"],
     }[what] + ["--limit", "a b", "-m"]  # fmt: skip
     assert installed.python("-m", "gruyere", *line).report == installed.python(*line).report
@@ -336,7 +337,8 @@ try:
     said = None
 except gruyere.GruyereError as error:
     said = str(error)
-print(json.dumps(dict(said=said, enabled=gruyere.is_enabled(), reason=gruyere.disable_reason(), conf=os.environ.get("GRUYERE_CONF") == conf)))
+print(json.dumps(dict(said=said, enabled=gruyere.is_enabled(), reason=gruyere.disable_reason(),
+                      conf=os.environ.get("GRUYERE_CONF") == conf)))
 """
     report = installed.code(code, **settings).report
     assert report["said"], "nothing was said"
@@ -394,7 +396,10 @@ def test_after_the_launch_line_a_call_that_asks_for_no_more_is_fine(installed):
 
 @pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_torchs_settings_are_honoured_or_named_in_one_line(installed, variable):
-    conf = "expandable_segments:True,per_process_memory_fraction:0.5,roundup_power2_divisions:[256:1,512:2],pinned_use_background_threads:True"
+    conf = (
+        "expandable_segments:True,per_process_memory_fraction:0.5,"
+        "roundup_power2_divisions:[256:1,512:2],pinned_use_background_threads:True"
+    )
     code = f"{USES_CUDA}{LIBRARY_NUMBERS}{SAYS}\nprint(numbers().limit / numbers().total_memory)"
     ran = installed.code(code, GRUYERE_ENABLE=1, **{variable: conf}).check()
     assert float(ran.out.splitlines()[-1]) == pytest.approx(0.5, abs=0.01)

@@ -11,7 +11,8 @@ def test_the_table_in_the_docs_has_everything_that_is_warned_of_or_refused():
     rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
     limits = (ROOT / "python_loader" / "gruyere" / "_limits.py").read_text()
     told = {
-        "CUDNN": "cudnn.benchmark", "REDUCE_OVERHEAD": "reduce-overhead", "GRAPH_TREES": "triton.cudagraphs", "IPC": "storage IPC",
+        "CUDNN": "cudnn.benchmark", "REDUCE_OVERHEAD": "reduce-overhead",
+        "GRAPH_TREES": "triton.cudagraphs", "IPC": "storage IPC",
         "MEM_POOL": "torch.cuda.MemPool", "NCCL": "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
     }  # fmt: skip
     texts = {line.split(" = ")[0] for line in limits.splitlines() if line[:1].isupper() and " = " in line}
@@ -41,7 +42,8 @@ torch.backends.cudnn.benchmark = False
 def test_compiling_for_graph_trees_goes_on_without_them_and_says_so_once(installed, asked):
     code = f"""{PRELUDE}
 gruyere.enable()
-wrapped = [torch._TorchCompileInductorWrapper(dynamic=None, **{{"mode": None, "options": None, **dict({asked})}}) for _ in range(2)]
+asked = {{"mode": None, "options": None, **dict({asked})}}
+wrapped = [torch._TorchCompileInductorWrapper(dynamic=None, **asked) for _ in range(2)]
 torch.compile(lambda x: x + 1, {asked})
 """ + report(graphs="[w.config.get('triton.cudagraphs') for w in wrapped]")
     ran = installed.code(code)

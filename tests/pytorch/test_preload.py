@@ -98,9 +98,11 @@ print(count, torch.cuda.memory_reserved() >> 20, torch.cuda.memory_stats()["num_
 def test_gruyere_run_sums_a_training_up(phantom):
     code = f"""
 import os, subprocess, sys
-train = "import torch; torch.backends.cudnn.enabled = False; x = torch.zeros(64 << 20, device='cuda'); print(torch.cuda.memory_reserved())"
+train = '''import torch; torch.backends.cudnn.enabled = False
+x = torch.zeros(64 << 20, device='cuda'); print(torch.cuda.memory_reserved())'''
 environment = os.environ | {{"LD_PRELOAD": {str(PHANTOM)!r}}}
-ran = subprocess.run([{str(COMMAND)!r}, "run", "--observe", "--library", {str(GRUYERE)!r}, "--", sys.executable, "-c", train],
+ran = subprocess.run([{str(COMMAND)!r}, "run", "--observe", "--library", {str(GRUYERE)!r}, "--",
+                      sys.executable, "-c", train],
                      env=environment, capture_output=True, text=True)
 sys.stderr.write(ran.stderr)
 assert ran.returncode == 0 and ran.stdout.strip() == str(256 << 20), ran

@@ -120,7 +120,8 @@ mod tests {
     #[test]
     fn a_test_program_is_found_in_what_cargo_says_and_nothing_else_is() {
         let line =
-            r#"{"reason":"compiler-artifact","manifest_path":"/a/b/Cargo.toml","target":{"name":"books"},
+            r#"{"reason":"compiler-artifact","manifest_path":"/a/b/Cargo.toml",
+            "target":{"name":"books"},
             "profile":{"test":true},"executable":"/a/target/debug/deps/books-1"}"#
                 .replace('\n', "");
         let found = Program {

@@ -112,6 +112,7 @@ fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
             );
         }
     }
+    let lacks_driver = config.preload.driver && named("libgruyere_driver.so").is_none();
     match library {
         None if config.preload != Preload::default() => findings.note(
             "configuration",
@@ -121,7 +122,7 @@ fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
             "configuration",
             "preload:off: libgruyere.so is preloaded and passes all calls on",
         ),
-        Some(_) if config.preload.driver && named("libgruyere_driver.so").is_none() => findings.warning(
+        Some(_) if lacks_driver => findings.warning(
             "configuration",
             "preload:driver, and LD_PRELOAD does not name libgruyere_driver.so: the driver's calls are not seen",
             "put libgruyere_driver.so before libgruyere.so there, or use `gruyere run`",

@@ -35,8 +35,12 @@ if torch:
         pass
 gruyere = found("gruyere")
 library = gruyere and os.path.join(gruyere, "libgruyere.so")
-print(json.dumps({"python": platform.python_version(), "executable": sys.executable, "torch": torch, "torch_version": version("torch"),
-    "cuda": cuda, "gruyere": gruyere, "gruyere_version": version("gruyere"), "library": bool(library and os.path.isfile(library))}))
+print(json.dumps({
+    "python": platform.python_version(), "executable": sys.executable,
+    "torch": torch, "torch_version": version("torch"), "cuda": cuda,
+    "gruyere": gruyere, "gruyere_version": version("gruyere"),
+    "library": bool(library and os.path.isfile(library)),
+}))
 "#;
 
 #[derive(Deserialize)]

@@ -108,7 +108,10 @@ driver! {
     fn cuDeviceGetP2PAttribute(out: Out<i32>, number: i32, device: i32, peer: i32) {
         let (device, peer) = (gpu().device(device)?, gpu().device(peer)?);
         out.put(match number {
-            CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED | CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED => i32::from(gpu().can_access_peer(device, peer)?),
+            CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED
+            | CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED => {
+                i32::from(gpu().can_access_peer(device, peer)?)
+            }
             _ => 0,
         })
     }

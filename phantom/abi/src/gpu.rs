@@ -537,7 +537,8 @@ mod tests {
         unsafe { (first as *mut u64).write(7) };
         addresses.release(first, 4 << 20);
         // SAFETY: the window stays mapped for the life of the process.
-        assert_eq!(unsafe { (first as *const u64).read() }, 0, "given back, it reads as fresh memory");
+        let word = unsafe { (first as *const u64).read() };
+        assert_eq!(word, 0, "given back, it reads as fresh memory");
         assert_eq!(addresses.reserve(4 << 20, 2 << 20), Some(first), "address space is used again");
     }
 

@@ -208,7 +208,12 @@ class Comparison:
         # A GPU is everybody's; each process has a stand-in of its own.
         with ThreadPoolExecutor((os.cpu_count() or 1) if machine.is_stand_in else 1) as threads:
             jobs = [
-                threads.submit(fit, program.rows[index], program.peak_live, lambda memory, index=index: run(index, memory))  # type: ignore[misc]
+                threads.submit(
+                    fit,
+                    program.rows[index],
+                    program.peak_live,
+                    lambda memory, index=index: run(index, memory),  # type: ignore[misc]
+                )
                 for index in wanted
             ]
             for job in jobs:

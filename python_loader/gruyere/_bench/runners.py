@@ -141,7 +141,8 @@ def run_script(
     # The log's name is this run's own.
     answer = log.path.with_suffix(".json")
     request = {
-        "allocator": contender.allocator, "memory": memory, "steps": steps, "script": script, "arguments": arguments, "answer": str(answer),
+        "allocator": contender.allocator, "memory": memory, "steps": steps, "script": script,
+        "arguments": arguments, "answer": str(answer),
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "gruyere._bench", "script", json.dumps(request)],

@@ -12,13 +12,17 @@ set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=${GRUYERE_SESSION_RESULTS:-$here/results}
-parts=(probe canaries canaries-destroyed canaries-planted bench stress sanitizer torch-canaries torch-graphs torch-calibration torch-programs)
+parts=(
+    probe canaries canaries-destroyed canaries-planted bench stress sanitizer
+    torch-canaries torch-graphs torch-calibration torch-programs
+)
 # Seconds: a part's most (GRUYERE_SESSION_LIMIT lowers it), and all parts' together.
 part_limit=${GRUYERE_SESSION_LIMIT:-480} all_limit=1500
 quick=
 
 declare -A limits=(
-    [probe]=180 [canaries]=150 [canaries-destroyed]=150 [canaries-planted]=60 [bench]=480 [stress]=240 [sanitizer]=180
+    [probe]=180 [canaries]=150 [canaries-destroyed]=150 [canaries-planted]=60
+    [bench]=480 [stress]=240 [sanitizer]=180
     [torch-canaries]=300 [torch-graphs]=300 [torch-calibration]=300 [torch-programs]=480
 )
 declare -A decides=(
@@ -37,14 +41,19 @@ declare -A decides=(
 # What a failure asks for.
 declare -A next=(
     [probe]="read probe/stderr for the case that did not end; the rules that were told stand"
-    [canaries]="run ./session.sh canaries again with another GRUYERE_CANARIES='--seed N'; then report with the whole of results/"
-    [canaries-destroyed]="if canaries passed, the fault is in what is done for destroyed streams: compare destroyed_stream.* of the probe"
+    [canaries]="run ./session.sh canaries again with another GRUYERE_CANARIES='--seed N'; then \
+report with the whole of results/"
+    [canaries-destroyed]="if canaries passed, the fault is in what is done for destroyed streams: \
+compare destroyed_stream.* of the probe"
     [canaries-planted]="read its stderr"
     [bench]="read bench/stderr; exit 4 is a trace that did not fit this device"
-    [stress]="read stress/stderr; compare with canaries, which leave three quarters of the device free"
+    [stress]="read stress/stderr; compare with canaries, which leave three quarters of the device \
+free"
     [sanitizer]="read sanitizer/stdout: the first error names the address and the kernel"
-    [torch-canaries]="its table says which canaries, and names the file of what they said; compare with canaries, which need no torch"
-    [torch-graphs]="its table names the file of what the part said; graph rules of the driver are capture.* of the probe"
+    [torch-canaries]="its table says which canaries, and names the file of what they said; compare \
+with canaries, which need no torch"
+    [torch-graphs]="its table names the file of what the part said; graph rules of the driver are \
+capture.* of the probe"
     [torch-calibration]="its table names the file of what the part said"
     [torch-programs]="its table names the file of what the program said"
 )
@@ -61,16 +70,20 @@ die() {
 # Why a part cannot be run here; nothing where it can.
 missing() {
     case $1 in
-    sanitizer) command -v compute-sanitizer >/dev/null || echo "compute-sanitizer is not installed" ;;
+    sanitizer)
+        command -v compute-sanitizer >/dev/null || echo "compute-sanitizer is not installed"
+        ;;
     torch-*)
         command -v python3 >/dev/null || { echo "no python3"; return; }
-        python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1 || echo "no torch with CUDA"
+        python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1 ||
+            echo "no torch with CUDA"
         ;;
     esac
 }
 
 acceptance() { # PARTS: of the acceptance program
-    GRUYERE_LIBRARY="$here/libgruyere.so" python3 "$here/acceptance/acceptance.py" ${quick:+--quick} --only "$1" --json "$folder/document.json"
+    GRUYERE_LIBRARY="$here/libgruyere.so" python3 "$here/acceptance/acceptance.py" \
+        ${quick:+--quick} --only "$1" --json "$folder/document.json"
 }
 
 canaries() { # SECONDS OPTIONS...: GRUYERE_CANARIES has more of them
@@ -78,7 +91,8 @@ canaries() { # SECONDS OPTIONS...: GRUYERE_CANARIES has more of them
     seconds=${seconds:-$1}
     shift
     # shellcheck disable=SC2086
-    "$here/canaries" --library "$here/libgruyere.so" --seconds "$seconds" --json "$folder/document.json" "$@" ${GRUYERE_CANARIES:-}
+    "$here/canaries" --library "$here/libgruyere.so" --seconds "$seconds" \
+        --json "$folder/document.json" "$@" ${GRUYERE_CANARIES:-}
 }
 
 # One part, in this very shell's child: $folder is where its files go.
@@ -95,11 +109,16 @@ part() {
             [ -n "$quick" ] && [ "${trace##*/}" != fsdp.trace.zst ] && continue
             traces+=(--trace "$trace")
         done
-        "$here/gruyere" bench --device cuda "${traces[@]}" --out "$folder" && mv "$folder/bench.json" "$folder/document.json"
+        "$here/gruyere" bench --device cuda "${traces[@]}" --out "$folder" &&
+            mv "$folder/bench.json" "$folder/document.json"
         ;;
     stress) canaries 120 --threads 8 --fill 0.85 ;;
     # The library asks for what a driver may refuse, to find out: such calls are no errors.
-    sanitizer) compute-sanitizer --report-api-errors no --error-exitcode 1 "$here/canaries" --library "$here/libgruyere.so" --seconds 20 --threads 2 --json "$folder/document.json" ;;
+    sanitizer)
+        compute-sanitizer --report-api-errors no --error-exitcode 1 \
+            "$here/canaries" --library "$here/libgruyere.so" --seconds 20 --threads 2 \
+            --json "$folder/document.json"
+        ;;
     torch-canaries) acceptance b ;;
     torch-graphs) acceptance acd ;;
     torch-calibration) acceptance f ;;
@@ -115,7 +134,8 @@ figure() {
     # The first that failed, if one did.
     torch-*)
         grep ' FAILED ' "$results/$1/stdout" | tr -s ' ' | head -n 1 | grep . ||
-            grep -c -E 'passed|measured|books only' "$results/$1/stdout" | sed 's/$/ lines of the acceptance table/'
+            grep -c -E 'passed|measured|books only' "$results/$1/stdout" |
+                sed 's/$/ lines of the acceptance table/'
         ;;
     *) grep -E '^(ok|FAILED|CORRUPTION): ' "$results/$1/stdout" | tail -n 1 ;;
     esac 2>/dev/null
@@ -132,7 +152,8 @@ run() { # PART LIMIT
     local name=$1 limit=$2 reason code began
     folder=$results/$name
     rm -rf "$folder"
-    mkdir -p "$folder" || die "$folder cannot be made: set GRUYERE_SESSION_RESULTS to a folder that can be written"
+    mkdir -p "$folder" ||
+        die "$folder cannot be made: set GRUYERE_SESSION_RESULTS to a folder that can be written"
     reason=$(missing "$name")
     if [ -n "$reason" ]; then
         finish "$name" skipped 0 0 "$reason"
@@ -143,7 +164,8 @@ run() { # PART LIMIT
     export here folder quick
     export -f part acceptance canaries
     # Killed with all that it has started; what sits in the driver after that is left behind.
-    timeout --kill-after=10 "$limit" bash -c 'part "$1"' part "$name" >"$folder/stdout" 2>"$folder/stderr" </dev/null &
+    timeout --kill-after=10 "$limit" bash -c 'part "$1"' part "$name" \
+        >"$folder/stdout" 2>"$folder/stderr" </dev/null &
     running=$!
     wait "$running"
     code=$?
@@ -156,9 +178,13 @@ run() { # PART LIMIT
     124 | 137) word=FAILED line="took more than $limit s" ;;
     *) word=FAILED ;;
     esac
-    if [ "$word" = FAILED ] && grep -rq 'were not what had been written' "$folder"; then word=CORRUPTION; fi
+    if [ "$word" = FAILED ] && grep -rq 'were not what had been written' "$folder"; then
+        word=CORRUPTION
+    fi
     # The rule was broken on purpose: memory that is used after its free may be mapped no more.
-    if [ "$name" = canaries-planted ] && [ "$word" = CORRUPTION ]; then word=passed line="the device faulted at the planted fault: it is seen"; fi
+    if [ "$name" = canaries-planted ] && [ "$word" = CORRUPTION ]; then
+        word=passed line="the device faulted at the planted fault: it is seen"
+    fi
     [ -n "$line" ] || line="exit code $code: $(grep -v '^$' "$folder/stderr" | tail -n 1)"
     [ "$word" = CORRUPTION ] && echo "$name" >"$results/CORRUPTION"
     finish "$name" "$word" "$took" "$code" "$line"
@@ -169,7 +195,9 @@ run() { # PART LIMIT
     fi
 }
 
-json_string() { printf '"%s"' "$(printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g')"; }
+json_string() {
+    printf '"%s"' "$(printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g')"
+}
 
 outcome_of() { # PART: sets word, took, code and line
     word='' took=0 code=0 line=''
@@ -183,7 +211,8 @@ outcome_of() { # PART: sets word, took, code and line
 sum_up() {
     local name word took code line failed=0 first=1
     {
-        echo "Gruyère on a GPU, $(date -u +%FT%TZ)${quick:+, in a hurry: whether everything runs, not whether it holds}"
+        local how="${quick:+, in a hurry: whether everything runs, not whether it holds}"
+        echo "Gruyère on a GPU, $(date -u +%FT%TZ)$how"
         nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
         for name in "${parts[@]}"; do
             outcome_of "$name"
@@ -193,21 +222,28 @@ sum_up() {
             outcome_of "$name"
             case $word in
             FAILED) echo "next, $name: ${next[$name]}" ;;
-            CORRUPTION) echo "next, $name: do not use this build on this driver. ${next[$name]}. To go on all the same: rm '$results/CORRUPTION'" ;;
+            CORRUPTION)
+                echo "next, $name: do not use this build on this driver. ${next[$name]}." \
+                    "To go on all the same: rm '$results/CORRUPTION'"
+                ;;
             'not run') [ -f "$results/CORRUPTION" ] || echo "next, $name: ./session.sh $name" ;;
             esac
         done
-        echo "All output: $results; send summary.json with a report, and the folders of parts that failed."
+        echo "All output: $results;" \
+            "send summary.json with a report, and the folders of parts that failed."
     } >"$results/summary.txt"
     {
         printf '{"version": 1, "date": "%s", "machine": ' "$(date -u +%FT%TZ)"
         json_string "$(uname -srm)"
-        printf ', "quick": %s, "corruption": %s, "parts": [' "$([ -n "$quick" ] && echo true || echo false)" "$([ -f "$results/CORRUPTION" ] && echo true || echo false)"
+        printf ', "quick": %s, "corruption": %s, "parts": [' \
+            "$([ -n "$quick" ] && echo true || echo false)" \
+            "$([ -f "$results/CORRUPTION" ] && echo true || echo false)"
         for name in "${parts[@]}"; do
             outcome_of "$name"
             [ -n "$first" ] || printf ','
             first=
-            printf '\n{"name": "%s", "outcome": "%s", "seconds": %s, "exit": %s, "line": ' "$name" "$word" "$took" "$code"
+            printf '\n{"name": "%s", "outcome": "%s", "seconds": %s, "exit": %s, "line": ' \
+                "$name" "$word" "$took" "$code"
             json_string "$line"
             printf ', "document": '
             # One that was cut short is none.
@@ -240,7 +276,9 @@ wanted=()
 for argument in "$@"; do
     case $argument in
     --list)
-        for name in "${parts[@]}"; do printf '%-20s at most %3s s  %s\n' "$name" "${limits[$name]}" "${decides[$name]}"; done
+        for name in "${parts[@]}"; do
+            printf '%-20s at most %3s s  %s\n' "$name" "${limits[$name]}" "${decides[$name]}"
+        done
         exit 0
         ;;
     --quick) quick=1 ;;
@@ -249,16 +287,19 @@ for argument in "$@"; do
         exit 0
         ;;
     *)
-        [ -n "${decides[$argument]:-}" ] || die "there is no part $argument; ./session.sh --list names them"
+        [ -n "${decides[$argument]:-}" ] ||
+            die "there is no part $argument; ./session.sh --list names them"
         wanted+=("$argument")
         ;;
     esac
 done
 
-mkdir -p "$results" || die "$results cannot be made: set GRUYERE_SESSION_RESULTS to a folder that can be written"
+mkdir -p "$results" ||
+    die "$results cannot be made: set GRUYERE_SESSION_RESULTS to a folder that can be written"
 for name in "${wanted[@]:-${parts[@]}}"; do
     if [ -f "$results/CORRUPTION" ]; then
-        echo "corruption was found by $(cat "$results/CORRUPTION"): nothing more is run (rm '$results/CORRUPTION' to go on all the same)" >&2
+        echo "corruption was found by $(cat "$results/CORRUPTION"): nothing more is run" \
+            "(rm '$results/CORRUPTION' to go on all the same)" >&2
         break
     fi
     limit=${limits[$name]}

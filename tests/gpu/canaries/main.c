@@ -1,6 +1,7 @@
 /* Canaries without torch: what a program of many threads and streams writes into blocks of libgruyere.so is what it reads (README.md).
  *
- *     cc -O2 -o canaries tests/gpu/canaries/main.c tests/gpu/probe/driver.c tests/gpu/probe/kernels.c -Iinclude -ldl -lpthread
+ *     cc -O2 -o canaries tests/gpu/canaries/main.c tests/gpu/probe/driver.c \
+ *         tests/gpu/probe/kernels.c -Iinclude -ldl -lpthread
  *
  * Each block is filled with a number of its own and checked by kernels before it goes. Kernels that only last keep the device behind the host, so that a
  * block is freed, and its memory asked for again, while kernels still use it. Blocks pass from stream to stream; streams are created and, where that is

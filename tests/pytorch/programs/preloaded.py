@@ -63,6 +63,6 @@ del model, optimizer, layer
 torch.cuda.empty_cache()
 low = state()
 print(json.dumps({
-    "high": high, "low": low, "top": seen, "map": json.loads(picture) if picture else None, "arrived": arrived,
-    "valid": library.gruyere_validate() if preloaded else None,
+    "high": high, "low": low, "top": seen, "map": json.loads(picture) if picture else None,
+    "arrived": arrived, "valid": library.gruyere_validate() if preloaded else None,
 }))  # fmt: skip

@@ -1,7 +1,8 @@
 """Replays a trace through torch's own allocator and through the model of it.
 
     replay.py TRACE DRIVER peak                 as fast as it goes, with room to spare
-    replay.py TRACE DRIVER clock KERNEL COSTS   with the program's kernels, events and waits, under the virtual clock
+    replay.py TRACE DRIVER clock KERNEL COSTS   with the program's kernels, events and waits, under
+                                                the virtual clock
 """
 
 import ctypes
@@ -34,7 +35,8 @@ driver.torch_driver_streams.argtypes = [ctypes.c_void_p]
 driver.torch_driver_replay.argtypes = [ctypes.c_void_p] * 3
 driver.torch_driver_run_real.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p]
 driver.torch_driver_run_model.argtypes = [
-    ctypes.c_void_p, ctypes.c_bool, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p
+    ctypes.c_void_p, ctypes.c_bool, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32,
+    ctypes.c_void_p,
 ]  # fmt: skip
 
 torch.cuda.init()

@@ -3,8 +3,12 @@
 //! Three ways of saying so, all of them in use before anybody checked them:
 //!
 //! ```text
-//! /// `CUDA_ERROR_INVALID_VALUE`, and whatever else is to be said.      const CU_STREAM_NON_BLOCKING: u32 = 1;
-//! const INVALID_VALUE: u32 = 1;                                         2 => (c"CUDA_ERROR_OUT_OF_MEMORY", ...
+//! /// `CUDA_ERROR_INVALID_VALUE`, and whatever else is to be said.
+//! const INVALID_VALUE: u32 = 1;
+//!
+//! const CU_STREAM_NON_BLOCKING: u32 = 1;
+//!
+//! 2 => (c"CUDA_ERROR_OUT_OF_MEMORY", ...
 //! ```
 
 use std::path::{Path, PathBuf};

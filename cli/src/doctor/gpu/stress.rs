@@ -85,8 +85,9 @@ mod tests {
     use super::super::super::finding::Level;
     use super::*;
 
-    const WELL: &str = r#"{"wrong": 0, "overlaps": 0, "kernels": 1, "sees_a_fault": 1, "valid": 1, "left_bytes": 0, "blocks": 2323, "refused": 0,
-        "handed_over": 665, "streams_created": 21, "streams_destroyed": 5, "seconds": 20, "seed": 1, "fill": 0.25, "result": 0}"#;
+    const WELL: &str = r#"{"wrong": 0, "overlaps": 0, "kernels": 1, "sees_a_fault": 1, "valid": 1,
+        "left_bytes": 0, "blocks": 2323, "refused": 0, "handed_over": 665, "streams_created": 21,
+        "streams_destroyed": 5, "seconds": 20, "seed": 1, "fill": 0.25, "result": 0}"#;
 
     fn told(changes: &[(&str, &str)]) -> Findings {
         let text = changes.iter().fold(WELL.to_owned(), |text, (from, to)| text.replace(from, to));
