@@ -1,4 +1,5 @@
-//! What the record costs a malloc and a free, in instructions and in time, and what timing costs a call of the driver.
+//! What the record costs a malloc and a free, in instructions and in time, and what timing costs a
+//! call of the driver.
 //!
 //! ```text
 //! cargo bench --bench record_cost                    # nanoseconds, one and two threads
@@ -7,8 +8,9 @@
 //! valgrind --tool=callgrind --toggle-collect='*hot_free*'   $program instructions
 //! valgrind --tool=callgrind --toggle-collect='*hot_growth*' $program instructions
 //! ```
-//! The second form prints instructions collected; divided by the number of operations the program printed, they are the
-//! cost of `block_insert` + `event` (or `block_remove` + `event`), the clock's read and the call itself included.
+//! The second form prints instructions collected; divided by the number of operations the program
+//! printed, they are the cost of `block_insert` + `event` (or `block_remove` + `event`), the
+//! clock's read and the call itself included.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -74,8 +76,9 @@ fn record(enabled: bool) -> &'static Record {
     Box::leak(Box::new(Record::create(&options, &[device])))
 }
 
-/// What timing adds to a call of the driver: the best of several rounds, nanoseconds. The driver is the stand-in, which works for a while at each call, as a real one does:
-/// calls that do nothing would make each wait for the writes of the one before.
+/// What timing adds to a call of the driver: the best of several rounds, nanoseconds. The driver is
+/// the stand-in, which works for a while at each call, as a real one does: calls that do nothing
+/// would make each wait for the writes of the one before.
 fn timed_call() -> f64 {
     let config = GpuConfig { costs: Costs::zero(), oracle: false, ..GpuConfig::new(1 << 30) };
     let bare: Arc<dyn Driver> = Arc::new(PhantomDriver::new(Arc::new(Gpu::new(config))));

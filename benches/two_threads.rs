@@ -1,14 +1,15 @@
 //! Two threads on two streams against one thread: `cargo bench --bench two_threads`.
 //!
-//! The library in process, the record on, over the stand-in GPU with costs of zero. Its one lock would be what is measured: so the ids of
-//! streams and whether they capture, the only questions that the steady state asks of the driver, are answered without it, as the CUDA driver does.
-//! Rounds alternate between one thread, two, and two with a heap each (what the machine has to give), so that what else the
-//! machine does meets them all.
+//! The library in process, the record on, over the stand-in GPU with costs of zero. Its one lock
+//! would be what is measured: so the ids of streams and whether they capture, the only questions
+//! that the steady state asks of the driver, are answered without it, as the CUDA driver does.
+//! Rounds alternate between one thread, two, and two with a heap each (what the machine has to
+//! give), so that what else the machine does meets them all.
 
 use gruyere::config::Config;
 use gruyere::driver::{
-    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, EventHandle, MemoryInfo, PhysicalHandle,
-    PoolAttribute, PoolHandle, Result, StreamHandle,
+    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, EventHandle, MemoryInfo,
+    PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 use gruyere::heap::Heap;
 use gruyere_phantom::{Config as GpuConfig, Costs, Gpu, StreamKind, as_program};
@@ -43,29 +44,45 @@ delegate! {
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
     fn pool_create(&self, device: DeviceId, max_size: u64) -> Result<PoolHandle>;
     fn pool_destroy(&self, device: DeviceId, pool: PoolHandle) -> Result<()>;
-    fn pool_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64>;
-    fn pool_set_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute, value: u64) -> Result<()>;
+    fn pool_attribute(
+        &self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute
+    ) -> Result<u64>;
+    fn pool_set_attribute(
+        &self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute, value: u64
+    ) -> Result<()>;
     fn pool_trim(&self, device: DeviceId, pool: PoolHandle, keep: u64) -> Result<()>;
     fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
-    fn pool_alloc(&self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
+    fn pool_alloc(
+        &self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle
+    ) -> Result<DevicePtr>;
     fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()>;
     fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
     fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle>;
     fn physical_release(&self, device: DeviceId, handle: PhysicalHandle) -> Result<()>;
-    fn map(&self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Result<()>;
-    fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()>;
+    fn map(
+        &self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle
+    ) -> Result<()>;
+    fn set_access(
+        &self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]
+    ) -> Result<()>;
     fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
     fn alloc(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
     fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
-    fn memset(&self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> Result<()>;
+    fn memset(
+        &self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle
+    ) -> Result<()>;
     fn event_create(&self, device: DeviceId) -> Result<EventHandle>;
     fn event_destroy(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()>;
+    fn event_record(
+        &self, device: DeviceId, event: EventHandle, stream: StreamHandle
+    ) -> Result<()>;
     fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
     fn event_synchronize(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn stream_wait_event(&self, device: DeviceId, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    fn stream_wait_event(
+        &self, device: DeviceId, stream: StreamHandle, event: EventHandle
+    ) -> Result<()>;
     fn stream_create(&self, device: DeviceId) -> Result<StreamHandle>;
     fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
     fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
@@ -88,7 +105,8 @@ fn work(heap: &Heap, stream: StreamHandle, sizes: Sizes, operations: u64, seed: 
     let mut random = seed;
     let mut held = [0u64; HELD];
     for _ in 0..operations / 2 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let bits = random >> 24;
         let size = match sizes {
             Sizes::Small => 1 + bits % 65_536,
@@ -168,17 +186,21 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         let mut rounds = [Vec::new(), Vec::new(), Vec::new()];
         for round in 0..ROUNDS {
             let single = round % 2;
-            for (rates, places) in rounds.iter_mut().zip([&shared[single..=single], &shared[..], &apart[..]])
+            for (rates, places) in
+                rounds.iter_mut().zip([&shared[single..=single], &shared[..], &apart[..]])
             {
                 rates.push(measure(places, sizes, OPERATIONS));
             }
         }
         let best = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
         let [one, two, control] = &rounds;
-        for (what, rates) in [("one thread", one), ("two threads", two), ("two, a heap each", control)] {
+        for (what, rates) in
+            [("one thread", one), ("two threads", two), ("two, a heap each", control)]
+        {
             let ratios = one.iter().zip(rates).map(|(one, two)| two / one).collect();
             println!(
-                "{name:<6} {what:<17} {:6.2} M operations a second, median ({:6.2} best); to one thread {:.2} ({:.2})",
+                "{name:<6} {what:<17} {:6.2} M operations a second, median ({:6.2} best); to one \
+                 thread {:.2} ({:.2})",
                 median(rates.clone()) / 1e6,
                 best(rates) / 1e6,
                 median(ratios),

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Uncached PyTorch over Gruyère, beside torch's own caching and beside uncached torch alone, on the stand-in GPU.
+"""Uncached PyTorch over Gruyère, beside torch's own caching and beside uncached torch alone, on the
+stand-in GPU.
 
     benches/uncached_torch.py [--traces generate,llama7b_lora] [--rounds 5]
                               [--build target/release] [--python .venv-torch/bin/python]
 
-With PYTORCH_NO_CUDA_MEMORY_CACHING=1 torch asks cudaMalloc and cudaFree for every tensor. Preloaded, libgruyere.so serves these calls. Each row is a
-process of its own, in which torch's allocator (its real code) is driven through every malloc and free of a recorded program, pass after pass. The rows
-of a trace take turns, so that all see the same machine. Prints a table as Markdown.
+With PYTORCH_NO_CUDA_MEMORY_CACHING=1 torch asks cudaMalloc and cudaFree for every tensor.
+Preloaded, libgruyere.so serves these calls. Each row is a process of its own, in which torch's
+allocator (its real code) is driven through every malloc and free of a recorded program, pass after
+pass. The rows of a trace take turns, so that all see the same machine. Prints a table as Markdown.
 
-Needs what tests/pytorch/run builds: run that once before. Traces with record_stream are left out: uncached torch refuses it.
+Needs what tests/pytorch/run builds: run that once before. Traces with record_stream are left out:
+uncached torch refuses it.
 """
 
 import argparse
@@ -47,7 +50,8 @@ class Stats(ctypes.Structure):
     """The start of GruyereStats."""
 
     _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [
-        (name, ctypes.c_uint64) for name in "total_memory limit reserved reserved_peak live live_peak".split()
+        (name, ctypes.c_uint64)
+        for name in "total_memory limit reserved reserved_peak live live_peak".split()
     ]
 
 
@@ -60,11 +64,19 @@ def measure(build, trace_file):
     driver = ctypes.CDLL(str(build / "libtorch_driver.so"))
     driver.torch_driver_open.restype = ctypes.c_void_p
     driver.torch_driver_streams.argtypes = [ctypes.c_void_p]
-    driver.torch_driver_pass.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
+    driver.torch_driver_pass.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
     torch.cuda.init()
     library = ctypes.CDLL(str(build / "libgruyere.so"))
     names = ("gruyere_malloc", "gruyere_free", "gruyere_record_stream", "gruyere_mark_step")
-    functions = (ctypes.c_void_p * 4)(*(ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names))
+    functions = (ctypes.c_void_p * 4)(
+        *(ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names)
+    )
     trace = driver.torch_driver_open(str(trace_file).encode())
     assert trace, trace_file
     streams = [torch.cuda.Stream() for _ in range(driver.torch_driver_streams(trace) - 1)]
@@ -104,14 +116,17 @@ def run(row, arguments, trace_file):
         "PHANTOM_COSTS": "none",
     }
     command = [arguments.python, __file__, "--build", arguments.build, "--measure", trace_file]
-    ran = subprocess.run(command, env=environment | settings, stdout=subprocess.PIPE, text=True, check=True)
+    ran = subprocess.run(
+        command, env=environment | settings, stdout=subprocess.PIPE, text=True, check=True
+    )
     return json.loads(ran.stdout.splitlines()[-1])
 
 
 def table(arguments):
     """All traces, and lines of Markdown."""
     lines = [
-        "| trace | allocator | peak live GiB | peak held GiB | hold | ns a call | ns a call, first pass | mallocs and frees |",
+        "| trace | allocator | peak live GiB | peak held GiB | hold | ns a call | ns a call, "
+        "first pass | mallocs and frees |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name in arguments.traces.split(","):
@@ -124,16 +139,22 @@ def table(arguments):
         assert all(one["broken"] == 0 for one in managed), managed
         live = managed[0]["live_peak"]
         for found, (title, _, _) in zip(results, ROWS):
-            middle = {key: statistics.median(one[key] for one in found) for key in ("later", "first", "peak")}
+            middle = {
+                key: statistics.median(one[key] for one in found)
+                for key in ("later", "first", "peak")
+            }
             lines.append(
-                f"| {name} | {title} | {live / 2**30:.2f} | {middle['peak'] / 2**30:.2f} | {middle['peak'] / live:.4f}"
+                f"| {name} | {title} | {live / 2**30:.2f} | {middle['peak'] / 2**30:.2f} | "
+                f"{middle['peak'] / live:.4f}"
                 f" | {middle['later']:.0f} | {middle['first']:.0f} | {found[0]['operations']:,} |"
             )
     return lines
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--traces", default=TRACES)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--build", type=Path, default=ROOT / "target/release")
@@ -142,15 +163,28 @@ def main():
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     # What is preloaded must be found from any folder.
-    arguments.build, arguments.libraries = arguments.build.absolute(), arguments.libraries.absolute()
+    arguments.build, arguments.libraries = (
+        arguments.build.absolute(),
+        arguments.libraries.absolute(),
+    )
     if arguments.measure:
         measure(arguments.build, arguments.measure)
         return
-    missing = [name for name in ("libgruyere.so", "libphantom_cuda.so", "libtorch_driver.so") if not (arguments.build / name).exists()]
+    missing = [
+        name
+        for name in ("libgruyere.so", "libphantom_cuda.so", "libtorch_driver.so")
+        if not (arguments.build / name).exists()
+    ]
     if missing:
-        sys.exit(f"{arguments.build}: no {', '.join(missing)}; run tests/pytorch/run once, or name the folder with --build")
+        sys.exit(
+            f"{arguments.build}: no {', '.join(missing)}; run tests/pytorch/run once, or name "
+            "the folder with --build"
+        )
     print("\n".join(table(arguments)))
-    print(f"\n{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} processors, {arguments.rounds} rounds of {PASSES} passes, medians.")
+    print(
+        f"\n{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} processors, "
+        f"{arguments.rounds} rounds of {PASSES} passes, medians."
+    )
 
 
 if __name__ == "__main__":

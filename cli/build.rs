@@ -1,4 +1,5 @@
-//! Builds the probe and the canaries (tests/gpu) into the command, whose `doctor --gpu` runs them where there are neither sources nor a compiler.
+//! Builds the probe and the canaries (tests/gpu) into the command, whose `doctor --gpu` runs them
+//! where there are neither sources nor a compiler.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,8 @@ fn sources(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 fn main() -> std::io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let gpu = root.join("tests/gpu");
-    // The canaries first: what they use of the probe's files, the linker finds in what comes behind them.
+    // The canaries first: what they use of the probe's files, the linker finds in what comes behind
+    // them.
     for name in ["canaries", "probe"] {
         let folder = gpu.join(name);
         cc::Build::new()

@@ -74,11 +74,13 @@ typedef struct GruyereAlert {
   uint64_t live;
   // The most that was ever live.
   uint64_t live_peak;
-  // How many of this kind (of a threshold: of this one) there were on the device, this one included.
+  // How many of this kind (of a threshold: of this one) there were on the device, this one
+  // included.
   uint64_t count;
   // Alerts that nobody took in time, since the last one that was taken (`gruyere_next_alert`).
   uint64_t lost;
-  // Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share from 0 to 1.
+  // Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share
+  // from 0 to 1.
   double value;
   // Of a threshold: its place in `alert:`, from 0 (`gruyere_alert_threshold`).
   uint64_t threshold;
@@ -90,7 +92,8 @@ typedef void (*GruyereAlertCallback)(const struct GruyereAlert *alert, void *con
 // `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
 typedef void *GruyereStream;
 
-// Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end only.
+// Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end
+// only.
 typedef struct GruyereStats {
   // In: the bytes that the caller has room for. Out: the bytes that were written.
   uint32_t size;
@@ -132,10 +135,11 @@ typedef struct GruyereStats {
   uint64_t events_queried;
   // Live blocks as they were asked for. Here begins what version 2 has added.
   uint64_t requested;
-  // The largest request that what is held could satisfy, once the work on what was freed is done. Whole free pages count wherever they
-  // lie, where they can move.
+  // The largest request that what is held could satisfy, once the work on what was freed is
+  // done. Whole free pages count wherever they lie, where they can move.
   uint64_t largest_request;
-  // The largest request that could be satisfied if the ceiling is reached for it (others on the device may have taken some of that).
+  // The largest request that could be satisfied if the ceiling is reached for it (others on the
+  // device may have taken some of that).
   uint64_t largest_request_growing;
   // The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off.
   uint64_t request_p99;
@@ -153,8 +157,8 @@ typedef struct GruyereStats {
 
 // Something that happened.
 typedef struct GruyereHistoryEntry {
-  // 0: alloc; 1: free requested; 2: free completed; 3: a span from the driver; 4: it goes back; 5: out of memory; 6: pages are mapped
-  // here now; 7: they belong here no more.
+  // 0: alloc; 1: free requested; 2: free completed; 3: a span from the driver; 4: it goes back;
+  // 5: out of memory; 6: pages are mapped here now; 7: they belong here no more.
   uint32_t action;
   // The device.
   uint32_t device;
@@ -182,7 +186,8 @@ typedef struct GruyereOrigin {
   uint32_t room;
 } GruyereOrigin;
 
-// What was noted. Later versions add fields at the end of each struct only: step through the arrays by the sizes given here.
+// What was noted. Later versions add fields at the end of each struct only: step through the
+// arrays by the sizes given here.
 typedef struct GruyereHistory {
   // Bytes of this struct.
   uint32_t size;
@@ -228,7 +233,8 @@ typedef struct GruyereNativeFailure {
   uint64_t asked;
   // Of an out-of-memory: the ceiling on what may be held, in bytes.
   uint64_t limit;
-  // Of an out-of-memory: bytes of the device that the driver said were free; 0 where it could not say.
+  // Of an out-of-memory: bytes of the device that the driver said were free; 0 where it could
+  // not say.
   uint64_t free;
 } GruyereNativeFailure;
 
@@ -252,8 +258,8 @@ typedef struct GruyereStat {
   uint64_t freed;
 } GruyereStat;
 
-// What `torch.cuda.memory_stats` tells. The arrays are by pool: all, blocks of up to 1 MiB, larger ones. Later versions add fields at the
-// end only.
+// What `torch.cuda.memory_stats` tells. The arrays are by pool: all, blocks of up to 1 MiB, larger
+// ones. Later versions add fields at the end only.
 typedef struct GruyereTorchStats {
   // In: the bytes that the caller has room for. Out: the bytes that were written.
   uint32_t size;
@@ -261,13 +267,13 @@ typedef struct GruyereTorchStats {
   uint32_t version;
   // Blocks in the program's hands.
   struct GruyereStat allocation[3];
-  // Pieces of memory that the driver gave: pages, spans, or blocks, by the backing. Pages of slabs are small; spans may serve both, and are
-  // large.
+  // Pieces of memory that the driver gave: pages, spans, or blocks, by the backing. Pages of
+  // slabs are small; spans may serve both, and are large.
   struct GruyereStat segment[3];
   // Blocks in the program's hands, or freed and waiting for streams.
   struct GruyereStat active[3];
-  // Free pieces that cannot be given back, since a used one shares their page or span. Known when somebody looks: a peak is the highest
-  // that was seen by a call of this function.
+  // Free pieces that cannot be given back, since a used one shares their page or span. Known
+  // when somebody looks: a peak is the highest that was seen by a call of this function.
   struct GruyereStat inactive_split[3];
   // Bytes of `allocation`, each block rounded up to 512.
   struct GruyereStat allocated_bytes[3];
@@ -295,7 +301,8 @@ typedef struct GruyereTorchStats {
   uint64_t total_memory;
 } GruyereTorchStats;
 
-// A contiguous range of memory held: a span, a row of mapped pages, a block that the driver gave. [`GruyereBlock`]s tile it.
+// A contiguous range of memory held: a span, a row of mapped pages, a block that the driver gave.
+// [`GruyereBlock`]s tile it.
 typedef struct GruyereSegment {
   // First byte.
   uint64_t address;
@@ -343,7 +350,8 @@ typedef struct GruyerePool {
   uint64_t small;
 } GruyerePool;
 
-// What lies where on a device. Later versions add fields at the end of each struct only: step through the arrays by the sizes given here.
+// What lies where on a device. Later versions add fields at the end of each struct only: step
+// through the arrays by the sizes given here.
 typedef struct GruyereSnapshot {
   // Bytes of this struct.
   uint32_t size;
@@ -377,7 +385,8 @@ typedef struct GruyereBoxed {
   void (*drop)(void*);
 } GruyereBoxed;
 
-// Tells whether a request on this stream, made by the calling thread, goes to the filter's pool: 1, or 0; -1: it failed. It never unwinds.
+// Tells whether a request on this stream, made by the calling thread, goes to the filter's pool:
+// 1, or 0; -1: it failed. It never unwinds.
 typedef int (*GruyereFilter)(void *filter, GruyereStream stream);
 
 // [`GruyereHistory`], and the boxes that its numbers stand for.
@@ -390,21 +399,26 @@ typedef struct GruyereNativeHistory {
   void *const *origin_contexts;
 } GruyereNativeHistory;
 
-// What the native door calls. Codes are 0, or one of the negative ones above; where one of those is returned by a function about pools, `failure` tells why.
+// What the native door calls. Codes are 0, or one of the negative ones above; where one of those
+// is returned by a function about pools, `failure` tells why.
 typedef struct GruyereNativeTable {
   // Bytes of this struct.
   uint32_t size;
   // Its version.
   uint32_t version;
-  // `size` bytes on `device`, for use in the order of `stream`. NULL: size 0, or a failure. Never throws.
+  // `size` bytes on `device`, for use in the order of `stream`. NULL: size 0, or a failure.
+  // Never throws.
   void *(*malloc)(uint64_t size, int device, GruyereStream stream);
-  // Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been told of it before `failure`.
+  // Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been
+  // told of it before `failure`.
   int (*is_out_of_memory)(void);
-  // What it was; returns the code. An out-of-memory counts as the program's from now on: it is dumped and noted.
+  // What it was; returns the code. An out-of-memory counts as the program's from now on: it is
+  // dumped and noted.
   int (*failure)(struct GruyereNativeFailure *failure);
   // See `gruyere_free`.
   void (*free)(void *pointer, ptrdiff_t size, int device, GruyereStream stream);
-  // The live block that starts at `pointer`: its bytes, rounded up to 512, and its device. 0: there is none.
+  // The live block that starts at `pointer`: its bytes, rounded up to 512, and its device. 0:
+  // there is none.
   uint64_t (*block)(void *pointer, int *device);
   // See `gruyere_base_alloc`.
   void *(*base)(void *pointer, size_t *size);
@@ -412,7 +426,8 @@ typedef struct GruyereNativeTable {
   void (*record_stream)(void *pointer, GruyereStream stream);
   // See `gruyere_stream_lasts`.
   int (*stream_lasts)(int device, GruyereStream stream);
-  // Gives back to the devices what nobody uses: all of it, or (an id other than 0 and 0) of that pool.
+  // Gives back to the devices what nobody uses: all of it, or (an id other than 0 and 0) of that
+  // pool.
   void (*empty_cache)(struct GruyereMempoolId pool);
   // See `gruyere_memory_fraction`.
   void (*set_fraction)(double fraction, int device);
@@ -430,21 +445,27 @@ typedef struct GruyereNativeTable {
   void (*snapshot_free)(struct GruyereSnapshot *snapshot);
   // A reference to a pool more, which is made if need be.
   int (*pool_create)(int device, struct GruyereMempoolId pool);
-  // Requests go to a pool until `pool_end`, those that `filter` says; no filter: those of a capture that begins now. It is a reference too.
-  int (*pool_begin)(int device, struct GruyereMempoolId pool, struct GruyereBoxed filter, GruyereFilter ask);
+  // Requests go to a pool until `pool_end`, those that `filter` says; no filter: those of a
+  // capture that begins now. It is a reference too.
+  int (*pool_begin)(int device,
+                    struct GruyereMempoolId pool,
+                    struct GruyereBoxed filter,
+                    GruyereFilter ask);
   // The pool's latest `pool_begin` is over; 1: there is none.
   int (*pool_end)(int device, struct GruyereMempoolId pool);
   // A reference less; 1: there is none.
   int (*pool_release)(int device, struct GruyereMempoolId pool);
   // How many references there are.
   uint32_t (*pool_uses)(int device, struct GruyereMempoolId pool);
-  // Whether the pool serves other requests before they are out of memory; 1: there is no such pool.
+  // Whether the pool serves other requests before they are out of memory; 1: there is no such
+  // pool.
   int (*pool_on_oom)(int device, struct GruyereMempoolId pool, int wanted);
   // See `gruyere_history_start`. With `clear`, boxes are forgotten too.
   int (*history_start)(uint64_t entries, int clear);
   // See `gruyere_history_stop`. Forgets all boxes.
   void (*history_stop)(void);
-  // The calling thread's requests and frees come from `context`, which the library keeps as long as its history names it. What `context_leave` is to be given.
+  // The calling thread's requests and frees come from `context`, which the library keeps as long
+  // as its history names it. What `context_leave` is to be given.
   uint64_t (*context_enter)(struct GruyereBoxed context);
   // They come from where they came from before that `context_enter`.
   void (*context_leave)(uint64_t before);
@@ -454,7 +475,8 @@ typedef struct GruyereNativeTable {
   void (*history_free)(struct GruyereNativeHistory *history);
 } GruyereNativeTable;
 
-// Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end only.
+// Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end
+// only.
 typedef struct GruyerePoolStats {
   // In: the bytes that the caller has room for. Out: the bytes that were written.
   uint32_t size;
@@ -488,20 +510,21 @@ typedef struct GruyerePoolBlock {
 extern "C" {
 #endif // __cplusplus
 
-// Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one before, which may still be running on other
-// threads when this returns.
+// Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one
+// before, which may still be running on other threads when this returns.
 //
-// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that throws or goes on (of a threshold: inside
-// `gruyere_malloc` or `gruyere_mark_step`); so from any thread of the
-// program that allocates, several at a time. No lock of the allocator is held, and it may allocate and free; but the thread may hold locks
-// of torch's or of Python's interpreter, or be waited for by one that does: it must not wait for any of these (for Python, take alerts with
-// `gruyere_next_alert`). It must not throw.
+// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that
+// throws or goes on (of a threshold: inside `gruyere_malloc` or `gruyere_mark_step`); so from any
+// thread of the program that allocates, several at a time. No lock of the allocator is held, and
+// it may allocate and free; but the thread may hold locks of torch's or of Python's interpreter,
+// or be waited for by one that does: it must not wait for any of these (for Python, take alerts
+// with `gruyere_next_alert`). It must not throw.
 //
 // 0; -1: this is a forked child.
 int gruyere_on_alert(GruyereAlertCallback callback, void *context);
 
-// Waits up to `milliseconds` for an alert, and writes the oldest that nobody has taken to `*alert`. Alerts are kept from the first call on, the
-// latest 256.
+// Waits up to `milliseconds` for an alert, and writes the oldest that nobody has taken to
+// `*alert`. Alerts are kept from the first call on, the latest 256.
 //
 // 1: there was one; 0: there was none; -1: this is a forked child; -2: `alert` is NULL.
 //
@@ -509,43 +532,58 @@ int gruyere_on_alert(GruyereAlertCallback callback, void *context);
 // `alert` is NULL or may be written.
 int gruyere_next_alert(struct GruyereAlert *alert, uint32_t milliseconds);
 
-// Writes the text of a threshold of `alert:`, the one at place `threshold` from 0, to `text`, with a NUL: as much as fits in `bytes`.
+// Writes the text of a threshold of `alert:`, the one at place `threshold` from 0, to `text`, with
+// a NUL: as much as fits in `bytes`.
 //
-// The length of the whole text; -1: nothing has been allocated here; -2: there is no such threshold, or `text` is NULL and `bytes` is not 0.
+// The length of the whole text; -1: nothing has been allocated here; -2: there is no such
+// threshold, or `text` is NULL and `bytes` is not 0.
 //
 // # Safety
 // `bytes` bytes at `text` may be written.
 int gruyere_alert_threshold(uint64_t threshold, char *text, size_t bytes);
 
-// Counts the live block that starts at `pointer` under another lifetime: 0 auto, 1 transient, 2 step, 3 persistent. The block stays where it is.
+// Counts the live block that starts at `pointer` under another lifetime: 0 auto, 1 transient, 2
+// step, 3 persistent. The block stays where it is.
 //
-// 0; -1: nothing has been allocated here; -2: no such lifetime, or no live block of ours starts there.
+// 0; -1: nothing has been allocated here; -2: no such lifetime, or no live block of ours starts
+// there.
 int gruyere_tag(void *pointer, uint8_t lifetime);
 
-// The program says that memory is low: a checkpoint, the end of an epoch. Gives idle memory back on devices where less than three quarters of
-// the peak is live and that this call has not trimmed within 30 seconds; the bytes given. Synchronises those devices.
+// The program says that memory is low: a checkpoint, the end of an epoch. Gives idle memory back
+// on devices where less than three quarters of the peak is live and that this call has not trimmed
+// within 30 seconds; the bytes given. Synchronises those devices.
 uint64_t gruyere_checkpoint(void);
 
-// Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin, end, release), 3 both. Until then memory
-// never passes from stream to stream, and every request asks whether its stream captures.
+// Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin,
+// end, release), 3 both. Until then memory never passes from stream to stream, and every request
+// asks whether its stream captures.
 //
-// CUDA is not touched by this: announced early, it is remembered until the first request, and children may still be forked.
+// CUDA is not touched by this: announced early, it is remembered until the first request, and
+// children may still be forked.
 void gruyere_announce_hooks(uint32_t bits);
 
-// Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of it. The library may then ask about it and record events on it at any time; of
-// any other created stream it does so only inside a call that names it, since a call on a destroyed stream is undefined. What a stream that was not announced has freed comes to other streams later: with an event that
-// its next call records, with one behind all work of the device, or with a synchronisation. It also saves a driver call at each request. Default streams last anyway, and need not be announced.
+// Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of
+// it. The library may then ask about it and record events on it at any time; of any other created
+// stream it does so only inside a call that names it, since a call on a destroyed stream is
+// undefined. What a stream that was not announced has freed comes to other streams later: with an
+// event that its next call records, with one behind all work of the device, or with a
+// synchronisation. It also saves a driver call at each request. Default streams last anyway, and
+// need not be announced.
 //
 // 0; -1: the library cannot work here; -2: there is no such device.
 int gruyere_stream_lasts(int device, GruyereStream stream);
 
-// `stream` of `device` is about to be destroyed: what it has freed gets its event now, and its handle is not used again. Call it before the stream is destroyed, while nothing is
-// allocated or recorded on it; for streams that were announced ([`gruyere_stream_lasts`]) it must be called, for any other it may be.
+// `stream` of `device` is about to be destroyed: what it has freed gets its event now, and its
+// handle is not used again. Call it before the stream is destroyed, while nothing is allocated or
+// recorded on it; for streams that were announced ([`gruyere_stream_lasts`]) it must be called,
+// for any other it may be.
 //
-// 0, also of a stream that is not known; -1: the library cannot work here; -2: there is no such device.
+// 0, also of a stream that is not known; -1: the library cannot work here; -2: there is no such
+// device.
 int gruyere_stream_ends(int device, GruyereStream stream);
 
-// Tags the calling thread's next requests: 0 auto, 1 transient, 2 step, 3 persistent. Tags nest, up to 31.
+// Tags the calling thread's next requests: 0 auto, 1 transient, 2 step, 3 persistent. Tags nest,
+// up to 31.
 //
 // 0, or -2: no such lifetime, or too many tags are open.
 int gruyere_lifetime_push(uint8_t lifetime);
@@ -556,8 +594,9 @@ int gruyere_lifetime_pop(void);
 // A training step, or a request of a server, is over.
 void gruyere_mark_step(void);
 
-// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the beginning of 1 and 2, memory that they have not
-// needed before goes back to the device; 0 ends them. Cheap while nothing lies idle, and never waits for the device.
+// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the
+// beginning of 1 and 2, memory that they have not needed before goes back to the device; 0 ends
+// them. Cheap while nothing lies idle, and never waits for the device.
 //
 // 0; -1: the library has not allocated anything here; -2: no such phase.
 int gruyere_mark_phase(uint8_t phase);
@@ -575,13 +614,15 @@ int gruyere_stats(int device, struct GruyereStats *stats);
 
 // Writes a dump for people to the file `path`.
 //
-// 0; -1: the library has not allocated anything here; -2: `path` is NULL; -3: the file could not be written (the log says why).
+// 0; -1: the library has not allocated anything here; -2: `path` is NULL; -3: the file could not
+// be written (the log says why).
 //
 // # Safety
 // `path` is NULL or a NUL-terminated string.
 int gruyere_dump(const char *path);
 
-// Walks every page and block and holds the books against the driver's. For tests: no other thread may be allocating.
+// Walks every page and block and holds the books against the driver's. For tests: no other thread
+// may be allocating.
 //
 // 0; -1: the library has not allocated anything here; -4: something is broken (the log says what).
 int gruyere_validate(void);
@@ -589,8 +630,8 @@ int gruyere_validate(void);
 // The library's version, a static string.
 const char *gruyere_version(void);
 
-// Begins to note mallocs and frees: the latest `entries` of them, and where each live block came from (0 entries: only that). `clear` other
-// than 0 forgets what was noted before.
+// Begins to note mallocs and frees: the latest `entries` of them, and where each live block came
+// from (0 entries: only that). `clear` other than 0 forgets what was noted before.
 //
 // 0; -1: the library cannot work here.
 int gruyere_history_start(uint64_t entries, int clear);
@@ -598,7 +639,8 @@ int gruyere_history_start(uint64_t entries, int clear);
 // Ends it, and forgets all of it.
 void gruyere_history_stop(void);
 
-// The calling thread's requests are noted with this number from now on; 0: with none. The number that it was before.
+// The calling thread's requests are noted with this number from now on; 0: with none. The number
+// that it was before.
 uint64_t gruyere_history_context(uint64_t context);
 
 // What was noted until now, to be given to [`gruyere_history_free`] once; the history goes on.
@@ -612,7 +654,8 @@ struct GruyereHistory *gruyere_history(void);
 // `history` is NULL, or from [`gruyere_history`] and not freed yet.
 void gruyere_history_free(struct GruyereHistory *history);
 
-// Writes the latest out-of-memory to `*out`, of which `size` bytes may be written; as much as fits.
+// Writes the latest out-of-memory to `*out`, of which `size` bytes may be written; as much as
+// fits.
 //
 // The bytes written; 0: there was none.
 //
@@ -620,61 +663,75 @@ void gruyere_history_free(struct GruyereHistory *history);
 // `out` may be written, `size` bytes.
 size_t gruyere_latest_out_of_memory(struct GruyereOutOfMemory *out, size_t size);
 
-// Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a NUL-terminated text, cut to `room` bytes. Does
-// not touch CUDA, and changes nothing.
+// Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a
+// NUL-terminated text, cut to `room` bytes. Does not touch CUDA, and changes nothing.
 //
 // 0; -2: something is wrong, or `settings` is NULL or not UTF-8.
 //
 // # Safety
-// `settings` is NULL or a NUL-terminated string; `message` is NULL, or `room` bytes there may be written.
+// `settings` is NULL or a NUL-terminated string; `message` is NULL, or `room` bytes there may be
+// written.
 int gruyere_check_configuration(const char *settings, char *message, size_t room);
 
-// As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front: it asks for whole segments, and NULL is the
-// answer that makes it give back what it caches, ask again, and raise its own out-of-memory in the end. Never throws.
+// As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front:
+// it asks for whole segments, and NULL is the answer that makes it give back what it caches, ask
+// again, and raise its own out-of-memory in the end. Never throws.
 void *gruyere_segment_malloc(ptrdiff_t size, int device, GruyereStream stream);
 
-// What the native door calls, for a shim that was built for `version`. NULL: the library has no such version, so that shim is not to be used.
+// What the native door calls, for a shim that was built for `version`. NULL: the library has no
+// such version, so that shim is not to be used.
 const struct GruyereNativeTable *gruyere_native_table(uint32_t version);
 
-// Copies what was wrong with this thread's latest failed call about pools to `message`, as a NUL-terminated text cut to `room` bytes. The
-// bytes that the whole text has.
+// Copies what was wrong with this thread's latest failed call about pools to `message`, as a
+// NUL-terminated text cut to `room` bytes. The bytes that the whole text has.
 //
 // # Safety
 // `message` is NULL, or `room` bytes there may be written.
 size_t gruyere_last_error(char *message, size_t room);
 
-// Makes the pool called `name` (UTF-8, 1 to 128 bytes) on `device`, or finds the one that there is, and writes its key to `*pool`. `reserve`
-// bytes are mapped for it at once and stay; of a pool that there is, the reserve is raised to that. `limit` is a ceiling on the bytes
-// that may be live in it, 0 for none of its own (or no change).
+// Makes the pool called `name` (UTF-8, 1 to 128 bytes) on `device`, or finds the one that there
+// is, and writes its key to `*pool`. `reserve` bytes are mapped for it at once and stay; of a pool
+// that there is, the reserve is raised to that. `limit` is a ceiling on the bytes that may be live
+// in it, 0 for none of its own (or no change).
 //
-// 0; -1: the library cannot work here; -2: an argument is wrong; -6: the memory cannot be had. `gruyere_last_error` says why.
+// 0; -1: the library cannot work here; -2: an argument is wrong; -6: the memory cannot be had.
+// `gruyere_last_error` says why.
 //
 // # Safety
 // `name` is NULL or a NUL-terminated string; `pool` is NULL or may be written.
-int gruyere_pool_create(const char *name, int device, uint64_t reserve, uint64_t limit, uint64_t *pool);
+int gruyere_pool_create(const char *name,
+                        int device,
+                        uint64_t reserve,
+                        uint64_t limit,
+                        uint64_t *pool);
 
-// Sends the calling thread's next requests on the pool's device to the pool. Pools nest, up to 16 on a thread; the innermost of a device
-// counts. What a captured CUDA graph allocates goes to the graph's own memory all the same.
+// Sends the calling thread's next requests on the pool's device to the pool. Pools nest, up to 16
+// on a thread; the innermost of a device counts. What a captured CUDA graph allocates goes to the
+// graph's own memory all the same.
 //
 // 0; -1; -2: no such pool, or too many.
 int gruyere_pool_enter(uint64_t pool);
 
-// Ends the calling thread's latest `gruyere_pool_enter`, which must have been of this pool; it may be destroyed since.
+// Ends the calling thread's latest `gruyere_pool_enter`, which must have been of this pool; it may
+// be destroyed since.
 //
 // 0; -1; -2: the thread has entered another last, or none.
 int gruyere_pool_leave(uint64_t pool);
 
-// Gives all memory of the pool back to the device at once, and writes the bytes to `*given` (where it is not NULL). The device is synchronised
-// first, so that no work uses it. The pool can be used again; its reserve is gone.
+// Gives all memory of the pool back to the device at once, and writes the bytes to `*given` (where
+// it is not NULL). The device is synchronised first, so that no work uses it. The pool can be used
+// again; its reserve is gone.
 //
-// 0; -1; -2: no such pool; -5: blocks are live in it (`gruyere_pool_blocks` tells which), and nothing has been done; -6: the driver did not
-// take everything back, and gets it at the next trim; -7: not during a capture.
+// 0; -1; -2: no such pool; -5: blocks are live in it (`gruyere_pool_blocks` tells which), and
+// nothing has been done; -6: the driver did not take everything back, and gets it at the next
+// trim; -7: not during a capture.
 //
 // # Safety
 // `given` is NULL or may be written.
 int gruyere_pool_release(uint64_t pool, uint64_t *given);
 
-// As `gruyere_pool_release`, and forgets the pool: its key is good for nothing but `gruyere_pool_leave` from then on.
+// As `gruyere_pool_release`, and forgets the pool: its key is good for nothing but
+// `gruyere_pool_leave` from then on.
 //
 // # Safety
 // `given` is NULL or may be written.
@@ -688,34 +745,41 @@ int gruyere_pool_destroy(uint64_t pool, uint64_t *given);
 // `stats` is NULL, or `stats->size` bytes there may be written.
 int gruyere_pool_stats(uint64_t pool, struct GruyerePoolStats *stats);
 
-// Writes the largest live blocks of a pool to `blocks`, at most `room` of them, and their number to `*count`.
+// Writes the largest live blocks of a pool to `blocks`, at most `room` of them, and their number
+// to `*count`.
 //
 // 0; -1; -2: no such pool, or a NULL.
 //
 // # Safety
 // `blocks` is NULL, or has room for `room` of them; `count` is NULL or may be written.
-int gruyere_pool_blocks(uint64_t pool, struct GruyerePoolBlock *blocks, uint32_t room, uint32_t *count);
+int gruyere_pool_blocks(uint64_t pool,
+                        struct GruyerePoolBlock *blocks,
+                        uint32_t room,
+                        uint32_t *count);
 
 // Allocates `size` bytes on `device`, for use in the order of `stream`. Size 0 answers NULL.
 //
-// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process without torch, logs and answers NULL.
+// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process
+// without torch, logs and answers NULL.
 void *gruyere_malloc(ptrdiff_t size, int device, GruyereStream stream);
 
-// Frees what [`gruyere_malloc`] gave. `size`, `device` and `stream` are not needed. NULL is fine; what is no live block is counted, logged and
-// left alone.
+// Frees what [`gruyere_malloc`] gave. `size`, `device` and `stream` are not needed. NULL is fine;
+// what is no live block is counted, logged and left alone.
 void gruyere_free(void *pointer, ptrdiff_t _size, int _device, GruyereStream _stream);
 
-// torch's initialisation, with the number of devices. Called with 0 when the allocator object is made.
+// torch's initialisation, with the number of devices. Called with 0 when the allocator object is
+// made.
 void gruyere_init(int _device_count);
 
 // `torch.cuda.empty_cache()`: gives back to the device what nobody uses.
 void gruyere_reset(void);
 
-// `torch.cuda.set_per_process_memory_fraction()`: caps what is held on `device` at `fraction` of its memory.
+// `torch.cuda.set_per_process_memory_fraction()`: caps what is held on `device` at `fraction` of
+// its memory.
 void gruyere_memory_fraction(double fraction, int device);
 
-// The start of the piece of memory that `pointer` lies in, and its bytes in `*size` (where `size` is not NULL). A pointer that is not ours
-// is answered with itself and 0.
+// The start of the piece of memory that `pointer` lies in, and its bytes in `*size` (where `size`
+// is not NULL). A pointer that is not ours is answered with itself and 0.
 //
 // # Safety
 // `size` is NULL or may be written.
@@ -724,8 +788,8 @@ void *gruyere_base_alloc(void *pointer, size_t *size);
 // `Tensor.record_stream`: `stream` uses the block too, so after its free it waits for that stream.
 void gruyere_record_stream(void *pointer, GruyereStream stream);
 
-// A capture into pool `id` is about to begin on a stream of `device`. `filter`, a `std::function` of torch's that tells which stream, is not
-// needed: the driver is asked.
+// A capture into pool `id` is about to begin on a stream of `device`. `filter`, a `std::function`
+// of torch's that tells which stream, is not needed: the driver is asked.
 void gruyere_begin_allocate_to_pool(int device, struct GruyereMempoolId id, void *_filter);
 
 // The bracket that [`gruyere_begin_allocate_to_pool`] opened ends.
@@ -734,7 +798,8 @@ void gruyere_end_allocate_to_pool(int device, struct GruyereMempoolId id);
 // The graph that used pool `id` is gone. Its blocks may be freed later.
 void gruyere_release_pool(int device, struct GruyereMempoolId id);
 
-// Writes what `torch.cuda.memory_stats` tells of `device` to `*stats`, whose `size` the caller has set; as much as fits.
+// Writes what `torch.cuda.memory_stats` tells of `device` to `*stats`, whose `size` the caller has
+// set; as much as fits.
 //
 // 0; -1: the library cannot work here; -2: no such device, or `size` is less than 8.
 //
@@ -742,18 +807,21 @@ void gruyere_release_pool(int device, struct GruyereMempoolId id);
 // `stats` is NULL, or `stats->size` bytes there may be written.
 int gruyere_torch_stats(int device, struct GruyereTorchStats *stats);
 
-// The peaks of [`gruyere_torch_stats`] begin again at what there is now; those of `gruyere_stats` are of the whole life of the process.
+// The peaks of [`gruyere_torch_stats`] begin again at what there is now; those of `gruyere_stats`
+// are of the whole life of the process.
 //
 // 0; -1: the library cannot work here; -2: no such device.
 int gruyere_reset_peaks(int device);
 
-// What [`gruyere_torch_stats`] accumulates (`allocated`, `freed` and the `num_` fields) begins again at 0.
+// What [`gruyere_torch_stats`] accumulates (`allocated`, `freed` and the `num_` fields) begins
+// again at 0.
 //
 // 0; -1: the library cannot work here; -2: no such device.
 int gruyere_reset_accumulated(int device);
 
-// What lies where on `device` now, to be given to [`gruyere_snapshot_free`] once. Lanes are looked at one after the other, so beside
-// threads that allocate meanwhile its parts are some microseconds apart.
+// What lies where on `device` now, to be given to [`gruyere_snapshot_free`] once. Lanes are looked
+// at one after the other, so beside threads that allocate meanwhile its parts are some
+// microseconds apart.
 //
 // NULL: nothing has been allocated in this process, or there is no such device.
 struct GruyereSnapshot *gruyere_snapshot(int device);
@@ -764,8 +832,8 @@ struct GruyereSnapshot *gruyere_snapshot(int device);
 // `snapshot` is NULL, or from [`gruyere_snapshot`] and not freed yet.
 void gruyere_snapshot_free(struct GruyereSnapshot *snapshot);
 
-// Writes what each capture pool of `device` holds to `pools`, at most `room` of them, and how many there are to `*count`. Cheap, where
-// [`gruyere_snapshot`] looks at every block.
+// Writes what each capture pool of `device` holds to `pools`, at most `room` of them, and how many
+// there are to `*count`. Cheap, where [`gruyere_snapshot`] looks at every block.
 //
 // 0; -1: the library cannot work here; -2: no such device, or a NULL.
 //

@@ -2,6 +2,7 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Never unloaded: the addresses of its functions are handed out, and the dynamic linker binds everybody's `dlsym` to it.
+    // Never unloaded: the addresses of its functions are handed out, and the dynamic linker binds
+    // everybody's `dlsym` to it.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -1,10 +1,12 @@
-"""Builds what is not Python: the library (package data) and the `gruyere` command (a script of the wheel), both with cargo.
+"""Builds what is not Python: the library (package data) and the `gruyere` command (a script of the
+wheel), both with cargo.
 
 Environment:
 
 - `CARGO_TARGET_DIR`, `RUSTFLAGS` and the like mean what they mean to cargo.
-- `GRUYERE_WHEEL_TARGET=aarch64-unknown-linux-gnu.2.28` builds for another machine, or for an older glibc than this one's, with
-  cargo-zigbuild (which is then a build requirement). Without it the wheel is for this machine, and its tag says the glibc that it needs.
+- `GRUYERE_WHEEL_TARGET=aarch64-unknown-linux-gnu.2.28` builds for another machine, or for an older
+  glibc than this one's, with cargo-zigbuild (which is then a build requirement). Without it the
+  wheel is for this machine, and its tag says the glibc that it needs.
 """
 
 from __future__ import annotations
@@ -29,16 +31,24 @@ def cargo() -> str:
     """The cargo command; it need not be on the PATH of whoever calls pip."""
     found = shutil.which("cargo") or shutil.which("cargo", path=str(Path.home() / ".cargo" / "bin"))
     if not found:
-        raise RuntimeError("gruyere is built from Rust and cargo was not found: install Rust 1.90 or newer (rustup), then try again")
+        raise RuntimeError(
+            "gruyere is built from Rust and cargo was not found: install Rust 1.90 or newer "
+            "(rustup), then try again"
+        )
     return found
 
 
 def workspace() -> dict[str, Any]:
     """What cargo says of the workspace."""
     if not (WORKSPACE / "Cargo.toml").exists():
-        raise RuntimeError(f"{WORKSPACE} has no Cargo.toml: build from the repository (pip install ./python_loader)")
+        raise RuntimeError(
+            f"{WORKSPACE} has no Cargo.toml: build from the repository (pip install "
+            "./python_loader)"
+        )
     command = [cargo(), "metadata", "--format-version=1", "--no-deps", "--locked"]
-    answer: dict[str, Any] = json.loads(subprocess.run(command, cwd=WORKSPACE, check=True, stdout=subprocess.PIPE).stdout)
+    answer: dict[str, Any] = json.loads(
+        subprocess.run(command, cwd=WORKSPACE, check=True, stdout=subprocess.PIPE).stdout
+    )
     return answer
 
 
@@ -67,15 +77,23 @@ class Rust(BuildHookInterface[Any]):
             release /= target.split(".")[0]
         subprocess.run(command, cwd=WORKSPACE, check=True)
         release /= "release"
-        library, driver, executable = release / "libgruyere.so", release / "libgruyere_driver.so", release / "gruyere"
+        library, driver, executable = (
+            release / "libgruyere.so",
+            release / "libgruyere_driver.so",
+            release / "gruyere",
+        )
         build_data["force_include"][str(library)] = "gruyere/libgruyere.so"
         # Beside it, for `gruyere run` with preload:driver.
         build_data["force_include"][str(driver)] = "gruyere/libgruyere_driver.so"
         # Beside the source that is compiled against it on the user's machine.
-        build_data["force_include"][str(WORKSPACE / "include" / "gruyere.h")] = "gruyere/native/gruyere.h"
+        build_data["force_include"][str(WORKSPACE / "include" / "gruyere.h")] = (
+            "gruyere/native/gruyere.h"
+        )
         build_data["shared_scripts"][str(executable)] = "gruyere"
         # At the root, where the interpreter looks for it when it starts.
-        build_data["force_include"][str(Path(self.root, "gruyere_startup.pth"))] = "gruyere_startup.pth"
+        build_data["force_include"][str(Path(self.root, "gruyere_startup.pth"))] = (
+            "gruyere_startup.pth"
+        )
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform(library, driver, executable)}"
 
@@ -87,9 +105,13 @@ def platform(*files: Path) -> str:
         with path.open("rb") as file:
             elf = ELFFile(file)
             machine = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}[elf["e_machine"]]
-            newest = max([newest, *(needed for section in elf.iter_sections() for needed in glibcs(section))])
+            newest = max(
+                [newest, *(needed for section in elf.iter_sections() for needed in glibcs(section))]
+            )
     if newest == (0, 0):
-        raise RuntimeError(f"{files[0]} needs no versioned symbol of glibc: is this not Linux with glibc?")
+        raise RuntimeError(
+            f"{files[0]} needs no versioned symbol of glibc: is this not Linux with glibc?"
+        )
     return f"manylinux_{newest[0]}_{newest[1]}_{machine}"
 
 

@@ -1,4 +1,5 @@
-//! The tables of the documentation are made from the code; `cargo xtask docs` (GRUYERE_BLESS=1) writes them anew.
+//! The tables of the documentation are made from the code; `cargo xtask docs` (GRUYERE_BLESS=1)
+//! writes them anew.
 
 use std::path::Path;
 
@@ -21,8 +22,8 @@ fn configuration_tables_are_the_code_s() {
     for page in ["docs/configuration.md", "README.md"] {
         let path = root.join(page);
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"));
-        let fresh =
-            with_table(&text, &table).unwrap_or_else(|| panic!("{page} lacks the marks {BEGIN}{END}"));
+        let fresh = with_table(&text, &table)
+            .unwrap_or_else(|| panic!("{page} lacks the marks {BEGIN}{END}"));
         if std::env::var_os("GRUYERE_BLESS").is_some() {
             std::fs::write(&path, &fresh).unwrap();
         } else {

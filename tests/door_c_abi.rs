@@ -1,4 +1,5 @@
-//! What the C functions promise a caller that is not torch. One heap a process, so one test after the other.
+//! What the C functions promise a caller that is not torch. One heap a process, so one test after
+//! the other.
 
 mod common;
 
@@ -35,7 +36,8 @@ fn c_path(path: &std::path::Path) -> CString {
 }
 
 fn stats() -> GruyereStats {
-    let mut stats = GruyereStats { size: size_of::<GruyereStats>() as u32, ..GruyereStats::default() };
+    let mut stats =
+        GruyereStats { size: size_of::<GruyereStats>() as u32, ..GruyereStats::default() };
     // SAFETY: `stats` has room for what its size says.
     assert_eq!(unsafe { gruyere_stats(0, &mut stats) }, GRUYERE_OK);
     stats
@@ -230,7 +232,10 @@ fn an_out_of_memory_leaves_a_dump_in_the_folder_that_was_asked_for() {
     let extensions: Vec<_> = dumps.iter().filter_map(|path| path.extension()).collect();
     assert_eq!(extensions, ["json", "pickle", "txt"]);
     let text = std::fs::read_to_string(&dumps[2]).unwrap();
-    assert!(text.starts_with("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has"), "{text}");
+    assert!(
+        text.starts_with("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -327,7 +332,11 @@ fn a_phase_that_is_announced_gives_idle_memory_back() {
     assert_eq!(gruyere_mark_phase(3), GRUYERE_INVALID);
     assert_eq!(gruyere_mark_phase(1), GRUYERE_OK);
     let after = stats();
-    assert!(after.reserved < held / 2 && gpu.books(0).physical == after.reserved, "{} B", after.reserved);
+    assert!(
+        after.reserved < held / 2 && gpu.books(0).physical == after.reserved,
+        "{} B",
+        after.reserved
+    );
     assert_eq!((after.low_phase_trims, after.low_phase_bytes), (1, held - after.reserved));
     assert_eq!(gruyere_mark_phase(0), GRUYERE_OK);
     assert_eq!(gruyere_validate(), GRUYERE_OK);

@@ -18,7 +18,8 @@ fn check(settings: &str, room: usize) -> (i32, String) {
     let settings = CString::new(settings).unwrap();
     let mut message = vec![0x7f as c_char; room + 1];
     // SAFETY: a NUL-terminated string, and `room` bytes to write to.
-    let code = unsafe { gruyere_check_configuration(settings.as_ptr(), message.as_mut_ptr(), room) };
+    let code =
+        unsafe { gruyere_check_configuration(settings.as_ptr(), message.as_mut_ptr(), room) };
     assert_eq!(message[room], 0x7f, "written past the room");
     if code == GRUYERE_OK || room == 0 {
         return (code, String::new());
@@ -48,7 +49,11 @@ fn a_message_is_cut_to_the_room_between_characters() {
         let (code, message) = check("käse:1", room);
         assert_eq!(code, GRUYERE_INVALID);
         assert!(whole.starts_with(&message));
-        assert!(room == 0 || message.len() + 2 >= room.min(whole.len() + 1), "{room}: {}", message.len());
+        assert!(
+            room == 0 || message.len() + 2 >= room.min(whole.len() + 1),
+            "{room}: {}",
+            message.len()
+        );
     }
 }
 

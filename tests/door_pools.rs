@@ -1,4 +1,5 @@
-//! What the C functions about pools, tags, alerts and checkpoints promise a caller. One heap a process, so one test after the other.
+//! What the C functions about pools, tags, alerts and checkpoints promise a caller. One heap a
+//! process, so one test after the other.
 
 mod common;
 
@@ -82,7 +83,10 @@ fn a_pool_is_made_entered_left_and_released() {
 
     assert_eq!(release(pool), Err(GRUYERE_BUSY));
     let text = last_error();
-    assert!(text.starts_with("2 blocks of 50.00 MiB are live in it: 50.00 MiB of step 0"), "{text}");
+    assert!(
+        text.starts_with("2 blocks of 50.00 MiB are live in it: 50.00 MiB of step 0"),
+        "{text}"
+    );
     let mut blocks = [GruyerePoolBlock::default(); 4];
     let mut count = 0;
     // SAFETY: as much room as is said.
@@ -118,7 +122,10 @@ fn wrong_arguments_are_refused_in_words() {
     unsafe {
         assert_eq!(gruyere_pool_create(null(), 0, 0, 0, &mut pool), GRUYERE_INVALID);
         assert_eq!(gruyere_pool_create(c"a".as_ptr(), 0, 0, 0, null_mut()), GRUYERE_INVALID);
-        assert_eq!(gruyere_pool_create(latin1.as_ptr().cast(), 0, 0, 0, &mut pool), GRUYERE_INVALID);
+        assert_eq!(
+            gruyere_pool_create(latin1.as_ptr().cast(), 0, 0, 0, &mut pool),
+            GRUYERE_INVALID
+        );
         assert_eq!(gruyere_pool_create(c"a".as_ptr(), 9, 0, 0, &mut pool), GRUYERE_INVALID);
         assert_eq!(gruyere_pool_stats(1, null_mut()), GRUYERE_INVALID);
         assert_eq!(gruyere_pool_blocks(1, null_mut(), 0, null_mut()), GRUYERE_INVALID);

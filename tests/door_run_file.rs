@@ -1,4 +1,5 @@
-//! What a run did is kept where `history:` says: at its first step, at an out-of-memory, and when the process ends.
+//! What a run did is kept where `history:` says: at its first step, at an out-of-memory, and when
+//! the process ends.
 
 mod common;
 

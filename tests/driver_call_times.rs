@@ -1,4 +1,5 @@
-//! The record says how long the driver's calls took: every call that changes memory or waits is in it, by kind and size, and nothing else is.
+//! The record says how long the driver's calls took: every call that changes memory or waits is in
+//! it, by kind and size, and nothing else is.
 
 mod common;
 
@@ -10,7 +11,8 @@ use gruyere::record::Reader;
 use gruyere::record::calls::{CallTime, CallWriter, DriverCall};
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, Injection, as_program};
 
-/// A program that takes, shares and gives back memory of many sizes on three streams, runs out of it, and ends.
+/// A program that takes, shares and gives back memory of many sizes on three streams, runs out of
+/// it, and ends.
 fn program(rig: &Rig) {
     rig.heap.announce_hooks(3);
     let streams = [DEFAULT, rig.stream(), rig.stream()];
@@ -59,9 +61,14 @@ fn told(rig: &Rig) -> (BTreeMap<&'static str, u64>, u64) {
 /// What the stand-in counted of the kinds that are timed.
 fn made(rig: &Rig) -> BTreeMap<&'static str, u64> {
     let counts = rig.gpu.counts(Caller::Allocator);
-    let is_timed =
-        |kind: CallKind| DriverCall::ALL.iter().any(|call| call.is_recorded() && call.name() == kind.name());
-    counts.iter().filter(|&(kind, _)| is_timed(kind)).map(|(kind, count)| (kind.name(), count)).collect()
+    let is_timed = |kind: CallKind| {
+        DriverCall::ALL.iter().any(|call| call.is_recorded() && call.name() == kind.name())
+    };
+    counts
+        .iter()
+        .filter(|&(kind, _)| is_timed(kind))
+        .map(|(kind, count)| (kind.name(), count))
+        .collect()
 }
 
 #[test]
@@ -87,11 +94,9 @@ fn calls_are_told_by_the_class_of_their_size() {
         reader.driver_call_times().into_iter().filter(|time| time.call == "cuMemAlloc").collect();
     let classes: Vec<_> = alloc.iter().map(|time| time.up_to_bytes).collect();
     assert!(classes.contains(&None) && classes.contains(&Some(256 * MIB)), "{alloc:?}");
-    assert!(
-        alloc
-            .iter()
-            .all(|time| time.is_sized && time.count > 0 && time.p50_nanoseconds <= time.p99_nanoseconds)
-    );
+    assert!(alloc.iter().all(|time| time.is_sized
+        && time.count > 0
+        && time.p50_nanoseconds <= time.p99_nanoseconds));
     assert!(alloc.iter().all(|time| time.p99_nanoseconds <= time.max_nanoseconds));
     assert!(alloc.iter().all(|time| time.max_nanoseconds <= time.total_nanoseconds));
 }
@@ -110,7 +115,10 @@ fn a_call_that_fails_is_timed_too() {
 
 #[test]
 fn without_a_record_nothing_is_timed_and_the_heap_works() {
-    let rig = Rig::over(GpuConfig { oracle: true, ..GpuConfig::new(3 * GIB) }, "backing:stitch,record:off");
+    let rig = Rig::over(
+        GpuConfig { oracle: true, ..GpuConfig::new(3 * GIB) },
+        "backing:stitch,record:off",
+    );
     program(&rig);
     assert!(Reader::own(rig.heap.record()).is_none());
     assert!(rig.heap.record().call_times(DriverCall::Create).is_none());
@@ -144,7 +152,10 @@ fn no_call_of_many_threads_is_lost() {
         }
     });
     let reader = Reader::own(rig.heap.record()).unwrap();
-    let calls: Vec<_> =
-        reader.driver_calls().into_iter().filter(|calls| calls.call == DriverCall::Release).collect();
+    let calls: Vec<_> = reader
+        .driver_calls()
+        .into_iter()
+        .filter(|calls| calls.call == DriverCall::Release)
+        .collect();
     assert_eq!((calls[0].count(), calls[0].ticks, calls[0].longest), (200_000, 200_000_000, 1000));
 }

@@ -1,7 +1,7 @@
 //! Finding libcuda: the right one is taken, and whatever is wrong is told in one clear error.
 //!
-//! What a process has loaded cannot be taken back, so the search is tested in processes of its own: this executable, run again
-//! with `GRUYERE_TEST_ROLE` set.
+//! What a process has loaded cannot be taken back, so the search is tested in processes of its own:
+//! this executable, run again with `GRUYERE_TEST_ROLE` set.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,7 +30,10 @@ fn build(kind: &str, directory: &Path, name: &str) -> PathBuf {
 /// Runs `load_and_tell` in a process of its own with these variables; its last line of output.
 fn load_in_a_process(variables: &[(&str, &Path)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "load_and_tell", "--nocapture"]).env(ROLE, "load").env_remove("LD_PRELOAD");
+    command
+        .args(["--exact", "load_and_tell", "--nocapture"])
+        .env(ROLE, "load")
+        .env_remove("LD_PRELOAD");
     for (name, value) in variables {
         command.env(name, value);
     }
@@ -58,16 +61,21 @@ fn load_and_tell() {
 
 #[test]
 fn a_missing_library_is_named_with_the_linker_s_reason() {
-    let error = CudaDriver::load_from(Path::new("/nowhere/libcuda.so.1")).err().expect("nothing is there");
+    let error =
+        CudaDriver::load_from(Path::new("/nowhere/libcuda.so.1")).err().expect("nothing is there");
     assert_eq!(error.error.kind, ErrorKind::NoDriver);
     let message = error.to_string();
-    assert!(message.contains("/nowhere/libcuda.so.1") && message.contains("No such file"), "{message}");
+    assert!(
+        message.contains("/nowhere/libcuda.so.1") && message.contains("No such file"),
+        "{message}"
+    );
 }
 
 #[test]
 fn the_toolkit_s_stub_is_recognised() {
     let folder = tempfile::tempdir().unwrap();
-    let error = CudaDriver::load_from(&build("stub", folder.path(), "libstub.so")).err().expect("a stub");
+    let error =
+        CudaDriver::load_from(&build("stub", folder.path(), "libstub.so")).err().expect("a stub");
     assert_eq!((error.error.kind, error.error.code), (ErrorKind::NoDriver, 34));
     assert!(error.to_string().contains("stub"), "{error}");
 }
@@ -75,8 +83,9 @@ fn the_toolkit_s_stub_is_recognised() {
 #[test]
 fn a_library_without_the_functions_is_refused_with_their_names() {
     let folder = tempfile::tempdir().unwrap();
-    let error =
-        CudaDriver::load_from(&build("partial", folder.path(), "libpartial.so")).err().expect("no driver");
+    let error = CudaDriver::load_from(&build("partial", folder.path(), "libpartial.so"))
+        .err()
+        .expect("no driver");
     assert_eq!(error.error.kind, ErrorKind::NoDriver);
     assert!(error.to_string().contains("cuMemAlloc_v2"), "{error}");
 }
@@ -87,7 +96,10 @@ fn the_search_passes_over_a_stub_and_takes_what_is_preloaded() {
     build("stub", folder.path(), "libcuda.so");
     let good = build("old", folder.path(), "libcuda.so.1");
     // cudarc's own search would take the stub here.
-    assert_eq!(load_in_a_process(&[("LD_LIBRARY_PATH", folder.path())]), good.display().to_string());
+    assert_eq!(
+        load_in_a_process(&[("LD_LIBRARY_PATH", folder.path())]),
+        good.display().to_string()
+    );
 
     let preloaded = build("old", folder.path(), "libpreloaded.so");
     let told = load_in_a_process(&[("LD_LIBRARY_PATH", folder.path()), ("LD_PRELOAD", &preloaded)]);
@@ -125,14 +137,18 @@ fn answers_are_classified_and_calls_run_in_the_device_s_context() {
     let folder = tempfile::tempdir().unwrap();
     let driver = CudaDriver::load_from(&build("old", folder.path(), "libold.so")).unwrap();
     let (event, stream) = (EventHandle(1), StreamHandle(0));
-    // The stand-in hands out memory only where the primary context is current; each call, failed ones too, must leave none.
+    // The stand-in hands out memory only where the primary context is current; each call, failed
+    // ones too, must leave none.
     for _ in 0..3 {
         assert_eq!(driver.alloc(0, 512), Ok(0x7000_0000));
         assert_eq!(driver.event_query(0, event), Ok(false));
         assert_eq!(driver.event_create(0).unwrap_err().kind, ErrorKind::OutOfMemory);
         assert_eq!(driver.event_record(0, event, stream).unwrap_err().kind, ErrorKind::Capturing);
         assert_eq!(driver.event_synchronize(0, event).unwrap_err().kind, ErrorKind::DeviceLost);
-        assert_eq!(driver.stream_synchronize(0, stream).unwrap_err().kind, ErrorKind::Deinitialized);
+        assert_eq!(
+            driver.stream_synchronize(0, stream).unwrap_err().kind,
+            ErrorKind::Deinitialized
+        );
         assert_eq!(driver.capture_status(0, stream).unwrap_err().kind, ErrorKind::Capturing);
         let unknown = driver.memory_info(0).unwrap_err();
         assert_eq!((unknown.kind, unknown.code), (ErrorKind::Other, 4242));

@@ -1,4 +1,5 @@
-//! CUDA's driver keeps the promises of a driver, over a stand-in libcuda; and it leaves the calling thread as it was.
+//! CUDA's driver keeps the promises of a driver, over a stand-in libcuda; and it leaves the calling
+//! thread as it was.
 
 #[path = "common/driver_conformance.rs"]
 mod driver_conformance;
@@ -12,7 +13,8 @@ use phantom_library::{Entry, function, on_phantom};
 const TWO_DEVICES: &[(&str, &str)] = &[("PHANTOM_DEVICES", "2"), ("PHANTOM_MEMORY", "1GiB")];
 const MIB: u64 = 1 << 20;
 const LEGACY: StreamHandle = StreamHandle(0);
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL`, which is every thread's unless it says otherwise, and torch's for its graphs.
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`, which is every thread's unless it says otherwise, and torch's
+/// for its graphs.
 const GLOBAL: u32 = 0;
 
 fn on_libcuda(name: &str, promise: fn(&dyn Driver)) {
@@ -110,63 +112,74 @@ fn the_capture_mode_is_left_as_found() {
 
 #[test]
 fn a_capture_elsewhere_neither_stops_us_nor_breaks() {
-    on_phantom("a_capture_elsewhere_neither_stops_us_nor_breaks", Entry::LibraryPath, TWO_DEVICES, || {
-        let driver = CudaDriver::load().unwrap();
-        let stream = driver.stream_create(0).unwrap();
-        let event = driver.event_create(0).unwrap();
-        // SAFETY: declared so in phantom/abi/src/control.rs.
-        let (begin, end) = unsafe {
-            (
-                function::<extern "C" fn(usize, u32) -> u32>(c"phantom_begin_capture"),
-                function::<extern "C" fn(usize) -> u32>(c"phantom_end_capture"),
-            )
-        };
-        // SAFETY: cuMemAlloc_v2(CUdeviceptr *, size_t).
-        let plain: unsafe extern "C" fn(*mut u64, usize) -> u32 = unsafe { function(c"cuMemAlloc_v2") };
-
-        assert_eq!(begin(stream.0, GLOBAL), 0);
-        let CaptureStatus::Active(id) = driver.capture_status(0, stream).unwrap() else {
-            panic!("no capture")
-        };
-        for turn in [0, 1] {
-            // From the capturing thread, then from another.
-            let work = || {
-                let address = driver.alloc(0, MIB).unwrap();
-                driver.free(0, address).unwrap();
-                let pages = driver.physical_create(0, 2 * MIB).unwrap();
-                driver.physical_release(0, pages).unwrap();
-                assert_eq!(driver.event_query(0, event), Ok(true));
-                let other = driver.stream_create(0).unwrap();
-                driver.event_record(0, event, other).unwrap();
-                driver.event_synchronize(0, event).unwrap();
-                driver.stream_destroy(0, other).unwrap();
+    on_phantom(
+        "a_capture_elsewhere_neither_stops_us_nor_breaks",
+        Entry::LibraryPath,
+        TWO_DEVICES,
+        || {
+            let driver = CudaDriver::load().unwrap();
+            let stream = driver.stream_create(0).unwrap();
+            let event = driver.event_create(0).unwrap();
+            // SAFETY: declared so in phantom/abi/src/control.rs.
+            let (begin, end) = unsafe {
+                (
+                    function::<extern "C" fn(usize, u32) -> u32>(c"phantom_begin_capture"),
+                    function::<extern "C" fn(usize) -> u32>(c"phantom_end_capture"),
+                )
             };
-            if turn == 0 {
-                work()
-            } else {
-                std::thread::scope(|scope| scope.spawn(work).join().unwrap())
-            }
-            assert_eq!(driver.capture_status(0, stream), Ok(CaptureStatus::Active(id)));
-        }
-        assert_eq!(end(stream.0), 0, "the capture is whole");
-        assert_eq!(driver.capture_status(0, stream), Ok(CaptureStatus::None));
+            // SAFETY: cuMemAlloc_v2(CUdeviceptr *, size_t).
+            let plain: unsafe extern "C" fn(*mut u64, usize) -> u32 =
+                unsafe { function(c"cuMemAlloc_v2") };
 
-        // The stand-in does enforce it: the same call without our precaution breaks the capture.
-        assert_eq!(begin(stream.0, GLOBAL), 0);
-        set_current(primary(0));
-        let mut address = 0;
-        // SAFETY: writes one address.
-        assert_ne!(unsafe { plain(&mut address, 512) }, 0);
-        assert_eq!(driver.capture_status(0, stream), Ok(CaptureStatus::Invalidated));
-        assert_ne!(end(stream.0), 0);
-    });
+            assert_eq!(begin(stream.0, GLOBAL), 0);
+            let CaptureStatus::Active(id) = driver.capture_status(0, stream).unwrap() else {
+                panic!("no capture")
+            };
+            for turn in [0, 1] {
+                // From the capturing thread, then from another.
+                let work = || {
+                    let address = driver.alloc(0, MIB).unwrap();
+                    driver.free(0, address).unwrap();
+                    let pages = driver.physical_create(0, 2 * MIB).unwrap();
+                    driver.physical_release(0, pages).unwrap();
+                    assert_eq!(driver.event_query(0, event), Ok(true));
+                    let other = driver.stream_create(0).unwrap();
+                    driver.event_record(0, event, other).unwrap();
+                    driver.event_synchronize(0, event).unwrap();
+                    driver.stream_destroy(0, other).unwrap();
+                };
+                if turn == 0 {
+                    work()
+                } else {
+                    std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+                }
+                assert_eq!(driver.capture_status(0, stream), Ok(CaptureStatus::Active(id)));
+            }
+            assert_eq!(end(stream.0), 0, "the capture is whole");
+            assert_eq!(driver.capture_status(0, stream), Ok(CaptureStatus::None));
+
+            // The stand-in does enforce it: the same call without our precaution breaks the
+            // capture.
+            assert_eq!(begin(stream.0, GLOBAL), 0);
+            set_current(primary(0));
+            let mut address = 0;
+            // SAFETY: writes one address.
+            assert_ne!(unsafe { plain(&mut address, 512) }, 0);
+            assert_eq!(driver.capture_status(0, stream), Ok(CaptureStatus::Invalidated));
+            assert_ne!(end(stream.0), 0);
+        },
+    );
 }
 
 #[test]
 fn a_preloaded_stand_in_is_the_driver() {
     on_phantom("a_preloaded_stand_in_is_the_driver", Entry::Preload, TWO_DEVICES, || {
         let driver = CudaDriver::load().unwrap();
-        assert!(driver.library_path().ends_with("libphantom_cuda.so"), "{}", driver.library_path().display());
+        assert!(
+            driver.library_path().ends_with("libphantom_cuda.so"),
+            "{}",
+            driver.library_path().display()
+        );
         assert_eq!(driver.device_count(), Ok(2));
         call_everything(&driver, 1);
     });
@@ -191,31 +204,44 @@ fn what_a_device_lacks_is_not_supported() {
 
 #[test]
 fn without_devices_there_is_no_driver() {
-    on_phantom("without_devices_there_is_no_driver", Entry::LibraryPath, &[("PHANTOM_DEVICES", "0")], || {
-        let error = CudaDriver::load().err().expect("no devices");
-        assert_eq!(error.error.kind, ErrorKind::NoDriver);
-        assert!(error.to_string().contains("no device"), "{error}");
-    });
+    on_phantom(
+        "without_devices_there_is_no_driver",
+        Entry::LibraryPath,
+        &[("PHANTOM_DEVICES", "0")],
+        || {
+            let error = CudaDriver::load().err().expect("no devices");
+            assert_eq!(error.error.kind, ErrorKind::NoDriver);
+            assert!(error.to_string().contains("no device"), "{error}");
+        },
+    );
 }
 
 #[test]
 fn a_forked_child_is_told_that_cuda_is_not_for_it() {
-    on_phantom("a_forked_child_is_told_that_cuda_is_not_for_it", Entry::LibraryPath, TWO_DEVICES, || {
-        let driver = CudaDriver::load().unwrap();
-        call_everything(&driver, 0);
-        // SAFETY: this process has no other running thread of ours (one test, one at a time); the child ends by _exit.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let told = CudaDriver::load().err().is_some_and(|error| error.to_string().contains("forked"));
-            // SAFETY: ends the child without exit handlers.
-            unsafe { libc::_exit(i32::from(told)) };
-        }
-        let mut status = 0;
-        // SAFETY: waits for our own child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1, "status {status}");
-        call_everything(&driver, 0);
-    });
+    on_phantom(
+        "a_forked_child_is_told_that_cuda_is_not_for_it",
+        Entry::LibraryPath,
+        TWO_DEVICES,
+        || {
+            let driver = CudaDriver::load().unwrap();
+            call_everything(&driver, 0);
+            // SAFETY: this process has no other running thread of ours (one test, one at a time);
+            // the child ends by _exit.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let told = CudaDriver::load()
+                    .err()
+                    .is_some_and(|error| error.to_string().contains("forked"));
+                // SAFETY: ends the child without exit handlers.
+                unsafe { libc::_exit(i32::from(told)) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for our own child.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1, "status {status}");
+            call_everything(&driver, 0);
+        },
+    );
 }
 
 /// As what the memory behind `address` was created: its handle types, and [`RDMA`].
@@ -329,7 +355,8 @@ fn access_is_asked_for_again_while_the_driver_is_not_ready_but_not_for_ever() {
 fn a_device_that_shares_the_hosts_memory_tells_what_the_host_has() {
     let name = "a_device_that_shares_the_hosts_memory_tells_what_the_host_has";
     on_phantom(name, Entry::LibraryPath, &[("PHANTOM_INTEGRATED", "on")], || {
-        let told = CudaDriver::load().unwrap().capabilities(0).unwrap().host_memory.expect("it shares");
+        let told =
+            CudaDriver::load().unwrap().capabilities(0).unwrap().host_memory.expect("it shares");
         let line = |name: &str| -> u64 {
             let text = std::fs::read_to_string("/proc/meminfo").unwrap();
             let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap().to_owned();

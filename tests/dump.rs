@@ -1,4 +1,5 @@
-//! What an out-of-memory leaves behind: sums that tie up, files that fit their schema, and a program that goes on whatever happens.
+//! What an out-of-memory leaves behind: sums that tie up, files that fit their schema, and a
+//! program that goes on whatever happens.
 
 mod common;
 
@@ -13,7 +14,8 @@ use gruyere_phantom::{CaptureMode, as_program};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-const BACKINGS: [&str; 4] = ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
+const BACKINGS: [&str; 4] =
+    ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
 
 /// Fills a heap of 16 GiB with blocks of all kinds, some freed, some waiting for another stream.
 fn fill(rig: &Rig) {
@@ -23,8 +25,12 @@ fn fill(rig: &Rig) {
         for (n, lifetime) in Lifetime::ALL.into_iter().enumerate() {
             assert!(lifetime::push(lifetime));
             for size in [700, 5000, 300_000, 3 * MIB + 100, 40 * MIB] {
-                blocks
-                    .push(rig.malloc(size * (1 + step % 3) + n as u64, if n == 2 { side } else { DEFAULT }));
+                blocks.push(
+                    rig.malloc(
+                        size * (1 + step % 3) + n as u64,
+                        if n == 2 { side } else { DEFAULT },
+                    ),
+                );
             }
             assert!(lifetime::pop());
         }
@@ -79,7 +85,11 @@ fn check_sums(state: &State, reserved: u64, live: u64, record: bool) {
     assert_eq!(steps, all);
     let mut kinds = [0u64; 3];
     for segment in &device.segments {
-        assert_eq!(segment.blocks.iter().map(|block| block.0).sum::<u64>(), segment.bytes, "blocks tile it");
+        assert_eq!(
+            segment.blocks.iter().map(|block| block.0).sum::<u64>(),
+            segment.bytes,
+            "blocks tile it"
+        );
         segment.blocks.iter().for_each(|block| kinds[block.1 as usize] += block.0);
     }
     assert_eq!(kinds[BlockKind::Live as usize], live);
@@ -89,7 +99,9 @@ fn check_sums(state: &State, reserved: u64, live: u64, record: bool) {
 
 #[test]
 fn the_parts_of_what_is_held_sum_up_to_it_and_each_live_block_is_in_one_class_of_each_kind() {
-    for (backing, record) in BACKINGS.into_iter().flat_map(|backing| [(backing, false), (backing, true)]) {
+    for (backing, record) in
+        BACKINGS.into_iter().flat_map(|backing| [(backing, false), (backing, true)])
+    {
         let rig = Rig::new(&format!("{backing},record:{}", if record { "on" } else { "off" }));
         fill(&rig);
         let report = refused(&rig, 15 * GIB);
@@ -117,7 +129,8 @@ fn what_pools_and_captures_hold_is_counted_once_too() {
         let stream = rig.stream();
         heap.begin_allocate_to_pool(0, (0, 7)).unwrap();
         as_program(|| rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(7))).unwrap();
-        let captured: Vec<u64> = [2000, 3 * MIB, 9 * MIB].map(|size| rig.malloc(size, stream)).into();
+        let captured: Vec<u64> =
+            [2000, 3 * MIB, 9 * MIB].map(|size| rig.malloc(size, stream)).into();
         assert!(heap.free(captured[1]));
         as_program(|| rig.gpu.end_capture(0, stream.0)).unwrap();
         heap.end_allocate_to_pool(0, (0, 7)).unwrap();
@@ -131,20 +144,26 @@ fn what_pools_and_captures_hold_is_counted_once_too() {
             "{:?}",
             device.held
         );
-        let holders: Vec<&str> = device.segments.iter().map(|segment| segment.holder.as_str()).collect();
+        let holders: Vec<&str> =
+            device.segments.iter().map(|segment| segment.holder.as_str()).collect();
         assert!(holders.contains(&"captured") && holders.contains(&"pool cache"), "{holders:?}");
         let cause = &state.out_of_memory.as_ref().unwrap().cause;
         assert!(cause.captured_bytes >= device.held.captured_free_bytes + 9 * MIB);
         assert!(cause.pooled_bytes >= 64 * MIB);
         let page = text::text(&state);
-        assert!(page.contains("free, kept for CUDA graphs") && page.contains("free, kept for named pools"));
+        assert!(
+            page.contains("free, kept for CUDA graphs")
+                && page.contains("free, kept for named pools")
+        );
     }
 }
 
 fn dump(rig: &Rig, folder: &Path, report: &Report) -> Vec<String> {
     dump::out_of_memory(&rig.heap, report, folder);
     let mut names: Vec<String> = std::fs::read_dir(folder)
-        .map(|entries| entries.flatten().map(|entry| entry.file_name().into_string().unwrap()).collect())
+        .map(|entries| {
+            entries.flatten().map(|entry| entry.file_name().into_string().unwrap()).collect()
+        })
         .unwrap_or_default();
     names.sort();
     names
@@ -166,10 +185,13 @@ fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_la
     let names = dump(&rig, &folder, &report);
     let stem = format!("gruyere-oom-{}-gpu0-1", std::process::id());
     assert_eq!(names, ["json", "pickle", "txt"].map(|extension| format!("{stem}.{extension}")));
-    let read = |extension: &str| std::fs::read_to_string(folder.join(format!("{stem}.{extension}"))).unwrap();
+    let read = |extension: &str| {
+        std::fs::read_to_string(folder.join(format!("{stem}.{extension}"))).unwrap()
+    };
     let json: serde_json::Value = serde_json::from_str(&read("json")).unwrap();
     let schema: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string("docs/schema/oom-dump.json").unwrap()).unwrap();
+        serde_json::from_str(&std::fs::read_to_string("docs/schema/oom-dump.json").unwrap())
+            .unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
     let errors: Vec<String> = validator
         .iter_errors(&json)
@@ -188,7 +210,8 @@ fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_la
     assert_eq!(synchronise["this_time"]["calls"], 1);
     let last = json["events"]["entries"].as_array().unwrap().last().unwrap();
     assert_eq!(last["kind"], "out_of_memory");
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos()
+        as u64;
     assert!(now - last["time_nanoseconds"].as_u64().unwrap() < 600_000_000_000, "real time");
     let page = read("txt");
     for part in [

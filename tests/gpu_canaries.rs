@@ -1,5 +1,5 @@
-//! tests/gpu/canaries: no word of a block is changed by anybody but its owner, and where one is, that is seen. On the stand-in, and on a driver that runs
-//! the canaries' kernels on the host.
+//! tests/gpu/canaries: no word of a block is changed by anybody but its owner, and where one is,
+//! that is seen. On the stand-in, and on a driver that runs the canaries' kernels on the host.
 
 #[path = "common/phantom_library.rs"]
 #[allow(dead_code)]
@@ -25,20 +25,38 @@ fn cc(arguments: &[&str], libraries: &[&str], out: &Path) {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 }
 
-/// A folder with the program, the library, the stand-in under libcuda's name, and the driver that runs kernels.
+/// A folder with the program, the library, the stand-in under libcuda's name, and the driver that
+/// runs kernels.
 fn folder() -> &'static Path {
     static BUILT: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = BUILT.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let phantom = phantom_library::library();
         std::os::unix::fs::symlink(phantom, folder.path().join("libcuda.so.1")).unwrap();
-        let sources = ["tests/gpu/canaries/main.c", "tests/gpu/probe/driver.c", "tests/gpu/probe/kernels.c"];
+        let sources =
+            ["tests/gpu/canaries/main.c", "tests/gpu/probe/driver.c", "tests/gpu/probe/kernels.c"];
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-Iinclude"];
-        cc(&[&flags[..], &sources[..]].concat(), &["-ldl", "-lpthread"], &folder.path().join("canaries"));
-        let flags =
-            ["-shared", "-fPIC", "-O3", "-Wall", "-Wextra", "-Werror", "tests/gpu/probe/test/running.c"];
-        let stand_in =
-            ["-L", folder.path().to_str().unwrap(), "-Wl,--no-as-needed", "-l:libcuda.so.1", "-ldl"];
+        cc(
+            &[&flags[..], &sources[..]].concat(),
+            &["-ldl", "-lpthread"],
+            &folder.path().join("canaries"),
+        );
+        let flags = [
+            "-shared",
+            "-fPIC",
+            "-O3",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "tests/gpu/probe/test/running.c",
+        ];
+        let stand_in = [
+            "-L",
+            folder.path().to_str().unwrap(),
+            "-Wl,--no-as-needed",
+            "-l:libcuda.so.1",
+            "-ldl",
+        ];
         cc(&flags, &stand_in, &folder.path().join("librunning.so"));
         folder
     });
@@ -70,12 +88,15 @@ fn run(arguments: &[&str], settings: &[(&str, &str)]) -> (Output, Value) {
     (output, told)
 }
 
-/// With kernels that run: by the driver of the tests' own, which the library finds in the global scope.
+/// With kernels that run: by the driver of the tests' own, which the library finds in the global
+/// scope.
 fn run_with_kernels(arguments: &[&str]) -> (Output, Value) {
     let driver = folder().join("librunning.so");
     let driver = driver.to_str().unwrap();
-    let (output, told) =
-        run(&[arguments, &["--driver", driver]].concat(), &[("LD_PRELOAD", driver), ("RUNNING_STALE", "1")]);
+    let (output, told) = run(
+        &[arguments, &["--driver", driver]].concat(),
+        &[("LD_PRELOAD", driver), ("RUNNING_STALE", "1")],
+    );
     assert_eq!(told["kernels"], 1, "{output:?}");
     (output, told)
 }
@@ -84,8 +105,14 @@ fn run_with_kernels(arguments: &[&str]) -> (Output, Value) {
 fn blocks_keep_what_was_written_and_nothing_is_left() {
     let (output, told) = run(&[], &[]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert_eq!((&told["kernels"], &told["sees_a_fault"], &told["valid"]), (&0.into(), &1.into(), &1.into()));
-    assert!(told["blocks"].as_u64().unwrap() > 100 && told["handed_over"].as_u64().unwrap() > 10, "{told}");
+    assert_eq!(
+        (&told["kernels"], &told["sees_a_fault"], &told["valid"]),
+        (&0.into(), &1.into(), &1.into())
+    );
+    assert!(
+        told["blocks"].as_u64().unwrap() > 100 && told["handed_over"].as_u64().unwrap() > 10,
+        "{told}"
+    );
     assert_eq!(told["streams_destroyed"], 0);
 }
 
@@ -99,7 +126,8 @@ fn blocks_keep_what_kernels_wrote_while_streams_are_destroyed() {
 
 #[test]
 fn out_of_memory_is_no_failure() {
-    let (output, told) = run(&["--fill", "0.99", "--threads", "8"], &[("PHANTOM_MEMORY", "512MiB")]);
+    let (output, told) =
+        run(&["--fill", "0.99", "--threads", "8"], &[("PHANTOM_MEMORY", "512MiB")]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(told["refused"].as_u64().unwrap() > 0, "{told}");
 }
@@ -114,7 +142,9 @@ fn a_block_that_is_written_over_is_corruption() {
 
 #[test]
 fn what_cannot_be_run_says_why() {
-    let run = |arguments: &[&str]| Command::new(folder().join("canaries")).args(arguments).output().unwrap();
+    let run = |arguments: &[&str]| {
+        Command::new(folder().join("canaries")).args(arguments).output().unwrap()
+    };
     assert_eq!(run(&[]).status.code(), Some(2));
     let output = run(&["--library", "/nowhere/libgruyere.so", "--driver", "/nowhere/libcuda.so.1"]);
     assert_eq!(output.status.code(), Some(2));

@@ -1,4 +1,5 @@
-//! tests/gpu/probe on the stand-in: what it says of a driver is what that driver does, and its prices can be read as the stand-in's.
+//! tests/gpu/probe on the stand-in: what it says of a driver is what that driver does, and its
+//! prices can be read as the stand-in's.
 
 #[path = "common/phantom_library.rs"]
 #[allow(dead_code)]
@@ -21,7 +22,8 @@ fn cc(arguments: &[&str], sources: &[PathBuf], libraries: &[&str], out: &Path) {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 }
 
-/// The probe, as its own comment says to build it; and a folder in which the stand-in has libcuda's name.
+/// The probe, as its own comment says to build it; and a folder in which the stand-in has libcuda's
+/// name.
 fn built() -> &'static (PathBuf, tempfile::TempDir) {
     static BUILT: OnceLock<(PathBuf, tempfile::TempDir)> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -31,7 +33,8 @@ fn built() -> &'static (PathBuf, tempfile::TempDir) {
             sources.filter(|path| path.extension().is_some_and(|ending| ending == "c")).collect();
         let probe = folder.path().join("probe");
         cc(&["-O2", "-Wall", "-Wextra", "-Werror"], &sources, &["-ldl"], &probe);
-        std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1")).unwrap();
+        std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1"))
+            .unwrap();
         (probe, folder)
     })
 }
@@ -55,7 +58,8 @@ fn document(output: &Output) -> Value {
 fn rules(document: &Value) -> BTreeMap<String, String> {
     let text = |rule: &Value, key| rule[key].as_str().unwrap().to_owned();
     let all = document["rules"].as_array().unwrap();
-    let rules: BTreeMap<_, _> = all.iter().map(|rule| (text(rule, "name"), text(rule, "answer"))).collect();
+    let rules: BTreeMap<_, _> =
+        all.iter().map(|rule| (text(rule, "name"), text(rule, "answer"))).collect();
     assert_eq!(rules.len(), all.len(), "a rule is told twice");
     assert!(rules.values().all(|answer| ["true", "false", "unknown"].contains(&answer.as_str())));
     rules
@@ -114,11 +118,15 @@ fn the_rules_of_the_stand_in_are_told() {
 
 #[test]
 fn what_a_driver_lacks_is_unknown_and_what_does_not_fit_is_no_failure() {
-    let output = run(&[], &[("PHANTOM_WITHOUT", "stream_ids,context_events"), ("PHANTOM_MEMORY", "3GiB")]);
+    let output =
+        run(&[], &[("PHANTOM_WITHOUT", "stream_ids,context_events"), ("PHANTOM_MEMORY", "3GiB")]);
     let rules = rules(&document(&output));
     assert_rules(
         &rules,
-        &[("capture.global.survives_capture_info", "true"), ("many.20000_handles_are_created", "unknown")],
+        &[
+            ("capture.global.survives_capture_info", "true"),
+            ("many.20000_handles_are_created", "unknown"),
+        ],
     );
     assert_ne!(rules.get("capture.global.stream_id_is_answered").map(String::as_str), Some("true"));
 }
@@ -127,13 +135,20 @@ fn what_a_driver_lacks_is_unknown_and_what_does_not_fit_is_no_failure() {
 fn driver_called(name: &str) -> String {
     let (_, folder) = built();
     let library = folder.path().join(format!("lib{name}.so"));
-    let stand_in = ["-L", folder.path().to_str().unwrap(), "-Wl,--no-as-needed", "-l:libcuda.so.1", "-ldl"];
+    let stand_in =
+        ["-L", folder.path().to_str().unwrap(), "-Wl,--no-as-needed", "-l:libcuda.so.1", "-ldl"];
     let flags = ["-shared", "-fPIC", "-O3", "-Wall", "-Wextra", "-Werror"];
-    cc(&flags, &[Path::new(SOURCES).join("test").join(name).with_extension("c")], &stand_in, &library);
+    cc(
+        &flags,
+        &[Path::new(SOURCES).join("test").join(name).with_extension("c")],
+        &stand_in,
+        &library,
+    );
     library.to_str().unwrap().to_owned()
 }
 
-/// Where kernels run, each rule that takes them is answered, and a device whose mappings do not agree is found out.
+/// Where kernels run, each rule that takes them is answered, and a device whose mappings do not
+/// agree is found out.
 #[test]
 fn rules_that_take_kernels_are_answered_where_kernels_run() {
     let library = driver_called("running");
@@ -180,7 +195,8 @@ fn rules_that_take_kernels_are_answered_where_kernels_run() {
     }
 }
 
-/// A driver that refuses, crashes and hangs: each is told for what it is, and the other cases go on.
+/// A driver that refuses, crashes and hangs: each is told for what it is, and the other cases go
+/// on.
 #[test]
 fn refusals_crashes_and_hangs_are_answers() {
     let library = driver_called("refusing");
@@ -201,13 +217,15 @@ fn refusals_crashes_and_hangs_are_answers() {
         ],
     );
     let detail = |name: &str| {
-        let rule = document["rules"].as_array().unwrap().iter().find(|rule| rule["name"] == name).unwrap();
+        let rule =
+            document["rules"].as_array().unwrap().iter().find(|rule| rule["name"] == name).unwrap();
         rule["detail"].as_str().unwrap().to_owned()
     };
     assert!(detail("capture.global.stream_id_is_answered").contains("code 900"));
     assert!(detail("destroyed_stream.stream_id_is_refused").contains("signal 6"));
     assert_eq!(detail("handle_type.posix_is_exported"), "hung for 2 s");
-    // A case that could not go on is no answer to anything, and the exit code says that there was one.
+    // A case that could not go on is no answer to anything, and the exit code says that there was
+    // one.
     let broken: Vec<_> =
         document["broken_cases"].as_array().unwrap().iter().map(|case| &case["name"]).collect();
     assert_eq!(broken, ["reservations", "prices_mappings"]);
@@ -215,12 +233,14 @@ fn refusals_crashes_and_hangs_are_answers() {
     assert!(!rules.contains_key("two_reservations.unmap_is_accepted"));
 }
 
-/// The names in `costs` are the fields of the stand-in's `Costs`: what the probe writes is a price file as it is.
+/// The names in `costs` are the fields of the stand-in's `Costs`: what the probe writes is a price
+/// file as it is.
 #[test]
 fn prices_have_the_stand_ins_names_and_every_call_its_samples() {
     let document = document(&run(&[], &[]));
     let fields: BTreeSet<_> = Costs::NAMES.iter().map(|&name| name.to_owned()).collect();
-    let told: BTreeSet<_> = document["prices"]["costs"].as_object().unwrap().keys().cloned().collect();
+    let told: BTreeSet<_> =
+        document["prices"]["costs"].as_object().unwrap().keys().cloned().collect();
     assert_eq!(told, fields);
     let prices = Prices::read("probe.json", &document.to_string()).unwrap();
     assert_eq!(prices.left_out, [""; 0]);
@@ -228,12 +248,17 @@ fn prices_have_the_stand_ins_names_and_every_call_its_samples() {
     for call in ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"] {
         let price = &document["prices"]["calls"][call];
         assert!(
-            ["by_call", "by_mapping", "by_page"].iter().all(|part| price[part].as_f64().unwrap() >= 0.0),
+            ["by_call", "by_mapping", "by_page"]
+                .iter()
+                .all(|part| price[part].as_f64().unwrap() >= 0.0),
             "{call}"
         );
         for sample in price["samples"].as_array().unwrap() {
             let of = |key| sample[key].as_f64().unwrap();
-            assert!(0.0 < of("median") && of("median") <= of("p99") && of("p99") <= of("max"), "{sample}");
+            assert!(
+                0.0 < of("median") && of("median") <= of("p99") && of("p99") <= of("max"),
+                "{sample}"
+            );
             assert!(of("count") >= 5.0 && of("bytes") >= f64::from(2 << 20), "{sample}");
         }
     }
@@ -243,7 +268,10 @@ fn prices_have_the_stand_ins_names_and_every_call_its_samples() {
         .iter()
         .map(|it| (it["bytes"].as_u64().unwrap() >> 21, it["mappings"].as_u64().unwrap()))
         .collect();
-    assert!([(1, 1), (64, 1), (64, 64), (256, 256)].iter().all(|shape| shapes.contains(shape)), "{shapes:?}");
+    assert!(
+        [(1, 1), (64, 1), (64, 64), (256, 256)].iter().all(|shape| shapes.contains(shape)),
+        "{shapes:?}"
+    );
 }
 
 #[test]
@@ -254,7 +282,10 @@ fn a_device_without_mappings_is_asked_the_rest() {
     assert_eq!(document["facts"]["virtual_memory_management"], 0);
     let rules = rules(&document);
     assert_rules(&rules, &[("capture.global.survives_capture_info", "true")]);
-    assert!(!rules.keys().any(|name| name.starts_with("map.") || name.starts_with("alias.")), "{rules:?}");
+    assert!(
+        !rules.keys().any(|name| name.starts_with("map.") || name.starts_with("alias.")),
+        "{rules:?}"
+    );
     assert!(document["prices"]["costs"]["alloc"].as_f64().unwrap() > 0.0);
 }
 

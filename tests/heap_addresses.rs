@@ -1,4 +1,5 @@
-//! Address space: it is finite, reserved in steps, given back where it is of no use; and no driver call crosses the end of a reservation.
+//! Address space: it is finite, reserved in steps, given back where it is of no use; and no driver
+//! call crosses the end of a reservation.
 
 mod common;
 #[path = "common/flaky.rs"]
@@ -35,7 +36,8 @@ fn flaky_rig(config: GpuConfig) -> (Rig, Arc<FlakyDriver>) {
     (Rig { gpu, heap }, driver)
 }
 
-/// A device of which the ordinary space is reserved in steps: there is no room for twice the device at once.
+/// A device of which the ordinary space is reserved in steps: there is no room for twice the device
+/// at once.
 fn short_of_addresses() -> GpuConfig {
     GpuConfig { address_bits: 33, ..GpuConfig::new(8 * GIB) }
 }
@@ -49,7 +51,11 @@ fn two_short_of_addresses() -> GpuConfig {
 fn over_two_reservations(rig: &Rig) -> Vec<u64> {
     let blocks: Vec<u64> = (0..3).map(|_| rig.malloc(512 * MIB, DEFAULT)).collect();
     assert_eq!(rig.gpu.held().reservations, 2);
-    assert_eq!([blocks[1], blocks[2]], [blocks[0] + 512 * MIB, blocks[0] + GIB], "the two are neighbours");
+    assert_eq!(
+        [blocks[1], blocks[2]],
+        [blocks[0] + 512 * MIB, blocks[0] + GIB],
+        "the two are neighbours"
+    );
     blocks
 }
 
@@ -61,7 +67,8 @@ fn calls(rig: &Rig, kind: CallKind) -> u64 {
     rig.gpu.counts(Caller::Allocator).of(kind)
 }
 
-/// A graph with memory of its own, as torch.cuda.graph captures it: a large block and a small one, both dropped at the end of the capture.
+/// A graph with memory of its own, as torch.cuda.graph captures it: a large block and a small one,
+/// both dropped at the end of the capture.
 fn capture(rig: &Rig, pool: u64, stream: StreamHandle) -> Result<u64, Error> {
     rig.heap.begin_allocate_to_pool(0, (0, pool))?;
     as_program(|| rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(pool))).unwrap();
@@ -85,7 +92,9 @@ fn a_thousand_graphs_live_in_eight_tebibytes_of_addresses() {
     let rig = rig(GpuConfig { address_bits: 43, ..GpuConfig::new(80 * GIB) }, STITCH);
     let stream = rig.stream();
     let graphs: Vec<u64> = (1..=1000)
-        .map(|pool| capture(&rig, pool, stream).unwrap_or_else(|error| panic!("graph {pool}: {error}")))
+        .map(|pool| {
+            capture(&rig, pool, stream).unwrap_or_else(|error| panic!("graph {pool}: {error}"))
+        })
         .collect();
     rig.check();
     let peak = rig.gpu.address_books().peak;
@@ -171,7 +180,9 @@ fn an_out_of_memory_for_want_of_addresses_says_so_and_passes() {
     rig.check();
     // Where memory is what is missing, it is memory.
     rig.gpu.set_taken(0, 77 * GIB);
-    let Err(Error::OutOfMemory(report)) = rig.heap.malloc(GIB / 2, 0, DEFAULT) else { panic!("served") };
+    let Err(Error::OutOfMemory(report)) = rig.heap.malloc(GIB / 2, 0, DEFAULT) else {
+        panic!("served")
+    };
     assert_eq!(report.addresses, None);
     assert!(rig.heap.free(long));
     rig.finish();
@@ -253,7 +264,8 @@ fn a_mapping_that_cannot_be_unmapped_keeps_no_other() {
     rig.finish();
 }
 
-/// How many mappings from `address` on only their own device reaches, and how many the other one does too.
+/// How many mappings from `address` on only their own device reaches, and how many the other one
+/// does too.
 fn reached(rig: &Rig, address: u64, bytes: u64) -> [usize; 2] {
     let pieces = rig.gpu.backing(address, bytes);
     [0b01, 0b11].map(|access| pieces.iter().filter(|piece| piece.access == access).count())
@@ -289,7 +301,12 @@ fn a_mapping_that_a_peer_is_refused_keeps_it_from_no_other_and_is_asked_for_agai
 #[test]
 fn a_row_that_is_refused_access_gets_it_mapping_by_mapping() {
     let rig = rig(short_of_addresses(), STITCH);
-    rig.gpu.inject(Injection { kind: Some(CallKind::SetAccess), nth: 1, code: 1, from_then_on: false });
+    rig.gpu.inject(Injection {
+        kind: Some(CallKind::SetAccess),
+        nth: 1,
+        code: 1,
+        from_then_on: false,
+    });
     let block = rig.malloc(256 * MIB, DEFAULT);
     let mappings = reached(&rig, block, 256 * MIB)[0];
     assert!(mappings > 1);
@@ -321,7 +338,8 @@ fn pages_are_stitched_wherever_the_granularity_divides_them() {
         let mut config = GpuConfig::new(8 * GIB);
         config.devices[0].granularity = granularity;
         let rig = rig(config, "backing:auto,headroom:0");
-        let blocks: Vec<u64> = [1000, 3 * MIB, 300 * MIB].map(|size| rig.malloc(size, DEFAULT)).into();
+        let blocks: Vec<u64> =
+            [1000, 3 * MIB, 300 * MIB].map(|size| rig.malloc(size, DEFAULT)).into();
         assert!(rig.gpu.held().handles > 0, "{granularity}");
         assert!(rig.gpu.all_backings().iter().all(|piece| piece.address % (2 * MIB) == 0));
         free_all(&rig, blocks);
@@ -342,7 +360,8 @@ fn pages_are_not_stitched_where_the_granularity_is_longer() {
     }
 }
 
-/// Old mappings at the end of a program whose pages move often enough that they are unmapped in batches; the program, and its blocks.
+/// Old mappings at the end of a program whose pages move often enough that they are unmapped in
+/// batches; the program, and its blocks.
 fn moves(conf: &str) -> (Rig, Vec<u64>, usize) {
     let rig = Rig::over(GpuConfig::new(80 * GIB), conf);
     rig.heap.announce_hooks(3);

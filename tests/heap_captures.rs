@@ -1,5 +1,5 @@
-//! CUDA graphs: where the blocks of a capture come from, what may be done while one runs, and when the memory of a graph goes to
-//! others. Every test runs under the oracle, one test a promise.
+//! CUDA graphs: where the blocks of a capture come from, what may be done while one runs, and when
+//! the memory of a graph goes to others. Every test runs under the oracle, one test a promise.
 
 mod common;
 
@@ -7,8 +7,8 @@ use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere_phantom::{
-    CallKind, Caller, CaptureMode, CaptureStatus, CapturingIds, Config as GpuConfig, Injection, as_program,
-    vouching,
+    CallKind, Caller, CaptureMode, CaptureStatus, CapturingIds, Config as GpuConfig, Injection,
+    as_program, vouching,
 };
 use proptest::prelude::*;
 use std::cell::Cell;
@@ -35,7 +35,8 @@ const FORBIDDEN: [CallKind; 8] = [
     CallKind::Memset,
 ];
 
-/// A program with graphs; the oracle hears of all that it does. Pool ids are small numbers, also the oracle's groups.
+/// A program with graphs; the oracle hears of all that it does. Pool ids are small numbers, also
+/// the oracle's groups.
 struct World {
     rig: Rig,
     blocks: Cell<u64>,
@@ -96,7 +97,8 @@ impl World {
     }
 
     fn capture(&self, pool: u64, stream: StreamHandle) {
-        as_program(|| self.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(pool))).unwrap();
+        as_program(|| self.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(pool)))
+            .unwrap();
     }
 
     fn end_capture(&self, stream: StreamHandle) -> u64 {
@@ -203,7 +205,8 @@ fn nobody_else_gets_the_memory_of_a_graph_while_it_lives() {
             world.rig.heap.trim();
         }
         // Not even when there is nothing else.
-        let huge = (0..).map_while(|_| world.try_malloc(100 * MIB, 0, other).ok()).collect::<Vec<_>>();
+        let huge =
+            (0..).map_while(|_| world.try_malloc(100 * MIB, 0, other).ok()).collect::<Vec<_>>();
         assert!(world.captured() > 0);
         huge.into_iter().for_each(|address| world.free(address));
         world.check();
@@ -225,7 +228,8 @@ fn reuse_inside_a_capture_is_for_the_same_stream_only() {
         world.free(address);
         let others = world.malloc(size, second);
         assert_ne!(others, address, "{size}");
-        // Its own stream gets it back: nothing is taken for the block, and the other stream's is left alone.
+        // Its own stream gets it back: nothing is taken for the block, and the other stream's is
+        // left alone.
         let held = world.captured();
         let again = world.malloc(size, first);
         assert_eq!(world.captured(), held, "{size}");
@@ -242,7 +246,9 @@ fn reuse_inside_a_capture_is_for_the_same_stream_only() {
 
 #[test]
 fn frees_of_ordinary_blocks_during_a_capture_wait_for_its_end() {
-    for backing in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"] {
+    for backing in
+        ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"]
+    {
         let world = World::new(256 * MIB, backing);
         let (capturing, one, other) = (world.rig.stream(), world.rig.stream(), world.rig.stream());
         let (large, small) = (world.malloc(140 * MIB, one), world.malloc(9000, one));
@@ -251,7 +257,10 @@ fn frees_of_ordinary_blocks_during_a_capture_wait_for_its_end() {
         world.free(large);
         world.free(small);
         let calls = world.forbidden_calls();
-        assert!(matches!(world.try_malloc(140 * MIB, 0, other), Err(Error::OutOfMemory(_))), "{backing}");
+        assert!(
+            matches!(world.try_malloc(140 * MIB, 0, other), Err(Error::OutOfMemory(_))),
+            "{backing}"
+        );
         // Its own stream may have it at once.
         assert_eq!(world.malloc(140 * MIB, one), large);
         world.free(large);
@@ -295,8 +304,10 @@ fn nothing_is_asked_recorded_or_waited_for_while_a_pool_scope_is_open() {
     for backing in BACKINGS {
         for captures in [true, false] {
             let world = World::new(512 * MIB, backing);
-            let (capturing, one, other) = (world.rig.stream(), world.rig.stream(), world.rig.stream());
-            let mut shared: Vec<u64> = [800, 30_000, 20 * MIB].map(|size| world.malloc(size, one)).into();
+            let (capturing, one, other) =
+                (world.rig.stream(), world.rig.stream(), world.rig.stream());
+            let mut shared: Vec<u64> =
+                [800, 30_000, 20 * MIB].map(|size| world.malloc(size, one)).into();
             for &address in &shared {
                 world.record_stream(address, other);
             }
@@ -307,7 +318,8 @@ fn nothing_is_asked_recorded_or_waited_for_while_a_pool_scope_is_open() {
             if captures {
                 world.capture(1, capturing);
             }
-            let (calls, waited) = (world.forbidden_calls(), world.rig.gpu.host_time().blocked_by_allocator);
+            let (calls, waited) =
+                (world.forbidden_calls(), world.rig.gpu.host_time().blocked_by_allocator);
             world.free(shared.pop().unwrap());
             world.free(held);
             shared.into_iter().for_each(|address| world.free(address));
@@ -321,7 +333,8 @@ fn nothing_is_asked_recorded_or_waited_for_while_a_pool_scope_is_open() {
             world.rig.heap.mark_step();
             world.rig.heap.stats(0).unwrap();
             world.rig.heap.dump();
-            // A second pool scope on another stream: its frees get no event, the first stream captures.
+            // A second pool scope on another stream: its frees get no event, the first stream
+            // captures.
             world.open(2);
             world.close(2);
             world.release(2);
@@ -527,7 +540,8 @@ fn memory_of_a_graph_goes_to_others_after_a_device_wide_point_later_than_release
     }
 }
 
-/// What a graph's pool holds nobody else can use: a step that an eager heap takes in advance would be lost, once for each graph.
+/// What a graph's pool holds nobody else can use: a step that an eager heap takes in advance would
+/// be lost, once for each graph.
 #[test]
 fn many_graphs_hold_little_more_than_they_use() {
     const BLOCK: u64 = 4 * MIB;
@@ -590,7 +604,8 @@ fn a_capture_on_one_device_does_not_stop_another() {
     let block = world.try_malloc(200 * MIB, 1, DEFAULT).unwrap();
     as_program(|| world.rig.gpu.launch(1, 0, 1, 20_000)).unwrap();
     world.free(block);
-    let other = as_program(|| world.rig.gpu.stream_create(1, gruyere_phantom::StreamKind::NonBlocking));
+    let other =
+        as_program(|| world.rig.gpu.stream_create(1, gruyere_phantom::StreamKind::NonBlocking));
     let other = StreamHandle(other.unwrap());
     let block = world.try_malloc(200 * MIB, 1, other).unwrap();
     world.free(block);
@@ -680,7 +695,8 @@ fn a_capture_that_fails_leaves_nothing_behind() {
     }
 }
 
-/// What torch does when the driver will not give it the graph: it throws, and neither ends nor releases.
+/// What torch does when the driver will not give it the graph: it throws, and neither ends nor
+/// releases.
 #[test]
 fn a_failed_capture_that_nobody_ends_or_releases_is_forgotten_at_the_next_request() {
     for backing in BACKINGS {
@@ -752,7 +768,8 @@ fn without_the_hooks_captured_memory_is_never_reused() {
         let (stream, other) = (world.rig.stream(), world.rig.stream());
         let mut captured = HashSet::new();
         for _ in 0..3 {
-            as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, None)).unwrap();
+            as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, None))
+                .unwrap();
             for size in [700, 700, 90_000, 4 * MIB] {
                 let address = world.malloc(size, stream);
                 world.launch(stream, 1);
@@ -762,7 +779,9 @@ fn without_the_hooks_captured_memory_is_never_reused() {
             let graph = world.end_capture(stream);
             world.rig.heap.trim();
             world.replay(graph, other);
-            for (size, stream) in [(700, stream), (90_000, other), (4 * MIB, stream), (200 * MIB, DEFAULT)] {
+            for (size, stream) in
+                [(700, stream), (90_000, other), (4 * MIB, stream), (200 * MIB, DEFAULT)]
+            {
                 let address = world.malloc(size, stream);
                 assert!(!captured.contains(&address), "{backing}");
                 world.free(address);
@@ -774,7 +793,8 @@ fn without_the_hooks_captured_memory_is_never_reused() {
 }
 
 #[test]
-fn without_the_hooks_every_malloc_asks_whether_its_stream_captures_and_one_warning_says_what_is_missing() {
+fn without_the_hooks_every_malloc_asks_whether_its_stream_captures_and_one_warning_says_what_is_missing()
+ {
     let world = World::bare(GIB, "");
     for size in [600, 700, 5 * MIB] {
         let before = world.count(CallKind::CaptureStatus);
@@ -837,7 +857,8 @@ fn the_legacy_stream_that_cannot_be_asked_during_a_capture_gets_ordinary_memory(
     let world = World::new(GIB, "headroom:0");
     let stream = world.rig.stream();
     world.begin(1, stream);
-    let code = |code| Injection { kind: Some(CallKind::CaptureStatus), nth: 1, code, from_then_on: true };
+    let code =
+        |code| Injection { kind: Some(CallKind::CaptureStatus), nth: 1, code, from_then_on: true };
     world.rig.gpu.inject(code(906));
     let address = world.malloc(5 * MIB, DEFAULT);
     world.rig.gpu.clear_injections();
@@ -893,13 +914,15 @@ fn a_status_that_fails_for_another_reason_is_an_error_not_a_guess() {
 }
 
 #[test]
-fn a_capture_that_nobody_announced_lives_and_its_memory_is_nobody_elses_though_all_hooks_are_wired() {
+fn a_capture_that_nobody_announced_lives_and_its_memory_is_nobody_elses_though_all_hooks_are_wired()
+{
     for capturing_ids in [CapturingIds::Told, CapturingIds::Refused, CapturingIds::Invalidate] {
         for backing in BACKINGS {
             let world = World::over(GpuConfig { capturing_ids, ..GpuConfig::new(GIB) }, backing);
             world.rig.heap.announce_hooks(3);
             let (stream, other) = (world.rig.stream(), world.rig.stream());
-            as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Relaxed, None)).unwrap();
+            as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Relaxed, None))
+                .unwrap();
             let blocks = [600, 5 * MIB].map(|size| world.malloc(size, stream));
             world.launch(stream, 1);
             blocks.into_iter().for_each(|address| world.free(address));
@@ -1035,7 +1058,8 @@ fn captures_survive_threads_that_run_out_of_memory_beside_them() {
         }
         for pool in 0..1000 {
             rig.heap.begin_allocate_to_pool(0, (0, pool)).unwrap();
-            as_program(|| rig.gpu.begin_capture(0, streams[0].0, CaptureMode::Global, None)).unwrap();
+            as_program(|| rig.gpu.begin_capture(0, streams[0].0, CaptureMode::Global, None))
+                .unwrap();
             let addresses = [600, 2 * MIB].map(|size| rig.heap.malloc(size, 0, streams[0]));
             // A device-wide synchronisation meanwhile would have broken it.
             let graph = as_program(|| rig.gpu.end_capture(0, streams[0].0));
@@ -1126,19 +1150,27 @@ fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         14 => (size(), n.clone()).prop_map(|(size, stream)| Action::Malloc { size, stream }),
         11 => (0..4096usize).prop_map(|block| Action::Free { block }),
-        2 => (0..4096usize, n.clone()).prop_map(|(block, stream)| Action::RecordStream { block, stream }),
+        2 => (0..4096usize, n.clone()).prop_map(
+            |(block, stream)| Action::RecordStream { block, stream }
+        ),
         5 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
         1 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
         1 => n.clone().prop_map(|stream| Action::HostWait { stream }),
         2 => (n.clone(), n.clone()).prop_map(|(waiting, other)| Action::Join { waiting, other }),
         3 => (1..5u64).prop_map(|pool| Action::OpenScope { pool }),
-        4 => (n.clone(), any::<bool>()).prop_map(|(stream, relaxed)| Action::BeginCapture { stream, relaxed }),
+        4 => (n.clone(), any::<bool>()).prop_map(
+            |(stream, relaxed)| Action::BeginCapture { stream, relaxed }
+        ),
         1 => n.clone().prop_map(|stream| Action::BeginUnannounced { stream }),
-        2 => (n.clone(), any::<bool>()).prop_map(|(stream, announce)| Action::DestroyStream { stream, announce }),
+        2 => (n.clone(), any::<bool>()).prop_map(
+            |(stream, announce)| Action::DestroyStream { stream, announce }
+        ),
         1 => n.clone().prop_map(|capture| Action::EndUnannounced { capture }),
         3 => n.clone().prop_map(|scope| Action::Close { scope }),
         3 => (n.clone(), n.clone()).prop_map(|(graph, stream)| Action::Replay { graph, stream }),
-        2 => (n, any::<bool>()).prop_map(|(graph, destroy_first)| Action::Reset { graph, destroy_first }),
+        2 => (n, any::<bool>()).prop_map(
+            |(graph, destroy_first)| Action::Reset { graph, destroy_first }
+        ),
         1 => Just(Action::Trim),
         1 => Just(Action::Step),
     ]
@@ -1184,7 +1216,8 @@ impl Program {
         }
     }
 
-    /// Captures that nobody announces too. The heap has seen every stream: of others it could not know.
+    /// Captures that nobody announces too. The heap has seen every stream: of others it could not
+    /// know.
     fn unannounced(mut self) -> Self {
         self.announces_all = false;
         for stream in self.streams.clone() {
@@ -1198,16 +1231,18 @@ impl Program {
         self.streams[number % self.streams.len()]
     }
 
-    /// What a program does may be refused by the driver (a wait in a capture, a launch in one that has failed): then it has not been
-    /// done.
+    /// What a program does may be refused by the driver (a wait in a capture, a launch in one that
+    /// has failed): then it has not been done.
     fn run(&mut self, action: &Action) {
         let gpu = self.world.rig.gpu.clone();
         match *action {
-            Action::Malloc { size, stream } => match self.world.try_malloc(size, 0, self.stream(stream)) {
-                Ok(address) => self.live.push(address),
-                Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
-                Err(other) => panic!("{other}"),
-            },
+            Action::Malloc { size, stream } => {
+                match self.world.try_malloc(size, 0, self.stream(stream)) {
+                    Ok(address) => self.live.push(address),
+                    Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
             Action::Free { block } => {
                 if !self.live.is_empty() {
                     let address = self.live.swap_remove(block % self.live.len());
@@ -1216,7 +1251,8 @@ impl Program {
             }
             Action::RecordStream { block, stream } => {
                 if !self.live.is_empty() {
-                    self.world.record_stream(self.live[block % self.live.len()], self.stream(stream));
+                    self.world
+                        .record_stream(self.live[block % self.live.len()], self.stream(stream));
                 }
             }
             Action::Launch { stream, kernels } => {
@@ -1236,7 +1272,8 @@ impl Program {
                 gpu.event_destroy(0, event).unwrap();
             }),
             Action::OpenScope { pool } => {
-                // A capture that nobody announced would be taken for the one that a pool scope waits for.
+                // A capture that nobody announced would be taken for the one that a pool scope
+                // waits for.
                 if self.scopes.len() < 3 && self.announces_all {
                     self.world.open(pool);
                     self.scopes.push((pool, None));
@@ -1267,7 +1304,8 @@ impl Program {
             Action::Close { scope } => {
                 if !self.scopes.is_empty() {
                     let (pool, stream) = self.scopes.remove(scope % self.scopes.len());
-                    let graph = stream.and_then(|stream| as_program(|| gpu.end_capture(0, stream.0)).ok());
+                    let graph =
+                        stream.and_then(|stream| as_program(|| gpu.end_capture(0, stream.0)).ok());
                     self.world.close(pool);
                     self.graphs.push((pool, graph));
                 }
@@ -1353,11 +1391,19 @@ impl Program {
 }
 
 fn capturing_ids() -> impl Strategy<Value = CapturingIds> {
-    prop_oneof![Just(CapturingIds::Told), Just(CapturingIds::Refused), Just(CapturingIds::Invalidate)]
+    prop_oneof![
+        Just(CapturingIds::Told),
+        Just(CapturingIds::Refused),
+        Just(CapturingIds::Invalidate)
+    ]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, max_shrink_iters: 4000, ..ProptestConfig::default() })]
+    #![
+        proptest_config(
+            ProptestConfig { cases: 600, max_shrink_iters: 4000, ..ProptestConfig::default() }
+        )
+    ]
 
     #[test]
     fn no_program_with_graphs_gets_memory_that_other_work_may_still_use(
@@ -1383,7 +1429,9 @@ proptest! {
     ) {
         let share = if share { "" } else { ",share:off" };
         let config = GpuConfig { capturing_ids, ..GpuConfig::new(pages * 2 * MIB) };
-        Program::over(config, &format!("{}{share}", BACKINGS[backing])).unannounced().run_all(&actions);
+        Program::over(config, &format!("{}{share}", BACKINGS[backing]))
+            .unannounced()
+            .run_all(&actions);
     }
 
     #[test]
@@ -1396,17 +1444,20 @@ proptest! {
         pages in prop_oneof![Just(8192u64), 40..300u64],
     ) {
         let program = Program::new(pages * 2 * MIB, BACKINGS[backing]);
-        // The program's own calls must not fail, or it would not be this program: only what the allocator calls.
+        // The program's own calls must not fail, or it would not be this program: only what the
+        // allocator calls.
         for kind in ALLOCATOR_CALLS {
             program.world.rig.gpu.inject(Injection { kind: Some(kind), nth, code, from_then_on });
         }
-        let own_calls = |action: &&Action| !matches!(action, Action::Join { .. } | Action::HostWait { .. });
+        let own_calls =
+            |action: &&Action| !matches!(action, Action::Join { .. } | Action::HostWait { .. });
         let actions: Vec<Action> = actions.iter().filter(own_calls).cloned().collect();
         program.run_all(&actions);
     }
 }
 
-/// What only the allocator calls in [`Program`], once the actions that record and wait are left out.
+/// What only the allocator calls in [`Program`], once the actions that record and wait are left
+/// out.
 const ALLOCATOR_CALLS: [CallKind; 15] = [
     CallKind::MemoryInfo,
     CallKind::PoolCreate,

@@ -1,12 +1,15 @@
-//! Callers that keep CUDA's own rules, under the oracle: what `cudaMalloc` gives may be used on any stream at once, `cudaFree` lets it go only
-//! when the whole device is past it, `cudaFreeAsync` when one stream is; whatever the program's streams, captures and synchronisations do meanwhile.
+//! Callers that keep CUDA's own rules, under the oracle: what `cudaMalloc` gives may be used on any
+//! stream at once, `cudaFree` lets it go only when the whole device is past it, `cudaFreeAsync`
+//! when one stream is; whatever the program's streams, captures and synchronisations do meanwhile.
 
 mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere_phantom::{CallKind, CaptureMode, Config as GpuConfig, Injection, as_program, vouching};
+use gruyere_phantom::{
+    CallKind, CaptureMode, Config as GpuConfig, Injection, as_program, vouching,
+};
 use proptest::prelude::*;
 
 const ALL_STREAMS: StreamHandle = StreamHandle::ALL_STREAMS;
@@ -72,17 +75,29 @@ fn action() -> impl Strategy<Value = Action> {
     let n = 0..64usize;
     let block = 0..4096usize;
     prop_oneof![
-        10 => (size(), [n.clone(), n.clone()]).prop_map(|(size, used_on)| Action::Malloc { size, used_on }),
+        10 => (size(), [n.clone(), n.clone()]).prop_map(
+            |(size, used_on)| Action::Malloc { size, used_on }
+        ),
         5 => (size(), n.clone()).prop_map(|(size, stream)| Action::MallocAsync { size, stream }),
-        3 => (size(), n.clone()).prop_map(|(size, stream)| Action::MallocForAsyncFree { size, stream }),
-        10 => (block.clone(), any::<bool>()).prop_map(|(block, strictly)| Action::Free { block, strictly }),
-        3 => (block.clone(), n.clone()).prop_map(|(block, stream)| Action::FreeElsewhere { block, stream }),
+        3 => (size(), n.clone()).prop_map(
+            |(size, stream)| Action::MallocForAsyncFree { size, stream }
+        ),
+        10 => (block.clone(), any::<bool>()).prop_map(
+            |(block, strictly)| Action::Free { block, strictly }
+        ),
+        3 => (block.clone(), n.clone()).prop_map(
+            |(block, stream)| Action::FreeElsewhere { block, stream }
+        ),
         5 => (block.clone(), n.clone()).prop_map(|(block, stream)| Action::Use { block, stream }),
         8 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
         1 => Just(Action::Synchronize),
         2 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
-        1 => (n.clone(), any::<[bool; 2]>()).prop_map(|(stream, [told, announced])| Action::DestroyStream { stream, told, announced }),
-        1 => (n, size(), block).prop_map(|(stream, size, block)| Action::Capture { stream, size, block }),
+        1 => (n.clone(), any::<[bool; 2]>()).prop_map(
+            |(stream, [told, announced])| Action::DestroyStream { stream, told, announced }
+        ),
+        1 => (n, size(), block).prop_map(
+            |(stream, size, block)| Action::Capture { stream, size, block }
+        ),
         1 => Just(Action::Trim),
     ]
 }
@@ -107,8 +122,8 @@ struct Program {
     streams: Vec<StreamHandle>,
     /// Which of them the heap was told last.
     announced: [bool; 4],
-    /// Streams that are only named to the oracle: nobody ever waits for them or records an event on them, so what is ordered behind them is ordered
-    /// behind the whole device.
+    /// Streams that are only named to the oracle: nobody ever waits for them or records an event on
+    /// them, so what is ordered behind them is ordered behind the whole device.
     nobody: StreamHandle,
     blocks: Vec<Block>,
     next: u64,
@@ -122,10 +137,23 @@ impl Program {
         let mut streams = vec![DEFAULT];
         streams.extend([rig.stream(), rig.passing_stream(), rig.passing_stream()]);
         let nobody = rig.passing_stream();
-        Self { rig, streams, announced: [true, true, false, false], nobody, blocks: Vec::new(), next: 1 }
+        Self {
+            rig,
+            streams,
+            announced: [true, true, false, false],
+            nobody,
+            blocks: Vec::new(),
+            next: 1,
+        }
     }
 
-    fn malloc(&mut self, size: u64, asked: StreamHandle, told: StreamHandle, freed: Freed) -> Option<u64> {
+    fn malloc(
+        &mut self,
+        size: u64,
+        asked: StreamHandle,
+        told: StreamHandle,
+        freed: Freed,
+    ) -> Option<u64> {
         match vouching(asked.0, || self.rig.heap.malloc(size, 0, asked)) {
             Ok(address) => {
                 self.rig.gpu.block_malloc(self.next, address, size, 0, told.0);
@@ -165,7 +193,9 @@ impl Program {
         let count = self.streams.len();
         match *action {
             Action::Malloc { size, used_on } => {
-                if let Some(address) = self.malloc(size, ALL_STREAMS, self.nobody, Freed::DeviceWide) {
+                if let Some(address) =
+                    self.malloc(size, ALL_STREAMS, self.nobody, Freed::DeviceWide)
+                {
                     used_on.into_iter().for_each(|stream| self.used(address, stream));
                 }
             }
@@ -183,8 +213,9 @@ impl Program {
                     return;
                 }
                 let at = block % self.blocks.len();
-                // The oracle takes the free for a use on the block's own stream, so that of a block of all streams would look like one of the stream named
-                // at its malloc, past what the other was made to wait for.
+                // The oracle takes the free for a use on the block's own stream, so that of a block
+                // of all streams would look like one of the stream named at its malloc, past what
+                // the other was made to wait for.
                 if let Freed::On(of) = self.blocks[at].freed
                     && self.blocks[at].is_streams
                 {
@@ -209,7 +240,8 @@ impl Program {
                 }
             }
             Action::Launch { stream, kernels } => {
-                as_program(|| gpu.launch(0, self.streams[stream % count].0, kernels, 20_000)).unwrap();
+                as_program(|| gpu.launch(0, self.streams[stream % count].0, kernels, 20_000))
+                    .unwrap();
             }
             Action::Synchronize => {
                 let point = self.rig.heap.before_synchronize(0);
@@ -221,11 +253,15 @@ impl Program {
             Action::DestroyStream { stream, told, announced } => {
                 let number = stream % count;
                 if number != 0 {
-                    // The next stream gets the same handle. What the old one would have freed, the program frees strictly.
-                    for block in self.blocks.iter_mut().filter(|block| block.freed == Freed::On(number)) {
+                    // The next stream gets the same handle. What the old one would have freed, the
+                    // program frees strictly.
+                    for block in
+                        self.blocks.iter_mut().filter(|block| block.freed == Freed::On(number))
+                    {
                         block.freed = Freed::DeviceWide;
                     }
-                    // Its end is told of where the door sees it, as it must be of a stream whose beginning was seen.
+                    // Its end is told of where the door sees it, as it must be of a stream whose
+                    // beginning was seen.
                     if told || self.announced[number] {
                         self.rig.end(self.streams[number]);
                     } else {
@@ -279,7 +315,11 @@ const CONFS: [&str; 6] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![
+        proptest_config(
+            ProptestConfig { cases: 400, max_shrink_iters: 2000, ..ProptestConfig::default() }
+        )
+    ]
 
     #[test]
     fn no_cuda_program_gets_memory_that_other_work_may_still_use(
@@ -310,7 +350,9 @@ proptest! {
             program.rig.gpu.inject(Injection { kind: Some(kind), nth, code, from_then_on });
         }
         // What the program itself must be able to call is left out.
-        let of_the_program = |action: &&Action| !matches!(action, Action::FreeElsewhere { .. } | Action::Synchronize);
+        let of_the_program = |action: &&Action| !matches!(
+            action, Action::FreeElsewhere { .. } | Action::Synchronize
+        );
         for action in actions.iter().filter(of_the_program) {
             program.run(action);
             program.rig.heap.validate().unwrap();
@@ -356,7 +398,10 @@ fn a_free_never_waits_and_its_memory_comes_back_when_the_whole_device_is_past_it
         busy(&rig, unseen, 1_000_000);
         let before = rig.gpu.host_time().now;
         assert!(rig.heap.free_device_wide(address));
-        assert!(rig.gpu.host_time().now - before < 100_000, "turn {turn}: the free waited for the kernel");
+        assert!(
+            rig.gpu.host_time().now - before < 100_000,
+            "turn {turn}: the free waited for the kernel"
+        );
         let other = rig.malloc(30 * MIB, ALL_STREAMS);
         assert_ne!(other, address, "the kernel may still be at it");
         assert!(rig.heap.free_device_wide(other));
@@ -375,16 +420,19 @@ fn one_event_serves_any_number_of_frees() {
         let blocks: Vec<u64> = (0..2000).map(|at| rig.malloc(1 + at * 7, ALL_STREAMS)).collect();
         blocks.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
     }
-    let events = rig.gpu.counts(gruyere_phantom::Caller::Allocator).of(CallKind::ContextEventRecord);
+    let events =
+        rig.gpu.counts(gruyere_phantom::Caller::Allocator).of(CallKind::ContextEventRecord);
     assert!((1..200).contains(&events), "{events} events for 8000 frees");
     rig.check();
 }
 
 #[test]
 fn before_cuda_12_5_a_synchronisation_of_the_programs_own_releases_what_is_parked() {
-    let rig = Rig::over(GpuConfig { context_events: false, ..GpuConfig::new(16 * GIB) }, "record:on");
+    let rig =
+        Rig::over(GpuConfig { context_events: false, ..GpuConfig::new(16 * GIB) }, "record:on");
     rig.heap.announce_ordered_callers();
-    // So much that there is slack for what is parked: short of it the heap would synchronise itself.
+    // So much that there is slack for what is parked: short of it the heap would synchronise
+    // itself.
     let kept: Vec<u64> = (0..40).map(|_| rig.malloc(50 * MIB, ALL_STREAMS)).collect();
     for _ in 0..200 {
         let address = rig.malloc(15 * MIB, ALL_STREAMS);
@@ -416,8 +464,9 @@ fn before_cuda_12_5_the_heap_synchronises_rather_than_hold_much_more_than_was_ev
         rig.heap.announce_ordered_callers();
         let kept: Vec<u64> = (0..20).map(|_| rig.malloc(50 * MIB, ALL_STREAMS)).collect();
         for turn in 0..500 {
-            let blocks: Vec<u64> =
-                (0..10).map(|at| rig.malloc(1 + (turn * 7 + at * 13) % 40 * MIB, ALL_STREAMS)).collect();
+            let blocks: Vec<u64> = (0..10)
+                .map(|at| rig.malloc(1 + (turn * 7 + at * 13) % 40 * MIB, ALL_STREAMS))
+                .collect();
             blocks.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
         }
         let peak = rig.gpu.books(0).physical_peak;
@@ -431,7 +480,8 @@ fn before_cuda_12_5_the_heap_synchronises_rather_than_hold_much_more_than_was_ev
 
 #[test]
 fn under_pressure_one_synchronisation_serves_all() {
-    let rig = Rig::over(GpuConfig { context_events: false, ..GpuConfig::new(64 * MIB) }, "headroom:0");
+    let rig =
+        Rig::over(GpuConfig { context_events: false, ..GpuConfig::new(64 * MIB) }, "headroom:0");
     rig.heap.announce_ordered_callers();
     let blocks: Vec<u64> = (0..12).map(|_| rig.malloc(5 * MIB, ALL_STREAMS)).collect();
     blocks.iter().for_each(|&block| assert!(rig.heap.free_device_wide(block)));
@@ -443,7 +493,8 @@ fn under_pressure_one_synchronisation_serves_all() {
 
 #[test]
 fn a_thread_that_has_ended_leaves_its_memory_to_others() {
-    let rig = Rig::over(GpuConfig { context_events: true, ..GpuConfig::new(16 * GIB) }, "record:on");
+    let rig =
+        Rig::over(GpuConfig { context_events: true, ..GpuConfig::new(16 * GIB) }, "record:on");
     rig.heap.announce_ordered_callers();
     for _ in 0..100 {
         std::thread::scope(|scope| {
@@ -482,7 +533,10 @@ fn what_the_heap_owns_is_told_by_the_start_of_a_block_only() {
         for size in [1, 512, 100_000, MIB, MIB + 1, 30 * MIB] {
             let address = rig.malloc(size, ALL_STREAMS);
             let owned = rig.heap.owns(address).unwrap_or_else(|| panic!("{conf}: {size}"));
-            assert_eq!((owned.device, owned.requested, owned.bytes), (0, size, size.next_multiple_of(512)));
+            assert_eq!(
+                (owned.device, owned.requested, owned.bytes),
+                (0, size, size.next_multiple_of(512))
+            );
             assert_eq!(rig.heap.owns(address + 512), None, "{conf}: inside");
             assert!(rig.heap.is_ours(address));
             assert!(rig.heap.free_device_wide(address));

@@ -1,5 +1,5 @@
-//! Every position of failure: a fixed program, run once for every driver call that the allocator makes in it, with exactly that
-//! call failing.
+//! Every position of failure: a fixed program, run once for every driver call that the allocator
+//! makes in it, with exactly that call failing.
 
 mod common;
 #[path = "common/flaky.rs"]
@@ -35,14 +35,17 @@ impl Rig {
         config.heap.record = false;
         let heap = Heap::new(driver.clone(), config.heap).unwrap();
         heap.announce_hooks(3);
-        let stream = || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let stream =
+            || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
         let streams = [DEFAULT, stream(), stream()];
         Self { gpu, driver, heap, streams, blocks: Vec::new(), next: 1, random: 7 }
     }
 
     fn pick(&mut self, below: u64) -> u64 {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) % below
     }
 
@@ -172,7 +175,8 @@ fn nothing_is_lost_whichever_call_fails_where_streams_share_nothing() {
 
 #[test]
 fn the_books_stay_true_whenever_the_device_is_lost() {
-    for conf in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"] {
+    for conf in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"]
+    {
         fail_every_call(conf, &[ErrorKind::DeviceLost]);
     }
 }
@@ -196,7 +200,8 @@ fn a_device_that_is_lost_is_not_called_out_of_memory() {
 #[test]
 fn a_malloc_on_one_stream_too_many_tells_that_the_driver_refused_to_look_which_are_idle() {
     let rig = Rig::new("backing:pool");
-    let stream = || StreamHandle(as_program(|| rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+    let stream =
+        || StreamHandle(as_program(|| rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
     // All numbers are taken; all but a few of these streams have nothing.
     for _ in 2..MAX_STREAMS {
         assert!(rig.heap.free(rig.heap.malloc(1, 0, stream()).unwrap()));
@@ -204,7 +209,10 @@ fn a_malloc_on_one_stream_too_many_tells_that_the_driver_refused_to_look_which_a
     let last = stream();
     rig.driver.set(Plan::From(1, ErrorKind::Other));
     let refused = rig.heap.malloc(1, 0, last);
-    assert!(matches!(&refused, Err(Error::Driver(error)) if error.kind == ErrorKind::Other), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(Error::Driver(error)) if error.kind == ErrorKind::Other),
+        "{refused:?}"
+    );
     rig.driver.set(Plan::Sound);
     assert!(rig.heap.free(rig.heap.malloc(1, 0, last).unwrap()));
 }

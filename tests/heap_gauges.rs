@@ -1,4 +1,5 @@
-//! What the gauges of fragmentation say is so: a request of the size that they call satisfiable is satisfied, and not a larger one.
+//! What the gauges of fragmentation say is so: a request of the size that they call satisfiable is
+//! satisfied, and not a larger one.
 
 mod common;
 
@@ -9,7 +10,8 @@ use gruyere_phantom::as_program;
 
 const PAGE: u64 = 2 * MIB;
 
-/// A device of 4 GiB with live blocks and holes between them, all of whose work is done; the live blocks.
+/// A device of 4 GiB with live blocks and holes between them, all of whose work is done; the live
+/// blocks.
 fn with_holes(conf: &str, seed: u64) -> (Rig, Vec<u64>) {
     let rig = Rig::bare(4 * GIB, &format!("{conf},headroom:0,record:on"));
     rig.heap.announce_hooks(3);
@@ -46,7 +48,10 @@ fn the_largest_request_fits_without_growth_and_more_than_is_free_does_not() {
     for seed in 1..=20 {
         let (rig, _live) = with_holes("backing:stitch", seed);
         let stats = rig.heap.stats(0).unwrap();
-        assert!(stats.largest_request > stats.largest_free, "seed {seed}: pages in several holes count");
+        assert!(
+            stats.largest_request > stats.largest_free,
+            "seed {seed}: pages in several holes count"
+        );
         // Nothing more may be taken.
         rig.heap.set_memory_fraction(stats.reserved as f64 / stats.total_memory as f64, 0).unwrap();
         let address = rig.malloc(stats.largest_request, DEFAULT);
@@ -130,15 +135,18 @@ fn the_99th_percentile_request_is_told_beside_what_fits() {
     assert!(is_near(ask(8 * MIB, 20), 8 * MIB));
     let snapshot = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
     let fits = snapshot.p99_fits().unwrap();
-    let expected = rig.heap.stats(0).unwrap().largest_growing as f64 / snapshot.request_p99() as f64;
+    let expected =
+        rig.heap.stats(0).unwrap().largest_growing as f64 / snapshot.request_p99() as f64;
     assert!((fits - expected).abs() < 1e-9 && fits > 1000.0, "{fits}");
 }
 
 #[test]
 fn the_gauges_are_written_without_any_mark() {
     let rig = Rig::new("record:on");
-    let largest =
-        || Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].gauge(DeviceGauge::LargestRequest);
+    let largest = || {
+        Reader::own(rig.heap.record()).unwrap().device_snapshots()[0]
+            .gauge(DeviceGauge::LargestRequest)
+    };
     (0..600).for_each(|_| assert!(rig.heap.free(rig.malloc(5 * MIB, DEFAULT))));
     assert!(largest() > 0);
 }

@@ -1,4 +1,5 @@
-//! The reclaim ladder accounts for what it does: calls, bytes and host time of each rung, in the heap and on the record.
+//! The reclaim ladder accounts for what it does: calls, bytes and host time of each rung, in the
+//! heap and on the record.
 
 mod common;
 
@@ -17,7 +18,8 @@ const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
     [DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes, DeviceGauge::Rung5Microseconds],
 ];
 
-/// Runs a device of 1 GiB out of memory: half of it is freed, but a kernel of another stream uses that still.
+/// Runs a device of 1 GiB out of memory: half of it is freed, but a kernel of another stream uses
+/// that still.
 fn run_out(rig: &Rig) -> Ladder {
     let side = rig.stream();
     let (kept, busy) = (rig.malloc(400 * MIB, DEFAULT), rig.malloc(400 * MIB, side));
@@ -36,7 +38,8 @@ fn each_rung_that_was_tried_has_its_calls_and_host_time_on_the_record() {
     let rig = Rig::bare(GIB, "headroom:0,record:on");
     rig.heap.announce_hooks(3);
     let ladder = run_out(&rig);
-    // The events are asked, the slabs looked through, memory given back, the device waited for, and the headroom tried.
+    // The events are asked, the slabs looked through, memory given back, the device waited for, and
+    // the headroom tried.
     for number in [0, 1, 2, 4, 5] {
         let rung = ladder.rungs[number];
         assert!(rung.calls > 0 && rung.nanoseconds > 0, "rung {number}: {rung:?}");
@@ -54,7 +57,10 @@ fn the_out_of_memory_message_and_the_dump_tell_what_was_tried() {
     rig.heap.announce_hooks(3);
     run_out(&rig);
     let error = rig.heap.malloc(2 * GIB, 0, DEFAULT).unwrap_err().to_string();
-    assert!(error.contains("Tried so far: ask events ") && error.contains("synchronise "), "{error}");
+    assert!(
+        error.contains("Tried so far: ask events ") && error.contains("synchronise "),
+        "{error}"
+    );
     let dump = rig.heap.dump();
     assert!(dump.contains("reclaim: synchronise"), "{dump}");
 }
@@ -76,8 +82,9 @@ fn a_request_that_fits_tries_no_rung() {
 fn a_headroom_that_had_to_be_touched_is_open_until_the_next_trim() {
     let rig = Rig::bare(GIB, "headroom:256MiB,slack:0B,record:on");
     rig.heap.announce_hooks(3);
-    let ladder =
-        || Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].gauge(DeviceGauge::Rung5Calls);
+    let ladder = || {
+        Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].gauge(DeviceGauge::Rung5Calls)
+    };
     let mut blocks = vec![rig.malloc(760 * MIB, DEFAULT)];
     assert_eq!(ladder(), 0);
     // The ladder is tried once, and not for each of the requests that follow.

@@ -1,6 +1,8 @@
-//! Streams that last and streams that pass: when the heap may use a stream's handle, and what becomes of memory that was freed on one which it may not use.
+//! Streams that last and streams that pass: when the heap may use a stream's handle, and what
+//! becomes of memory that was freed on one which it may not use.
 //!
-//! In all of them the stand-in knows for which streams the program vouches, and takes a call on any other for a misuse.
+//! In all of them the stand-in knows for which streams the program vouches, and takes a call on any
+//! other for a misuse.
 
 mod common;
 
@@ -73,7 +75,10 @@ fn calls_that_name_a_passing_stream_record_one_event_for_each_time_that_memory_w
         }
     }
     let recorded = count(&rig, CallKind::EventRecord);
-    assert!((1..=2 * needed).contains(&recorded), "{recorded} events for {needed} that needed memory");
+    assert!(
+        (1..=2 * needed).contains(&recorded),
+        "{recorded} events for {needed} that needed memory"
+    );
     rig.check();
 }
 
@@ -154,7 +159,8 @@ fn an_announced_stream_is_asked_whether_it_captures_and_nothing_else() {
     let (lasting, passing) = (rig.stream(), rig.passing_stream());
     for (stream, ids) in [(lasting, 0), (passing, 100)] {
         use_and_free(&rig, 1000, stream, 1);
-        let (asked, total) = (count(&rig, CallKind::StreamId), rig.gpu.counts(Caller::Allocator).total());
+        let (asked, total) =
+            (count(&rig, CallKind::StreamId), rig.gpu.counts(Caller::Allocator).total());
         for _ in 0..100 {
             use_and_free(&rig, 1000, stream, 1);
         }
@@ -205,7 +211,8 @@ fn a_stream_that_is_announced_by_a_handle_of_one_that_is_gone_gets_none_of_its_m
 }
 
 #[test]
-fn a_passing_stream_that_was_seen_in_a_capture_of_nobodys_is_taken_to_capture_until_it_is_seen_to_be_quiet() {
+fn a_passing_stream_that_was_seen_in_a_capture_of_nobodys_is_taken_to_capture_until_it_is_seen_to_be_quiet()
+ {
     let rig = new(GIB, "headroom:0");
     let (passing, other) = (rig.passing_stream(), rig.stream());
     as_program(|| rig.gpu.begin_capture(0, passing.0, CaptureMode::Relaxed, None)).unwrap();
@@ -213,9 +220,15 @@ fn a_passing_stream_that_was_seen_in_a_capture_of_nobodys_is_taken_to_capture_un
     let parked = rig.malloc(900 * MIB, other);
     assert!(rig.record_stream(parked, ALL_STREAMS));
     assert!(rig.heap.free(parked));
-    assert!(rig.heap.malloc(900 * MIB, 0, other).is_err(), "a synchronisation would break the capture");
+    assert!(
+        rig.heap.malloc(900 * MIB, 0, other).is_err(),
+        "a synchronisation would break the capture"
+    );
     rig.heap.trim();
-    assert_eq!(count(&rig, CallKind::DeviceSynchronize) + count(&rig, CallKind::ContextEventRecord), 0);
+    assert_eq!(
+        count(&rig, CallKind::DeviceSynchronize) + count(&rig, CallKind::ContextEventRecord),
+        0
+    );
     let status = as_program(|| rig.gpu.capture_status(0, passing.0)).unwrap();
     assert!(matches!(status, CaptureStatus::Active(_)), "{status:?}");
     as_program(|| rig.gpu.end_capture(0, passing.0)).unwrap();
@@ -357,8 +370,10 @@ fn a_free_names_no_stream() {
 
 #[test]
 fn cuda_free_async_names_its_stream() {
-    let rig =
-        Rig::over(GpuConfig { context_events: false, vouched_streams: true, ..GpuConfig::new(16 * GIB) }, "");
+    let rig = Rig::over(
+        GpuConfig { context_events: false, vouched_streams: true, ..GpuConfig::new(16 * GIB) },
+        "",
+    );
     rig.heap.announce_ordered_callers();
     let (passing, other) = (rig.passing_stream(), rig.stream());
     let freed = rig.malloc(100 * MIB, passing);

@@ -1,4 +1,5 @@
-//! Lifetimes beyond the tag of a request: memory reserved for them, blocks tagged when they are live, checkpoints, and alerts.
+//! Lifetimes beyond the tag of a request: memory reserved for them, blocks tagged when they are
+//! live, checkpoints, and alerts.
 
 mod common;
 
@@ -39,14 +40,16 @@ fn the_configuration_knows_every_lifetime_by_name() {
     let reserve = KEYS.iter().find(|key| key.name == "reserve").unwrap();
     assert_eq!(reserve.default, "none");
     for lifetime in Lifetime::ALL {
-        let config = gruyere::config::Config::parse(&format!("reserve:{}=1MiB", lifetime.name())).unwrap();
+        let config =
+            gruyere::config::Config::parse(&format!("reserve:{}=1MiB", lifetime.name())).unwrap();
         let sizes = config.heap.reserve.map(|size| size.resolve(GIB));
         assert_eq!((sizes[lifetime as usize], sizes.iter().sum::<u64>()), (MIB, MIB));
     }
 }
 
 #[test]
-fn a_reserve_is_mapped_when_the_device_is_first_used_and_serves_its_lifetime_without_a_driver_call() {
+fn a_reserve_is_mapped_when_the_device_is_first_used_and_serves_its_lifetime_without_a_driver_call()
+{
     for conf in BACKINGS {
         let rig = rig(GIB, &format!("{conf},reserve:persistent=25%+step=32MiB"));
         assert_eq!(rig.gpu.books(0).physical, 0);
@@ -98,7 +101,9 @@ fn a_reserve_that_cannot_be_had_fails_the_first_request_with_what_to_do() {
             let error = rig.heap.malloc(1, 0, DEFAULT).unwrap_err();
             assert!(matches!(error, Error::Reserve(_)));
             let text = error.to_string();
-            for part in ["reserve:persistent=", "10.00 GiB", "device 0", "1.00 GiB free", "reserve less"] {
+            for part in
+                ["reserve:persistent=", "10.00 GiB", "device 0", "1.00 GiB free", "reserve less"]
+            {
                 assert!(text.contains(part), "{text}");
             }
             assert_eq!(rig.gpu.books(0).physical, 0, "{conf}");
@@ -113,15 +118,22 @@ fn a_live_block_that_is_tagged_is_counted_under_its_new_lifetime_until_it_is_gon
         let rig = rig(GIB, &format!("{conf},record:on"));
         let blocks = [rig.malloc(1000, DEFAULT), rig.malloc(3 * MIB, DEFAULT)];
         if conf == "backing:passthrough" {
-            assert!(!blocks.iter().any(|&block| rig.heap.tag(block, Lifetime::Step)), "not kept here");
+            assert!(
+                !blocks.iter().any(|&block| rig.heap.tag(block, Lifetime::Step)),
+                "not kept here"
+            );
             blocks.into_iter().for_each(|address| assert!(rig.heap.free(address)));
             continue;
         }
         let bytes = 1024 + 3 * MIB;
         assert_eq!(live(&rig), [bytes, 0, 0, 0]);
-        for lifetime in
-            [Lifetime::Persistent, Lifetime::Step, Lifetime::Step, Lifetime::Auto, Lifetime::Persistent]
-        {
+        for lifetime in [
+            Lifetime::Persistent,
+            Lifetime::Step,
+            Lifetime::Step,
+            Lifetime::Auto,
+            Lifetime::Persistent,
+        ] {
             for address in blocks {
                 assert!(rig.heap.tag(address, lifetime));
                 assert!(!rig.heap.tag(address + 512, lifetime), "no block starts there");
@@ -134,7 +146,11 @@ fn a_live_block_that_is_tagged_is_counted_under_its_new_lifetime_until_it_is_gon
         // In the block map too.
         let reader = gruyere::record::Reader::own(rig.heap.record()).unwrap();
         assert!(
-            reader.blocks().entries.iter().all(|(block, _)| block.lifetime == Lifetime::Persistent as u8)
+            reader
+                .blocks()
+                .entries
+                .iter()
+                .all(|(block, _)| block.lifetime == Lifetime::Persistent as u8)
         );
         blocks.into_iter().for_each(|address| assert!(rig.heap.free(address)));
         assert_eq!(live(&rig), [0; 4]);
@@ -247,7 +263,7 @@ fn those_who_want_alerts_hear_of_short_memory_on_the_thread_that_asked() {
         assert_eq!(*thread, std::thread::current().id());
     }
     // And from the queue, on any thread.
-    let of_ours =
-        std::iter::from_fn(|| ALERTS.next(Duration::ZERO)).filter(|(alert, _)| alert.asked == 777 * MIB);
+    let of_ours = std::iter::from_fn(|| ALERTS.next(Duration::ZERO))
+        .filter(|(alert, _)| alert.asked == 777 * MIB);
     assert_eq!(of_ours.count(), 4);
 }

@@ -1,6 +1,8 @@
-//! What a program asks of the driver does not grow with its streams: counted calls, so that it can be told without a clock.
+//! What a program asks of the driver does not grow with its streams: counted calls, so that it can
+//! be told without a clock.
 //!
-//! What it costs the host is `cargo bench -p gruyere-replay --bench many_streams`, and a bar of `cargo xtask instructions`.
+//! What it costs the host is `cargo bench -p gruyere-replay --bench many_streams`, and a bar of
+//! `cargo xtask instructions`.
 
 mod common;
 
@@ -47,7 +49,10 @@ fn streams_at_work(rig: &Rig, count: u64, work: u64) -> Vec<StreamHandle> {
 fn few_and_many(calls: impl Fn(u64) -> f64) {
     let (few, many) = (calls(FEW), calls(MANY));
     assert!(few > 0.0, "nothing was asked: nothing was tried");
-    assert!(many <= MOST * few, "{many:.1} driver calls a round at {MANY} streams, {few:.1} at {FEW}");
+    assert!(
+        many <= MOST * few,
+        "{many:.1} driver calls a round at {MANY} streams, {few:.1} at {FEW}"
+    );
 }
 
 #[test]
@@ -72,7 +77,8 @@ fn a_malloc_beside_a_thousand_idle_streams_asks_the_driver_no_more_than_beside_t
         let streams = streams_at_work(&rig, count, 1);
         let calls = counted(&rig, |round| {
             let stream = streams[(round * 7919 % count) as usize];
-            let size = if round.is_multiple_of(3) { 1 + round * 511 % MIB } else { 4 * MIB + round * 512 };
+            let size =
+                if round.is_multiple_of(3) { 1 + round * 511 % MIB } else { 4 * MIB + round * 512 };
             let address = rig.malloc(size, stream);
             as_program(|| rig.gpu.launch(0, stream.0, 1, 1)).unwrap();
             rig.heap.free(address);
@@ -116,7 +122,8 @@ fn cuda_malloc_and_cuda_free_beside_a_thousand_streams_ask_the_driver_at_most_th
 fn every_busy_stream_is_asked_before_long_however_many_there_are() {
     let rig = rig();
     rig.heap.announce_hooks(3);
-    // All are busy but the last, which has what the requester needs; the others' events are asked first.
+    // All are busy but the last, which has what the requester needs; the others' events are asked
+    // first.
     let busy = streams_at_work(&rig, MANY, SECONDS);
     let done = rig.stream();
     let requester = rig.stream();

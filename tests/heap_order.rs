@@ -1,6 +1,6 @@
-//! The heap under the oracle: random programs on several streams whose kernels take time, with graphs, destroyed streams and
-//! driver calls that fail. Two live blocks never overlap; nothing is reused before its stream order allows it; nothing is lost
-//! when a driver call fails.
+//! The heap under the oracle: random programs on several streams whose kernels take time, with
+//! graphs, destroyed streams and driver calls that fail. Two live blocks never overlap; nothing is
+//! reused before its stream order allows it; nothing is lost when a driver call fails.
 
 mod common;
 
@@ -42,7 +42,8 @@ enum Action {
     HostSpend {
         microseconds: u64,
     },
-    /// The stream ends, and another comes. `told`: the heap hears of the end, as it must of a stream that was announced; `announced`: it is told that the new one lasts.
+    /// The stream ends, and another comes. `told`: the heap hears of the end, as it must of a
+    /// stream that was announced; `announced`: it is told that the new one lasts.
     DestroyStream {
         stream: usize,
         told: bool,
@@ -64,14 +65,20 @@ fn size() -> impl Strategy<Value = u64> {
 fn action() -> impl Strategy<Value = Action> {
     let n = 0..64usize;
     prop_oneof![
-        12 => (size(), n.clone(), 0..4u8).prop_map(|(size, stream, tag)| Action::Malloc { size, stream, tag }),
+        12 => (size(), n.clone(), 0..4u8).prop_map(
+            |(size, stream, tag)| Action::Malloc { size, stream, tag }
+        ),
         10 => (0..4096usize).prop_map(|block| Action::Free { block }),
-        3 => (0..4096usize, n.clone()).prop_map(|(block, stream)| Action::RecordStream { block, stream }),
+        3 => (0..4096usize, n.clone()).prop_map(
+            |(block, stream)| Action::RecordStream { block, stream }
+        ),
         8 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
         1 => (n.clone(), n.clone()).prop_map(|(waiting, other)| Action::Join { waiting, other }),
         1 => n.clone().prop_map(|stream| Action::HostWait { stream }),
         2 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
-        2 => (n, any::<[bool; 2]>()).prop_map(|(stream, [told, announced])| Action::DestroyStream { stream, told, announced }),
+        2 => (n, any::<[bool; 2]>()).prop_map(
+            |(stream, [told, announced])| Action::DestroyStream { stream, told, announced }
+        ),
         1 => Just(Action::Trim),
         1 => Just(Action::Step),
     ]
@@ -85,7 +92,8 @@ struct Program {
     announced: [bool; 4],
     /// Live blocks: address, the stream's handle, and the streams recorded.
     blocks: Vec<u64>,
-    /// Blocks by the stream that they were allocated or recorded on: those of a destroyed stream may still be freed.
+    /// Blocks by the stream that they were allocated or recorded on: those of a destroyed stream
+    /// may still be freed.
     next: u64,
     failed: u64,
     steps: u32,
@@ -140,7 +148,8 @@ impl Program {
             }
             Action::RecordStream { block, stream } => {
                 if !self.blocks.is_empty() {
-                    let (address, stream) = (self.blocks[block % self.blocks.len()], self.stream(stream));
+                    let (address, stream) =
+                        (self.blocks[block % self.blocks.len()], self.stream(stream));
                     gpu.block_record_stream(address, 0, stream.0);
                     assert!(vouching(stream.0, || self.rig.heap.record_stream(address, stream)));
                 }
@@ -180,7 +189,11 @@ impl Program {
                 self.rig.heap.mark_step();
                 self.steps += 1;
                 let training = self.steps.is_multiple_of(2);
-                self.rig.heap.mark_phase(if training { Phase::Training } else { Phase::Validation });
+                self.rig.heap.mark_phase(if training {
+                    Phase::Training
+                } else {
+                    Phase::Validation
+                });
             }
         }
     }
@@ -205,7 +218,11 @@ const CONFS: [&str; 7] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![
+        proptest_config(
+            ProptestConfig { cases: 1500, max_shrink_iters: 2000, ..ProptestConfig::default() }
+        )
+    ]
 
     #[test]
     fn no_program_gets_memory_that_other_work_may_still_use(
@@ -232,9 +249,11 @@ proptest! {
         pages in prop_oneof![Just(8192u64), 40..400u64],
     ) {
         let mut program = Program::new(pages * 2 * MIB, CONFS[conf]);
-        // The program's own calls must not fail, or it would not be this program: only what the allocator calls.
+        // The program's own calls must not fail, or it would not be this program: only what the
+        // allocator calls.
         for kind in ALLOCATOR_CALLS {
-            program.rig.gpu.inject(Injection { kind: Some(kind), nth: nth.div_ceil(3), code, from_then_on });
+            program.rig.gpu
+                .inject(Injection { kind: Some(kind), nth: nth.div_ceil(3), code, from_then_on });
         }
         for action in &actions {
             if uses_faulty_calls(action) {
@@ -248,7 +267,8 @@ proptest! {
     }
 }
 
-/// What only the allocator calls in [`Program`], once its actions that synchronise or record are left out.
+/// What only the allocator calls in [`Program`], once its actions that synchronise or record are
+/// left out.
 const ALLOCATOR_CALLS: [CallKind; 18] = [
     CallKind::AddressReserve,
     CallKind::Create,

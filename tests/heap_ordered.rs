@@ -1,4 +1,5 @@
-//! Memory that other streams have used: what a stream may have at once, what it waits for, and when events are recorded.
+//! Memory that other streams have used: what a stream may have at once, what it waits for, and when
+//! events are recorded.
 
 mod common;
 
@@ -75,7 +76,9 @@ fn a_block_that_waits_only_for_the_requesting_stream_is_had_at_once_and_without_
         assert_eq!(again, block, "{conf}");
         program.launch(compute, 1);
         assert!(program.rig.gpu.books(0).physical > held, "{conf}");
-        for wait in [CallKind::StreamWaitEvent, CallKind::EventSynchronize, CallKind::DeviceSynchronize] {
+        for wait in
+            [CallKind::StreamWaitEvent, CallKind::EventSynchronize, CallKind::DeviceSynchronize]
+        {
             assert_eq!(program.calls(wait), 0, "{conf}");
         }
         assert_eq!(program.rig.gpu.host_time().blocked_by_allocator, 0, "{conf}");
@@ -91,7 +94,8 @@ fn beyond_the_slack_a_stream_waits_for_memory_that_fits_before_pages_move() {
     let (requester, other) = (program.rig.stream(), program.rig.stream());
     let split: Vec<u64> = (0..4).map(|_| program.malloc(64 * MIB, requester)).collect();
     let whole = program.malloc(128 * MIB, other);
-    // Idle pages in two places, which could move, and a free run that is long enough, behind work of the other stream.
+    // Idle pages in two places, which could move, and a free run that is long enough, behind work
+    // of the other stream.
     program.free(split[0]);
     program.free(split[2]);
     program.launch(other, 200);
@@ -113,7 +117,8 @@ fn beyond_the_slack_a_stream_waits_for_memory_that_fits_before_pages_move() {
 }
 
 #[test]
-fn blocks_that_wait_for_streams_have_events_behind_them_a_batch_at_a_time_before_anybody_needs_memory() {
+fn blocks_that_wait_for_streams_have_events_behind_them_a_batch_at_a_time_before_anybody_needs_memory()
+ {
     let mut program = Program::new("");
     let (compute, copy) = (program.rig.stream(), program.rig.stream());
     let room = program.malloc(GIB, compute);

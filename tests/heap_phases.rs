@@ -11,7 +11,8 @@ use gruyere_phantom::{CallCounts, CallKind, Caller, as_program};
 const BACKINGS: [&str; 2] = ["backing:stitch", "backing:pool"];
 const KERNEL: u64 = 20_000;
 
-/// A training program: weights that stay, and steps that need `layers` activations of 16 MiB beside them.
+/// A training program: weights that stay, and steps that need `layers` activations of 16 MiB beside
+/// them.
 struct Program {
     rig: Rig,
     weights: Vec<u64>,
@@ -27,7 +28,8 @@ impl Program {
         Self { rig, weights, stream, marks }
     }
 
-    /// Forward and backward: activations pile up and go, each with a kernel; some workspaces on the way.
+    /// Forward and backward: activations pile up and go, each with a kernel; some workspaces on the
+    /// way.
     fn step(&self, layers: u64) {
         let work = |address: u64| {
             as_program(|| self.rig.gpu.launch(0, self.stream.0, 1, KERNEL)).unwrap();
@@ -101,7 +103,11 @@ fn a_program_that_ends_training_and_evaluates_gets_memory_back() {
                 program.step(6);
             }
             let need = 128 * MIB + 6 * 17 * MIB + 8 * MIB;
-            assert!(program.held() < trained / 2, "{conf}: {} of {trained} B are held", program.held());
+            assert!(
+                program.held() < trained / 2,
+                "{conf}: {} of {trained} B are held",
+                program.held()
+            );
             if conf == "backing:stitch" {
                 assert!(program.held() <= need + need / 8, "{} B are held", program.held());
             }
@@ -149,9 +155,13 @@ fn validation_that_is_announced_gives_back_at_once_and_keeps_what_it_needs() {
             let kept = program.held();
             (0..40).for_each(|_| program.step(6));
             if turn > 0 && conf == "backing:stitch" {
-                // What validation needs was kept, but for what lies idle in chunks that are partly in use; and once it has what it needs,
-                // nothing is given back and taken again.
-                assert!(program.held() <= kept + kept / 4, "turn {turn}: {} B after {kept}", program.held());
+                // What validation needs was kept, but for what lies idle in chunks that are partly
+                // in use; and once it has what it needs, nothing is given back and taken again.
+                assert!(
+                    program.held() <= kept + kept / 4,
+                    "turn {turn}: {} B after {kept}",
+                    program.held()
+                );
                 let before = program.calls();
                 (0..20).for_each(|_| program.step(6));
                 for kind in [CallKind::Create, CallKind::Release] {
@@ -174,7 +184,10 @@ fn a_phase_leaves_what_is_reserved() {
         let trained = program.held();
         program.rig.heap.mark_phase(Phase::Validation);
         let held = program.held();
-        assert!(held < trained && held >= reserve + 128 * MIB, "{conf}: {held} of {trained} B are held");
+        assert!(
+            held < trained && held >= reserve + 128 * MIB,
+            "{conf}: {held} of {trained} B are held"
+        );
         program.check();
     }
 }

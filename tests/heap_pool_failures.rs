@@ -1,5 +1,6 @@
-//! Every position of failure in a program with pools and reserves: run once for every driver call that the allocator makes in it, with
-//! exactly that call failing. Nothing is lost, and what is refused can be had later.
+//! Every position of failure in a program with pools and reserves: run once for every driver call
+//! that the allocator makes in it, with exactly that call failing. Nothing is lost, and what is
+//! refused can be had later.
 
 mod common;
 #[path = "common/flaky.rs"]
@@ -19,7 +20,8 @@ struct Rig {
     gpu: Arc<Gpu>,
     driver: Arc<FlakyDriver>,
     heap: Heap,
-    /// The driver's pools hold memory in chunks of their own, in which spans of several of our pools may lie.
+    /// The driver's pools hold memory in chunks of their own, in which spans of several of our
+    /// pools may lie.
     in_driver_pools: bool,
 }
 
@@ -34,9 +36,12 @@ impl Rig {
         Self { gpu, driver, heap, in_driver_pools: conf.contains("backing:pool") }
     }
 
-    /// Pools are made, used on two streams, run out of memory, released and destroyed; the invariants are checked all along.
+    /// Pools are made, used on two streams, run out of memory, released and destroyed; the
+    /// invariants are checked all along.
     fn program(&self) {
-        let side = StreamHandle(as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let side = StreamHandle(
+            as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
+        );
         let mut next = 1;
         for round in 0..3u64 {
             let keys = [("a", 20 * MIB), ("b", 0)].map(|(name, reserve)| {
@@ -51,9 +56,12 @@ impl Rig {
             let mut blocks = Vec::new();
             for key in keys.into_iter().flatten() {
                 self.heap.pool_enter(key).unwrap();
-                for (size, stream) in
-                    [(3000, DEFAULT), (50 * MIB, side), (900_000, side), (60 * MIB + round * MIB, DEFAULT)]
-                {
+                for (size, stream) in [
+                    (3000, DEFAULT),
+                    (50 * MIB, side),
+                    (900_000, side),
+                    (60 * MIB + round * MIB, DEFAULT),
+                ] {
                     match self.heap.malloc(size, 0, stream) {
                         Ok(address) => {
                             self.gpu.block_malloc(next, address, size, 0, stream.0);
@@ -74,7 +82,8 @@ impl Rig {
             }
             for (at, key) in keys.into_iter().enumerate() {
                 let Some(key) = key else { continue };
-                let given = if at == 0 { self.heap.pool_release(key) } else { self.heap.pool_destroy(key) };
+                let given =
+                    if at == 0 { self.heap.pool_release(key) } else { self.heap.pool_destroy(key) };
                 assert!(
                     matches!(given, Ok(_) | Err(PoolError::Kept { .. } | PoolError::Unquiet)),
                     "{given:?}"
@@ -141,7 +150,8 @@ fn nothing_is_lost_whichever_plain_allocation_of_a_pool_fails() {
 
 #[test]
 fn nothing_is_lost_when_calls_fail_at_random_while_threads_use_and_release_pools() {
-    for conf in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"] {
+    for conf in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"]
+    {
         let rig = Rig::new(conf);
         rig.driver.set(Plan::OneIn(12));
         std::thread::scope(|scope| {
@@ -155,7 +165,8 @@ fn nothing_is_lost_when_calls_fail_at_random_while_threads_use_and_release_pools
                     for round in 0..120u64 {
                         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                         let name = ["a", "b"][(random >> 60) as usize % 2];
-                        let Ok(key) = rig.heap.pool_create(name, 0, (random >> 50) % 3 * 4 * MIB, None)
+                        let Ok(key) =
+                            rig.heap.pool_create(name, 0, (random >> 50) % 3 * 4 * MIB, None)
                         else {
                             continue;
                         };
@@ -163,7 +174,8 @@ fn nothing_is_lost_when_calls_fail_at_random_while_threads_use_and_release_pools
                         if rig.heap.pool_enter(key).is_err() {
                             continue;
                         }
-                        let sizes = [900, 60_000 * (1 + round % 16), (1 + (random >> 40) % 12) * MIB];
+                        let sizes =
+                            [900, 60_000 * (1 + round % 16), (1 + (random >> 40) % 12) * MIB];
                         let blocks: Vec<u64> = sizes
                             .into_iter()
                             .enumerate()
@@ -195,7 +207,8 @@ fn nothing_is_lost_when_calls_fail_at_random_while_threads_use_and_release_pools
 }
 
 #[test]
-fn a_reserve_of_the_configuration_that_meets_a_failure_leaves_nothing_and_is_had_at_the_next_request() {
+fn a_reserve_of_the_configuration_that_meets_a_failure_leaves_nothing_and_is_had_at_the_next_request()
+ {
     for backing in ["stitch", "pool", "fixed"] {
         let conf = format!("backing:{backing},headroom:0,reserve:persistent=40MiB+step=10MiB");
         let request = |rig: &Rig| {
@@ -213,7 +226,10 @@ fn a_reserve_of_the_configuration_that_meets_a_failure_leaves_nothing_and_is_had
             let rig = Rig::new(&conf);
             rig.driver.set(Plan::Nth(nth, ErrorKind::InvalidValue));
             if let Err(error) = request(&rig) {
-                assert!(matches!(error, Error::Reserve(_) | Error::Driver(_)), "{conf} {nth}: {error}");
+                assert!(
+                    matches!(error, Error::Reserve(_) | Error::Driver(_)),
+                    "{conf} {nth}: {error}"
+                );
                 rig.driver.set(Plan::Sound);
                 assert_eq!(rig.gpu.books(0).physical, 0, "{conf}: call {nth} of {calls}");
                 request(&rig).unwrap();

@@ -1,4 +1,5 @@
-//! Named pools: threads enter them, they go back to the device whole, and never a moment too early. Under the oracle, one test a promise.
+//! Named pools: threads enter them, they go back to the device whole, and never a moment too early.
+//! Under the oracle, one test a promise.
 
 mod common;
 
@@ -80,8 +81,8 @@ fn a_pool_goes_back_to_the_device_whole_and_can_be_used_again() {
         let before = world.physical();
         let pool = world.pool("kv", 0);
         for _ in 0..2 {
-            let blocks: Vec<u64> =
-                world.inside(pool, || SIZES.iter().map(|&size| world.malloc(size, DEFAULT)).collect());
+            let blocks: Vec<u64> = world
+                .inside(pool, || SIZES.iter().map(|&size| world.malloc(size, DEFAULT)).collect());
             let stats = world.rig.heap.pool_stats(pool).unwrap();
             assert_eq!(stats.live_blocks, SIZES.len() as u64);
             assert!(stats.held >= stats.live && stats.live >= SIZES.iter().sum());
@@ -113,7 +114,8 @@ fn a_release_names_what_is_live_and_does_nothing() {
         let late = world.inside(pool, || world.malloc(7 * MIB, DEFAULT));
         let held = world.held(pool);
         let calls = world.rig.gpu.counts(Caller::Allocator);
-        let Err(PoolError::Live { count, bytes, largest }) = world.rig.heap.pool_release(pool) else {
+        let Err(PoolError::Live { count, bytes, largest }) = world.rig.heap.pool_release(pool)
+        else {
             panic!("{conf}: released under live blocks")
         };
         assert_eq!((count, bytes), (3, 1024 + 12 * MIB));
@@ -125,7 +127,11 @@ fn a_release_names_what_is_live_and_does_nothing() {
             "{conf}"
         );
         assert_eq!(world.held(pool), held);
-        assert_eq!(world.rig.gpu.counts(Caller::Allocator), calls, "{conf}: a refusal makes no driver call");
+        assert_eq!(
+            world.rig.gpu.counts(Caller::Allocator),
+            calls,
+            "{conf}: a refusal makes no driver call"
+        );
         [small, large, late].into_iter().for_each(|address| world.free(address));
         assert_eq!(world.rig.heap.pool_release(pool).unwrap(), held);
         world.check();
@@ -138,7 +144,8 @@ fn a_release_waits_for_the_work_that_uses_the_pool() {
         let world = World::new(300 * MIB, conf);
         let (side, other) = (world.rig.stream(), world.rig.stream());
         let pool = world.pool("kv", 0);
-        let (block, shared) = world.inside(pool, || (world.malloc(90 * MIB, side), world.malloc(4000, side)));
+        let (block, shared) =
+            world.inside(pool, || (world.malloc(90 * MIB, side), world.malloc(4000, side)));
         world.rig.gpu.block_record_stream(shared, 0, other.0);
         assert!(world.rig.heap.record_stream(shared, other));
         world.launch(side, 5_000_000);
@@ -147,7 +154,10 @@ fn a_release_waits_for_the_work_that_uses_the_pool() {
         world.free(shared);
         let end = world.rig.gpu.host_time().device_end;
         world.rig.heap.pool_release(pool).unwrap();
-        assert!(world.rig.gpu.host_time().now >= end, "{conf}: released before its kernels were done");
+        assert!(
+            world.rig.gpu.host_time().now >= end,
+            "{conf}: released before its kernels were done"
+        );
         assert_eq!(world.physical(), 0, "{conf}");
         // The same physical memory, at once, for somebody else.
         let again = world.malloc(250 * MIB, other);
@@ -167,7 +177,8 @@ fn nothing_is_released_while_a_graph_is_captured() {
         world.free(block);
         let held = world.held(pool);
         world.rig.heap.begin_allocate_to_pool(0, (0, 7)).unwrap();
-        as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(7))).unwrap();
+        as_program(|| world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(7)))
+            .unwrap();
         assert!(matches!(world.rig.heap.pool_release(pool), Err(PoolError::Unquiet)), "{conf}");
         assert_eq!(world.held(pool), held);
         // What the graph allocates is the graph's, also inside the pool.
@@ -285,7 +296,9 @@ fn the_limit_of_a_pool_is_enforced_and_named() {
         let pool = world.rig.heap.pool_create("cache", 0, 0, Some(20 * MIB)).unwrap();
         let first = world.inside(pool, || world.malloc(15 * MIB, DEFAULT));
         let refused = world.inside(pool, || world.rig.heap.malloc(6 * MIB, 0, DEFAULT));
-        let Err(Error::OutOfMemory(report)) = refused else { panic!("{conf}: served over the limit") };
+        let Err(Error::OutOfMemory(report)) = refused else {
+            panic!("{conf}: served over the limit")
+        };
         let text = report.to_string();
         assert!(
             text.starts_with("CUDA out of memory. Tried to allocate 6.00 MiB.")
@@ -324,14 +337,16 @@ fn nobody_takes_the_reserve_of_a_pool_and_what_lies_idle_above_it_is_given_up() 
     for conf in BACKINGS {
         let world = World::new(GIB, conf);
         let pool = world.pool("kv", 400 * MIB);
-        let blocks =
-            world.inside(pool, || [world.malloc(390 * MIB, DEFAULT), world.malloc(200 * MIB, DEFAULT)]);
+        let blocks = world
+            .inside(pool, || [world.malloc(390 * MIB, DEFAULT), world.malloc(200 * MIB, DEFAULT)]);
         blocks.into_iter().for_each(|address| world.free(address));
         assert!(world.held(pool) >= 590 * MIB, "{conf}");
         let outside = world.malloc(550 * MIB, DEFAULT);
         assert!((400 * MIB..474 * MIB).contains(&world.held(pool)), "{conf}: {}", world.held(pool));
         let refused = world.rig.heap.malloc(300 * MIB, 0, DEFAULT);
-        let Err(Error::OutOfMemory(report)) = refused else { panic!("{conf}: the reserve was taken") };
+        let Err(Error::OutOfMemory(report)) = refused else {
+            panic!("{conf}: the reserve was taken")
+        };
         assert!(report.to_string().contains("held by named pools"), "{report}");
         assert!(world.held(pool) >= 400 * MIB, "{conf}");
         let inside = world.inside(pool, || world.malloc(390 * MIB, DEFAULT));
@@ -354,7 +369,11 @@ fn a_reserve_that_cannot_be_had_is_refused_with_the_reason_and_nothing_is_kept()
         assert!(heap.pool_create("huge", 0, u64::MAX, None).is_err());
         let pool = world.pool("huge", 100 * MIB);
         assert!(heap.pool_create("huge", 0, 2 * GIB, None).is_err(), "{conf}");
-        assert_eq!(heap.pool_stats(pool).unwrap().reserve, 100 * MIB, "{conf}: what it had, it keeps");
+        assert_eq!(
+            heap.pool_stats(pool).unwrap().reserve,
+            100 * MIB,
+            "{conf}: what it had, it keeps"
+        );
         assert!(world.held(pool) < 300 * MIB, "{conf}: {}", world.held(pool));
         world.check();
     }
@@ -509,7 +528,8 @@ fn threads_allocate_in_pools_while_others_release_them() {
                 while !done.load(Ordering::Relaxed) {
                     match world.rig.heap.pool_release(pool) {
                         Ok(_) => released.fetch_add(1, Ordering::Relaxed),
-                        // Somebody was inside, or used it again each time that the device had been waited for.
+                        // Somebody was inside, or used it again each time that the device had been
+                        // waited for.
                         Err(PoolError::Live { .. } | PoolError::Busy | PoolError::Kept { .. }) => 0,
                         Err(other) => panic!("{conf}: {other}"),
                     };
@@ -531,7 +551,8 @@ fn a_pool_that_shares_nothing_between_streams_goes_back_whole_too() {
         let world = World::new(GIB, &format!("{conf},share:off"));
         let side = world.rig.stream();
         let pool = world.pool("kv", 0);
-        let blocks = world.inside(pool, || [world.malloc(40 * MIB, side), world.malloc(9000, DEFAULT)]);
+        let blocks =
+            world.inside(pool, || [world.malloc(40 * MIB, side), world.malloc(9000, DEFAULT)]);
         world.launch(side, 1_000_000);
         blocks.into_iter().for_each(|address| world.free(address));
         world.rig.heap.pool_release(pool).unwrap();

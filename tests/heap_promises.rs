@@ -8,7 +8,8 @@ use gruyere::heap::Error;
 use gruyere::heap::pool::lifetime::{self, Lifetime};
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, DeviceConfig, as_program};
 
-const BACKINGS: [&str; 4] = ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
+const BACKINGS: [&str; 4] =
+    ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
 /// Sizes around every rounding that the heap does.
 const SIZES: [u64; 14] = [
     1,
@@ -170,7 +171,9 @@ fn out_of_memory_names_the_cause_in_bytes_and_the_program_goes_on() {
         };
         assert_eq!((report.asked, report.live, report.total), (600 * MIB, 600 * MIB, GIB));
         assert!(
-            report.to_string().starts_with("CUDA out of memory. Tried to allocate 600.00 MiB. GPU 0 has")
+            report
+                .to_string()
+                .starts_with("CUDA out of memory. Tried to allocate 600.00 MiB. GPU 0 has")
         );
         rig.check();
         assert!(rig.heap.free(held));
@@ -208,7 +211,8 @@ fn headroom_is_left_alone_until_there_is_no_other_way() {
 fn devices_keep_their_memory_apart_and_reach_each_others() {
     let rig = Rig::over(GpuConfig::devices(3, 4 * GIB), "");
     rig.heap.announce_hooks(3);
-    let blocks: Vec<u64> = (0..3).map(|device| rig.heap.malloc(5 * MIB, device, DEFAULT).unwrap()).collect();
+    let blocks: Vec<u64> =
+        (0..3).map(|device| rig.heap.malloc(5 * MIB, device, DEFAULT).unwrap()).collect();
     for (device, &address) in blocks.iter().enumerate() {
         assert_eq!(rig.gpu.allocation(address).unwrap().device, device as u32);
         assert_eq!(rig.heap.stats(device as i64).unwrap().live, 5 * MIB);

@@ -124,8 +124,9 @@ fn blocks_of_the_shared_page_that_wait_for_streams_take_no_slot_of_a_slab() {
     // The last of these have a slab of ten slots.
     let slots: Vec<u64> = (0..6).map(|_| rig.malloc(200_000, DEFAULT)).collect();
     assert!(rig.heap.stats(0).unwrap().slab_bytes > 0);
-    let inactive =
-        || rig.heap.torch_stats(0).unwrap().held.inactive_split[gruyere::record::peaks::SMALL].current;
+    let inactive = || {
+        rig.heap.torch_stats(0).unwrap().held.inactive_split[gruyere::record::peaks::SMALL].current
+    };
     let before = inactive();
     assert!(before > 0);
     as_program(|| rig.gpu.launch(0, side.0, 1, 1_000_000_000)).unwrap();
@@ -147,7 +148,9 @@ proptest! {
 
     #[test]
     fn small_programs_never_share_a_byte_and_lose_nothing_when_driver_calls_fail(
-        actions in prop::collection::vec((any::<bool>(), 0..4096usize, 1..700_000u64, 0..3usize), 1..200),
+        actions in prop::collection::vec(
+            (any::<bool>(), 0..4096usize, 1..700_000u64, 0..3usize), 1..200
+        ),
         // Small blocks mostly, and a large one.
         large in prop_oneof![3 => Just(0u64), 1 => MIB..8 * MIB],
         nth in prop_oneof![Just(u64::MAX), 1..30u64],
@@ -167,7 +170,8 @@ proptest! {
         for (turn, &(grows, which, size, stream)) in actions.iter().enumerate() {
             let stream = streams[stream];
             // Most requests are a tenth of a tenth: many of them in a page.
-            let size = if turn == 60 && large > 0 { large } else if which % 3 == 0 { size } else { size / 90 + 1 };
+            let size = if turn == 60
+                && large > 0 { large } else if which % 3 == 0 { size } else { size / 90 + 1 };
             if grows || live.is_empty() {
                 if let Ok(address) = rig.heap.malloc(size, 0, stream) {
                     rig.gpu.block_malloc(next, address, size, 0, stream.0);

@@ -1,4 +1,5 @@
-//! Memory in spans (`backing:pool`, `backing:fixed`): how long they are, what lies in which, and when they go back.
+//! Memory in spans (`backing:pool`, `backing:fixed`): how long they are, what lies in which, and
+//! when they go back.
 
 mod common;
 
@@ -32,13 +33,18 @@ fn near_the_end_of_a_large_device_spans_are_a_small_part_of_what_is_left() {
         blocks.push(rig.malloc(62 * GIB, DEFAULT));
         let before = reserved(&rig);
         blocks.push(rig.malloc(24 * MIB, DEFAULT));
-        assert!(reserved(&rig) - before <= 24 * MIB, "{conf}: {} MiB", (reserved(&rig) - before) / MIB);
+        assert!(
+            reserved(&rig) - before <= 24 * MIB,
+            "{conf}: {} MiB",
+            (reserved(&rig) - before) / MIB
+        );
         blocks.into_iter().for_each(|block| assert!(rig.heap.free(block)));
         rig.finish();
     }
 }
 
-/// cuMemFree waits for the device: a heap of pools calls it only for a program that would run out of memory otherwise.
+/// cuMemFree waits for the device: a heap of pools calls it only for a program that would run out
+/// of memory otherwise.
 #[test]
 fn what_a_heap_of_pools_took_beside_them_goes_back_once_memory_is_exhausted() {
     let rig = Rig::bare(GIB, SPANS[0]);

@@ -1,4 +1,5 @@
-//! Programs that make a stream for each request: far more streams than the allocator has numbers for.
+//! Programs that make a stream for each request: far more streams than the allocator has numbers
+//! for.
 
 mod common;
 #[path = "common/flaky.rs"]
@@ -15,17 +16,20 @@ use gruyere_phantom_driver::PhantomDriver;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// `requests` streams, `alive` of them at a time; blocks outlive their streams, and are used by the streams of others. The oracle's clocks
-/// grow with the square of the streams that there were, so it watches the shorter runs.
+/// `requests` streams, `alive` of them at a time; blocks outlive their streams, and are used by the
+/// streams of others. The oracle's clocks grow with the square of the streams that there were, so
+/// it watches the shorter runs.
 fn many_short_lived_streams(conf: &str, requests: u64, alive: usize) {
     let oracle = requests < 20_000;
-    let rig = Rig::over(GpuConfig { oracle, vouched_streams: true, ..GpuConfig::new(16 * GIB) }, conf);
+    let rig =
+        Rig::over(GpuConfig { oracle, vouched_streams: true, ..GpuConfig::new(16 * GIB) }, conf);
     rig.heap.announce_hooks(3);
     let mut streams = VecDeque::new();
     let mut blocks = VecDeque::new();
     for request in 0..requests {
         let stream = rig.passing_stream();
-        let size = if request % 5 == 0 { MIB + request % 7 * 100_000 } else { 1 + request % 100_000 };
+        let size =
+            if request % 5 == 0 { MIB + request % 7 * 100_000 } else { 1 + request % 100_000 };
         let address = rig.malloc(size, stream);
         rig.gpu.block_malloc(request + 1, address, size, 0, stream.0);
         as_program(|| rig.gpu.launch(0, stream.0, 1, 50_000)).unwrap();
@@ -79,7 +83,8 @@ fn short_lived_streams_that_share_nothing_are_served_too() {
 fn streams_that_are_all_alive_are_refused_past_the_last_number_and_their_uses_still_kept_apart() {
     let rig = Rig::new("");
     let streams: Vec<StreamHandle> = (1..MAX_STREAMS).map(|_| rig.passing_stream()).collect();
-    // A heap that holds much grows by many pages at a time: blocks share them, so none goes back to the driver with one of its blocks.
+    // A heap that holds much grows by many pages at a time: blocks share them, so none goes back to
+    // the driver with one of its blocks.
     rig.malloc(64 * MIB, DEFAULT);
     let blocks: Vec<u64> = streams.iter().map(|&stream| rig.malloc(MIB + 1, stream)).collect();
     let one_more = rig.passing_stream();
@@ -115,7 +120,8 @@ fn a_driver_call_that_fails_while_numbers_are_looked_for_is_not_blamed_on_the_pr
         let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 1));
         let heap = Heap::new(driver.clone(), Settings::default()).unwrap();
         heap.announce_hooks(3);
-        let passing = || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let passing =
+            || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
         // All numbers are taken, by streams without a block.
         for _ in 1..MAX_STREAMS {
             assert!(heap.free(heap.malloc(MIB + 1, 0, passing()).unwrap()));

@@ -17,8 +17,8 @@ const WRONG: [Tags; 3] = [
     [Lifetime::Transient, Lifetime::Transient, Lifetime::Transient],
 ];
 
-/// Trains with `tags` under the oracle of stream order; the peak of what was held. Weights live to the end, activations to the end of
-/// their step, and a side stream uses every eighth of them.
+/// Trains with `tags` under the oracle of stream order; the peak of what was held. Weights live to
+/// the end, activations to the end of their step, and a side stream uses every eighth of them.
 fn train(tags: Tags, conf: &str) -> u64 {
     let rig = Rig::new(conf);
     let side = rig.stream();
@@ -40,7 +40,8 @@ fn train(tags: Tags, conf: &str) -> u64 {
     for _ in 0..6 {
         let mut activations = Vec::new();
         for layer in 1..40u64 {
-            let activation = malloc(tags[1], layer * 200_000, if layer % 5 == 0 { side } else { DEFAULT });
+            let activation =
+                malloc(tags[1], layer * 200_000, if layer % 5 == 0 { side } else { DEFAULT });
             if layer % 8 == 0 {
                 rig.gpu.block_record_stream(activation, 0, side.0);
                 assert!(rig.heap.record_stream(activation, side));

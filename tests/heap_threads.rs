@@ -1,5 +1,6 @@
-//! Threads in one heap: random programs on several streams, blocks freed by others than their makers, trims, steps, statistics and
-//! captures in between. Live blocks never overlap, stream order holds, and nothing is lost.
+//! Threads in one heap: random programs on several streams, blocks freed by others than their
+//! makers, trims, steps, statistics and captures in between. Live blocks never overlap, stream
+//! order holds, and nothing is lost.
 
 mod common;
 #[path = "common/flaky.rs"]
@@ -40,7 +41,8 @@ impl Arena {
         let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 42));
         let heap = Heap::new(driver.clone(), Config::parse(conf).unwrap().heap).unwrap();
         heap.announce_hooks(3);
-        let stream = || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let stream =
+            || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
         let streams = (0..3).map(|_| stream()).collect();
         Self {
             gpu,
@@ -135,7 +137,9 @@ impl Arena {
                 62 if random.below(8) == 0 => {
                     self.heap.stats(0).unwrap();
                 }
-                63.. if self.oracle => as_program(|| self.gpu.launch(0, stream.0, 1, 20_000)).unwrap(),
+                63.. if self.oracle => {
+                    as_program(|| self.gpu.launch(0, stream.0, 1, 20_000)).unwrap()
+                }
                 _ => {}
             }
             while own.len() > 200 {
@@ -147,7 +151,9 @@ impl Arena {
 
     /// Captures one graph after another, on a stream that nobody else uses, while the others go on.
     fn capture(&self) {
-        let stream = StreamHandle(as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let stream = StreamHandle(
+            as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
+        );
         let mut random = Random(99);
         for graph in 1.. {
             if self.done.load(Ordering::Relaxed) {
@@ -200,7 +206,8 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
     }
 }
@@ -209,7 +216,9 @@ const TIME: Duration = Duration::from_millis(1500);
 
 #[test]
 fn live_blocks_of_threads_never_overlap() {
-    for conf in ["backing:pool,record:on", "backing:fixed,record:on", "backing:passthrough,record:on"] {
+    for conf in
+        ["backing:pool,record:on", "backing:fixed,record:on", "backing:passthrough,record:on"]
+    {
         Arena::new(conf, false, 16 << 30).play(6, false, TIME);
     }
 }

@@ -57,7 +57,8 @@ fn step(rig: &Rig) {
 #[test]
 fn a_listener_hears_of_a_passed_threshold_once_with_no_lock_held() {
     for record in ["on", "off"] {
-        let rig = rig(&format!("record:{record},headroom:0,alert:live>1GiB=callback+live>7GiB=callback"));
+        let rig =
+            rig(&format!("record:{record},headroom:0,alert:live>1GiB=callback+live>7GiB=callback"));
         let inner = rig.clone();
         let heard = Heard::listen(move || {
             // The heap serves from inside.

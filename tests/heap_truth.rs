@@ -1,4 +1,5 @@
-//! What torch is told: numbers against a model that looks at every block, snapshots that tile, and the history.
+//! What torch is told: numbers against a model that looks at every block, snapshots that tile, and
+//! the history.
 
 mod common;
 
@@ -13,7 +14,8 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const BACKINGS: [&str; 4] = ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
+const BACKINGS: [&str; 4] =
+    ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
 
 fn round(size: u64) -> u64 {
     size.next_multiple_of(512)
@@ -67,7 +69,8 @@ impl Counter {
     }
 }
 
-/// A program on a heap, with counters of its own. Blocks that wait for streams count as active until the snapshot shows them free.
+/// A program on a heap, with counters of its own. Blocks that wait for streams count as active
+/// until the snapshot shows them free.
 struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
@@ -82,7 +85,13 @@ impl Program {
     fn new(conf: &str) -> Self {
         let rig = Rig::new(conf);
         let streams = vec![DEFAULT, rig.stream(), rig.stream()];
-        Self { rig, streams, live: BTreeMap::new(), waiting: BTreeMap::new(), counters: Default::default() }
+        Self {
+            rig,
+            streams,
+            live: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            counters: Default::default(),
+        }
     }
 
     fn amounts(size: u64) -> (usize, [u64; 5]) {
@@ -94,13 +103,18 @@ impl Program {
         let address = self.rig.malloc(size, self.streams[stream % self.streams.len()]);
         self.complete_frees();
         let (pool, amounts) = Self::amounts(size);
-        self.counters.iter_mut().zip(amounts).for_each(|(counter, amount)| counter.come(pool, amount));
+        self.counters
+            .iter_mut()
+            .zip(amounts)
+            .for_each(|(counter, amount)| counter.come(pool, amount));
         self.live.insert(address, size);
         self.check();
     }
 
     fn free(&mut self, at: usize, user: Option<usize>) {
-        let Some((&address, &size)) = self.live.iter().nth(at % self.live.len().max(1)) else { return };
+        let Some((&address, &size)) = self.live.iter().nth(at % self.live.len().max(1)) else {
+            return;
+        };
         if let Some(user) = user {
             self.rig.heap.record_stream(address, self.streams[user % self.streams.len()]);
         }
@@ -108,7 +122,11 @@ impl Program {
         self.waiting.insert(address, size);
         assert!(self.rig.heap.free(address));
         let (pool, amounts) = Self::amounts(size);
-        self.counters.iter_mut().zip(amounts).take(2).for_each(|(counter, amount)| counter.go(pool, amount));
+        self.counters
+            .iter_mut()
+            .zip(amounts)
+            .take(2)
+            .for_each(|(counter, amount)| counter.go(pool, amount));
         self.complete_frees();
         self.check();
     }
@@ -149,10 +167,15 @@ impl Program {
         assert_eq!(stats.held.reserved_bytes[ALL].current, reserved);
         let inactive = stats.held.inactive_split_bytes;
         for pool in [SMALL, LARGE] {
-            let free = stats.held.reserved_bytes[pool].current.saturating_sub(active_bytes[pool].current);
+            let free =
+                stats.held.reserved_bytes[pool].current.saturating_sub(active_bytes[pool].current);
             // Under passthrough small blocks lie in no slab.
             if self.rig.heap.settings().backing != gruyere::config::Backing::Passthrough {
-                assert!(inactive[pool].current <= free, "{pool}: {} of {free}", inactive[pool].current);
+                assert!(
+                    inactive[pool].current <= free,
+                    "{pool}: {} of {free}",
+                    inactive[pool].current
+                );
             }
         }
     }
@@ -160,7 +183,8 @@ impl Program {
 
 fn blocks(snapshot: &Snapshot, state: BlockState) -> impl Iterator<Item = (u64, u64, u64)> {
     let all = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
-    all.filter(move |block| block.state == state).map(|block| (block.address, block.bytes, block.requested))
+    all.filter(move |block| block.state == state)
+        .map(|block| (block.address, block.bytes, block.requested))
 }
 
 proptest! {
@@ -303,7 +327,11 @@ fn retries_out_of_memories_and_synchronisations_are_counted_and_reset() {
     rig.heap.reset_accumulated(0).unwrap();
     let held = rig.heap.torch_stats(0).unwrap().held;
     assert_eq!((held.retries, held.out_of_memories, held.synchronisations), (0, 0, 0));
-    assert_eq!(rig.heap.stats(0).unwrap().out_of_memories, 1, "the record's count is of the whole life");
+    assert_eq!(
+        rig.heap.stats(0).unwrap().out_of_memories,
+        1,
+        "the record's count is of the whole life"
+    );
 }
 
 fn is_segment(action: Action) -> bool {
@@ -340,7 +368,8 @@ fn the_history_tells_every_block_in_order_with_where_it_came_from() {
             (Action::FreeCompleted, before, 4096, 0),
         ];
         assert_eq!(told, expected, "{backing}");
-        let origins: Vec<_> = found.origins.iter().map(|origin| (origin.address, origin.context)).collect();
+        let origins: Vec<_> =
+            found.origins.iter().map(|origin| (origin.address, origin.context)).collect();
         assert_eq!(origins, [(large, 7)], "{backing}");
         assert_eq!(found.lost, 0);
         rig.heap.stop_history();
@@ -361,8 +390,10 @@ fn a_free_that_waits_for_a_stream_is_completed_when_the_stream_is_past_it() {
         rig.heap.record_stream(block, other);
         rig.heap.free(block);
         let of = |found: &history::Collected| {
-            let mine =
-                found.entries.iter().filter(|entry| entry.address == block && !is_segment(entry.action));
+            let mine = found
+                .entries
+                .iter()
+                .filter(|entry| entry.address == block && !is_segment(entry.action));
             mine.map(|entry| entry.action).collect::<Vec<_>>()
         };
         assert_eq!(of(&rig.heap.history()), [Action::Alloc, Action::FreeRequested]);
@@ -398,7 +429,8 @@ fn the_history_tells_of_spans_and_of_what_could_not_be_met() {
     let block = rig.malloc(64 * MIB, DEFAULT);
     rig.heap.free(block);
     rig.heap.trim();
-    let Err(gruyere::heap::Error::OutOfMemory(report)) = rig.heap.malloc(2 * GIB, 0, DEFAULT) else {
+    let Err(gruyere::heap::Error::OutOfMemory(report)) = rig.heap.malloc(2 * GIB, 0, DEFAULT)
+    else {
         panic!("a gigabyte is not enough")
     };
     assert_eq!(rig.heap.latest_out_of_memory(), None);
@@ -406,7 +438,12 @@ fn the_history_tells_of_spans_and_of_what_could_not_be_met() {
     assert_eq!(rig.heap.latest_out_of_memory().map(|report| report.asked), Some(2 * GIB));
     let found = rig.heap.history();
     let spans = |action: Action| {
-        found.entries.iter().filter(|entry| entry.action == action).map(|entry| entry.bytes).sum::<u64>()
+        found
+            .entries
+            .iter()
+            .filter(|entry| entry.action == action)
+            .map(|entry| entry.bytes)
+            .sum::<u64>()
     };
     assert_eq!(spans(Action::SegmentAlloc), spans(Action::SegmentFree));
     assert!(spans(Action::SegmentAlloc) >= 64 * MIB);
@@ -423,7 +460,9 @@ fn replay(found: &history::Collected) -> BTreeSet<u64> {
                 pieces.for_each(|piece| assert!(held.insert(piece), "{piece:#x} came twice"));
             }
             Action::SegmentFree | Action::SegmentUnmap => {
-                pieces.for_each(|piece| assert!(held.remove(&piece), "{piece:#x} went before it came"));
+                pieces.for_each(|piece| {
+                    assert!(held.remove(&piece), "{piece:#x} went before it came")
+                });
             }
             // A block lies in what is held.
             Action::Alloc => {
@@ -461,12 +500,15 @@ fn the_history_of_segments_ends_at_what_the_snapshot_shows() {
                 let snapshot = rig.heap.snapshot(0).unwrap();
                 let segments = snapshot.segments.iter();
                 let told: BTreeSet<u64> = segments
-                    .flat_map(|segment| (segment.address..segment.address + segment.bytes).step_by(512))
+                    .flat_map(|segment| {
+                        (segment.address..segment.address + segment.bytes).step_by(512)
+                    })
                     .collect();
                 assert_eq!(replay(&rig.heap.history()), told, "{backing}, turn {turn}");
             }
         }
-        let moved = rig.heap.history().entries.iter().any(|entry| entry.action == Action::SegmentUnmap);
+        let moved =
+            rig.heap.history().entries.iter().any(|entry| entry.action == Action::SegmentUnmap);
         assert_eq!(moved, backing == "backing:stitch");
         rig.check();
     }
@@ -484,7 +526,10 @@ fn two_devices_are_told_apart() {
         let snapshot = rig.heap.snapshot(device).unwrap();
         let told: Vec<_> = blocks(&snapshot, BlockState::Allocated).collect();
         assert_eq!(told, [(address, bytes, bytes)]);
-        assert_eq!(rig.heap.torch_stats(device).unwrap().blocks.allocated_bytes[ALL].current, bytes);
+        assert_eq!(
+            rig.heap.torch_stats(device).unwrap().blocks.allocated_bytes[ALL].current,
+            bytes
+        );
     }
 }
 
@@ -492,8 +537,12 @@ fn two_devices_are_told_apart() {
 fn a_device_that_there_is_not_is_an_error_and_an_unused_one_is_empty() {
     let rig = Rig::new("");
     for missing in [-1, 1, 63, 64, i64::MAX] {
-        assert!(matches!(rig.heap.snapshot(missing), Err(Error::NoSuchDevice(id)) if id == missing));
-        assert!(matches!(rig.heap.capture_pools(missing), Err(Error::NoSuchDevice(id)) if id == missing));
+        assert!(
+            matches!(rig.heap.snapshot(missing), Err(Error::NoSuchDevice(id)) if id == missing)
+        );
+        assert!(
+            matches!(rig.heap.capture_pools(missing), Err(Error::NoSuchDevice(id)) if id == missing)
+        );
     }
     assert!(rig.heap.snapshot(0).unwrap().segments.is_empty());
     assert!(rig.heap.capture_pools(0).unwrap().is_empty());

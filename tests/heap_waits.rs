@@ -1,8 +1,10 @@
-//! What waits that the program did not ask for can do to a program of several ranks, and when the heap makes any.
+//! What waits that the program did not ask for can do to a program of several ranks, and when the
+//! heap makes any.
 //!
-//! Two ranks, a heap and a device each. Both use two communicators on two streams, whose collectives run on a rank only when the
-//! other rank has reached its counterpart, as NCCL's kernels do. The ranks launch them in opposite orders: allowed, since nothing orders
-//! the two streams of a rank. A wait of one of them for the other does.
+//! Two ranks, a heap and a device each. Both use two communicators on two streams, whose
+//! collectives run on a rank only when the other rank has reached its counterpart, as NCCL's
+//! kernels do. The ranks launch them in opposite orders: allowed, since nothing orders the two
+//! streams of a rank. A wait of one of them for the other does.
 
 mod common;
 
@@ -43,8 +45,9 @@ fn job(memory: u64, conf: &str) -> (Arc<Gpu>, [Rank; 2]) {
     (gpu, ranks)
 }
 
-/// A step of a rank: buffers of `bytes`, a kernel and a collective on each of its streams. What the first stream has used and freed is what the
-/// second asks for. `inject`: between the two, the second is made to wait for the first, as an allocator would that hands the memory over.
+/// A step of a rank: buffers of `bytes`, a kernel and a collective on each of its streams. What the
+/// first stream has used and freed is what the second asks for. `inject`: between the two, the
+/// second is made to wait for the first, as an allocator would that hands the memory over.
 fn step(gpu: &Gpu, rank: &Rank, bytes: u64, inject: bool) {
     let device = rank.device;
     let mut freed_on: Option<StreamHandle> = None;
@@ -66,11 +69,13 @@ fn step(gpu: &Gpu, rank: &Rank, bytes: u64, inject: bool) {
     }
 }
 
-/// Waits that the allocator asked for: of streams for events, of the host for events and devices, and the host's time in waits of any
-/// kind. (Pools synchronise their own stream, on which no work of the program's ever is.)
+/// Waits that the allocator asked for: of streams for events, of the host for events and devices,
+/// and the host's time in waits of any kind. (Pools synchronise their own stream, on which no work
+/// of the program's ever is.)
 fn waits(gpu: &Gpu) -> [u64; 4] {
     let counts = gpu.counts(Caller::Allocator);
-    let kinds = [CallKind::StreamWaitEvent, CallKind::EventSynchronize, CallKind::DeviceSynchronize];
+    let kinds =
+        [CallKind::StreamWaitEvent, CallKind::EventSynchronize, CallKind::DeviceSynchronize];
     let [streams, events, devices] = kinds.map(|kind| counts.of(kind));
     [streams, events, devices, gpu.host_time().blocked_by_allocator]
 }
@@ -125,7 +130,8 @@ fn no_wait_is_injected_while_the_other_rank_is_steps_behind() {
 
 #[test]
 fn a_heap_that_may_wait_to_hold_its_slack_closes_the_cycle_by_itself() {
-    // Why `waits:budget` is for programs that know: the same job as above, and no wait but the heap's own.
+    // Why `waits:budget` is for programs that know: the same job as above, and no wait but the
+    // heap's own.
     let (gpu, ranks) = job(1 << 30, "slack:0.5%,waits:budget");
     for rank in &ranks {
         step(&gpu, rank, 64 * MIB, false);

@@ -1,5 +1,6 @@
-//! With `nvtx:on`, an NVTX tool is told what the heap does. The tool is ours (fixtures/nvtx_tool.c), injected as Nsight Systems injects its own; what it
-//! accepts was checked with NVIDIA's client (docs/operations.md, "NVTX").
+//! With `nvtx:on`, an NVTX tool is told what the heap does. The tool is ours
+//! (fixtures/nvtx_tool.c), injected as Nsight Systems injects its own; what it accepts was checked
+//! with NVIDIA's client (docs/operations.md, "NVTX").
 
 mod common;
 
@@ -34,8 +35,14 @@ fn tool(without: bool) -> PathBuf {
     folder.path().join(if without { "old.so" } else { "tool.so" })
 }
 
-/// Runs `body` in a process of its own with this tool; what the tool wrote down, and what the process said.
-fn told(name: &str, tool: &Path, settings: &[(&str, &str)], body: impl FnOnce()) -> Option<(String, String)> {
+/// Runs `body` in a process of its own with this tool; what the tool wrote down, and what the
+/// process said.
+fn told(
+    name: &str,
+    tool: &Path,
+    settings: &[(&str, &str)],
+    body: impl FnOnce(),
+) -> Option<(String, String)> {
     if std::env::var(ROLE).is_ok_and(|role| role == name) {
         // The library's own log, as in a program that loads it.
         gruyere::config::logging::init();
@@ -52,8 +59,11 @@ fn told(name: &str, tool: &Path, settings: &[(&str, &str)], body: impl FnOnce())
         .envs(settings.iter().copied())
         .output()
         .unwrap();
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
     Some((std::fs::read_to_string(log).unwrap_or_default(), said))
 }
@@ -141,7 +151,10 @@ fn what_the_heap_does_shows_in_a_domain_of_its_own_with_counters() {
         log.lines().filter_map(|entry| entry.strip_prefix(&line)?.parse().ok()).collect()
     };
     let live = samples("live");
-    assert!(live.starts_with(&[850 * MIB]) && live.last() == Some(&0) && live.len() >= 4, "{live:?}");
+    assert!(
+        live.starts_with(&[850 * MIB]) && live.last() == Some(&0) && live.len() >= 4,
+        "{live:?}"
+    );
     let reserved = samples("reserved");
     assert!(
         reserved.contains(&(400 * MIB)) || reserved.iter().any(|&bytes| bytes >= 800 * MIB),
@@ -156,10 +169,13 @@ fn what_the_heap_does_shows_in_a_domain_of_its_own_with_counters() {
 fn a_tool_without_counters_gets_ranges_and_marks_with_bytes() {
     let name = "a_tool_without_counters_gets_ranges_and_marks_with_bytes";
     let settings = [("GRUYERE_LOG", "info")];
-    let Some((log, said)) = told(name, &tool(true), &settings, || program("nvtx:on")) else { return };
+    let Some((log, said)) = told(name, &tool(true), &settings, || program("nvtx:on")) else {
+        return;
+    };
     assert!(!log.contains("bad") && !log.contains("sample") && !log.contains("extension"), "{log}");
     assert!(
-        log.contains("push gruyere: grow (314572800)") && log.contains("mark gruyere: out of memory"),
+        log.contains("push gruyere: grow (314572800)")
+            && log.contains("mark gruyere: out of memory"),
         "{log}"
     );
     assert!(said.contains("takes no counters"), "{said}");
@@ -175,7 +191,8 @@ fn nothing_is_loaded_unless_it_is_asked_for() {
 #[test]
 fn a_tool_that_declines_or_is_not_there_is_told_and_changes_nothing() {
     let name = "a_tool_that_declines_or_is_not_there_is_told_and_changes_nothing";
-    let run = |tool: &Path, settings: &[(&str, &str)]| told(name, tool, settings, || program("nvtx:on"));
+    let run =
+        |tool: &Path, settings: &[(&str, &str)]| told(name, tool, settings, || program("nvtx:on"));
     let Some((log, said)) = run(&tool(false), &[("NVTX_TOOL_DECLINES", "1")]) else { return };
     assert!(log.is_empty() && said.contains("declined"), "{said}");
     let Some((_, said)) = run(Path::new("/nowhere/tool.so"), &[]) else { return };

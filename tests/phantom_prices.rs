@@ -37,7 +37,9 @@ fn access_costs_the_c_abi_what_the_named_prices_say() {
 #[test]
 fn access_costs_the_c_abi_a_call_where_nobody_named_prices() {
     let name = "access_costs_the_c_abi_a_call_where_nobody_named_prices";
-    on_phantom(name, Entry::LibraryPath, &[("PHANTOM_COSTS", "calls")], || assert_eq!(access(), 39_500));
+    on_phantom(name, Entry::LibraryPath, &[("PHANTOM_COSTS", "calls")], || {
+        assert_eq!(access(), 39_500)
+    });
 }
 
 #[test]
@@ -47,8 +49,11 @@ fn prices_that_make_no_sense_end_the_process_with_a_reason() {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "access_costs_the_c_abi_what_the_named_prices_say", "--nocapture"]);
     child.env("GRUYERE_TEST_ROLE", "access_costs_the_c_abi_what_the_named_prices_say");
-    let output =
-        child.env("LD_LIBRARY_PATH", folder.path()).env("PHANTOM_PRICES", "by-cal").output().unwrap();
+    let output = child
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env("PHANTOM_PRICES", "by-cal")
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(said.contains("PHANTOM_PRICES: prices by-cal: no prices of this name ship"), "{said}");

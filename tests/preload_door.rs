@@ -1,7 +1,8 @@
-//! The LD_PRELOAD door: small C programs (tests/preload) on the stand-in, with libgruyere.so put in as users do.
+//! The LD_PRELOAD door: small C programs (tests/preload) on the stand-in, with libgruyere.so put in
+//! as users do.
 //!
-//! Each program checks its promises itself, and says "kept"; here it is compiled, linked with the stand-in where a real one finds
-//! libcudart, and run.
+//! Each program checks its promises itself, and says "kept"; here it is compiled, linked with the
+//! stand-in where a real one finds libcudart, and run.
 
 #[path = "common/preload.rs"]
 mod preload;
@@ -59,7 +60,8 @@ fn observed_every_call_reaches_the_runtime_and_the_books_are_kept() {
 fn observed_the_runtime_is_called_as_without_us_but_for_asking_the_device() {
     let log = |name: &str, preloaded: bool| {
         let path = workshop().folder.join(name);
-        let settings = [("PHANTOM_CALL_LOG", path.to_str().unwrap()), ("GRUYERE_CONF", "preload:observe")];
+        let settings =
+            [("PHANTOM_CALL_LOG", path.to_str().unwrap()), ("GRUYERE_CONF", "preload:observe")];
         let run = if preloaded {
             workshop().preloaded("calls", &["passed_on"], &settings)
         } else {
@@ -84,12 +86,17 @@ fn switched_off_every_call_reaches_the_runtime_and_there_is_no_record() {
 fn a_wrong_configuration_leaves_the_program_alone_and_is_told() {
     let run = call("passed_on", "preload:everything");
     run.kept();
-    assert!(run.stderr.contains("preload:everything") && run.stderr.contains("auto|manage|observe|off"));
+    assert!(
+        run.stderr.contains("preload:everything") && run.stderr.contains("auto|manage|observe|off")
+    );
 }
 
 #[test]
 fn a_key_of_an_earlier_release_is_accepted_with_one_warning() {
-    let run = call("all_kinds", "backing:pool,reuse_internal:off,reuse_opportunistic:off,reuse_internal:off");
+    let run = call(
+        "all_kinds",
+        "backing:pool,reuse_internal:off,reuse_opportunistic:off,reuse_internal:off",
+    );
     run.kept();
     for key in ["reuse_internal", "reuse_opportunistic"] {
         assert_eq!(run.stderr.matches(key).count(), 1, "{}", run.stderr);
@@ -121,7 +128,9 @@ fn pools_of_the_program_s_own_serve_it() {
 fn ours_are_never_part_of_a_graph() {
     let run = call("captures", "");
     run.kept();
-    assert!(run.stderr.contains("capturing") && run.stderr.contains("free it outside of the capture"));
+    assert!(
+        run.stderr.contains("capturing") && run.stderr.contains("free it outside of the capture")
+    );
 }
 
 #[test]
@@ -129,7 +138,11 @@ fn out_of_memory_is_the_runtime_s_error_and_its_last_one() {
     let settings = [("PHANTOM_MEMORY", "1GiB")];
     let run = workshop().preloaded("calls", &["out_of_memory"], &settings);
     run.kept();
-    assert!(run.stderr.contains("CUDA out of memory. Tried to allocate 600.00 MiB"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("CUDA out of memory. Tried to allocate 600.00 MiB"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]
@@ -243,7 +256,11 @@ fn each_caller_gets_the_runtime_that_it_was_linked_with() {
 fn a_program_in_which_no_call_was_seen_is_told_what_would_help() {
     let run = workshop().preloaded("loads", &NO_CALL, &[]);
     run.kept();
-    assert!(run.stderr.contains("preload:driver") && run.stderr.lines().count() == 1, "{}", run.stderr);
+    assert!(
+        run.stderr.contains("preload:driver") && run.stderr.lines().count() == 1,
+        "{}",
+        run.stderr
+    );
     let driver = workshop().preloaded("loads", &NO_CALL, &[("GRUYERE_CONF", "preload:driver")]);
     assert!(driver.stderr.contains("libgruyere_driver.so"), "{}", driver.stderr);
 }
@@ -264,7 +281,11 @@ fn linked_and_not_preloaded_the_door_opens_only_where_it_is_asked_to() {
     workshop().bare("linked", &["passed_on"], &[]).kept();
     workshop().bare("linked", &["served"], &[("GRUYERE_CONF", "preload:manage")]).kept();
     // Behind the runtime no call comes here.
-    workshop().program("calls.c", "behind", "-Wl,--no-as-needed -l:libcudart.so.12 -l:libgruyere.so");
+    workshop().program(
+        "calls.c",
+        "behind",
+        "-Wl,--no-as-needed -l:libcudart.so.12 -l:libgruyere.so",
+    );
     workshop().bare("behind", &["passed_on"], &[("GRUYERE_CONF", "preload:manage")]).kept();
 }
 

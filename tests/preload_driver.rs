@@ -1,5 +1,5 @@
-//! `preload:driver`: programs that link no CUDA, as those with a statically linked runtime, and what else gets at the driver, on the stand-in
-//! with libgruyere_driver.so before libgruyere.so.
+//! `preload:driver`: programs that link no CUDA, as those with a statically linked runtime, and
+//! what else gets at the driver, on the stand-in with libgruyere_driver.so before libgruyere.so.
 //!
 //! Each program (tests/preload/driver) checks its promises itself, and says "kept".
 
@@ -50,10 +50,16 @@ fn workshop() -> &'static Workshop {
 }
 
 /// Runs a program with libraries of the workshop preloaded.
-fn preloaded(libraries: &[&str], program: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Run {
+fn preloaded(
+    libraries: &[&str],
+    program: &str,
+    arguments: &[&str],
+    settings: &[(&str, &str)],
+) -> Run {
     let list: Vec<_> = libraries.iter().map(|name| workshop().path(name)).collect();
     let list = list.join(" ");
-    let settings: Vec<_> = settings.iter().copied().chain([("LD_PRELOAD", list.as_str())]).collect();
+    let settings: Vec<_> =
+        settings.iter().copied().chain([("LD_PRELOAD", list.as_str())]).collect();
     workshop().bare(program, arguments, &settings)
 }
 
@@ -72,7 +78,8 @@ fn calls(
     arguments: &[&str],
 ) -> BTreeMap<String, u64> {
     let books = workshop().path(name);
-    preloaded(libraries, program, arguments, &[("GRUYERE_CONF", conf), ("PHANTOM_BOOKS", &books)]).kept();
+    preloaded(libraries, program, arguments, &[("GRUYERE_CONF", conf), ("PHANTOM_BOOKS", &books)])
+        .kept();
     let text = std::fs::read_to_string(books).unwrap();
     let books: serde_json::Value = serde_json::from_str(&text).unwrap();
     serde_json::from_value(books["calls"].clone()).unwrap()
@@ -88,7 +95,9 @@ fn without_us_the_programs_keep_their_promises() {
 #[test]
 fn every_way_to_the_driver_is_served() {
     for (way, _) in WAYS {
-        for conf in ["preload:driver", "preload:manage+driver,backing:pool", "preload:driver,debug:poison"] {
+        for conf in
+            ["preload:driver", "preload:manage+driver,backing:pool", "preload:driver,debug:poison"]
+        {
             with_conf(conf, way, &["managed", "threads"]).kept();
         }
     }
@@ -99,7 +108,8 @@ fn what_is_served_never_reaches_the_driver() {
     let alone = calls("alone.json", &[], "", "static", &["alone"]);
     let served = calls("served.json", BOTH, "preload:driver", "static", &["managed"]);
     let count = |calls: &BTreeMap<String, u64>, name: &str| calls.get(name).copied().unwrap_or(0);
-    // What reaches it: sizes and places that it refuses, memory of another context, of a capture, and of the program's own pool.
+    // What reaches it: sizes and places that it refuses, memory of another context, of a capture,
+    // and of the program's own pool.
     for (function, least, most) in [
         ("cuMemAlloc_v2", 100, 3),
         ("cuMemFree_v2", 100, 2),
@@ -130,7 +140,8 @@ fn observed_the_driver_is_called_as_without_us_but_for_asking_the_device() {
             std::fs::read_to_string(log).unwrap()
         };
         let (alone, observed) = (log("alone", &[], "alone"), log("observed", BOTH, "observed"));
-        let theirs: Vec<_> = observed.lines().filter(|line| !line.starts_with("cuCtxGetDevice")).collect();
+        let theirs: Vec<_> =
+            observed.lines().filter(|line| !line.starts_with("cuCtxGetDevice")).collect();
         let alone: Vec<_> = alone.lines().collect();
         assert!(alone.len() > 400, "{alone:?}");
         assert_eq!(theirs, alone, "{way}");
@@ -139,7 +150,8 @@ fn observed_the_driver_is_called_as_without_us_but_for_asking_the_device() {
 
 #[test]
 fn each_device_has_its_memory_wherever_it_is_asked_for_and_freed() {
-    let settings = [("GRUYERE_CONF", "preload:driver"), ("PHANTOM_DEVICES", "2"), ("PHANTOM_ORACLE", "on")];
+    let settings =
+        [("GRUYERE_CONF", "preload:driver"), ("PHANTOM_DEVICES", "2"), ("PHANTOM_ORACLE", "on")];
     let run = preloaded(BOTH, "devices", &[], &settings);
     run.kept();
     assert_eq!(run.stderr, "");
@@ -159,7 +171,11 @@ fn alone_the_library_does_nothing_and_says_so_once() {
     let run = preloaded(&["libgruyere_driver.so"], "static", &["alone", "threads"], &[]);
     run.kept();
     assert_eq!(run.stderr.matches("without libgruyere.so").count(), 1, "{}", run.stderr);
-    assert!(run.stderr.contains("LD_PRELOAD=\"libgruyere_driver.so libgruyere.so\""), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("LD_PRELOAD=\"libgruyere_driver.so libgruyere.so\""),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]
@@ -202,7 +218,9 @@ fn lookups_find_what_they_would_find_without_us_where_the_door_is_off() {
     let alone = lookups(&[], "");
     assert!(
         alone.len() > 300
-            && alone.iter().any(|line| line.contains("plugin RTLD_DEFAULT 'cuMemAlloc_v2': libcuda.so.1"))
+            && alone
+                .iter()
+                .any(|line| line.contains("plugin RTLD_DEFAULT 'cuMemAlloc_v2': libcuda.so.1"))
     );
     assert_eq!(lookups(BOTH, "preload:off"), alone);
     assert_eq!(lookups(BOTH, "preload:manage"), alone);
@@ -210,7 +228,8 @@ fn lookups_find_what_they_would_find_without_us_where_the_door_is_off() {
 }
 
 #[test]
-fn lookups_by_handle_and_by_default_find_ours_for_the_functions_that_are_served_and_nothing_else_changes() {
+fn lookups_by_handle_and_by_default_find_ours_for_the_functions_that_are_served_and_nothing_else_changes()
+ {
     let alone = lookups(&[], "");
     let open = lookups(BOTH, "preload:driver");
     assert_eq!(alone.len(), open.len());
@@ -222,7 +241,8 @@ fn lookups_by_handle_and_by_default_find_ours_for_the_functions_that_are_served_
             && !before.contains("RTLD_NEXT");
         if is_served {
             let place = before.split(": ").next().unwrap();
-            let file = if before.contains("GetProc") { "libgruyere_driver.so" } else { "libgruyere.so" };
+            let file =
+                if before.contains("GetProc") { "libgruyere_driver.so" } else { "libgruyere.so" };
             assert_eq!(*after, format!("{place}: {file} inside"));
             replaced += 1;
         } else {
@@ -239,7 +259,8 @@ fn lookups_by_handle_and_by_default_find_ours_for_the_functions_that_are_served_
 #[test]
 fn a_library_behind_us_that_stands_in_for_dlsym_too_is_still_asked() {
     let alone = lookups(&["libwrapper.so"], "");
-    let open = lookups(&["libgruyere_driver.so", "libgruyere.so", "libwrapper.so"], "preload:driver");
+    let open =
+        lookups(&["libgruyere_driver.so", "libgruyere.so", "libwrapper.so"], "preload:driver");
     for (before, after) in alone.iter().zip(&open) {
         if !REPLACED.iter().any(|name| before.contains(name)) {
             assert_eq!(after, before);
@@ -259,7 +280,12 @@ fn a_library_behind_us_that_stands_in_for_dlsym_too_is_still_asked() {
 #[test]
 fn a_library_before_us_that_goes_past_us_leaves_the_program_to_the_driver() {
     let libraries = ["libwrapper.so", "libgruyere_driver.so", "libgruyere.so"];
-    let run = preloaded(&libraries, "static", &["alone", "threads"], &[("GRUYERE_CONF", "preload:driver")]);
+    let run = preloaded(
+        &libraries,
+        "static",
+        &["alone", "threads"],
+        &[("GRUYERE_CONF", "preload:driver")],
+    );
     run.kept();
     assert!(run.stderr.contains("no allocation that could be seen"), "{}", run.stderr);
     assert!(run.stderr.contains("libgruyere_driver.so is preloaded"), "{}", run.stderr);
@@ -304,10 +330,12 @@ fn memcheck_finds_nothing_of_ours() {
         ("LD_PRELOAD", &format!("{} {}", workshop().path(BOTH[0]), workshop().path(BOTH[1]))),
     ];
     let path = workshop().path("static");
-    let mut arguments = vec!["--quiet", "--error-exitcode=99", "--fair-sched=yes", "--leak-check=full"];
+    let mut arguments =
+        vec!["--quiet", "--error-exitcode=99", "--fair-sched=yes", "--leak-check=full"];
     arguments.extend(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
     if !cfg!(debug_assertions) {
-        // Where both outcomes are the same, the optimiser lets a branch hang on bytes that no value has.
+        // Where both outcomes are the same, the optimiser lets a branch hang on bytes that no value
+        // has.
         arguments.push("--undef-value-errors=no");
     }
     arguments.extend([path.as_str(), "managed"]);

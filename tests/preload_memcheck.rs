@@ -1,8 +1,9 @@
-//! Memcheck finds nothing in programs under preload: no use of memory that is not theirs, and no definite leak. There are no
-//! suppressions. Needs valgrind; `cargo xtask test` runs it.
+//! Memcheck finds nothing in programs under preload: no use of memory that is not theirs, and no
+//! definite leak. There are no suppressions. Needs valgrind; `cargo xtask test` runs it.
 //!
-//! Memory that is still reachable at the end is none: a library that is never unloaded keeps its heap to the last instruction, on
-//! purpose. "Possibly lost" is what is reachable through the middle of it only, as the buckets of Rust's hash maps are.
+//! Memory that is still reachable at the end is none: a library that is never unloaded keeps its
+//! heap to the last instruction, on purpose. "Possibly lost" is what is reachable through the
+//! middle of it only, as the buckets of Rust's hash maps are.
 
 #[path = "common/preload.rs"]
 mod preload;

@@ -1,7 +1,8 @@
-//! Proofs of the LD_PRELOAD door on whole programs (tests/preload/crowd.c, start.c): what is served is served right, whoever uses it
-//! and however it ends; what is observed is as without us.
+//! Proofs of the LD_PRELOAD door on whole programs (tests/preload/crowd.c, start.c): what is served
+//! is served right, whoever uses it and however it ends; what is observed is as without us.
 //!
-//! `GRUYERE_PROOF_STARTS` is how often the small program is started (`cargo xtask test` asks for more than a plain test run).
+//! `GRUYERE_PROOF_STARTS` is how often the small program is started (`cargo xtask test` asks for
+//! more than a plain test run).
 
 #[path = "common/preload.rs"]
 mod preload;
@@ -22,7 +23,8 @@ fn workshop() -> &'static Workshop {
     })
 }
 
-/// Kernels are long against all that the host does, and everything that is in order only by luck is found.
+/// Kernels are long against all that the host does, and everything that is in order only by luck is
+/// found.
 const ORACLE: [(&str, &str); 2] = [("PHANTOM_ORACLE", "on"), ("PHANTOM_KERNEL_NS", "200000")];
 
 /// What crowd counts in its last line, by its word.
@@ -51,13 +53,18 @@ fn managed(name: &str, arguments: &[&str], settings: &[(&str, &str)]) -> serde_j
     assert!(run.success, "{}\n{}{}", run.status, run.stdout, run.stderr);
     assert!(!run.stderr.contains("phantom oracle"), "{}", run.stderr);
     assert_eq!(count(&run, "hazards"), 0);
-    assert!(count(&run, "mallocs") > 1000 && count(&run, "touches") > 1000 && count(&run, "checks") > 10);
+    assert!(
+        count(&run, "mallocs") > 1000
+            && count(&run, "touches") > 1000
+            && count(&run, "checks") > 10
+    );
     assert_eq!(count(&run, "mallocs"), count(&run, "frees"));
     let books = books(name);
     assert_eq!(books["devices"][0]["physical"], 0, "nothing is lost: {books:#}");
     assert_eq!(books["misuse"], serde_json::json!([]));
     assert_eq!(books["hazards"], serde_json::json!([]));
-    // The program's own allocations never reached the runtime. (For its last error to read out-of-memory, each refusal asks for what cannot be.)
+    // The program's own allocations never reached the runtime. (For its last error to read
+    // out-of-memory, each refusal asks for what cannot be.)
     for (call, times) in [
         ("cuMemAlloc", count(&run, "refused")),
         ("cuMemFree", 0),
@@ -83,7 +90,11 @@ fn a_crowd_is_served_in_order_and_the_books_are_equal() {
 #[test]
 fn so_it_is_on_drivers_without_events_of_a_context() {
     managed("crowd-old", &["8", "32", "40000", "3"], &[("PHANTOM_WITHOUT", "context_events")]);
-    let tight = [("PHANTOM_WITHOUT", "context_events"), ("PHANTOM_MEMORY", "1.2GiB"), ("GRUYERE_LOG", "off")];
+    let tight = [
+        ("PHANTOM_WITHOUT", "context_events"),
+        ("PHANTOM_MEMORY", "1.2GiB"),
+        ("GRUYERE_LOG", "off"),
+    ];
     managed("crowd-old-tight", &["8", "8", "40000", "4"], &tight);
 }
 
@@ -101,7 +112,8 @@ fn so_it_is_with_every_backing() {
         let file = workshop().path("crowd-backing");
         let mut settings = vec![("PHANTOM_BOOKS", file.as_str()), ("GRUYERE_CONF", &conf)];
         settings.extend(ORACLE);
-        // Block by block from the driver, which takes whole pages for each: there the two count differently.
+        // Block by block from the driver, which takes whole pages for each: there the two count
+        // differently.
         if backing != "passthrough" {
             settings.push(("CROWD_MANAGED", "1"));
         }
@@ -133,8 +145,9 @@ fn each_mistake_of_a_program_is_found() {
     }
 }
 
-/// Line for line: the same calls with the same arguments in the same order, the same results, and the same addresses. Of the library's own
-/// there is only the question which device is current, which neither makes a context nor changes anything.
+/// Line for line: the same calls with the same arguments in the same order, the same results, and
+/// the same addresses. Of the library's own there is only the question which device is current,
+/// which neither makes a context nor changes anything.
 #[test]
 fn observed_a_program_is_call_for_call_as_without_us() {
     for (name, without) in [("new", ""), ("old", "context_events")] {
@@ -155,9 +168,9 @@ fn observed_a_program_is_call_for_call_as_without_us() {
             assert_eq!((count(&run, "hazards"), run.stderr.as_str()), (0, ""));
             std::fs::read_to_string(log).unwrap()
         });
-        let [without_us, with_us] = logs
-            .each_ref()
-            .map(|log| log.lines().filter(|line| *line != "cudaGetDevice(out) = 0 0").collect::<Vec<_>>());
+        let [without_us, with_us] = logs.each_ref().map(|log| {
+            log.lines().filter(|line| *line != "cudaGetDevice(out) = 0 0").collect::<Vec<_>>()
+        });
         let differing = without_us.iter().zip(&with_us).find(|(a, b)| a != b);
         assert!(differing.is_none() && without_us.len() == with_us.len(), "{differing:?}");
         for call in [
@@ -195,7 +208,8 @@ const WAYS: [(&str, bool); 10] = [
 fn start(number: usize) -> Option<String> {
     let began = SystemTime::now();
     let (way, to_the_end) = WAYS[number % WAYS.len()];
-    let conf = if (number / WAYS.len()).is_multiple_of(2) { "preload:manage" } else { "preload:observe" };
+    let conf =
+        if (number / WAYS.len()).is_multiple_of(2) { "preload:manage" } else { "preload:observe" };
     let child = Command::new(workshop().path("start"))
         .arg(way)
         .env("LD_LIBRARY_PATH", &workshop().folder)
@@ -209,12 +223,15 @@ fn start(number: usize) -> Option<String> {
         .unwrap();
     let id = child.id();
     let output = child.wait_with_output().unwrap();
-    // A process that ends without its exit handlers leaves its record behind, for `gruyere ps --sweep`; nobody else does.
+    // A process that ends without its exit handlers leaves its record behind, for
+    // `gruyere ps --sweep`; nobody else does.
     let mark = format!("-{id}-");
     for entry in std::fs::read_dir(gruyere::config::record_dir::record_dir()).unwrap().flatten() {
         // Not what a process of the same number has left before.
         let made = entry.metadata().and_then(|metadata| metadata.modified());
-        if !entry.file_name().to_string_lossy().contains(&mark) || made.is_ok_and(|made| made < began) {
+        if !entry.file_name().to_string_lossy().contains(&mark)
+            || made.is_ok_and(|made| made < began)
+        {
             continue;
         }
         let _ = std::fs::remove_file(entry.path());
@@ -243,7 +260,11 @@ fn programs_start_and_end_without_one_failure() {
         let workers = [(); 2].map(|()| scope.spawn(work));
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
-    println!("{starts} starts in {:.1} s, {} failures", began.elapsed().as_secs_f64(), failures.len());
+    println!(
+        "{starts} starts in {:.1} s, {} failures",
+        began.elapsed().as_secs_f64(),
+        failures.len()
+    );
     assert!(
         failures.is_empty(),
         "{} of {starts}: {:#?}",

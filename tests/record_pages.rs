@@ -1,4 +1,5 @@
-//! With `backing:stitch`, the record tells where every page is: what a reader finds there is what the driver has mapped and holds.
+//! With `backing:stitch`, the record tells where every page is: what a reader finds there is what
+//! the driver has mapped and holds.
 
 mod common;
 
@@ -33,10 +34,15 @@ fn compare(rig: &Rig) -> usize {
     let entries = segments(&rig.heap);
     let chunks: BTreeMap<u32, u64> =
         of(&entries, SegmentKind::Chunk).map(|chunk| (chunk.chunk, chunk.bytes)).collect();
-    assert_eq!(chunks.len(), of(&entries, SegmentKind::Chunk).count(), "a number of a chunk is one chunk's");
+    assert_eq!(
+        chunks.len(),
+        of(&entries, SegmentKind::Chunk).count(),
+        "a number of a chunk is one chunk's"
+    );
     assert_eq!(chunks.values().sum::<u64>(), rig.gpu.books(0).in_handles, "physical bytes");
-    let mut told: Vec<(u64, u64, u32)> =
-        of(&entries, SegmentKind::View).map(|view| (view.address, view.bytes, view.chunk)).collect();
+    let mut told: Vec<(u64, u64, u32)> = of(&entries, SegmentKind::View)
+        .map(|view| (view.address, view.bytes, view.chunk))
+        .collect();
     told.sort_unstable();
     let mappings = rig.gpu.all_backings().into_iter();
     // Chunks have numbers of ours and handles of the driver's, one for one.
@@ -59,7 +65,8 @@ fn compare(rig: &Rig) -> usize {
         assert_eq!(*known & view.pages, 0, "a page belongs in one view");
         *known |= view.pages;
         let reserved = |range: &&SegmentEntry| {
-            range.address <= view.address && view.address + view.bytes <= range.address + range.bytes
+            range.address <= view.address
+                && view.address + view.bytes <= range.address + range.bytes
         };
         assert_eq!(of(&entries, SegmentKind::Reservation).filter(reserved).count(), 1);
     }
@@ -69,7 +76,8 @@ fn compare(rig: &Rig) -> usize {
     for (block, _) in &blocks.entries {
         for page in block.address / PAGE..(block.address + block.size).div_ceil(PAGE) {
             let has_it = |view: &&SegmentEntry| {
-                let offset = (page * PAGE).checked_sub(view.address).filter(|offset| *offset < view.bytes);
+                let offset =
+                    (page * PAGE).checked_sub(view.address).filter(|offset| *offset < view.bytes);
                 offset.is_some_and(|offset| view.pages >> (offset / PAGE) & 1 == 1)
             };
             assert_eq!(of(&entries, SegmentKind::View).filter(has_it).count(), 1, "{block:?}");
@@ -78,7 +86,8 @@ fn compare(rig: &Rig) -> usize {
     of(&entries, SegmentKind::View).filter(|view| view.is_retired()).count()
 }
 
-/// Blocks come and go in sizes that grow from round to round, so that free pages must move to where a longer run is needed.
+/// Blocks come and go in sizes that grow from round to round, so that free pages must move to where
+/// a longer run is needed.
 fn churn(rig: &Rig, streams: &[StreamHandle], mut look: impl FnMut(usize)) {
     let mut blocks: Vec<u64> = Vec::new();
     for round in 0..12u64 {
@@ -130,7 +139,12 @@ fn a_move_that_fails_half_way_leaves_the_segments_as_the_driver_has_it() {
         for after in [1, 3, 10, 40] {
             let rig = rig(2 << 30);
             let streams = [rig.stream(), rig.stream()];
-            rig.gpu.inject(Injection { kind: Some(kind), nth: after, code: 2, from_then_on: false });
+            rig.gpu.inject(Injection {
+                kind: Some(kind),
+                nth: after,
+                code: 2,
+                from_then_on: false,
+            });
             churn(&rig, &streams, |_| {});
             compare(&rig);
             struck += errors(&rig);

@@ -1,4 +1,5 @@
-//! The picture put together from the record: against the heap's own snapshot and the stand-in's books, and out of any tables at all.
+//! The picture put together from the record: against the heap's own snapshot and the stand-in's
+//! books, and out of any tables at all.
 
 mod common;
 
@@ -11,7 +12,8 @@ use gruyere_phantom::{Config as GpuConfig, as_program};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-const BACKINGS: [&str; 4] = ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
+const BACKINGS: [&str; 4] =
+    ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
 
 fn picture(rig: &Rig) -> Picture {
     Picture::read(&Reader::own(rig.heap.record()).unwrap(), 0).unwrap()
@@ -90,7 +92,12 @@ fn joined(pieces: impl Iterator<Item = (u64, u64, u64, HeapState)>) -> Told {
 
 fn by_heap(snapshot: &Snapshot) -> Vec<Told> {
     let blocks = |segment: &gruyere::heap::report::snapshot::Segment| {
-        joined(segment.blocks.iter().map(|block| (block.address, block.bytes, block.requested, block.state)))
+        joined(
+            segment
+                .blocks
+                .iter()
+                .map(|block| (block.address, block.bytes, block.requested, block.state)),
+        )
     };
     snapshot.segments.iter().map(blocks).collect()
 }
@@ -107,7 +114,8 @@ fn by_record(picture: &Picture) -> Vec<Told> {
     picture.ranges.iter().map(|range| joined(picture.pieces_of(range).iter().map(told))).collect()
 }
 
-/// Blocks that lie next to each other without a segment are one range for the record, and a segment each for the heap.
+/// Blocks that lie next to each other without a segment are one range for the record, and a segment
+/// each for the heap.
 fn flat(told: Vec<Told>) -> Told {
     told.into_iter().flatten().collect()
 }
@@ -141,7 +149,8 @@ fn compare(rig: &Rig, backing: &str) -> Picture {
     picture
 }
 
-/// A random program: blocks of all sizes come and go on three streams, are used by others, pages move.
+/// A random program: blocks of all sizes come and go on three streams, are used by others, pages
+/// move.
 struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
@@ -158,8 +167,10 @@ impl Program {
     }
 
     fn next(&mut self, most: u64) -> u64 {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) % most
     }
 
@@ -200,7 +211,8 @@ impl Program {
 
 #[test]
 fn for_every_backing_the_picture_is_what_the_heap_itself_tells_of_its_memory() {
-    let (mut stale_aliases, mut pending, mut steps, mut kinds) = (0, 0, BTreeSet::new(), BTreeSet::new());
+    let (mut stale_aliases, mut pending, mut steps, mut kinds) =
+        (0, 0, BTreeSet::new(), BTreeSet::new());
     for backing in BACKINGS {
         for seed in 0..4 {
             // A ceiling that makes pages move.
@@ -223,7 +235,10 @@ fn for_every_backing_the_picture_is_what_the_heap_itself_tells_of_its_memory() {
             assert_eq!(picture.sums.held, 0, "all is given back");
         }
     }
-    assert!(stale_aliases > 0 && pending > 0 && steps.len() > 3, "{stale_aliases} {pending} {steps:?}");
+    assert!(
+        stale_aliases > 0 && pending > 0 && steps.len() > 3,
+        "{stale_aliases} {pending} {steps:?}"
+    );
     assert_eq!(kinds.len(), PieceKind::ALL.len(), "every kind of piece was seen: {kinds:?}");
 }
 
@@ -247,7 +262,8 @@ fn while_the_heap_works_every_look_is_whole_and_what_does_not_fit_is_counted() {
                 scope.spawn(move || {
                     let mut kept = Vec::new();
                     for n in 0..1500u64 {
-                        let size = if n % 5 == 0 { (1 + n % 23) * MIB } else { 512 * (1 + n * 7 % 300) };
+                        let size =
+                            if n % 5 == 0 { (1 + n % 23) * MIB } else { 512 * (1 + n * 7 % 300) };
                         kept.extend(rig.heap.malloc(size, 0, streams[worker as usize]));
                         if kept.len() > 40 {
                             assert!(rig.heap.free(kept.swap_remove((n * 31 % 40) as usize)));
@@ -275,7 +291,11 @@ fn an_arrangement_made_by_hand_is_told_piece_by_piece() {
         lifetime: 2,
         ..SegmentEntry::default()
     };
-    let slab = SegmentEntry { slot: 600 << 10, stream: 4, ..segment(SegmentKind::Slab, page(1), PAGE, 0, 0) };
+    let slab = SegmentEntry {
+        slot: 600 << 10,
+        stream: 4,
+        ..segment(SegmentKind::Slab, page(1), PAGE, 0, 0)
+    };
     let segments = [
         segment(SegmentKind::Reservation, page(0), 64 * PAGE, 0, 0),
         segment(SegmentKind::Chunk, 0, 4 * PAGE, 7, 0),
@@ -300,7 +320,8 @@ fn an_arrangement_made_by_hand_is_told_piece_by_piece() {
     let picture = Picture::of(0, &segments, &blocks);
     check_whole(&picture);
     assert_eq!(picture.misfits, Misfits::default());
-    let told: Vec<_> = picture.pieces.iter().map(|piece| (piece.kind, piece.address, piece.bytes)).collect();
+    let told: Vec<_> =
+        picture.pieces.iter().map(|piece| (piece.kind, piece.address, piece.bytes)).collect();
     let k = 1 << 10;
     let expected = [
         (PieceKind::Live, page(0), 512),
@@ -321,7 +342,10 @@ fn an_arrangement_made_by_hand_is_told_piece_by_piece() {
         (PAGE - 512, 1200 * k, 10 * k, 248 * k)
     );
     assert_eq!((sums.retired, sums.stale_aliases, sums.movable()), (4 * PAGE, PAGE, 2 * PAGE));
-    assert_eq!((sums.full_pages, sums.partial_pages, sums.free_pages, sums.spare_pages), (0, 2, 1, 1));
+    assert_eq!(
+        (sums.full_pages, sums.partial_pages, sums.free_pages, sums.spare_pages),
+        (0, 2, 1, 1)
+    );
     assert_eq!((sums.largest_run, picture.largest_runs(9)[0].address), (PAGE, page(2)));
     assert_eq!(picture.largest_live(9).len(), 1);
     assert_eq!(picture.piece_at(page(3)), None, "nothing is mapped there");
@@ -331,8 +355,12 @@ fn an_arrangement_made_by_hand_is_told_piece_by_piece() {
 
 #[test]
 fn whole_pages_of_a_span_in_use_and_of_a_capture_count_as_bound() {
-    let span =
-        |address, capture| SegmentEntry { address, bytes: 8 * PAGE, capture, ..SegmentEntry::default() };
+    let span = |address, capture| SegmentEntry {
+        address,
+        bytes: 8 * PAGE,
+        capture,
+        ..SegmentEntry::default()
+    };
     let segments = [span(PAGE, 0), span(20 * PAGE, 0), span(40 * PAGE, 3)];
     let block = BlockEntry { address: PAGE, size: PAGE, requested: 1, ..BlockEntry::default() };
     let picture = Picture::of(0, &segments, &[(block, BlockState::Live)]);
@@ -401,8 +429,16 @@ fn block() -> impl Strategy<Value = (BlockEntry, BlockState)> {
     let state = prop_oneof![Just(BlockState::Live), Just(BlockState::Pending)];
     (address(), length(), any::<(u64, u8, u8, u32)>(), state).prop_map(
         |(address, size, (requested, lifetime, capture, step), state)| {
-            let entry =
-                BlockEntry { address, size, requested, stream: step % 7, step, device: 0, lifetime, capture };
+            let entry = BlockEntry {
+                address,
+                size,
+                requested,
+                stream: step % 7,
+                step,
+                device: 0,
+                lifetime,
+                capture,
+            };
             (entry, state)
         },
     )
@@ -420,7 +456,9 @@ proptest! {
     }
 
     #[test]
-    fn the_largest_are_the_largest(sizes in proptest::collection::vec(1u64..40, 0..300), most in 0usize..80) {
+    fn the_largest_are_the_largest(
+        sizes in proptest::collection::vec(1u64..40, 0..300), most in 0usize..80
+    ) {
         let mut at = PAGE;
         let mut blocks = Vec::new();
         for size in &sizes {
@@ -428,7 +466,9 @@ proptest! {
             blocks.push((entry, BlockState::Live));
             at += size * 512;
         }
-        let told: Vec<_> = Picture::of(0, &[], &blocks).largest_live(most).iter().map(|piece| piece.bytes).collect();
+        let told: Vec<_> = Picture::of(0, &[], &blocks).largest_live(most).iter().map(
+            |piece| piece.bytes
+        ).collect();
         let mut expected: Vec<u64> = sizes.iter().map(|size| size * 512).collect();
         expected.sort_unstable_by(|one, other| other.cmp(one));
         expected.truncate(most);
@@ -441,19 +481,29 @@ proptest! {
 fn hostile_lengths_cost_no_memory() {
     let mut segments = Vec::new();
     for n in 0..2000u64 {
-        for kind in [SegmentKind::Span, SegmentKind::View, SegmentKind::Chunk, SegmentKind::Reservation] {
+        for kind in
+            [SegmentKind::Span, SegmentKind::View, SegmentKind::Chunk, SegmentKind::Reservation]
+        {
             let (address, bytes) = (n << 44, [1 << 43, 128 * PAGE][(n % 2) as usize]);
             let pages = 0x5555_5555_5555_5555_5555_5555_5555_5555;
             let chunk = n as u32;
-            segments.push(SegmentEntry { kind, address, bytes, chunk, pages, ..SegmentEntry::default() });
+            segments.push(SegmentEntry {
+                kind,
+                address,
+                bytes,
+                chunk,
+                pages,
+                ..SegmentEntry::default()
+            });
         }
     }
     let picture = Picture::of(0, &segments, &[]);
     check_whole(&picture);
     assert!(picture.misfits.segments > 0);
-    let by_chunk: BTreeMap<u32, usize> = picture.pages.iter().fold(BTreeMap::new(), |mut sums, page| {
-        *sums.entry(page.chunk.unwrap_or(u32::MAX)).or_default() += 1;
-        sums
-    });
+    let by_chunk: BTreeMap<u32, usize> =
+        picture.pages.iter().fold(BTreeMap::new(), |mut sums, page| {
+            *sums.entry(page.chunk.unwrap_or(u32::MAX)).or_default() += 1;
+            sums
+        });
     assert!(by_chunk.iter().all(|(&chunk, &pages)| chunk == u32::MAX || pages <= 128));
 }

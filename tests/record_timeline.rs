@@ -1,4 +1,5 @@
-//! The record's timeline tells how a run went: what was held, what was live, which step it was, whatever the settings.
+//! The record's timeline tells how a run went: what was held, what was live, which step it was,
+//! whatever the settings.
 
 mod common;
 
@@ -76,11 +77,15 @@ fn memory_that_came_and_pages_that_moved_are_told_apart() {
     let (reader, stats) = (Reader::own(rig.heap.record()).unwrap(), rig.heap.stats(0).unwrap());
     let device = reader.device(0).unwrap();
     let events = reader.events(&mut Cursor::default()).entries;
-    let bytes_of =
-        |kind| events.iter().filter(|event| event.kind == kind).map(|event| event.size).sum::<u64>();
+    let bytes_of = |kind| {
+        events.iter().filter(|event| event.kind == kind).map(|event| event.size).sum::<u64>()
+    };
     let moved = bytes_of(EventKind::Move);
     assert!(moved >= 300 * MIB - (GIB - reserved), "{moved}");
-    assert_eq!((device.gauge(DeviceGauge::MovedBytes), device.gauge(DeviceGauge::Moves)), (moved, 1));
+    assert_eq!(
+        (device.gauge(DeviceGauge::MovedBytes), device.gauge(DeviceGauge::Moves)),
+        (moved, 1)
+    );
     assert_eq!(bytes_of(EventKind::Grow) - bytes_of(EventKind::Release), stats.reserved);
     assert!(rig.heap.free(row));
 }

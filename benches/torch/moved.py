@@ -1,5 +1,5 @@
-"""Fine-tuning as most programs have it: a model that is loaded on the host and moved to the device; accumulation, another length at every
-batch, evaluation between."""
+"""Fine-tuning as most programs have it: a model that is loaded on the host and moved to the device;
+accumulation, another length at every batch, evaluation between."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""Training by reward: a policy that generates and is trained, and a reference that comes to the device for its part of each step and leaves."""
+"""Training by reward: a policy that generates and is trained, and a reference that comes to the
+device for its part of each step and leaves."""
 
 import random
 
@@ -37,7 +38,9 @@ for _ in range(12):
     tokens = blank(8, length + 16 * count)
     reference.cuda()
     with torch.no_grad():
-        wanted = torch.cat([F.log_softmax(reference(part), -1).amax(-1) for part in tokens.split(2)])
+        wanted = torch.cat(
+            [F.log_softmax(reference(part), -1).amax(-1) for part in tokens.split(2)]
+        )
     reference.cpu()
     for part, target in zip(tokens.split(2), wanted.split(2)):
         loss = loss_of(policy(part), part) + target.float().mean()

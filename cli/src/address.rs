@@ -23,11 +23,15 @@ Examples:
   gruyere address 4242 0x7f3a40200400   an address that compute-sanitizer or cuda-gdb named
   gruyere address 4242 0x7f3a40200400 --json | jq '.before[0]'
 
-For illegal accesses: a tensor that is used after it was freed (a missing record_stream) reads stale data under torch's
-allocator; here its pages may lie elsewhere by then, and the access faults. Blocks that lay there are known as far as the
-record's latest events go back (`ring_events:` in GRUYERE_CONF keeps more). docs/after-the-crash.md has the whole way.
+For illegal accesses: a tensor that is used after it was freed (a missing record_stream) reads \
+stale data under torch's
+allocator; here its pages may lie elsewhere by then, and the access faults. Blocks that lay there \
+are known as far as the
+record's latest events go back (`ring_events:` in GRUYERE_CONF keeps more). \
+docs/after-the-crash.md has the whole way.
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, but some values are not of
+Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
+but some values are not of
 one moment (marked torn: the process was killed while it wrote).")]
 pub struct Arguments {
     #[command(flatten)]
@@ -63,7 +67,8 @@ enum Backed {
     Unknown,
 }
 
-/// Whether `address` lies in the `bytes` from `start` on, which a damaged record may let pass the end of all addresses.
+/// Whether `address` lies in the `bytes` from `start` on, which a damaged record may let pass the
+/// end of all addresses.
 fn covers(start: u64, bytes: u64, address: u64) -> bool {
     address.checked_sub(start).is_some_and(|offset| offset < bytes)
 }
@@ -107,7 +112,8 @@ impl Backed {
                 )
             }
             Self::StaleAlias(segment) => format!(
-                "in a mapping of {} at {:#x} on device {} whose pages here serve elsewhere: an access reads what lies there, and faults once it is unmapped",
+                "in a mapping of {} at {:#x} on device {} whose pages here serve elsewhere: an \
+                 access reads what lies there, and faults once it is unmapped",
                 Bytes(segment.bytes),
                 segment.address,
                 segment.device
@@ -179,12 +185,17 @@ pub fn run(arguments: &Arguments) -> Ended {
     let found = Found {
         address,
         backed: backed(&segments.entries, address),
-        block: blocks.entries.iter().copied().find(|(block, _)| covers(block.address, block.size, address)),
+        block: blocks
+            .entries
+            .iter()
+            .copied()
+            .find(|(block, _)| covers(block.address, block.size, address)),
         tenants: tenants(&events.entries, address),
         events: events.entries.len(),
         latest: events.entries.iter().map(|event| event.time).max(),
     };
-    let text = if arguments.json { format!("{:#}\n", found.value(&reader)) } else { found.text(&reader) };
+    let text =
+        if arguments.json { format!("{:#}\n", found.value(&reader)) } else { found.text(&reader) };
     output::print(text)?;
     Ok(if blocks.torn + segments.torn > 0 { Exit::Torn } else { Exit::Fine })
 }
@@ -207,7 +218,9 @@ impl Found {
     fn before(&self) -> impl Iterator<Item = &Tenant> {
         // The live block is told by itself.
         let live = self.block.map(|(block, _)| block.address);
-        self.tenants.iter().skip_while(move |tenant| tenant.freed.is_none() && Some(tenant.address) == live)
+        self.tenants
+            .iter()
+            .skip_while(move |tenant| tenant.freed.is_none() && Some(tenant.address) == live)
     }
 
     fn value(&self, reader: &Reader<'_>) -> Value {
@@ -215,8 +228,10 @@ impl Found {
         let time = |ticks: Option<u64>| ticks.and_then(|ticks| Some(scale?.realtime(ticks)));
         let block = self.block.map(|(block, state)| {
             json!({
-                "address": block.address, "bytes": block.size, "requested_bytes": block.requested, "device": block.device,
-                "stream": block.stream, "lifetime": lifetime_name(block.lifetime), "step": block.step,
+                "address": block.address, "bytes": block.size, "requested_bytes": block.requested,
+                "device": block.device,
+                "stream": block.stream, "lifetime": lifetime_name(block.lifetime),
+                "step": block.step,
                 "waits_for_streams": state == BlockState::Pending,
             })
         });
@@ -224,8 +239,10 @@ impl Found {
             .before()
             .map(|tenant| {
                 json!({
-                    "address": tenant.address, "bytes": tenant.bytes, "device": tenant.device, "stream": tenant.stream,
-                    "lifetime": lifetime_name(tenant.lifetime), "handed_out_nanoseconds": time(tenant.handed_out),
+                    "address": tenant.address, "bytes": tenant.bytes, "device": tenant.device,
+                    "stream": tenant.stream,
+                    "lifetime": lifetime_name(tenant.lifetime),
+                    "handed_out_nanoseconds": time(tenant.handed_out),
                     "freed_nanoseconds": time(tenant.freed),
                 })
             })
@@ -269,34 +286,40 @@ impl Found {
         };
         let before: Vec<&Tenant> = self.before().collect();
         for tenant in before.iter().take(SHOWN) {
-            let handed_out = tenant.handed_out.map_or("earlier than the record remembers".to_owned(), ago);
+            let handed_out =
+                tenant.handed_out.map_or("earlier than the record remembers".to_owned(), ago);
             let _ = writeln!(
                 text,
-                "before  a block of {} at {:#x} (byte {} of it), stream {}, {}: handed out {handed_out}, {}",
+                "before  a block of {} at {:#x} (byte {} of it), stream {}, {}: handed out \
+                 {handed_out}, {}",
                 Bytes(tenant.bytes),
                 tenant.address,
                 self.address - tenant.address,
                 StreamNumber(tenant.stream),
                 lifetime_name(tenant.lifetime),
-                tenant
-                    .freed
-                    .map_or("not seen to be freed".to_owned(), |ticks| format!("freed {}", ago(ticks)))
+                tenant.freed.map_or("not seen to be freed".to_owned(), |ticks| format!(
+                    "freed {}",
+                    ago(ticks)
+                ))
             );
         }
         if before.len() > SHOWN {
-            let _ = writeln!(text, "        and {} before them (--json has all)", before.len() - SHOWN);
+            let _ =
+                writeln!(text, "        and {} before them (--json has all)", before.len() - SHOWN);
         }
         let _ = match before.first() {
             Some(tenant) => writeln!(
                 text,
-                "Work that meant the block of {} used memory that the program had given back: look for a tensor of stream {} that another stream \
-                 used without record_stream, or that was dropped while work on it was queued.",
+                "Work that meant the block of {} used memory that the program had given back: look \
+                 for a tensor of stream {} that another stream used without record_stream, or that \
+                 was dropped while work on it was queued.",
                 Bytes(tenant.bytes),
                 StreamNumber(tenant.stream)
             ),
             None => writeln!(
                 text,
-                "The latest {} events name no other block there; ring_events: in GRUYERE_CONF keeps more of them.",
+                "The latest {} events name no other block there; ring_events: in GRUYERE_CONF \
+                 keeps more of them.",
                 self.events
             ),
         };
@@ -309,7 +332,17 @@ mod tests {
     use super::*;
 
     fn event(kind: EventKind, address: u64, size: u64, time: u64) -> Event {
-        Event { position: time, kind, device: 0, lifetime: 0, stream: 1, address, size, time, turn: time }
+        Event {
+            position: time,
+            kind,
+            device: 0,
+            lifetime: 0,
+            stream: 1,
+            address,
+            size,
+            time,
+            turn: time,
+        }
     }
 
     #[test]
@@ -325,7 +358,10 @@ mod tests {
         ];
         let told: Vec<_> =
             tenants(&events, 0x1180).iter().map(|t| (t.bytes, t.handed_out, t.freed)).collect();
-        assert_eq!(told, [(0x100, Some(6), None), (0x1000, Some(3), Some(5)), (0x200, None, Some(1))]);
+        assert_eq!(
+            told,
+            [(0x100, Some(6), None), (0x1000, Some(3), Some(5)), (0x200, None, Some(1))]
+        );
         assert_eq!(tenants(&events, 0x3000), []);
     }
 

@@ -22,7 +22,8 @@ use compare::{Change, DeviceChange};
 /// Compares two states of a process's memory, or of two processes': what is new, what is gone.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Each of A and B is a process (its pid), the file of a record, or JSON: of `gruyere snapshot --json`, or of an out-of-memory
+Each of A and B is a process (its pid), the file of a record, or JSON: of `gruyere snapshot \
+--json`, or of an out-of-memory
 dump (dump_dir:).
 
 Examples:
@@ -32,10 +33,13 @@ Examples:
 
 A block is the same in both where its address, size and step of allocation are.
 
-Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, reserved, pending, blocks, and a size, a count (blocks),
-or a share; with a plus, of the growth from A to B; without, of B. They hold for each device by itself.
+Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, reserved, pending, \
+blocks, and a size, a count (blocks),
+or a share; with a plus, of the growth from A to B; without, of B. They hold for each device by \
+itself.
 
-Exit codes: 0 all well; 1 A or B is missing or can't be read; 2 wrong usage; 3 some entries of a record could not be read whole;
+Exit codes: 0 all well; 1 A or B is missing or can't be read; 2 wrong usage; 3 some entries of a \
+record could not be read whole;
 4 a bound is passed.")]
 pub struct Arguments {
     /// The earlier state.
@@ -72,7 +76,8 @@ pub fn run(arguments: &Arguments) -> Ended {
     };
     output::print(text)?;
     passed.iter().for_each(|passed| say("diff", format_args!("{passed}")));
-    let torn = [&before, &after].iter().any(|state| state.devices.iter().any(|device| device.torn > 0));
+    let torn =
+        [&before, &after].iter().any(|state| state.devices.iter().any(|device| device.torn > 0));
     Ok(match (passed.is_empty(), torn) {
         (false, _) => Exit::Past,
         (true, true) => Exit::Torn,
@@ -90,8 +95,8 @@ fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
     }
     if begins_with(Path::new(name), b"\x80") {
         return Err(Failure::new(format_args!(
-            "{name}: a pickle; a snapshot to compare is written as JSON, by `gruyere snapshot --json`, and the dump of an \
-             out-of-memory has one beside it"
+            "{name}: a pickle; a snapshot to compare is written as JSON, by `gruyere snapshot \
+             --json`, and the dump of an out-of-memory has one beside it"
         )));
     }
     let reader = target.open()?;
@@ -103,8 +108,9 @@ fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
 fn begins_with(path: &Path, bytes: &[u8]) -> bool {
     let regular = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
     let mut head = vec![0; bytes.len()];
-    let read = regular
-        .then(|| std::fs::File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut head)));
+    let read = regular.then(|| {
+        std::fs::File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut head))
+    });
     read.is_some_and(|read| read.is_ok()) && head == bytes
 }
 
@@ -112,12 +118,14 @@ fn load_json(path: &Path) -> Result<State, Failure> {
     let name = path.display();
     let wrong = |reason: &dyn std::fmt::Display| {
         Failure::new(format_args!(
-            "{name}: {reason}; name a file of `gruyere snapshot --json`, or the JSON of an out-of-memory dump"
+            "{name}: {reason}; name a file of `gruyere snapshot --json`, or the JSON of an \
+             out-of-memory dump"
         ))
     };
     let file = std::fs::File::open(path).map_err(|error| wrong(&error))?;
     let file = io::Read::take(file, MOST_BYTES);
-    let state: State = serde_json::from_reader(io::BufReader::new(file)).map_err(|error| wrong(&error))?;
+    let state: State =
+        serde_json::from_reader(io::BufReader::new(file)).map_err(|error| wrong(&error))?;
     match (state.format.as_str(), state.version) {
         (state::FORMAT, state::VERSION) => Ok(state),
         (state::FORMAT, version) => Err(wrong(&format_args!(
@@ -130,10 +138,13 @@ fn load_json(path: &Path) -> Result<State, Failure> {
 
 fn json(before: &State, after: &State, changes: &[DeviceChange], passed: &[String]) -> Value {
     let side = |state: &State| {
-        json!({ "pid": state.process.pid, "rank": state.process.rank, "command": state.process.command,
+        json!({ "pid": state.process.pid, "rank": state.process.rank,
+            "command": state.process.command,
                 "time_nanoseconds": state.time_nanoseconds })
     };
-    json!({ "before": side(before), "after": side(after), "devices": changes, "passed_bounds": passed })
+    json!({
+        "before": side(before), "after": side(after), "devices": changes, "passed_bounds": passed
+    })
 }
 
 /// A change of bytes, with its sign.
@@ -157,7 +168,10 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
     let seconds = after.time_nanoseconds as f64 / 1e9 - before.time_nanoseconds as f64 / 1e9;
     line(format_args!("B is {seconds:.1} s after A"));
     for change in changes {
-        line(format_args!("\ndevice {:<24} {:>12} {:>12} {:>13}", change.device, "A", "B", "change"));
+        line(format_args!(
+            "\ndevice {:<24} {:>12} {:>12} {:>13}",
+            change.device, "A", "B", "change"
+        ));
         let mut row = |name: &str, change: Change| {
             let [a, b] = [change.before, change.after].map(|bytes| BinaryBytes(bytes).to_string());
             line(format_args!("  {name:<29} {a:>12} {b:>12} {:>13}", signed(change)));
@@ -167,7 +181,8 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
         row("pending", change.pending);
         row("free, on partly used pages", change.partly_used);
         for (title, classes) in change.tables() {
-            for (name, change) in classes.iter().filter(|(_, change)| change.before != change.after) {
+            for (name, change) in classes.iter().filter(|(_, change)| change.before != change.after)
+            {
                 row(&format!("{title} {}", plain(name)), *change);
             }
         }

@@ -32,22 +32,31 @@ pub fn table(times: &[CallTime]) -> Vec<String> {
     if times.is_empty() {
         return Vec::new();
     }
-    let row =
-        |[a, b, c, d, e, f, g]: [&str; 7]| format!("{a:<24} {b:<10} {c:>9} {d:>9} {e:>9} {f:>9} {g:>9}");
+    let row = |[a, b, c, d, e, f, g]: [&str; 7]| {
+        format!("{a:<24} {b:<10} {c:>9} {d:>9} {e:>9} {f:>9} {g:>9}")
+    };
     let head = row(["DRIVER CALL", "SIZE", "COUNT", "TOTAL", "MEDIAN", "99%", "MAX"]);
     let lines = times.iter().map(|time| {
-        let [total, median, high, most] =
-            [time.total_nanoseconds, time.p50_nanoseconds, time.p99_nanoseconds, time.max_nanoseconds]
-                .map(span);
+        let [total, median, high, most] = [
+            time.total_nanoseconds,
+            time.p50_nanoseconds,
+            time.p99_nanoseconds,
+            time.max_nanoseconds,
+        ]
+        .map(span);
         row([&time.call, &size(time), &time.count.to_string(), &total, &median, &high, &most])
     });
     std::iter::once(head).chain(lines).collect()
 }
 
-/// All of it in one line: what the calls took in all and the costliest three kinds, then what the host waited. `None` where there are none.
+/// All of it in one line: what the calls took in all and the costliest three kinds, then what the
+/// host waited. `None` where there are none.
 pub fn line(times: &[CallTime]) -> Option<String> {
-    let (waits, calls): (Vec<CallTime>, Vec<CallTime>) = times.iter().cloned().partition(CallTime::is_wait);
-    let total = |kinds: &[(&str, u64, u64)]| kinds.iter().fold(0u64, |sum, kind| sum.saturating_add(kind.2));
+    let (waits, calls): (Vec<CallTime>, Vec<CallTime>) =
+        times.iter().cloned().partition(CallTime::is_wait);
+    let total = |kinds: &[(&str, u64, u64)]| {
+        kinds.iter().fold(0u64, |sum, kind| sum.saturating_add(kind.2))
+    };
     let (calls, waits) = (CallTime::by_kind(&calls), CallTime::by_kind(&waits));
     let costliest: Vec<String> = calls
         .iter()
@@ -99,14 +108,16 @@ mod tests {
         ];
         assert_eq!(
             line(&times).unwrap(),
-            "driver calls took 983 us (cuMemCreate 730 us in 20 calls, cuMemSetAccess 190 us in 5 calls, cuMemMap 40.0 us in 20 calls); \
-             its own waits 5.00 ms"
+            "driver calls took 983 us (cuMemCreate 730 us in 20 calls, cuMemSetAccess 190 us in 5 \
+             calls, cuMemMap 40.0 us in 20 calls); its own waits 5.00 ms"
         );
         assert_eq!(line(&[]), None);
         let table = table(&times);
         assert_eq!(table.len(), 7);
         assert!(
-            table[1].contains("to 2 MiB") && table[2].contains("44.0 us") && !table[5].contains("to "),
+            table[1].contains("to 2 MiB")
+                && table[2].contains("44.0 us")
+                && !table[5].contains("to "),
             "{table:#?}"
         );
     }

@@ -26,7 +26,8 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command could not do what it was asked for: the input, the reason and the remedy, in one text. It ends with [`Exit::Failed`].
+/// Why a command could not do what it was asked for: the input, the reason and the remedy, in one
+/// text. It ends with [`Exit::Failed`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure(String);
 
@@ -51,7 +52,8 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A line on stderr of the command `name`. Where nobody reads it any more, that is no trouble of the command's.
+/// A line on stderr of the command `name`. Where nobody reads it any more, that is no trouble of
+/// the command's.
 pub fn say(name: &str, text: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "gruyere {name}: {text}");
 }

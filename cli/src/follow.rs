@@ -1,7 +1,8 @@
 //! Processes that come and go, followed from look to look: what `top` and `watch` read.
 //!
-//! A look is cheap: a record is opened once, and then only its gauges are read, and once a second its timeline; never the block map. The record of
-//! a process that has ended stays readable for as long as it is followed.
+//! A look is cheap: a record is opened once, and then only its gauges are read, and once a second
+//! its timeline; never the block map. The record of a process that has ended stays readable for as
+//! long as it is followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -244,8 +245,12 @@ impl Follower {
     pub fn forget_killed(&mut self) {
         let killed = |followed: &Followed| followed.life == Life::Killed;
         if let Which::All(_) = self.which {
-            let gone: Vec<PathBuf> =
-                self.followed.iter().filter(|(_, one)| killed(one)).map(|(path, _)| path.clone()).collect();
+            let gone: Vec<PathBuf> = self
+                .followed
+                .iter()
+                .filter(|(_, one)| killed(one))
+                .map(|(path, _)| path.clone())
+                .collect();
             for path in gone {
                 self.followed.remove(&path);
                 self.old.insert(path);
@@ -289,7 +294,9 @@ impl Follower {
             if is_known || self.given_up.contains_key(path) {
                 continue;
             }
-            match sweep::look(path.clone(), folder.owners(), |opened| opened.state() != State::Stale) {
+            match sweep::look(path.clone(), folder.owners(), |opened| {
+                opened.state() != State::Stale
+            }) {
                 Look::Gone => {}
                 Look::Foreign => self.foreign += 1,
                 Look::Unwanted(path) => {

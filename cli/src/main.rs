@@ -84,9 +84,10 @@ fn main() -> ExitCode {
     match command {
         Command::Address(args) => failure::end("address", address::run(&args)),
         Command::Bench(args) => bench::main(&args),
-        Command::Completions(args) => {
-            failure::end("completions", completions::run(&args, <Cli as clap::CommandFactory>::command()))
-        }
+        Command::Completions(args) => failure::end(
+            "completions",
+            completions::run(&args, <Cli as clap::CommandFactory>::command()),
+        ),
         Command::Diff(args) => failure::end("diff", diff::run(&args)),
         Command::Doctor(args) => failure::end("doctor", doctor::run(&args)),
         Command::Export(args) => failure::end("export", export::run(&args)),

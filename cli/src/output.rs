@@ -1,4 +1,5 @@
-//! What is printed, and whether anybody reads it: a closed pipe (`| head`) ends a command quietly and is no failure of its.
+//! What is printed, and whether anybody reads it: a closed pipe (`| head`) ends a command quietly
+//! and is no failure of its.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write as _};
@@ -37,7 +38,8 @@ pub fn is_of_a_reader(error: &io::Error) -> bool {
     error.kind() == ErrorKind::BrokenPipe || error.raw_os_error() == Some(libc::EIO)
 }
 
-/// Waits for `time`, or until nobody reads standard output any more: the next line may be days away.
+/// Waits for `time`, or until nobody reads standard output any more: the next line may be days
+/// away.
 pub fn pause(time: Duration) -> Audience {
     match wait_for_the_end(&[libc::STDOUT_FILENO], Some(time)) {
         true => Audience::Gone,
@@ -45,7 +47,8 @@ pub fn pause(time: Duration) -> Audience {
     }
 }
 
-/// Waits until the other side of one of `descriptors` (pipes, terminals, sockets) is gone, for `time` at most; whether it is.
+/// Waits until the other side of one of `descriptors` (pipes, terminals, sockets) is gone, for
+/// `time` at most; whether it is.
 pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
     let begin = Instant::now();
     let mut asked: Vec<libc::pollfd> =
@@ -56,14 +59,16 @@ pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
             libc::c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
         });
         // SAFETY: so many entries of ours.
-        let ended = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
+        let ended =
+            unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
         if ended > 0 {
             return true;
         }
         if left.is_some_and(|left| left.is_zero()) {
             return false;
         }
-        // Else a signal, or the longest time that can be asked for at once; and what can't be waited on is waited for.
+        // Else a signal, or the longest time that can be asked for at once; and what can't be
+        // waited on is waited for.
         if ended < 0 && io::Error::last_os_error().kind() != ErrorKind::Interrupted {
             std::thread::sleep(left.unwrap_or(Duration::from_secs(1)));
         }

@@ -24,9 +24,11 @@ Examples:
   gruyere post /dev/shm/gruyere-4026531836-4242-99-0.record
   gruyere post 4242 --json | jq '.ended'
 
-The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart of the machine.
+The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
+of the machine.
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, but some values are not of
+Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
+but some values are not of
 one moment (marked torn: the process was killed while it wrote).")]
 pub struct Arguments {
     #[command(flatten)]
@@ -81,10 +83,14 @@ pub fn run(arguments: &Arguments) -> Ended {
     let text = match arguments.json {
         true => {
             let ladder: Vec<_> = devices.iter().map(ladder).collect();
-            let timelines: Vec<_> = devices.iter().map(|device| timeline(&reader, device.device)).collect();
+            let timelines: Vec<_> =
+                devices.iter().map(|device| timeline(&reader, device.device)).collect();
             format!(
                 "{:#}\n",
-                json!({ "ended": ended, "ladder": ladder, "timelines": timelines, "next": next, "state": state })
+                json!({
+                    "ended": ended, "ladder": ladder, "timelines": timelines, "next": next,
+                    "state": state
+                })
             )
         }
         false => page(&ended, &reader, &devices, &state, &next),
@@ -111,7 +117,8 @@ fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Endi
             .iter()
             .map(|device| device.gauge(gruyere_record::DeviceGauge::OutOfMemories))
             .sum(),
-        last_event_is_out_of_memory: last.is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
+        last_event_is_out_of_memory: last
+            .is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
         torn_lanes: devices.iter().map(|device| device.torn_shards).sum(),
         torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
         torn_entries: state.devices.iter().map(|device| device.torn).sum(),
@@ -146,28 +153,34 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
     let pid = state.process.pid;
     let path = reader.path().display();
     match ended.how {
-        End::Runs => next.push(format!("It runs: `gruyere top` and `gruyere map {pid}` show it live.")),
+        End::Runs => {
+            next.push(format!("It runs: `gruyere top` and `gruyere map {pid}` show it live."))
+        }
         End::Clean => {}
         End::Killed | End::Unknown => {
             if ended.same_boot {
                 next.push(
-                    "Who killed it: `dmesg | grep -i -e oom -e 'killed process'` (the kernel, out of host memory), the scheduler's log \
-                     (a time limit, a cgroup's limit), `dmesg | grep -i xid` (the GPU driver)."
+                    "Who killed it: `dmesg | grep -i -e oom -e 'killed process'` (the kernel, out \
+                     of host memory), the scheduler's log (a time limit, a cgroup's limit), `dmesg \
+                     | grep -i xid` (the GPU driver)."
                         .to_owned(),
                 );
             }
             next.push(format!(
-                "What lay where: `gruyere map {path}`, or `gruyere snapshot {path} -o end.pickle` for memory_viz."
+                "What lay where: `gruyere map {path}`, or `gruyere snapshot {path} -o end.pickle` \
+                 for memory_viz."
             ));
         }
     }
     if ended.out_of_memories > 0 {
         match dump_folder(&state.process.configuration) {
             Some(folder) => next.push(format!(
-                "It ran out of device memory: the dumps are {folder}/gruyere-oom-{pid}-gpu*, as text, JSON and a snapshot."
+                "It ran out of device memory: the dumps are {folder}/gruyere-oom-{pid}-gpu*, as \
+                 text, JSON and a snapshot."
             )),
             None => next.push(
-                "It ran out of device memory: with `dump_dir:FOLDER` in GRUYERE_CONF the next run leaves the causes in a file."
+                "It ran out of device memory: with `dump_dir:FOLDER` in GRUYERE_CONF the next run \
+                 leaves the causes in a file."
                     .to_owned(),
             ),
         }
@@ -176,14 +189,15 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
         let held = &device.held;
         if held.pending_bytes > held.reserved_bytes / 4 {
             next.push(format!(
-                "Device {}: a quarter of what is held is freed and waits for streams (record_stream).",
+                "Device {}: a quarter of what is held is freed and waits for streams \
+                 (record_stream).",
                 device.device
             ));
         }
         if held.between_bytes + held.slab_free_bytes > held.reserved_bytes / 4 {
             next.push(format!(
-                "Device {}: a quarter of what is held lies unused beside blocks; tagging what lives long \
-                 (gruyere.lifetime(\"persistent\")) keeps it apart.",
+                "Device {}: a quarter of what is held lies unused beside blocks; tagging what \
+                 lives long (gruyere.lifetime(\"persistent\")) keeps it apart.",
                 device.device
             ));
         }
@@ -194,8 +208,8 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
             && !device.live.lifetimes.contains_key("persistent")
         {
             next.push(format!(
-                "Device {}: most of what is live is from more than {} steps before the end: weights and optimiser state, or what \
-                 nobody lets go of.",
+                "Device {}: most of what is live is from more than {} steps before the end: \
+                 weights and optimiser state, or what nobody lets go of.",
                 device.device,
                 oldest.class / 2
             ));
@@ -203,7 +217,8 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
     }
     if ended.how != End::Runs {
         next.push(
-            "When you are done: `gruyere ps --sweep` removes the records of processes that are gone."
+            "When you are done: `gruyere ps --sweep` removes the records of processes that are \
+             gone."
                 .to_owned(),
         );
     }
@@ -221,7 +236,9 @@ fn end_in_words(ended: &Ending) -> String {
         End::Runs => "It runs: this is its state now.".to_owned(),
         End::Clean => "It ended cleanly.".to_owned(),
         End::Killed => {
-            "It ended without a clean exit: killed (SIGKILL, the host's memory, a scheduler), crashed, or left by _exit.".to_owned()
+            "It ended without a clean exit: killed (SIGKILL, the host's memory, a scheduler), \
+             crashed, or left by _exit."
+                .to_owned()
         }
         End::Unknown => "Whether it runs can't be told from here.".to_owned(),
     };
@@ -244,7 +261,8 @@ fn end_in_words(ended: &Ending) -> String {
     if ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0 {
         let _ = write!(
             words,
-            " Torn (it was killed while it wrote): counters of {} lanes, gauges of {} devices, {} entries.",
+            " Torn (it was killed while it wrote): counters of {} lanes, gauges of {} devices, {} \
+             entries.",
             ended.torn_lanes, ended.torn_gauges, ended.torn_entries
         );
     }
@@ -284,7 +302,11 @@ fn timeline_in_words(out: &mut String, stretches: &[Stretch], device: u32) {
     let head = ["LIVE", "RESERVED", "LARGEST", "WAITING"];
     let [live, reserved, largest, pending] = head;
     let _ = writeln!(out, "\nThe end of the timeline of device {device}, in s before its last\n");
-    let _ = writeln!(out, "{:>12} {:>8} {live:>12} {reserved:>12} {largest:>12} {pending:>12}", "", "STEP");
+    let _ = writeln!(
+        out,
+        "{:>12} {:>8} {live:>12} {reserved:>12} {largest:>12} {pending:>12}",
+        "", "STEP"
+    );
     for stretch in stretches {
         let before = last.time_nanoseconds.saturating_sub(stretch.time_nanoseconds) as f64 / 1e9;
         let _ = writeln!(

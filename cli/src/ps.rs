@@ -22,8 +22,10 @@ Examples:
   gruyere ps --json | jq '.processes[] | select(.rank == 0)'
   gruyere ps --sweep         also remove the records that killed processes left
 
-Processes of other users are listed with --all-users; those whose record is not in /dev/shm (it was full)
-never are: `gruyere stat PID` finds them. A record is left out, and named, whose file is not of the user of
+Processes of other users are listed with --all-users; those whose record is not in /dev/shm (it \
+was full)
+never are: `gruyere stat PID` finds them. A record is left out, and named, whose file is not of \
+the user of
 the process that it says, or which can't be read whole.
 
 Exit codes: 0 all well (also when there is no process); 1 a record could not be read, or the
@@ -32,7 +34,8 @@ pub struct Arguments {
     /// Print JSON: processes, stale files, how many were swept.
     #[arg(long)]
     json: bool,
-    /// Remove the records of processes that ended without a clean exit. Live ones are never touched.
+    /// Remove the records of processes that ended without a clean exit. Live ones are never
+    /// touched.
     #[arg(long)]
     sweep: bool,
     #[command(flatten)]
@@ -67,7 +70,9 @@ pub fn run(arguments: &Arguments) -> Ended {
     let (mut rows, mut trouble) = (Vec::new(), false);
     for Found { path, state, reader, claim } in found {
         let row = match claim {
-            Claim::False(lie) => Err(Failure::new(format_args!("{} {lie}; left out", path.display()))),
+            Claim::False(lie) => {
+                Err(Failure::new(format_args!("{} {lie}; left out", path.display())))
+            }
             claim => reader.and_then(|reader| row(&reader, state, &claim)).map_err(Failure::from),
         };
         match row {
@@ -87,7 +92,11 @@ pub fn run(arguments: &Arguments) -> Ended {
     if swept.failed > 0 {
         say(
             "ps",
-            format_args!("{} stale records could not be removed from {}", swept.failed, directory.display()),
+            format_args!(
+                "{} stale records could not be removed from {}",
+                swept.failed,
+                directory.display()
+            ),
         );
         trouble = true;
     }
@@ -131,7 +140,9 @@ fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize, foreign: usize) -> 
     };
     let stale: Vec<String> = stale.iter().map(|path| path.display().to_string()).collect();
     let processes: Vec<Value> = rows.iter().map(process).collect();
-    let all = json!({ "processes": processes, "stale": stale, "swept": swept, "of_other_users": foreign });
+    let all = json!({
+        "processes": processes, "stale": stale, "swept": swept, "of_other_users": foreign
+    });
     writeln!(io::stdout(), "{all:#}")
 }
 
@@ -165,23 +176,29 @@ fn print_table(rows: &[Row], stale: usize, swept: Option<usize>, foreign: usize)
             )?;
         }
         if row.devices.is_empty() {
-            writeln!(out, "{pid:>8} {rank:>5} {:>6} {:>11} {:>11} {:>6}  {command}", "-", "-", "-", "-")?;
+            writeln!(
+                out,
+                "{pid:>8} {rank:>5} {:>6} {:>11} {:>11} {:>6}  {command}",
+                "-", "-", "-", "-"
+            )?;
         }
     }
     match swept {
         Some(swept) => writeln!(out, "removed {swept} records of ended processes")?,
         None if stale > 0 => writeln!(
             out,
-            "{stale} records of processes that ended without a clean exit: `gruyere stat FILE` reads one, \
-             `gruyere ps --sweep` removes them"
+            "{stale} records of processes that ended without a clean exit: `gruyere stat FILE` \
+             reads one, `gruyere ps --sweep` removes them"
         )?,
         None => {}
     }
-    let unseen = rows.iter().filter(|row| !row.whose.note().is_empty() && !row.whose.is_seen).count();
+    let unseen =
+        rows.iter().filter(|row| !row.whose.note().is_empty() && !row.whose.is_seen).count();
     if unseen > 0 {
         writeln!(
             out,
-            "{unseen} of other users can't be seen from here (in another container, or hidden): the owner of the file alone says which process it is"
+            "{unseen} of other users can't be seen from here (in another container, or hidden): \
+             the owner of the file alone says which process it is"
         )?;
     }
     if foreign > 0 {

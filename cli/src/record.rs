@@ -19,9 +19,10 @@ use follow::Follower;
 
 /// Writes a trace of a running process, which `gruyere bench --trace` replays.
 ///
-/// From outside: the process is not asked and does not wait. The events are those of its record's rings, which older ones leave when
-/// they are full: what was lost is counted, marked in the trace, and mended by the map of live blocks. For a trace without loss
-/// start the program with `python -m gruyere --trace FILE`, or with `trace:FILE` in the configuration of `gruyere run`.
+/// From outside: the process is not asked and does not wait. The events are those of its record's
+/// rings, which older ones leave when they are full: what was lost is counted, marked in the trace,
+/// and mended by the map of live blocks. For a trace without loss start the program with
+/// `python -m gruyere --trace FILE`, or with `trace:FILE` in the configuration of `gruyere run`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,10 +31,12 @@ Examples:
   gruyere bench --trace run.trace.zst                 what other allocators would have made of it
   python -m gruyere --trace run-%p.trace.zst train.py without loss, from the first request on
 
-Blocks that are live when it begins come first in the trace. What is written is on the file system within 0.2 s, in pieces that can be read
+Blocks that are live when it begins come first in the trace. What is written is on the file system \
+within 0.2 s, in pieces that can be read
 whatever happens to the recorder. With `ring_events:` of the process the rings are longer.
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be written; 2 wrong usage;
+Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be \
+written; 2 wrong usage;
 3 written, but events were lost (the trace says where).")]
 pub struct Arguments {
     #[command(flatten)]
@@ -64,12 +67,14 @@ pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     if reader.is_live() != Some(true) {
         return Err(Failure::new(format_args!(
-            "{}: its process does not run any more, so there is nothing to record; `gruyere post` shows its last state",
+            "{}: its process does not run any more, so there is nothing to record; `gruyere post` \
+             shows its last state",
             reader.path().display()
         )));
     }
     let path = arguments.output.display();
-    let failed = |error: io::Error| Failure::new(format_args!("{path}: {error}; name another file with -o"));
+    let failed =
+        |error: io::Error| Failure::new(format_args!("{path}: {error}; name another file with -o"));
     let mut file = TraceFile::create(&arguments.output).map_err(failed)?;
     // What was read is written before the end.
     let stop = signals::finish_first();
@@ -102,12 +107,14 @@ pub fn run(arguments: &Arguments) -> Ended {
         true => {
             let summary = json!({
                 "events": counts.events, "lost_events": counts.lost, "mended_blocks": counts.mended,
-                "unknown_frees": counts.unknown_frees, "blocks_at_start": counts.at_start, "file_bytes": bytes, "text_bytes": text,
+                "unknown_frees": counts.unknown_frees, "blocks_at_start": counts.at_start,
+                "file_bytes": bytes, "text_bytes": text,
             });
             format!("{summary:#}\n")
         }
         false => format!(
-            "{path}: {} events and {} blocks of before, {bytes} bytes; {} events lost, {} blocks mended, {} frees of unknown blocks left out\n",
+            "{path}: {} events and {} blocks of before, {bytes} bytes; {} events lost, {} blocks \
+             mended, {} frees of unknown blocks left out\n",
             counts.events, counts.at_start, counts.lost, counts.mended, counts.unknown_frees
         ),
     };
@@ -125,7 +132,9 @@ impl Recorder {
     fn start(reader: &Reader<'_>) -> Recorder {
         let ticks = |duration: Duration| {
             let nanoseconds = duration.as_nanos() as f64;
-            reader.scale().map_or(1 << 28, |scale| (nanoseconds / scale.nanoseconds_per_tick) as u64)
+            reader
+                .scale()
+                .map_or(1 << 28, |scale| (nanoseconds / scale.nanoseconds_per_tick) as u64)
         };
         let mut cursor = Cursor::default();
         // What was before is not of this trace.
@@ -185,11 +194,13 @@ impl Recorder {
     }
 }
 
-/// How long the last look waits, at most, for events that have begun: their threads may be waiting for a processor.
+/// How long the last look waits, at most, for events that have begun: their threads may be waiting
+/// for a processor.
 const LATE: Duration = Duration::from_millis(100);
 
 fn live(reader: &Reader<'_>) -> Vec<gruyere_record::BlockEntry> {
-    let blocks = reader.blocks().entries.into_iter().filter(|(_, state)| *state == BlockState::Live);
+    let blocks =
+        reader.blocks().entries.into_iter().filter(|(_, state)| *state == BlockState::Live);
     blocks.map(|(block, _)| block).collect()
 }
 
@@ -213,14 +224,16 @@ mod tests {
             ring_events: 256,
             ..RecordOptions::default()
         };
-        let facts = DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
+        let facts =
+            DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
         let (mut shard, mut other) = (record.shard(0, 0), record.shard(0, 1));
         let reader = Reader::own(record).unwrap();
         let mut recorder = Recorder::start(&reader);
         recorder.follower.lines.take();
         let first = clock::now();
-        // On one shard, within a look: the second malloc began before the free, and got the block after it.
+        // On one shard, within a look: the second malloc began before the free, and got the block
+        // after it.
         shard.event(Malloc, 0, 0, 1 << 20, 600, first);
         shard.event(Free, 0, 0, 1 << 20, 1024, first + 20);
         shard.event(Malloc, 0, 0, 1 << 20, 7, first + 10);

@@ -16,7 +16,8 @@ use crate::failure::{Ended, Exit, Failure, say};
 use crate::output;
 use crate::target::{Folder, Target};
 
-/// Compares a run's peaks and fragmentation, by step, with those of an earlier run of the same name.
+/// Compares a run's peaks and fragmentation, by step, with those of an earlier run of the same
+/// name.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,18 +28,24 @@ Examples:
   gruyere report 4242 --against /var/lib/gruyere/train.rank0.1763763600-31.run.json
                                         a process that runs now, or its record, against a kept run
   gruyere report --history runs --name train --max-growth 2% --max-fragmentation 1%
-                                        for continuous integration: exit code 4 where it got worse than that
+                                        for continuous integration: exit code 4 where it got worse \
+                                        than that
 
-A run is the file that `history:` makes, a process, or the file of its record. Steps are those that the program (or an optimiser) marks;
-they are compared as far as both runs went. In use: blocks above 1 MiB, and slabs. Fragmentation by step: 1 - in use / held, both at their
+A run is the file that `history:` makes, a process, or the file of its record. Steps are those \
+that the program (or an optimiser) marks;
+they are compared as far as both runs went. In use: blocks above 1 MiB, and slabs. Fragmentation \
+by step: 1 - in use / held, both at their
 highest in these steps; of the run: 1 - live / held, both at their highest.
 
-Exit codes: 0 all well; 1 a run is missing or can't be read; 2 wrong usage; 4 it got worse than a bound.")]
+Exit codes: 0 all well; 1 a run is missing or can't be read; 2 wrong usage; 4 it got worse than a \
+bound.")]
 pub struct Arguments {
-    /// The run: a file of the history, a process, or the file of its record. Without it: the latest of --name in --history.
+    /// The run: a file of the history, a process, or the file of its record. Without it: the latest
+    /// of --name in --history.
     #[arg(value_name = "RUN|PID|FILE", required_unless_present = "history")]
     run: Option<String>,
-    /// The run to compare with, as RUN. Without it: the latest earlier one of the same name and rank in --history, if that is given.
+    /// The run to compare with, as RUN. Without it: the latest earlier one of the same name and
+    /// rank in --history, if that is given.
     #[arg(long, value_name = "RUN|PID|FILE")]
     against: Option<String>,
     /// The folder that `history:` names.
@@ -50,14 +57,19 @@ pub struct Arguments {
     /// The rank of the runs in it.
     #[arg(long, value_name = "RANK", default_value_t = 0, requires = "history")]
     rank: u64,
-    /// Worse: more was held, or in use, at the peak or in any steps, by more than this share of what it was.
+    /// Worse: more was held, or in use, at the peak or in any steps, by more than this share of
+    /// what it was.
     #[arg(long, value_name = "PERCENT")]
     max_growth: Option<Share>,
-    /// Worse: fragmentation, of the run or in any steps, rose by more than this part of the whole (5% to 6.5% is 1.5%).
+    /// Worse: fragmentation, of the run or in any steps, rose by more than this part of the whole
+    /// (5% to 6.5% is 1.5%).
     #[arg(long, value_name = "PERCENT")]
     max_fragmentation: Option<Share>,
     /// How many parts the steps are told in.
-    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(
+        long, value_name = "COUNT", default_value_t = 16,
+        value_parser = clap::value_parser!(u64).range(1..=4096)
+    )]
     parts: u64,
     /// Print JSON. Bytes are bytes, shares are of 1.
     #[arg(long)]
@@ -75,7 +87,9 @@ impl FromStr for Share {
     fn from_str(text: &str) -> Result<Share, String> {
         let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
         let number = number.filter(|number| number.is_finite() && *number >= 0.0);
-        number.map(|number| Share(number / 100.0)).ok_or_else(|| "expected a percentage, as in 2%".to_owned())
+        number
+            .map(|number| Share(number / 100.0))
+            .ok_or_else(|| "expected a percentage, as in 2%".to_owned())
     }
 }
 
@@ -114,7 +128,11 @@ impl<'a> Comparison<'a> {
         let of = |run: &RunDevice| run.by_steps(0, last.saturating_sub(1), parts);
         let earlier = before.map(of).unwrap_or_default();
         let pair = |(number, now)| Pair { before: earlier.get(number).copied(), now };
-        let steps = if last == 0 { Vec::new() } else { of(now).into_iter().enumerate().map(pair).collect() };
+        let steps = if last == 0 {
+            Vec::new()
+        } else {
+            of(now).into_iter().enumerate().map(pair).collect()
+        };
         Self { now, before, steps }
     }
 
@@ -155,7 +173,8 @@ impl<'a> Comparison<'a> {
             {
                 let (before, now) = (pair.before.unwrap_or(0.0) * 100.0, pair.now * 100.0);
                 worse.push(format!(
-                    "device {device}: fragmentation {what} rose from {before:.2}% to {now:.2}% (bound +{:.2}%)",
+                    "device {device}: fragmentation {what} rose from {before:.2}% to {now:.2}% \
+                     (bound +{:.2}%)",
                     bound * 100.0
                 ));
             }
@@ -190,13 +209,19 @@ pub fn run(arguments: &Arguments) -> Ended {
     };
     let before = match (&arguments.against, &arguments.history) {
         (Some(run), _) => Some(load(run, &arguments.folder)?),
-        (None, Some(history)) => latest(history, Some(&now.name), now.rank.unwrap_or(0), Some(&now))?,
+        (None, Some(history)) => {
+            latest(history, Some(&now.name), now.rank.unwrap_or(0), Some(&now))?
+        }
         (None, None) => None,
     };
-    if before.is_none() && (arguments.max_growth.is_some() || arguments.max_fragmentation.is_some()) {
+    if before.is_none() && (arguments.max_growth.is_some() || arguments.max_fragmentation.is_some())
+    {
         say(
             "report",
-            format_args!("no earlier run of {:?} to compare with: the bounds say nothing", now.name),
+            format_args!(
+                "no earlier run of {:?} to compare with: the bounds say nothing",
+                now.name
+            ),
         );
     }
     let comparisons: Vec<Comparison> = now
@@ -225,7 +250,8 @@ fn no_run(history: &Path, arguments: &Arguments) -> Failure {
     let (folder, rank) = (history.display(), arguments.rank);
     match &arguments.name {
         Some(name) => Failure::new(format_args!(
-            "{folder}: no run of {name:?}, rank {rank}; runs are kept where GRUYERE_CONF has history:{folder}"
+            "{folder}: no run of {name:?}, rank {rank}; runs are kept where GRUYERE_CONF has \
+             history:{folder}"
         )),
         None => Failure::new(format_args!(
             "{folder}: no run of rank {rank}; runs are kept where GRUYERE_CONF has history:{folder}"
@@ -253,11 +279,13 @@ fn read(path: &Path) -> Result<Run, Failure> {
     let fail = |reason: &dyn std::fmt::Display, remedy: &str| {
         Failure::new(format_args!("{name}: {reason}; {remedy}"))
     };
-    let file = fs::metadata(path).map_err(|error| fail(&error, "name a file that `history:` made"))?;
+    let file =
+        fs::metadata(path).map_err(|error| fail(&error, "name a file that `history:` made"))?;
     if !file.is_file() || file.len() > MOST_BYTES {
         return Err(fail(&"not the history of a run", "name a file that `history:` made"));
     }
-    let text = fs::read_to_string(path).map_err(|error| fail(&error, "name a file that `history:` made"))?;
+    let text = fs::read_to_string(path)
+        .map_err(|error| fail(&error, "name a file that `history:` made"))?;
     let run: Run = serde_json::from_str(&text).map_err(|error| {
         fail(&format_args!("not the history of a run ({error})"), "delete it, or name another")
     })?;
@@ -273,7 +301,8 @@ fn read(path: &Path) -> Result<Run, Failure> {
     Ok(run)
 }
 
-/// The latest run of `name` (any, where none is given) and `rank` in the folder; of those before `before`, where that is given.
+/// The latest run of `name` (any, where none is given) and `rank` in the folder; of those before
+/// `before`, where that is given.
 fn latest(
     history: &Path,
     name: Option<&str>,
@@ -282,7 +311,9 @@ fn latest(
 ) -> Result<Option<Run>, Failure> {
     let folder = history.display();
     let entries = fs::read_dir(history).map_err(|error| {
-        Failure::new(format_args!("{folder}: {error}; name the folder that `history:` names with --history"))
+        Failure::new(format_args!(
+            "{folder}: {error}; name the folder that `history:` names with --history"
+        ))
     })?;
     let files = entries.flatten().map(|entry| entry.path()).filter(|file| {
         let file = file.file_name().unwrap_or_default().to_string_lossy();
@@ -299,14 +330,18 @@ fn latest(
     Ok(best)
 }
 
-/// The runs of a folder, in no order, for the command `command`; none where there is no such folder.
+/// The runs of a folder, in no order, for the command `command`; none where there is no such
+/// folder.
 pub fn runs(history: &Path, command: &'static str) -> Vec<Run> {
     let entries = fs::read_dir(history).into_iter().flatten().flatten();
     readable(entries.map(|entry| entry.path()), command).collect()
 }
 
 /// Those of `files` that are runs. One that is damaged does not stand in the way of the others.
-fn readable(files: impl Iterator<Item = PathBuf>, command: &'static str) -> impl Iterator<Item = Run> {
+fn readable(
+    files: impl Iterator<Item = PathBuf>,
+    command: &'static str,
+) -> impl Iterator<Item = Run> {
     let is_run = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         !name.starts_with('.') && name.ends_with(run::FILE_SUFFIX)
@@ -365,7 +400,12 @@ fn device_value(run: &RunDevice) -> Value {
 }
 
 fn value(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[String]) -> Value {
-    let steps = |steps: &Steps| json!({ "in_use_bytes": steps.in_use, "reserved_bytes": steps.reserved, "fragmentation": steps.fragmentation() });
+    let steps = |steps: &Steps| {
+        json!({
+            "in_use_bytes": steps.in_use, "reserved_bytes": steps.reserved,
+            "fragmentation": steps.fragmentation()
+        })
+    };
     let device = |comparison: &Comparison| {
         let by_step: Vec<Value> = comparison
             .steps
@@ -422,7 +462,8 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[St
         line(format_args!("\ndevice {} {}", run.device, plain(&run.name)));
         line(format_args!("  {:<26} {:>12} {:>12} {:>9}", "", "BEFORE", "NOW", "CHANGE"));
         let mut row = |name: &str, before: Option<String>, now: String, change: Option<String>| {
-            let (before, change) = (before.unwrap_or_else(|| "-".into()), change.unwrap_or_default());
+            let (before, change) =
+                (before.unwrap_or_else(|| "-".into()), change.unwrap_or_default());
             line(format_args!("  {name:<26} {before:>12} {now:>12} {change:>9}"));
         };
         let percent = |share: f64| format!("{:.2}%", share * 100.0);
@@ -459,12 +500,20 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[St
             let cells = |steps: Option<&Steps>| match steps {
                 Some(steps) => {
                     let fragmentation = format!("{:.1}%", steps.fragmentation() * 100.0);
-                    format!("{:>12} {:>12} {fragmentation:>6}", bytes(steps.in_use), bytes(steps.reserved))
+                    format!(
+                        "{:>12} {:>12} {fragmentation:>6}",
+                        bytes(steps.in_use),
+                        bytes(steps.reserved)
+                    )
                 }
                 None => format!("{:>12} {:>12} {:>6}", "-", "-", "-"),
             };
             let name = steps_text(&pair.now);
-            line(format_args!("  {name:<18} {}   {}", cells(pair.before.as_ref()), cells(Some(&pair.now))));
+            line(format_args!(
+                "  {name:<18} {}   {}",
+                cells(pair.before.as_ref()),
+                cells(Some(&pair.now))
+            ));
         }
     }
     for (name, run) in [("before", before), ("now", Some(now))] {

@@ -26,21 +26,28 @@ const NOT_FOUND: u8 = 127;
 #[command(after_help = "\
 Examples:
   gruyere run -- ./simulation --grid 512       its cudaMalloc and cudaFree are served by Gruyère
-  gruyere run --observe -- python train.py     nothing changes; `gruyere top`, `map` and `record` see torch's own allocator
+  gruyere run --observe -- python train.py     nothing changes; `gruyere top`, `map` and `record` \
+                                               see torch's own allocator
   gruyere run --conf limit:80%,dump_dir:dumps -- ./simulation
-                                               settings, as in GRUYERE_CONF; they are added to those of the environment
+                                               settings, as in GRUYERE_CONF; they are added to \
+                                               those of the environment
   gruyere run --observe --conf preload:driver -- ./program
-                                               calls of the driver too: for programs that link the CUDA runtime statically
+                                               calls of the driver too: for programs that link the \
+                                               CUDA runtime statically
                                                (nvcc's default, JAX, TensorFlow)
 
-The program is a child in the same terminal and process group, with the standard streams of this command. Signals reach it, and its end is this
-command's: the same exit code, or the same signal. This command killed with SIGKILL takes the program with it. What the program starts is
+The program is a child in the same terminal and process group, with the standard streams of this \
+command. Signals reach it, and its end is this
+command's: the same exit code, or the same signal. This command killed with SIGKILL takes the \
+program with it. What the program starts is
 covered too.
 
-At the end, stderr has a line for each process and device: what was live and held at the peak, calls, and what failed. Where no call was
+At the end, stderr has a line for each process and device: what was live and held at the peak, \
+calls, and what failed. Where no call was
 seen it says why that may be. With `history:FOLDER` the runs are kept there, for `gruyere report`.
 
-Exit codes: the program's; 125 this command could not do its part, and the program was not started; 126 the program cannot be
+Exit codes: the program's; 125 this command could not do its part, and the program was not \
+started; 126 the program cannot be
 run; 127 it is not there; 2 wrong usage.")]
 pub struct Arguments {
     /// Only watch: every call goes on as it is (`preload:observe`).
@@ -49,10 +56,12 @@ pub struct Arguments {
     /// Serve the calls (`preload:manage`), whatever the environment's GRUYERE_CONF says.
     #[arg(long)]
     manage: bool,
-    /// Settings as in GRUYERE_CONF, added to the environment's: of a key that is in both, these count. May be given more than once.
+    /// Settings as in GRUYERE_CONF, added to the environment's: of a key that is in both, these
+    /// count. May be given more than once.
     #[arg(long, value_name = "KEY:VALUE,...")]
     conf: Vec<String>,
-    /// libgruyere.so. Without it: $GRUYERE_LIBRARY, or the one that was installed with this command or with the Python package.
+    /// libgruyere.so. Without it: $GRUYERE_LIBRARY, or the one that was installed with this command
+    /// or with the Python package.
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
     /// No summary at the end.
@@ -61,7 +70,12 @@ pub struct Arguments {
     #[command(flatten)]
     folder: Folder,
     /// The program and its arguments.
-    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(
+        value_name = "PROGRAM",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     program: Vec<OsString>,
 }
 
@@ -87,7 +101,8 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
         keeps_runs: !arguments.quiet,
     };
     let mut environment = Environment::new(&wanted)?;
-    let libraries = library::find(arguments.library.as_deref(), environment.needs_driver_library())?;
+    let libraries =
+        library::find(arguments.library.as_deref(), environment.needs_driver_library())?;
     environment.preload(&libraries);
     match program::examine(program) {
         Finding::Fine => {}

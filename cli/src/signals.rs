@@ -1,10 +1,12 @@
 //! What signals do to every command but `run`, which has signals of its own (`run/child.rs`).
 //!
-//! HUP, INT and TERM end it at once, by that very signal, so that a shell or a supervisor sees what happened: as process 1 of a container too,
-//! where the kernel would let none of them through. What was ignored when the command started (`nohup`, a script's `&`) stays ignored. TSTP and
-//! CONT give a terminal back that was taken, and take it again ([`crate::terminal`]).
+//! HUP, INT and TERM end it at once, by that very signal, so that a shell or a supervisor sees what
+//! happened: as process 1 of a container too, where the kernel would let none of them through. What
+//! was ignored when the command started (`nohup`, a script's `&`) stays ignored. TSTP and CONT give
+//! a terminal back that was taken, and take it again ([`crate::terminal`]).
 //!
-//! They are heard on a thread of their own: what the command does meanwhile, or is stuck in, does not matter.
+//! They are heard on a thread of their own: what the command does meanwhile, or is stuck in, does
+//! not matter.
 
 pub mod disposition;
 
@@ -46,7 +48,12 @@ pub fn listen() {
                 SIGTSTP => terminal::give_back(),
                 SIGCONT => terminal::take_again(),
                 signal => {
-                    match ENDING.compare_exchange(FINISH, ASKED, Ordering::Relaxed, Ordering::Relaxed) {
+                    match ENDING.compare_exchange(
+                        FINISH,
+                        ASKED,
+                        Ordering::Relaxed,
+                        Ordering::Relaxed,
+                    ) {
                         Ok(_) => {}
                         Err(_) => end(signal),
                     }
@@ -62,7 +69,8 @@ pub fn listen() {
     }
 }
 
-/// From here on the first signal does not end the command: it asks for the end, which [`Asked::is_asked`] tells.
+/// From here on the first signal does not end the command: it asks for the end, which
+/// [`Asked::is_asked`] tells.
 pub fn finish_first() -> Asked {
     ENDING.store(FINISH, Ordering::Relaxed);
     Asked(())
@@ -84,7 +92,8 @@ pub fn end(signal: c_int) -> ! {
     terminal::let_go();
     die_of(signal);
     // Process 1 of a container does not die of signals.
-    // SAFETY: no memory is involved. What runs at an exit may wait for a lock that another thread holds.
+    // SAFETY: no memory is involved. What runs at an exit may wait for a lock that another thread
+    // holds.
     unsafe { libc::_exit(128 + signal) }
 }
 
@@ -113,7 +122,8 @@ pub fn deliver(signal: c_int) {
     }
 }
 
-/// Ends this process by `signal`, without a core of its own. Returns where a signal cannot end it: as process 1.
+/// Ends this process by `signal`, without a core of its own. Returns where a signal cannot end it:
+/// as process 1.
 pub fn die_of(signal: c_int) {
     by_default(signal);
     // SAFETY: a structure of our own.
@@ -133,7 +143,8 @@ fn by_default(signal: c_int) {
     }
 }
 
-/// The child that `command` starts ends with this process, however that ends; for as long as the thread that starts it lives.
+/// The child that `command` starts ends with this process, however that ends; for as long as the
+/// thread that starts it lives.
 pub fn ends_with_us(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt as _;
     let ours = std::process::id();

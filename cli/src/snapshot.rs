@@ -13,8 +13,9 @@ use crate::target::Target;
 
 /// Writes a snapshot of a process's memory, living or killed, for PyTorch's memory_viz.
 ///
-/// From outside: the process is not asked and does not wait. The file is what `torch.cuda.memory._dump_snapshot` writes:
-/// open it at pytorch.org/memory_viz, or with `python -m torch.cuda._memory_viz`.
+/// From outside: the process is not asked and does not wait. The file is what
+/// `torch.cuda.memory._dump_snapshot` writes: open it at pytorch.org/memory_viz, or with
+/// `python -m torch.cuda._memory_viz`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -23,10 +24,12 @@ Examples:
   gruyere snapshot 4242 --json -o before.json        for `gruyere diff`
   gruyere snapshot 4242 --json -o - | jq '.devices[0].held'
 
-A block's one stack frame is what Gruyère knows of it: its lifetime, and the step of its allocation. Streams are numbers of the
+A block's one stack frame is what Gruyère knows of it: its lifetime, and the step of its \
+allocation. Streams are numbers of the
 record, not handles. The trace is what is left of the latest events (`ring_events:`).
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be written; 2 wrong usage;
+Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be \
+written; 2 wrong usage;
 3 written, but some entries of the record could not be read whole or do not fit together.")]
 pub struct Arguments {
     #[command(flatten)]
@@ -52,7 +55,9 @@ pub fn run(arguments: &Arguments) -> Ended {
     if torn > 0 {
         say(
             "snapshot",
-            format_args!("{torn} entries of the record could not be read whole, or do not fit together"),
+            format_args!(
+                "{torn} entries of the record could not be read whole, or do not fit together"
+            ),
         );
     }
     Ok(if torn > 0 { Exit::Torn } else { Exit::Fine })
@@ -67,7 +72,9 @@ fn write(state: &State, arguments: &Arguments) -> Result<(), Failure> {
     let written = match arguments.output.as_os_str() == "-" {
         true => {
             let mut out = io::BufWriter::new(io::stdout().lock());
-            form(&mut out).and_then(|()| out.flush()).or_else(|error| match output::is_of_a_reader(&error) {
+            form(&mut out).and_then(|()| out.flush()).or_else(|error| match output::is_of_a_reader(
+                &error,
+            ) {
                 true => Ok(()),
                 false => Err(error),
             })

@@ -26,12 +26,14 @@ Examples:
   gruyere stat 4242 --json | jq '.devices[0].lifetimes'
 
 Bytes live are rounded as they were handed out; `requested` is what the program asked for.
-The largest requests are of when the gauges were written last: at a step's mark, or every few thousand frees.
+The largest requests are of when the gauges were written last: at a step's mark, or every few \
+thousand frees.
 `p99_fits` is how many times the 99th-percentile request the largest one is, growth included.
 Latencies are of sampled calls.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage;
-3 read, but some values are not of one moment (marked torn: the process was killed while it wrote).")]
+3 read, but some values are not of one moment (marked torn: the process was killed while it \
+wrote).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -77,7 +79,9 @@ fn device(snapshot: &DeviceSnapshot) -> Value {
     let lifetimes: Map<String, Value> = LIFETIME_NAMES
         .iter()
         .enumerate()
-        .map(|(number, &name)| (name.to_owned(), counts(&snapshot.sum(|_, lifetime| lifetime == number))))
+        .map(|(number, &name)| {
+            (name.to_owned(), counts(&snapshot.sum(|_, lifetime| lifetime == number)))
+        })
         .collect();
     json!({
         "device": snapshot.device,
@@ -107,8 +111,11 @@ fn histogram(counts: &Counts, scale: f64) -> Value {
     let histogram = counts.to_hdr(scale);
     let mut value = json!({ "count": counts.total() });
     for (name, quantile) in QUANTILES {
-        value[name] =
-            if histogram.is_empty() { Value::Null } else { json!(histogram.value_at_quantile(quantile)) };
+        value[name] = if histogram.is_empty() {
+            Value::Null
+        } else {
+            json!(histogram.value_at_quantile(quantile))
+        };
     }
     value
 }
@@ -150,7 +157,9 @@ fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
             "degraded": degraded(health.degraded),
         },
         "devices": devices.iter().map(device).collect::<Vec<_>>(),
-        "blocks": { "live": blocks.entries.len() - pending, "pending": pending, "torn": blocks.torn },
+        "blocks": {
+            "live": blocks.entries.len() - pending, "pending": pending, "torn": blocks.torn
+        },
         "segments": {
             "spans": of(SegmentKind::Span).count(),
             "span_bytes": bytes_of(SegmentKind::Span),
@@ -225,15 +234,22 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
     let mut line = |text: std::fmt::Arguments| {
         let _ = writeln!(out, "{text}");
     };
-    line(format_args!("process {} ({life}) on {}, gruyere {}", process.pid, process.host, process.version));
+    line(format_args!(
+        "process {} ({life}) on {}, gruyere {}",
+        process.pid, process.host, process.version
+    ));
     line(format_args!("  command        {}", process.command));
-    let (rank, local, world) = (number(process.rank), number(process.local_rank), number(process.world_size));
+    let (rank, local, world) =
+        (number(process.rank), number(process.local_rank), number(process.world_size));
     line(format_args!("  rank           {rank} (local {local}, of {world})"));
     line(format_args!("  configuration  {}", configuration(&process)));
     line(format_args!("  record         {}", reader.path().display()));
     for snapshot in devices {
-        let torn =
-            if snapshot.torn_gauges || snapshot.torn_shards > 0 { "  (torn: not of one moment)" } else { "" };
+        let torn = if snapshot.torn_gauges || snapshot.torn_shards > 0 {
+            "  (torn: not of one moment)"
+        } else {
+            ""
+        };
         line(format_args!("\ndevice {} {}{torn}", snapshot.device, snapshot.facts.name));
         line(format_args!("  {:<30} {:>14}", "live_bytes", bytes(snapshot.live)));
         line(format_args!("  {:<30} {:>14}", "live_peak_bytes", bytes(snapshot.live_peak)));
@@ -245,12 +261,17 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
         line(format_args!("  {:<30} {:>14}", "request_p99_bytes", bytes(snapshot.request_p99())));
         line(format_args!("  {:<30} {fits:>14}", "p99_fits"));
         for &gauge in DeviceGauge::ALL {
-            line(format_args!("  {:<30} {:>14}", gauge.name(), gauge_text(gauge, snapshot.gauge(gauge))));
+            line(format_args!(
+                "  {:<30} {:>14}",
+                gauge.name(),
+                gauge_text(gauge, snapshot.gauge(gauge))
+            ));
         }
         let head = ["BLOCKS", "LIVE", "REQUESTED", "PENDING", "MALLOCS", "FREES"];
         let [blocks, live, requested, pending, mallocs, frees] = head;
         line(format_args!(
-            "\n  {:<11} {blocks:>9} {live:>11} {requested:>11} {pending:>11} {mallocs:>12} {frees:>12}",
+            "\n  {:<11} {blocks:>9} {live:>11} {requested:>11} {pending:>11} {mallocs:>12} \
+             {frees:>12}",
             ""
         ));
         let mut row = |name: &str, counts: BlockCounts| {
@@ -283,13 +304,21 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
                 })
             })
             .collect();
-        line(format_args!("  {name:<20} count {:<12} {}", histogram["count"], quantiles.join("  ")));
+        line(format_args!(
+            "  {name:<20} count {:<12} {}",
+            histogram["count"],
+            quantiles.join("  ")
+        ));
     }
     for (at, row) in driver_calls::table(&reader.driver_call_times()).into_iter().enumerate() {
         line(format_args!("{}  {row}", if at == 0 { "\n" } else { "" }));
     }
-    let parts: [(&str, &str); 4] =
-        [("blocks", "block map"), ("segments", "segments"), ("events", "events"), ("record", "record")];
+    let parts: [(&str, &str); 4] = [
+        ("blocks", "block map"),
+        ("segments", "segments"),
+        ("events", "events"),
+        ("record", "record"),
+    ];
     for (key, title) in parts {
         let facts: Vec<String> = value[key]
             .as_object()

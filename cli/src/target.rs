@@ -17,7 +17,8 @@ pub struct Folder {
     /// The folder of the records; without it $GRUYERE_RECORD_DIR, where programs keep theirs too.
     #[arg(long, default_value_os_t = record_dir(), value_name = "FOLDER")]
     pub directory: PathBuf,
-    /// Read the records of other users too, as far as the system lets you. Without, files of others are not even opened, by root neither.
+    /// Read the records of other users too, as far as the system lets you. Without, files of others
+    /// are not even opened, by root neither.
     #[arg(long)]
     pub all_users: bool,
 }
@@ -44,7 +45,8 @@ impl Folder {
         sweep::read(&self.directory, self.owners(), wanted).map_err(|error| self.failure(&error))
     }
 
-    /// Those of living processes, and the paths of those of dead ones: for who looks again and again.
+    /// Those of living processes, and the paths of those of dead ones: for who looks again and
+    /// again.
     ///
     /// # Errors
     /// The folder can't be read.
@@ -54,7 +56,9 @@ impl Folder {
 
     fn failure(&self, error: &std::io::Error) -> Failure {
         let folder = self.directory.display();
-        Failure::new(format_args!("{folder}: {error}; name the folder of the records with --directory"))
+        Failure::new(format_args!(
+            "{folder}: {error}; name the folder of the records with --directory"
+        ))
     }
 }
 
@@ -63,7 +67,8 @@ impl Folder {
 pub struct Whose {
     /// The owner of its file.
     pub user: Option<u32>,
-    /// Whether the process was seen: that it is the owner's, and began when the record says. Else the file's owner alone vouches for it.
+    /// Whether the process was seen: that it is the owner's, and began when the record says. Else
+    /// the file's owner alone vouches for it.
     pub is_seen: bool,
 }
 
@@ -94,7 +99,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens it. Of a process, the living before the dead, and our own pid namespace before the others.
+    /// Opens it. Of a process, the living before the dead, and our own pid namespace before the
+    /// others.
     ///
     /// # Errors
     /// There is none, more than one, or it can't be read.
@@ -140,8 +146,11 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     let best = readers.first().map(order);
     let same = readers.iter().filter(|reader| Some(order(reader)) == best).count();
     if same > 1 {
-        let paths: Vec<String> =
-            readers.iter().take(same).map(|(_, _, reader)| reader.path().display().to_string()).collect();
+        let paths: Vec<String> = readers
+            .iter()
+            .take(same)
+            .map(|(_, _, reader)| reader.path().display().to_string())
+            .collect();
         let paths = paths.join(" ");
         return Err(Failure::new(format_args!(
             "{same} records of a process {pid}; name one of the files: {paths}"
@@ -157,8 +166,8 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
             _ => format!(" ({foreign} of other users were left alone: `--all-users` reads them)"),
         };
         Failure::new(format_args!(
-            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists those there are{others}, and a record is \
-             readable by its owner only"
+            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists those there \
+             are{others}, and a record is readable by its owner only"
         ))
     })
 }

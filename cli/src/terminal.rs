@@ -1,8 +1,9 @@
 //! The terminal, taken whole: in raw mode and on its alternate screen, until it is given back.
 //!
-//! It is given back at the end, whatever ends us; when we are stopped (Ctrl-Z), and taken again when we go on. While another job is in front
-//! nothing is drawn, and where that would change how the terminal works the kernel stops us (SIGTTOU), as it should. A terminal that is gone
-//! ends us as a hang-up does, also where SIGHUP is ignored: there is nobody to draw for.
+//! It is given back at the end, whatever ends us; when we are stopped (Ctrl-Z), and taken again
+//! when we go on. While another job is in front nothing is drawn, and where that would change how
+//! the terminal works the kernel stops us (SIGTTOU), as it should. A terminal that is gone ends us
+//! as a hang-up does, also where SIGHUP is ignored: there is nobody to draw for.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -31,7 +32,8 @@ struct Taken {
 
 static TAKEN: Mutex<Taken> = Mutex::new(Taken { is_taken: false, is_stale: false });
 
-/// A terminal that takes nothing any more (Ctrl-S, a dead connection) is left as it is after so long.
+/// A terminal that takes nothing any more (Ctrl-S, a dead connection) is left as it is after so
+/// long.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 fn taken() -> MutexGuard<'static, Taken> {
@@ -66,7 +68,8 @@ impl Screen {
             return Ok(());
         }
         if std::mem::take(&mut taken.is_stale) {
-            // One that knows of nothing drawn. `clear` would ask the terminal where its cursor is, and wait for the answer.
+            // One that knows of nothing drawn. `clear` would ask the terminal where its cursor is,
+            // and wait for the answer.
             self.0 = Terminal::new(CrosstermBackend::new(io::stdout()))?;
         }
         self.0.draw(draw).map(drop)
@@ -96,7 +99,8 @@ pub fn give_back() {
     }
 }
 
-/// Woken up: after a stop that nobody could see coming (SIGSTOP) the terminal is as the shell wants it.
+/// Woken up: after a stop that nobody could see coming (SIGSTOP) the terminal is as the shell wants
+/// it.
 pub fn take_again() {
     let mut taken = taken();
     if taken.is_taken {
@@ -108,7 +112,8 @@ pub fn take_again() {
 
 /// Gives the terminal back for good.
 pub fn let_go() {
-    // Most commands never took it: they end at once, before what the same Ctrl-C does to their children is seen.
+    // Most commands never took it: they end at once, before what the same Ctrl-C does to their
+    // children is seen.
     if TAKEN.try_lock().is_ok_and(|taken| !taken.is_taken) {
         return;
     }

@@ -25,19 +25,23 @@ Examples:
   gruyere watch 'fragmentation>30%' 'oom-in<10min'
                                         all processes, those that come later too
   gruyere watch 4242 'largest<2GiB' --exit || echo trouble
-                                        ends with code 4 as soon as it is passed, with 0 when the process ends
+                                        ends with code 4 as soon as it is passed, with 0 when the \
+                                        process ends
   gruyere watch all 'reserved>95%' --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
   gruyere watch 4242 'retries>=1' --json --for 1h
 
-Metrics: fragmentation, external, internal (per cent); largest, live, reserved, pending (a size, or a
+Metrics: fragmentation, external, internal (per cent); largest, live, reserved, pending (a size, \
+or a
 share of the device's ceiling); rate (a size a second); oom-in (a duration); and every gauge that
 `gruyere stat` prints. `<`, `<=`, `>` and `>=` are known; mind the shell's quotes.
 
 A threshold speaks once when it is passed, and again only after the value was back by a tenth of the
 bound, and not more often than --every says, for each process and device.
 
---command runs in `sh -c`, with what happened in the environment, never in the text: GRUYERE_WATCH_ and
-MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, HOST, COMMAND, RECORD, DEVICE,
+--command runs in `sh -c`, with what happened in the environment, never in the text: \
+GRUYERE_WATCH_ and
+MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, HOST, COMMAND, RECORD, \
+DEVICE,
 DEVICE_NAME, LIVE_BYTES, RESERVED_BYTES, LIMIT_BYTES. It runs beside the watch.
 
 Exit codes: 0 the process ended, or --for is over; 1 no such process or record, or it can't be read;
@@ -86,8 +90,8 @@ impl Arguments {
     /// Whom, and what for.
     fn read(&self) -> (Which, Vec<Threshold>) {
         let is_threshold = |word: &String| word.contains(['<', '>']);
-        // Where the process is left out, the first threshold came in its place; where an option stands behind the process, this came in a
-        // threshold's.
+        // Where the process is left out, the first threshold came in its place; where an option
+        // stands behind the process, this came in a threshold's.
         let words: Vec<String> = self.target.iter().chain(&self.thresholds).cloned().collect();
         let (target, rest) = match words.split_first() {
             Some((first, rest)) if !is_threshold(first) => (first.as_str(), rest),
@@ -126,10 +130,13 @@ pub fn run(arguments: &Arguments) -> Ended {
         let seconds = now.duration_since(begin).as_secs_f64();
         for (path, followed) in follower.followed() {
             for device in followed.used() {
-                let alarms = alarms.entry((path.clone(), device.snapshot.device)).or_insert_with(|| {
-                    let new = |threshold: &Threshold| Alarm::new(threshold.clone(), arguments.every.0);
-                    thresholds.iter().map(new).collect()
-                });
+                let alarms =
+                    alarms.entry((path.clone(), device.snapshot.device)).or_insert_with(|| {
+                        let new = |threshold: &Threshold| {
+                            Alarm::new(threshold.clone(), arguments.every.0)
+                        };
+                        thresholds.iter().map(new).collect()
+                    });
                 for alarm in alarms {
                     let Some(passed) = alarm.look(seconds, &device.facts()) else { continue };
                     passed_any = true;
@@ -156,8 +163,13 @@ pub fn run(arguments: &Arguments) -> Ended {
                     "the process's record can't be read any more (above), so it is not watched",
                 ));
             }
-            for followed in follower.followed().values().filter(|followed| followed.life == Life::Killed) {
-                say("watch", format_args!("process {} ended without a clean exit", followed.process.pid));
+            for followed in
+                follower.followed().values().filter(|followed| followed.life == Life::Killed)
+            {
+                say(
+                    "watch",
+                    format_args!("process {} ended without a clean exit", followed.process.pid),
+                );
             }
             break;
         }

@@ -1,6 +1,7 @@
 //! Programs that are looked at from outside, recorded and killed.
 //!
-//! Not libtest's harness: this program is also the one that is looked at, started again with a role as its first argument.
+//! Not libtest's harness: this program is also the one that is looked at, started again with a role
+//! as its first argument.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -36,7 +37,8 @@ fn main() -> ExitCode {
         ("what_can_not_be_done_is_said_with_its_remedy", refused),
     ];
     // As libtest: words are filters, options are not ours.
-    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let filters: Vec<&String> =
+        arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     for (name, test) in tests {
         if filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())) {
             println!("test {name} ...");
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-// ---- roles -----------------------------------------------------------------------------------------------------------
+// ---- roles --------------------------------------------------------------------------------------
 
 const MIB: u64 = 1 << 20;
 
@@ -77,8 +79,11 @@ fn work(heap: &Heap, streams: &[StreamHandle], seed: u64, calls: u64, pace: u64)
     let mut live = Vec::new();
     for call in 0..calls {
         if live.len() < 20 || random.below(2) == 0 && live.len() < 400 {
-            let size =
-                if random.below(8) == 0 { MIB + random.below(8 * MIB) } else { 1 + random.below(60_000) };
+            let size = if random.below(8) == 0 {
+                MIB + random.below(8 * MIB)
+            } else {
+                1 + random.below(60_000)
+            };
             let tag = Lifetime::ALL[random.below(4) as usize];
             assert!(lifetime::push(tag));
             let stream = streams[random.below(streams.len() as u64) as usize];
@@ -87,7 +92,9 @@ fn work(heap: &Heap, streams: &[StreamHandle], seed: u64, calls: u64, pace: u64)
         } else {
             let block = live.swap_remove(random.below(live.len() as u64) as usize);
             if random.below(10) == 0 {
-                assert!(heap.record_stream(block, streams[random.below(streams.len() as u64) as usize]));
+                assert!(
+                    heap.record_stream(block, streams[random.below(streams.len() as u64) as usize])
+                );
             }
             assert!(heap.free(block));
         }
@@ -147,7 +154,7 @@ fn role_forever(conf: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-// ---- helpers ---------------------------------------------------------------------------------------------------------
+// ---- helpers ------------------------------------------------------------------------------------
 
 /// A child in a role; killed when it is dropped.
 struct Running {
@@ -158,7 +165,11 @@ struct Running {
 impl Running {
     fn start(role: &str, conf: &str) -> Running {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([role, conf]).stdin(Stdio::piped()).stdout(Stdio::piped()).env_remove("GRUYERE_CONF");
+        command
+            .args([role, conf])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .env_remove("GRUYERE_CONF");
         let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         Running { child, out }
@@ -229,8 +240,14 @@ fn live_at_the_end(trace: &Trace) -> u64 {
 /// The command that replays a trace takes it.
 fn replays(path: &Path) {
     let folder = tempfile::tempdir().unwrap();
-    let arguments =
-        ["bench", "--json", "--out", folder.path().to_str().unwrap(), "--trace", path.to_str().unwrap()];
+    let arguments = [
+        "bench",
+        "--json",
+        "--out",
+        folder.path().to_str().unwrap(),
+        "--trace",
+        path.to_str().unwrap(),
+    ];
     let output = gruyere(&arguments);
     assert!(output.status.success(), "{output:?}");
     let report = json(&output);
@@ -239,7 +256,7 @@ fn replays(path: &Path) {
     }
 }
 
-// ---- tests -----------------------------------------------------------------------------------------------------------
+// ---- tests --------------------------------------------------------------------------------------
 
 fn snapshots() {
     let folder = tempfile::tempdir().unwrap();
@@ -258,17 +275,24 @@ fn snapshots() {
                   \x20       assert block['address'] == at\n\
                   \x20       at += block['size']\n\
                   \x20   assert at == segment['address'] + segment['total_size']\n\
-                  print(json.dumps({'live': sum(s['allocated_size'] for s in snapshot['segments']),\n\
-                  \x20   'reserved': sum(s['total_size'] for s in snapshot['segments']), 'traces': len(snapshot['device_traces'][0]),\n\
+                  print(json.dumps({'live': sum(s['allocated_size'] for s in \
+                  snapshot['segments']),\n\
+                  \x20   'reserved': sum(s['total_size'] for s in snapshot['segments']), 'traces': \
+                  len(snapshot['device_traces'][0]),\n\
                   \x20   'keys': sorted(snapshot)}))\n";
-    let python = Command::new("python3").args(["-c", script]).arg(&pickle).output().expect("python3");
+    let python =
+        Command::new("python3").args(["-c", script]).arg(&pickle).output().expect("python3");
     assert!(python.status.success(), "{python:?}");
     let read = json(&python);
     assert_eq!(read["live"], said["live"]);
     assert!(read["reserved"].as_u64() <= said["reserved"].as_u64());
     assert!(read["traces"].as_u64().unwrap() > 300);
-    let keys: Value =
-        serde_json::json!(["allocator_settings", "device_traces", "external_annotations", "segments"]);
+    let keys: Value = serde_json::json!([
+        "allocator_settings",
+        "device_traces",
+        "external_annotations",
+        "segments"
+    ]);
     assert_eq!(read["keys"], keys);
     let state = json(&gruyere(&["snapshot", &program.pid(), "--json", "-o", "-"]));
     assert_eq!(state["devices"][0]["held"]["live_bytes"], said["live"]);
@@ -294,12 +318,23 @@ fn diffs() {
     program.go_on();
     let second = program.json();
     let pid = program.pid();
-    let output =
-        gruyere(&["diff", before, &pid, "--json", "--fail-if", "blocks>+1", "--fail-if", "live>100GiB"]);
+    let output = gruyere(&[
+        "diff",
+        before,
+        &pid,
+        "--json",
+        "--fail-if",
+        "blocks>+1",
+        "--fail-if",
+        "live>100GiB",
+    ]);
     assert_eq!(output.status.code(), Some(4), "{output:?}");
     assert!(text(&output.stderr).contains("blocks>+1") && !text(&output.stderr).contains("100GiB"));
     let device = json(&output)["devices"][0].clone();
-    assert_eq!((&device["live"]["before"], &device["live"]["after"]), (&first["live"], &second["live"]));
+    assert_eq!(
+        (&device["live"]["before"], &device["live"]["after"]),
+        (&first["live"], &second["live"])
+    );
     let number = |value: &Value| value.as_u64().unwrap();
     assert_eq!(
         number(&first["live"]) + number(&device["new"]["bytes"]) - number(&device["gone"]["bytes"]),
@@ -312,7 +347,9 @@ fn diffs() {
     }
     let page = text(&gruyere(&["diff", before, &pid]).stdout);
     assert!(
-        page.contains("lifetime persistent") && page.contains("new: ") && page.contains("s after A"),
+        page.contains("lifetime persistent")
+            && page.contains("new: ")
+            && page.contains("s after A"),
         "{page}"
     );
     program.ends();
@@ -411,8 +448,9 @@ fn traced_and_killed() {
     }
 }
 
-/// Waits until the recorder has looked at what is live, and begun to follow. (The program has blocks by then. What is freed while the recorder
-/// looks for the first time may be gone from the block map before its free is in the ring: a free of an unknown block.)
+/// Waits until the recorder has looked at what is live, and begun to follow. (The program has
+/// blocks by then. What is freed while the recorder looks for the first time may be gone from the
+/// block map before its free is in the ring: a free of an unknown block.)
 fn until_recording(recorder: &mut Child, path: &Path) {
     while Trace::open(path).map_or(true, |trace| trace.operations == 0) {
         assert_eq!(recorder.try_wait().unwrap(), None, "the recorder has ended");
@@ -465,11 +503,20 @@ fn recorded_with_loss() {
     let (summary, code, said, trace) = record("ring_events:1024", "program", &path);
     assert_eq!(code, 3, "{summary}");
     assert!(
-        summary["lost_events"].as_u64().unwrap() > 0 && summary["mended_blocks"].as_u64().unwrap() > 0,
+        summary["lost_events"].as_u64().unwrap() > 0
+            && summary["mended_blocks"].as_u64().unwrap() > 0,
         "{summary}"
     );
-    assert!(trace.marks.iter().any(|mark| mark.contains("events lost until here")), "{:?}", trace.marks);
-    assert_eq!(live_at_the_end(&trace), said["live"].as_u64().unwrap(), "the block map is right in the end");
+    assert!(
+        trace.marks.iter().any(|mark| mark.contains("events lost until here")),
+        "{:?}",
+        trace.marks
+    );
+    assert_eq!(
+        live_at_the_end(&trace),
+        said["live"].as_u64().unwrap(),
+        "the block map is right in the end"
+    );
     replays(&path);
 }
 
@@ -496,7 +543,8 @@ fn refused() {
     failed(&["diff", pickle, &pid], 1, "--json");
     std::fs::write(out, "{\"format\": 3}").unwrap();
     failed(&["diff", out, &pid], 1, "--json");
-    let mut recorder = command(&["record", &pid, "-o", out]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut recorder =
+        command(&["record", &pid, "-o", out]).stdout(Stdio::piped()).spawn().unwrap();
     until_recording(&mut recorder, Path::new(out));
     failed(&["record", &pid, "-o", out], 1, "another process");
     // SAFETY: our own child, which has not been waited for.
@@ -504,7 +552,8 @@ fn refused() {
     let mut said = String::new();
     recorder.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(recorder.wait().unwrap().success() && said.contains("0 events lost"), "{said}");
-    let record = json(&gruyere(&["stat", &pid, "--json"]))["record"]["path"].as_str().unwrap().to_owned();
+    let record =
+        json(&gruyere(&["stat", &pid, "--json"]))["record"]["path"].as_str().unwrap().to_owned();
     program.child.kill().unwrap();
     program.child.wait().unwrap();
     failed(&["record", &record, "-o", out], 1, "gruyere post");

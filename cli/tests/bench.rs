@@ -18,8 +18,8 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Two steps on two streams, with a weight that lives to the end.
-const SMALL: &str =
-    "a 1 4194304 0 0\nk 0 1\na 2 1000 0 0\nk 0 2\nf 2\nm step\na 3 12582912 0 7\nk 7 1\nr 1 7\nf 3\nm step\n";
+const SMALL: &str = "a 1 4194304 0 0\nk 0 1\na 2 1000 0 0\nk 0 2\nf 2\nm step\na 3 12582912 0 7\nk \
+                     7 1\nr 1 7\nf 3\nm step\n";
 
 fn folder_with(trace: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -30,11 +30,15 @@ fn folder_with(trace: &str) -> tempfile::TempDir {
 #[test]
 fn a_trace_of_ones_own_gives_table_json_and_chart() {
     let folder = folder_with(SMALL);
-    let output =
-        bench(folder.path(), &["--trace", "small.trace", "--conf", "share:off", "--fit", "--timeline"]);
+    let output = bench(
+        folder.path(),
+        &["--trace", "small.trace", "--conf", "share:off", "--fit", "--timeline"],
+    );
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let table = text(&output.stdout);
-    for word in ["small", "torch", "expandable", "gruyere", "gruyere share:off", "hold", "fit", "ns/op"] {
+    for word in
+        ["small", "torch", "expandable", "gruyere", "gruyere share:off", "hold", "fit", "ns/op"]
+    {
         assert!(table.contains(word), "{word} is missing in\n{table}");
     }
     assert_eq!(text(&output.stderr), "", "no progress bar where stderr is no terminal");
@@ -42,10 +46,14 @@ fn a_trace_of_ones_own_gives_table_json_and_chart() {
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     let json = std::fs::read_to_string(folder.path().join("bench.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert_eq!((json["schema"].as_str(), json["version"].as_u64()), (Some("gruyere.bench"), Some(1)));
+    assert_eq!(
+        (json["schema"].as_str(), json["version"].as_u64()),
+        (Some("gruyere.bench"), Some(1))
+    );
     let runs = json["traces"][0]["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 4);
-    // torch: one 20 MiB segment for 4 MiB, 2 MiB for the small block, and 12 MiB on the other stream.
+    // torch: one 20 MiB segment for 4 MiB, 2 MiB for the small block, and 12 MiB on the other
+    // stream.
     assert_eq!(runs[0]["peak_reserved"].as_u64(), Some(34 << 20));
     assert_eq!(json["traces"][0]["peak_live"].as_u64(), Some(16 << 20));
     for run in runs {
@@ -105,7 +113,10 @@ fn the_bundled_traces_are_listed() {
 #[test]
 fn wrong_arguments_have_their_own_status() {
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(bench(folder.path(), &["--models-only", "--conf", "share:off"]).status.code(), Some(2));
+    assert_eq!(
+        bench(folder.path(), &["--models-only", "--conf", "share:off"]).status.code(),
+        Some(2)
+    );
 }
 
 #[test]
@@ -122,12 +133,14 @@ fn without_a_gpu_cuda_is_an_error_with_a_reason() {
     }
 }
 
-/// Sixteen mappings of 2 MiB or one of 32: what a call costs decides when the device is done, and nothing else is another's.
+/// Sixteen mappings of 2 MiB or one of 32: what a call costs decides when the device is done, and
+/// nothing else is another's.
 #[test]
 fn prices_move_device_ends_and_nothing_else() {
     let folder = folder_with(SMALL);
     let run = |more: &[&str]| {
-        let args = [&["--trace", "small.trace", "--json", "--models-only", "--timeline"], more].concat();
+        let args =
+            [&["--trace", "small.trace", "--json", "--models-only", "--timeline"], more].concat();
         let output = bench(folder.path(), &args);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         (serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap(), text(&output.stderr))
@@ -141,8 +154,11 @@ fn prices_move_device_ends_and_nothing_else() {
         (&"by-call".into(), &"by-mapping-and-page".into())
     );
     assert_eq!(expandable(&unsaid), expandable(&by_call));
-    let end = |report: &serde_json::Value| expandable(report)["timeline"]["device_end_ns"].as_u64().unwrap();
-    // A segment of 20 MiB for each of two streams, one of 2 MiB: each creates, maps and lets in. 193 us stand for 29.
+    let end = |report: &serde_json::Value| {
+        expandable(report)["timeline"]["device_end_ns"].as_u64().unwrap()
+    };
+    // A segment of 20 MiB for each of two streams, one of 2 MiB: each creates, maps and lets in.
+    // 193 us stand for 29.
     assert!(end(&dear) > end(&by_call) + 3 * 164_000, "{} {}", end(&dear), end(&by_call));
     for figure in ["hold_ratio", "area_ratio", "driver_calls", "peak_reserved"] {
         assert_eq!(expandable(&dear)[figure], expandable(&by_call)[figure], "{figure}");
@@ -155,16 +171,20 @@ fn prices_move_device_ends_and_nothing_else() {
     .unwrap();
     let (mine, said) = run(&["--prices", "mine.json"]);
     assert_eq!(end(&mine), end(&by_call) + 3_000_000);
-    assert!(said.contains("not in it, so as in by-call: query") && !said.contains(" create,"), "{said}");
+    assert!(
+        said.contains("not in it, so as in by-call: query") && !said.contains(" create,"),
+        "{said}"
+    );
 }
 
 #[test]
 fn prices_that_cannot_be_read_are_refused_before_the_work() {
     let folder = folder_with(SMALL);
     std::fs::write(folder.path().join("bad.json"), r#"{"costs": {"creat": 1}}"#).unwrap();
-    for (prices, said) in
-        [("bad.json", "\"creat\" is no call's price"), ("by-cal", "by-mapping-and-page or a JSON file")]
-    {
+    for (prices, said) in [
+        ("bad.json", "\"creat\" is no call's price"),
+        ("by-cal", "by-mapping-and-page or a JSON file"),
+    ] {
         for args in [
             ["--trace", "small.trace", "--prices", prices].as_slice(),
             &["proof", "--trace", "small.trace", "--prices", prices],
@@ -175,20 +195,27 @@ fn prices_that_cannot_be_read_are_refused_before_the_work() {
             assert!(message.contains(prices) && message.contains(said), "{args:?}: {message}");
         }
     }
-    assert_eq!(bench(folder.path(), &["--prices", "by-call", "--device", "cuda"]).status.code(), Some(2));
+    assert_eq!(
+        bench(folder.path(), &["--prices", "by-call", "--device", "cuda"]).status.code(),
+        Some(2)
+    );
 }
 
 /// What `--device cuda` says where libcuda is the stand-in.
 #[test]
 fn on_a_device_each_kind_of_driver_call_is_timed_and_so_is_the_whole() {
     let folder = folder_with(SMALL);
-    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1")).unwrap();
+    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1"))
+        .unwrap();
     let run = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
         command.args(["bench", "--device", "cuda", "--trace", "small.trace"]).args(more);
         command.current_dir(folder.path()).env_remove("GRUYERE_CONF").env_remove("LD_PRELOAD");
-        let output =
-            command.env("LD_LIBRARY_PATH", folder.path()).env("PHANTOM_QUIET", "1").output().unwrap();
+        let output = command
+            .env("LD_LIBRARY_PATH", folder.path())
+            .env("PHANTOM_QUIET", "1")
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         text(&output.stdout)
     };
@@ -206,8 +233,13 @@ fn on_a_device_each_kind_of_driver_call_is_timed_and_so_is_the_whole() {
         (calls, total) = (calls + figure(time, "count"), total + sum);
     }
     let named = |name: &str| times.iter().any(|time| time["call"] == name);
-    for call in ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuStreamGetCaptureInfo"]
-    {
+    for call in [
+        "cuMemAddressReserve",
+        "cuMemCreate",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuStreamGetCaptureInfo",
+    ] {
         assert!(named(call), "{call} is missing in {times:?}");
     }
     assert_eq!(run_of["driver_calls"].as_u64(), Some(calls));

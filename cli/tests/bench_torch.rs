@@ -1,4 +1,5 @@
-//! `gruyere bench --torch`: what it asks of the Python side, and of which interpreter. What comes of it is tested in tests/pytorch.
+//! `gruyere bench --torch`: what it asks of the Python side, and of which interpreter. What comes
+//! of it is tested in tests/pytorch.
 
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt as _;
@@ -45,8 +46,10 @@ fn refused(python: &Path, args: &[&str]) -> String {
 #[test]
 fn without_options_it_asks_for_everything() {
     let wanted = json!({
-        "programs": [], "arguments": [], "steps": null, "allocators": ["default", "expandable", "async", "gruyere"], "conf": [],
-        "phantom": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null, "list": false,
+        "programs": [], "arguments": [], "steps": null,
+        "allocators": ["default", "expandable", "async", "gruyere"], "conf": [],
+        "phantom": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null,
+        "list": false,
     });
     assert_eq!(asked(&["--torch"]), wanted);
     assert_eq!(asked(&["torch"]), wanted, "as a subcommand too");
@@ -72,8 +75,10 @@ fn options_reach_the_python_side() {
     let mut request: Value = serde_json::from_str(text.lines().nth(3).unwrap()).unwrap();
     request["beside"].take();
     let wanted = json!({
-        "programs": ["moe", "train.py"], "arguments": ["--epochs", "3"], "steps": 5, "allocators": ["gruyere", "default"],
-        "conf": ["slack:0.5%,waits:budget"], "phantom": true, "beside": null, "fit": false, "runs": 9, "timeout": 60, "json": "-",
+        "programs": ["moe", "train.py"], "arguments": ["--epochs", "3"], "steps": 5,
+        "allocators": ["gruyere", "default"],
+        "conf": ["slack:0.5%,waits:budget"], "phantom": true, "beside": null, "fit": false,
+        "runs": 9, "timeout": 60, "json": "-",
         "list": false,
     });
     assert_eq!(request, wanted);
@@ -82,8 +87,10 @@ fn options_reach_the_python_side() {
 #[test]
 fn a_build_of_the_source_tree_brings_package_and_library() {
     let folder = tempfile::tempdir().unwrap();
-    let script = "#!/bin/sh\nif [ \"$1\" = -c ]; then echo it can; fi\necho \"$PYTHONPATH\"; echo \"$GRUYERE_LIBRARY\"\n";
-    let text = String::from_utf8(bench(&interpreter(folder.path(), script), &["--torch"]).stdout).unwrap();
+    let script = "#!/bin/sh\nif [ \"$1\" = -c ]; then echo it can; fi\necho \"$PYTHONPATH\"; echo \
+                  \"$GRUYERE_LIBRARY\"\n";
+    let text =
+        String::from_utf8(bench(&interpreter(folder.path(), script), &["--torch"]).stdout).unwrap();
     let words: Vec<_> = text.lines().collect();
     let package = words[0].split(':').next().unwrap();
     assert!(Path::new(package).join("gruyere/_bench/compare.py").is_file(), "{package}");

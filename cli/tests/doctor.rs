@@ -29,8 +29,10 @@ fn python(folder: &Path, script: &str) -> String {
 #[test]
 fn on_the_stand_in_nothing_is_wrong_and_every_capability_is_told() {
     let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1")).unwrap();
-    let settings = [("PHANTOM_DEVICES", "2"), ("PHANTOM_MEMORY", "16GiB"), ("GRUYERE_CONF", "slack:0.5%")];
+    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1"))
+        .unwrap();
+    let settings =
+        [("PHANTOM_DEVICES", "2"), ("PHANTOM_MEMORY", "16GiB"), ("GRUYERE_CONF", "slack:0.5%")];
     let output = doctor(folder.path(), &["--json"], &settings);
     let value = findings(&output);
     assert_eq!((output.status.code(), &value["problems"]), (Some(0), &Value::from(0)), "{value:#}");
@@ -38,7 +40,9 @@ fn on_the_stand_in_nothing_is_wrong_and_every_capability_is_told() {
     let devices = of(&value, "device");
     for number in ["0", "1"] {
         for part in ["16.00 GiB", "units of 2.00 MiB", "ways to share"] {
-            let mine = |line: &&String| line.starts_with(&format!("ok: {number}: ")) && line.contains(part);
+            let mine = |line: &&String| {
+                line.starts_with(&format!("ok: {number}: ")) && line.contains(part)
+            };
             assert!(devices.iter().any(|line| mine(&line)), "{number} {part}: {devices:?}");
         }
     }
@@ -58,18 +62,27 @@ fn without_a_device_the_remedy_is_said_and_the_exit_code_is_1() {
     let value = findings(&output);
     let driver = of(&value, "driver");
     assert!(
-        driver.len() == 1 && driver[0].starts_with("problem: ") && driver[0].contains("sees no device"),
+        driver.len() == 1
+            && driver[0].starts_with("problem: ")
+            && driver[0].contains("sees no device"),
         "{driver:?}"
     );
-    let remedy =
-        value["findings"].as_array().unwrap().iter().find(|finding| finding["area"] == "driver").unwrap();
+    let remedy = value["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|finding| finding["area"] == "driver")
+        .unwrap();
     assert!(remedy["remedy"].as_str().unwrap().contains("--gpus"), "{remedy}");
     assert!(
         !of(&value, "shared memory").is_empty() && !of(&value, "machine").is_empty(),
         "the rest is told all the same"
     );
     let text = String::from_utf8(doctor(folder.path(), &[], &[]).stdout).unwrap();
-    assert!(text.contains("problem  driver") && text.contains("-> ") && text.contains("1 problem"), "{text}");
+    assert!(
+        text.contains("problem  driver") && text.contains("-> ") && text.contains("1 problem"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -94,7 +107,8 @@ fn records_and_configurations_of_others_are_told() {
     std::fs::create_dir(&records).unwrap();
     let record = live_record::record(&records);
     std::fs::copy(record.path().unwrap(), records.join("gruyere-1-2-3-0.record")).unwrap();
-    std::fs::write(records.join("gruyere-1-2-4-0.record"), "junk of more than eight bytes").unwrap();
+    std::fs::write(records.join("gruyere-1-2-4-0.record"), "junk of more than eight bytes")
+        .unwrap();
     let value = findings(&doctor(folder.path(), &["--json"], &[("GRUYERE_CONF", "slack:0.5%")]));
     let told = of(&value, "records");
     assert!(told[0].starts_with("ok: 1 of live"), "{told:?}");
@@ -111,11 +125,15 @@ fn records_and_configurations_of_others_are_told() {
 #[test]
 fn a_wrong_configuration_is_a_problem_with_the_librarys_own_words() {
     let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1")).unwrap();
+    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1"))
+        .unwrap();
     let output = doctor(folder.path(), &["--json"], &[("GRUYERE_CONF", "waits:always")]);
     assert_eq!(output.status.code(), Some(1));
     let told = of(&findings(&output), "configuration");
-    assert!(told[0].starts_with("problem: GRUYERE_CONF") && told[0].contains("off|oom|budget"), "{told:?}");
+    assert!(
+        told[0].starts_with("problem: GRUYERE_CONF") && told[0].contains("off|oom|budget"),
+        "{told:?}"
+    );
 }
 
 #[test]
@@ -126,7 +144,8 @@ fn torch_is_found_without_being_imported() {
     let packages = folder.path().join("packages");
     for (name, version) in [("torch", "2.11.0"), ("gruyere", env!("CARGO_PKG_VERSION"))] {
         std::fs::create_dir_all(packages.join(name)).unwrap();
-        std::fs::write(packages.join(name).join("__init__.py"), "raise SystemExit('imported')").unwrap();
+        std::fs::write(packages.join(name).join("__init__.py"), "raise SystemExit('imported')")
+            .unwrap();
         let facts = packages.join(format!("{name}-{version}.dist-info"));
         std::fs::create_dir(&facts).unwrap();
         let text = format!("Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n");
@@ -147,7 +166,8 @@ fn an_interpreter_that_hangs_or_is_not_there_is_told() {
     libcuda(folder.path(), "return 100;");
     let hangs = python(folder.path(), "exec sleep 60");
     let began = Instant::now();
-    let value = findings(&doctor(folder.path(), &["--json", "--time-limit", "1", "--python", &hangs], &[]));
+    let value =
+        findings(&doctor(folder.path(), &["--json", "--time-limit", "1", "--python", &hangs], &[]));
     assert!(began.elapsed() < Duration::from_secs(20));
     assert!(of(&value, "python")[0].contains("no answer within 1 s"), "{value:#}");
     let value = findings(&doctor(folder.path(), &["--json", "--python", "/nowhere/python"], &[]));
@@ -165,7 +185,8 @@ fn a_closed_pipe_is_no_trouble_and_help_has_examples_and_exit_codes() {
         output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("panick"),
         "{output:?}"
     );
-    let output = Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["doctor", "--help"]).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["doctor", "--help"]).output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(
         help.contains("Examples:") && help.contains("Exit codes:") && !help.contains("--probe"),

@@ -23,7 +23,8 @@ use tempfile::TempDir;
 /// A folder in which the stand-in has libcuda's name.
 fn stand_in() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1")).unwrap();
+    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1"))
+        .unwrap();
     folder
 }
 
@@ -51,9 +52,11 @@ fn remedy<'a>(value: &'a Value, area: &str) -> &'a str {
 
 /// A driver of the probe's tests: the stand-in but for what that file does.
 fn driver_called(name: &str, folder: &Path) -> String {
-    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/gpu/probe/test")).join(name);
+    let source =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/gpu/probe/test")).join(name);
     let file = folder.join(format!("lib{name}.so"));
-    let stand_in = ["-L", folder.to_str().unwrap(), "-Wl,--no-as-needed", "-l:libcuda.so.1", "-ldl"];
+    let stand_in =
+        ["-L", folder.to_str().unwrap(), "-Wl,--no-as-needed", "-l:libcuda.so.1", "-ldl"];
     cc(&source.with_extension("c"), &file, &stand_in);
     file.to_str().unwrap().to_owned()
 }
@@ -65,7 +68,10 @@ fn on_the_stand_in_nothing_is_wrong_and_all_of_it_can_be_kept() {
     let (output, value) = tried(folder.path(), &["--out", kept.to_str().unwrap()], &[]);
     assert_eq!((output.status.code(), &value["problems"]), (Some(0), &Value::from(0)), "{value:#}");
     let rules = of(&value, "rules");
-    assert!(rules[0].starts_with("ok: Phantom H100: ") && rules[0].contains("relies on hold"), "{rules:?}");
+    assert!(
+        rules[0].starts_with("ok: Phantom H100: ") && rules[0].contains("relies on hold"),
+        "{rules:?}"
+    );
     assert!(rules.iter().any(|line| line.starts_with("note: no kernel runs here")), "{rules:?}");
     assert!(of(&value, "prices")[0].starts_with("ok: of 2 MiB: creating "), "{value:#}");
     let stress = of(&value, "stress");
@@ -75,9 +81,11 @@ fn on_the_stand_in_nothing_is_wrong_and_all_of_it_can_be_kept() {
     let probe = std::fs::read_to_string(kept.join("probe.json")).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&probe).unwrap(), value["gpu"]["probe"]);
     assert_eq!(Prices::read("probe.json", &probe).unwrap().left_out, [""; 0]);
-    for (file, word) in
-        [("probe.txt", "[facts]"), ("stress.txt", "ok: 0 wrong words"), ("stress.json", "\"result\": 0")]
-    {
+    for (file, word) in [
+        ("probe.txt", "[facts]"),
+        ("stress.txt", "ok: 0 wrong words"),
+        ("stress.json", "\"result\": 0"),
+    ] {
         assert!(std::fs::read_to_string(kept.join(file)).unwrap().contains(word), "{file}");
     }
     assert!(output.stderr.is_empty(), "no terminal, no progress: {output:?}");
@@ -86,12 +94,14 @@ fn on_the_stand_in_nothing_is_wrong_and_all_of_it_can_be_kept() {
 
 /// The folders of trials that are left.
 fn left_in(folder: &Path) -> Vec<String> {
-    let names =
-        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.starts_with("gruyere-gpu-")).collect()
 }
 
-/// Each rule that is relied on is one that the probe asks where kernels run, and by nobody else's name.
+/// Each rule that is relied on is one that the probe asks where kernels run, and by nobody else's
+/// name.
 #[test]
 fn where_kernels_run_nothing_is_left_unknown() {
     let folder = stand_in();
@@ -141,11 +151,15 @@ fn corruption_is_a_problem_and_its_files_are_kept() {
 #[test]
 fn cases_that_crash_or_hang_are_told_and_the_rest_goes_on() {
     let folder = stand_in();
-    let refusing = format!("--probe-with=--limit 2 --library {}", driver_called("refusing", folder.path()));
+    let refusing =
+        format!("--probe-with=--limit 2 --library {}", driver_called("refusing", folder.path()));
     let (output, value) = tried(folder.path(), &[&refusing], &[]);
     assert_eq!(output.status.code(), Some(0), "a warning is no problem: {value:#}");
     let probe = of(&value, "probe");
-    assert!(probe[0].starts_with("warning: ") && probe[0].contains("reservations gave up"), "{probe:?}");
+    assert!(
+        probe[0].starts_with("warning: ") && probe[0].contains("reservations gave up"),
+        "{probe:?}"
+    );
     let hung = "handle_type.posix_is_exported is false (hung for 2 s)";
     assert!(
         of(&value, "rules").iter().any(|line| line.starts_with("note: ") && line.contains(hung)),
@@ -155,7 +169,8 @@ fn cases_that_crash_or_hang_are_told_and_the_rest_goes_on() {
     assert_eq!(left_in(folder.path()).len(), 1, "a warning's files are kept");
 }
 
-/// A driver for the probe alone, in which cuInit never answers; its pids, the probe's and its child's, go to the file `pids`.
+/// A driver for the probe alone, in which cuInit never answers; its pids, the probe's and its
+/// child's, go to the file `pids`.
 fn hanging(folder: &Path) -> String {
     let file = folder.join("libhanging.so");
     let text = r#"
@@ -200,7 +215,10 @@ fn a_probe_that_hangs_or_crashes_is_told_and_ends_with_its_children() {
     wait_for_the_end_of(&pids(folder.path()));
 
     let crashing = folder.path().join("libcrashing.so");
-    library("__attribute__((constructor)) static void crash(void) { __builtin_trap(); }", &crashing);
+    library(
+        "__attribute__((constructor)) static void crash(void) { __builtin_trap(); }",
+        &crashing,
+    );
     let crashing = format!("--probe-with=--library {}", crashing.display());
     let (output, value) = tried(folder.path(), &[&crashing], &[]);
     assert_eq!(output.status.code(), Some(1));
@@ -226,7 +244,8 @@ fn who_ends_the_command_ends_the_probe_and_its_case() {
 fn what_is_not_there_or_cannot_be_written_is_told() {
     let folder = stand_in();
     let facts = "--probe-with=--only facts";
-    let (output, value) = tried(folder.path(), &[facts, "--library", "/nowhere/libgruyere.so"], &[]);
+    let (output, value) =
+        tried(folder.path(), &[facts, "--library", "/nowhere/libgruyere.so"], &[]);
     assert_eq!(output.status.code(), Some(1));
     let stress = of(&value, "stress");
     assert!(

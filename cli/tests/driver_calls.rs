@@ -1,4 +1,5 @@
-//! How long the driver's calls took is told wherever a process is: `stat`, `export`, `report` and what a run keeps.
+//! How long the driver's calls took is told wherever a process is: `stat`, `export`, `report` and
+//! what a run keeps.
 
 #[path = "common/live_record.rs"]
 #[allow(dead_code)]
@@ -37,13 +38,20 @@ fn times_of_driver_calls_are_told_by_kind_and_size() {
     record.call_times(DriverCall::StreamSynchronize).unwrap().note(0, 40 * millisecond);
 
     let pid = std::process::id().to_string();
-    let stat: Value = serde_json::from_str(&gruyere(folder.path(), &["stat", &pid, "--json"])).unwrap();
+    let stat: Value =
+        serde_json::from_str(&gruyere(folder.path(), &["stat", &pid, "--json"])).unwrap();
     let calls = stat["driver_calls"].as_array().unwrap();
     // The record had one call of cuMemMap already.
     assert_eq!(calls.len(), 4, "{calls:?}");
-    assert_eq!((&calls[0]["call"], &calls[0]["up_to_bytes"]), (&"cuMemCreate".into(), &(2 << 20).into()));
+    assert_eq!(
+        (&calls[0]["call"], &calls[0]["up_to_bytes"]),
+        (&"cuMemCreate".into(), &(2 << 20).into())
+    );
     assert_eq!((&calls[1]["up_to_bytes"], &calls[1]["is_sized"]), (&Value::Null, &true.into()));
-    assert_eq!((&calls[3]["call"], &calls[3]["is_sized"]), (&"cuStreamSynchronize".into(), &false.into()));
+    assert_eq!(
+        (&calls[3]["call"], &calls[3]["is_sized"]),
+        (&"cuStreamSynchronize".into(), &false.into())
+    );
     let close = |value: &Value, milliseconds: f64| {
         let told = value.as_f64().unwrap() / 1e6;
         assert!((told / milliseconds - 1.0).abs() < 0.3, "{told} ms is not {milliseconds} ms");
@@ -54,15 +62,21 @@ fn times_of_driver_calls_are_told_by_kind_and_size() {
     close(&calls[0]["max_nanoseconds"], 8.0);
     close(&calls[0]["total_nanoseconds"], 17.9);
     let page = gruyere(folder.path(), &["stat", &pid]);
-    for words in ["DRIVER CALL", "MEDIAN", "cuMemCreate", "to 2 MiB", "larger", "cuStreamSynchronize"] {
+    for words in
+        ["DRIVER CALL", "MEDIAN", "cuMemCreate", "to 2 MiB", "larger", "cuStreamSynchronize"]
+    {
         assert!(page.contains(words), "{words} is missing in\n{page}");
     }
 
     let directory = folder.path().to_str().unwrap();
     let metrics = gruyere(folder.path(), &["export", "--print", "--directory", directory]);
     let value = |name: &str, labels: &[&str]| -> f64 {
-        let of = |line: &&str| line.starts_with(name) && labels.iter().all(|label| line.contains(label));
-        let line = metrics.lines().find(of).unwrap_or_else(|| panic!("no {name} {labels:?} in\n{metrics}"));
+        let of =
+            |line: &&str| line.starts_with(name) && labels.iter().all(|label| line.contains(label));
+        let line = metrics
+            .lines()
+            .find(of)
+            .unwrap_or_else(|| panic!("no {name} {labels:?} in\n{metrics}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
     let small = ["call=\"cuMemCreate\"", "size=\"2MiB\""];
@@ -84,7 +98,10 @@ fn times_of_driver_calls_are_told_by_kind_and_size() {
     assert!(report.contains("driver calls, now") && report.contains("cuMemCreate"), "{report}");
     let json = gruyere(folder.path(), &[&arguments[..], &["--json"]].concat());
     assert_eq!(
-        serde_json::from_str::<Value>(&json).unwrap()["run"]["driver_calls"].as_array().unwrap().len(),
+        serde_json::from_str::<Value>(&json).unwrap()["run"]["driver_calls"]
+            .as_array()
+            .unwrap()
+            .len(),
         4
     );
 }

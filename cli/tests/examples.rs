@@ -1,4 +1,5 @@
-//! The examples in C and C++ build without a warning, against the stand-in in the place of a toolkit, and do what they say.
+//! The examples in C and C++ build without a warning, against the stand-in in the place of a
+//! toolkit, and do what they say.
 
 #[path = "../../tests/common/phantom_library.rs"]
 #[allow(dead_code)]
@@ -27,7 +28,8 @@ fn built() -> &'static Built {
             .unwrap();
         let library = PathBuf::from(String::from_utf8(library.stdout).unwrap());
         for name in ["libcuda.so.1", "libcudart.so.12"] {
-            std::os::unix::fs::symlink(phantom_library::library(), folder.path().join(name)).unwrap();
+            std::os::unix::fs::symlink(phantom_library::library(), folder.path().join(name))
+                .unwrap();
         }
         let made = Command::new("make")
             .arg("-C")
@@ -84,9 +86,12 @@ fn the_control_interface_in_c() {
 #[test]
 fn buffers_and_resources_in_cpp() {
     let said = text(&built().run(&[], "buffers").stdout);
-    for line in
-        ["live 64 MiB", "not yet: 32 blocks", "1 PiB: out of device memory", "at the end: live 0 bytes"]
-    {
+    for line in [
+        "live 64 MiB",
+        "not yet: 32 blocks",
+        "1 PiB: out of device memory",
+        "at the end: live 0 bytes",
+    ] {
         assert!(said.contains(line), "{said}");
     }
 }
@@ -99,12 +104,16 @@ fn a_program_that_knows_nothing_is_served_or_watched() {
         let (said, told) = (text(&output.stdout), text(&output.stderr));
         assert!(said.ends_with("done\n"), "{said}");
         assert!(told.contains(called), "{told}");
-        // 1 table, 400 scratches, 100 grids; all given back. 288 MiB were live: the table and a grid.
+        // 1 table, 400 scratches, 100 grids; all given back. 288 MiB were live: the table and a
+        // grid.
         let row: Vec<&str> = told.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(row[2..5], ["0", "288.00", "MiB"], "{told}");
         assert_eq!(row[10..12], ["501", "501"], "{told}");
         let driver_calls: u64 = row[12].parse().unwrap();
         assert_eq!(driver_calls == 0, mode == "--observe", "watching calls nobody: {told}");
     }
-    assert!(text(&built().run(&[], "plain").stderr).is_empty(), "alone it is a program like any other");
+    assert!(
+        text(&built().run(&[], "plain").stderr).is_empty(),
+        "alone it is a program like any other"
+    );
 }

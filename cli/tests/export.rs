@@ -53,8 +53,12 @@ fn every_device_in_use_is_told_in_base_units_with_its_labels() {
     std::thread::sleep(Duration::from_millis(150));
     let metrics = printed(&["--job", "llama"], folder.path());
     let pid = format!("pid=\"{}\"", std::process::id());
-    let device =
-        [pid.as_str(), "gpu=\"1\"", "uuid=\"GPU-01010101-0101-0101-0101-010101010101\"", "job=\"llama\""];
+    let device = [
+        pid.as_str(),
+        "gpu=\"1\"",
+        "uuid=\"GPU-01010101-0101-0101-0101-010101010101\"",
+        "job=\"llama\"",
+    ];
     let value = |name, more: &[&str]| value(&metrics, name, &[&device[..], more].concat());
     assert_eq!(value("gruyere_live_bytes", &["lifetime=\"step\""]), f64::from(8 << 20));
     assert_eq!(value("gruyere_live_bytes", &["lifetime=\"auto\""]), f64::from(32 << 20));
@@ -94,7 +98,8 @@ fn no_sample_is_there_twice_and_every_family_is_described() {
         let (sample, _) = line.rsplit_once(' ').expect("a value");
         assert!(samples.insert(sample.to_owned()), "twice: {sample}");
         let name = sample.split('{').next().expect("a name");
-        let family = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
+        let family =
+            ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
         assert!(
             described.contains(name) || family.is_some_and(|family| described.contains(family)),
             "{name}"
@@ -110,15 +115,20 @@ fn dead_damaged_and_doubled_records_are_counted_and_spoil_nothing() {
     let record = record(folder.path());
     let path = record.path().unwrap();
     std::fs::copy(path, folder.path().join("gruyere-1-2-3-0.record")).unwrap();
-    std::fs::write(folder.path().join("gruyere-1-2-4-0.record"), "junk of more than eight bytes").unwrap();
+    std::fs::write(folder.path().join("gruyere-1-2-4-0.record"), "junk of more than eight bytes")
+        .unwrap();
     // The same process once more, under another name, with the same lock.
     std::fs::hard_link(path, folder.path().join("gruyere-1-2-5-0.record")).unwrap();
     let output = export(&["--print"], folder.path());
     assert!(output.status.success(), "{output:?}");
     let metrics = text(&output.stdout);
-    for (state, count) in
-        [("live", 1.0), ("stale", 1.0), ("unreadable", 1.0), ("duplicate", 1.0), ("beyond_limit", 0.0)]
-    {
+    for (state, count) in [
+        ("live", 1.0),
+        ("stale", 1.0),
+        ("unreadable", 1.0),
+        ("duplicate", 1.0),
+        ("beyond_limit", 0.0),
+    ] {
         let label = format!("state=\"{state}\"");
         assert_eq!(value(metrics, "gruyere_exporter_records", &[&label]), count, "{state}");
     }
@@ -127,9 +137,11 @@ fn dead_damaged_and_doubled_records_are_counted_and_spoil_nothing() {
     record.close();
 }
 
-/// A record like `record`'s whose numbers are others and which was made later, as a forger writes it.
+/// A record like `record`'s whose numbers are others and which was made later, as a forger writes
+/// it.
 fn newer_with_other_numbers(bytes: &mut [u8]) {
-    // By the header's table, 32 bytes a section: process facts (the moment of making is their fourth word), then devices.
+    // By the header's table, 32 bytes a section: process facts (the moment of making is their
+    // fourth word), then devices.
     let created = word(bytes, 64) + 24;
     let later = word(bytes, created) as u64 + 1_000_000_000;
     bytes[created..created + 8].copy_from_slice(&later.to_le_bytes());
@@ -206,7 +218,10 @@ fn a_process_of_another_container_is_exported_on_its_files_owners_word_and_that_
     let Some(_lock) = forged(record, &path, Some(65534), elsewhere) else { return };
     let metrics = printed(&["--all-users"], folder.path());
     let label = format!("pid=\"{}@1\"", std::process::id());
-    assert_eq!(value(&metrics, "gruyere_limit_bytes", &[&label, "user=\"65534\""]), f64::from(1 << 30));
+    assert_eq!(
+        value(&metrics, "gruyere_limit_bytes", &[&label, "user=\"65534\""]),
+        f64::from(1 << 30)
+    );
     assert_eq!(value(&metrics, "gruyere_exporter_unseen_processes", &[]), 1.0);
     assert_eq!(metrics.lines().filter(|line| line.starts_with("gruyere_limit_bytes{")).count(), 2);
     // `ps` says it too: who vouches for what.
@@ -224,18 +239,25 @@ fn a_page_is_served_in_the_format_that_the_client_accepts() {
     let folder = tempfile::tempdir().unwrap();
     let exporter = Exporter::start(folder.path(), &[]);
     let (head, body) = exporter.get("/metrics", "");
-    assert!(head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"), "{head}");
     assert!(
-        !body.contains("gruyere_reserved_bytes") && body.contains("gruyere_exporter_build_info{version="),
+        head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"),
+        "{head}"
+    );
+    assert!(
+        !body.contains("gruyere_reserved_bytes")
+            && body.contains("gruyere_exporter_build_info{version="),
         "{body}"
     );
     // A process comes, is seen without a restart, and goes.
     let record = record(folder.path());
     std::thread::sleep(Duration::from_millis(150));
-    let (head, body) =
-        exporter.get("/metrics", "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5");
+    let (head, body) = exporter
+        .get("/metrics", "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5");
     assert!(head.contains("application/openmetrics-text; version=1.0.0"), "{head}");
-    assert!(body.ends_with("# EOF\n") && body.contains("# UNIT gruyere_reserved_bytes bytes"), "{body}");
+    assert!(
+        body.ends_with("# EOF\n") && body.contains("# UNIT gruyere_reserved_bytes bytes"),
+        "{body}"
+    );
     assert!(body.contains("# TYPE gruyere_allocations counter"), "{body}");
     record.close();
     std::thread::sleep(Duration::from_millis(150));
@@ -246,7 +268,10 @@ fn a_page_is_served_in_the_format_that_the_client_accepts() {
     let head = ask(&exporter.address, b"HEAD /metrics HTTP/1.0\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
     assert!(ask(&exporter.address, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
-    assert!(ask(&exporter.address, b"\x16\x03\x01 this is not HTTP\r\n\r\n").starts_with("HTTP/1.1 400"));
+    assert!(
+        ask(&exporter.address, b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+            .starts_with("HTTP/1.1 400")
+    );
     let endless = [&b"GET /metrics HTTP/1.1\r\nX: "[..], &vec![b'x'; 20 << 10]].concat();
     assert!(ask(&exporter.address, &endless).starts_with("HTTP/1.1 431"));
 }
@@ -282,7 +307,9 @@ fn two_exporters_at_one_port_are_told_what_to_do() {
     assert_eq!(second.status.code(), Some(1));
     let words = text(&second.stderr);
     assert!(
-        words.contains(&exporter.address) && words.contains("stop that one") && words.contains("--listen"),
+        words.contains(&exporter.address)
+            && words.contains("stop that one")
+            && words.contains("--listen"),
         "{words}"
     );
     let nowhere = export(&["--listen", "nonsense"], folder.path());
@@ -302,8 +329,11 @@ fn the_textfile_is_replaced_at_once_and_readable_by_all() {
     let metrics = std::fs::read_to_string(&file).unwrap();
     assert_eq!(value(&metrics, "gruyere_reserved_bytes", &[]), f64::from(112 << 20));
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
-    let left: Vec<_> =
-        std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    let left: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().contains(".tmp")), "{left:?}");
     let nowhere = export(&["--textfile", "/nowhere/gruyere.prom", "--once"], folder.path());
     assert_eq!(nowhere.status.code(), Some(1));
@@ -314,7 +344,8 @@ fn the_textfile_is_replaced_at_once_and_readable_by_all() {
 #[test]
 fn help_has_examples_and_exit_codes() {
     for command in ["completions", "export"] {
-        let output = Command::new(env!("CARGO_BIN_EXE_gruyere")).args([command, "--help"]).output().unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_gruyere")).args([command, "--help"]).output().unwrap();
         let help = text(&output.stdout);
         assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
     }
@@ -323,19 +354,25 @@ fn help_has_examples_and_exit_codes() {
 #[test]
 fn shells_learn_every_command() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["completions", shell]).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+            .args(["completions", shell])
+            .output()
+            .unwrap();
         let script = text(&output.stdout);
         assert!(
             output.status.success() && script.contains("export") && script.contains("textfile"),
             "{shell}"
         );
     }
-    let unknown = Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["completions", "csh"]).output().unwrap();
+    let unknown =
+        Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["completions", "csh"]).output().unwrap();
     assert_eq!(unknown.status.code(), Some(2));
     // bash reads it without a complaint.
-    let script =
-        Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["completions", "bash"]).output().unwrap().stdout;
+    let script = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+        .args(["completions", "bash"])
+        .output()
+        .unwrap()
+        .stdout;
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), script).unwrap();
     let read = Command::new("bash").arg("-n").arg(file.path()).output().expect("bash runs");

@@ -1,5 +1,5 @@
-//! No command panics, hangs or dies on a record that is missing, foreign, cut, of another version, or full of lies. They are data of
-//! other processes.
+//! No command panics, hangs or dies on a record that is missing, foreign, cut, of another version,
+//! or full of lies. They are data of other processes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use gruyere_record::layout::{PAGE, VERSION};
 use gruyere_record::{
-    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SegmentEntry, SegmentKind, clock,
+    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SegmentEntry,
+    SegmentKind, clock,
 };
 
-/// Every command that reads a record, as it is run on one. RECORD is its file, FOLDER where it lies, OUT a file that may be written.
+/// Every command that reads a record, as it is run on one. RECORD is its file, FOLDER where it
+/// lies, OUT a file that may be written.
 const COMMANDS: &[&[&str]] = &[
     &["diff", "RECORD", "RECORD", "--json"],
     &["diff", "RECORD", "RECORD"],
@@ -61,10 +63,24 @@ fn record(folder: &Path) -> PathBuf {
             ..BlockEntry::default()
         };
         let slot = shard.block_insert(&entry);
-        shard.event(EventKind::Malloc, entry.lifetime, entry.stream, entry.address, size, clock::now());
+        shard.event(
+            EventKind::Malloc,
+            entry.lifetime,
+            entry.stream,
+            entry.address,
+            size,
+            clock::now(),
+        );
         if n % 3 == 0 {
             shard.block_remove(slot, size, size - 7, entry.lifetime, false);
-            shard.event(EventKind::Free, entry.lifetime, entry.stream, entry.address, size, clock::now());
+            shard.event(
+                EventKind::Free,
+                entry.lifetime,
+                entry.stream,
+                entry.address,
+                size,
+                clock::now(),
+            );
         }
         device.set(&[(DeviceGauge::Reserved, n << 23), (DeviceGauge::Step, n / 10)]);
         device.sample(n << 22);
@@ -201,7 +217,8 @@ fn a_record_full_of_lies_is_read_or_refused() {
                 2 => 1 << 63,
                 3 => 1 << pick(64),
                 4 => u64::from_le_bytes(*b"\x1b[2J\x07<b>"),
-                5 => u64::from_le_bytes(good[word * 8..word * 8 + 8].try_into().unwrap()).wrapping_add(1),
+                5 => u64::from_le_bytes(good[word * 8..word * 8 + 8].try_into().unwrap())
+                    .wrapping_add(1),
                 6 => (7 << 40) + ((pick(1 << 20) as u64) << 9),
                 _ => pick(usize::MAX) as u64,
             };

@@ -1,4 +1,5 @@
-//! `gruyere map` from another process: what it draws of a known record, and what it does with a bad one.
+//! `gruyere map` from another process: what it draws of a known record, and what it does with a bad
+//! one.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use serde_json::Value;
 const PAGE: u64 = 2 << 20;
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// A record of this process: on device 1 a span of 8 pages with blocks and holes, a chunk of 4 pages of which one is spare.
+/// A record of this process: on device 1 a span of 8 pages with blocks and holes, a chunk of 4
+/// pages of which one is spare.
 fn record(directory: &Path, name: &str) -> &'static Record {
     let options = RecordOptions {
         directory: directory.to_owned(),
@@ -21,7 +23,8 @@ fn record(directory: &Path, name: &str) -> &'static Record {
         ..RecordOptions::default()
     };
     let facts = DeviceFacts { name: name.to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
-    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts.clone(), facts])));
+    let record: &'static Record =
+        Box::leak(Box::new(Record::create(&options, &[facts.clone(), facts])));
     let segment = |kind, address, bytes, slot, pages| {
         let entry = SegmentEntry {
             kind,
@@ -82,7 +85,11 @@ fn drawn(arguments: &[&str], folder: &Path) -> String {
 
 /// The rows of cells: the lines between the two empty ones.
 fn rows(text: &str) -> Vec<&str> {
-    text.lines().skip_while(|line| !line.is_empty()).skip(1).take_while(|line| !line.is_empty()).collect()
+    text.lines()
+        .skip_while(|line| !line.is_empty())
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .collect()
 }
 
 struct Known {
@@ -118,19 +125,27 @@ fn cells_show_blocks_whole_pages_and_what_is_lost_in_partly_used_ones() {
     let known = Known::new();
     let pid = std::process::id().to_string();
     // 11 mapped pages and a spare one, in cells of 512 KiB; a bar where the address jumps.
-    let page = drawn(&[&pid, "--width", "40", "--rows", "2", "--by", "lifetime"], known.folder.path());
-    let expected = ["0x7f0000000000  PPPPPPPPPPPP~~~~!S!!::::", "0x7f0000c00000  A!!!::::|SSSSSSSS...."];
+    let page =
+        drawn(&[&pid, "--width", "40", "--rows", "2", "--by", "lifetime"], known.folder.path());
+    let expected =
+        ["0x7f0000000000  PPPPPPPPPPPP~~~~!S!!::::", "0x7f0000c00000  A!!!::::|SSSSSSSS...."];
     assert_eq!(rows(&page), expected, "{page}");
-    for part in
-        ["device 1 Phantom 1, step", "a cell is\n512.00 KiB", "P persistent 6.00 MiB", "S step 4.50 MiB"]
-    {
+    for part in [
+        "device 1 Phantom 1, step",
+        "a cell is\n512.00 KiB",
+        "P persistent 6.00 MiB",
+        "S step 4.50 MiB",
+    ] {
         assert!(page.contains(part), "no {part:?} in\n{page}");
     }
-    let physical = drawn(&[&pid, "--width", "40", "--rows", "2", "--physical"], known.folder.path());
-    let expected = ["chunk 3.0       SSSSSSSS....____PPPPPPPP", "0x7f0000400000  PPPP~~~~!S!!::::A!!!::::"];
+    let physical =
+        drawn(&[&pid, "--width", "40", "--rows", "2", "--physical"], known.folder.path());
+    let expected =
+        ["chunk 3.0       SSSSSSSS....____PPPPPPPP", "0x7f0000400000  PPPP~~~~!S!!::::A!!!::::"];
     assert_eq!(rows(&physical), expected, "{physical}");
     let age = drawn(&[&pid, "--width", "40", "--rows", "2", "--by", "age"], known.folder.path());
-    let expected = ["0x7f0000000000  DDDDDDDDDDDD~~~~!A!!::::", "0x7f0000c00000  A!!!::::|AAAAAAAA...."];
+    let expected =
+        ["0x7f0000000000  DDDDDDDDDDDD~~~~!A!!::::", "0x7f0000c00000  A!!!::::|AAAAAAAA...."];
     assert_eq!(rows(&age), expected, "{age}");
     assert!(age.contains("A this step 5.00 MiB") && age.contains("D 4-15 steps 6.00 MiB"), "{age}");
     for (by, part) in [("size", "to 16 MiB 10.00 MiB"), ("stream", "stream 0 11.00 MiB")] {
@@ -142,7 +157,8 @@ fn cells_show_blocks_whole_pages_and_what_is_lost_in_partly_used_ones() {
 #[test]
 fn the_sums_and_ranges_as_json() {
     let known = Known::new();
-    let all: Value = serde_json::from_str(&drawn(&[known.path(), "--json"], known.folder.path())).unwrap();
+    let all: Value =
+        serde_json::from_str(&drawn(&[known.path(), "--json"], known.folder.path())).unwrap();
     let sums = &all["sums"];
     let kib = 1u64 << 10;
     let of = |name: &str| sums[name].as_u64().unwrap_or_else(|| panic!("{name}: {sums:#}"));
@@ -165,17 +181,26 @@ fn the_sums_and_ranges_as_json() {
     );
     let ranges = all["ranges"].as_array().unwrap();
     assert_eq!(ranges.len(), 2);
-    assert_eq!((&ranges[0]["address"], &ranges[0]["kind"]), (&"0x7f0000000000".into(), &"span".into()));
+    assert_eq!(
+        (&ranges[0]["address"], &ranges[0]["kind"]),
+        (&"0x7f0000000000".into(), &"span".into())
+    );
     assert_eq!((&ranges[1]["kind"], &ranges[1]["lifetime"]), (&"stitched".into(), &"step".into()));
     assert_eq!(all["largest_live_blocks"][0]["bytes"], 3 * PAGE);
     assert_eq!(all["largest_free_runs"][0]["bytes"], 1024 * kib + PAGE);
-    assert_eq!(all["did_not_fit"].as_object().unwrap().values().filter(|count| **count != 0).count(), 0);
-    let other: Value =
-        serde_json::from_str(&drawn(&[known.path(), "--json", "--device", "0"], known.folder.path()))
-            .unwrap();
+    assert_eq!(
+        all["did_not_fit"].as_object().unwrap().values().filter(|count| **count != 0).count(),
+        0
+    );
+    let other: Value = serde_json::from_str(&drawn(
+        &[known.path(), "--json", "--device", "0"],
+        known.folder.path(),
+    ))
+    .unwrap();
     assert_eq!(other["sums"]["held_bytes"], 0);
     assert!(
-        drawn(&[known.path(), "--device", "0"], known.folder.path()).contains("nothing is held on device 0")
+        drawn(&[known.path(), "--device", "0"], known.folder.path())
+            .contains("nothing is held on device 0")
     );
 }
 
@@ -188,10 +213,13 @@ fn no_colour_unless_asked_and_no_line_is_longer_than_the_width() {
     assert!(coloured.contains("\x1b[48;5;160m"), "what is lost is red: {coloured}");
     assert!(coloured.contains('█'));
     for width in ["40", "57", "80", "200"] {
-        for view in
-            [&["--physical", "--ascii"][..], &["--ascii", "--by", "size"], &["--ascii", "--color", "always"]]
-        {
-            let page = drawn(&[&[known.path(), "--width", width], view].concat(), known.folder.path());
+        for view in [
+            &["--physical", "--ascii"][..],
+            &["--ascii", "--by", "size"],
+            &["--ascii", "--color", "always"],
+        ] {
+            let page =
+                drawn(&[&[known.path(), "--width", width], view].concat(), known.folder.path());
             assert!(page.is_ascii(), "{page}");
             let most = width.parse::<usize>().unwrap();
             let is_long = |line: &&str| !line.contains('\x1b') && line.len() > most;
@@ -273,7 +301,8 @@ fn blocks_that_the_record_has_no_room_for_are_told_of() {
         max_blocks: 1024,
         ..RecordOptions::default()
     };
-    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[DeviceFacts::default()])));
+    let record: &'static Record =
+        Box::leak(Box::new(Record::create(&options, &[DeviceFacts::default()])));
     let bytes = 8 * PAGE;
     record.segment_insert(&SegmentEntry { address: BASE, bytes, ..SegmentEntry::default() });
     let mut shard = record.shard(0, 0);
@@ -285,7 +314,10 @@ fn blocks_that_the_record_has_no_room_for_are_told_of() {
     let all: Value = serde_json::from_str(&drawn(&[path, "--json"], folder.path())).unwrap();
     let (there, missing) = (&all["sums"]["live_blocks"], &all["not_in_the_record"]["blocks"]);
     assert_eq!(there.as_u64().unwrap() + missing.as_u64().unwrap(), 3000);
-    assert_eq!(all["not_in_the_record"]["bytes"].as_u64(), missing.as_u64().map(|blocks| blocks * 512));
+    assert_eq!(
+        all["not_in_the_record"]["bytes"].as_u64(),
+        missing.as_u64().map(|blocks| blocks * 512)
+    );
     let note = format!("{missing} live blocks");
     let page = drawn(&[path, "--width", "200"], folder.path());
     assert!(page.contains(&note) && page.contains("record_blocks"), "{page}");
@@ -303,7 +335,8 @@ fn damaged_records_never_make_it_panic() {
     let used: Vec<usize> = (0..whole.len()).filter(|&at| whole[at] != 0).collect();
     let mut random = 7u64;
     let mut next = |most: usize| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % most
     };
     let path = known.folder.path().join("damaged");
@@ -327,8 +360,10 @@ fn damaged_records_never_make_it_panic() {
         }
         std::fs::write(&path, &bytes).unwrap();
         let device = ["--device", "1"];
-        let output =
-            map(&[&[path.to_str().unwrap()], &device[..], outputs[turn % 4]].concat(), known.folder.path());
+        let output = map(
+            &[&[path.to_str().unwrap()], &device[..], outputs[turn % 4]].concat(),
+            known.folder.path(),
+        );
         let code = output.status.code();
         assert!(matches!(code, Some(0 | 1 | 3)), "turn {turn}: {output:?}");
         assert!(!text(&output.stderr).contains("panicked"), "turn {turn}: {output:?}");
@@ -341,7 +376,8 @@ fn damaged_records_never_make_it_panic() {
 
 #[test]
 fn help_has_examples_and_exit_codes() {
-    let output = Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["map", "--help"]).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["map", "--help"]).output().unwrap();
     let help = text(&output.stdout);
     assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
 }

@@ -17,7 +17,8 @@ const MOST_MILLISECONDS: u64 = 3000;
 /// What `measure.py` ends with where there is no browser.
 const SKIPPED: i32 = 77;
 
-/// A heap of this process with a million live blocks of many sizes, lives and ages, and holes between them.
+/// A heap of this process with a million live blocks of many sizes, lives and ages, and holes
+/// between them.
 fn heap() -> Heap {
     let gpu = Arc::new(Gpu::new(GpuConfig::new(80 << 30)));
     let config = Config::parse("record:on,headroom:0").unwrap();
@@ -25,7 +26,8 @@ fn heap() -> Heap {
     heap.announce_hooks(3);
     let mut random = 1u64;
     let mut next = |most: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % most
     };
     let mut blocks = Vec::with_capacity(BLOCKS + 1);
@@ -51,8 +53,12 @@ fn heap() -> Heap {
 
 fn measure(page: &Path, arguments: &[&str]) -> Option<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/html/measure.py");
-    let output =
-        Command::new("python3").arg(script).arg(page).args(arguments).output().expect("python3 runs");
+    let output = Command::new("python3")
+        .arg(script)
+        .arg(page)
+        .args(arguments)
+        .output()
+        .expect("python3 runs");
     if output.status.code() == Some(SKIPPED) {
         let reason = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_ne!(
@@ -69,7 +75,16 @@ fn measure(page: &Path, arguments: &[&str]) -> Option<Value> {
 
 /// Ready within the bar, and each thing that a user does within half of it.
 fn is_quick(found: &Value) -> bool {
-    let done = ["hover_ms", "zoom_ms", "select_ms", "next_ms", "view_ms", "colour_ms", "theme_ms", "all_ms"];
+    let done = [
+        "hover_ms",
+        "zoom_ms",
+        "select_ms",
+        "next_ms",
+        "view_ms",
+        "colour_ms",
+        "theme_ms",
+        "all_ms",
+    ];
     let done = done
         .iter()
         .all(|name| found[name].as_f64().is_some_and(|time| time < MOST_MILLISECONDS as f64 / 2.0));
@@ -106,7 +121,10 @@ fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
     assert!(found["colours"].as_u64().unwrap() > 4, "something is drawn: {found:#}");
     // What the pointer and the keys do.
     assert!(text("tip").contains("address: 0x"), "{found:#}");
-    assert!(text("selected").contains("bytes") && text("selected") != text("after_next"), "{found:#}");
+    assert!(
+        text("selected").contains("bytes") && text("selected") != text("after_next"),
+        "{found:#}"
+    );
     assert_eq!((text("view"), text("by")), ("physical".into(), "age".into()));
     assert!(text("found").contains(&text("searched")), "an address is found: {found:#}");
     // The other scheme, and a narrow window.

@@ -1,5 +1,5 @@
-//! A real Prometheus (Debian package `prometheus`) scrapes a real exporter of a live record. `cargo xtask test` runs this and names the folder of
-//! the programs in GRUYERE_PROMETHEUS.
+//! A real Prometheus (Debian package `prometheus`) scrapes a real exporter of a live record.
+//! `cargo xtask test` runs this and names the folder of the programs in GRUYERE_PROMETHEUS.
 
 #[path = "common/live_record.rs"]
 mod live_record;
@@ -17,7 +17,10 @@ use serde_json::Value;
 
 fn program(name: &str) -> PathBuf {
     let folder = std::env::var_os("GRUYERE_PROMETHEUS");
-    let folder = folder.expect("GRUYERE_PROMETHEUS names the folder of prometheus and promtool: run `cargo xtask test --only prometheus`");
+    let folder = folder.expect(
+        "GRUYERE_PROMETHEUS names the folder of prometheus and promtool: run `cargo xtask test \
+         --only prometheus`",
+    );
     Path::new(&folder).join(name)
 }
 
@@ -33,8 +36,11 @@ fn promtool(arguments: &[&str], input: Stdio) -> String {
         .stdin(input)
         .output()
         .expect("promtool runs");
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(output.status.success(), "{arguments:?}: {said}");
     said
 }
@@ -66,7 +72,8 @@ fn the_alert_rules_do_as_their_unit_tests_say() {
     let (rules, tests) = ["alerts.yml", "alerts_test.yml"]
         .map(|name| std::fs::read_to_string(dashboards().join(name)).expect("it is there"))
         .into();
-    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let alerts: Vec<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert_eq!(alerts.len(), 9, "{alerts:?}");
     for alert in alerts {
         assert!(tests.contains(&format!("alertname: {alert}\n")), "{alert} has no test");
@@ -85,8 +92,10 @@ impl Prometheus {
         let folder = tempfile::tempdir().unwrap();
         let rules = dashboards().join("alerts.yml");
         let config = format!(
-            "global:\n  scrape_interval: 1s\n  evaluation_interval: 1s\nrule_files: [{}]\nscrape_configs:\n\
-             - job_name: gruyere\n  honor_labels: true\n  static_configs:\n  - targets: [\"{exporter}\"]\n",
+            "global:\n  scrape_interval: 1s\n  evaluation_interval: 1s\nrule_files: [{}]\n\
+             scrape_configs:\n\
+             - job_name: gruyere\n  honor_labels: true\n  static_configs:\n  - targets: \
+             [\"{exporter}\"]\n",
             rules.display()
         );
         let file = folder.path().join("prometheus.yml");
@@ -107,7 +116,8 @@ impl Prometheus {
         let prometheus = Prometheus { child, address, _folder: folder };
         let began = Instant::now();
         while !prometheus.is_ready() {
-            let log = std::fs::read_to_string(prometheus._folder.path().join("log")).unwrap_or_default();
+            let log =
+                std::fs::read_to_string(prometheus._folder.path().join("log")).unwrap_or_default();
             assert!(began.elapsed() < Duration::from_secs(60), "prometheus is not ready:\n{log}");
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -173,9 +183,10 @@ fn leak(record: &'static Record, stop: &AtomicBool) {
         record.latency(true, 3000);
         record.latency(false, 2000);
         record.call_times(DriverCall::Create).expect("room").note(2 << 20, 60_000 + 1000 * count);
-        record
-            .device(1)
-            .set(&[(DeviceGauge::DriverCalls, 17 + count), (DeviceGauge::LowPhaseBytes, count << 20)]);
+        record.device(1).set(&[
+            (DeviceGauge::DriverCalls, 17 + count),
+            (DeviceGauge::LowPhaseBytes, count << 20),
+        ]);
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -198,7 +209,8 @@ static DASHBOARD: OnceLock<Value> = OnceLock::new();
 
 fn dashboard() -> &'static Value {
     DASHBOARD.get_or_init(|| {
-        let text = std::fs::read_to_string(dashboards().join("gruyere.json")).expect("the dashboard");
+        let text =
+            std::fs::read_to_string(dashboards().join("gruyere.json")).expect("the dashboard");
         serde_json::from_str(&text).expect("JSON")
     })
 }
@@ -218,7 +230,10 @@ fn a_real_prometheus_scrapes_the_exporter_and_every_panel_has_data() {
         // Long enough for rates and slopes.
         prometheus.await_samples("count_over_time(gruyere:in_use_peak_bytes:max5m[1m]) >= 5");
         let held = prometheus.query("gruyere_reserved_bytes");
-        assert_eq!((held.len(), &held[0]["value"][1]), (1, &Value::from((112u64 << 20).to_string())));
+        assert_eq!(
+            (held.len(), &held[0]["value"][1]),
+            (1, &Value::from((112u64 << 20).to_string()))
+        );
         assert_eq!(held[0]["metric"]["job"], "llama");
         assert_eq!(held[0]["metric"]["pid"], std::process::id().to_string());
         // Scraped as OpenMetrics, with what only that has.
@@ -244,13 +259,14 @@ fn a_real_prometheus_scrapes_the_exporter_and_every_panel_has_data() {
             assert!(numbers || may_be_empty, "not a number: {asked}: {samples:?}");
         }
         for variable in ["job", "gpu"] {
-            let values =
-                prometheus.get(&format!("/api/v1/label/{variable}/values?match[]=gruyere_device_info"));
+            let values = prometheus
+                .get(&format!("/api/v1/label/{variable}/values?match[]=gruyere_device_info"));
             assert_eq!(values["data"].as_array().map(Vec::len), Some(1), "{values}");
         }
         let rules = prometheus.get("/api/v1/rules");
         let groups = rules["data"]["groups"].as_array().expect("groups");
-        for rule in groups.iter().flat_map(|group| group["rules"].as_array().into_iter().flatten()) {
+        for rule in groups.iter().flat_map(|group| group["rules"].as_array().into_iter().flatten())
+        {
             assert_eq!(rule["health"], "ok", "{rule}");
         }
     });
@@ -280,11 +296,18 @@ fn every_metric_of_the_dashboard_and_the_rules_is_one_that_the_exporter_has() {
     let rules = std::fs::read_to_string(dashboards().join("alerts.yml")).expect("the rules");
     let mut texts = vec![rules];
     expressions(dashboard(), &mut texts);
-    let word = |character: char| !(character.is_ascii_alphanumeric() || character == '_' || character == ':');
+    let word = |character: char| {
+        !(character.is_ascii_alphanumeric() || character == '_' || character == ':')
+    };
     let mut names = 0;
-    for name in texts.iter().flat_map(|text| text.split(word)).filter(|name| name.starts_with("gruyere_")) {
+    for name in
+        texts.iter().flat_map(|text| text.split(word)).filter(|name| name.starts_with("gruyere_"))
+    {
         names += 1;
-        assert!(metrics.lines().any(|line| line.split(['{', ' ']).next() == Some(name)), "no metric {name}");
+        assert!(
+            metrics.lines().any(|line| line.split(['{', ' ']).next() == Some(name)),
+            "no metric {name}"
+        );
     }
     assert!(names > 40, "{names}");
     record.close();

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use gruyere_record::{
-    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SegmentEntry, SegmentKind, clock,
+    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SegmentEntry,
+    SegmentKind, clock,
 };
 use serde_json::Value;
 
@@ -16,8 +17,10 @@ fn record(directory: &Path) -> &'static Record {
         max_blocks: 4096,
         ..RecordOptions::default()
     };
-    let facts = |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
-    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
+    let facts =
+        |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
+    let record: &'static Record =
+        Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
     let mut shard = record.shard(1, 0);
     for n in 0..5u64 {
         let size = 1 << (20 + n);
@@ -92,7 +95,9 @@ fn ps_lists_a_line_a_device_of_each_live_process() {
     let words: Vec<&str> = lines[2].split_whitespace().collect();
     assert_eq!((words[0], words[2]), (pid.as_str(), "1"), "{table}");
     assert!(
-        lines[2].contains("28.00 MiB") && lines[2].contains("56.00 MiB") && lines[2].contains("50.0%"),
+        lines[2].contains("28.00 MiB")
+            && lines[2].contains("56.00 MiB")
+            && lines[2].contains("50.0%"),
         "{table}"
     );
     assert!(lines[2].contains("record_commands"), "{table}");
@@ -114,7 +119,10 @@ fn ps_sweeps_the_dead_only_when_told_and_never_the_living() {
     let output = gruyere(&["ps"], folder.path());
     assert!(text(&output.stdout).contains("1 records of processes that ended"), "{output:?}");
     assert!(dead.exists());
-    assert_eq!(json(&gruyere(&["ps", "--json"], folder.path()))["stale"].as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        json(&gruyere(&["ps", "--json"], folder.path()))["stale"].as_array().map(Vec::len),
+        Some(1)
+    );
     assert_eq!(json(&gruyere(&["ps", "--json", "--sweep"], folder.path()))["swept"], 1);
     assert!(!dead.exists() && record.path().unwrap().exists());
     record.close();
@@ -138,7 +146,10 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     assert_eq!(device["gauges"]["total_memory_bytes"], 80u64 << 30);
     assert_eq!(device["gauges"]["rung4_microseconds"], 1500);
     // 56 MiB held, 28 live, 2 waiting: 26 free.
-    assert_eq!((&device["fragmentation"], &device["external_fragmentation"]), (&0.5.into(), &0.5.into()));
+    assert_eq!(
+        (&device["fragmentation"], &device["external_fragmentation"]),
+        (&0.5.into(), &0.5.into())
+    );
     let internal = device["internal_fragmentation"].as_f64().unwrap();
     assert!((internal - 300.0 / (28 << 20) as f64).abs() < 1e-12, "{internal}");
     let p99 = device["request_p99_bytes"].as_u64().unwrap();
@@ -151,9 +162,15 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     assert_eq!(segments["span_bytes"], 56 << 20);
     assert_eq!((&segments["chunks"], &segments["chunk_bytes"]), (&1.into(), &(8 << 20).into()));
     assert_eq!((&segments["views"], &segments["view_bytes"]), (&2.into(), &(16 << 20).into()));
-    assert_eq!((&segments["retired_views"], &segments["retired_view_bytes"]), (&1.into(), &(8 << 20).into()));
+    assert_eq!(
+        (&segments["retired_views"], &segments["retired_view_bytes"]),
+        (&1.into(), &(8 << 20).into())
+    );
     assert_eq!(segments["reserved_address_bytes"], 1u64 << 40);
-    assert_eq!((&all["events"]["written"], &all["events"]["lost"]), (&Value::from(5), &Value::from(0)));
+    assert_eq!(
+        (&all["events"]["written"], &all["events"]["lost"]),
+        (&Value::from(5), &Value::from(0))
+    );
     assert_eq!(all["histograms"]["malloc_bytes"]["count"], 5);
     assert_eq!(all["process"]["live"], true);
     let path = record.path().unwrap().to_str().unwrap();
@@ -203,7 +220,8 @@ fn what_can_not_be_read_is_said_with_its_remedy_and_exit_code_1() {
 #[test]
 fn help_has_examples_and_exit_codes() {
     for command in ["ps", "stat"] {
-        let output = Command::new(env!("CARGO_BIN_EXE_gruyere")).args([command, "--help"]).output().unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_gruyere")).args([command, "--help"]).output().unwrap();
         let help = text(&output.stdout);
         assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
     }

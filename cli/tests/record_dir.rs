@@ -14,7 +14,12 @@ fn listed(set: Option<&str>) -> Vec<u64> {
     }
     let output = command.output().unwrap();
     let all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    all["processes"].as_array().unwrap().iter().filter_map(|process| process["pid"].as_u64()).collect()
+    all["processes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|process| process["pid"].as_u64())
+        .collect()
 }
 
 #[test]
@@ -22,7 +27,11 @@ fn programs_and_the_command_agree_on_the_folder_of_the_records() {
     let ours = u64::from(std::process::id());
     let record = Record::create(&RecordOptions::default(), &[DeviceFacts::default()]);
     assert!(record.path().unwrap().starts_with(record_dir()));
-    assert_eq!(listed(None), [ours], "what this process finds in its environment, the command finds too");
+    assert_eq!(
+        listed(None),
+        [ours],
+        "what this process finds in its environment, the command finds too"
+    );
     assert!(!listed(Some("")).contains(&ours), "empty: /dev/shm");
     let other = tempfile::tempdir().unwrap();
     assert!(listed(other.path().to_str()).is_empty());

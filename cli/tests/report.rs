@@ -10,7 +10,8 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// A run of 40 steps: in use is `in_use(step)` MiB, held a sixteenth more than the most so far and `extra` MiB.
+/// A run of 40 steps: in use is `in_use(step)` MiB, held a sixteenth more than the most so far and
+/// `extra` MiB.
 fn keep(folder: &Path, started: u64, in_use: impl Fn(u64) -> u64, extra: u64) -> PathBuf {
     let mut high = 0;
     let mut cell = |step: u64| {
@@ -70,7 +71,9 @@ fn the_latest_run_is_compared_with_the_one_before_it() {
     let output = report(folder.path(), &["--history", ".", "--name", "train", "--parts", "4"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let shown = text(&output.stdout);
-    for words in ["2023-11-14T22:43:20Z", "2023-11-14T22:28:20Z", "+10.00%", "steps 30 to 39", "1.07 GiB"] {
+    for words in
+        ["2023-11-14T22:43:20Z", "2023-11-14T22:28:20Z", "+10.00%", "steps 30 to 39", "1.07 GiB"]
+    {
         assert!(shown.contains(words), "{words} is missing in\n{shown}");
     }
     let output = report(folder.path(), &["--history", ".", "--json", "--parts", "2"]);
@@ -163,13 +166,22 @@ fn bad_input_is_named_with_its_reason_and_remedy() {
         let output = report(folder.path(), arguments);
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
-        assert!(error.starts_with("gruyere report: ") && error.contains(words), "{arguments:?}: {error}");
+        assert!(
+            error.starts_with("gruyere report: ") && error.contains(words),
+            "{arguments:?}: {error}"
+        );
     }
-    for arguments in [&[][..], &["x.run.json", "--max-growth", "much"], &["x.run.json", "--name", "y"]] {
+    for arguments in
+        [&[][..], &["x.run.json", "--max-growth", "much"], &["x.run.json", "--name", "y"]]
+    {
         assert_eq!(report(folder.path(), arguments).status.code(), Some(2), "{arguments:?}");
     }
     // Those in the folder that can't be read are passed over, and said.
     let output = report(folder.path(), &["--history", "."]);
     assert_eq!(output.status.code(), Some(0));
-    assert!(text(&output.stderr).contains("passed over: ./cut.run.json"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("passed over: ./cut.run.json"),
+        "{}",
+        text(&output.stderr)
+    );
 }

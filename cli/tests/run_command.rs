@@ -1,4 +1,5 @@
-//! `gruyere run`: the program lives and ends as without it, has the library in it, and is summed up.
+//! `gruyere run`: the program lives and ends as without it, has the library in it, and is summed
+//! up.
 
 #[path = "../../tests/common/phantom_library.rs"]
 #[allow(dead_code)]
@@ -55,9 +56,12 @@ fn program(name: &str) -> String {
     let folder = FOLDER.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         for (name, more) in [("signals", None), ("device_memory", Some("-ldl"))] {
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+            let source =
+                Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
             let mut cc = Command::new("cc");
-            cc.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(folder.path().join(name)).arg(source);
+            cc.args(["-Wall", "-Wextra", "-Werror", "-o"])
+                .arg(folder.path().join(name))
+                .arg(source);
             assert!(cc.args(more).status().unwrap().success(), "{name}");
         }
         folder
@@ -85,8 +89,11 @@ impl Running {
     /// The next line; empty at the end.
     fn line(&mut self) -> String {
         if self.lines.buffer().is_empty() {
-            let mut wanted =
-                libc::pollfd { fd: self.lines.get_ref().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            let mut wanted = libc::pollfd {
+                fd: self.lines.get_ref().as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
             // SAFETY: one entry of ours.
             let ready = unsafe { libc::poll(&mut wanted, 1, SOON.as_millis() as i32) };
             assert_eq!(ready, 1, "not a word within {SOON:?}");
@@ -152,14 +159,17 @@ fn a_bad_configuration_is_refused_before_the_program_starts() {
         let said = text(&output.stderr);
         assert!(said.contains(bad[1]) && said.contains("GRUYERE_CONF"), "{said}");
     }
-    let output = gruyere(&["--", "echo", "started"]).env("GRUYERE_CONF", "share:maybe").output().unwrap();
+    let output =
+        gruyere(&["--", "echo", "started"]).env("GRUYERE_CONF", "share:maybe").output().unwrap();
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(125), ""));
 }
 
 /// The variable `name` of a program that is run with `arguments` and `set` in the environment.
 fn variable(name: &str, arguments: &[&str], set: &[(&str, &str)]) -> String {
     let mut command = gruyere(arguments);
-    command.args(["--quiet", "--", "sh", "-c", &format!("printf %s \"${name}\"")]).envs(set.iter().copied());
+    command
+        .args(["--quiet", "--", "sh", "-c", &format!("printf %s \"${name}\"")])
+        .envs(set.iter().copied());
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     text(&output.stdout)
@@ -204,15 +214,20 @@ fn a_library_that_is_not_there_is_refused_with_what_was_looked_at() {
     let output = run(None);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(125));
-    for place in ["bin/libgruyere.so", "lib/libgruyere.so", "site-packages", "--library", "GRUYERE_LIBRARY"] {
+    for place in
+        ["bin/libgruyere.so", "lib/libgruyere.so", "site-packages", "--library", "GRUYERE_LIBRARY"]
+    {
         assert!(said.contains(place), "{place}: {said}");
     }
     let output = run(Some(("GRUYERE_LIBRARY", "/no/such.so")));
     assert!(
-        output.status.code() == Some(125) && text(&output.stderr).contains("GRUYERE_LIBRARY /no/such.so")
+        output.status.code() == Some(125)
+            && text(&output.stderr).contains("GRUYERE_LIBRARY /no/such.so")
     );
     let output = run(Some(("GRUYERE_LIBRARY", "/bin/sh")));
-    assert!(output.status.code() == Some(125) && text(&output.stderr).contains("no shared library"));
+    assert!(
+        output.status.code() == Some(125) && text(&output.stderr).contains("no shared library")
+    );
 
     // As pip leaves it.
     let package = folder.path().join("lib/python3.11/site-packages/gruyere");
@@ -225,7 +240,10 @@ fn a_library_that_is_not_there_is_refused_with_what_was_looked_at() {
     std::fs::create_dir(&spaced).unwrap();
     std::fs::copy(&library, spaced.join("libgruyere.so")).unwrap();
     let output = run(Some(("GRUYERE_LIBRARY", spaced.join("libgruyere.so").to_str().unwrap())));
-    assert!(output.status.code() == Some(125) && text(&output.stderr).contains("space"), "{output:?}");
+    assert!(
+        output.status.code() == Some(125) && text(&output.stderr).contains("space"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -246,9 +264,15 @@ fn a_program_finds_its_signals_as_without_us() {
 #[test]
 fn signals_sent_to_it_reach_the_program_once() {
     let mut running = Running::start(gruyere(&["--", &program("signals")]));
-    for signal in
-        [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGWINCH, 40]
-    {
+    for signal in [
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGTERM,
+        libc::SIGUSR1,
+        libc::SIGWINCH,
+        40,
+    ] {
         running.send(signal);
         assert_eq!(running.line(), format!("got {signal}"));
     }
@@ -325,8 +349,9 @@ fn keys_of_the_terminal_reach_the_program_once_and_job_control_works() {
             std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default()
         };
         let run = children(&terminal.pid().to_string());
-        let name =
-            |pid: &str| std::fs::read_to_string(format!("/proc/{}/comm", pid.trim())).unwrap_or_default();
+        let name = |pid: &str| {
+            std::fs::read_to_string(format!("/proc/{}/comm", pid.trim())).unwrap_or_default()
+        };
         name(&children(run.trim())) == "sleep\n"
     });
     terminal.write("\x03");
@@ -340,7 +365,8 @@ fn a_program_that_the_loader_puts_nothing_into_is_told_of() {
     let folder = tempfile::tempdir().unwrap();
     let (source, file) = (folder.path().join("static.c"), folder.path().join("static"));
     std::fs::write(&source, "int main(void) { return 3; }\n").unwrap();
-    let built = Command::new("cc").arg("-static").arg(&source).arg("-o").arg(&file).status().unwrap();
+    let built =
+        Command::new("cc").arg("-static").arg(&source).arg("-o").arg(&file).status().unwrap();
     assert!(built.success());
     let output = ran(&["-q", "--", file.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(3), "it may start others, so it is run");
@@ -353,7 +379,8 @@ fn a_program_that_the_loader_puts_nothing_into_is_told_of() {
     assert!(text(&ran(&["-q", "--", script]).stderr).contains("is a script for"));
 }
 
-/// Runs tests/programs/device_memory.c with the library over the stand-in, which the loader finds as libcuda.
+/// Runs tests/programs/device_memory.c with the library over the stand-in, which the loader finds
+/// as libcuda.
 struct OnPhantom {
     folder: TempDir,
 }
@@ -451,7 +478,10 @@ fn runs_that_the_user_keeps_are_read_where_they_are() {
 #[test]
 fn where_nothing_was_seen_the_remedy_is_named() {
     let said = text(&ran(&["--", "true"]).stderr);
-    assert!(said.contains("no CUDA call was seen") && said.contains("--conf preload:driver"), "{said}");
+    assert!(
+        said.contains("no CUDA call was seen") && said.contains("--conf preload:driver"),
+        "{said}"
+    );
     assert!(text(&ran(&["-q", "--", "true"]).stderr).is_empty());
     let mut expandable = gruyere(&["--", "true"]);
     expandable.env("PYTORCH_ALLOC_CONF", "expandable_segments:True");

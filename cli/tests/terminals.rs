@@ -1,4 +1,5 @@
-//! Every command on a terminal that closes, under signals, as a job that is stopped, and in front of a pipe that nobody reads.
+//! Every command on a terminal that closes, under signals, as a job that is stopped, and in front
+//! of a pipe that nobody reads.
 
 #[path = "common/commands.rs"]
 mod commands;
@@ -89,7 +90,11 @@ fn under_nohup_a_terminal_that_closes_ends_what_only_writes_to_it_and_nothing_sp
         terminal.close();
         if case.without_terminal != End::Not {
             let status = terminal.ended();
-            assert!(matches(case.without_terminal, status, libc::SIGHUP), "{}: {status:?}", case.name());
+            assert!(
+                matches(case.without_terminal, status, libc::SIGHUP),
+                "{}: {status:?}",
+                case.name()
+            );
             continue;
         }
         let before = ticks(terminal.pid());
@@ -126,7 +131,12 @@ fn what_was_ignored_at_the_start_stays_ignored() {
 #[test]
 fn as_process_1_of_a_container_a_signal_ends_it_too() {
     let unshare = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
-    if !Command::new("unshare").args(unshare).arg("true").status().is_ok_and(|status| status.success()) {
+    if !Command::new("unshare")
+        .args(unshare)
+        .arg("true")
+        .status()
+        .is_ok_and(|status| status.success())
+    {
         eprintln!("skipped: this machine allows no pid namespaces to its users");
         return;
     }
@@ -165,7 +175,11 @@ fn a_stopped_job_leaves_the_terminal_to_the_shell_and_goes_on_in_front() {
             let before = terminal.expect("Stopped");
             terminal.expect("prompt> ");
             assert!(terminal.is_cooked(), "{}", case.name());
-            assert_eq!(before.contains(GIVEN_BACK), case.name().starts_with("top --dir"), "{before:?}");
+            assert_eq!(
+                before.contains(GIVEN_BACK),
+                case.name().starts_with("top --dir"),
+                "{before:?}"
+            );
             terminal.write("fg\n");
             terminal.expect("\r\n");
             terminal.wait_for_a_job();
@@ -202,12 +216,16 @@ fn a_job_behind_others_draws_nothing_and_is_stopped_where_it_would_take_the_term
     as_from_a_shell(&mut bash);
     let mut terminal = Terminal::with_shell(bash);
     let directory = place.records.path().display().to_string();
-    let top = format!("{} top --interval 100ms --directory {directory}", env!("CARGO_BIN_EXE_gruyere"));
+    let top =
+        format!("{} top --interval 100ms --directory {directory}", env!("CARGO_BIN_EXE_gruyere"));
     terminal.write(&format!("{top} & top=$!\n"));
     terminal.expect("prompt> ");
     // `jobs` tells of it once it has stopped, as the next prompt does.
     let job = |terminal: &mut Terminal, letter: &str| {
-        terminal.write("for n in $(seq 400); do s=$(cut -d' ' -f3 /proc/$top/stat); [ $s = T ] && break; sleep .05; done; echo state $s.\n");
+        terminal.write(
+            "for n in $(seq 400); do s=$(cut -d' ' -f3 /proc/$top/stat); [ $s = T ] && break; \
+             sleep .05; done; echo state $s.\n",
+        );
         terminal.expect("state $s.");
         terminal.expect(&format!("state {letter}."));
         terminal.expect("prompt> ")
@@ -256,8 +274,10 @@ fn with_a_closed_pipe(mut command: Command, lines: usize) -> (std::process::Chil
 fn what_follows_something_ends_quietly_when_nobody_reads_on() {
     let place = Place::new();
     for lines in [1, 0] {
-        for case in place.cases("unread").into_iter().filter(|case| case.without_reader != End::Not) {
-            // One line is written at once, and there is never another, or not for long: its reader must not wait for that.
+        for case in place.cases("unread").into_iter().filter(|case| case.without_reader != End::Not)
+        {
+            // One line is written at once, and there is never another, or not for long: its reader
+            // must not wait for that.
             let (mut child, line) = with_a_closed_pipe(case.command(), lines);
             assert_eq!(line.is_empty(), lines == 0);
             until(&case.name(), || child.try_wait().unwrap().is_some());
@@ -299,9 +319,10 @@ fn what_prints_and_ends_does_so_quietly_when_nobody_reads() {
 fn a_full_disk_is_told_of() {
     let place = Place::new();
     let directory = place.records.path().to_str().unwrap();
-    for words in
-        [vec!["stat", &std::process::id().to_string(), "--directory", directory], vec!["bench", "--list"]]
-    {
+    for words in [
+        vec!["stat", &std::process::id().to_string(), "--directory", directory],
+        vec!["bench", "--list"],
+    ] {
         let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = gruyere().args(&words).stdout(full).stderr(Stdio::piped()).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{words:?}");
@@ -321,8 +342,10 @@ fn every_command_is_tried() {
         .filter(|name| *name != "help")
         .collect();
     let (follow, print) = (place.cases("names"), that_print(&place));
-    let tried =
-        follow.iter().map(|case| case.command).chain(print.iter().map(|(words, _)| words[0].as_str()));
+    let tried = follow
+        .iter()
+        .map(|case| case.command)
+        .chain(print.iter().map(|(words, _)| words[0].as_str()));
     let tried: BTreeSet<&str> = tried.collect();
     // `report` has its own test (tests/report.rs), with runs to compare.
     let missing: Vec<&&str> = listed.difference(&tried).filter(|name| **name != "report").collect();

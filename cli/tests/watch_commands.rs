@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use gruyere_record::{BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock};
+use gruyere_record::{
+    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock,
+};
 use serde_json::Value;
 
 /// A record of this process: a device of 80 GiB, of which 60 are held and 1 is live.
@@ -16,11 +18,15 @@ fn record(directory: &Path) -> &'static Record {
         max_blocks: 4096,
         ..RecordOptions::default()
     };
-    let facts =
-        DeviceFacts { name: "Phantom $(touch pwned)".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
+    let facts = DeviceFacts {
+        name: "Phantom $(touch pwned)".to_owned(),
+        uuid: [1; 16],
+        total_memory: 80 << 30,
+    };
     let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
     let mut shard = record.shard(0, 0);
-    let entry = BlockEntry { address: 1 << 30, size: 1 << 30, requested: 1 << 30, ..BlockEntry::default() };
+    let entry =
+        BlockEntry { address: 1 << 30, size: 1 << 30, requested: 1 << 30, ..BlockEntry::default() };
     shard.block_insert(&entry);
     record.event(EventKind::Grow, 0, 0, 0, 1 << 30, 60 << 30, clock::now());
     record.device(0).set(&[
@@ -74,15 +80,24 @@ fn wait(mut child: Child) -> (Option<i32>, String, String) {
 fn a_passed_threshold_is_said_once_and_exit_ends_with_4() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
-    let all =
-        ["watch", "fragmentation>30%", "live<2GiB", "live>2GiB", "--for", "600ms", "--interval", "100ms"];
+    let all = [
+        "watch",
+        "fragmentation>30%",
+        "live<2GiB",
+        "live>2GiB",
+        "--for",
+        "600ms",
+        "--interval",
+        "100ms",
+    ];
     let output = gruyere(&all, folder.path());
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said = text(&output.stdout);
     assert_eq!(said.lines().count(), 2, "each once: {said}");
     assert!(said.contains("fragmentation>30% is passed: fragmentation is 98.3%"), "{said}");
     assert!(
-        said.contains(&format!("pid {}", pid())) && said.contains("reserved 60.00 GiB of 80.00 GiB"),
+        said.contains(&format!("pid {}", pid()))
+            && said.contains("reserved 60.00 GiB of 80.00 GiB"),
         "{said}"
     );
     let one = gruyere(&["watch", &pid(), "live<2GiB", "--exit"], folder.path());
@@ -100,7 +115,10 @@ fn json_has_a_line_each_with_the_facts() {
     let lines = lines(&output.stdout);
     assert_eq!(lines.len(), 1);
     let line = &lines[0];
-    assert_eq!((&line["threshold"], &line["metric"]), (&"reserved>=60GiB".into(), &"reserved".into()));
+    assert_eq!(
+        (&line["threshold"], &line["metric"]),
+        (&"reserved>=60GiB".into(), &"reserved".into())
+    );
     assert_eq!(
         (&line["value"], &line["bound"]),
         (&((60u64 << 30) as f64).into(), &((60u64 << 30) as f64).into())
@@ -117,21 +135,25 @@ fn json_has_a_line_each_with_the_facts() {
 fn a_command_gets_the_facts_and_nothing_of_a_record_is_run() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
-    let command_text = "printf '%s|%s|%s|%s' \"$GRUYERE_WATCH_PID\" \"$GRUYERE_WATCH_METRIC\" \"$GRUYERE_WATCH_DEVICE_NAME\" \
-                        \"$GRUYERE_WATCH_VALUE_TEXT\" > facts";
-    let child = command(&["watch", &pid(), "live<2GiB", "--exit", "--command", command_text], folder.path())
-        .current_dir(folder.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("runs");
+    let command_text = "printf '%s|%s|%s|%s' \"$GRUYERE_WATCH_PID\" \"$GRUYERE_WATCH_METRIC\" \
+                        \"$GRUYERE_WATCH_DEVICE_NAME\" \"$GRUYERE_WATCH_VALUE_TEXT\" > facts";
+    let child = command(
+        &["watch", &pid(), "live<2GiB", "--exit", "--command", command_text],
+        folder.path(),
+    )
+    .current_dir(folder.path())
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .expect("runs");
     let (code, _, err) = wait(child);
     assert_eq!(code, Some(4), "{err}");
     let facts = std::fs::read_to_string(folder.path().join("facts"))
         .expect("the command has run, and was waited for");
     assert_eq!(facts, format!("{}|live|Phantom $(touch pwned)|1.00 GiB", pid()));
     assert!(!folder.path().join("pwned").exists());
-    let failing = gruyere(&["watch", &pid(), "live<2GiB", "--exit", "--command", "exit 3"], folder.path());
+    let failing =
+        gruyere(&["watch", &pid(), "live<2GiB", "--exit", "--command", "exit 3"], folder.path());
     assert!(text(&failing.stderr).contains("--command failed"), "{failing:?}");
     record.close();
 }
@@ -159,11 +181,12 @@ fn a_watch_ends_when_its_process_does() {
 fn a_closed_pipe_ends_a_watch_without_noise() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
-    let mut child = command(&["watch", "live<2GiB", "reserved>1GiB", "--interval", "100ms"], folder.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("runs");
+    let mut child =
+        command(&["watch", "live<2GiB", "reserved>1GiB", "--interval", "100ms"], folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("runs");
     let mut line = String::new();
     {
         let out = child.stdout.take().expect("piped");
@@ -200,7 +223,8 @@ fn what_is_wrong_with_a_threshold_is_said_with_code_2() {
         let output = gruyere(nobody, folder.path());
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(text(&output.stderr).contains("gruyere ps"), "{output:?}");
-        let help = Command::new(env!("CARGO_BIN_EXE_gruyere")).args([command, "--help"]).output().unwrap();
+        let help =
+            Command::new(env!("CARGO_BIN_EXE_gruyere")).args([command, "--help"]).output().unwrap();
         let help = text(&help.stdout);
         assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
     }
@@ -246,7 +270,8 @@ fn top_and_stat_say_the_same_of_a_process_that_configures_nothing() {
     let stat = text(&gruyere(&["stat", &pid()], folder.path()).stdout);
     assert!(stat.contains(&format!("  configuration  {said}\n")), "{stat}");
     let json: Value =
-        serde_json::from_slice(&gruyere(&["stat", &pid(), "--json"], folder.path()).stdout).expect("JSON");
+        serde_json::from_slice(&gruyere(&["stat", &pid(), "--json"], folder.path()).stdout)
+            .expect("JSON");
     assert_eq!(json["process"]["configuration"], *set);
     record.close();
 }
@@ -256,15 +281,19 @@ fn a_record_that_can_not_be_believed_is_named_and_no_clean_end() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
     let path = record.path().unwrap().to_owned();
-    // Its counters never come to rest: each shard's are odd. (The header's table: offset, bytes an entry, entries; 32 bytes a section, the shards' the third.)
+    // Its counters never come to rest: each shard's are odd. (The header's table: offset, bytes an
+    // entry, entries; 32 bytes a section, the shards' the third.)
     let bytes = std::fs::read(&path).unwrap();
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     let length = word(64 + 64 + 8) * word(64 + 64 + 16);
-    std::os::unix::fs::FileExt::write_all_at(&file, &vec![0xff; length as usize], word(64 + 64)).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &vec![0xff; length as usize], word(64 + 64))
+        .unwrap();
     for (target, code) in [(path.to_str().unwrap(), 1), ("all", 0)] {
-        let output =
-            gruyere(&["watch", target, "live>1TiB", "--for", "1500ms", "--interval", "100ms"], folder.path());
+        let output = gruyere(
+            &["watch", target, "live>1TiB", "--for", "1500ms", "--interval", "100ms"],
+            folder.path(),
+        );
         assert_eq!(output.status.code(), Some(code), "{output:?}");
         let said = text(&output.stderr);
         assert_eq!(said.matches("never come to rest").count(), 1, "named, once: {said}");
@@ -279,15 +308,20 @@ fn usage_lines_are_whole() {
         (&["watch"][..], "Usage: gruyere watch [OPTIONS] [PID|FILE|all] <THRESHOLD>..."),
         (&["top"], "Usage: gruyere top [OPTIONS] [PID|FILE|all]"),
     ] {
-        let help =
-            Command::new(env!("CARGO_BIN_EXE_gruyere")).args(arguments).arg("--help").output().unwrap();
+        let help = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+            .args(arguments)
+            .arg("--help")
+            .output()
+            .unwrap();
         assert!(text(&help.stdout).lines().any(|line| line == usage), "{}", text(&help.stdout));
     }
     // Brackets and angles of every command's help are those of whole arguments.
-    let all = text(&Command::new(env!("CARGO_BIN_EXE_gruyere")).arg("--help").output().unwrap().stdout);
+    let all =
+        text(&Command::new(env!("CARGO_BIN_EXE_gruyere")).arg("--help").output().unwrap().stdout);
     let listed = all.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap().to_owned();
     for name in listed.lines().filter_map(|line| line.split_whitespace().next()) {
-        let help = Command::new(env!("CARGO_BIN_EXE_gruyere")).args([name, "--help"]).output().unwrap();
+        let help =
+            Command::new(env!("CARGO_BIN_EXE_gruyere")).args([name, "--help"]).output().unwrap();
         let help = text(&help.stdout);
         let of_arguments = help.lines().filter(|line| {
             let line = line.trim_start();
@@ -334,10 +368,14 @@ fn a_record_of_a_killed_process_and_one_that_is_none_are_shown_as_such() {
     let record = record(folder.path());
     let dead = folder.path().join("gruyere-1-2-3-0.record");
     std::fs::copy(record.path().unwrap(), &dead).unwrap();
-    std::fs::write(folder.path().join("gruyere-1-2-4-0.record"), "junk of more than eight bytes").unwrap();
+    std::fs::write(folder.path().join("gruyere-1-2-4-0.record"), "junk of more than eight bytes")
+        .unwrap();
     let sample: Value =
         serde_json::from_slice(&gruyere(&["top", "--json"], folder.path()).stdout).expect("JSON");
-    assert_eq!((&sample["stale"], sample["processes"].as_array().map(Vec::len)), (&1.into(), Some(1)));
+    assert_eq!(
+        (&sample["stale"], sample["processes"].as_array().map(Vec::len)),
+        (&1.into(), Some(1))
+    );
     assert!(sample["unreadable"][0].as_str().unwrap().contains("not a record"), "{sample}");
     let named = gruyere(&["top", dead.to_str().unwrap(), "--once"], folder.path());
     assert!(named.status.success() && text(&named.stdout).contains("killed"), "{named:?}");

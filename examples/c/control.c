@@ -1,4 +1,5 @@
-/* Device memory from Gruyère by hand, and its control interface: lifetimes, a named pool, steps and phases, statistics.
+/* Device memory from Gruyère by hand, and its control interface: lifetimes, a named pool, steps and
+ * phases, statistics.
  *
  *     cc -I include control.c -L target/release -lgruyere -o control
  */
@@ -24,14 +25,16 @@ static void *take(size_t bytes) {
 static void give(void *block) { gruyere_free(block, 0, DEVICE, NULL); }
 
 static void tell(const char *when) {
-    /* The library writes no more than `size` says, and says how much it wrote: programs and libraries of unlike versions go together. */
+    /* The library writes no more than `size` says, and says how much it wrote: programs and
+     * libraries of unlike versions go together. */
     GruyereStats stats = {.size = sizeof stats};
     if (gruyere_stats(DEVICE, &stats) != GRUYERE_OK) {
         fprintf(stderr, "there are no statistics of device %d\n", DEVICE);
         exit(1);
     }
-    printf("%-22s live %4" PRIu64 " MiB, held %4" PRIu64 " MiB, largest request that fits %6" PRIu64 " MiB\n", when, stats.live / MIB,
-           stats.reserved / MIB, stats.largest_request_growing / MIB);
+    printf("%-22s live %4" PRIu64 " MiB, held %4" PRIu64 " MiB, largest request that fits %6" PRIu64
+           " MiB\n",
+           when, stats.live / MIB, stats.reserved / MIB, stats.largest_request_growing / MIB);
 }
 
 static void pool_failed(const char *what) {
@@ -44,7 +47,8 @@ static void pool_failed(const char *what) {
 int main(void) {
     printf("gruyere %s\n", gruyere_version());
 
-    /* Blocks of unlike lifetimes do not share pages: that is what keeps whole pages free. Tags nest, and are the calling thread's. */
+    /* Blocks of unlike lifetimes do not share pages: that is what keeps whole pages free. Tags
+     * nest, and are the calling thread's. */
     gruyere_lifetime_push(PERSISTENT);
     void *weights = take(200 * MIB);
     gruyere_lifetime_pop();
@@ -69,7 +73,8 @@ int main(void) {
     tell("validation");
     gruyere_mark_phase(TRAINING);
 
-    /* All that a thread takes between enter and leave is the pool's, and goes back to the device at once. */
+    /* All that a thread takes between enter and leave is the pool's, and goes back to the device at
+     * once. */
     uint64_t cache = 0, given = 0;
     if (gruyere_pool_create("kv cache", DEVICE, 32 * MIB, 512 * MIB, &cache) != GRUYERE_OK) {
         pool_failed("the pool");
@@ -82,7 +87,8 @@ int main(void) {
     gruyere_pool_leave(cache);
     GruyerePoolStats pool = {.size = sizeof pool};
     gruyere_pool_stats(cache, &pool);
-    printf("the pool has %" PRIu64 " blocks of %" PRIu64 " MiB\n", pool.live_blocks, pool.live / MIB);
+    printf("the pool has %" PRIu64 " blocks of %" PRIu64 " MiB\n", pool.live_blocks,
+           pool.live / MIB);
     if (gruyere_pool_destroy(cache, &given) != GRUYERE_BUSY) {
         fprintf(stderr, "a pool with live blocks was destroyed\n");
         return 1;

@@ -21,7 +21,8 @@ static GruyereStats stats() {
 }
 
 static void run() {
-    // This program tells which other streams use a block (buffer::used_on), so memory may pass from stream to stream.
+    // This program tells which other streams use a block (buffer::used_on), so memory may pass from
+    // stream to stream.
     gruyere_announce_hooks(1);
     cudaStream_t compute, copies;
     CHECK(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking));
@@ -29,7 +30,8 @@ static void run() {
     cudaEvent_t computed;
     CHECK(cudaEventCreateWithFlags(&computed, cudaEventDisableTiming));
     {
-        device::gruyere_resource weights_of(0, device::lifetime::persistent), steps_of(0, device::lifetime::step);
+        device::gruyere_resource weights_of(0, device::lifetime::persistent),
+            steps_of(0, device::lifetime::step);
         const device::buffer<float> weights(16 << 20, compute, weights_of);
         CHECK(cudaMemsetAsync(weights.data(), 0, weights.bytes(), compute));
 
@@ -39,13 +41,16 @@ static void run() {
             CHECK(cudaMemsetAsync(activations.data(), step, activations.bytes(), compute));
             CHECK(cudaEventRecord(computed, compute));
             CHECK(cudaStreamWaitEvent(copies, computed, 0));
-            CHECK(cudaMemcpyAsync(result.data(), activations.data(), activations.bytes(), cudaMemcpyDeviceToHost, copies));
+            CHECK(cudaMemcpyAsync(result.data(), activations.data(), activations.bytes(),
+                                  cudaMemcpyDeviceToHost, copies));
             activations.used_on(copies);
             gruyere_mark_step();
-            // The buffer goes here, though its copy may not be done: nobody gets the memory before it is.
+            // The buffer goes here, though its copy may not be done: nobody gets the memory before
+            // it is.
         }
         CHECK(cudaStreamSynchronize(copies));
-        std::printf("after four steps: live %llu MiB, held %llu MiB\n", static_cast<unsigned long long>(stats().live >> 20),
+        std::printf("after four steps: live %llu MiB, held %llu MiB\n",
+                    static_cast<unsigned long long>(stats().live >> 20),
                     static_cast<unsigned long long>(stats().reserved >> 20));
 
         device::pool_resource cache("kv cache", 0);
@@ -60,7 +65,8 @@ static void run() {
                 std::printf("not yet: %s\n", error.what());
             }
         }
-        std::printf("the pool gave %llu MiB back\n", static_cast<unsigned long long>(cache.release() >> 20));
+        std::printf("the pool gave %llu MiB back\n",
+                    static_cast<unsigned long long>(cache.release() >> 20));
 
         try {
             device::buffer<char> too_much(std::size_t{1} << 50, compute, steps_of);

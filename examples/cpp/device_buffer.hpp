@@ -1,4 +1,5 @@
-// Device memory for C++: memory resources in the manner of std::pmr, and a buffer in stream order that frees itself.
+// Device memory for C++: memory resources in the manner of std::pmr, and a buffer in stream order
+// that frees itself.
 #pragma once
 
 #include "gruyere.h"
@@ -20,14 +21,21 @@ struct out_of_memory : std::bad_alloc {
     const char *what() const noexcept override { return "out of device memory"; }
 };
 
-// Where device memory comes from. As std::pmr::memory_resource, but in the order of a stream: what allocate() gives may be used by work that is
-// put on `stream` from then on, and after deallocate() it may serve others that come later on its stream.
+// Where device memory comes from. As std::pmr::memory_resource, but in the order of a stream: what
+// allocate() gives may be used by work that is put on `stream` from then on, and after deallocate()
+// it may serve others that come later on its stream.
 class memory_resource {
   public:
     virtual ~memory_resource() = default;
-    void *allocate(std::size_t bytes, cudaStream_t stream) { return bytes == 0 ? nullptr : do_allocate(bytes, stream); }
-    void deallocate(void *block, std::size_t bytes, cudaStream_t stream) noexcept { do_deallocate(block, bytes, stream); }
-    bool is_equal(const memory_resource &other) const noexcept { return this == &other || do_is_equal(other); }
+    void *allocate(std::size_t bytes, cudaStream_t stream) {
+        return bytes == 0 ? nullptr : do_allocate(bytes, stream);
+    }
+    void deallocate(void *block, std::size_t bytes, cudaStream_t stream) noexcept {
+        do_deallocate(block, bytes, stream);
+    }
+    bool is_equal(const memory_resource &other) const noexcept {
+        return this == &other || do_is_equal(other);
+    }
 
   private:
     virtual void *do_allocate(std::size_t bytes, cudaStream_t stream) = 0;
@@ -41,7 +49,8 @@ enum class lifetime : std::uint8_t { automatic = 0, transient = 1, step = 2, per
 // Gruyère's memory of one device, of one lifetime: blocks of unlike lifetimes do not share pages.
 class gruyere_resource : public memory_resource {
   public:
-    explicit gruyere_resource(int device, lifetime tag = lifetime::automatic) : device_(device), tag_(tag) {}
+    explicit gruyere_resource(int device, lifetime tag = lifetime::automatic)
+        : device_(device), tag_(tag) {}
 
   protected:
     void *do_allocate(std::size_t bytes, cudaStream_t stream) override {
@@ -70,7 +79,9 @@ class gruyere_resource : public memory_resource {
 // A named pool: all of its memory goes back to the device at once. It must outlive its blocks.
 class pool_resource final : public gruyere_resource {
   public:
-    pool_resource(const std::string &name, int device, std::uint64_t reserve = 0, std::uint64_t limit = 0) : gruyere_resource(device) {
+    pool_resource(const std::string &name, int device, std::uint64_t reserve = 0,
+                  std::uint64_t limit = 0)
+        : gruyere_resource(device) {
         check(gruyere_pool_create(name.c_str(), device, reserve, limit, &pool_));
     }
     pool_resource(const pool_resource &) = delete;
@@ -104,13 +115,15 @@ class pool_resource final : public gruyere_resource {
     std::uint64_t pool_ = 0;
 };
 
-// Elements on the device, owned by one. They live in the order of `stream`: the destructor does not wait for the work that uses them.
+// Elements on the device, owned by one. They live in the order of `stream`: the destructor does not
+// wait for the work that uses them.
 template <class T> class buffer {
     static_assert(std::is_trivially_copyable<T>::value, "nothing is constructed on the device");
 
   public:
     buffer() = default;
-    buffer(std::size_t count, cudaStream_t stream, memory_resource &resource) : count_(count), stream_(stream), resource_(&resource) {
+    buffer(std::size_t count, cudaStream_t stream, memory_resource &resource)
+        : count_(count), stream_(stream), resource_(&resource) {
         if (count > static_cast<std::size_t>(PTRDIFF_MAX) / sizeof(T)) {
             throw std::bad_array_new_length();
         }
@@ -127,7 +140,8 @@ template <class T> class buffer {
         }
     }
 
-    // Work on `stream` uses it too: its memory serves nobody else until that is done. Say so after the work has been put there.
+    // Work on `stream` uses it too: its memory serves nobody else until that is done. Say so after
+    // the work has been put there.
     void used_on(cudaStream_t stream) const { gruyere_record_stream(data_, stream); }
 
     T *data() const noexcept { return data_; }

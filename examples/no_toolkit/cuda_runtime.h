@@ -1,4 +1,5 @@
-/* What the examples use of the CUDA runtime, for machines without a toolkit: with one, its own cuda_runtime.h is used. */
+/* What the examples use of the CUDA runtime, for machines without a toolkit: with one, its own
+ * cuda_runtime.h is used. */
 #ifndef GRUYERE_EXAMPLES_CUDA_RUNTIME_H
 #define GRUYERE_EXAMPLES_CUDA_RUNTIME_H
 
@@ -11,7 +12,13 @@ extern "C" {
 typedef int cudaError_t;
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
-enum { cudaSuccess = 0, cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum {
+    cudaSuccess = 0,
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaStreamNonBlocking = 1,
+    cudaEventDisableTiming = 2
+};
 
 const char *cudaGetErrorString(cudaError_t);
 cudaError_t cudaGetLastError(void);

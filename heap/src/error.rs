@@ -34,11 +34,14 @@ impl fmt::Display for Error {
         match self {
             Self::OutOfMemory(report) => report.fmt(f),
             Self::Driver(error) => write!(f, "gruyere: the CUDA driver failed: {error}"),
-            Self::NoSuchDevice(device) => write!(f, "gruyere: there is no device {device} in this process"),
+            Self::NoSuchDevice(device) => {
+                write!(f, "gruyere: there is no device {device} in this process")
+            }
             Self::TooManyStreams => write!(
                 f,
-                "gruyere: more than {} streams of one device have live blocks or were announced, or so many were seen and a capture \
-                 keeps the allocator from looking which have none; create streams once and keep them",
+                "gruyere: more than {} streams of one device have live blocks or were announced, \
+                 or so many were seen and a capture keeps the allocator from looking which have \
+                 none; create streams once and keep them",
                 streams::MAX_STREAMS
             ),
             Self::Reserve(refused) => refused.fmt(f),

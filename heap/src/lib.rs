@@ -1,7 +1,8 @@
 //! Who decides where a block goes.
 //!
-//! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use. Requests up to 1 MiB are served from slabs
-//! under the lock of their stream's shard, larger ones from runs under the device's central lock.
+//! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use.
+//! Requests up to 1 MiB are served from slabs under the lock of their stream's shard, larger ones
+//! from runs under the device's central lock.
 //!
 //! | folder | what it is |
 //! |---|---|
@@ -14,10 +15,12 @@
 //! | [`small`], [`runs`] | slabs and their slots; address book-keeping |
 //! | [`report`] | what the heap says of itself |
 //!
-//! Locks, and the order in which they nest: a device's `recycling`; a shard's lock or the central lock, never both; under either, the locks inside
-//! [`order::streams`] and the record's. No lock is held while the caller is answered.
+//! Locks, and the order in which they nest: a device's `recycling`; a shard's lock or the central
+//! lock, never both; under either, the locks inside [`order::streams`] and the record's. No lock is
+//! held while the caller is answered.
 //!
-//! What it needs of others it is given: the [`driver`] as a trait, the [`settings`] as plain data, a [`profiler`] if there is one. It writes the record.
+//! What it needs of others it is given: the [`driver`] as a trait, the [`settings`] as plain data,
+//! a [`profiler`] if there is one. It writes the record.
 #![forbid(unsafe_code)]
 
 mod api;

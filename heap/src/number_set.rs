@@ -1,6 +1,7 @@
 //! Sets of small numbers, a bit each: of streams and of what belongs to them.
 //!
-//! Where something has to be done for every stream that needs it, a set of those costs what they are, and 64 that do not need it cost one look.
+//! Where something has to be done for every stream that needs it, a set of those costs what they
+//! are, and 64 that do not need it cost one look.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -99,7 +100,8 @@ impl SharedSet {
 
     /// Takes a number out; whether it was in.
     pub fn remove(&self, number: u32) -> bool {
-        let before = self.0[(number / BITS) as usize % WORDS].fetch_and(!bit(number), Ordering::SeqCst);
+        let before =
+            self.0[(number / BITS) as usize % WORDS].fetch_and(!bit(number), Ordering::SeqCst);
         before & bit(number) != 0
     }
 
@@ -113,7 +115,8 @@ impl SharedSet {
         self.0[(number / BITS) as usize % WORDS].load(Ordering::Acquire) & bit(number) != 0
     }
 
-    /// The numbers below `end`, in order, and maybe some up to 63 above; those that come or go meanwhile may be among them or not.
+    /// The numbers below `end`, in order, and maybe some up to 63 above; those that come or go
+    /// meanwhile may be among them or not.
     pub fn iter(&self, end: u32) -> impl Iterator<Item = u32> {
         self.words(end).flat_map(|(at, word)| numbers(at, word.load(Ordering::Acquire)))
     }
@@ -141,7 +144,8 @@ mod tests {
     proptest! {
         #[test]
         fn both_sets_are_sets(calls in proptest::collection::vec((0u8..3, 0u32..NUMBERS), 0..200)) {
-            let (mut set, shared, mut model) = (NumberSet::default(), SharedSet::default(), BTreeSet::new());
+            let (mut set, shared, mut model) =
+                (NumberSet::default(), SharedSet::default(), BTreeSet::new());
             for (what, number) in calls {
                 if what > 0 {
                     set.insert(number);

@@ -1,8 +1,9 @@
 //! A profiler that is told what the heap does, where the process has one.
 //!
-//! It hears of what costs time or memory, and of counts where they change by more than a block: never on the straight path of a malloc. Without
-//! one, each place costs a load and a branch. The heap tells it as it tells the record: a profiler calls nothing of the heap's, and may be
-//! called with the heap's locks held.
+//! It hears of what costs time or memory, and of counts where they change by more than a block:
+//! never on the straight path of a malloc. Without one, each place costs a load and a branch. The
+//! heap tells it as it tells the record: a profiler calls nothing of the heap's, and may be called
+//! with the heap's locks held.
 
 use std::sync::OnceLock;
 
@@ -59,7 +60,8 @@ pub trait Profiler: Sync {
 /// Unset: nothing is told.
 static PROFILER: OnceLock<&'static dyn Profiler> = OnceLock::new();
 
-/// From now on `profiler` is told what the heaps of this process do. The first stays: true if it is this one.
+/// From now on `profiler` is told what the heaps of this process do. The first stays: true if it is
+/// this one.
 pub fn attach(profiler: &'static dyn Profiler) -> bool {
     PROFILER.set(profiler).is_ok()
 }
@@ -110,13 +112,17 @@ pub(super) fn live(device: u32, bytes: impl FnOnce() -> u64) {
     }
 }
 
-/// Tells what gauges of a device stand at that are not kept up with every block: bytes live, bytes that streams may still use, and the largest
-/// request that what is held could satisfy.
+/// Tells what gauges of a device stand at that are not kept up with every block: bytes live, bytes
+/// that streams may still use, and the largest request that what is held could satisfy.
 #[inline]
 pub(super) fn gauges(device: u32, live: u64, pending: u64, largest_request: u64) {
     sample(
         device,
-        &[(Counter::Live, live), (Counter::Pending, pending), (Counter::LargestRequest, largest_request)],
+        &[
+            (Counter::Live, live),
+            (Counter::Pending, pending),
+            (Counter::LargestRequest, largest_request),
+        ],
     );
 }
 

@@ -39,7 +39,14 @@ impl Request {
     /// Tells the record that the request was served.
     #[inline]
     pub(crate) fn note(&self, writer: &mut ShardWriter, address: u64) {
-        writer.event(EventKind::Malloc, self.lifetime as u8, self.stream, address, self.size, self.start);
+        writer.event(
+            EventKind::Malloc,
+            self.lifetime as u8,
+            self.stream,
+            address,
+            self.size,
+            self.start,
+        );
     }
 }
 

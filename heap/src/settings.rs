@@ -1,4 +1,5 @@
-//! What a heap is told when it is made: plain data. Where it comes from (`GRUYERE_CONF`, its keys and their words) is not known here.
+//! What a heap is told when it is made: plain data. Where it comes from (`GRUYERE_CONF`, its keys
+//! and their words) is not known here.
 
 use gruyere_record::size::Size;
 use gruyere_record::watch::Rule;
@@ -7,8 +8,8 @@ use std::path::PathBuf;
 /// Where device memory comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// [`Backing::Stitch`] on devices with virtual memory management, else [`Backing::Pool`] where there are stream-ordered
-    /// pools, else [`Backing::Fixed`].
+    /// [`Backing::Stitch`] on devices with virtual memory management, else [`Backing::Pool`] where
+    /// there are stream-ordered pools, else [`Backing::Fixed`].
     #[default]
     Auto,
     /// Pages of physical memory, mapped wherever a run of them is needed.
@@ -68,14 +69,15 @@ pub struct Settings {
     pub limit: Option<Size>,
     /// Left free on each device for those who cannot call the allocator back.
     pub headroom: Size,
-    /// How much more may be held than the peak of live bytes before idle memory is moved, a share of that peak or bytes; `None`: 1%,
-    /// and more in a small heap.
+    /// How much more may be held than the peak of live bytes before idle memory is moved, a share
+    /// of that peak or bytes; `None`: 1%, and more in a small heap.
     pub slack: Option<Size>,
     /// Waits that the program did not ask for.
     pub waits: Waits,
     /// Whether idle memory goes back to the device in low-memory phases.
     pub auto_trim: bool,
-    /// Mapped on each device at its start, by the number of the lifetime (auto, transient, step, persistent).
+    /// Mapped on each device at its start, by the number of the lifetime (auto, transient, step,
+    /// persistent).
     pub reserve: [Size; 4],
     /// Whether the record in /dev/shm is written.
     pub record: bool,

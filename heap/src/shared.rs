@@ -31,8 +31,8 @@ pub struct Shared {
     /// Whether blocks from 1 MiB on get dedicated allocations.
     pub(super) dedicated: bool,
     pub(super) step: AtomicU32,
-    /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once and for all when torch's hooks are met
-    /// that nobody announced.
+    /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once
+    /// and for all when torch's hooks are met that nobody announced.
     pub(super) hooks: AtomicU32,
 }
 
@@ -43,7 +43,8 @@ impl Shared {
         self.step.load(Ordering::Relaxed)
     }
 
-    /// Whether memory may pass from stream to stream: only where record_stream reaches us, or nobody needs it.
+    /// Whether memory may pass from stream to stream: only where record_stream reaches us, or
+    /// nobody needs it.
     pub fn shares(&self) -> bool {
         self.settings.share
             && self.hooks.load(Ordering::Relaxed) & (HOOK_RECORD_STREAM | ORDERED_CALLERS) != 0

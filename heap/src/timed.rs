@@ -1,20 +1,23 @@
-//! The driver, its calls timed: on the record those that change memory or wait, elsewhere (`gruyere bench --device cuda`) all of them.
+//! The driver, its calls timed: on the record those that change memory or wait, elsewhere
+//! (`gruyere bench --device cuda`) all of them.
 //!
-//! On the record a call costs two reads of the clock and one locked instruction more. Questions (captures, ids, events asked for or recorded) go
-//! through untouched there; those of the hot path do not even come this way (`Shared::questions`).
+//! On the record a call costs two reads of the clock and one locked instruction more. Questions
+//! (captures, ids, events asked for or recorded) go through untouched there; those of the hot path
+//! do not even come this way (`Shared::questions`).
 
 use std::sync::{Arc, OnceLock};
 
 use crate::driver::{
-    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, EventHandle, MemoryInfo, PhysicalHandle,
-    PoolAttribute, PoolHandle, Result, StreamHandle,
+    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, EventHandle, MemoryInfo,
+    PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 use gruyere_record::calls::{CallTimes, CallWriter, DriverCall, RECORDED_CALLS};
 use gruyere_record::{Record, clock};
 
 /// Who is told how long calls take.
 pub trait Stopwatch: Send + Sync {
-    /// Makes a call about `bytes` (0: the call has none) and notes how long it takes, where that is wanted. One that fails is a call too.
+    /// Makes a call about `bytes` (0: the call has none) and notes how long it takes, where that is
+    /// wanted. One that fails is a call too.
     fn time<T>(&self, call: DriverCall, bytes: u64, make: impl FnOnce() -> T) -> T;
 }
 
@@ -57,7 +60,11 @@ pub struct OnRecord {
 impl OnRecord {
     /// On `record`.
     pub fn new(record: &'static Record) -> Self {
-        Self { record, times: [const { OnceLock::new() }; RECORDED_CALLS], writers: Default::default() }
+        Self {
+            record,
+            times: [const { OnceLock::new() }; RECORDED_CALLS],
+            writers: Default::default(),
+        }
     }
 }
 
@@ -105,8 +112,15 @@ impl<S: Stopwatch> Driver for Timed<S> {
         self.time(DriverCall::PoolDestroy, 0, |driver| driver.pool_destroy(device, pool))
     }
 
-    fn pool_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
-        self.time(DriverCall::PoolGetAttribute, 0, |driver| driver.pool_attribute(device, pool, attribute))
+    fn pool_attribute(
+        &self,
+        device: DeviceId,
+        pool: PoolHandle,
+        attribute: PoolAttribute,
+    ) -> Result<u64> {
+        self.time(DriverCall::PoolGetAttribute, 0, |driver| {
+            driver.pool_attribute(device, pool, attribute)
+        })
     }
 
     fn pool_set_attribute(
@@ -136,7 +150,9 @@ impl<S: Stopwatch> Driver for Timed<S> {
         bytes: u64,
         stream: StreamHandle,
     ) -> Result<DevicePtr> {
-        self.time(DriverCall::PoolAlloc, bytes, |driver| driver.pool_alloc(device, pool, bytes, stream))
+        self.time(DriverCall::PoolAlloc, bytes, |driver| {
+            driver.pool_alloc(device, pool, bytes, stream)
+        })
     }
 
     fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()> {
@@ -144,11 +160,15 @@ impl<S: Stopwatch> Driver for Timed<S> {
     }
 
     fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr> {
-        self.time(DriverCall::AddressReserve, bytes, |driver| driver.address_reserve(device, bytes, align))
+        self.time(DriverCall::AddressReserve, bytes, |driver| {
+            driver.address_reserve(device, bytes, align)
+        })
     }
 
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()> {
-        self.time(DriverCall::AddressFree, bytes, |driver| driver.address_free(device, address, bytes))
+        self.time(DriverCall::AddressFree, bytes, |driver| {
+            driver.address_free(device, address, bytes)
+        })
     }
 
     fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle> {
@@ -159,12 +179,26 @@ impl<S: Stopwatch> Driver for Timed<S> {
         self.time(DriverCall::Release, 0, |driver| driver.physical_release(device, handle))
     }
 
-    fn map(&self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Result<()> {
+    fn map(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        bytes: u64,
+        handle: PhysicalHandle,
+    ) -> Result<()> {
         self.time(DriverCall::Map, bytes, |driver| driver.map(device, address, bytes, handle))
     }
 
-    fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()> {
-        self.time(DriverCall::SetAccess, bytes, |driver| driver.set_access(device, address, bytes, peers))
+    fn set_access(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        bytes: u64,
+        peers: &[DeviceId],
+    ) -> Result<()> {
+        self.time(DriverCall::SetAccess, bytes, |driver| {
+            driver.set_access(device, address, bytes, peers)
+        })
     }
 
     fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()> {
@@ -187,7 +221,9 @@ impl<S: Stopwatch> Driver for Timed<S> {
         bytes: u64,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.time(DriverCall::Memset, bytes, |driver| driver.memset(device, address, value, bytes, stream))
+        self.time(DriverCall::Memset, bytes, |driver| {
+            driver.memset(device, address, value, bytes, stream)
+        })
     }
 
     fn event_create(&self, device: DeviceId) -> Result<EventHandle> {
@@ -198,12 +234,19 @@ impl<S: Stopwatch> Driver for Timed<S> {
         self.time(DriverCall::EventDestroy, 0, |driver| driver.event_destroy(device, event))
     }
 
-    fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()> {
+    fn event_record(
+        &self,
+        device: DeviceId,
+        event: EventHandle,
+        stream: StreamHandle,
+    ) -> Result<()> {
         self.time(DriverCall::EventRecord, 0, |driver| driver.event_record(device, event, stream))
     }
 
     fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()> {
-        self.time(DriverCall::ContextEventRecord, 0, |driver| driver.context_event_record(device, event))
+        self.time(DriverCall::ContextEventRecord, 0, |driver| {
+            driver.context_event_record(device, event)
+        })
     }
 
     fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool> {
@@ -214,8 +257,15 @@ impl<S: Stopwatch> Driver for Timed<S> {
         self.time(DriverCall::EventSynchronize, 0, |driver| driver.event_synchronize(device, event))
     }
 
-    fn stream_wait_event(&self, device: DeviceId, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        self.time(DriverCall::StreamWaitEvent, 0, |driver| driver.stream_wait_event(device, stream, event))
+    fn stream_wait_event(
+        &self,
+        device: DeviceId,
+        stream: StreamHandle,
+        event: EventHandle,
+    ) -> Result<()> {
+        self.time(DriverCall::StreamWaitEvent, 0, |driver| {
+            driver.stream_wait_event(device, stream, event)
+        })
     }
 
     fn stream_create(&self, device: DeviceId) -> Result<StreamHandle> {
@@ -227,7 +277,9 @@ impl<S: Stopwatch> Driver for Timed<S> {
     }
 
     fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()> {
-        self.time(DriverCall::StreamSynchronize, 0, |driver| driver.stream_synchronize(device, stream))
+        self.time(DriverCall::StreamSynchronize, 0, |driver| {
+            driver.stream_synchronize(device, stream)
+        })
     }
 
     fn stream_id(&self, device: DeviceId, stream: StreamHandle) -> Result<u64> {

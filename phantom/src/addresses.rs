@@ -2,8 +2,8 @@
 
 use crate::ranges::FreeRanges;
 
-/// A source of address space. The simulator keeps the 47-bit account itself; a provider only picks numbers (or maps real
-/// host memory behind them, as the ABI face does).
+/// A source of address space. The simulator keeps the 47-bit account itself; a provider only picks
+/// numbers (or maps real host memory behind them, as the ABI face does).
 pub trait AddressProvider: Send {
     /// `bytes` of fresh address space, aligned to `align` (a power of two); `None`: exhausted.
     fn reserve(&mut self, bytes: u64, align: u64) -> Option<u64>;
@@ -11,7 +11,8 @@ pub trait AddressProvider: Send {
     fn release(&mut self, address: u64, bytes: u64);
 }
 
-/// Plain numbers, the same on every run: released space is reused, best fit, before fresh space is taken.
+/// Plain numbers, the same on every run: released space is reused, best fit, before fresh space is
+/// taken.
 #[derive(Debug)]
 pub struct CountingAddresses {
     next: u64,

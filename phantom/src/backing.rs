@@ -22,8 +22,9 @@ pub enum Source {
 
 /// One contiguous backed range.
 ///
-/// Physical memory is numbered: every byte that was ever created has a number of its own, `physical`, which is never given
-/// out again. Two addresses with the same number are aliases of one byte.
+/// Physical memory is numbered: every byte that was ever created has a number of its own,
+/// `physical`, which is never given out again. Two addresses with the same number are aliases of
+/// one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backing {
     /// First address.
@@ -91,8 +92,8 @@ impl Backings {
         }
     }
 
-    /// The part of the range from its start on that is backed without a hole, cut into pieces; less than `bytes` in all
-    /// where a hole begins.
+    /// The part of the range from its start on that is backed without a hole, cut into pieces; less
+    /// than `bytes` in all where a hole begins.
     pub(crate) fn pieces(&self, address: u64, bytes: u64) -> impl Iterator<Item = Backing> + '_ {
         let end = address.saturating_add(bytes);
         let mut expected = address;

@@ -38,7 +38,8 @@ impl DeviceBooks {
     }
 
     pub(crate) fn count_to(&mut self, now: u64) {
-        self.physical_area += u128::from(self.physical) * u128::from(now.saturating_sub(self.counted_to));
+        self.physical_area +=
+            u128::from(self.physical) * u128::from(now.saturating_sub(self.counted_to));
         self.counted_to = self.counted_to.max(now);
     }
 

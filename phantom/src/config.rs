@@ -13,7 +13,8 @@ pub struct DeviceConfig {
     pub vmm: bool,
     /// Has stream-ordered pools.
     pub pools: bool,
-    /// Shares the host's memory, which could give so much, bytes. What is taken beyond that is not refused: the machine would hang.
+    /// Shares the host's memory, which could give so much, bytes. What is taken beyond that is not
+    /// refused: the machine would hang.
     pub host_memory: Option<u64>,
     /// The unit of physical memory and of mappings, bytes: a power of two.
     pub granularity: u64,
@@ -33,7 +34,8 @@ impl DeviceConfig {
     }
 }
 
-/// What `cuStreamGetId` answers about a stream that captures. CUDA's documentation names no such rule; NVIDIA's own code (CCCL, `cudax` `places`) has been changed to ask before a capture
+/// What `cuStreamGetId` answers about a stream that captures. CUDA's documentation names no such
+/// rule; NVIDIA's own code (CCCL, `cudax` `places`) has been changed to ask before a capture
 /// begins. A program that asks in none is right under all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CapturingIds {
@@ -46,8 +48,9 @@ pub enum CapturingIds {
     Invalidate,
 }
 
-/// What a call of the allocator on a destroyed stream's handle is. The driver's documentation leaves it undefined ("passing an invalid handle will result in undefined
-/// behavior", cuda.h, `cuStreamGetId`), so an allocator makes none.
+/// What a call of the allocator on a destroyed stream's handle is. The driver's documentation
+/// leaves it undefined ("passing an invalid handle will result in undefined behavior", cuda.h,
+/// `cuStreamGetId`), so an allocator makes none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DestroyedStreams {
     /// Code 400, and noted as a misuse.
@@ -68,8 +71,9 @@ pub struct Config {
     pub run_ahead: u64,
     /// Bits of address space.
     pub address_bits: u32,
-    /// What a reservation is aligned to that asks for no alignment, bytes. Below 2 MiB, such reservations begin at no multiple of 2 MiB: the driver promises none ("zero for
-    /// default alignment", cuMemAddressReserve), and what is not promised must not be relied on.
+    /// What a reservation is aligned to that asks for no alignment, bytes. Below 2 MiB, such
+    /// reservations begin at no multiple of 2 MiB: the driver promises none ("zero for default
+    /// alignment", cuMemAddressReserve), and what is not promised must not be relied on.
     pub default_alignment: u64,
     /// Plain allocations take physical memory in multiples of this, bytes.
     pub plain_granularity: u64,
@@ -81,8 +85,10 @@ pub struct Config {
     pub capturing_ids: CapturingIds,
     /// What a call of the allocator on a destroyed stream's handle is.
     pub destroyed_streams: DestroyedStreams,
-    /// The program says for which streams it vouches ([`crate::vouching`]) and which last ([`crate::Gpu::stream_lasts`]); a call of the allocator on any other that
-    /// it did not create itself is a misuse. So a recycled handle is found out too: it names a stream, but not the one that the allocator remembers.
+    /// The program says for which streams it vouches ([`crate::vouching`]) and which last
+    /// ([`crate::Gpu::stream_lasts`]); a call of the allocator on any other that it did not create
+    /// itself is a misuse. So a recycled handle is found out too: it names a stream, but not the
+    /// one that the allocator remembers.
     pub vouched_streams: bool,
     /// Watch the order of all work (see [`crate::oracle`]).
     pub oracle: bool,

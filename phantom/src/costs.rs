@@ -1,8 +1,9 @@
 //! What driver calls cost the host, nanoseconds.
 //!
-//! A call over some pages of some mappings costs its first page and mapping, so much for each further page (2 MiB), and so much for
-//! each further mapping; a call of no size costs the same each time. The figures are read from price files ([`crate::Prices`]): `phantom/prices/`
-//! has those that ship, each figure with its source.
+//! A call over some pages of some mappings costs its first page and mapping, so much for each
+//! further page (2 MiB), and so much for each further mapping; a call of no size costs the same
+//! each time. The figures are read from price files ([`crate::Prices`]): `phantom/prices/` has
+//! those that ship, each figure with its source.
 
 use crate::prices::Prices;
 
@@ -109,7 +110,8 @@ impl Costs {
         scaled(self.create, self.create_more, bytes)
     }
 
-    /// `cuMemSetAccess` over `bytes` in `mappings` mappings for `devices` devices: each device has page tables of its own.
+    /// `cuMemSetAccess` over `bytes` in `mappings` mappings for `devices` devices: each device has
+    /// page tables of its own.
     pub fn set_access_of(&self, bytes: u64, mappings: u64, devices: u64) -> u64 {
         let further = self.set_access_mapping * mappings.saturating_sub(1);
         (scaled(self.set_access, self.set_access_more, bytes) + further) * devices
@@ -135,7 +137,8 @@ impl Costs {
         scaled(self.free, self.free_more, bytes)
     }
 
-    /// A pool's growth by a chunk of `bytes`, visible to `devices` devices: create, map and set access.
+    /// A pool's growth by a chunk of `bytes`, visible to `devices` devices: create, map and set
+    /// access.
     pub fn pool_growth_of(&self, bytes: u64, devices: u64) -> u64 {
         self.create_of(bytes) + self.map + self.set_access_of(bytes, 1, devices)
     }

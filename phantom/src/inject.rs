@@ -9,8 +9,8 @@ pub struct Injection {
     pub kind: Option<CallKind>,
     /// The call that fails, 1 being the next one.
     pub nth: u64,
-    /// The `CUresult` that it answers. A sticky one (device lost, see [`crate::error::code::is_sticky`]) fails every
-    /// later call too, whatever its kind.
+    /// The `CUresult` that it answers. A sticky one (device lost, see
+    /// [`crate::error::code::is_sticky`]) fails every later call too, whatever its kind.
     pub code: u32,
     /// True: every later call of the kind fails as well, until [`crate::Gpu::clear_injections`].
     pub from_then_on: bool,

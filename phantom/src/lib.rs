@@ -1,9 +1,11 @@
-//! The stand-in GPU: one simulator of the driver's memory side, with exact books, a virtual timeline and an oracle of stream order.
+//! The stand-in GPU: one simulator of the driver's memory side, with exact books, a virtual
+//! timeline and an oracle of stream order.
 //!
-//! [`Gpu`] has the driver's calls as methods, which may be called from any thread. It keeps books of address space and physical
-//! memory, charges each call on a virtual clock, refuses every misuse that the driver refuses (and notes it: [`Gpu::misuses`]),
-//! fails on request ([`Gpu::inject`]), and, where the harness feeds it the blocks that the allocator hands out
-//! ([`Gpu::block_malloc`] and the rest), judges whether their reuse is in order ([`Gpu::faults`], [`oracle`]).
+//! [`Gpu`] has the driver's calls as methods, which may be called from any thread. It keeps books
+//! of address space and physical memory, charges each call on a virtual clock, refuses every misuse
+//! that the driver refuses (and notes it: [`Gpu::misuses`]), fails on request ([`Gpu::inject`]),
+//! and, where the harness feeds it the blocks that the allocator hands out ([`Gpu::block_malloc`]
+//! and the rest), judges whether their reuse is in order ([`Gpu::faults`], [`oracle`]).
 //!
 //! ```
 //! use gruyere_phantom::{Config, Gpu, StreamKind, as_program};
@@ -22,7 +24,8 @@
 //! assert!(gpu.faults()[0].to_string().contains("not ordered before it"));
 //! ```
 //!
-//! Nothing is computed, and no device memory exists: addresses are numbers, unless an [`AddressProvider`] maps something there.
+//! Nothing is computed, and no device memory exists: addresses are numbers, unless an
+//! [`AddressProvider`] maps something there.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,8 @@
 //! A stream-ordered pool: chunks of physical memory, best fit inside them, frees in stream order.
 //!
-//! Conservative where the driver's ways are not documented: no packing across chunks, no remapping, and freed memory goes to
-//! another stream only when the free has completed on the device (no internal or event dependencies).
+//! Conservative where the driver's ways are not documented: no packing across chunks, no remapping,
+//! and freed memory goes to another stream only when the free has completed on the device (no
+//! internal or event dependencies).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -132,14 +133,20 @@ impl Pool {
         self.live == 0
     }
 
-    /// An address for `bytes` (a multiple of [`POOL_ALIGNMENT`]) in the order of `stream` at the time `now`; `None`: it must grow.
+    /// An address for `bytes` (a multiple of [`POOL_ALIGNMENT`]) in the order of `stream` at the
+    /// time `now`; `None`: it must grow.
     pub(crate) fn alloc(&mut self, bytes: u64, stream: StreamKey, now: u64) -> Option<u64> {
         if self.opportunistic != 0 {
             self.complete_frees(now);
         }
-        let align = if bytes.is_multiple_of(LARGE_ALIGNMENT) { LARGE_ALIGNMENT } else { POOL_ALIGNMENT };
+        let align =
+            if bytes.is_multiple_of(LARGE_ALIGNMENT) { LARGE_ALIGNMENT } else { POOL_ALIGNMENT };
         self.alloc_aligned(bytes, align, stream).or_else(|| {
-            if align == POOL_ALIGNMENT { None } else { self.alloc_aligned(bytes, POOL_ALIGNMENT, stream) }
+            if align == POOL_ALIGNMENT {
+                None
+            } else {
+                self.alloc_aligned(bytes, POOL_ALIGNMENT, stream)
+            }
         })
     }
 
@@ -173,15 +180,26 @@ impl Pool {
         fit
     }
 
-    /// Takes back `bytes` at `address`, freed in the order of `stream`, whose work before the free ends at `time`.
-    pub(crate) fn free(&mut self, address: u64, bytes: u64, stream: StreamKey, time: u64, now: u64) {
+    /// Takes back `bytes` at `address`, freed in the order of `stream`, whose work before the free
+    /// ends at `time`.
+    pub(crate) fn free(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        stream: StreamKey,
+        time: u64,
+        now: u64,
+    ) {
         self.used -= bytes;
         self.live -= 1;
         if time <= now && self.opportunistic != 0 {
             self.make_ready(address, bytes);
         } else if let Some((base, chunk)) = self.chunk_of(address) {
             let bounds = (base, base + chunk.bytes);
-            self.pending.entry(stream).or_insert_with(FreeRanges::timed).insert(address, bytes, time, bounds);
+            self.pending
+                .entry(stream)
+                .or_insert_with(FreeRanges::timed)
+                .insert(address, bytes, time, bounds);
         }
     }
 
@@ -221,7 +239,8 @@ impl Pool {
         self.make_ready(address, chunk.bytes);
     }
 
-    /// Takes out an idle chunk that can go while `keep` bytes stay reserved; the one of the highest address first.
+    /// Takes out an idle chunk that can go while `keep` bytes stay reserved; the one of the highest
+    /// address first.
     pub(crate) fn shrink(&mut self, keep: u64) -> Option<(u64, Chunk)> {
         let room = self.reserved.checked_sub(keep)?;
         let base = self.idle.iter().rev().copied().find(|base| self.chunks[base].bytes <= room)?;

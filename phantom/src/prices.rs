@@ -5,8 +5,9 @@
 //!  "costs": {"create": {"ns": 29000, "source": "where this was read"}, "map": 2000}}
 //! ```
 //!
-//! The names are those of [`Costs`]. A figure is nanoseconds, alone or with its source; what a file leaves out costs as in `by-call`. The document of
-//! `tests/gpu/probe` is a price file as it is: its `costs` lie in `prices`.
+//! The names are those of [`Costs`]. A figure is nanoseconds, alone or with its source; what a file
+//! leaves out costs as in `by-call`. The document of `tests/gpu/probe` is a price file as it is:
+//! its `costs` lie in `prices`.
 
 use std::fmt;
 use std::path::Path;
@@ -23,7 +24,8 @@ const SHIPPED: [(&str, &str); 3] = [
     ("by-mapping-and-page", include_str!("../prices/by-mapping-and-page.json")),
 ];
 
-/// The most that a figure may be, nanoseconds: an hour and a half. Sums of such stay far from the end of the clock.
+/// The most that a figure may be, nanoseconds: an hour and a half. Sums of such stay far from the
+/// end of the clock.
 const MOST: f64 = 5e12;
 
 /// A price file, read.
@@ -77,7 +79,8 @@ impl Prices {
         let text = std::fs::read_to_string(Path::new(name)).map_err(|error| {
             let names: Vec<_> = Prices::shipped().collect();
             PriceError(format!(
-                "prices {name}: no prices of this name ship, and the file cannot be read ({error}); name one of {} or a JSON file",
+                "prices {name}: no prices of this name ship, and the file cannot be read \
+                 ({error}); name one of {} or a JSON file",
                 names.join(", ")
             ))
         })?;
@@ -100,7 +103,11 @@ impl Prices {
         // The probe's document has its prices one floor down.
         let holder = document.get("prices").unwrap_or(&document);
         let figures = holder.get("costs").and_then(Value::as_object).ok_or_else(|| {
-            wrong("it has no object \"costs\"; phantom/prices/by-call.json is a model, and so is what tests/gpu/probe --json writes".to_owned())
+            wrong(
+                "it has no object \"costs\"; phantom/prices/by-call.json is a model, and so is \
+                 what tests/gpu/probe --json writes"
+                    .to_owned(),
+            )
         })?;
         if let Some(unit) = holder.get("unit").filter(|unit| **unit != "ns") {
             return Err(wrong(format!(
@@ -114,10 +121,16 @@ impl Prices {
         }
         for (figure, value) in figures {
             let place = costs.named(figure).ok_or_else(|| {
-                wrong(format!("\"{figure}\" is no call's price; there are {}", Costs::NAMES.join(", ")))
+                wrong(format!(
+                    "\"{figure}\" is no call's price; there are {}",
+                    Costs::NAMES.join(", ")
+                ))
             })?;
             *place = nanoseconds(value).ok_or_else(|| {
-                wrong(format!("\"{figure}\" is {value}; a figure is nanoseconds from 0 to {MOST:.0}, or {{\"ns\": figure, \"source\": text}}"))
+                wrong(format!(
+                    "\"{figure}\" is {value}; a figure is nanoseconds from 0 to {MOST:.0}, or \
+                     {{\"ns\": figure, \"source\": text}}"
+                ))
             })?;
         }
         Ok(Prices { name: name.to_owned(), costs, left_out: left_out(figures) })

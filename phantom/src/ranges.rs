@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A set of disjoint free ranges. Each carries the virtual time at which it is free for everybody, where that matters.
+/// A set of disjoint free ranges. Each carries the virtual time at which it is free for everybody,
+/// where that matters.
 #[derive(Debug, Default)]
 pub(crate) struct FreeRanges {
     /// Keep an index of the times.
@@ -21,7 +22,8 @@ pub(crate) struct Fit {
     pub(crate) start: u64,
 }
 
-/// How many ranges of the best sizes are tried for an aligned start, before one is taken that fits at any alignment.
+/// How many ranges of the best sizes are tried for an aligned start, before one is taken that fits
+/// at any alignment.
 const ALIGNED_TRIES: usize = 32;
 
 impl FreeRanges {
@@ -48,7 +50,13 @@ impl FreeRanges {
     }
 
     /// Adds a range and joins it with its neighbours inside `bounds`; gives the joined range.
-    pub(crate) fn insert(&mut self, address: u64, length: u64, time: u64, bounds: (u64, u64)) -> (u64, u64) {
+    pub(crate) fn insert(
+        &mut self,
+        address: u64,
+        length: u64,
+        time: u64,
+        bounds: (u64, u64),
+    ) -> (u64, u64) {
         let (mut start, mut end, mut when) = (address, address + length, time);
         if let Some((&left, &(left_length, _))) = self.by_address.range(..address).next_back()
             && left + left_length == address
@@ -68,7 +76,8 @@ impl FreeRanges {
         (start, end - start)
     }
 
-    /// The best fit for `length` bytes: the smallest range with room for a start in a multiple of `align`.
+    /// The best fit for `length` bytes: the smallest range with room for a start in a multiple of
+    /// `align`.
     pub(crate) fn best_fit(&self, length: u64, align: u64) -> Option<Fit> {
         let fits = |&(size, address): &(u64, u64)| {
             let start = address.next_multiple_of(align);

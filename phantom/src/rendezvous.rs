@@ -1,9 +1,10 @@
-//! Work whose end is not known when it is launched: a collective runs on no rank before its counterparts have been reached on all
-//! of them, and whatever comes behind it waits as well.
+//! Work whose end is not known when it is launched: a collective runs on no rank before its
+//! counterparts have been reached on all of them, and whatever comes behind it waits as well.
 //!
-//! The timeline knows the end of ordinary work at once. Work behind a collective that has not met its counterparts is *open*: it is
-//! kept here with the open work it comes after, until its end can be told. Nothing is open where no collective is. The host is never
-//! throttled by open work: nobody knows how far that lags behind.
+//! The timeline knows the end of ordinary work at once. Work behind a collective that has not met
+//! its counterparts is *open*: it is kept here with the open work it comes after, until its end can
+//! be told. Nothing is open where no collective is. The host is never throttled by open work:
+//! nobody knows how far that lags behind.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -76,7 +77,13 @@ impl Rendezvous {
     }
 
     /// Adds work of `stream` behind the open works `after`, and no earlier than `start`.
-    pub(crate) fn add(&mut self, stream: StreamKey, after: Vec<WorkId>, start: u64, task: Task) -> WorkId {
+    pub(crate) fn add(
+        &mut self,
+        stream: StreamKey,
+        after: Vec<WorkId>,
+        start: u64,
+        task: Task,
+    ) -> WorkId {
         let id = self.next;
         self.next += 1;
         self.open.insert(id, Work { stream, after, start, task });
@@ -95,13 +102,18 @@ impl Rendezvous {
         self.open.values().any(|work| chosen(work.stream))
     }
 
-    /// Closes what can be closed: the works whose ends are known by now, in an order in which each comes after what it waited for.
+    /// Closes what can be closed: the works whose ends are known by now, in an order in which each
+    /// comes after what it waited for.
     pub(crate) fn close_ended(&mut self) -> Vec<Ended> {
         let mut ended = Vec::new();
         loop {
             let before = ended.len();
-            let free: Vec<WorkId> =
-                self.open.iter().filter(|(_, work)| work.after.is_empty()).map(|(&id, _)| id).collect();
+            let free: Vec<WorkId> = self
+                .open
+                .iter()
+                .filter(|(_, work)| work.after.is_empty())
+                .map(|(&id, _)| id)
+                .collect();
             for id in free {
                 // It may have ended as a counterpart's, in this very turn.
                 let Some(work) = self.open.get(&id) else { continue };
@@ -122,7 +134,9 @@ impl Rendezvous {
     fn end_meeting(&mut self, meeting: Meeting, ended: &mut Vec<Ended>) {
         let Some(ranks) = self.meetings.get(&meeting) else { return };
         let members: Vec<&Work> = ranks.members.iter().filter_map(|id| self.open.get(id)).collect();
-        if members.len() < ranks.expected as usize || members.iter().any(|work| !work.after.is_empty()) {
+        if members.len() < ranks.expected as usize
+            || members.iter().any(|work| !work.after.is_empty())
+        {
             return;
         }
         let start = members.iter().map(|work| work.start).max().unwrap_or(0);
@@ -147,18 +161,22 @@ impl Rendezvous {
         }
     }
 
-    /// The open works that `work` cannot end without: those before it, and those before its counterparts.
+    /// The open works that `work` cannot end without: those before it, and those before its
+    /// counterparts.
     fn needs(&self, work: &Work) -> Vec<WorkId> {
         let mut needs = work.after.clone();
         if let Task::Meet { meeting, .. } = work.task
             && let Some(ranks) = self.meetings.get(&meeting)
         {
-            needs.extend(ranks.members.iter().filter_map(|id| self.open.get(id)).flat_map(|m| &m.after));
+            needs.extend(
+                ranks.members.iter().filter_map(|id| self.open.get(id)).flat_map(|m| &m.after),
+            );
         }
         needs
     }
 
-    /// The streams along a cycle of waits; `None`: there is none, and what is open waits for launches to come.
+    /// The streams along a cycle of waits; `None`: there is none, and what is open waits for
+    /// launches to come.
     pub(crate) fn cycle(&self) -> Option<Vec<StreamKey>> {
         let mut done = Vec::new();
         self.open.keys().find_map(|&id| self.cycle_from(id, &mut Vec::new(), &mut done))
@@ -177,8 +195,10 @@ impl Rendezvous {
             return None;
         }
         path.push(id);
-        let found =
-            self.needs(&self.open[&id]).into_iter().find_map(|need| self.cycle_from(need, path, done));
+        let found = self
+            .needs(&self.open[&id])
+            .into_iter()
+            .find_map(|need| self.cycle_from(need, path, done));
         path.pop();
         done.push(id);
         found

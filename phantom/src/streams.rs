@@ -15,7 +15,8 @@ pub(crate) type StreamKey = u32;
 pub enum StreamKind {
     /// The legacy default stream itself (handles 0 and 1).
     Legacy,
-    /// It and the legacy stream wait for each other (`CU_STREAM_DEFAULT`; the per-thread default stream, handle 2).
+    /// It and the legacy stream wait for each other (`CU_STREAM_DEFAULT`; the per-thread default
+    /// stream, handle 2).
     Blocking,
     /// It does not (`CU_STREAM_NON_BLOCKING`).
     NonBlocking,
@@ -33,7 +34,8 @@ pub(crate) struct Stream {
     /// The capture it takes part in.
     pub(crate) capture: Option<u64>,
     pub(crate) destroyed: bool,
-    /// It is there until it is destroyed, as the program has told the allocator; or it is the allocator's own.
+    /// It is there until it is destroyed, as the program has told the allocator; or it is the
+    /// allocator's own.
     pub(crate) lasting: bool,
 }
 
@@ -41,8 +43,8 @@ thread_local! {
     static VOUCHED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `call`, a call of the allocator that names the stream of `handle`: the stream is there for as long as it takes
-/// (see [`crate::Config::vouched_streams`]).
+/// Runs `call`, a call of the allocator that names the stream of `handle`: the stream is there for
+/// as long as it takes (see [`crate::Config::vouched_streams`]).
 pub fn vouching<T>(handle: usize, call: impl FnOnce() -> T) -> T {
     struct Restore;
     impl Drop for Restore {
@@ -60,7 +62,8 @@ pub(crate) fn is_vouched(handle: usize) -> bool {
     VOUCHED.with_borrow(|vouched| vouched.contains(&handle))
 }
 
-/// The first handle of a user's stream, and the distance between two: handles look like the pointers that they are.
+/// The first handle of a user's stream, and the distance between two: handles look like the
+/// pointers that they are.
 const FIRST_HANDLE: usize = 0x5000_0000;
 const HANDLE_STEP: usize = 0x100;
 
@@ -69,7 +72,8 @@ pub(crate) struct Streams {
     all: Vec<Stream>,
     by_handle: FxHashMap<usize, StreamKey>,
     legacy: FxHashMap<u32, StreamKey>,
-    /// What events of a whole device are recorded behind where work is open; nobody's handle names them.
+    /// What events of a whole device are recorded behind where work is open; nobody's handle names
+    /// them.
     marks: FxHashMap<u32, StreamKey>,
     per_thread: FxHashMap<(ThreadId, u32), StreamKey>,
     /// Handles of destroyed streams; the last one destroyed is the first one reused.
@@ -156,8 +160,12 @@ impl Streams {
 
     /// The users' streams of a device.
     pub(crate) fn of_device(&self, device: u32) -> Vec<StreamKey> {
-        let mut keys: Vec<_> =
-            self.by_handle.values().copied().filter(|&key| self.get(key).device == device).collect();
+        let mut keys: Vec<_> = self
+            .by_handle
+            .values()
+            .copied()
+            .filter(|&key| self.get(key).device == device)
+            .collect();
         keys.sort_unstable();
         keys
     }
@@ -170,13 +178,16 @@ impl Streams {
         &mut self.all[key as usize]
     }
 
-    /// The streams whose work comes before new work of `key` by the rule of the legacy default stream.
+    /// The streams whose work comes before new work of `key` by the rule of the legacy default
+    /// stream.
     pub(crate) fn implied(&self, key: StreamKey) -> &[StreamKey] {
         let stream = self.get(key);
         match stream.kind {
             StreamKind::NonBlocking => &[],
             StreamKind::Legacy => self.blocking.get(&stream.device).map_or(&[], |keys| keys),
-            StreamKind::Blocking => self.legacy.get(&stream.device).map_or(&[], std::slice::from_ref),
+            StreamKind::Blocking => {
+                self.legacy.get(&stream.device).map_or(&[], std::slice::from_ref)
+            }
         }
     }
 

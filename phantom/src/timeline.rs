@@ -1,8 +1,8 @@
 //! Virtual time.
 //!
-//! One host clock advances by what calls cost, by what the program spends, and by waiting. A stream is a queue: its `tail` is
-//! when everything on it will be done. Streams run beside each other at full speed. Nothing here reads a real clock, so every
-//! run is the same.
+//! One host clock advances by what calls cost, by what the program spends, and by waiting. A stream
+//! is a queue: its `tail` is when everything on it will be done. Streams run beside each other at
+//! full speed. Nothing here reads a real clock, so every run is the same.
 
 use crate::calls::{Caller, current_caller};
 
@@ -62,12 +62,21 @@ impl Timeline {
         }
     }
 
-    /// Enqueues `kernels` of `each` nanoseconds behind `tail`, each launched at the host's cost of `launch`; gives the new tail.
+    /// Enqueues `kernels` of `each` nanoseconds behind `tail`, each launched at the host's cost of
+    /// `launch`; gives the new tail.
     ///
-    /// The same as one launch after the other: the i-th starts once the host has launched it and its predecessor is done, so the
-    /// end is the latest of: queue busy throughout, device waiting for the first launch, device waiting for the last one. (What
-    /// lies between is linear, so one of the two ends is the worst.)
-    pub(crate) fn launch(&mut self, tail: u64, kernels: u64, each: u64, launch: u64, run_ahead: u64) -> u64 {
+    /// The same as one launch after the other: the i-th starts once the host has launched it and
+    /// its predecessor is done, so the end is the latest of: queue busy throughout, device waiting
+    /// for the first launch, device waiting for the last one. (What lies between is linear, so one
+    /// of the two ends is the worst.)
+    pub(crate) fn launch(
+        &mut self,
+        tail: u64,
+        kernels: u64,
+        each: u64,
+        launch: u64,
+        run_ahead: u64,
+    ) -> u64 {
         if kernels == 0 {
             return tail;
         }
@@ -103,7 +112,11 @@ mod tests {
             for _ in 0..kernels {
                 t = single.launch(t, 1, each, launch, ahead);
             }
-            assert_eq!((end, batch.now()), (t, single.now()), "{tail} {kernels} {each} {launch} {ahead}");
+            assert_eq!(
+                (end, batch.now()),
+                (t, single.now()),
+                "{tail} {kernels} {each} {launch} {ahead}"
+            );
         }
     }
 }

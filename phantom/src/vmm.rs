@@ -42,7 +42,12 @@ pub(crate) fn granular(address: u64, bytes: u64, granularity: u64) -> bool {
 
 impl Vmm {
     pub(crate) fn new(granularity: u64) -> Self {
-        Self { reservations: BTreeMap::new(), handles: FxHashMap::default(), next_handle: 0, granularity }
+        Self {
+            reservations: BTreeMap::new(),
+            handles: FxHashMap::default(),
+            next_handle: 0,
+            granularity,
+        }
     }
 
     /// A range of address space is whole granules of some device.
@@ -55,7 +60,12 @@ impl Vmm {
     }
 
     /// Forgets the reservation, which must be exactly this one, with nothing mapped in it.
-    pub(crate) fn unreserve(&mut self, address: u64, bytes: u64, backings: &Backings) -> Result<(), Refused> {
+    pub(crate) fn unreserve(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        backings: &Backings,
+    ) -> Result<(), Refused> {
         match self.reservations.get(&address) {
             None => return Err("free of an address range that was never reserved"),
             Some(&reserved) if reserved != bytes => return Err("free of a part of a reservation"),

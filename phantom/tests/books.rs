@@ -1,8 +1,11 @@
-//! Random calls on pools, mappings and plain memory, against a model that is too simple to be wrong.
+//! Random calls on pools, mappings and plain memory, against a model that is too simple to be
+//! wrong.
 
 use std::collections::{BTreeMap, HashMap};
 
-use gruyere_phantom::{Config, Costs, GRANULARITY as PAGE, Gpu, POOL_CHUNK, PoolAttribute, StreamKind};
+use gruyere_phantom::{
+    Config, Costs, GRANULARITY as PAGE, Gpu, POOL_CHUNK, PoolAttribute, StreamKind,
+};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -19,9 +22,12 @@ enum PoolOp {
 }
 
 fn pool_op() -> impl Strategy<Value = PoolOp> {
-    let bytes = prop_oneof![1u64..4096, 1u64..4 * MIB, (1u64..20).prop_map(|n| n * PAGE), Just(70 * MIB)];
+    let bytes =
+        prop_oneof![1u64..4096, 1u64..4 * MIB, (1u64..20).prop_map(|n| n * PAGE), Just(70 * MIB)];
     prop_oneof![
-        6 => (0usize..2, bytes, 0usize..3).prop_map(|(pool, bytes, stream)| PoolOp::Alloc { pool, bytes, stream }),
+        6 => (0usize..2, bytes, 0usize..3).prop_map(
+            |(pool, bytes, stream)| PoolOp::Alloc { pool, bytes, stream }
+        ),
         5 => (any::<usize>(), 0usize..3).prop_map(|(which, stream)| PoolOp::Free { which, stream }),
         1 => (0usize..3, 1u64..1000).prop_map(|(stream, ns)| PoolOp::Launch { stream, ns }),
         1 => (0usize..3).prop_map(|stream| PoolOp::Synchronize { stream }),
@@ -48,8 +54,12 @@ fn map_op() -> impl Strategy<Value = MapOp> {
         1 => any::<usize>().prop_map(|which| MapOp::FreeRange { which }),
         3 => (1u64..4).prop_map(|pages| MapOp::Create { pages }),
         2 => any::<usize>().prop_map(|which| MapOp::Release { which }),
-        5 => (any::<usize>(), 0u64..12, any::<usize>()).prop_map(|(range, at, handle)| MapOp::Map { range, at, handle }),
-        4 => (any::<usize>(), 0u64..12, 1u64..6).prop_map(|(range, at, pages)| MapOp::Unmap { range, at, pages }),
+        5 => (any::<usize>(), 0u64..12, any::<usize>()).prop_map(
+            |(range, at, handle)| MapOp::Map { range, at, handle }
+        ),
+        4 => (any::<usize>(), 0u64..12, 1u64..6).prop_map(
+            |(range, at, pages)| MapOp::Unmap { range, at, pages }
+        ),
         1 => (1u64..9 * MIB).prop_map(|bytes| MapOp::Alloc { bytes }),
         1 => any::<usize>().prop_map(|which| MapOp::Free { which }),
     ]
@@ -58,9 +68,12 @@ fn map_op() -> impl Strategy<Value = MapOp> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Pools never hand out overlapping memory, count to the byte, keep their bounds, and come back to nothing.
+    /// Pools never hand out overlapping memory, count to the byte, keep their bounds, and come back
+    /// to nothing.
     #[test]
-    fn pools_keep_their_books(ops in prop::collection::vec(pool_op(), 1..120), bound in prop::option::of(2u64..6)) {
+    fn pools_keep_their_books(
+        ops in prop::collection::vec(pool_op(), 1..120), bound in prop::option::of(2u64..6)
+    ) {
         let gpu = Gpu::new(Config { costs: Costs::zero(), oracle: false, ..Config::new(CAPACITY) });
         let max_size = bound.map_or(0, |chunks| chunks * POOL_CHUNK);
         let pools = [0, 1].map(|_| gpu.pool_create(0, max_size).unwrap());
@@ -74,7 +87,9 @@ proptest! {
                         let bytes = bytes.next_multiple_of(512);
                         prop_assert_eq!(address % 512, 0);
                         let before = live.range(..address + bytes).next_back();
-                        prop_assert!(before.is_none_or(|(&at, &(length, _))| at + length <= address));
+                        prop_assert!(
+                            before.is_none_or(|(&at, &(length, _))| at + length <= address)
+                        );
                         prop_assert!(gpu.is_backed(address, bytes));
                         live.insert(address, (bytes, pool));
                     }
@@ -87,7 +102,9 @@ proptest! {
                     }
                 }
                 PoolOp::Launch { stream, ns } => gpu.launch(0, streams[stream], 1, ns).unwrap(),
-                PoolOp::Synchronize { stream } => gpu.stream_synchronize(0, streams[stream]).unwrap(),
+                PoolOp::Synchronize { stream } => gpu.stream_synchronize(
+                    0, streams[stream]
+                ).unwrap(),
                 PoolOp::Trim { pool, keep } => {
                     let before = gpu.pool_books(pools[pool]).unwrap().reserved;
                     gpu.pool_trim(0, pools[pool], keep).unwrap();
@@ -98,7 +115,8 @@ proptest! {
             let mut reserved = 0;
             for (index, &pool) in pools.iter().enumerate() {
                 let books = gpu.pool_books(pool).unwrap();
-                let used: u64 = live.values().filter(|&&(_, p)| p == index).map(|&(bytes, _)| bytes).sum();
+                let used: u64 =
+                    live.values().filter(|&&(_, p)| p == index).map(|&(bytes, _)| bytes).sum();
                 prop_assert_eq!(books.used, used);
                 prop_assert!(books.reserved >= used && books.reserved.is_multiple_of(POOL_CHUNK));
                 prop_assert!(max_size == 0 || books.reserved <= max_size);
@@ -122,7 +140,8 @@ proptest! {
         prop_assert_eq!(gpu.misuses(), vec![]);
     }
 
-    /// Mappings follow a page table that is written down page by page; what it forbids is refused, what it allows succeeds.
+    /// Mappings follow a page table that is written down page by page; what it forbids is refused,
+    /// what it allows succeeds.
     #[test]
     fn mappings_keep_their_books(ops in prop::collection::vec(map_op(), 1..150)) {
         let capacity = 24 * PAGE;
@@ -136,7 +155,10 @@ proptest! {
         for op in ops {
             let held: u64 = pages_of
                 .iter()
-                .filter(|(handle, _)| handles.contains(handle) || table.values().any(|(h, _)| h == *handle))
+                .filter(
+                    |(handle, _)| handles.contains(handle)
+                        || table.values().any(|(h, _)| h == *handle)
+                )
                 .map(|(_, pages)| pages * PAGE)
                 .sum::<u64>()
                 + plain.iter().map(|&(_, bytes)| bytes).sum::<u64>();
@@ -144,7 +166,11 @@ proptest! {
             match op {
                 MapOp::Reserve { pages } => {
                     let base = gpu.address_reserve(0, pages * PAGE, 0).unwrap();
-                    prop_assert!(ranges.iter().all(|&(at, n)| base >= at + n * PAGE || base + pages * PAGE <= at));
+                    prop_assert!(
+                        ranges
+                            .iter()
+                            .all(|&(at, n)| base >= at + n * PAGE || base + pages * PAGE <= at)
+                    );
                     ranges.push((base, pages));
                 }
                 MapOp::FreeRange { which } if !ranges.is_empty() => {
@@ -175,7 +201,8 @@ proptest! {
                     let (pages, at) = (pages_of[&handle], at % room);
                     let start = base + at * PAGE;
                     // A neighbouring reservation does not lend its room.
-                    let fits = at + pages <= room && table.range(start..start + pages * PAGE).next().is_none();
+                    let fits = at + pages <= room
+                        && table.range(start..start + pages * PAGE).next().is_none();
                     prop_assert_eq!(gpu.map(0, start, pages * PAGE, 0, handle).is_ok(), fits);
                     if fits {
                         table.extend((0..pages).map(|i| (start + i * PAGE, (handle, i))));
@@ -185,11 +212,14 @@ proptest! {
                     let (base, room) = ranges[range % ranges.len()];
                     let at = at % room;
                     let start = base + at * PAGE;
-                    let whole: Vec<_> = (0..pages).map(|i| table.get(&(start + i * PAGE)).copied()).collect();
+                    let whole: Vec<_> =
+                        (0..pages).map(|i| table.get(&(start + i * PAGE)).copied()).collect();
                     let begins = whole[0].is_some_and(|(_, index)| index == 0);
-                    let ends = whole[whole.len() - 1].is_some_and(|(h, index)| index + 1 == pages_of[&h]);
+                    let ends =
+                        whole[whole.len() - 1].is_some_and(|(h, index)| index + 1 == pages_of[&h]);
                     // One call stays inside one reservation, whatever is mapped in the next.
-                    let fine = begins && ends && whole.iter().all(Option::is_some) && at + pages <= room;
+                    let fine =
+                        begins && ends && whole.iter().all(Option::is_some) && at + pages <= room;
                     prop_assert_eq!(gpu.unmap(0, start, pages * PAGE).is_ok(), fine);
                     if fine {
                         table.retain(|&page, _| page < start || page >= start + pages * PAGE);

@@ -3,7 +3,8 @@
 use gruyere_phantom::error::code;
 use gruyere_phantom::oracle::{Fault, Taker};
 use gruyere_phantom::{
-    CaptureMode, CaptureStatus, CapturingIds, Config, Costs, Gpu, SimError, StreamKind, as_program, relaxed,
+    CaptureMode, CaptureStatus, CapturingIds, Config, Costs, Gpu, SimError, StreamKind, as_program,
+    relaxed,
 };
 
 const MIB: u64 = 1 << 20;
@@ -26,7 +27,13 @@ fn capturing(gpu: &Gpu) -> (usize, u64) {
 fn assert_reported(gpu: &Gpu, name: &str, stream: usize, capture: u64) {
     let id = gpu.stream_id(0, stream).unwrap();
     let faults = gpu.take_faults();
-    let is = |fault: &Fault| matches!(fault, Fault::Capturing { call, stream, capture: c } if *call == name && stream.id == id && *c == capture);
+    let is = |fault: &Fault| {
+        matches!(
+            fault,
+            Fault::Capturing { call, stream, capture: c } if *call == name && stream.id == id
+                && *c == capture
+        )
+    };
     assert!(faults.len() == 1 && is(&faults[0]), "{faults:#?}");
 }
 
@@ -38,12 +45,14 @@ fn the_id_of_a_capturing_stream_is_told_refused_or_ends_the_capture_as_the_drive
         (CapturingIds::Invalidate, Some(code::CAPTURE_UNSUPPORTED), false),
     ];
     for (capturing_ids, refusal, lives) in cases {
-        let gpu = Gpu::new(Config { costs: Costs::zero(), capturing_ids, ..Config::new(256 * MIB) });
+        let gpu =
+            Gpu::new(Config { costs: Costs::zero(), capturing_ids, ..Config::new(256 * MIB) });
         let beside = stream(&gpu);
         let (on, capture) = capturing(&gpu);
         // In relaxed mode too: the driver is wrapped in it.
         assert_eq!(relaxed(|| gpu.stream_id(0, on)).err().map(|error| error.code), refusal);
-        let status = if lives { CaptureStatus::Active(capture) } else { CaptureStatus::Invalidated };
+        let status =
+            if lives { CaptureStatus::Active(capture) } else { CaptureStatus::Invalidated };
         assert_eq!(gpu.capture_status(0, on), Ok(status));
         assert!(gpu.stream_id(0, beside).is_ok(), "only the capturing stream's");
         assert_eq!(
@@ -74,13 +83,21 @@ fn calls_on_a_capturing_stream_are_reported_and_end_the_capture() {
         ("cuStreamWaitEvent", code::CAPTURE_ISOLATION, |gpu, on, event, _, _| {
             gpu.stream_wait_event(0, on, event)
         }),
-        ("cuStreamQuery", code::CAPTURE_UNSUPPORTED, |gpu, on, _, _, _| gpu.stream_query(0, on).map(|_| ())),
-        ("cuStreamSynchronize", code::CAPTURE_UNSUPPORTED, |gpu, on, _, _, _| gpu.stream_synchronize(0, on)),
+        ("cuStreamQuery", code::CAPTURE_UNSUPPORTED, |gpu, on, _, _, _| {
+            gpu.stream_query(0, on).map(|_| ())
+        }),
+        ("cuStreamSynchronize", code::CAPTURE_UNSUPPORTED, |gpu, on, _, _, _| {
+            gpu.stream_synchronize(0, on)
+        }),
         ("cuMemAllocFromPoolAsync", code::CAPTURE_UNSUPPORTED, |gpu, on, _, pool, _| {
             gpu.pool_alloc(0, pool, MIB, on).map(|_| ())
         }),
-        ("cuMemFreeAsync", code::CAPTURE_UNSUPPORTED, |gpu, on, _, _, block| gpu.pool_free(0, block, on)),
-        ("cuCtxSynchronize", code::CAPTURE_UNSUPPORTED, |gpu, _, _, _, _| gpu.device_synchronize(0)),
+        ("cuMemFreeAsync", code::CAPTURE_UNSUPPORTED, |gpu, on, _, _, block| {
+            gpu.pool_free(0, block, on)
+        }),
+        ("cuCtxSynchronize", code::CAPTURE_UNSUPPORTED, |gpu, _, _, _, _| {
+            gpu.device_synchronize(0)
+        }),
     ];
     for (name, code, call) in calls {
         let gpu = gpu();
@@ -173,7 +190,8 @@ fn a_global_capture_forbids_unsafe_calls_unless_the_thread_is_relaxed() {
         gpu.free(0, memory).unwrap();
     });
     assert_eq!(gpu.faults(), []);
-    let elsewhere = std::thread::scope(|scope| scope.spawn(|| gpu.event_query(0, event)).join().unwrap());
+    let elsewhere =
+        std::thread::scope(|scope| scope.spawn(|| gpu.event_query(0, event)).join().unwrap());
     assert_eq!(elsewhere.unwrap_err().code, code::CAPTURE_UNSUPPORTED);
     assert_eq!(gpu.capture_status(0, on), Ok(CaptureStatus::Invalidated));
     assert_eq!(gpu.fault_count(), 1);
@@ -278,7 +296,10 @@ fn a_capture_starts_from_memory_whose_use_is_over() {
     gpu.block_malloc(2, memory, MIB, 0, on);
     gpu.end_capture(0, on).unwrap();
     let faults = gpu.take_faults();
-    assert!(matches!(faults[..], [Fault::OutOfOrder { block: 2, previous: Some(1), .. }]), "{faults:?}");
+    assert!(
+        matches!(faults[..], [Fault::OutOfOrder { block: 2, previous: Some(1), .. }]),
+        "{faults:?}"
+    );
 
     let memory = memory + 2 * MIB;
     gpu.block_malloc(3, memory, MIB, 0, on);

@@ -106,7 +106,10 @@ fn physical_memory_and_mappings_are_whole_units_of_the_granularity() {
         gpu.set_access(0, base + granularity, 3 * granularity, &[0]).unwrap();
         assert_eq!(gpu.misuses(), []);
         assert_eq!(gpu.physical_create(0, granularity / 2).unwrap_err().code, code::INVALID_VALUE);
-        assert_eq!(gpu.address_reserve(0, granularity / 2, 0).unwrap_err().code, code::INVALID_VALUE);
+        assert_eq!(
+            gpu.address_reserve(0, granularity / 2, 0).unwrap_err().code,
+            code::INVALID_VALUE
+        );
         gpu.unmap(0, base + granularity, 3 * granularity).unwrap();
     }
 }
@@ -154,7 +157,10 @@ fn what_is_held_is_counted() {
         streams: 1,
     };
     assert_eq!(gpu.held(), one_of_each);
-    assert_eq!(gpu.all_backings().iter().map(|b| b.address).max(), [span, base, plain].into_iter().max());
+    assert_eq!(
+        gpu.all_backings().iter().map(|b| b.address).max(),
+        [span, base, plain].into_iter().max()
+    );
     gpu.stream_destroy(0, stream).unwrap();
     gpu.event_destroy(0, event).unwrap();
     gpu.free(0, plain).unwrap();

@@ -44,8 +44,18 @@ fn map_out_of_range() {
     let gpu = gpu();
     let base = gpu.address_reserve(0, 2 * PAGE, 0).unwrap();
     let handle = gpu.physical_create(0, 2 * PAGE).unwrap();
-    assert_refused(&gpu, 0, gpu.map(0, base + PAGE, 2 * PAGE, 0, handle), "outside of a reservation");
-    assert_refused(&gpu, 1, gpu.map(0, base - PAGE, 2 * PAGE, 0, handle), "outside of a reservation");
+    assert_refused(
+        &gpu,
+        0,
+        gpu.map(0, base + PAGE, 2 * PAGE, 0, handle),
+        "outside of a reservation",
+    );
+    assert_refused(
+        &gpu,
+        1,
+        gpu.map(0, base - PAGE, 2 * PAGE, 0, handle),
+        "outside of a reservation",
+    );
     assert_refused(&gpu, 2, gpu.map(0, u64::MAX - PAGE + 1, 2 * PAGE, 0, handle), "whole granules");
 }
 
@@ -236,8 +246,18 @@ fn destruction_of_a_pool_in_use() {
 fn values_that_an_attribute_cannot_take() {
     let gpu = gpu();
     let pool = gpu.pool_create(0, 0).unwrap();
-    assert_refused(&gpu, 0, gpu.pool_set_attribute(0, pool, PoolAttribute::UsedCurrent, 0), "cannot take");
-    assert_refused(&gpu, 1, gpu.pool_set_attribute(0, pool, PoolAttribute::ReservedHigh, 1), "cannot take");
+    assert_refused(
+        &gpu,
+        0,
+        gpu.pool_set_attribute(0, pool, PoolAttribute::UsedCurrent, 0),
+        "cannot take",
+    );
+    assert_refused(
+        &gpu,
+        1,
+        gpu.pool_set_attribute(0, pool, PoolAttribute::ReservedHigh, 1),
+        "cannot take",
+    );
 }
 
 #[test]

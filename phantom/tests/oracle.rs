@@ -58,7 +58,9 @@ impl Scene {
     fn assert_out_of_order(&self) {
         let stream = self.gpu.stream_id(0, self.a).unwrap();
         self.assert_one(|fault| {
-            matches!(fault, Fault::OutOfOrder { block: 2, previous: Some(1), on, .. } if on.id == stream)
+            matches!(
+                fault, Fault::OutOfOrder { block: 2, previous: Some(1), on, .. } if on.id == stream
+            )
         });
     }
 
@@ -203,7 +205,9 @@ fn host_waits_of_any_kind_order_what_follows() {
 
 #[test]
 fn a_wait_for_another_stream_or_device_proves_nothing() {
-    for wait in [|s: &Scene| s.gpu.stream_synchronize(0, s.b), |s: &Scene| s.gpu.device_synchronize(1)] {
+    for wait in
+        [|s: &Scene| s.gpu.stream_synchronize(0, s.b), |s: &Scene| s.gpu.device_synchronize(1)]
+    {
         let scene = scene();
         scene.used_on_a();
         wait(&scene).unwrap();
@@ -269,7 +273,8 @@ fn the_default_stream_orders_blocking_streams_only() {
     scene.assert_silent();
     scene.gpu.block_free(scene.memory);
     scene.malloc(4, scene.memory, MIB, scene.b);
-    scene.assert_one(|fault| matches!(fault, Fault::OutOfOrder { block: 4, previous: Some(3), .. }));
+    scene
+        .assert_one(|fault| matches!(fault, Fault::OutOfOrder { block: 4, previous: Some(3), .. }));
 }
 
 #[test]
@@ -279,7 +284,8 @@ fn only_the_bytes_that_are_shared_matter() {
     scene.malloc(2, scene.memory + MIB, MIB, scene.b);
     scene.assert_silent();
     scene.malloc(3, scene.memory + MIB - 512, 512, scene.b);
-    scene.assert_one(|fault| matches!(fault, Fault::OutOfOrder { block: 3, previous: Some(1), .. }));
+    scene
+        .assert_one(|fault| matches!(fault, Fault::OutOfOrder { block: 3, previous: Some(1), .. }));
 }
 
 // Two live blocks.
@@ -313,7 +319,8 @@ fn two_live_blocks_through_an_alias_are_found() {
     scene.malloc(2, y + MIB, MIB, scene.a);
     scene.assert_silent();
     scene.malloc(3, y + 512, 512, scene.a);
-    let fault = scene.assert_one(|fault| matches!(fault, Fault::TwoLive { block: 3, other: 1, .. }));
+    let fault =
+        scene.assert_one(|fault| matches!(fault, Fault::TwoLive { block: 3, other: 1, .. }));
     assert!(matches!(fault, Fault::TwoLive { other_address, .. } if other_address == x));
 }
 
@@ -327,7 +334,8 @@ fn reuse_through_an_alias_in_order_is_fine_and_out_of_order_is_found() {
     scene.gpu.block_free(y);
     scene.assert_silent();
     scene.malloc(3, x, PAGE, scene.b);
-    scene.assert_one(|fault| matches!(fault, Fault::OutOfOrder { block: 3, previous: Some(2), .. }));
+    scene
+        .assert_one(|fault| matches!(fault, Fault::OutOfOrder { block: 3, previous: Some(2), .. }));
 }
 
 #[test]
@@ -357,7 +365,11 @@ fn a_block_over_unmapped_addresses_is_found() {
     scene.assert_silent();
     scene.malloc(2, x, 2 * PAGE, scene.b);
     let faults = scene.gpu.take_faults();
-    let hole = |fault: &Fault| matches!(*fault, Fault::Unbacked { block: 2, backed: PAGE, address, .. } if address == x + PAGE);
+    let hole = |fault: &Fault| {
+        matches!(
+            *fault, Fault::Unbacked { block: 2, backed: PAGE, address, .. } if address == x + PAGE
+        )
+    };
     assert!(faults.iter().any(hole), "{faults:?}");
     scene.malloc(3, 0x1234_0000, 512, scene.a);
     scene.assert_one(|fault| matches!(fault, Fault::Unbacked { block: 3, backed: 0, .. }));
@@ -401,7 +413,9 @@ fn unmapping_under_a_live_block_is_found() {
     scene.gpu.unmap(0, y, PAGE).unwrap();
     scene.assert_silent();
     scene.gpu.unmap(0, x, PAGE).unwrap();
-    scene.assert_one(|fault| matches!(fault, Fault::TakenUnderLive { call: "cuMemUnmap", block: 1, .. }));
+    scene.assert_one(|fault| {
+        matches!(fault, Fault::TakenUnderLive { call: "cuMemUnmap", block: 1, .. })
+    });
 }
 
 #[test]
@@ -443,7 +457,9 @@ fn freeing_plain_memory_under_a_live_block_is_found() {
     scene.used_on_a();
     scene.reuse_on(scene.a);
     scene.gpu.free(0, scene.memory).unwrap();
-    scene.assert_one(|fault| matches!(fault, Fault::TakenUnderLive { call: "cuMemFree", block: 2, .. }));
+    scene.assert_one(|fault| {
+        matches!(fault, Fault::TakenUnderLive { call: "cuMemFree", block: 2, .. })
+    });
 }
 
 #[test]
@@ -488,10 +504,13 @@ fn a_span_that_goes_back_under_a_live_block_is_found_and_so_is_what_follows() {
     let span = scene.gpu.pool_alloc(0, pool, 4 * MIB, scene.a).unwrap();
     scene.malloc(1, span + MIB, MIB, scene.a);
     scene.gpu.pool_free(0, span, scene.a).unwrap();
-    scene.assert_one(|fault| matches!(fault, Fault::TakenUnderLive { call: "cuMemFreeAsync", block: 1, .. }));
+    scene.assert_one(|fault| {
+        matches!(fault, Fault::TakenUnderLive { call: "cuMemFreeAsync", block: 1, .. })
+    });
     scene.gpu.pool_trim(0, pool, 0).unwrap();
-    scene
-        .assert_one(|fault| matches!(fault, Fault::TakenUnderLive { call: "cuMemPoolTrimTo", block: 1, .. }));
+    scene.assert_one(|fault| {
+        matches!(fault, Fault::TakenUnderLive { call: "cuMemPoolTrimTo", block: 1, .. })
+    });
 }
 
 #[test]
@@ -503,7 +522,9 @@ fn the_release_threshold_under_a_live_block_is_found() {
     scene.gpu.pool_free(0, span, scene.a).unwrap();
     scene.gpu.take_faults();
     scene.gpu.stream_synchronize(0, scene.a).unwrap();
-    scene.assert_one(|fault| matches!(fault, Fault::TakenUnderLive { call: "the release threshold", .. }));
+    scene.assert_one(|fault| {
+        matches!(fault, Fault::TakenUnderLive { call: "the release threshold", .. })
+    });
 }
 
 #[test]

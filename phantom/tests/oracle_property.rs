@@ -1,5 +1,5 @@
-//! The oracle's clocks against plain reachability: every act is a node, every order an edge, and reuse is fine where a path leads
-//! from each last use to the new block.
+//! The oracle's clocks against plain reachability: every act is a node, every order an edge, and
+//! reuse is fine where a path leads from each last use to the new block.
 
 use std::collections::HashMap;
 
@@ -60,9 +60,15 @@ fn act() -> impl Strategy<Value = Act> {
         6 => (0..SLOTS, 1u64..4, stream.clone())
             .prop_map(|(from, slots, stream)| Act::Malloc { from, slots, stream }),
         5 => any::<usize>().prop_map(|which| Act::Free { which }),
-        1 => (any::<usize>(), stream.clone()).prop_map(|(which, stream)| Act::RecordStream { which, stream }),
-        4 => (event.clone(), stream.clone()).prop_map(|(event, stream)| Act::Record { event, stream }),
-        4 => (stream.clone(), event.clone()).prop_map(|(stream, event)| Act::Wait { stream, event }),
+        1 => (any::<usize>(), stream.clone()).prop_map(
+            |(which, stream)| Act::RecordStream { which, stream }
+        ),
+        4 => (event.clone(), stream.clone()).prop_map(
+            |(event, stream)| Act::Record { event, stream }
+        ),
+        4 => (stream.clone(), event.clone()).prop_map(
+            |(stream, event)| Act::Wait { stream, event }
+        ),
         2 => (event, any::<bool>()).prop_map(|(event, query)| Act::HostEvent { event, query }),
         1 => stream.clone().prop_map(|stream| Act::HostStream { stream }),
         1 => Just(Act::HostDevice),
@@ -80,9 +86,11 @@ struct History {
 }
 
 impl History {
-    /// A node on a stream: after the stream's last one, after all the host knows, and after `others`.
+    /// A node on a stream: after the stream's last one, after all the host knows, and after
+    /// `others`.
     fn push(&mut self, stream: usize, others: &[usize]) -> usize {
-        let before = self.last[stream].into_iter().chain(self.host).chain(others.iter().copied()).collect();
+        let before =
+            self.last[stream].into_iter().chain(self.host).chain(others.iter().copied()).collect();
         self.before.push(before);
         self.last[stream] = Some(self.before.len() - 1);
         self.before.len() - 1
@@ -119,7 +127,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_oracle_agrees_with_reachability(acts in prop::collection::vec(act(), 1..80), mapped in any::<bool>()) {
+    fn the_oracle_agrees_with_reachability(
+        acts in prop::collection::vec(act(), 1..80), mapped in any::<bool>()
+    ) {
         let gpu = Gpu::new(Config { costs: Costs::zero(), ..Config::new(64 << 20) });
         let streams = [0; STREAMS].map(|_| gpu.stream_create(0, StreamKind::NonBlocking).unwrap());
         let events = [0; EVENTS].map(|_| gpu.event_create(0).unwrap());
@@ -140,13 +150,19 @@ proptest! {
         for (id, act) in acts.into_iter().enumerate() {
             match act {
                 Act::Malloc { from, slots, stream } => {
-                    if live.iter().any(|block| from < block.from + block.slots && block.from < from + slots) {
+                    if live
+                        .iter()
+                        .any(|block| from < block.from + block.slots && block.from < from + slots) {
                         continue;
                     }
-                    gpu.block_malloc(id as u64, memory + from * SLOT, slots * SLOT, 0, streams[stream]);
+                    gpu
+                        .block_malloc(
+                            id as u64, memory + from * SLOT, slots * SLOT, 0, streams[stream]
+                        );
                     let node = history.push(stream, &[]);
                     let range = from as usize..(from + slots) as usize;
-                    let fine = uses[range].iter().flatten().all(|&last| history.is_before(last, node));
+                    let fine =
+                        uses[range].iter().flatten().all(|&last| history.is_before(last, node));
                     let faults = gpu.take_faults();
                     prop_assert_eq!(faults.is_empty(), fine, "{:?}", faults);
                     let is_of_order = |fault: &Fault| matches!(fault, Fault::OutOfOrder { .. });
@@ -156,7 +172,8 @@ proptest! {
                 Act::Free { which } if !live.is_empty() => {
                     let block = live.swap_remove(which % live.len());
                     gpu.block_free(memory + block.from * SLOT);
-                    let last: Vec<usize> = block.streams.iter().map(|&stream| history.push(stream, &[])).collect();
+                    let last: Vec<usize> =
+                        block.streams.iter().map(|&stream| history.push(stream, &[])).collect();
                     for slot in block.from..block.from + block.slots {
                         uses[slot as usize] = last.clone();
                     }

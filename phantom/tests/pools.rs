@@ -47,8 +47,10 @@ fn nothing_is_packed_across_chunks() {
 fn holes_close_inside_a_chunk_and_the_best_fit_wins() {
     let gpu = gpu(1024 * MIB);
     let pool = gpu.pool_create(0, 0).unwrap();
-    let at: Vec<u64> =
-        [4, 4, 2, 2, 20].iter().map(|&mib| gpu.pool_alloc(0, pool, mib * MIB, 0).unwrap()).collect();
+    let at: Vec<u64> = [4, 4, 2, 2, 20]
+        .iter()
+        .map(|&mib| gpu.pool_alloc(0, pool, mib * MIB, 0).unwrap())
+        .collect();
     gpu.pool_free(0, at[0], 0).unwrap();
     gpu.pool_free(0, at[2], 0).unwrap();
     assert_eq!(gpu.pool_alloc(0, pool, 2 * MIB, 0).unwrap(), at[2], "the smaller hole");
@@ -113,7 +115,11 @@ fn the_release_threshold_is_honoured_at_a_synchronisation() {
     }
     assert_eq!(read(&gpu, pool, PoolAttribute::ReservedCurrent), 128 * MIB, "not before");
     gpu.stream_synchronize(0, 0).unwrap();
-    assert_eq!(read(&gpu, pool, PoolAttribute::ReservedCurrent), 64 * MIB, "the threshold stays held");
+    assert_eq!(
+        read(&gpu, pool, PoolAttribute::ReservedCurrent),
+        64 * MIB,
+        "the threshold stays held"
+    );
     assert_eq!(gpu.books(0).in_pools, 64 * MIB);
 }
 
@@ -187,7 +193,11 @@ fn a_pool_without_a_bound_takes_twice_the_memory_in_address_space() {
     assert_eq!(gpu.address_books().reserved, 64 * MIB);
     gpu.pool_create(0, 0).unwrap();
     assert_eq!(gpu.address_books().reserved, 64 * MIB + 512 * MIB);
-    assert_eq!(gpu.pool_create(0, 0).unwrap_err().code, code::OUT_OF_MEMORY, "address space is exhausted");
+    assert_eq!(
+        gpu.pool_create(0, 0).unwrap_err().code,
+        code::OUT_OF_MEMORY,
+        "address space is exhausted"
+    );
     gpu.pool_destroy(0, bounded).unwrap();
     gpu.pool_create(0, 0).unwrap();
     assert_eq!(gpu.address_books().peak, 1024 * MIB);

@@ -1,4 +1,5 @@
-//! Price files: what ships is whole and has its sources, what is wrong is said, and calls cost what the file says.
+//! Price files: what ships is whole and has its sources, what is wrong is said, and calls cost what
+//! the file says.
 
 use gruyere_phantom::{Config, Costs, GRANULARITY as PAGE, Gpu, Prices};
 use serde_json::{Value, json};
@@ -11,7 +12,10 @@ fn shipped(name: &str) -> (Prices, Value) {
 
 #[test]
 fn each_shipped_figure_has_a_source_and_none_is_left_out() {
-    assert_eq!(Prices::shipped().collect::<Vec<_>>(), ["by-call", "by-mapping", "by-mapping-and-page"]);
+    assert_eq!(
+        Prices::shipped().collect::<Vec<_>>(),
+        ["by-call", "by-mapping", "by-mapping-and-page"]
+    );
     for name in Prices::shipped() {
         let (prices, document) = shipped(name);
         assert_eq!(prices.left_out, [""; 0], "{name}");
@@ -31,9 +35,15 @@ fn by_call_is_the_default_and_costs_what_it_always_did() {
     assert_eq!(Config::new(1 << 30).costs, costs);
     assert_eq!((costs.create_of(8 << 20), costs.map), (29_000 + 3_000, 2_000));
     assert_eq!(costs.set_access_of(8 << 20, 4, 2), 2 * (38_000 + 1_500));
-    assert_eq!((costs.unmap_of(8 << 20, 4), costs.release_of(8 << 20)), (34_000 + 1_500, 23_000 + 1_500));
+    assert_eq!(
+        (costs.unmap_of(8 << 20, 4), costs.release_of(8 << 20)),
+        (34_000 + 1_500, 23_000 + 1_500)
+    );
     assert_eq!((costs.alloc_of(4 << 20), costs.free_of(4 << 20)), (70_500, 58_000));
-    assert_eq!((costs.query, costs.event, costs.launch, costs.pool_hit), (100, 1_000, 8_000, 1_000));
+    assert_eq!(
+        (costs.query, costs.event, costs.launch, costs.pool_hit),
+        (100, 1_000, 8_000, 1_000)
+    );
 }
 
 /// Host time of one access call and one unmap call over `count` mappings of `bytes`.
@@ -74,7 +84,10 @@ fn a_figure_stands_alone_or_with_its_source_and_what_is_left_out_costs_as_by_cal
     assert_eq!(prices.costs, Costs { create: 7, map: 9, ..Costs::default() });
     assert_eq!(prices.left_out.len(), Costs::NAMES.len() - 2);
     // What the probe writes.
-    let text = json!({"version": 1, "rules": [], "prices": {"unit": "ns", "page_bytes": PAGE, "calls": {}, "costs": {"map": 1450}}});
+    let text = json!({
+        "version": 1, "rules": [],
+        "prices": {"unit": "ns", "page_bytes": PAGE, "calls": {}, "costs": {"map": 1450}}
+    });
     assert_eq!(Prices::read("probe.json", &text.to_string()).unwrap().costs.map, 1450);
 }
 
@@ -85,12 +98,20 @@ fn what_is_wrong_with_a_price_file_is_said_with_its_remedy() {
         ("{", "it is no JSON", "phantom/prices/by-call.json is a model"),
         ("{}", "it has no object \"costs\"", "phantom/prices/by-call.json is a model"),
         ("[1]", "it has no object \"costs\"", "is a model"),
-        (r#"{"costs": {"creat": 1}}"#, "\"creat\" is no call's price", "there are query, memory_info"),
+        (
+            r#"{"costs": {"creat": 1}}"#,
+            "\"creat\" is no call's price",
+            "there are query, memory_info",
+        ),
         (r#"{"costs": {"map": -1}}"#, "\"map\" is -1", "nanoseconds from 0"),
         (r#"{"costs": {"map": 1e300}}"#, "\"map\" is 1e+300", "nanoseconds from 0"),
         (r#"{"costs": {"map": "2 us"}}"#, "\"map\" is \"2 us\"", "\"source\": text"),
         (r#"{"unit": "us", "costs": {}}"#, "\"unit\" is \"us\"", "give them so"),
-        (r#"{"page_bytes": 4096, "costs": {}}"#, "\"page_bytes\" is 4096", "pages of 2097152 bytes"),
+        (
+            r#"{"page_bytes": 4096, "costs": {}}"#,
+            "\"page_bytes\" is 4096",
+            "pages of 2097152 bytes",
+        ),
     ] {
         let said = error(text);
         assert!(said.starts_with("prices mine.json: "), "{said}");
@@ -98,7 +119,9 @@ fn what_is_wrong_with_a_price_file_is_said_with_its_remedy() {
     }
     let said = Prices::open("by-cal").unwrap_err().to_string();
     assert!(
-        said.contains("by-cal") && said.contains("No such file") && said.contains("by-mapping-and-page"),
+        said.contains("by-cal")
+            && said.contains("No such file")
+            && said.contains("by-mapping-and-page"),
         "{said}"
     );
 }

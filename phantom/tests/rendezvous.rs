@@ -90,7 +90,8 @@ fn a_host_wait_that_would_not_end_times_out() {
     let a = stream(&gpu, 0);
     gpu.launch_collective(0, a, 7, 2, 50).unwrap();
     let event = mark(&gpu, 0, a);
-    let waits = [gpu.event_synchronize(0, event), gpu.stream_synchronize(0, a), gpu.device_synchronize(0)];
+    let waits =
+        [gpu.event_synchronize(0, event), gpu.stream_synchronize(0, a), gpu.device_synchronize(0)];
     assert_eq!(waits.map(|wait| wait.unwrap_err().code), [code::LAUNCH_TIMEOUT; 3]);
     // The other rank's device is not concerned.
     gpu.device_synchronize(1).unwrap();
@@ -136,5 +137,8 @@ fn a_collective_is_not_captured_and_keeps_its_number_of_ranks() {
     assert_eq!(gpu.misuses().len(), 1);
     let capturing = stream(&gpu, 1);
     gpu.begin_capture(1, capturing, gruyere_phantom::CaptureMode::Relaxed, None).unwrap();
-    assert_eq!(gpu.launch_collective(1, capturing, 8, 2, 50).unwrap_err().code, code::NOT_SUPPORTED);
+    assert_eq!(
+        gpu.launch_collective(1, capturing, 8, 2, 50).unwrap_err().code,
+        code::NOT_SUPPORTED
+    );
 }

@@ -110,13 +110,19 @@ fn stream(gpu: &Gpu) -> usize {
 }
 
 #[test]
-fn a_call_of_the_allocator_on_a_destroyed_stream_is_a_misuse_and_one_of_the_programs_is_its_own_affair() {
-    for (destroyed_streams, noted) in [(DestroyedStreams::Misuse, 1), (DestroyedStreams::Refused, 0)] {
+fn a_call_of_the_allocator_on_a_destroyed_stream_is_a_misuse_and_one_of_the_programs_is_its_own_affair()
+ {
+    for (destroyed_streams, noted) in
+        [(DestroyedStreams::Misuse, 1), (DestroyedStreams::Refused, 0)]
+    {
         let gpu = Gpu::new(Config { destroyed_streams, ..Config::new(64 << 20) });
         let (gone, never) = (stream(&gpu), 0x1234_5600);
         as_program(|| gpu.stream_destroy(0, gone)).unwrap();
         for handle in [gone, never] {
-            assert_eq!(as_program(|| gpu.stream_id(0, handle)).unwrap_err().code, code::INVALID_HANDLE);
+            assert_eq!(
+                as_program(|| gpu.stream_id(0, handle)).unwrap_err().code,
+                code::INVALID_HANDLE
+            );
         }
         assert_eq!(gpu.misuses(), []);
         assert_eq!(gpu.capture_status(0, gone).unwrap_err().code, code::INVALID_HANDLE);

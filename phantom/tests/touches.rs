@@ -1,4 +1,5 @@
-//! The oracle of programs that allocate and free by CUDA's own rules: what kernels touch, and whose memory it is.
+//! The oracle of programs that allocate and free by CUDA's own rules: what kernels touch, and whose
+//! memory it is.
 
 use gruyere_phantom::oracle::Fault;
 use gruyere_phantom::{Config, Costs, Gpu, StreamKind, as_program};
@@ -77,7 +78,8 @@ fn two_kernels_on_the_same_bytes_need_an_order() {
     gpu.launch_touching(0, a, KERNEL, &[(memory, 4096)]).unwrap();
     gpu.launch_touching(0, b, KERNEL, &[(memory + 4000, 200)]).unwrap();
     assert_one(&gpu, |fault| matches!(fault, Fault::Race { block: 1, previous: 1, .. }));
-    // The next one on it begins when the first one is done; and bytes beside each other are no matter.
+    // The next one on it begins when the first one is done; and bytes beside each other are no
+    // matter.
     gpu.launch_touching(0, b, KERNEL, &[(memory, 200)]).unwrap();
     gpu.launch_touching(0, a, KERNEL, &[(memory + 4200, 200)]).unwrap();
     assert_eq!(gpu.take_faults(), []);
@@ -159,7 +161,10 @@ fn a_reset_leaves_nothing_of_its_context() {
     assert!(gpu.books(0).physical > 3 * PAGE);
     gpu.reset_device(0, Some(default)).unwrap();
     let held = gpu.held();
-    assert_eq!((gpu.books(0).physical, held.pools, held.events, held.streams, held.plain), (0, 1, 0, 0, 0));
+    assert_eq!(
+        (gpu.books(0).physical, held.pools, held.events, held.streams, held.plain),
+        (0, 1, 0, 0, 0)
+    );
     let b = gpu.stream_create(0, StreamKind::NonBlocking).unwrap();
     assert!(gpu.pool_alloc(0, default, PAGE, b).is_ok(), "the default pool is empty, not gone");
     assert!(gpu.pool_alloc(0, other, PAGE, b).is_err());

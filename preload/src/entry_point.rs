@@ -11,7 +11,8 @@ use crate::{lookup, names};
 /// The driver's two, as far as they were looked up.
 ///
 /// ```text
-/// null -> address   over(), over_v2(): the first that is found counts, before anybody can call ours
+/// null -> address   over(), over_v2(): the first that is found counts, before anybody can call
+///                   ours
 /// ```
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_V2: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -28,7 +29,8 @@ pub fn over_v2(real: *mut c_void) -> *mut c_void {
     get_v2 as *mut c_void
 }
 
-/// `CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)`, of CUDA 11.3 to 11.8.
+/// `CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)`,
+/// of CUDA 11.3 to 11.8.
 #[unsafe(naked)]
 unsafe extern "C" fn get(
     _name: *const c_char,
@@ -38,12 +40,18 @@ unsafe extern "C" fn get(
 ) -> u32 {
     // The return address goes on as one more argument.
     #[cfg(target_arch = "x86_64")]
-    naked_asm!(".cfi_startproc", "endbr64", "mov r8, qword ptr [rsp]", "jmp {with}", ".cfi_endproc", with = sym get_with);
+    naked_asm!(
+        ".cfi_startproc", "endbr64", "mov r8, qword ptr [rsp]", "jmp {with}", ".cfi_endproc",
+        with = sym get_with
+    );
     #[cfg(target_arch = "aarch64")]
-    naked_asm!(".cfi_startproc", "hint #34", "mov x4, x30", "b {with}", ".cfi_endproc", with = sym get_with);
+    naked_asm!(
+        ".cfi_startproc", "hint #34", "mov x4, x30", "b {with}", ".cfi_endproc", with = sym get_with
+    );
 }
 
-/// `CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *status)`.
+/// `CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
+/// CUdriverProcAddressQueryResult *status)`.
 #[unsafe(naked)]
 unsafe extern "C" fn get_v2(
     _name: *const c_char,
@@ -53,9 +61,15 @@ unsafe extern "C" fn get_v2(
     _status: *mut c_int,
 ) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    naked_asm!(".cfi_startproc", "endbr64", "mov r9, qword ptr [rsp]", "jmp {with}", ".cfi_endproc", with = sym get_v2_with);
+    naked_asm!(
+        ".cfi_startproc", "endbr64", "mov r9, qword ptr [rsp]", "jmp {with}", ".cfi_endproc",
+        with = sym get_v2_with
+    );
     #[cfg(target_arch = "aarch64")]
-    naked_asm!(".cfi_startproc", "hint #34", "mov x5, x30", "b {with}", ".cfi_endproc", with = sym get_v2_with);
+    naked_asm!(
+        ".cfi_startproc", "hint #34", "mov x5, x30", "b {with}", ".cfi_endproc",
+        with = sym get_v2_with
+    );
 }
 
 type Get = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> u32;
@@ -68,7 +82,8 @@ unsafe extern "C" fn get_with(
     flags: u64,
     caller: *const c_void,
 ) -> u32 {
-    // SAFETY: ours is handed out only once the real one is known, and that is a function of this signature.
+    // SAFETY: ours is handed out only once the real one is known, and that is a function of this
+    // signature.
     let code = unsafe {
         let real = std::mem::transmute::<*mut c_void, Get>(REAL.load(Ordering::Acquire));
         real(name, found, version, flags)
@@ -121,7 +136,8 @@ unsafe fn replace(
     code
 }
 
-/// Whether the driver exports `real` under a name that we do not know: a newer variant, with another signature.
+/// Whether the driver exports `real` under a name that we do not know: a newer variant, with
+/// another signature.
 fn is_another(real: *mut c_void, index: usize) -> bool {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: dladdr takes any address and fills `info` where it answers anything but 0.
@@ -139,7 +155,8 @@ fn is_another(real: *mut c_void, index: usize) -> bool {
     let base = |index: usize| names::FUNCTIONS.get(index).map(|function| function.base);
     match names::of_symbol(symbol) {
         Some(known) => base(known) != base(index),
-        // One address may have several names: only a longer form of this very name is another variant of it.
+        // One address may have several names: only a longer form of this very name is another
+        // variant of it.
         None => base(index).is_some_and(|base| symbol.to_bytes().starts_with(base.to_bytes())),
     }
 }

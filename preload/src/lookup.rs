@@ -23,7 +23,8 @@ pub unsafe extern "C" fn answer(
         return undefined(name);
     }
     let answer = names::of_symbol(name).map_or(found, |index| in_place_of(index, found, caller));
-    // What did not succeed on the way is no failure of the program's lookup: its dlerror must say nothing.
+    // What did not succeed on the way is no failure of the program's lookup: its dlerror must say
+    // nothing.
     // SAFETY: no preconditions.
     unsafe { libc::dlerror() };
     answer
@@ -42,12 +43,16 @@ fn undefined(name: &CStr) -> *mut c_void {
 /// What to hand out to `caller` for the function of number `index`, whose real address is `real`.
 pub fn in_place_of(index: usize, real: *mut c_void, caller: *const c_void) -> *mut c_void {
     let asker = Object::of(caller);
-    // The driver's own lookups, and anybody's for a function of its own: with ours in its hands, it would call itself for ever.
-    if asker.is_some_and(|asker| asker.is_driver() || Object::of(real).is_some_and(|owner| owner == asker)) {
+    // The driver's own lookups, and anybody's for a function of its own: with ours in its hands, it
+    // would call itself for ever.
+    if asker.is_some_and(|asker| {
+        asker.is_driver() || Object::of(real).is_some_and(|owner| owner == asker)
+    }) {
         return real;
     }
-    let replaced =
-        names::FUNCTIONS.get(index).and_then(|function| table::replacement(function.symbol, real, caller));
+    let replaced = names::FUNCTIONS
+        .get(index)
+        .and_then(|function| table::replacement(function.symbol, real, caller));
     match replaced {
         None => real,
         Some(_) if index == names::GET_PROC_ADDRESS => entry_point::over(real),
@@ -58,8 +63,8 @@ pub fn in_place_of(index: usize, real: *mut c_void, caller: *const c_void) -> *m
 
 /// The answer of the real `dlsym` in a process without this library's own exports.
 ///
-/// RTLD_DEFAULT depends on who asks: first what everybody sees, then what the asking object and its dependencies bring. Asked from here,
-/// the real one would leave the second out.
+/// RTLD_DEFAULT depends on who asks: first what everybody sees, then what the asking object and its
+/// dependencies bring. Asked from here, the real one would leave the second out.
 ///
 /// # Safety
 /// As [`answer`].
@@ -80,7 +85,8 @@ unsafe fn without_us(handle: *mut c_void, name: &CStr, caller: *const c_void) ->
     if asking.is_null() {
         return null_mut();
     }
-    // SAFETY: a handle that was just opened. Its object stays: code of it is waiting for this answer.
+    // SAFETY: a handle that was just opened. Its object stays: code of it is waiting for this
+    // answer.
     let found = unsafe { real::look_up(asking, name, caller) };
     // SAFETY: as above; closes our own reference only.
     unsafe { libc::dlclose(asking) };

@@ -9,11 +9,13 @@ pub struct Function {
     pub symbol: &'static CStr,
     /// As `cuGetProcAddress` is asked for it: without `_v2` and `_ptsz`.
     pub base: &'static CStr,
-    /// Since which CUDA version `base` means this function (11020 for 11.2); an older variant has another signature.
+    /// Since which CUDA version `base` means this function (11020 for 11.2); an older variant has
+    /// another signature.
     since: i32,
     /// Up to which version it does, where a newer one is another function.
     before: i32,
-    /// Whether stream 0 is the calling thread's own stream in it, that of the process, or whether there is no such difference.
+    /// Whether stream 0 is the calling thread's own stream in it, that of the process, or whether
+    /// there is no such difference.
     streams: Streams,
 }
 
@@ -31,7 +33,12 @@ enum Streams {
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
-const fn function(symbol: &'static CStr, base: &'static CStr, since: i32, streams: Streams) -> Function {
+const fn function(
+    symbol: &'static CStr,
+    base: &'static CStr,
+    since: i32,
+    streams: Streams,
+) -> Function {
     Function { symbol, base, since, before: i32::MAX, streams }
 }
 
@@ -45,7 +52,10 @@ pub const GET_PROC_ADDRESS_V2: usize = 1;
 
 /// All of them. The order is that of the trampolines.
 pub static FUNCTIONS: [Function; COUNT] = [
-    Function { before: 12000, ..function(c"cuGetProcAddress", c"cuGetProcAddress", 11030, Streams::Any) },
+    Function {
+        before: 12000,
+        ..function(c"cuGetProcAddress", c"cuGetProcAddress", 11030, Streams::Any)
+    },
     function(c"cuGetProcAddress_v2", c"cuGetProcAddress", 12000, Streams::Any),
     function(c"cuMemAlloc_v2", c"cuMemAlloc", 3020, Streams::Any),
     function(c"cuMemFree_v2", c"cuMemFree", 3020, Streams::Any),
@@ -56,13 +66,28 @@ pub static FUNCTIONS: [Function; COUNT] = [
     function(c"cuMemFreeAsync", c"cuMemFreeAsync", 11020, Streams::Legacy),
     function(c"cuMemFreeAsync_ptsz", c"cuMemFreeAsync", 11020, Streams::PerThread),
     function(c"cuMemAllocFromPoolAsync", c"cuMemAllocFromPoolAsync", 11020, Streams::Legacy),
-    function(c"cuMemAllocFromPoolAsync_ptsz", c"cuMemAllocFromPoolAsync", 11020, Streams::PerThread),
+    function(
+        c"cuMemAllocFromPoolAsync_ptsz",
+        c"cuMemAllocFromPoolAsync",
+        11020,
+        Streams::PerThread,
+    ),
     function(c"cuCtxSynchronize", c"cuCtxSynchronize", 2000, Streams::Any),
     function(c"cuStreamDestroy_v2", c"cuStreamDestroy", 4000, Streams::Any),
     function(c"cuStreamBeginCapture_v2", c"cuStreamBeginCapture", 10010, Streams::Legacy),
     function(c"cuStreamBeginCapture_v2_ptsz", c"cuStreamBeginCapture", 10010, Streams::PerThread),
-    function(c"cuStreamBeginCaptureToGraph", c"cuStreamBeginCaptureToGraph", 12030, Streams::Legacy),
-    function(c"cuStreamBeginCaptureToGraph_ptsz", c"cuStreamBeginCaptureToGraph", 12030, Streams::PerThread),
+    function(
+        c"cuStreamBeginCaptureToGraph",
+        c"cuStreamBeginCaptureToGraph",
+        12030,
+        Streams::Legacy,
+    ),
+    function(
+        c"cuStreamBeginCaptureToGraph_ptsz",
+        c"cuStreamBeginCaptureToGraph",
+        12030,
+        Streams::PerThread,
+    ),
     function(c"cuStreamEndCapture", c"cuStreamEndCapture", 10000, Streams::Legacy),
     function(c"cuStreamEndCapture_ptsz", c"cuStreamEndCapture", 10000, Streams::PerThread),
     function(c"cuIpcGetMemHandle", c"cuIpcGetMemHandle", 4010, Streams::Any),
@@ -79,9 +104,11 @@ pub fn of_symbol(symbol: &CStr) -> Option<usize> {
     FUNCTIONS.iter().position(|function| function.symbol == symbol)
 }
 
-/// The function that `cuGetProcAddress` means by `name` for a program of CUDA `version` with `flags`.
+/// The function that `cuGetProcAddress` means by `name` for a program of CUDA `version` with
+/// `flags`.
 pub fn of_entry_point(name: &CStr, version: i32, flags: u64) -> Option<usize> {
-    let unwanted = if flags & PER_THREAD_DEFAULT_STREAM != 0 { Streams::Legacy } else { Streams::PerThread };
+    let unwanted =
+        if flags & PER_THREAD_DEFAULT_STREAM != 0 { Streams::Legacy } else { Streams::PerThread };
     FUNCTIONS.iter().position(|function| {
         function.base == name
             && (function.since..function.before).contains(&version)

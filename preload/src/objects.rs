@@ -29,8 +29,8 @@ impl Object {
             info.assume_init()
         };
         let name = (!info.dli_fname.is_null())
-            // SAFETY: the name of a loaded object, NUL-terminated; it lives as long as the object, which is asked about while its code is
-            // running or has just been found.
+            // SAFETY: the name of a loaded object, NUL-terminated; it lives as long as the object,
+            // which is asked about while its code is running or has just been found.
             .then(|| unsafe { CStr::from_ptr(info.dli_fname) });
         Some(Self { base: info.dli_fbase as usize, name })
     }
@@ -45,7 +45,8 @@ impl Object {
         self.name
     }
 
-    /// Whether it is a part of NVIDIA's driver. On WSL2, `libcuda.so.1` looks the functions of a second one up.
+    /// Whether it is a part of NVIDIA's driver. On WSL2, `libcuda.so.1` looks the functions of a
+    /// second one up.
     pub fn is_driver(self) -> bool {
         self.name.is_some_and(|name| is_driver(name.to_bytes()))
     }
@@ -53,7 +54,9 @@ impl Object {
 
 fn is_driver(path: &[u8]) -> bool {
     let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
-    [&b"libcuda.so"[..], b"libcudadebugger.so", b"libnvidia-"].iter().any(|start| file.starts_with(start))
+    [&b"libcuda.so"[..], b"libcudadebugger.so", b"libnvidia-"]
+        .iter()
+        .any(|start| file.starts_with(start))
 }
 
 /// The addresses from the first to the last loaded byte of the object at `address`.
@@ -62,14 +65,20 @@ pub fn range_of(address: usize) -> Option<Range<usize>> {
         address: usize,
         found: Option<Range<usize>>,
     }
-    unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
-        // SAFETY: dl_iterate_phdr gives a valid description of an object, with `dlpi_phnum` program headers, and our own `data`.
+    unsafe extern "C" fn look(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: dl_iterate_phdr gives a valid description of an object, with `dlpi_phnum` program
+        // headers, and our own `data`.
         let (info, search) = unsafe { (&*info, &mut *data.cast::<Search>()) };
         if info.dlpi_phdr.is_null() {
             return 0;
         }
         // SAFETY: as above.
-        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+        let headers =
+            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
         let base = info.dlpi_addr as usize;
         let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).map(|header| {
             let start = base.wrapping_add(header.p_vaddr as usize);

@@ -8,11 +8,13 @@ use crate::objects;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The next `dlsym` behind ours: glibc's, or that of another library in `LD_PRELOAD` that stands in for it as we do.
+/// The next `dlsym` behind ours: glibc's, or that of another library in `LD_PRELOAD` that stands in
+/// for it as we do.
 ///
 /// ```text
 /// state     meaning                     changed by
-/// 0         nobody has asked yet        -> address: prepare(), any number of threads at once, each with the same address
+/// 0         nobody has asked yet        -> address: prepare(), any number of threads at once, each
+///                                       with the same address
 /// address   of the next dlsym           never again
 /// ```
 ///
@@ -22,13 +24,15 @@ pub static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// glibc's own `dlsym`. Written before [`NEXT`], never changed.
 pub static LIBC: AtomicUsize = AtomicUsize::new(0);
 
-/// Where the object of [`NEXT`] begins, and its length in bytes: 0 and 0 where that is glibc. Lookups from there get glibc's `dlsym`, as
-/// that object may find ours where it looks for the one behind itself. Written before [`NEXT`], never changed.
+/// Where the object of [`NEXT`] begins, and its length in bytes: 0 and 0 where that is glibc.
+/// Lookups from there get glibc's `dlsym`, as that object may find ours where it looks for the one
+/// behind itself. Written before [`NEXT`], never changed.
 pub static NEXT_START: AtomicUsize = AtomicUsize::new(0);
 /// See [`NEXT_START`].
 pub static NEXT_LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// The versions under which glibc has its `dlsym`: since 2.34 in libc.so.6, before that in libdl.so.2. Without a version our own would be found.
+/// The versions under which glibc has its `dlsym`: since 2.34 in libc.so.6, before that in
+/// libdl.so.2. Without a version our own would be found.
 #[cfg(target_arch = "x86_64")]
 const VERSIONS: [&CStr; 2] = [c"GLIBC_2.34", c"GLIBC_2.2.5"];
 #[cfg(target_arch = "aarch64")]
@@ -39,8 +43,9 @@ pub extern "C" fn prepare() -> usize {
     let mut libc = 0;
     for version in VERSIONS {
         if libc == 0 {
-            // SAFETY: both strings are NUL-terminated. RTLD_NEXT: behind this library, which is where the call is from (black_box keeps it
-            // from becoming a jump, which would leave our caller's return address).
+            // SAFETY: both strings are NUL-terminated. RTLD_NEXT: behind this library, which is
+            // where the call is from (black_box keeps it from becoming a jump, which would leave
+            // our caller's return address).
             libc = black_box(unsafe {
                 libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) as usize
             });
@@ -68,7 +73,8 @@ fn function(address: usize) -> Option<Dlsym> {
     unsafe { std::mem::transmute::<usize, Option<Dlsym>>(address) }
 }
 
-/// What the real `dlsym` answers to `handle` and `name` for code at `caller`, where `handle` is one of `dlopen`'s or `RTLD_DEFAULT`.
+/// What the real `dlsym` answers to `handle` and `name` for code at `caller`, where `handle` is one
+/// of `dlopen`'s or `RTLD_DEFAULT`.
 ///
 /// # Safety
 /// `handle` is as said, and valid.

@@ -5,7 +5,8 @@ use std::ffi::{CStr, c_char, c_void};
 
 use crate::{lookup, names, real};
 
-/// Whether `name` is to be answered by us: one of our names, looked up in any way but RTLD_NEXT. Reads its arguments and nothing else.
+/// Whether `name` is to be answered by us: one of our names, looked up in any way but RTLD_NEXT.
+/// Reads its arguments and nothing else.
 ///
 /// # Safety
 /// `name` is NUL-terminated.
@@ -18,10 +19,12 @@ unsafe extern "C" fn is_ours(handle: *mut c_void, name: *const c_char) -> u32 {
     u32::from(names::of_symbol(name).is_some())
 }
 
-/// `dlsym(3)`. What is not ours is left by a jump to the next `dlsym`, with arguments, stack and return address as they came.
+/// `dlsym(3)`. What is not ours is left by a jump to the next `dlsym`, with arguments, stack and
+/// return address as they came.
 ///
 /// # Safety
-/// As `dlsym`: `handle` is one of `dlopen`'s or a special one, `name` NUL-terminated. (NULL for a name is the real one's business.)
+/// As `dlsym`: `handle` is one of `dlopen`'s or a special one, `name` NUL-terminated. (NULL for a
+/// name is the real one's business.)
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -31,7 +34,8 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "endbr64",
         "test rsi, rsi",
         "je 2f",
-        // "cu" and a capital: the driver's. The runtime's, cuBLAS's and the like go on in small letters.
+        // "cu" and a capital: the driver's. The runtime's, cuBLAS's and the like go on in small
+        // letters.
         "cmp byte ptr [rsi], 99",
         "jne 2f",
         "cmp byte ptr [rsi + 1], 117",

@@ -1,4 +1,5 @@
-//! libgruyere.so's side of this library: it says what to hand out in place of a function of the driver.
+//! libgruyere.so's side of this library: it says what to hand out in place of a function of the
+//! driver.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -15,9 +16,14 @@ struct Door {
     version: u32,
     /// Bytes of it.
     size: u32,
-    /// Our function for the one that the driver exports as `name` and has at `real`, for code at `caller`; NULL: hand out the real one.
+    /// Our function for the one that the driver exports as `name` and has at `real`, for code at
+    /// `caller`; NULL: hand out the real one.
     replacement: Option<
-        unsafe extern "C" fn(name: *const c_char, real: *mut c_void, caller: *const c_void) -> *mut c_void,
+        unsafe extern "C" fn(
+            name: *const c_char,
+            real: *mut c_void,
+            caller: *const c_void,
+        ) -> *mut c_void,
     >,
 }
 
@@ -39,19 +45,25 @@ pub fn replacement(name: &CStr, real: *mut c_void, caller: *const c_void) -> Opt
 #[cold]
 fn find() -> Option<NonNull<Door>> {
     // SAFETY: RTLD_DEFAULT is always valid. From here it means what everybody sees.
-    let address = unsafe { real::look_up(libc::RTLD_DEFAULT, c"gruyere_driver_door", find as *const c_void) };
+    let address =
+        unsafe { real::look_up(libc::RTLD_DEFAULT, c"gruyere_driver_door", find as *const c_void) };
     if address.is_null() {
         complain(
-            c"gruyere: libgruyere_driver.so is preloaded without libgruyere.so, so it does nothing; preload both (LD_PRELOAD=\"libgruyere_driver.so libgruyere.so\"), or use `gruyere run`\n",
+            c"gruyere: libgruyere_driver.so is preloaded without libgruyere.so, so it does \
+              nothing; preload both (LD_PRELOAD=\"libgruyere_driver.so libgruyere.so\"), or use \
+              `gruyere run`\n",
         );
         return None;
     }
-    // SAFETY: the one function of that name is libgruyere.so's: it takes a version and answers a table or NULL.
+    // SAFETY: the one function of that name is libgruyere.so's: it takes a version and answers a
+    // table or NULL.
     let door = unsafe {
-        let open = std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32) -> *mut Door>(address);
+        let open =
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32) -> *mut Door>(address);
         NonNull::new(open(VERSION))
     };
-    // SAFETY: a table has a version and a size at least, and only those are read before the size is known.
+    // SAFETY: a table has a version and a size at least, and only those are read before the size is
+    // known.
     let understood = door.filter(|door| unsafe {
         let version = (&raw const (*door.as_ptr()).version).read();
         let size = (&raw const (*door.as_ptr()).size).read();
@@ -61,11 +73,15 @@ fn find() -> Option<NonNull<Door>> {
         DOOR.store(door.as_ptr(), Ordering::Release);
         return Some(door);
     }
-    complain(c"gruyere: libgruyere_driver.so and libgruyere.so are of different versions, so the driver's functions are left alone; preload two of one build\n");
+    complain(
+        c"gruyere: libgruyere_driver.so and libgruyere.so are of different versions, so the \
+          driver's functions are left alone; preload two of one build\n",
+    );
     None
 }
 
-/// Says so on stderr, once. A system call: nothing else is sure to work wherever a program looks a symbol up.
+/// Says so on stderr, once. A system call: nothing else is sure to work wherever a program looks a
+/// symbol up.
 fn complain(message: &CStr) {
     // false -> true, once, by whoever complains first.
     static SAID: AtomicBool = AtomicBool::new(false);

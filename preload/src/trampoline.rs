@@ -1,4 +1,5 @@
-//! The driver's functions by symbol, for what is linked to libcuda: each a jump through a slot that its first call fills.
+//! The driver's functions by symbol, for what is linked to libcuda: each a jump through a slot that
+//! its first call fills.
 
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_void};
@@ -12,13 +13,15 @@ use crate::{lookup, real};
 /// Where each function's calls go.
 ///
 /// ```text
-/// null -> address   bind(), where libgruyere.so wants the call: the answer stands. Any number of threads, the same address
+/// null -> address   bind(), where libgruyere.so wants the call: the answer stands. Any number of
+///                   threads, the same address
 /// ```
 ///
 /// Null stays while the answer is the real function: libgruyere.so may not be ready.
 static SLOTS: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
 
-/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`: the process has no libcuda, or one without this function.
+/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`: the process has no libcuda, or one without this
+/// function.
 const SYMBOL_NOT_FOUND: u32 = 302;
 
 extern "C" fn not_found() -> u32 {
@@ -32,8 +35,10 @@ extern "C" fn bind(index: usize, caller: *const c_void) -> *const c_void {
     };
     let mut real = real::behind_us(function.symbol);
     if real.is_null() {
-        // SAFETY: NUL-terminated; nothing is loaded. The handle stays open: libcuda is never unloaded.
-        let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        // SAFETY: NUL-terminated; nothing is loaded. The handle stays open: libcuda is never
+        // unloaded.
+        let handle =
+            unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if !handle.is_null() {
             // SAFETY: a handle of dlopen's.
             real = unsafe { real::look_up(handle, function.symbol, bind as *const c_void) };
@@ -49,8 +54,8 @@ extern "C" fn bind(index: usize, caller: *const c_void) -> *const c_void {
     target
 }
 
-/// Exports jumps. The arguments of a function are not looked at: all of them are integers and pointers, in registers or on the stack, and
-/// are where they were when the jump is made.
+/// Exports jumps. The arguments of a function are not looked at: all of them are integers and
+/// pointers, in registers or on the stack, and are where they were when the jump is made.
 macro_rules! exports {
     ($($index:literal $name:ident ($($argument:ty),*);)*) => {$(
         /// As the CUDA driver has it.

@@ -1,17 +1,21 @@
 """mode="behind": torch's own caching allocator serves tensors, and takes its segments from Gruyère.
 
-torch takes segments from somebody else for a `MemPool` only. So each device gets a pool over our functions, and
-`_cuda_beginAllocateToPool` routes every thread and stream of the device to it. Two things of torch's stand in the way, and both are about
-the pool scope that is never closed: torch thinks that a capture is going on.
+torch takes segments from somebody else for a `MemPool` only. So each device gets a pool over our
+functions, and `_cuda_beginAllocateToPool` routes every thread and stream of the device to it. Two
+things of torch's stand in the way, and both are about the pool scope that is never closed: torch
+thinks that a capture is going on.
 
-- Blocks that `record_stream` named are not looked at again while a pool scope is open. So it is closed and opened again now and then: a *breath*.
-- Cached segments of a pool that is in use are never given back, not by `empty_cache` and not when memory runs out. So a new pool takes the
-  old one's place (a *turn*), whose cached segments torch then gives back.
+- Blocks that `record_stream` named are not looked at again while a pool scope is open. So it is
+  closed and opened again now and then: a *breath*.
+- Cached segments of a pool that is in use are never given back, not by `empty_cache` and not when
+  memory runs out. So a new pool takes the old one's place (a *turn*), whose cached segments torch
+  then gives back.
 
 In either, another thread's tensor may come from torch's own memory for a moment, which is sound.
 
-While a pool scope of the program's is open (a capture, `use_mem_pool`), ours is closed: some versions of torch ask the oldest pool scope first, and the
-memory of a graph must be in the graph's pool. A pool that dies while a pool scope is open ends the process, so the program's own pools die
+While a pool scope of the program's is open (a capture, `use_mem_pool`), ours is closed: some
+versions of torch ask the oldest pool scope first, and the memory of a graph must be in the graph's
+pool. A pool that dies while a pool scope is open ends the process, so the program's own pools die
 at the next breath, and there are no breaths and turns meanwhile.
 """
 
@@ -27,7 +31,12 @@ from typing import Any, Callable, Optional
 from . import _library
 from ._errors import GruyereError
 
-_NEEDED = ("_cuda_beginAllocateToPool", "_cuda_endAllocateToPool", "_cuda_releasePool", "_cuda_customAllocator")
+_NEEDED = (
+    "_cuda_beginAllocateToPool",
+    "_cuda_endAllocateToPool",
+    "_cuda_releasePool",
+    "_cuda_customAllocator",
+)
 _ALL_HOOKS = 3
 
 # A breath after this many bytes were passed to record_stream; a breath takes some microseconds.
@@ -37,13 +46,18 @@ _BREATH_BYTES = 64 << 20
 def check(torch: Any) -> None:
     """Raises GruyereError where this torch cannot route all memory to a pool."""
     missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
-    # torch up to 2.6 knows a pool's allocator for one thread only, through a context object that later versions do not have.
+    # torch up to 2.6 knows a pool's allocator for one thread only, through a context object that
+    # later versions do not have.
     if not hasattr(torch.cuda, "MemPool") or hasattr(torch._C, "_MemPoolContext") or missing:
-        raise GruyereError(f'mode="behind" needs torch 2.7 or newer, and this is {torch.__version__}; mode="direct" works with it')
+        raise GruyereError(
+            f'mode="behind" needs torch 2.7 or newer, and this is {torch.__version__}; '
+            'mode="direct" works with it'
+        )
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
         raise GruyereError(
-            f'mode="behind" stands behind torch\'s own caching allocator, and this process uses the backend {backend!r}: take backend: out of'
+            'mode="behind" stands behind torch\'s own caching allocator, and this process '
+            f'uses the backend {backend!r}: take backend: out of'
             ' PYTORCH_ALLOC_CONF, or use mode="direct"'
         )
     from . import _torch_conf
@@ -51,13 +65,15 @@ def check(torch: Any) -> None:
     variable, settings = _torch_conf.settings()
     if settings.get("expandable_segments", "").lower() == "true":
         raise GruyereError(
-            f"{variable}: expandable_segments:True maps memory itself and cannot take segments from Gruyère: take it out, or use"
+            f"{variable}: expandable_segments:True maps memory itself and cannot take segments "
+            "from Gruyère: take it out, or use"
             ' mode="direct", where it has no meaning'
         )
 
 
 def install(torch: Any) -> Any:
-    """Routes every device to Gruyère as soon as CUDA is initialised. Answers what must be kept alive."""
+    """Routes every device to Gruyère as soon as CUDA is initialised. Answers what must be kept
+    alive."""
     router = _Router(torch)
     torch.cuda._lazy_call(router.begin)
     atexit.register(router.end)
@@ -67,7 +83,8 @@ def install(torch: Any) -> Any:
     _when_in_scope(torch, router)
     _when_pools_die(torch, router)
     observe = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    # Just before the error is raised: what the program does next finds the cached segments given back.
+    # Just before the error is raised: what the program does next finds the cached segments given
+    # back.
     torch.cuda._lazy_call(lambda: observe and observe(lambda *_: router.turn()))
     return router
 
@@ -106,7 +123,8 @@ class _Router:
             self._open_all()
 
     def end(self) -> None:
-        """A pool scope that is still open when the process ends would abort it. In a forked child there is nothing to end."""
+        """A pool scope that is still open when the process ends would abort it. In a forked child
+        there is nothing to end."""
         with self.lock:
             if self.process == os.getpid():
                 if self.is_open:
@@ -156,7 +174,8 @@ class _Router:
             self._open_all()
 
     def _may_close(self) -> bool:
-        """Not in a forked child, which has no CUDA, and not while a pool scope of the program's is open."""
+        """Not in a forked child, which has no CUDA, and not while a pool scope of the program's is
+        open."""
         return self.process == os.getpid() and not self.scopes
 
     def _used(self) -> list[int]:
@@ -165,9 +184,12 @@ class _Router:
         return [device for device in self.pools if used(device)]
 
     def _pool(self, device: int) -> Any:
-        """A pool belongs to the device that is current when it is made. The change is one that torch only notes where the device has not
-        been used, and setting back the device that CUDA has all the while is no call: so no device wakes."""
-        exchange = getattr(self.torch._C, "_cuda_maybeExchangeDevice", self.torch._C._cuda_exchangeDevice)
+        """A pool belongs to the device that is current when it is made. The change is one that
+        torch only notes where the device has not been used, and setting back the device that CUDA
+        has all the while is no call: so no device wakes."""
+        exchange = getattr(
+            self.torch._C, "_cuda_maybeExchangeDevice", self.torch._C._cuda_exchangeDevice
+        )
         before = exchange(device)
         try:
             return self.pool(self.allocator)
@@ -223,7 +245,8 @@ def _when_emptied(torch: Any, router: _Router) -> None:
 
 
 def _when_in_scope(torch: Any, router: _Router) -> None:
-    """Steps aside for the program's pool scopes: captures, and what it routes to pools of its own."""
+    """Steps aside for the program's pool scopes: captures, and what it routes to pools of its
+    own."""
 
     def replace(owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owners[0], name, None)
@@ -258,13 +281,18 @@ def _when_in_scope(torch: Any, router: _Router) -> None:
 
     replace([torch.cuda.CUDAGraph], "capture_begin", beginning)
     replace([torch.cuda.CUDAGraph], "capture_end", ending)
-    for name in ("_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentStreamToPool", "_cuda_beginAllocateCurrentThreadToPool"):
+    for name in (
+        "_cuda_beginAllocateToPool",
+        "_cuda_beginAllocateCurrentStreamToPool",
+        "_cuda_beginAllocateCurrentThreadToPool",
+    ):
         replace([torch._C, torch.cuda.memory], name, beginning)
     replace([torch._C, torch.cuda.memory], "_cuda_endAllocateToPool", ending)
 
 
 def _when_pools_die(torch: Any, router: _Router) -> None:
-    """Keeps a pool of the program's until no pool scope is open. `__del__` may keep its object: it is called once only."""
+    """Keeps a pool of the program's until no pool scope is open. `__del__` may keep its object: it
+    is called once only."""
 
     def keep(self: Any) -> None:
         router.dead.append(self)

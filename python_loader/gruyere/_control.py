@@ -1,4 +1,5 @@
-"""What the library says of itself, and what it is told beside requests: numbers, trimming, alerts."""
+"""What the library says of itself, and what it is told beside requests: numbers, trimming,
+alerts."""
 
 from __future__ import annotations
 
@@ -57,14 +58,21 @@ class Stats:
 
 class _Stats(ctypes.Structure):
     # GruyereStats; later versions add fields at the end, and write no more than there is room for.
-    _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32), *((field.name, ctypes.c_uint64) for field in fields(Stats))]
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("version", ctypes.c_uint32),
+        *((field.name, ctypes.c_uint64) for field in fields(Stats)),
+    ]
 
 
 class _Alert(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_uint32),
         ("device", ctypes.c_uint32),
-        *((name, ctypes.c_uint64) for name in ("asked", "reserved", "live", "live_peak", "count", "lost")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("asked", "reserved", "live", "live_peak", "count", "lost")
+        ),
         ("value", ctypes.c_double),
         ("threshold", ctypes.c_uint64),
     ]
@@ -89,7 +97,8 @@ def current_device() -> int:
 
 
 def device_number(device: Any) -> int:
-    """The number of a device as torch's functions take one: None for the current, a number, "cuda:1", a torch.device."""
+    """The number of a device as torch's functions take one: None for the current, a number,
+    "cuda:1", a torch.device."""
     if device is None:
         return current_device()
     if isinstance(device, int):
@@ -103,16 +112,21 @@ def device_number(device: Any) -> int:
 
 
 def stats(device: Any = None) -> Stats:
-    """Numbers of `device` (None: the current one). Raises GruyereError where there is no such device, or no CUDA."""
+    """Numbers of `device` (None: the current one). Raises GruyereError where there is no such
+    device, or no CUDA."""
     number = device_number(device)
     raw = _Stats(size=ctypes.sizeof(_Stats))
     if _declared().gruyere_stats(number, ctypes.byref(raw)) != 0:
-        raise GruyereError(f"stats({device!r}): there is no device {number} that Gruyère can use; gruyere.disable_reason() may say why")
+        raise GruyereError(
+            f"stats({device!r}): there is no device {number} that Gruyère can use; "
+            "gruyere.disable_reason() may say why"
+        )
     return Stats(*(getattr(raw, field.name) for field in fields(Stats)))
 
 
 def trim() -> int:
-    """Gives back to the devices what nobody uses, as torch.cuda.empty_cache() does; the bytes that they got."""
+    """Gives back to the devices what nobody uses, as torch.cuda.empty_cache() does; the bytes that
+    they got."""
     return int(_library.library().gruyere_trim())
 
 
@@ -121,8 +135,8 @@ class Alert:
     """Memory was short, or a threshold of `alert:` is passed. Bytes where not said otherwise."""
 
     kind: str
-    """"out_of_memory": a request was refused; "reclaim": one fitted nowhere, and memory was reclaimed for it; "threshold": one of
-    `alert:` with the action `callback` is passed."""
+    """"out_of_memory": a request was refused; "reclaim": one fitted nowhere, and memory was
+    reclaimed for it; "threshold": one of `alert:` with the action `callback` is passed."""
     device: int
     asked: int
     """What was asked for; 0 of a threshold."""
@@ -138,7 +152,8 @@ class Alert:
     threshold: Optional[str] = None
     """Of a threshold: its text, as `oom-in<10min`."""
     value: Optional[float] = None
-    """Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share from 0 to 1."""
+    """Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share
+    from 0 to 1."""
 
 
 _THRESHOLD = 3
@@ -148,13 +163,16 @@ _Listener = TypeVar("_Listener", bound=Callable[[Alert], object])
 _listeners: list[Callable[[Alert], object]] = []
 _thread: Optional[threading.Thread] = None
 _lock = threading.Lock()
-# How long the thread waits in the library before it looks up: a process that ends does not wait for it, but for this.
+# How long the thread waits in the library before it looks up: a process that ends does not wait for
+# it, but for this.
 _BREATH_MILLISECONDS = 500
 
 
 def on_alert(function: _Listener) -> _Listener:
-    """Has `function` called with an Alert whenever memory is short or a threshold of `alert:` is passed; it may decorate one. It runs on a thread of Gruyère's own, a moment after:
-    the thread that allocates must not wait for Python. What it raises is printed, and it is called again the next time."""
+    """Has `function` called with an Alert whenever memory is short or a threshold of `alert:` is
+    passed; it may decorate one. It runs on a thread of Gruyère's own, a moment after: the thread
+    that allocates must not wait for Python. What it raises is printed, and it is called again the
+    next time."""
     if not callable(function):
         raise GruyereError(f"on_alert({function!r}): give it a function that takes an Alert")
     global _thread
@@ -189,8 +207,12 @@ def _deliver(milliseconds: int) -> bool:
         return False
     if found == 1:
         numbers = {name: getattr(raw, name) for name in _INTEGERS}
-        threshold, value = (_threshold(raw.threshold), raw.value) if raw.kind == _THRESHOLD else (None, None)
-        alert = Alert(kind=_KINDS.get(raw.kind, str(raw.kind)), threshold=threshold, value=value, **numbers)
+        threshold, value = (
+            (_threshold(raw.threshold), raw.value) if raw.kind == _THRESHOLD else (None, None)
+        )
+        alert = Alert(
+            kind=_KINDS.get(raw.kind, str(raw.kind)), threshold=threshold, value=value, **numbers
+        )
         for function in tuple(_listeners):
             try:
                 function(alert)

@@ -1,5 +1,5 @@
-"""`python -m gruyere --doctor`: tries Gruyère in this process and tells what it finds. torch's side; `gruyere stat` and `gruyere ps` tell of
-processes that run."""
+"""`python -m gruyere --doctor`: tries Gruyère in this process and tells what it finds. torch's
+side; `gruyere stat` and `gruyere ps` tell of processes that run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def examine() -> int:
     warnings.simplefilter("ignore")
     for what, finding in _findings():
         print(f"{what:<22}{finding}")
-    reason = _trial() if "torch" in sys.modules else "torch cannot be imported (above): install PyTorch 2.4 or newer, built for CUDA"
+    reason = (
+        _trial()
+        if "torch" in sys.modules
+        else "torch cannot be imported (above): install PyTorch 2.4 or newer, built for CUDA"
+    )
     print(f"{'gruyere':<22}{'works here' if reason is None else 'does not work here: ' + reason}")
     return 0 if reason is None else 1
 
@@ -30,16 +34,27 @@ def _findings() -> Iterator[tuple[str, str]]:
     try:
         import torch
 
-        yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda}, {os.path.dirname(torch.__file__)}"
+        yield (
+            "torch",
+            f"{torch.__version__}, CUDA {torch.version.cuda}, {os.path.dirname(torch.__file__)}",
+        )
     except ImportError as error:
         yield "torch", f"cannot be imported: {error}"
     try:
-        yield "library", f"{_library.path()}, version {(_library.library().gruyere_version() or b'').decode()}"
+        yield (
+            "library",
+            f"{_library.path()}, version {(_library.library().gruyere_version() or b'').decode()}",
+        )
     except GruyereError as error:
         yield "library", str(error)
-    heard = "is heard by this interpreter, in child processes too" if _hears() else (
-        "is NOT heard by this interpreter, nor by child processes: the package is used without being installed; "
-        "`pip install ./python_loader` in a clone of the repository"
+    heard = (
+        "is heard by this interpreter, in child processes too"
+        if _hears()
+        else (
+            "is NOT heard by this interpreter, nor by child processes: the package is used "
+            "without being installed; "
+            "`pip install ./python_loader` in a clone of the repository"
+        )
     )
     yield "GRUYERE_ENABLE", heard
     yield "GRUYERE_CONF", os.environ.get(_settings.VARIABLE) or "not set"
@@ -54,7 +69,10 @@ def _hears() -> bool:
     """Whether an interpreter that starts with GRUYERE_ENABLE=1 runs our start-up file."""
     question = "import sys; sys.exit('gruyere._startup' not in sys.modules)"
     environment = {**os.environ, _enable.VARIABLE: "1"}
-    return subprocess.run([sys.executable, "-c", question], env=environment, check=False).returncode == 0
+    return (
+        subprocess.run([sys.executable, "-c", question], env=environment, check=False).returncode
+        == 0
+    )
 
 
 def _door() -> str:
@@ -65,11 +83,15 @@ def _door() -> str:
     name, why = found
     if name == "native" or why.startswith("door:native"):
         return f"{name} ({why})"
-    return f"{name} ({why}); `--door native` takes torch's own interface, which has more of torch (docs/pytorch.md, The native door)"
+    return (
+        f"{name} ({why}); `--door native` takes torch's own interface, which has more of torch "
+        "(docs/pytorch.md, The native door)"
+    )
 
 
 def _trial() -> Optional[str]:
-    """Enables Gruyère, allocates on each device, and asks the library about it: why that fails, or None."""
+    """Enables Gruyère, allocates on each device, and asks the library about it: why that fails, or
+    None."""
     try:
         _enable.enable(_enable.wanted_mode() or "direct")
         import torch
@@ -78,15 +100,21 @@ def _trial() -> Optional[str]:
 
         if torch.cuda.device_count() == 0:
             return (
-                "libcuda is there, and it shows no device; see `nvidia-smi`, CUDA_VISIBLE_DEVICES and the container's devices "
+                "libcuda is there, and it shows no device; see `nvidia-smi`, "
+                "CUDA_VISIBLE_DEVICES and the container's devices "
                 "(docker run --gpus all)"
             )
         for device in range(torch.cuda.device_count()):
             block = torch.empty(1 << 20, dtype=torch.uint8, device=f"cuda:{device}")
             block.record_stream(torch.cuda.current_stream(device))
-            print(f"{f'cuda:{device}':<22}{torch.cuda.get_device_name(device)}, a tensor at {block.data_ptr():#x}")
+            print(
+                f"{f'cuda:{device}':<22}{torch.cuda.get_device_name(device)}, a tensor at "
+                f"{block.data_ptr():#x}"
+            )
             if not block.data_ptr():
-                return f"an allocation on cuda:{device} was answered with NULL; the log above says why"
+                return (
+                    f"an allocation on cuda:{device} was answered with NULL; the log above says why"
+                )
         torch.cuda.empty_cache()
     except (GruyereError, RuntimeError) as error:
         return str(error)

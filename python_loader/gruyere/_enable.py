@@ -18,7 +18,8 @@ from ._errors import GruyereError, warn_once
 VARIABLE = "GRUYERE_ENABLE"
 MODES = ("direct", "behind")
 
-# Each hook's setter on torch's allocator object, and our function for it. All of them exist from torch 2.4 on.
+# Each hook's setter on torch's allocator object, and our function for it. All of them exist from
+# torch 2.4 on.
 _HOOKS = {
     "set_init_fn": "gruyere_init",
     "set_reset_fn": "gruyere_reset",
@@ -49,7 +50,10 @@ class Enabled:
 
 _lock = threading.Lock()
 _enabled: Optional[Enabled] = None
-_reason = "gruyere.enable() has not been called; call it before the program uses CUDA, or launch with python -m gruyere or GRUYERE_ENABLE=1"
+_reason = (
+    "gruyere.enable() has not been called; call it before the program uses CUDA, or launch "
+    "with python -m gruyere or GRUYERE_ENABLE=1"
+)
 
 
 class NoCuda(GruyereError):
@@ -57,24 +61,29 @@ class NoCuda(GruyereError):
 
 
 def enable(mode: str = "direct", **settings: object) -> None:
-    """Makes Gruyère the allocator of this process and of the processes that it starts. Call it before the program touches CUDA.
+    """Makes Gruyère the allocator of this process and of the processes that it starts. Call it
+    before the program touches CUDA.
 
-    `mode` is "direct" (Gruyère serves every tensor) or "behind" (torch's own caching allocator serves tensors, and Gruyère serves it).
-    `settings` are keys of GRUYERE_CONF: `enable(limit="90%", share=False)`; they come after those of the environment.
+    `mode` is "direct" (Gruyère serves every tensor) or "behind" (torch's own caching allocator
+    serves tensors, and Gruyère serves it). `settings` are keys of GRUYERE_CONF:
+    `enable(limit="90%", share=False)`; they come after those of the environment.
 
-    Raises GruyereError, and changes nothing, where it is too late (CUDA is in use), where it has been called before, where there is no
-    CUDA or no library, where torch lacks something, and where a setting is wrong. After a launch with `python -m gruyere` or
-    GRUYERE_ENABLE=1 a call that asks for nothing else does nothing.
+    Raises GruyereError, and changes nothing, where it is too late (CUDA is in use), where it has
+    been called before, where there is no CUDA or no library, where torch lacks something, and where
+    a setting is wrong. After a launch with `python -m gruyere` or GRUYERE_ENABLE=1 a call that asks
+    for nothing else does nothing.
     """
     _enable(mode, settings, automatic=False)
 
 
 def enable_automatically(required: bool) -> None:
-    """As the launch line says, once torch is imported. Where there is no CUDA: an error if `required`, else the program goes on."""
+    """As the launch line says, once torch is imported. Where there is no CUDA: an error if
+    `required`, else the program goes on."""
     try:
         _enable(wanted_mode() or "direct", {}, automatic=True)
     except NoCuda:
-        # disable_reason() tells. A launcher, a data worker or a node without a GPU has nothing to allocate.
+        # disable_reason() tells. A launcher, a data worker or a node without a GPU has nothing to
+        # allocate.
         if required:
             raise
 
@@ -105,8 +114,13 @@ def mode() -> Optional[str]:
 
 
 def door() -> Optional[tuple[str, str]]:
-    """By which door torch comes in, "native" or "pluggable", and why; None where Gruyère is not enabled, or not in direct mode."""
-    return (_enabled.door, _enabled.door_reason) if _enabled and _enabled.door and is_enabled() else None
+    """By which door torch comes in, "native" or "pluggable", and why; None where Gruyère is not
+    enabled, or not in direct mode."""
+    return (
+        (_enabled.door, _enabled.door_reason)
+        if _enabled and _enabled.door and is_enabled()
+        else None
+    )
 
 
 def disable_reason() -> Optional[str]:
@@ -117,9 +131,15 @@ def disable_reason() -> Optional[str]:
             return "torch has not been imported yet; Gruyère is enabled when it is"
         return _reason
     if torch is not None and _in_bad_fork(torch):
-        return "this process was forked from one that uses CUDA, so it cannot use CUDA itself; start it with the spawn method"
+        return (
+            "this process was forked from one that uses CUDA, so it cannot use CUDA itself; "
+            "start it with the spawn method"
+        )
     if _enabled.door == "native" and not _shim.is_current():
-        return "something has put another allocator in Gruyère's place since (torch.cuda.memory.change_current_allocator): leave that out"
+        return (
+            "something has put another allocator in Gruyère's place since "
+            "(torch.cuda.memory.change_current_allocator): leave that out"
+        )
     return None
 
 
@@ -136,28 +156,34 @@ def _enable(mode: str, settings: dict[str, object], automatic: bool) -> None:
         except GruyereError as error:
             _reason = str(error)
             raise
-    # Children that are started afresh do the same when they import torch; a mode or a choice of the launch line is kept.
+    # Children that are started afresh do the same when they import torch; a mode or a choice of the
+    # launch line is kept.
     os.environ[VARIABLE] = "1" if mode == "direct" else mode
     if _enabled.door == "pluggable":
-        # Behind torch's own allocator, and by torch's own interface, what torch says of memory is true as it is.
+        # Behind torch's own allocator, and by torch's own interface, what torch says of memory is
+        # true as it is.
         _install("_truth")
     _install("_steps")
     _install("_streams")
 
 
 def _check_again(before: Enabled, mode: str, settings: dict[str, object]) -> None:
-    """A second call is a mistake, but for one that asks for what the launch line has brought already."""
+    """A second call is a mistake, but for one that asks for what the launch line has brought
+    already."""
     if not before.automatic:
         raise GruyereError(
-            "gruyere.enable() was called before in this process, and one call is enough: remove this one, or ask gruyere.is_enabled() first"
+            "gruyere.enable() was called before in this process, and one call is enough: "
+            "remove this one, or ask gruyere.is_enabled() first"
         )
     asked = {entry for entry in before.settings.split(",") if entry}
     new = sorted(f"{key}:{_settings.value(key, value)}" for key, value in settings.items())
     missing = [entry for entry in new if entry not in asked]
     if mode != before.mode or missing:
         raise GruyereError(
-            f"Gruyère was enabled by the launch line already (mode {before.mode!r}, settings {before.settings!r}), and the program asks for"
-            f" something else (mode {mode!r}, {', '.join(missing) or 'no settings'}): set {VARIABLE}={mode} and {_settings.VARIABLE} there,"
+            f"Gruyère was enabled by the launch line already (mode {before.mode!r}, settings "
+            f"{before.settings!r}), and the program asks for"
+            f" something else (mode {mode!r}, {', '.join(missing) or 'no settings'}): set "
+            f"{VARIABLE}={mode} and {_settings.VARIABLE} there,"
             " or launch without Gruyère and let the program enable it"
         )
 
@@ -166,7 +192,9 @@ def _import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise GruyereError(f"torch cannot be imported here ({error}): install PyTorch 2.4 or newer, built for CUDA") from error
+        raise GruyereError(
+            f"torch cannot be imported here ({error}): install PyTorch 2.4 or newer, built for CUDA"
+        ) from error
     return torch
 
 
@@ -214,7 +242,9 @@ def _direct(torch: Any, settings: str) -> tuple[str, str, Any]:
 
 
 def _pluggable(torch: Any) -> Any:
-    allocator = torch._C._cuda_customAllocator(_library.address("gruyere_malloc"), _library.address("gruyere_free"))
+    allocator = torch._C._cuda_customAllocator(
+        _library.address("gruyere_malloc"), _library.address("gruyere_free")
+    )
     missing = [setter for setter in _HOOKS if not hasattr(allocator, setter)]
     if missing:
         raise _too_old(torch, missing)
@@ -224,7 +254,8 @@ def _pluggable(torch: Any) -> Any:
         torch._C._cuda_changeCurrentAllocator(allocator)
     except RuntimeError as error:
         raise GruyereError(
-            f"torch refuses another allocator ({str(error).splitlines()[0]}): something has put one in place before; enable Gruyère first,"
+            f"torch refuses another allocator ({str(error).splitlines()[0]}): something has "
+            "put one in place before; enable Gruyère first,"
             " and only Gruyère"
         ) from error
     return allocator
@@ -238,24 +269,37 @@ def _limit(settings: dict[str, object]) -> Optional[str]:
 
 def _check_torch(torch: Any) -> None:
     if getattr(torch.version, "hip", None):
-        raise NoCuda("this torch is built for ROCm, and Gruyère manages CUDA memory: install a torch that is built for CUDA")
+        raise NoCuda(
+            "this torch is built for ROCm, and Gruyère manages CUDA memory: install a torch "
+            "that is built for CUDA"
+        )
     if torch.version.cuda is None:
-        raise NoCuda(f"this torch ({torch.__version__}) is built without CUDA: install one that is built with it")
+        raise NoCuda(
+            f"this torch ({torch.__version__}) is built without CUDA: install one that is "
+            "built with it"
+        )
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise _too_old(torch, ["_cuda_customAllocator"])
 
 
 def _too_old(torch: Any, missing: list[str]) -> GruyereError:
-    return GruyereError(f"this torch ({torch.__version__}) lacks {', '.join(missing)}: install torch 2.4 or newer")
+    return GruyereError(
+        f"this torch ({torch.__version__}) lacks {', '.join(missing)}: install torch 2.4 or newer"
+    )
 
 
 def _check_cuda(torch: Any) -> None:
     if _in_bad_fork(torch):
-        raise GruyereError("this process was forked from one that uses CUDA, so it cannot use CUDA itself: start it with the spawn method")
+        raise GruyereError(
+            "this process was forked from one that uses CUDA, so it cannot use CUDA itself: "
+            "start it with the spawn method"
+        )
     if torch.cuda.is_initialized():
         raise GruyereError(
-            "too late: this process uses CUDA already, and torch cannot change its allocator any more. Call gruyere.enable() at the top of"
-            " the program, before anything is moved to the GPU, or launch it with python -m gruyere or GRUYERE_ENABLE=1"
+            "too late: this process uses CUDA already, and torch cannot change its allocator "
+            "any more. Call gruyere.enable() at the top of"
+            " the program, before anything is moved to the GPU, or launch it with python -m "
+            "gruyere or GRUYERE_ENABLE=1"
         )
     reason = _no_device(torch)
     if reason:
@@ -263,7 +307,8 @@ def _check_cuda(torch: Any) -> None:
 
 
 def _no_device(torch: Any) -> Optional[str]:
-    """Why there is no CUDA device. Asked without initialising CUDA: this process may fork children that will."""
+    """Why there is no CUDA device. Asked without initialising CUDA: this process may fork children
+    that will."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides every device"
@@ -271,7 +316,8 @@ def _no_device(torch: Any) -> Optional[str]:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return f"there is no NVIDIA driver here ({error})"
-    # NVML counts without CUDA; below 0, and where torch has no such function, nobody knows before CUDA is in use.
+    # NVML counts without CUDA; below 0, and where torch has no such function, nobody knows before
+    # CUDA is in use.
     count = getattr(torch.cuda, "_device_count_nvml", lambda: -1)()
     return "the NVIDIA driver shows no device to this process" if count == 0 else None
 

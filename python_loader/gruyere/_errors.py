@@ -11,7 +11,8 @@ class GruyereError(RuntimeError):
 
 
 class GruyereWarning(UserWarning):
-    """Something will not do what the program may expect of it; the text says what to use instead."""
+    """Something will not do what the program may expect of it; the text says what to use
+    instead."""
 
 
 _said: set[str] = set()
@@ -21,7 +22,8 @@ _INSIDE = ("gruyere", "torch", "importlib", "runpy")
 
 
 def warn_once(text: str) -> None:
-    """Warns of `text`, once in the life of the process, at the line of the program that led to it."""
+    """Warns of `text`, once in the life of the process, at the line of the program that led to
+    it."""
     if text in _said:
         return
     _said.add(text)

@@ -1,16 +1,20 @@
-"""The history of blocks, for `torch.cuda.memory._record_memory_history`: which were allocated and freed, when, and from where.
+"""The history of blocks, for `torch.cuda.memory._record_memory_history`: which were allocated and
+freed, when, and from where.
 
-The library notes every malloc and free while it is asked to. It never asks Python for a stack: torch calls it with and without Python's
-global lock, and taking that lock inside an allocation can deadlock. Instead a torch function mode of this module sees each call of
-torch's functions before it is done, numbers the Python stack, and tells the library the number for the calling thread. So:
+The library notes every malloc and free while it is asked to. It never asks Python for a stack:
+torch calls it with and without Python's global lock, and taking that lock inside an allocation can
+deadlock. Instead a torch function mode of this module sees each call of torch's functions before it
+is done, numbers the Python stack, and tells the library the number for the calling thread. So:
 
-- frames are known for what the thread that started the history does through torch's functions and operators. Frees between such calls, blocks of
-  other threads (autograd's own among them) and of extensions that allocate by themselves have none;
+- frames are known for what the thread that started the history does through torch's functions and
+  operators. Frees between such calls, blocks of other threads (autograd's own among them) and of
+  extensions that allocate by themselves have none;
 - there are no C++ frames, whatever `stacks` says;
 - the stack ends at the call into torch: frames of torch's own Python code below it are left out;
 - torch.compile traces through the mode and breaks its graphs at it: there, ask for `context=None`.
 
-On, a call of a torch function costs some microseconds more, and a malloc or free some hundred nanoseconds; off, neither costs anything.
+On, a call of a torch function costs some microseconds more, and a malloc or free some hundred
+nanoseconds; off, neither costs anything.
 """
 
 from __future__ import annotations
@@ -23,7 +27,16 @@ from typing import Any, Callable, Optional
 
 from . import _library
 
-_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "segment_map", "segment_unmap")
+_ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "oom",
+    "segment_map",
+    "segment_unmap",
+)
 _MOST = (1 << 63) - 1
 
 Frames = list[dict[str, Any]]
@@ -111,7 +124,9 @@ class _Stacks:
         while at is not None:
             code = at.f_code
             self._codes[id(code)] = code
-            frames.append({"name": code.co_name, "filename": code.co_filename, "line": at.f_lineno or 0})
+            frames.append(
+                {"name": code.co_name, "filename": code.co_filename, "line": at.f_lineno or 0}
+            )
             at = at.f_back
         self._frames.append(frames)
         number = len(self._frames) - 1
@@ -181,7 +196,10 @@ def record(
     library.gruyere_history_start.argtypes = [ctypes.c_uint64, ctypes.c_int]
     entries = min(max(int(max_entries), 0), _MOST) if enabled == "all" else 0
     if library.gruyere_history_start(entries, int(clear_history)) != 0:
-        raise RuntimeError("Gruyère cannot work in this process (it was forked from one that uses CUDA, or the log says why)")
+        raise RuntimeError(
+            "Gruyère cannot work in this process (it was forked from one that uses CUDA, or "
+            "the log says why)"
+        )
     _on = _On(context, frozenset(skip_actions or ()), _enter() if context else None)
 
 
@@ -200,7 +218,14 @@ def record_legacy(
     """`torch._C._cuda_record_memory_history_legacy`."""
     context = "alloc" if trace_alloc_record_context else "state" if record_context else None
     stacks = "all" if record_context_cpp else "python"
-    record("all" if enabled else None, context, stacks, trace_alloc_max_entries, clear_history, skip_actions=skip_actions)
+    record(
+        "all" if enabled else None,
+        context,
+        stacks,
+        trace_alloc_max_entries,
+        clear_history,
+        skip_actions=skip_actions,
+    )
 
 
 def is_enabled() -> bool:
@@ -223,7 +248,10 @@ def collect(devices: int) -> Collected:
         return found
     try:
         face = taken.contents
-        assert (face.entry_size, face.origin_size) == (ctypes.sizeof(_Entry), ctypes.sizeof(_Origin)), "another version of the library"
+        assert (face.entry_size, face.origin_size) == (
+            ctypes.sizeof(_Entry),
+            ctypes.sizeof(_Origin),
+        ), "another version of the library"
         for at in range(face.entry_count):
             entry = face.entries[at]
             action = _ACTIONS[entry.action]
@@ -265,7 +293,9 @@ def _enter() -> Any:
     class Stacks(TorchFunctionMode):  # type: ignore[misc]
         """Tells the library which stack the calling thread's requests are of."""
 
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             before = tell(number(sys._getframe(1)))
             try:
                 return func(*args, **(kwargs or {}))
@@ -298,8 +328,9 @@ def _leave(mode: Any) -> None:
 
 
 def attach_out_of_memory_observer(observer: Observer) -> None:
-    """`torch._C._cuda_attach_out_of_memory_observer`: called when torch makes the exception for Python, so before any handler of the
-    program, and with Python's global lock held as it must be."""
+    """`torch._C._cuda_attach_out_of_memory_observer`: called when torch makes the exception for
+    Python, so before any handler of the program, and with Python's global lock held as it must
+    be."""
     import torch
 
     if not _observers:

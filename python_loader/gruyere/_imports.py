@@ -12,7 +12,8 @@ from typing import Any, Callable, Optional
 
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Calls `action` with the module `name` once it has been imported; at once where it has been. What it raises, the import raises."""
+    """Calls `action` with the module `name` once it has been imported; at once where it has been.
+    What it raises, the import raises."""
     module = sys.modules.get(name)
     if module is not None:
         action(module)
@@ -29,7 +30,9 @@ class _Watch(MetaPathFinder):
         # find_spec asks the other finders, and so comes by here again, in the same thread.
         self.asking = threading.local()
 
-    def find_spec(self, name: str, path: Any = None, target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
+    def find_spec(
+        self, name: str, path: Any = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
         if name != self.name or getattr(self.asking, "now", False):
             return None
         self.asking.now = True
@@ -43,7 +46,8 @@ class _Watch(MetaPathFinder):
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # Whoever looks at the loader afterwards sees it as it was. Many only ask for the spec, so the watch ends here and not before.
+            # Whoever looks at the loader afterwards sees it as it was. Many only ask for the spec,
+            # so the watch ends here and not before.
             vars(loader).pop("exec_module", None)
             original(module)
             if self in sys.meta_path:

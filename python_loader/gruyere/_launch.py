@@ -1,4 +1,5 @@
-"""`python -m gruyere [options] script.py args`: the script as it is, with Gruyère in the place of torch's allocator."""
+"""`python -m gruyere [options] script.py args`: the script as it is, with Gruyère in the place of
+torch's allocator."""
 
 from __future__ import annotations
 
@@ -81,12 +82,16 @@ class Options:
                 else:
                     self.settings[key.replace("-", "_")] = value
             elif word.startswith("-") and word not in ("-", "--"):
-                raise UsageError(f"{word}: no such option (options of python itself stand before -m gruyere)")
+                raise UsageError(
+                    f"{word}: no such option (options of python itself stand before -m gruyere)"
+                )
             else:
                 self.program = rest if word == "--" else [word, *rest]
                 break
         if self.action == "run" and not self.program:
-            raise UsageError("no program was named" if not self.is_module else "-m: no module was named")
+            raise UsageError(
+                "no program was named" if not self.is_module else "-m: no module was named"
+            )
 
 
 def main() -> None:
@@ -137,7 +142,8 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _prepare(options: Options) -> None:
-    """Checks what can be checked without torch, and leaves word for the moment when torch is imported, here and in children."""
+    """Checks what can be checked without torch, and leaves word for the moment when torch is
+    imported, here and in children."""
     from . import _enable, _settings, _startup
 
     os.environ[_settings.VARIABLE] = _settings.checked(options.settings)
@@ -151,7 +157,8 @@ def _prepare(options: Options) -> None:
 
 
 def _run_module(program: list[str]) -> None:
-    # What the interpreter itself calls for `python -m`. sys.path[0] is right: we were started with -m too.
+    # What the interpreter itself calls for `python -m`. sys.path[0] is right: we were started
+    # with -m too.
     sys.argv = ["-m", *program[1:]]
     _become_main()
     runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
@@ -160,7 +167,8 @@ def _run_module(program: list[str]) -> None:
 def _run_script(program: list[str]) -> None:
     script = program[0]
     sys.argv = program
-    # `-m gruyere` put the current folder first; python script.py puts the script's there. With -I or -P neither is there.
+    # `-m gruyere` put the current folder first; python script.py puts the script's there. With -I
+    # or -P neither is there.
     if not getattr(sys.flags, "safe_path", sys.flags.isolated) and sys.path:
         del sys.path[0]
         own_folder = True
@@ -182,7 +190,10 @@ def _run_script(program: list[str]) -> None:
                 opened.seek(0)
                 source = opened.read()
     except OSError as error:
-        print(f"{sys.executable}: can't open file {file!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        print(
+            f"{sys.executable}: can't open file {file!r}: [Errno {error.errno}] {error.strerror}",
+            file=sys.stderr,
+        )
         sys.exit(2)
     loader = SourceFileLoader if code is None else SourcelessFileLoader
     namespace = _become_main()
@@ -201,11 +212,19 @@ def _holds_main(path: str) -> bool:
 
 
 def _become_main() -> dict[str, object]:
-    """Empties the module `__main__`, which so far was ours, and makes it what a program finds when it starts."""
+    """Empties the module `__main__`, which so far was ours, and makes it what a program finds when
+    it starts."""
     namespace = vars(sys.modules["__main__"])
     builtins = namespace["__builtins__"]
     namespace.clear()
-    namespace.update(__name__="__main__", __doc__=None, __package__=None, __loader__=None, __spec__=None, __builtins__=builtins)
+    namespace.update(
+        __name__="__main__",
+        __doc__=None,
+        __package__=None,
+        __loader__=None,
+        __spec__=None,
+        __builtins__=builtins,
+    )
     if sys.version_info < (3, 14):
         namespace["__annotations__"] = {}
     return namespace

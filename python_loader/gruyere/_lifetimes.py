@@ -1,4 +1,5 @@
-"""How long memory will live: what the program says, and what is known of a tensor once it is there."""
+"""How long memory will live: what the program says, and what is known of a tensor once it is
+there."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ PERSISTENT = NUMBERS["persistent"]
 @lru_cache(maxsize=None)
 def _functions() -> tuple[Callable[[int], int], Callable[[], int], Callable[[int, int], int]]:
     library = _library.library()
-    push, pop, tag = library.gruyere_lifetime_push, library.gruyere_lifetime_pop, library.gruyere_tag
+    push, pop, tag = (
+        library.gruyere_lifetime_push,
+        library.gruyere_lifetime_pop,
+        library.gruyere_tag,
+    )
     push.argtypes, push.restype = [ctypes.c_uint8], ctypes.c_int
     pop.argtypes, pop.restype = [], ctypes.c_int
     tag.argtypes, tag.restype = [ctypes.c_void_p, ctypes.c_uint8], ctypes.c_int
@@ -31,13 +36,15 @@ def _functions() -> tuple[Callable[[int], int], Callable[[], int], Callable[[int
 
 
 class lifetime(contextlib.ContextDecorator):
-    """Says how long what this thread allocates will live, so that blocks of unlike lifetimes do not share pages:
+    """Says how long what this thread allocates will live, so that blocks of unlike lifetimes do not
+    share pages:
 
         with gruyere.lifetime("persistent"):
             cache = torch.empty(...)
 
-    "transient": workspaces; "step": activations and gradients; "persistent": weights and optimiser states; "auto": not said. It nests, up
-    to 31 deep, the innermost counts; it also decorates functions. It is the thread's own: backward passes run on threads of autograd's.
+    "transient": workspaces; "step": activations and gradients; "persistent": weights and optimiser
+    states; "auto": not said. It nests, up to 31 deep, the innermost counts; it also decorates
+    functions. It is the thread's own: backward passes run on threads of autograd's.
 
     Raises GruyereError where there is no such lifetime.
     """
@@ -51,10 +58,18 @@ class lifetime(contextlib.ContextDecorator):
 
     def __enter__(self) -> lifetime:
         if _functions()[0](self._number) != 0:
-            raise GruyereError(f"lifetime({self.name!r}): 31 lifetimes are open on this thread; is one of them entered in a loop and never left?")
+            raise GruyereError(
+                f"lifetime({self.name!r}): 31 lifetimes are open on this thread; is one of "
+                "them entered in a loop and never left?"
+            )
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         _functions()[1]()
 
     def __repr__(self) -> str:
@@ -62,14 +77,20 @@ class lifetime(contextlib.ContextDecorator):
 
 
 def tag(tensors: Any, number: int = PERSISTENT) -> int:
-    """Has the live memory of `tensors` (a tensor, or lists, tuples, sets and dicts of them, as deep as may be) counted under the lifetime of
-    that number. How many blocks were; tensors on other devices, and memory that is not ours, are left alone."""
+    """Has the live memory of `tensors` (a tensor, or lists, tuples, sets and dicts of them, as deep
+    as may be) counted under the lifetime of that number. How many blocks were; tensors on other
+    devices, and memory that is not ours, are left alone."""
     mark = _functions()[2]
-    return sum(mark(address, number) == 0 for address in {_address(tensor) for tensor in _tensors(tensors)} if address)
+    return sum(
+        mark(address, number) == 0
+        for address in {_address(tensor) for tensor in _tensors(tensors)}
+        if address
+    )
 
 
 def _tensors(things: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors in `things`; what a wrapper (DTensor and the like) holds, in place of itself."""
+    """The plain tensors in `things`; what a wrapper (DTensor and the like) holds, in place of
+    itself."""
     import torch
 
     waiting, seen = [things], set()
@@ -91,5 +112,6 @@ def _address(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
     except (RuntimeError, NotImplementedError, ValueError):
-        # Fake and functional tensors, parameters that are not initialised yet, and other subclasses without memory.
+        # Fake and functional tensors, parameters that are not initialised yet, and other subclasses
+        # without memory.
         return 0

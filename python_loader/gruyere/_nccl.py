@@ -1,8 +1,9 @@
 """NCCL_GRAPH_REGISTER=0 where captured collectives would read registrations that are gone.
 
-NCCL registers the buffers of captured collectives by the mappings that it finds at capture, and keeps the registration with the graph. Under an allocator that maps pages anew
-(torch's expandable segments, and Gruyère's pages) devices below compute capability 10 then read freed registrations: Megatron-LM refuses to capture there without this
-variable (NVIDIA/Megatron-LM#5474, #2572)."""
+NCCL registers the buffers of captured collectives by the mappings that it finds at capture, and
+keeps the registration with the graph. Under an allocator that maps pages anew (torch's expandable
+segments, and Gruyère's pages) devices below compute capability 10 then read freed registrations:
+Megatron-LM refuses to capture there without this variable (NVIDIA/Megatron-LM#5474, #2572)."""
 
 from __future__ import annotations
 
@@ -20,18 +21,22 @@ _PAGES = ("auto", "stitch")
 
 
 def install(torch: Any, settings: str) -> None:
-    """Once torch has initialised CUDA, which is before NCCL can start. `settings`: GRUYERE_CONF's. What the user has set stays."""
+    """Once torch has initialised CUDA, which is before NCCL can start. `settings`: GRUYERE_CONF's.
+    What the user has set stays."""
     if _settings.entries(settings).get("backing", "auto") in _PAGES and VARIABLE not in os.environ:
         torch.cuda._lazy_call(lambda: _switch_off(torch))
 
 
 def _switch_off(torch: Any) -> None:
     devices = range(torch.cuda.device_count())
-    if VARIABLE in os.environ or all(torch.cuda.get_device_capability(device)[0] >= _SOUND_FROM for device in devices):
+    if VARIABLE in os.environ or all(
+        torch.cuda.get_device_capability(device)[0] >= _SOUND_FROM for device in devices
+    ):
         return
     os.environ[VARIABLE] = "0"
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and os.environ.get("LOCAL_RANK", "0") == "0":
         warn_once(
-            f"{VARIABLE}=0 is set: with pages that move, captured collectives could use registrations that are gone on devices below compute"
+            f"{VARIABLE}=0 is set: with pages that move, captured collectives could use "
+            "registrations that are gone on devices below compute"
             f" capability {_SOUND_FROM}. Set {VARIABLE} yourself to decide otherwise"
         )

@@ -22,12 +22,19 @@ class _Stats(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_uint32),
         ("version", ctypes.c_uint32),
-        *((name, ctypes.c_uint64) for name in ("reserve", "limit", "held", "live", "live_blocks", "pending")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("reserve", "limit", "held", "live", "live_blocks", "pending")
+        ),
     ]
 
 
 class _Block(ctypes.Structure):
-    _fields_ = [("address", ctypes.c_uint64), ("requested", ctypes.c_uint64), ("step", ctypes.c_int64)]
+    _fields_ = [
+        ("address", ctypes.c_uint64),
+        ("requested", ctypes.c_uint64),
+        ("step", ctypes.c_int64),
+    ]
 
 
 @lru_cache(maxsize=None)
@@ -41,7 +48,12 @@ def _declared() -> ctypes.CDLL:
         "gruyere_pool_release": [u64, ctypes.POINTER(u64)],
         "gruyere_pool_destroy": [u64, ctypes.POINTER(u64)],
         "gruyere_pool_stats": [u64, ctypes.POINTER(_Stats)],
-        "gruyere_pool_blocks": [u64, ctypes.POINTER(_Block), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
+        "gruyere_pool_blocks": [
+            u64,
+            ctypes.POINTER(_Block),
+            ctypes.c_uint32,
+            ctypes.POINTER(ctypes.c_uint32),
+        ],
     }.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
@@ -96,7 +108,8 @@ class PoolInUse(GruyereError):
 class Pool:
     """A named pool of one device; made by gruyere.pool().
 
-    `with pool:` sends what this thread allocates on that device to the pool; pools nest. `release()` gives all of it back.
+    `with pool:` sends what this thread allocates on that device to the pool; pools nest.
+    `release()` gives all of it back.
     """
 
     def __init__(self, name: str, device: int, key: int) -> None:
@@ -108,15 +121,22 @@ class Pool:
         self._check("entered", _declared().gruyere_pool_enter(self._key))
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         self._check("left", _declared().gruyere_pool_leave(self._key))
 
     def release(self) -> int:
-        """Gives all memory of the pool back to the device at once, when no work uses it any more (the device is synchronised); the bytes given.
-        The pool can be used again; its reserve is gone.
+        """Gives all memory of the pool back to the device at once, when no work uses it any more
+        (the device is synchronised); the bytes given. The pool can be used again; its reserve is
+        gone.
 
-        Raises PoolInUse, which names sizes and steps, where tensors live in it: nothing has happened then. Raises GruyereError where it is
-        not possible now (a CUDA graph is being captured), or where the driver refuses.
+        Raises PoolInUse, which names sizes and steps, where tensors live in it: nothing has
+        happened then. Raises GruyereError where it is not possible now (a CUDA graph is being
+        captured), or where the driver refuses.
         """
         return self._give("released", _declared().gruyere_pool_release)
 
@@ -128,13 +148,21 @@ class Pool:
         """The pool's numbers."""
         raw = _Stats(size=ctypes.sizeof(_Stats))
         self._check("looked at", _declared().gruyere_pool_stats(self._key, ctypes.byref(raw)))
-        return PoolStats(raw.reserve, raw.limit or None, raw.held, raw.live, raw.live_blocks, raw.pending)
+        return PoolStats(
+            raw.reserve, raw.limit or None, raw.held, raw.live, raw.live_blocks, raw.pending
+        )
 
     def blocks(self, most: int = _NAMED) -> list[PoolBlock]:
         """The largest live blocks, at most so many."""
         found, count = (_Block * most)(), ctypes.c_uint32()
-        self._check("looked at", _declared().gruyere_pool_blocks(self._key, found, most, ctypes.byref(count)))
-        return [PoolBlock(block.address, block.requested, None if block.step < 0 else block.step) for block in found[: count.value]]
+        self._check(
+            "looked at",
+            _declared().gruyere_pool_blocks(self._key, found, most, ctypes.byref(count)),
+        )
+        return [
+            PoolBlock(block.address, block.requested, None if block.step < 0 else block.step)
+            for block in found[: count.value]
+        ]
 
     def __repr__(self) -> str:
         return f"<gruyere.pool {self.name!r} of device {self.device}>"
@@ -156,11 +184,14 @@ class Pool:
         raise PoolInUse(text, self.blocks()) if code == _BUSY else GruyereError(text)
 
 
-def pool(name: str, reserve: Union[int, str] = 0, limit: Union[int, str, None] = None, device: Any = None) -> Pool:
-    """The pool called `name` on `device` (None: the current one): a new one, or the one that there is.
+def pool(
+    name: str, reserve: Union[int, str] = 0, limit: Union[int, str, None] = None, device: Any = None
+) -> Pool:
+    """The pool called `name` on `device` (None: the current one): a new one, or the one that there
+    is.
 
-    `reserve` ("20GiB", "50%", bytes) is mapped for it at once, and stays; of a pool that there is, the reserve is raised to that. `limit` is a
-    ceiling on the bytes that may be live in it.
+    `reserve` ("20GiB", "50%", bytes) is mapped for it at once, and stays; of a pool that there is,
+    the reserve is raised to that. `limit` is a ceiling on the bytes that may be live in it.
 
         cache = gruyere.pool("kv-cache", reserve="20GiB")
         with cache:
@@ -168,15 +199,16 @@ def pool(name: str, reserve: Union[int, str] = 0, limit: Union[int, str, None] =
         del keys
         cache.release()
 
-    Raises GruyereError where Gruyère is not enabled, where torch's own allocator stands in front (use torch.cuda.MemPool there), and where
-    the memory cannot be had.
+    Raises GruyereError where Gruyère is not enabled, where torch's own allocator stands in front
+    (use torch.cuda.MemPool there), and where the memory cannot be had.
     """
     reason = _enable.disable_reason()
     if reason:
         raise GruyereError(f"pool({name!r}): Gruyère is not enabled: {reason}")
     if _enable.mode() == "behind":
         raise GruyereError(
-            f"pool({name!r}): with mode=\"behind\" torch's own allocator keeps what it got and hands it to anybody: use torch.cuda.MemPool there, or"
+            f"pool({name!r}): with mode=\"behind\" torch's own allocator keeps what it got and "
+            "hands it to anybody: use torch.cuda.MemPool there, or"
             " enable Gruyère directly"
         )
     number = _control.device_number(device)
@@ -187,10 +219,15 @@ def pool(name: str, reserve: Union[int, str] = 0, limit: Union[int, str, None] =
     wanted = _sizes.size("reserve", reserve, total)
     ceiling = 0 if limit is None else _sizes.size("limit", limit, total)
     if limit is not None and ceiling == 0:
-        raise GruyereError(f"pool({name!r}): limit={limit!r} would let nothing live in it; say None for no limit")
+        raise GruyereError(
+            f"pool({name!r}): limit={limit!r} would let nothing live in it; say None for no limit"
+        )
     if "\0" in name:
         raise GruyereError(f"pool({name!r}): a name cannot have a NUL character")
     key = ctypes.c_uint64()
-    if _declared().gruyere_pool_create(name.encode(), number, wanted, ceiling, ctypes.byref(key)) != 0:
+    if (
+        _declared().gruyere_pool_create(name.encode(), number, wanted, ceiling, ctypes.byref(key))
+        != 0
+    ):
         raise GruyereError(f"pool({name!r}) on device {number}: {_last_error()}")
     return Pool(name, number, key.value)

@@ -1,5 +1,5 @@
-"""GRUYERE_CONF: settings given as keywords or options are checked by the library, and left in the environment, where the library and
-child processes read them."""
+"""GRUYERE_CONF: settings given as keywords or options are checked by the library, and left in the
+environment, where the library and child processes read them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ VARIABLE = "GRUYERE_CONF"
 
 
 def checked(keywords: Mapping[str, object]) -> str:
-    """The environment's settings and then `keywords` (the later value of a key counts), as GRUYERE_CONF writes them.
+    """The environment's settings and then `keywords` (the later value of a key counts), as
+    GRUYERE_CONF writes them.
 
-    Raises GruyereError with the library's words, where it would refuse them: the key, the value, what would be right.
+    Raises GruyereError with the library's words, where it would refuse them: the key, the value,
+    what would be right.
     """
     given = [f"{key}:{value(key, chosen)}" for key, chosen in keywords.items()]
     whole = ",".join(part for part in (os.environ.get(VARIABLE, ""), *given) if part)
@@ -29,7 +31,10 @@ def check(settings: str) -> None:
     message = ctypes.create_string_buffer(8192)
     if "\0" in settings:
         raise GruyereError(f"{VARIABLE}: a value has a NUL character: {settings!r}")
-    if _library.library().gruyere_check_configuration(settings.encode(), message, len(message)) != 0:
+    if (
+        _library.library().gruyere_check_configuration(settings.encode(), message, len(message))
+        != 0
+    ):
         raise GruyereError(message.value.decode(errors="replace"))
 
 
@@ -39,7 +44,8 @@ def keys(settings: str) -> set[str]:
 
 
 def entries(settings: str) -> dict[str, str]:
-    """`settings` by key, as the library reads them: of a key that is named twice the later value counts."""
+    """`settings` by key, as the library reads them: of a key that is named twice the later value
+    counts."""
     pairs = (entry.partition(":") for entry in settings.split(",") if entry.strip())
     return {key.strip(): value.strip() for key, _, value in pairs}
 
@@ -52,5 +58,8 @@ def value(key: str, chosen: object) -> str:
         return "none"
     text = os.fspath(chosen) if isinstance(chosen, os.PathLike) else str(chosen)
     if "," in text:
-        raise GruyereError(f"{key}={chosen!r}: a value cannot have a comma, it separates settings; give each key as a keyword of its own")
+        raise GruyereError(
+            f"{key}={chosen!r}: a value cannot have a comma, it separates settings; give each "
+            "key as a keyword of its own"
+        )
     return text

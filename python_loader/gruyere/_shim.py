@@ -1,7 +1,10 @@
-"""The native door's shim: a small C++ library between torch's own allocator interface and libgruyere, built on this machine.
+"""The native door's shim: a small C++ library between torch's own allocator interface and
+libgruyere, built on this machine.
 
-It has to be compiled against the headers of the torch that is installed, and fits no other. So it is built once with the machine's C++ compiler, a matter of seconds,
-and kept in the user's cache, under a name made of all that it depends on. Whatever is missing is no error: the pluggable door serves then, and one line says why.
+It has to be compiled against the headers of the torch that is installed, and fits no other. So it
+is built once with the machine's C++ compiler, a matter of seconds, and kept in the user's cache,
+under a name made of all that it depends on. Whatever is missing is no error: the pluggable door
+serves then, and one line says why.
 """
 
 from __future__ import annotations
@@ -34,14 +37,17 @@ class Unavailable(Exception):
 
 
 def install(torch: Any) -> None:
-    """Makes the native door's object torch's allocator, building the shim first where there is none. Raises Unavailable, and changes nothing, where that cannot be."""
+    """Makes the native door's object torch's allocator, building the shim first where there is
+    none. Raises Unavailable, and changes nothing, where that cannot be."""
     global _loaded
     shim = _load(build(torch), key(torch))
     message = ctypes.create_string_buffer(4096)
     try:
         find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
     except AttributeError as error:
-        raise Unavailable("this libgruyere.so is older than the native door: install gruyere again") from error
+        raise Unavailable(
+            "this libgruyere.so is older than the native door: install gruyere again"
+        ) from error
     if shim.gruyere_shim_install(find, message, ctypes.c_size_t(len(message))) != 0:
         raise Unavailable(message.value.decode(errors="replace"))
     _loaded = shim
@@ -59,20 +65,29 @@ def _load(file: Path, wanted: str) -> ctypes.CDLL:
         shim.gruyere_shim_build.restype = ctypes.c_char_p
         built_from = shim.gruyere_shim_build().decode()
     except (OSError, AttributeError) as error:
-        raise Unavailable(f"{file} cannot be loaded ({error}); python -m gruyere --build-shim builds it anew") from error
+        raise Unavailable(
+            f"{file} cannot be loaded ({error}); python -m gruyere --build-shim builds it anew"
+        ) from error
     if built_from != wanted:
-        raise Unavailable(f"{file} was built for another torch or gruyere; python -m gruyere --build-shim builds it anew")
+        raise Unavailable(
+            f"{file} was built for another torch or gruyere; python -m gruyere --build-shim "
+            "builds it anew"
+        )
     return shim
 
 
 def build(torch: Any, anew: bool = False) -> Path:
-    """The shim's file, built where there is none (or `anew`). Raises Unavailable where it cannot be had."""
+    """The shim's file, built where there is none (or `anew`). Raises Unavailable where it cannot be
+    had."""
     compiler, folder, name = _compiler(), cache(), f"shim-{key(torch)}"
     if compiler is None:
         # A node of a cluster, say, whose home another one has built it in.
         found = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime)
         if not found:
-            raise Unavailable("there is no C++ compiler to build it with (Debian: apt install g++), or name one in CXX")
+            raise Unavailable(
+                "there is no C++ compiler to build it with (Debian: apt install g++), or name "
+                "one in CXX"
+            )
         return found[-1]
     file = folder / f"{name}-{_digest(*compiler)}.so"
     failed = file.with_suffix(".failed")
@@ -96,18 +111,40 @@ def build(torch: Any, anew: bool = False) -> Path:
 
 def key(torch: Any) -> str:
     """What a shim must have been built from to be used: this torch, its headers, this source."""
-    parts = [torch.__version__, str(torch.version.git_version), str(torch.version.cuda), str(torch._C._GLIBCXX_USE_CXX11_ABI)]
+    parts = [
+        torch.__version__,
+        str(torch.version.git_version),
+        str(torch.version.cuda),
+        str(torch._C._GLIBCXX_USE_CXX11_ABI),
+    ]
     try:
-        return _digest(*parts, _headers(torch), *(file.read_bytes() for file in [*sources(), include() / "gruyere.h"]))
+        return _digest(
+            *parts,
+            _headers(torch),
+            *(file.read_bytes() for file in [*sources(), include() / "gruyere.h"]),
+        )
     except OSError as error:
-        raise Unavailable(f"{error.filename} is missing: install torch, or gruyere, again") from error
+        raise Unavailable(
+            f"{error.filename} is missing: install torch, or gruyere, again"
+        ) from error
 
 
 def _headers(torch: Any) -> str:
     """Of torch's headers those that the interface is in."""
     root = Path(torch.__file__).parent / "include" / "c10"
-    names = ["core/Allocator.h", "core/CachingDeviceAllocator.h", "core/Stream.h", "core/impl/GPUTrace.h", "util/Exception.h"]
-    names += ["cuda/CUDAAllocatorConfig.h", "cuda/CUDACachingAllocator.h", "cuda/CUDAStream.h", "macros/Macros.h"]
+    names = [
+        "core/Allocator.h",
+        "core/CachingDeviceAllocator.h",
+        "core/Stream.h",
+        "core/impl/GPUTrace.h",
+        "util/Exception.h",
+    ]
+    names += [
+        "cuda/CUDAAllocatorConfig.h",
+        "cuda/CUDACachingAllocator.h",
+        "cuda/CUDAStream.h",
+        "macros/Macros.h",
+    ]
     return _digest(*((root / name).read_bytes() for name in names))
 
 
@@ -118,8 +155,13 @@ def sources() -> list[Path]:
 
 
 def include() -> Path:
-    """Where gruyere.h is: beside the source in an installed package, and in a clone of the repository where it is written."""
-    return _HERE / "native" if (_HERE / "native" / "gruyere.h").is_file() else _HERE.parent.parent / "include"
+    """Where gruyere.h is: beside the source in an installed package, and in a clone of the
+    repository where it is written."""
+    return (
+        _HERE / "native"
+        if (_HERE / "native" / "gruyere.h").is_file()
+        else _HERE.parent.parent / "include"
+    )
 
 
 def _digest(*parts: Union[str, bytes]) -> str:
@@ -132,7 +174,8 @@ def _digest(*parts: Union[str, bytes]) -> str:
 
 
 def cache() -> Path:
-    """The user's own folder for shims, which nobody else can write to. Raises Unavailable where there can be none."""
+    """The user's own folder for shims, which nobody else can write to. Raises Unavailable where
+    there can be none."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     # What is not absolute is to be ignored, says the specification.
     root = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / ".cache"
@@ -144,9 +187,15 @@ def cache() -> Path:
             folder.chmod(0o700)
             about = folder.lstat()
     except OSError as error:
-        raise Unavailable(f"there is no folder to keep the shim in ({error}); name one that can be written in XDG_CACHE_HOME") from error
+        raise Unavailable(
+            f"there is no folder to keep the shim in ({error}); name one that can be written "
+            "in XDG_CACHE_HOME"
+        ) from error
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-        raise Unavailable(f"{folder} is not a folder of this user's alone; remove it, or name another in XDG_CACHE_HOME")
+        raise Unavailable(
+            f"{folder} is not a folder of this user's alone; remove it, or name another in "
+            "XDG_CACHE_HOME"
+        )
     return folder
 
 
@@ -158,7 +207,8 @@ def _check_owner(file: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time. Where the file system knows no locks (some NFS), several may build at once: each renames its own into place."""
+    """One process at a time. Where the file system knows no locks (some NFS), several may build at
+    once: each renames its own into place."""
     import fcntl
 
     try:
@@ -182,7 +232,13 @@ def _compiler() -> Optional[tuple[str, str]]:
         words = shlex.split(command)
         if words and shutil.which(words[0]):
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                told = subprocess.run([*words, "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=True)
+                told = subprocess.run(
+                    [*words, "--version"],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    timeout=60,
+                    check=True,
+                )
                 return command, told.stdout.decode(errors="replace").partition("\n")[0]
     return None
 
@@ -193,16 +249,25 @@ def _compile(torch: Any, compiler: str, file: Path) -> None:
     os.close(descriptor)
     try:
         command = _command(torch, compiler, name)
-        # torch's libraries are found by their names, since they are loaded already: nothing of where they are now is kept in the shim.
+        # torch's libraries are found by their names, since they are loaded already: nothing of
+        # where they are now is kept in the shim.
         environment = {**os.environ, "LC_ALL": "C", "LD_PRELOAD": ""}
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, timeout=_PATIENCE_SECONDS
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                timeout=_PATIENCE_SECONDS,
             )
         except subprocess.SubprocessError as error:
             raise Unavailable(f"the C++ compiler did not end: {error}") from error
         if done.returncode != 0:
-            raise Unavailable(f"this torch ({torch.__version__}) and {compiler} do not make a shim: {_cause(done.stdout.decode(errors='replace'))}")
+            raise Unavailable(
+                f"this torch ({torch.__version__}) and {compiler} do not make a shim: "
+                f"{_cause(done.stdout.decode(errors='replace'))}"
+            )
         os.chmod(name, 0o600)
         os.rename(name, file)
     finally:
@@ -213,7 +278,10 @@ def _compile(torch: Any, compiler: str, file: Path) -> None:
 def _cause(output: str) -> str:
     """The line of a compiler's output that says why it failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "the compiler said nothing")
+    return next(
+        (line for line in lines if "error" in line.lower()),
+        lines[-1] if lines else "the compiler said nothing",
+    )
 
 
 def _command(torch: Any, compiler: str, output: str) -> list[str]:
@@ -234,14 +302,24 @@ def _command(torch: Any, compiler: str, output: str) -> list[str]:
 
 
 def cuda_folders() -> list[Path]:
-    """Where CUDA's headers may be: in the packages that torch's wheel brings, in a toolkit, in a conda environment."""
+    """Where CUDA's headers may be: in the packages that torch's wheel brings, in a toolkit, in a
+    conda environment."""
     folders: list[Path] = []
     packages = importlib.util.find_spec("nvidia")
     for root in (packages.submodule_search_locations or ()) if packages else ():
         folders += sorted(Path(root).glob("*/include"))
-    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda", sys.prefix]
+    toolkits = [
+        os.environ.get("CUDA_HOME"),
+        os.environ.get("CUDA_PATH"),
+        "/usr/local/cuda",
+        sys.prefix,
+    ]
     for toolkit in toolkits:
         if toolkit:
             folders += [Path(toolkit) / "include", *sorted(Path(toolkit).glob("targets/*/include"))]
-    has_cuda = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file() or (folder / "crt").is_dir()]
+    has_cuda = [
+        folder
+        for folder in folders
+        if (folder / "cuda_runtime_api.h").is_file() or (folder / "crt").is_dir()
+    ]
     return list(dict.fromkeys(has_cuda))

@@ -12,7 +12,8 @@ _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]iB|B|%|)\s*\Z")
 
 
 def size(what: str, given: Union[int, str], total: Callable[[], int]) -> int:
-    """`given` in bytes: an int, "20GiB", "512MiB", "90%" of what `total` says. Raises GruyereError, naming `what`, where it is none of these."""
+    """`given` in bytes: an int, "20GiB", "512MiB", "90%" of what `total` says. Raises GruyereError,
+    naming `what`, where it is none of these."""
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 64:
         return given
     match = _FORM.match(given) if isinstance(given, str) else None
@@ -21,7 +22,13 @@ def size(what: str, given: Union[int, str], total: Callable[[], int]) -> int:
         if unit == "%" and float(number) <= 100:
             return int(total() * (float(number) / 100))
         if unit != "%" and (unit not in ("", "B") or number.isdigit()):
-            found = int(number) * _UNITS[unit] if number.isdigit() else int(float(number) * _UNITS[unit])
+            found = (
+                int(number) * _UNITS[unit]
+                if number.isdigit()
+                else int(float(number) * _UNITS[unit])
+            )
             if found < 1 << 64:
                 return found
-    raise GruyereError(f"{what}={given!r}: not a size; say 512KiB, 2MiB, 1.5GiB, 90% of the device, or plain bytes")
+    raise GruyereError(
+        f"{what}={given!r}: not a size; say 512KiB, 2MiB, 1.5GiB, 90% of the device, or plain bytes"
+    )

@@ -1,4 +1,5 @@
-"""What lies where, in the form of torch's memory snapshots: from the library's own books, which memory_viz and its like can open."""
+"""What lies where, in the form of torch's memory snapshots: from the library's own books, which
+memory_viz and its like can open."""
 
 from __future__ import annotations
 
@@ -41,7 +42,12 @@ class _Block(ctypes.Structure):
 class _Pool(ctypes.Structure):
     """GruyerePool."""
 
-    _fields_ = [("first", ctypes.c_uint64), ("second", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("small", ctypes.c_uint64)]
+    _fields_ = [
+        ("first", ctypes.c_uint64),
+        ("second", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("small", ctypes.c_uint64),
+    ]
 
 
 class _Snapshot(ctypes.Structure):
@@ -65,16 +71,22 @@ class _Snapshot(ctypes.Structure):
 Frames = list[dict[str, Any]]
 
 
-def segments(device: int, frames_of: Callable[[int], Frames], pool: Optional[tuple[int, int]] = None) -> list[dict[str, Any]]:
-    """The segments of `device` (only those of capture pool `pool`, where one is named); `frames_of` an address is where its block was
-    allocated."""
+def segments(
+    device: int, frames_of: Callable[[int], Frames], pool: Optional[tuple[int, int]] = None
+) -> list[dict[str, Any]]:
+    """The segments of `device` (only those of capture pool `pool`, where one is named); `frames_of`
+    an address is where its block was allocated."""
     taken = _take(device)
     if not taken:
         return []
     try:
         face = taken.contents
         found = (face.segments[at] for at in range(face.segment_count))
-        wanted = [segment for segment in found if pool is None or (segment.pool_first, segment.pool_second) == pool]
+        wanted = [
+            segment
+            for segment in found
+            if pool is None or (segment.pool_first, segment.pool_second) == pool
+        ]
         return [_segment(device, face, segment, frames_of) for segment in wanted]
     finally:
         _library.library().gruyere_snapshot_free(taken)
@@ -85,11 +97,15 @@ def capture_pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
     room, count = 16, ctypes.c_uint32()
     while True:
         pools = (_Pool * room)()
-        code = _library.library().gruyere_capture_pools(ctypes.c_int(device), pools, ctypes.c_uint32(room), ctypes.byref(count))
+        code = _library.library().gruyere_capture_pools(
+            ctypes.c_int(device), pools, ctypes.c_uint32(room), ctypes.byref(count)
+        )
         if code != 0:
             return {}
         if count.value <= room:
-            return {(pool.first, pool.second): (pool.bytes, pool.small) for pool in pools[: count.value]}
+            return {
+                (pool.first, pool.second): (pool.bytes, pool.small) for pool in pools[: count.value]
+            }
         room = count.value
 
 
@@ -102,15 +118,24 @@ def _take(device: int) -> Any:
     taken = library.gruyere_snapshot(device)
     if taken:
         face = taken.contents
-        assert (face.segment_size, face.block_size) == (ctypes.sizeof(_Segment), ctypes.sizeof(_Block)), "another version of the library"
+        assert (face.segment_size, face.block_size) == (
+            ctypes.sizeof(_Segment),
+            ctypes.sizeof(_Block),
+        ), "another version of the library"
     return taken
 
 
-def _segment(device: int, face: _Snapshot, segment: _Segment, frames_of: Callable[[int], Frames]) -> dict[str, Any]:
-    blocks = [face.blocks[at] for at in range(segment.first_block, segment.first_block + segment.block_count)]
+def _segment(
+    device: int, face: _Snapshot, segment: _Segment, frames_of: Callable[[int], Frames]
+) -> dict[str, Any]:
+    blocks = [
+        face.blocks[at]
+        for at in range(segment.first_block, segment.first_block + segment.block_count)
+    ]
     active = [block for block in blocks if block.state]
-    # Memory here belongs to no stream. A span in which all blocks are of one is told as that stream's; of pages each row is as its pages
-    # came and went in the history, where a row that grew has to be of one stream for viewers to join its parts.
+    # Memory here belongs to no stream. A span in which all blocks are of one is told as that
+    # stream's; of pages each row is as its pages came and went in the history, where a row that
+    # grew has to be of one stream for viewers to join its parts.
     streams = set() if segment.stitched else {block.stream for block in active}
     return {
         "device": device,

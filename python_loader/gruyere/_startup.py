@@ -1,7 +1,9 @@
-"""What `gruyere_startup.pth` runs when an interpreter starts with GRUYERE_ENABLE set: from then on, importing torch enables Gruyère. And with
-a `trace:` in GRUYERE_CONF: where nothing enables Gruyère, the program is told that there will be none.
+"""What `gruyere_startup.pth` runs when an interpreter starts with GRUYERE_ENABLE set: from then on,
+importing torch enables Gruyère. And with a `trace:` in GRUYERE_CONF: where nothing enables Gruyère,
+the program is told that there will be none.
 
-It costs one small import, touches neither torch nor the library, and must never keep an interpreter from starting."""
+It costs one small import, touches neither torch nor the library, and must never keep an interpreter
+from starting."""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ from types import ModuleType
 
 from ._imports import when_imported
 
-# Whether a torch without CUDA is an error (python -m gruyere) or none of our business (GRUYERE_ENABLE=1).
+# Whether a torch without CUDA is an error (python -m gruyere) or none of our business
+# (GRUYERE_ENABLE=1).
 required = False
 _watching = False
 
 
 def watch() -> None:
-    """Enables Gruyère once torch is imported, if the environment still asks for it then. Any number of calls is fine."""
+    """Enables Gruyère once torch is imported, if the environment still asks for it then. Any number
+    of calls is fine."""
     global _watching
     if not _watching:
         _watching = True

@@ -1,9 +1,11 @@
 """Steps and lifetimes without a change to the program: hooks of torch's optimisers and modules.
 
-What is known is counted (`tag`), and places nothing: memory is placed among others of its lifetime only where the program says so.
-- When a module has moved to the device (`Module._apply`, under `to`, `cuda`, `half`), its parameters and buffers are persistent; when it gets
-  one that was made on the device, that one is.
-- When an optimiser has stepped, all that it has is: its parameters, and what is in `optimizer.state`.
+What is known is counted (`tag`), and places nothing: memory is placed among others of its lifetime
+only where the program says so.
+- When a module has moved to the device (`Module._apply`, under `to`, `cuda`, `half`), its
+  parameters and buffers are persistent; when it gets one that was made on the device, that one is.
+- When an optimiser has stepped, all that it has is: its parameters, and what is in
+  `optimizer.state`.
 - A step is over when an optimiser has stepped. Of several that step in turn, one marks.
 """
 
@@ -29,13 +31,14 @@ _explicit = False
 # The latest mark was an optimiser's.
 _automatic = False
 
-# Optimisers are looked through after these many of their steps whatever they have; then only when they have more.
+# Optimisers are looked through after these many of their steps whatever they have; then only when
+# they have more.
 _FIRST_STEPS = 3
 
 
 def step() -> None:
-    """Marks the end of a step: of training, or a request of a server. Steps of optimisers are marked without it; once a program calls this, only
-    by it."""
+    """Marks the end of a step: of training, or a request of a server. Steps of optimisers are
+    marked without it; once a program calls this, only by it."""
     global _explicit, _automatic
     # The first time, an optimiser may just have marked the same step.
     again, _explicit, _automatic = _automatic, True, False
@@ -48,8 +51,9 @@ def _mark() -> None:
 
 
 def checkpoint() -> int:
-    """Says that memory is low now (a checkpoint is written, an epoch is over): gives idle memory back to the device if less than three quarters
-    of the peak is live, and no oftener than every 30 seconds. The bytes given. `torch.save` does this by itself."""
+    """Says that memory is low now (a checkpoint is written, an epoch is over): gives idle memory
+    back to the device if less than three quarters of the peak is live, and no oftener than every 30
+    seconds. The bytes given. `torch.save` does this by itself."""
     function = _library.library().gruyere_checkpoint
     function.restype = ctypes.c_uint64
     return int(function())
@@ -87,8 +91,9 @@ def _serves_tensors() -> bool:
 class _Leader:
     """Which of the optimisers marks the steps of the program.
 
-    The first one, until it is gone, or until another has stepped twice since it did: then that one. So several that take turns (of a generator and
-    its discriminator, of each layer, one inside another) make one step, not several.
+    The first one, until it is gone, or until another has stepped twice since it did: then that one.
+    So several that take turns (of a generator and its discriminator, of each layer, one inside
+    another) make one step, not several.
     """
 
     def __init__(self) -> None:
@@ -112,7 +117,8 @@ _known: weakref.WeakKeyDictionary[Any, tuple[int, tuple[int, ...]]] = weakref.We
 
 
 def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
-    """`hook` as an optimiser's: whatever an optimiser that we do not know makes of it, the program goes on, and is told once."""
+    """`hook` as an optimiser's: whatever an optimiser that we do not know makes of it, the program
+    goes on, and is told once."""
 
     @functools.wraps(hook)
     def harmless(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -120,7 +126,10 @@ def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
             hook(optimizer)
         except Exception as error:
             kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-            warn_once(f"the steps and states of {kind} cannot be followed ({error!r}): mark them with gruyere.step() and gruyere.lifetime()")
+            warn_once(
+                f"the steps and states of {kind} cannot be followed ({error!r}): mark them "
+                "with gruyere.step() and gruyere.lifetime()"
+            )
 
     return harmless
 
@@ -138,7 +147,12 @@ def _after_step(optimizer: torch.optim.Optimizer) -> None:
 def _tag_states(optimizer: torch.optim.Optimizer) -> None:
     groups = optimizer.param_groups
     # load_state_dict brings new dicts.
-    has = (id(optimizer.state), len(optimizer.state), len(groups), sum(len(group["params"]) for group in groups))
+    has = (
+        id(optimizer.state),
+        len(optimizer.state),
+        len(groups),
+        sum(len(group["params"]) for group in groups),
+    )
     times, before = _known.get(optimizer, (0, ()))
     if times >= _FIRST_STEPS and before == has:
         return
@@ -148,7 +162,8 @@ def _tag_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _moving(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`Module._apply`, after which what this module has is persistent. It calls itself for the modules inside."""
+    """`Module._apply`, after which what this module has is persistent. It calls itself for the
+    modules inside."""
 
     @functools.wraps(apply)
     def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

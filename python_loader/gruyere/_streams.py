@@ -1,11 +1,15 @@
 """Tells the library which streams last: those of torch's pools.
 
-torch makes 32 streams a priority for a device when the first one is asked for, deals them out in turn, and never destroys any (c10/cuda/CUDAStream.cpp leaves them to the end of the
-process on purpose). So the library may record events on them at any time, where of other streams it may only while a call names them: `torch.cuda.ExternalStream`, and what
-C++ code makes for itself, may be destroyed without a word.
+torch makes 32 streams a priority for a device when the first one is asked for, deals them out in
+turn, and never destroys any (c10/cuda/CUDAStream.cpp leaves them to the end of the process on
+purpose). So the library may record events on them at any time, where of other streams it may only
+while a call names them: `torch.cuda.ExternalStream`, and what C++ code makes for itself, may be
+destroyed without a word.
 
-A stream is known to be a pool's by how it is made: `torch.cuda.Stream()`, with neither an id nor a pointer that somebody else has. The first one on a device tells of its whole pool. Pool streams
-of a program that makes them in C++ only are not told of; they are served all the same, as streams that may end.
+A stream is known to be a pool's by how it is made: `torch.cuda.Stream()`, with neither an id nor a
+pointer that somebody else has. The first one on a device tells of its whole pool. Pool streams of a
+program that makes them in C++ only are not told of; they are served all the same, as streams that
+may end.
 """
 
 from __future__ import annotations
@@ -67,7 +71,8 @@ def _tell(torch: Any, device: int, make: Callable[..., Any]) -> None:
 
 
 def _pool(next_stream: Callable[[], Any]) -> list[int]:
-    """The handles of a pool, by going round it twice: afterwards the next stream is the one that it was before."""
+    """The handles of a pool, by going round it twice: afterwards the next stream is the one that it
+    was before."""
     found: list[int] = []
     for _ in range(_MOST):
         handle = next_stream().cuda_stream

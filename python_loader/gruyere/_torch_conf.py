@@ -1,4 +1,5 @@
-"""PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF): what of it holds under Gruyère, said in one line."""
+"""PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF): what of it holds under Gruyère, said in one
+line."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _HOST = re.compile(r"^pinned_")
 
 
 def settings() -> tuple[str, dict[str, str]]:
-    """The variable that is set (torch reads the first of the two), and its keys and values. Empty where none is."""
+    """The variable that is set (torch reads the first of the two), and its keys and values. Empty
+    where none is."""
     for variable in VARIABLES:
         text = os.environ.get(variable, "").strip()
         if text:
@@ -34,8 +36,9 @@ def limit() -> Optional[str]:
 
 
 def line(limit_is_ours: bool) -> Optional[str]:
-    """What becomes of each setting under Gruyère in direct mode; None where nothing is set. `limit_is_ours`: the fraction was taken
-    over, and no `limit` of GRUYERE_CONF stands before it."""
+    """What becomes of each setting under Gruyère in direct mode; None where nothing is set.
+    `limit_is_ours`: the fraction was taken over, and no `limit` of GRUYERE_CONF stands before
+    it."""
     variable, found = settings()
     if not found:
         return None
@@ -47,11 +50,15 @@ def line(limit_is_ours: bool) -> Optional[str]:
         elif limit() is None:
             parts.append(f"per_process_memory_fraction:{fraction} sets no bound")
         else:
-            parts.append(f"per_process_memory_fraction:{fraction} gives way to limit: in GRUYERE_CONF")
+            parts.append(
+                f"per_process_memory_fraction:{fraction} gives way to limit: in GRUYERE_CONF"
+            )
     host = [f"{key}:{value}" for key, value in found.items() if _HOST.match(key)]
     if host:
         parts.append(f"{', '.join(host)}: as before (host memory stays torch's)")
     rest = [f"{key}:{value}" for key, value in found.items() if not _HOST.match(key)]
     if rest:
-        parts.append(f"{', '.join(rest)}: no meaning here (Gruyère's own settings are in GRUYERE_CONF)")
+        parts.append(
+            f"{', '.join(rest)}: no meaning here (Gruyère's own settings are in GRUYERE_CONF)"
+        )
     return f"{variable}: {'; '.join(parts)}"

@@ -1,7 +1,8 @@
 """torch's own memory functions, made true.
 
-torch raises an error, or answers 0, where a program asks about the memory of an allocator that is not its own. `install()` puts
-functions of ours where torch looks theirs up at each call. All numbers, peaks and resets are the library's; nothing is counted here.
+torch raises an error, or answers 0, where a program asks about the memory of an allocator that is
+not its own. `install()` puts functions of ours where torch looks theirs up at each call. All
+numbers, peaks and resets are the library's; nothing is counted here.
 """
 
 from __future__ import annotations
@@ -26,21 +27,30 @@ _NUMBERS = (
     "inactive_split_bytes",
     "requested_bytes",
 )
-_COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
-# GruyereTorchStats, version 1: size and version, a GruyereStat by number and pool, the counts, limit and total memory. Training loops
-# ask at every step, so it is unpacked at once rather than field by field.
+_COUNTS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)
+# GruyereTorchStats, version 1: size and version, a GruyereStat by number and pool, the counts,
+# limit and total memory. Training loops ask at every step, so it is unpacked at once rather than
+# field by field.
 _STATS = struct.Struct(f"=2I{len(_NUMBERS) * len(_POOLS) * 4 + len(_COUNTS) + 2}Q")
 
 
 class _PoolId(tuple[int, int]):
-    """A capture pool's id as a key of the statistics. Newer versions of torch flatten such a key to "0_1"; older ones add it to a text."""
+    """A capture pool's id as a key of the statistics. Newer versions of torch flatten such a key to
+    "0_1"; older ones add it to a text."""
 
     def __radd__(self, prefix: str) -> str:
         return prefix + "_".join(map(str, self))
 
 
 def install() -> None:
-    """Puts true answers in the place of torch's. Gruyère must be torch's allocator. Twice is as once."""
+    """Puts true answers in the place of torch's. Gruyère must be torch's allocator. Twice is as
+    once."""
     import torch
 
     patches = {
@@ -66,7 +76,8 @@ def install() -> None:
 
 
 def memory_stats(device: int) -> dict[str, Any]:
-    """torch's nested dictionary of statistics, with every key of every version that there has been."""
+    """torch's nested dictionary of statistics, with every key of every version that there has
+    been."""
     stats = _stats(device)
     answer: dict[str, Any] = dict(zip(_COUNTS, stats[-len(_COUNTS) - 2 :]))
     at = 2
@@ -75,12 +86,15 @@ def memory_stats(device: int) -> dict[str, Any]:
         for pool in _POOLS:
             pools[pool] = _dictionary(stats[at : at + 4])
             at += 4
-    # There is no size beyond which a block may not be cut, and no request is refused before it is tried.
+    # There is no size beyond which a block may not be cut, and no request is refused before it is
+    # tried.
     answer["max_split_size"] = -1
     answer["num_oom_rejections"] = 0
     answer["oversize_allocations"] = _dictionary((0, 0, 0, 0))
     answer["oversize_segments"] = _dictionary((0, 0, 0, 0))
-    answer["reserved_bytes_by_private_pools"] = {_PoolId(id): _of_pool(held) for id, held in _snapshot.capture_pools(device).items()}
+    answer["reserved_bytes_by_private_pools"] = {
+        _PoolId(id): _of_pool(held) for id, held in _snapshot.capture_pools(device).items()
+    }
     return answer
 
 
@@ -95,13 +109,15 @@ def reset_accumulated_memory_stats(device: int) -> None:
 
 
 def memory_fraction(device: int) -> float:
-    """The share of the device's memory that may be held: as was set, or less where `limit:` says so."""
+    """The share of the device's memory that may be held: as was set, or less where `limit:` says
+    so."""
     limit, total_memory = _stats(device)[-2:]
     return limit / total_memory
 
 
 def memory_snapshot(argument: Any = None) -> dict[str, Any]:
-    """torch's snapshot: of everything, or of one pool; a third number of the argument that is 0 leaves the traces out."""
+    """torch's snapshot: of everything, or of one pool; a third number of the argument that is 0
+    leaves the traces out."""
     import torch
 
     pool = tuple(argument[:2]) if argument is not None else (0, 0)
@@ -113,7 +129,9 @@ def memory_snapshot(argument: Any = None) -> dict[str, Any]:
         "segments": [
             segment
             for device in range(devices)
-            for segment in _snapshot.segments(device, history.frames_of(device), pool if any(pool) else None)
+            for segment in _snapshot.segments(
+                device, history.frames_of(device), pool if any(pool) else None
+            )
         ],
         "device_traces": history.traces if traces else [[] for _ in range(devices)],
         "allocator_settings": {
@@ -141,14 +159,21 @@ def _dictionary(stat: tuple[int, ...]) -> dict[str, int]:
 
 
 def _of_pool(held: tuple[int, int]) -> dict[str, dict[str, int]]:
-    """What a capture pool holds. It only grows until it is given back whole, so that is its peak, too."""
+    """What a capture pool holds. It only grows until it is given back whole, so that is its peak,
+    too."""
     whole, small = held
     amounts = zip(_POOLS, (whole, small, whole - small))
-    return {pool: {"current": held, "peak": held, "allocated": held, "freed": 0} for pool, held in amounts}
+    return {
+        pool: {"current": held, "peak": held, "allocated": held, "freed": 0}
+        for pool, held in amounts
+    }
 
 
 def _check(code: int, device: int) -> None:
     if code == -2:
         raise RuntimeError(f"Invalid device argument {device}: this process has no such device")
     if code != 0:
-        raise RuntimeError("Gruyère cannot work in this process (it was forked from one that uses CUDA, or the log says why): use the spawn method")
+        raise RuntimeError(
+            "Gruyère cannot work in this process (it was forked from one that uses CUDA, or "
+            "the log says why): use the spawn method"
+        )

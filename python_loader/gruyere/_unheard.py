@@ -1,4 +1,5 @@
-"""A `trace:` in GRUYERE_CONF of a process in which nothing loads Gruyère: there will be no trace, and somebody counts on it."""
+"""A `trace:` in GRUYERE_CONF of a process in which nothing loads Gruyère: there will be no trace,
+and somebody counts on it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def wanted_trace() -> Optional[str]:
 
 
 def watch(torch: ModuleType) -> None:
-    """Warns when the program first uses CUDA: whoever loads the library has loaded it by then, and a process that never does is silent."""
+    """Warns when the program first uses CUDA: whoever loads the library has loaded it by then, and
+    a process that never does is silent."""
     later = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
     if later is not None and wanted_trace() is not None:
         later(_warn)
@@ -27,13 +29,16 @@ def _warn() -> None:
     file = wanted_trace()
     if file is not None and not _is_loaded():
         warn_once(
-            f"{_settings.VARIABLE} asks for a trace ({file}), and nothing loads Gruyère in this process, so none will be written: start the"
-            " program with python -m gruyere, set GRUYERE_ENABLE=1, or, to trace torch's own allocator, use gruyere run --observe"
+            f"{_settings.VARIABLE} asks for a trace ({file}), and nothing loads Gruyère in "
+            "this process, so none will be written: start the"
+            " program with python -m gruyere, set GRUYERE_ENABLE=1, or, to trace torch's own "
+            "allocator, use gruyere run --observe"
         )
 
 
 def _is_loaded() -> bool:
-    """Whether the library is in this process, by whatever way: a preload, torch's constructor, ours."""
+    """Whether the library is in this process, by whatever way: a preload, torch's constructor,
+    ours."""
     try:
         with open("/proc/self/maps") as maps:
             return any("gruyere" in os.path.basename(line.rstrip()) for line in maps)

@@ -1,17 +1,18 @@
-//! The slot of the block map: what is known of one block, and the protocol that lets others read it.
+//! The slot of the block map: what is known of one block, and the protocol that lets others read
+//! it.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence, pause};
 use super::{BlockEntry, BlockState, BlockTag, layout::Shared};
 
 /// One slot, 40 bytes.
 ///
-/// The writer is the holder of the shard whose free list (or live block) the slot belongs to; slots pass between shards
-/// only under the map's mutex.
+/// The writer is the holder of the shard whose free list (or live block) the slot belongs to; slots
+/// pass between shards only under the map's mutex.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct BlockCell {
-    /// Life count in the high 30 bits, state in the low two. It only grows, so that a reader that sees it unchanged knows
-    /// that no other life of the slot came between:
+    /// Life count in the high 30 bits, state in the low two. It only grows, so that a reader that
+    /// sees it unchanged knows that no other life of the slot came between:
     ///
     /// ```text
     /// state (low bits)   who changes it              to
@@ -20,9 +21,10 @@ pub struct BlockCell {
     /// 1 live             remove                      0 free, next life (+3)
     /// 2 pending          remove                      0 free, next life (+2)
     /// ```
-    /// The words below are written only while the state is free; but for the lifetime in `tag`, which [`BlockCell::retag`] may change in state 1:
-    /// a reader gets the old or the new one. The count repeats after 2^30 lives of one slot, which a
-    /// reader would have to sleep through exactly, inside one entry.
+    /// The words below are written only while the state is free; but for the lifetime in `tag`,
+    /// which [`BlockCell::retag`] may change in state 1: a reader gets the old or the new one. The
+    /// count repeats after 2^30 lives of one slot, which a reader would have to sleep through
+    /// exactly, inside one entry.
     state: AtomicU32,
     step: AtomicU32,
     /// A [`BlockTag`].
@@ -52,8 +54,8 @@ pub enum SlotRead<T> {
 impl BlockCell {
     #[inline(always)]
     fn advance(&self, by: u32) {
-        // Release: a reader that sees the new state sees the words written before. Only the holder of the slot comes here, so
-        // a plain read and a plain write do (one `add` on x86-64).
+        // Release: a reader that sees the new state sees the words written before. Only the holder
+        // of the slot comes here, so a plain read and a plain write do (one `add` on x86-64).
         self.state.store(self.state.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
     }
 
@@ -65,7 +67,8 @@ impl BlockCell {
     /// As [`BlockCell::insert`], in six instructions.
     #[inline(always)]
     pub fn fill(&self, tag: BlockTag, address: u64, size: u64, requested: u64, step: u32) {
-        // Orders the free state (the last remove) before the words, for a reader that sees any of them.
+        // Orders the free state (the last remove) before the words, for a reader that sees any of
+        // them.
         fence(Ordering::Release);
         self.step.store(step, Ordering::Relaxed);
         self.tag.store(tag.0, Ordering::Relaxed);

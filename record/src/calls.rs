@@ -1,4 +1,5 @@
-//! How long the driver's calls took on the host: for each kind of call and class of sizes a histogram, their sum, and the longest.
+//! How long the driver's calls took on the host: for each kind of call and class of sizes a
+//! histogram, their sum, and the longest.
 //!
 //! ```text
 //! counter    its one writer at a time   meaning
@@ -7,8 +8,9 @@
 //! longest    the larger of both         the longest of them
 //! ```
 //!
-//! All only grow, and each is whole by itself: a reader may see a call in one of them and not yet in another. Ticks are [`super::clock`]'s. Writers take turns
-//! ([`CallWriter`]): one locked instruction for all three counters.
+//! All only grow, and each is whole by itself: a reader may see a call in one of them and not yet
+//! in another. Ticks are [`super::clock`]'s. Writers take turns ([`CallWriter`]): one locked
+//! instruction for all three counters.
 
 use std::sync::atomic::{AtomicBool, Ordering as PrivateOrdering};
 
@@ -20,8 +22,9 @@ use super::sync::{AtomicU64, Ordering, bump};
 
 macro_rules! driver_calls {
     ($($(#[$doc:meta])* $kind:ident, $name:literal, $sized:literal;)*) => {
-        /// The calls of the driver that the heap makes. Those that change memory and those that wait come first: they are on the record
-        /// ([`DriverCall::is_recorded`]), and their numbers are part of its layout.
+        /// The calls of the driver that the heap makes. Those that change memory and those that
+        /// wait come first: they are on the record ([`DriverCall::is_recorded`]), and their numbers
+        /// are part of its layout.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum DriverCall {
@@ -42,7 +45,8 @@ macro_rules! driver_calls {
                 (self as usize) < RECORDED_CALLS
             }
 
-            /// Whether the bytes that a call is about are known; where they are not, all are of the first class.
+            /// Whether the bytes that a call is about are known; where they are not, all are of the
+            /// first class.
             pub const fn is_sized(self) -> bool {
                 match self { $(DriverCall::$kind => $sized,)* }
             }
@@ -137,9 +141,11 @@ pub fn class_of(bytes: u64) -> usize {
     }
 }
 
-/// Buckets of a histogram: 32 ticks each below 256, then four a doubling; the last holds all from a minute or so on.
+/// Buckets of a histogram: 32 ticks each below 256, then four a doubling; the last holds all from a
+/// minute or so on.
 pub const BUCKETS: usize = 126;
-/// Ticks that the finest bucket holds, as a power of two: some ten nanoseconds, less than it takes to read the clock twice.
+/// Ticks that the finest bucket holds, as a power of two: some ten nanoseconds, less than it takes
+/// to read the clock twice.
 const FINEST: u32 = 5;
 
 #[inline]
@@ -152,7 +158,8 @@ const fn bucket_of(ticks: u64) -> usize {
 
 /// The lowest value of a bucket, ticks.
 fn bucket_floor(bucket: usize) -> u64 {
-    let value = if bucket < 8 { bucket as u64 } else { ((bucket % 4 + 4) as u64) << (bucket / 4 - 1) };
+    let value =
+        if bucket < 8 { bucket as u64 } else { ((bucket % 4 + 4) as u64) << (bucket / 4 - 1) };
     value << FINEST
 }
 
@@ -205,13 +212,15 @@ impl CallTimes {
             let counts = class.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
             let (ticks, longest) =
                 (class.ticks.load(Ordering::Relaxed), class.longest.load(Ordering::Relaxed));
-            let calls = Calls { call, up_to: call.is_sized().then_some(most), ticks, longest, counts };
+            let calls =
+                Calls { call, up_to: call.is_sized().then_some(most), ticks, longest, counts };
             (calls.count() > 0).then_some(calls)
         })
     }
 }
 
-/// Lets the threads of the process write the times of one kind of call in turn. In memory of its own: a process that dies while it writes leaves nothing locked.
+/// Lets the threads of the process write the times of one kind of call in turn. In memory of its
+/// own: a process that dies while it writes leaves nothing locked.
 ///
 /// ```text
 /// state   changed by
@@ -222,7 +231,8 @@ impl CallTimes {
 pub struct CallWriter(AtomicBool);
 
 impl CallWriter {
-    /// [`CallTimes::note`], when it is this thread's turn. Turns last some nanoseconds, unless the kernel takes the processor away.
+    /// [`CallTimes::note`], when it is this thread's turn. Turns last some nanoseconds, unless the
+    /// kernel takes the processor away.
     #[inline]
     pub fn note(&self, times: &CallTimes, bytes: u64, ticks: u64) {
         while self.0.swap(true, PrivateOrdering::Acquire) {
@@ -238,7 +248,8 @@ impl CallWriter {
 pub struct Calls {
     /// The kind of these calls.
     pub call: DriverCall,
-    /// The bytes up to which the class goes ([`u64::MAX`]: without a bound); `None`: the kind is not told by size.
+    /// The bytes up to which the class goes ([`u64::MAX`]: without a bound); `None`: the kind is
+    /// not told by size.
     pub up_to: Option<u64>,
     /// The sum of their ticks.
     pub ticks: u64,
@@ -253,7 +264,8 @@ impl Calls {
         self.counts.iter().fold(0, |sum, &count| sum.saturating_add(count))
     }
 
-    /// The time that a share of `quantile` of them took at most, within an eighth; never more than the longest.
+    /// The time that a share of `quantile` of them took at most, within an eighth; never more than
+    /// the longest.
     pub fn quantile(&self, quantile: f64) -> u64 {
         let rank = (quantile * self.count() as f64).ceil().max(1.0);
         let mut seen = 0.0;
@@ -315,7 +327,8 @@ impl CallTime {
         self.call.ends_with("Synchronize")
     }
 
-    /// As much as one kind of call took, whatever the sizes: kind, how many, nanoseconds. The costliest first.
+    /// As much as one kind of call took, whatever the sizes: kind, how many, nanoseconds. The
+    /// costliest first.
     pub fn by_kind(times: &[CallTime]) -> Vec<(&str, u64, u64)> {
         let mut kinds: Vec<(&str, u64, u64)> = Vec::new();
         for time in times {
@@ -338,7 +351,8 @@ mod tests {
     #[test]
     fn every_time_is_between_its_buckets_floor_and_ceiling_and_buckets_are_within_a_quarter() {
         for power in 0..64 {
-            for ticks in [1u64 << power, (1u64 << power) - 1, (1u64 << power) + (1u64 << power) / 3] {
+            for ticks in [1u64 << power, (1u64 << power) - 1, (1u64 << power) + (1u64 << power) / 3]
+            {
                 let bucket = bucket_of(ticks);
                 assert!(bucket < BUCKETS, "{ticks}: {bucket}");
                 let (floor, ceiling) = (bucket_floor(bucket), bucket_ceiling(bucket));
@@ -355,7 +369,8 @@ mod tests {
     #[test]
     fn sizes_fall_into_their_classes() {
         let classes =
-            [0, 2 << 20, (2 << 20) + 1, 32 << 20, 33 << 20, 256 << 20, 257 << 20, u64::MAX].map(class_of);
+            [0, 2 << 20, (2 << 20) + 1, 32 << 20, 33 << 20, 256 << 20, 257 << 20, u64::MAX]
+                .map(class_of);
         assert_eq!(classes, [0, 0, 1, 1, 2, 2, 3, 3]);
     }
 
@@ -368,7 +383,10 @@ mod tests {
         }
         times.note(1 << 30, 7);
         let read: Vec<Calls> = times.read(DriverCall::Create).collect();
-        assert_eq!(read.iter().map(|calls| calls.up_to).collect::<Vec<_>>(), [Some(2 << 20), Some(u64::MAX)]);
+        assert_eq!(
+            read.iter().map(|calls| calls.up_to).collect::<Vec<_>>(),
+            [Some(2 << 20), Some(u64::MAX)]
+        );
         let small = &read[0];
         assert_eq!((small.count(), small.ticks, small.longest), (1000, 500_500_000, 1_000_000));
         for (quantile, exact) in [(0.5, 500_000.0), (0.99, 990_000.0)] {

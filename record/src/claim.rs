@@ -1,4 +1,5 @@
-//! Whether a record is that of the process that it says. Anybody may write a file and put any process's number in it.
+//! Whether a record is that of the process that it says. Anybody may write a file and put any
+//! process's number in it.
 #![deny(unsafe_code)]
 
 use std::fmt;
@@ -12,7 +13,8 @@ use super::reader::Reader;
 pub enum Claim {
     /// The process is there, is the user's whose file it is, and began when the record says.
     Seen,
-    /// The process can't be seen from here (it is in another pid namespace or has ended, or /proc hides it): the file's owner alone vouches.
+    /// The process can't be seen from here (it is in another pid namespace or has ended, or /proc
+    /// hides it): the file's owner alone vouches.
     Unseen,
     /// It is another process's number.
     False(Lie),
@@ -47,7 +49,8 @@ impl fmt::Display for Lie {
         match self {
             Lie::Owner { pid, user, owner } => write!(
                 f,
-                "says that it is process {pid}'s, which is user {user}'s, and the file is user {owner}'s"
+                "says that it is process {pid}'s, which is user {user}'s, and the file is user \
+                 {owner}'s"
             ),
             Lie::Start { pid } => {
                 write!(f, "says that it is process {pid}'s, which began at another time")
@@ -70,7 +73,8 @@ impl Seen {
     fn read(pid: u64) -> io::Result<Seen> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let unreadable = || io::Error::from(io::ErrorKind::InvalidData);
-        let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).ok_or_else(unreadable)?;
+        let users =
+            status.lines().find_map(|line| line.strip_prefix("Uid:")).ok_or_else(unreadable)?;
         let mut users = users.split_whitespace().map(|user| user.parse().ok());
         let mut user = || users.next().flatten().ok_or_else(unreadable);
         Ok(Seen {
@@ -89,19 +93,26 @@ impl Claim {
         }
         let claim = Self::judge(&reader.process(), reader.owner());
         // It may have ended between the look at the lock and that at /proc.
-        if matches!(claim, Claim::False(_)) && reader.is_live() != Some(true) { Claim::Unseen } else { claim }
+        if matches!(claim, Claim::False(_)) && reader.is_live() != Some(true) {
+            Claim::Unseen
+        } else {
+            claim
+        }
     }
 
     fn judge(process: &Process, owner: Option<u32>) -> Claim {
         let Some(owner) = owner else { return Claim::Unseen };
         let pid = process.pid;
-        // The first pid namespace has one number on all machines; and /proc may be that of another namespace (`unshare --pid` without --mount-proc).
-        let is_ours = process.pid_namespace == facts::pid_namespace() && process.boot == facts::boot_id();
+        // The first pid namespace has one number on all machines; and /proc may be that of another
+        // namespace (`unshare --pid` without --mount-proc).
+        let is_ours =
+            process.pid_namespace == facts::pid_namespace() && process.boot == facts::boot_id();
         if !is_ours || !facts::proc_is_ours() {
             return Claim::Unseen;
         }
         match Seen::read(pid) {
-            // Root's file: who can write it can do anything else too. (A process may be root when it makes its record, and another user after.)
+            // Root's file: who can write it can do anything else too. (A process may be root when
+            // it makes its record, and another user after.)
             Ok(seen) if owner != 0 && !seen.users.contains(&owner) => {
                 Claim::False(Lie::Owner { pid, user: seen.users[1], owner })
             }
@@ -137,9 +148,18 @@ mod tests {
         let pid = own.pid;
         assert_eq!(judge(&|_| {}, user), Claim::Seen);
         assert_eq!(judge(&|_| {}, other), Claim::False(Lie::Owner { pid, user, owner: other }));
-        assert_eq!(judge(&|process| process.start_time += 1, user), Claim::False(Lie::Start { pid }));
-        assert_eq!(judge(&|process| process.pid = 1 << 40, user), Claim::False(Lie::Nobody { pid: 1 << 40 }));
+        assert_eq!(
+            judge(&|process| process.start_time += 1, user),
+            Claim::False(Lie::Start { pid })
+        );
+        assert_eq!(
+            judge(&|process| process.pid = 1 << 40, user),
+            Claim::False(Lie::Nobody { pid: 1 << 40 })
+        );
         assert_eq!(judge(&|process| process.pid_namespace += 1, other), Claim::Unseen);
-        assert_eq!(judge(&|process| process.boot = "another machine's".into(), other), Claim::Unseen);
+        assert_eq!(
+            judge(&|process| process.boot = "another machine's".into(), other),
+            Claim::Unseen
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! Time for the ring: the cheapest monotonic counter of the machine, and the facts that turn its ticks into time.
+//! Time for the ring: the cheapest monotonic counter of the machine, and the facts that turn its
+//! ticks into time.
 //!
-//! x86-64: the time stamp counter (assumed invariant, as on every server of this century; the record says whether the
-//! processor promises it). aarch64: the virtual counter. Elsewhere: the monotonic clock in nanoseconds.
+//! x86-64: the time stamp counter (assumed invariant, as on every server of this century; the
+//! record says whether the processor promises it). aarch64: the virtual counter. Elsewhere: the
+//! monotonic clock in nanoseconds.
 
 use super::seqlock::Sequence;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -23,7 +25,9 @@ pub fn now() -> u64 {
         let ticks: u64;
         // SAFETY: reads a counter that Linux opens to user space; touches neither memory nor flags.
         unsafe {
-            core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags))
+            core::arch::asm!(
+                "mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags)
+            )
         };
         ticks
     }
@@ -36,8 +40,9 @@ thread_local! {
     static SET: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
 }
 
-/// What [`now`] says on this thread from now on; `None`: the machine's counter. For tests of what depends on time, which would otherwise
-/// depend on how busy the machine is. Only builds with debug assertions have it.
+/// What [`now`] says on this thread from now on; `None`: the machine's counter. For tests of what
+/// depends on time, which would otherwise depend on how busy the machine is. Only builds with debug
+/// assertions have it.
 #[cfg(debug_assertions)]
 pub fn set(ticks: Option<u64>) {
     SET.set(ticks);
@@ -73,9 +78,11 @@ pub struct Moment {
 impl Moment {
     /// This moment.
     pub fn take() -> Moment {
-        // Ticks on both sides of the reads, their middle taken: a preemption between them would skew the pair.
+        // Ticks on both sides of the reads, their middle taken: a preemption between them would
+        // skew the pair.
         let before = now();
-        let (realtime, monotonic) = (nanoseconds(libc::CLOCK_REALTIME), nanoseconds(libc::CLOCK_MONOTONIC));
+        let (realtime, monotonic) =
+            (nanoseconds(libc::CLOCK_REALTIME), nanoseconds(libc::CLOCK_MONOTONIC));
         let after = now();
         Moment { ticks: before + after.saturating_sub(before) / 2, realtime, monotonic }
     }
@@ -120,7 +127,8 @@ impl ClockFacts {
         self.sequence.write(|| store(&self.latest, moment));
     }
 
-    /// Brings the latest moment up to date, unless that was done in the last 2^27 ticks (about 50 ms) or is being done.
+    /// Brings the latest moment up to date, unless that was done in the last 2^27 ticks (about 50
+    /// ms) or is being done.
     #[inline]
     pub fn refresh(&self, ticks: u64) {
         if ticks.wrapping_sub(self.latest[0].load(Ordering::Relaxed)) > 1 << 27 {
@@ -156,7 +164,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// From a moment of this machine to now. Where that is too short a time, it waits: 5 ms at most.
+    /// From a moment of this machine to now. Where that is too short a time, it waits: 5 ms at
+    /// most.
     pub fn until_now(first: Moment) -> Option<Scale> {
         let passed = nanoseconds(libc::CLOCK_MONOTONIC).checked_sub(first.monotonic)?;
         if let Some(left @ 1..) = LEAST_NANOSECONDS.checked_sub(passed) {

@@ -18,21 +18,25 @@ pub(super) fn store_text(bytes: &AtomicU64, words: &[AtomicU64], text: &str) {
     bytes.store(length as u64, Ordering::Relaxed);
 }
 
-/// Reads a text back; damaged bytes become replacement characters, control characters spaces (it goes to terminals).
+/// Reads a text back; damaged bytes become replacement characters, control characters spaces (it
+/// goes to terminals).
 pub(super) fn load_text(bytes: &AtomicU64, words: &[AtomicU64]) -> String {
     let length = (bytes.load(Ordering::Relaxed)).min(words.len() as u64 * 8) as usize;
-    let mut raw: Vec<u8> = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    let mut raw: Vec<u8> =
+        words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
     raw.truncate(length);
     plain(&String::from_utf8_lossy(&raw))
 }
 
-/// The environment variable by which `gruyere run` knows the processes that it started, and those that they start: a number.
+/// The environment variable by which `gruyere run` knows the processes that it started, and those
+/// that they start: a number.
 pub const RUN_VARIABLE: &str = "GRUYERE_RUN";
 
 /// The process facts in the mapping, 4 KiB.
 #[repr(C)]
 pub struct ProcessFacts {
-    /// Pid in its own namespace, start time (clock ticks since boot), inode of the pid namespace, creation (ns since 1970).
+    /// Pid in its own namespace, start time (clock ticks since boot), inode of the pid namespace,
+    /// creation (ns since 1970).
     numbers: [AtomicU64; 4],
     /// RANK, LOCAL_RANK, WORLD_SIZE plus one each; 0 where unset.
     ranks: [AtomicU64; 3],
@@ -99,7 +103,8 @@ pub struct Process {
 impl Process {
     /// The facts of this process; what can't be learned stays empty.
     pub fn current() -> Process {
-        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.trim().parse().ok());
+        let number =
+            |name: &str| std::env::var(name).ok().and_then(|text| text.trim().parse().ok());
         let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
         let command = String::from_utf8_lossy(&command).trim_end_matches('\0').replace('\0', " ");
@@ -123,7 +128,8 @@ impl Process {
     }
 }
 
-/// The job that an environment tells of: Slurm's, else torchrun's run, whose default id `none` names none.
+/// The job that an environment tells of: Slurm's, else torchrun's run, whose default id `none`
+/// names none.
 fn job(variable: impl Fn(&str) -> Option<String>) -> String {
     let named = |name| variable(name).filter(|id| !id.is_empty() && id != "none");
     named("SLURM_JOB_ID").or_else(|| named("TORCHELASTIC_RUN_ID")).unwrap_or_default()
@@ -142,7 +148,8 @@ pub fn start_time() -> u64 {
 /// As [`start_time`], of the process of such a file; 0 where there is none.
 pub(super) fn start_time_of(stat: &str) -> u64 {
     let stat = std::fs::read_to_string(stat).unwrap_or_default();
-    // The second field is the command in brackets, which may hold anything: count from the last bracket. Field 22.
+    // The second field is the command in brackets, which may hold anything: count from the last
+    // bracket. Field 22.
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     rest.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
@@ -153,7 +160,8 @@ pub(super) fn proc_is_ours() -> bool {
     me.and_then(|me| me.to_str()?.parse().ok()) == Some(std::process::id())
 }
 
-/// Whether there is a process of this number in our pid namespace, somebody else's or one that /proc hides included.
+/// Whether there is a process of this number in our pid namespace, somebody else's or one that
+/// /proc hides included.
 pub(super) fn is_there(pid: u64) -> bool {
     // Numbers below 1 are groups of processes.
     let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|&pid| pid > 0) else { return false };
@@ -190,7 +198,9 @@ impl ProcessFacts {
         for (word, number) in self.numbers.iter().zip(numbers) {
             word.store(number, Ordering::Relaxed);
         }
-        for (word, rank) in self.ranks.iter().zip([process.rank, process.local_rank, process.world_size]) {
+        for (word, rank) in
+            self.ranks.iter().zip([process.rank, process.local_rank, process.world_size])
+        {
             word.store(rank.map_or(0, |rank: u64| rank.saturating_add(1)), Ordering::Relaxed);
         }
         self.steady_counter.store(u64::from(process.steady_counter), Ordering::Relaxed);
@@ -206,8 +216,10 @@ impl ProcessFacts {
     /// Reads them back.
     pub fn read(&self) -> Process {
         let number = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let [pid, start_time, pid_namespace, created] = [0, 1, 2, 3].map(|i| number(&self.numbers[i]));
-        let [rank, local_rank, world_size] = [0, 1, 2].map(|i| number(&self.ranks[i]).checked_sub(1));
+        let [pid, start_time, pid_namespace, created] =
+            [0, 1, 2, 3].map(|i| number(&self.numbers[i]));
+        let [rank, local_rank, world_size] =
+            [0, 1, 2].map(|i| number(&self.ranks[i]).checked_sub(1));
         Process {
             pid,
             start_time,
@@ -235,7 +247,9 @@ mod tests {
     #[test]
     fn a_job_is_slurms_or_torchruns_and_the_default_run_is_none() {
         let of = |set: &[(&str, &str)]| {
-            job(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+            job(|name| {
+                set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            })
         };
         assert_eq!(of(&[("SLURM_JOB_ID", "4711"), ("TORCHELASTIC_RUN_ID", "llama")]), "4711");
         assert_eq!(of(&[("SLURM_JOB_ID", ""), ("TORCHELASTIC_RUN_ID", "llama")]), "llama");

@@ -1,13 +1,17 @@
 //! How files are written: dumps, runs, traces, and what the command writes.
 //!
-//! A folder such as /tmp is everybody's: a name that can be guessed may be there already, as a link to a file that is dear to somebody. So what is written whole is
-//! written beside its name, under a random one that was not there (`O_EXCL`), and takes its name's place when it is complete; it replaces a regular file of this
-//! user only. And nothing is written beyond the process's limit on files (`ulimit -f`): that would be a signal, which ends a training, not an error.
+//! A folder such as /tmp is everybody's: a name that can be guessed may be there already, as a link
+//! to a file that is dear to somebody. So what is written whole is written beside its name, under a
+//! random one that was not there (`O_EXCL`), and takes its name's place when it is complete; it
+//! replaces a regular file of this user only. And nothing is written beyond the process's limit on
+//! files (`ulimit -f`): that would be a signal, which ends a training, not an error.
 #![deny(unsafe_code)]
 
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::Path;
 
 use crate::open::effective_user;
@@ -22,7 +26,8 @@ pub const PRIVATE: u32 = 0o600;
 /// Readable by all.
 pub const PUBLIC: u32 = 0o644;
 
-/// Writes `path`, which is there whole or as it was. It never grows beyond `most` bytes, and has `mode` whatever the umask.
+/// Writes `path`, which is there whole or as it was. It never grows beyond `most` bytes, and has
+/// `mode` whatever the umask.
 ///
 /// # Errors
 /// The system's; what is there is another user's, or a folder. `path` is as it was then.
@@ -32,7 +37,8 @@ pub fn replace(
     mode: u32,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let bounded = |file| BufWriter::with_capacity(1 << 16, Bounded { file, left: most.min(limit()) });
+    let bounded =
+        |file| BufWriter::with_capacity(1 << 16, Bounded { file, left: most.min(limit()) });
     // What a link leads to decides whether it is written to; what is replaced is the link.
     if let Ok(there) = std::fs::metadata(path)
         && !there.is_file()
@@ -47,9 +53,13 @@ pub fn replace(
     if path.file_name().is_none() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no name of a file"));
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let beside =
-        tempfile::Builder::new().prefix(".gruyere-").suffix(".tmp").rand_bytes(12).tempfile_in(folder)?;
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let beside = tempfile::Builder::new()
+        .prefix(".gruyere-")
+        .suffix(".tmp")
+        .rand_bytes(12)
+        .tempfile_in(folder)?;
     if mode != PRIVATE {
         // Whatever the umask; private it is from the start.
         beside.as_file().set_permissions(Permissions::from_mode(mode))?;
@@ -68,13 +78,19 @@ fn open_special(path: &Path, is_folder: bool) -> io::Result<File> {
         return Err(io::ErrorKind::IsADirectory.into());
     }
     // A pipe that nobody reads is an error, not a wait for ever.
-    let file = OpenOptions::new().write(true).custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK).open(path)?;
+    let file = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)?;
     // What was opened, not what was there a moment ago: a link may lead elsewhere by now.
     let opened = file.metadata()?;
     if opened.is_file() {
-        return Err(io::Error::other("it was a pipe or a device a moment ago, and is a file now; try again"));
+        return Err(io::Error::other(
+            "it was a pipe or a device a moment ago, and is a file now; try again",
+        ));
     }
-    // A device may be the system's (/dev/null). A pipe or a terminal of another user would hand over what we write, or hold us up by not reading.
+    // A device may be the system's (/dev/null). A pipe or a terminal of another user would hand
+    // over what we write, or hold us up by not reading.
     if !(opened.file_type().is_char_device() && opened.uid() == 0) {
         expect_ours(&opened)?;
     }
@@ -82,8 +98,9 @@ fn open_special(path: &Path, is_folder: bool) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens `path` to be written over the time of a run, under its own name, so that it can be read meanwhile and after a crash: a new file or a regular one of
-/// this user, not a link. It is not emptied: the caller may want its lock first.
+/// Opens `path` to be written over the time of a run, under its own name, so that it can be read
+/// meanwhile and after a crash: a new file or a regular one of this user, not a link. It is not
+/// emptied: the caller may want its lock first.
 ///
 /// # Errors
 /// The system's; what is there is something else.
@@ -152,7 +169,11 @@ mod tests {
         });
         assert_eq!(failed.unwrap_err().to_string(), "no");
         assert_eq!(std::fs::read(&path).unwrap(), b"first");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left behind");
+        assert_eq!(
+            std::fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "nothing else is left behind"
+        );
         assert!(put(&folder.path().join("no/such.txt"), b"").is_err());
         let mut bounded = Bounded { file: File::create(&path).unwrap(), left: 4 };
         assert_eq!(bounded.write(b"12345").unwrap_err().kind(), io::ErrorKind::FileTooLarge);
@@ -207,7 +228,8 @@ mod tests {
         put(Path::new("/dev/null"), &[0; 1 << 20]).unwrap();
         // A pipe of another user's would hand him what we write, or hold us up.
         if chown(&path, Some(65534), None).is_ok() {
-            let reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+            let reader =
+                OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
             let error = put(&path, b"dump").unwrap_err().to_string();
             assert!(error.contains("user 65534"), "{error}");
             drop(reader);

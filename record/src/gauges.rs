@@ -31,18 +31,24 @@ impl Flow {
     }
 
     fn read(&self) -> (u64, u64, u64) {
-        (self.sequence.writes(), self.bytes.load(Ordering::Relaxed), self.requested.load(Ordering::Relaxed))
+        (
+            self.sequence.writes(),
+            self.bytes.load(Ordering::Relaxed),
+            self.requested.load(Ordering::Relaxed),
+        )
     }
 }
 
-/// Blocks of one lifetime and one pool (small or large) in one shard, on one cache line. What is live is what came less what went. One line, so
-/// that a reader gets it whole in one transfer and a busy writer seldom makes it retry.
+/// Blocks of one lifetime and one pool (small or large) in one shard, on one cache line. What is
+/// live is what came less what went. One line, so that a reader gets it whole in one transfer and a
+/// busy writer seldom makes it retry.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct BlockGauges {
     came: Flow,
     went: Flow,
-    /// What the sequence of `came` counts too much or too little of them, wrapping: blocks that came under one lifetime and belong under another.
+    /// What the sequence of `came` counts too much or too little of them, wrapping: blocks that
+    /// came under one lifetime and belong under another.
     moved: AtomicU64,
     _room: AtomicU64,
 }
@@ -59,8 +65,9 @@ pub struct PendingGauges {
     _room: [AtomicU64; 3],
 }
 
-/// One shard's area: totals, the head of its event ring, gauges by pool (small, large) then lifetime. The writer
-/// is the holder of the shard's heap lock. In one piece, so that the hot path needs one pointer to it.
+/// One shard's area: totals, the head of its event ring, gauges by pool (small, large) then
+/// lifetime. The writer is the holder of the shard's heap lock. In one piece, so that the hot path
+/// needs one pointer to it.
 #[repr(C, align(64))]
 pub struct Shard {
     /// Live bytes.
@@ -69,12 +76,14 @@ pub struct Shard {
     pub ring: ShardRingHead,
     blocks: [BlockGauges; 2 * LIFETIMES],
     pending: [PendingGauges; 2 * LIFETIMES],
-    /// 1: the shard's [`ShardSizes`] are allocated. Its writer, once, when the first block comes or goes.
+    /// 1: the shard's [`ShardSizes`] are allocated. Its writer, once, when the first block comes or
+    /// goes.
     pub has_sizes: AtomicU64,
     _room: [AtomicU64; 7],
 }
 
-/// One shard's histograms of sizes, of mallocs and of frees. The shard's writer counts. Apart from the shard, since most shards are never used.
+/// One shard's histograms of sizes, of mallocs and of frees. The shard's writer counts. Apart from
+/// the shard, since most shards are never used.
 #[repr(C, align(64))]
 pub struct ShardSizes(pub [Buckets; 2]);
 
@@ -87,13 +96,15 @@ pub struct DeviceArea {
     name: [AtomicU64; 32],
     uuid: [AtomicU64; 2],
     total_memory: AtomicU64,
-    /// The highest that live bytes over all shards ever were ([`super::totals`]). Written under the device's mutex.
+    /// The highest that live bytes over all shards ever were ([`super::totals`]). Written under the
+    /// device's mutex.
     pub live_peak: AtomicU64,
     /// For peaks by pool.
     _peaks: [AtomicU64; 3],
     sequence: Sequence,
     gauges: [AtomicU64; 63],
-    /// Cells of the device's timeline that are allocated, from the first on; 0: nothing of it is. Only grows, under the device's lock.
+    /// Cells of the device's timeline that are allocated, from the first on; 0: nothing of it is.
+    /// Only grows, under the device's lock.
     pub timeline_cells: AtomicU64,
     _room: [AtomicU64; 23],
 }
@@ -113,8 +124,8 @@ unsafe impl Shared for ShardSizes {}
 // SAFETY: as above.
 unsafe impl Shared for DeviceArea {}
 
-/// Counters of one [`BlockGauges`] and its [`PendingGauges`], or of a sum of them. Only growing; `saturating_sub` because
-/// different shards are read at different moments.
+/// Counters of one [`BlockGauges`] and its [`PendingGauges`], or of a sum of them. Only growing;
+/// `saturating_sub` because different shards are read at different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
     /// Blocks ever handed out.
@@ -200,7 +211,8 @@ impl Shard {
         self.blocks[cell(pool, lifetime)].came.count(size, requested);
     }
 
-    /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one lifetime's counters may go back.
+    /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one
+    /// lifetime's counters may go back.
     pub fn retag(&self, size: u64, requested: u64, from: u8, to: u8) {
         let pool = pool_of(size);
         let BlockGauges { came, moved, .. } = &self.blocks[cell(pool, from)];
@@ -237,8 +249,9 @@ impl Shard {
         });
     }
 
-    /// The counters of `pool` (0 small, 1 large) and `lifetime`, and whether they are whole. Where they are not (the writer
-    /// was killed half-way, or never paused in so many `attempts`), the counters may be of different moments.
+    /// The counters of `pool` (0 small, 1 large) and `lifetime`, and whether they are whole. Where
+    /// they are not (the writer was killed half-way, or never paused in so many `attempts`), the
+    /// counters may be of different moments.
     pub fn read(&self, pool: usize, lifetime: usize, attempts: u32) -> (BlockCounts, bool) {
         let cell = (pool % 2) * LIFETIMES + lifetime % LIFETIMES;
         let (blocks, pending) = (&self.blocks[cell], &self.pending[cell]);
@@ -334,7 +347,8 @@ impl DeviceArea {
 
     /// All gauges at one moment; `None` when torn.
     pub fn read(&self, attempts: u32) -> Option<[u64; DEVICE_GAUGES]> {
-        self.sequence.read(attempts, || std::array::from_fn(|i| self.gauges[i].load(Ordering::Relaxed)))
+        self.sequence
+            .read(attempts, || std::array::from_fn(|i| self.gauges[i].load(Ordering::Relaxed)))
     }
 
     /// All gauges without the promise that they are of one moment: for a torn record's last words.

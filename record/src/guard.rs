@@ -1,12 +1,14 @@
 //! Readers outlive a file that is cut while they read it.
 //!
-//! A load from a page of a mapping that its file has no more raises SIGBUS, which ends the process. Nothing keeps the owner of a record from cutting it, and a
-//! seal against that exists for files without a name only (fcntl(2), `F_ADD_SEALS`). So a mapping of somebody's file is *guarded*: the handler
-//! puts zeros in the place of the whole mapping and notes that it was cut; the load is done again and finds a zero, which is a value of
-//! everything in a record. libwayland-server guards its clients' buffers so (`wl_shm_buffer_begin_access`).
+//! A load from a page of a mapping that its file has no more raises SIGBUS, which ends the process.
+//! Nothing keeps the owner of a record from cutting it, and a seal against that exists for files
+//! without a name only (fcntl(2), `F_ADD_SEALS`). So a mapping of somebody's file is *guarded*: the
+//! handler puts zeros in the place of the whole mapping and notes that it was cut; the load is done
+//! again and finds a zero, which is a value of everything in a record. libwayland-server guards its
+//! clients' buffers so (`wl_shm_buffer_begin_access`).
 //!
-//! The handler is installed with the first mapping of a file that another process writes. A program that uses the library never has one: it reads its own record
-//! only, and a sweep maps nothing.
+//! The handler is installed with the first mapping of a file that another process writes. A program
+//! that uses the library never has one: it reads its own record only, and a sweep maps nothing.
 
 use std::fs::File;
 use std::io;
@@ -32,12 +34,13 @@ struct Place {
     cut: AtomicBool,
 }
 
-static PLACES: [Place; MOST] =
-    [const { Place { base: AtomicUsize::new(0), length: AtomicUsize::new(0), cut: AtomicBool::new(false) } };
-        MOST];
+static PLACES: [Place; MOST] = [const {
+    Place { base: AtomicUsize::new(0), length: AtomicUsize::new(0), cut: AtomicBool::new(false) }
+}; MOST];
 
 static INSTALL: Once = Once::new();
-/// What was done at SIGBUS before; null until the handler is installed. Leaked: a handler may read it at any time.
+/// What was done at SIGBUS before; null until the handler is installed. Leaked: a handler may read
+/// it at any time.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
 /// A guarded read-only shared mapping of a file.
@@ -66,15 +69,17 @@ impl Guarded {
     /// The system's; too many mappings at once.
     pub fn new(file: &File, length: usize) -> io::Result<Guarded> {
         install()?;
-        let free =
-            |place: &&Place| place.base.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let free = |place: &&Place| {
+            place.base.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
         let Some(place) = PLACES.iter().find(free) else {
             return Err(io::Error::other(format!("{MOST} records are open; close some")));
         };
         let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED | libc::MAP_NORESERVE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, file.as_raw_fd(), 0) };
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, protection, flags, file.as_raw_fd(), 0)
+        };
         let base = if base == libc::MAP_FAILED {
             Err(io::Error::last_os_error())
         } else {
@@ -97,7 +102,8 @@ impl Guarded {
         self.length
     }
 
-    /// Whether the file was cut while it was read: what was read since the last time that this was false may be zeros.
+    /// Whether the file was cut while it was read: what was read since the last time that this was
+    /// false may be zeros.
     pub fn is_cut(&self) -> bool {
         self.place.cut.load(Ordering::Acquire)
     }
@@ -120,7 +126,8 @@ fn install() -> io::Result<()> {
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         ours.sa_sigaction = at_fault as *const () as usize;
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        // SAFETY: asks, and changes nothing; the place is valid. Before ours is installed, so that the handler always finds it.
+        // SAFETY: asks, and changes nothing; the place is valid. Before ours is installed, so that
+        // the handler always finds it.
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before) } == 0 {
             BEFORE.store(Box::leak(Box::new(before)), Ordering::Release);
             // SAFETY: `at_fault` makes system calls only and reads atomics, which a handler may.
@@ -140,7 +147,8 @@ unsafe extern "C" fn at_fault(
     information: *mut libc::siginfo_t,
     _context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel hands a valid one to a handler with SA_SIGINFO; where a page is not there, it has an address.
+    // SAFETY: the kernel hands a valid one to a handler with SA_SIGINFO; where a page is not there,
+    // it has an address.
     let (code, address) = unsafe { ((*information).si_code, (*information).si_addr() as usize) };
     let places = if code == libc::BUS_ADRERR { &PLACES[..] } else { &[] };
     for place in places {
@@ -151,16 +159,20 @@ unsafe extern "C" fn at_fault(
         if is_one && (base..base.saturating_add(length)).contains(&address) {
             // Before the zeros, so that nobody who reads one finds the mapping whole.
             place.cut.store(true, Ordering::Release);
-            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: exactly a guarded range, which is mapped for as long as a load from it is under way: its owner is borrowed
-            // by whoever loads. Zeros are values of all that lies there.
-            let zeros = unsafe { libc::mmap(base as *mut _, length, libc::PROT_READ, flags, -1, 0) };
+            let flags =
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            // SAFETY: exactly a guarded range, which is mapped for as long as a load from it is
+            // under way: its owner is borrowed by whoever loads. Zeros are values of all that lies
+            // there.
+            let zeros =
+                unsafe { libc::mmap(base as *mut _, length, libc::PROT_READ, flags, -1, 0) };
             if zeros != libc::MAP_FAILED {
                 return;
             }
         }
     }
-    // Not ours: what was there before us hears it, as the access is done again, or the signal sent again that somebody sent.
+    // Not ours: what was there before us hears it, as the access is done again, or the signal sent
+    // again that somebody sent.
     // SAFETY: not null once we are installed, leaked; both may be called in a handler.
     unsafe {
         libc::sigaction(signal, BEFORE.load(Ordering::Acquire), std::ptr::null_mut());
@@ -181,9 +193,12 @@ mod tests {
         for file in [&cut, &whole] {
             file.write_all_at(&[7; 8192], 0).unwrap();
         }
-        let (first, second) = (Guarded::new(&cut, 8192).unwrap(), Guarded::new(&whole, 8192).unwrap());
+        let (first, second) =
+            (Guarded::new(&cut, 8192).unwrap(), Guarded::new(&whole, 8192).unwrap());
         // SAFETY: inside the mapping.
-        let at = |mapping: &Guarded, offset| unsafe { mapping.base().add(offset).as_ptr().read_volatile() };
+        let at = |mapping: &Guarded, offset| unsafe {
+            mapping.base().add(offset).as_ptr().read_volatile()
+        };
         assert_eq!((at(&first, 5000), first.is_cut()), (7, false));
         cut.set_len(0).unwrap();
         assert_eq!((at(&first, 5000), at(&first, 0)), (0, 0));

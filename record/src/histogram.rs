@@ -1,13 +1,15 @@
-//! Log-linear histograms in shared memory: eight buckets a doubling over all of u64, so the hot path has no clamp and no
-//! branch. A reader turns one into an [`hdrhistogram::Histogram`].
+//! Log-linear histograms in shared memory: eight buckets a doubling over all of u64, so the hot
+//! path has no clamp and no branch. A reader turns one into an [`hdrhistogram::Histogram`].
 
 use super::layout::Shared;
 use super::sync::{AtomicU64, Ordering, bump};
 
-/// Buckets of a histogram: values below 8 each have their own, then eight a doubling up to 2^64, rounded up to a page.
+/// Buckets of a histogram: values below 8 each have their own, then eight a doubling up to 2^64,
+/// rounded up to a page.
 pub const BUCKETS: usize = 512;
 
-/// One histogram, 4 KiB. Counters only grow, each written by one shard (or, for latencies, by atomic adds).
+/// One histogram, 4 KiB. Counters only grow, each written by one shard (or, for latencies, by
+/// atomic adds).
 #[repr(C)]
 pub struct Buckets([AtomicU64; BUCKETS]);
 
@@ -75,7 +77,8 @@ impl Default for Counts {
     }
 }
 
-/// More of one bucket no process lives to count; a damaged record may say so, and hdrhistogram's sums must not overflow.
+/// More of one bucket no process lives to count; a damaged record may say so, and hdrhistogram's
+/// sums must not overflow.
 const MOST_COUNT: u64 = 1 << 50;
 
 impl Counts {
@@ -84,12 +87,14 @@ impl Counts {
         self.0.iter().fold(0, |sum, &count| sum.wrapping_add(count))
     }
 
-    /// As an [`hdrhistogram::Histogram`] of two significant digits, each value scaled by `scale` (ticks to nanoseconds;
-    /// 1.0 for bytes). A value stands for its bucket's middle: at most 6.3% off.
+    /// As an [`hdrhistogram::Histogram`] of two significant digits, each value scaled by `scale`
+    /// (ticks to nanoseconds; 1.0 for bytes). A value stands for its bucket's middle: at most 6.3%
+    /// off.
     pub fn to_hdr(&self, scale: f64) -> hdrhistogram::Histogram<u64> {
-        // A histogram of two digits over all of u64 takes 30 KiB; the bounds are legal, so `new` can't fail.
-        let mut histogram =
-            hdrhistogram::Histogram::<u64>::new(2).unwrap_or_else(|_| unreachable!("2 digits are legal"));
+        // A histogram of two digits over all of u64 takes 30 KiB; the bounds are legal, so `new`
+        // can't fail.
+        let mut histogram = hdrhistogram::Histogram::<u64>::new(2)
+            .unwrap_or_else(|_| unreachable!("2 digits are legal"));
         for (bucket, &count) in self.0.iter().enumerate().filter(|&(_, &count)| count > 0) {
             let floor = bucket_floor(bucket);
             let middle = (floor + (bucket_ceiling(bucket) - floor) / 2) as f64 * scale;
@@ -110,7 +115,10 @@ mod tests {
         let mut values: Vec<u64> = (0..4096).collect();
         for power in 12..64 {
             for offset in [0u64, 1, 511, 512, 4000] {
-                values.extend([(1u64 << power).wrapping_add(offset), (1u64 << power) - 1 - offset.min(1000)]);
+                values.extend([
+                    (1u64 << power).wrapping_add(offset),
+                    (1u64 << power) - 1 - offset.min(1000),
+                ]);
             }
         }
         values.push(u64::MAX);

@@ -1,7 +1,9 @@
-//! The layout of a record: an interface between processes, versioned, all widths fixed, little-endian.
+//! The layout of a record: an interface between processes, versioned, all widths fixed,
+//! little-endian.
 //!
-//! A header of one page, then sections, each page-aligned; the header says where each lies and how large its entries are.
-//! Everything is atomics of fixed width, so a reader never needs a reference to anything that a writer may change under it.
+//! A header of one page, then sections, each page-aligned; the header says where each lies and how
+//! large its entries are. Everything is atomics of fixed width, so a reader never needs a reference
+//! to anything that a writer may change under it.
 
 use super::block_map::BlockCell;
 use super::calls::{CallTimes, RECORDED_CALLS};
@@ -16,7 +18,8 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::timeline::Timeline;
 use super::{RecordOptions, SHARDS};
 
-/// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not ready.
+/// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not
+/// ready.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
 /// Version of the layout. A reader takes its own only.
 pub const VERSION: u32 = 5;
@@ -61,7 +64,8 @@ pub enum Section {
 
 /// Number of sections.
 pub const SECTIONS: usize = Section::Blocks as usize + 1;
-/// Sections before this one are allocated whole at the start; it and the next are allocated as needed.
+/// Sections before this one are allocated whole at the start; it and the next are allocated as
+/// needed.
 const FIRST_GROWING: usize = Section::Ring as usize;
 const NAMES: [&str; SECTIONS] = [
     "process facts",
@@ -102,7 +106,8 @@ pub struct SectionEntry {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Health {
-    /// Slots of the block map that may hold a block: those before it are allocated. Only grows, under the map's mutex.
+    /// Slots of the block map that may hold a block: those before it are allocated. Only grows,
+    /// under the map's mutex.
     pub blocks_reach: AtomicU64,
     /// The same of the segment table.
     pub segments_reach: AtomicU64,
@@ -140,7 +145,8 @@ impl Degraded {
 #[derive(Debug, Default)]
 pub struct Header {
     /// ```text
-    /// 0       being made                 its process: MAGIC, when all else is written and the lock is held
+    /// 0       being made                 its process: MAGIC, when all else is written and the lock
+    ///                                    is held
     /// MAGIC   ready                      nobody
     /// ```
     pub magic: AtomicU64,
@@ -154,7 +160,8 @@ pub struct Header {
     pub lock_kind: AtomicU32,
     /// [`SECTIONS`].
     pub section_count: AtomicU32,
-    /// Bit `n`: the [`CallTimes`] of the call of number `n` are allocated. Bits are only ever set, by any thread, once they are.
+    /// Bit `n`: the [`CallTimes`] of the call of number `n` are allocated. Bits are only ever set,
+    /// by any thread, once they are.
     pub calls: AtomicU64,
     _room: [AtomicU64; 3],
     /// Room for more sections, so that their number may grow within a version.
@@ -266,7 +273,8 @@ mod tests {
 
     #[test]
     fn sections_follow_each_other_on_page_boundaries_without_overlap() {
-        let options = RecordOptions { ring_events: 1000, max_blocks: 1_000_000, ..RecordOptions::default() };
+        let options =
+            RecordOptions { ring_events: 1000, max_blocks: 1_000_000, ..RecordOptions::default() };
         let plan = Plan::new(&options, 3);
         let mut end = PAGE;
         for (offset, bytes, count) in plan.sections {

@@ -1,11 +1,14 @@
-//! What is known of a process's device memory: block map, gauges, event ring and histograms in one shared mapping, and what reads it.
+//! What is known of a process's device memory: block map, gauges, event ring and histograms in one
+//! shared mapping, and what reads it.
 //!
-//! The heap writes ([`Record`], [`ShardWriter`], [`DeviceWriter`]); anybody reads ([`Reader`], from this process or another),
-//! without a lock and without a writer ever waiting. [`layout`] is the interface between the two. Nothing depends on the
-//! record but the totals of live bytes: where no shared memory can be had, it goes on in private memory.
+//! The heap writes ([`Record`], [`ShardWriter`], [`DeviceWriter`]); anybody reads ([`Reader`], from
+//! this process or another), without a lock and without a writer ever waiting. [`layout`] is the
+//! interface between the two. Nothing depends on the record but the totals of live bytes: where no
+//! shared memory can be had, it goes on in private memory.
 //!
-//! What both sides say in the same words is here too: the rules of alerts and the forecast ([`watch`]), the state of a process's memory as
-//! files have it ([`dump`]), how files are written ([`file`]), sizes as users write them ([`size`]) and where records are ([`record_dir`]).
+//! What both sides say in the same words is here too: the rules of alerts and the forecast
+//! ([`watch`]), the state of a process's memory as files have it ([`dump`]), how files are written
+//! ([`file`]), sizes as users write them ([`size`]) and where records are ([`record_dir`]).
 
 pub mod block_map;
 pub mod calls;
@@ -50,8 +53,9 @@ pub use reader::Reader;
 pub use shard::{Block, ShardWriter};
 pub use writer::{DeviceWriter, Record};
 
-/// Shards a device: each is a set of gauges and a block allocator with one writer at a time (the holder of a heap lock). Of the heap's, 32
-/// are for small blocks (a stream's is found by a mask) and one is the central part's.
+/// Shards a device: each is a set of gauges and a block allocator with one writer at a time (the
+/// holder of a heap lock). Of the heap's, 32 are for small blocks (a stream's is found by a mask)
+/// and one is the central part's.
 pub const SHARDS: usize = 33;
 /// Lifetime classes: auto, transient, step, persistent.
 pub const LIFETIMES: usize = 4;
@@ -87,15 +91,21 @@ impl BlockEntry {
     }
 }
 
-/// Whose a block is, in one word of the record: bits 0 to 7 are an event's kind (0 in a tag), 8 to 15 the device, 16 to 23 the lifetime class,
-/// 24 to 31 the capture (as [`BlockEntry`] counts it), 32 to 63 the stream. Made once for all blocks of a slab.
+/// Whose a block is, in one word of the record: bits 0 to 7 are an event's kind (0 in a tag), 8 to
+/// 15 the device, 16 to 23 the lifetime class, 24 to 31 the capture (as [`BlockEntry`] counts it),
+/// 32 to 63 the stream. Made once for all blocks of a slab.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockTag(pub u64);
 impl BlockTag {
     /// The tag of these.
     #[inline(always)]
     pub const fn new(device: u8, lifetime: u8, capture: u8, stream: u32) -> Self {
-        Self((device as u64) << 8 | (lifetime as u64) << 16 | (capture as u64) << 24 | (stream as u64) << 32)
+        Self(
+            (device as u64) << 8
+                | (lifetime as u64) << 16
+                | (capture as u64) << 24
+                | (stream as u64) << 32,
+        )
     }
     /// The word of an event of such a block.
     #[inline(always)]
@@ -139,9 +149,10 @@ pub enum BlockState {
 
 /// What a segment (memory or address space held from the driver, or a slab cut out of it) is.
 ///
-/// With `backing:stitch`, physical memory is the chunks, and each may be mapped at several addresses. A page of a chunk (its number and the page's
-/// within it name a page of the device) belongs to the arena in at most one of its views. A reader that comes in the middle of a move may find a page
-/// in two views or in none.
+/// With `backing:stitch`, physical memory is the chunks, and each may be mapped at several
+/// addresses. A page of a chunk (its number and the page's within it name a page of the device)
+/// belongs to the arena in at most one of its views. A reader that comes in the middle of a move
+/// may find a page in two views or in none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SegmentKind {
@@ -150,11 +161,12 @@ pub enum SegmentKind {
     Span = 1,
     /// A slab inside a span or a view; `slot` is its slot size.
     Slab = 2,
-    /// A piece of physical memory that is mapped as a whole, or not at all; it has no address. Its number is `chunk`, among those of
-    /// the device; a number is used again when its chunk is gone.
+    /// A piece of physical memory that is mapped as a whole, or not at all; it has no address. Its
+    /// number is `chunk`, among those of the device; a number is used again when its chunk is gone.
     Chunk = 3,
-    /// A mapping of the whole of `chunk`, in whose `pages` blocks may lie. Without any it is retired: nobody gets memory in it any more, and
-    /// it is unmapped once the device is done with what was there.
+    /// A mapping of the whole of `chunk`, in whose `pages` blocks may lie. Without any it is
+    /// retired: nobody gets memory in it any more, and it is unmapped once the device is done with
+    /// what was there.
     View = 4,
     /// Address space in which views lie.
     Reservation = 5,
@@ -209,7 +221,11 @@ impl SegmentSlot {
 
 /// Defines an enum of numbered things with their names and the way back from the number.
 macro_rules! numbered {
-    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
+    (
+        $(#[$meta:meta])* $vis:vis enum $name:ident {
+            $($(#[$doc:meta])* $variant:ident = $number:literal $text:literal,)*
+        }
+    ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
@@ -260,7 +276,8 @@ numbered! {
         BadFree = 13 "bad_free",
         /// A driver call failed.
         DriverError = 14 "driver_error",
-        /// Pages that lay idle elsewhere were mapped where a row of them was needed; its size is theirs.
+        /// Pages that lay idle elsewhere were mapped where a row of them was needed; its size is
+        /// theirs.
         Move = 15 "move",
     }
 }
@@ -268,7 +285,8 @@ numbered! {
 /// Defines [`DeviceGauge`] with the names of its variants.
 macro_rules! gauges {
     ($($(#[$doc:meta])* $variant:ident $text:literal,)*) => {
-        /// Device-wide counters, written under the device's lock (one writer), published under a seqlock.
+        /// Device-wide counters, written under the device's lock (one writer), published under a
+        /// seqlock.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum DeviceGauge { $($(#[$doc])* $variant,)* }
@@ -382,7 +400,8 @@ gauges! {
     MovedBytes "moved_bytes",
 }
 
-/// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one of these.
+/// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one
+/// of these.
 pub fn missing_share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 1.0 - part.min(whole) as f64 / whole as f64 }
 }
@@ -401,17 +420,18 @@ pub struct DeviceFacts {
 /// How to make the record.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
-    /// Off: nothing is written anywhere (all calls are no-ops but the totals of live bytes and their peak, which the heap
-    /// needs).
+    /// Off: nothing is written anywhere (all calls are no-ops but the totals of live bytes and
+    /// their peak, which the heap needs).
     pub enabled: bool,
     /// $GRUYERE_RECORD_DIR, else /dev/shm; or another folder in tests.
     pub directory: std::path::PathBuf,
-    /// Events the shared ring holds, rounded up to a power of two; 32 bytes each, allocated at once. Each shard that is used
-    /// gets an event ring of a quarter of it.
+    /// Events the shared ring holds, rounded up to a power of two; 32 bytes each, allocated at
+    /// once. Each shard that is used gets an event ring of a quarter of it.
     pub ring_events: u32,
     /// Blocks the block map can hold (address space; 40 bytes a block are touched as needed).
     pub max_blocks: u32,
-    /// Records of this user's processes that ended without a clean exit which are left in the folder, the newest; older ones are removed.
+    /// Records of this user's processes that ended without a clean exit which are left in the
+    /// folder, the newest; older ones are removed.
     pub kept: usize,
 }
 

@@ -1,8 +1,9 @@
 //! The memory of a record: a file in /dev/shm where that works, else a memfd, else private memory.
 //!
-//! A full tmpfs raises SIGBUS in whoever touches a page that was promised but not allocated; so every page is allocated
-//! (`fallocate`) before it is touched. Liveness is a lock on the open file, which the kernel drops when the process ends
-//! however it ends; a forked child gives its copy up at once.
+//! A full tmpfs raises SIGBUS in whoever touches a page that was promised but not allocated; so
+//! every page is allocated (`fallocate`) before it is touched. Liveness is a lock on the open file,
+//! which the kernel drops when the process ends however it ends; a forked child gives its copy up
+//! at once.
 
 use std::ffi::CString;
 use std::io;
@@ -80,7 +81,8 @@ fn allocate(fd: RawFd, offset: u64, length: u64) -> io::Result<()> {
     // A signal may interrupt it each time (profilers send thousands a second).
     for _ in 0..100 {
         // SAFETY: plain call on a descriptor.
-        let result = unsafe { libc::fallocate(fd, 0, offset as libc::off_t, length as libc::off_t) };
+        let result =
+            unsafe { libc::fallocate(fd, 0, offset as libc::off_t, length as libc::off_t) };
         if result == 0 {
             return Ok(());
         }
@@ -100,7 +102,8 @@ fn write_zeros(fd: RawFd, mut offset: u64, mut length: u64) -> io::Result<()> {
     while length > 0 {
         let bytes = length.min(zeros.len() as u64) as usize;
         // SAFETY: `zeros` is readable for `bytes`.
-        let written = unsafe { libc::pwrite(fd, zeros.as_ptr().cast(), bytes, offset as libc::off_t) };
+        let written =
+            unsafe { libc::pwrite(fd, zeros.as_ptr().cast(), bytes, offset as libc::off_t) };
         if written < 0 {
             let error = io::Error::last_os_error();
             if error.raw_os_error() == Some(libc::EINTR) {
@@ -115,11 +118,12 @@ fn write_zeros(fd: RawFd, mut offset: u64, mut length: u64) -> io::Result<()> {
 }
 
 fn map(fd: RawFd, length: usize) -> io::Result<NonNull<u8>> {
-    let flags =
-        if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS } else { libc::MAP_SHARED } | libc::MAP_NORESERVE;
+    let flags = if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS } else { libc::MAP_SHARED }
+        | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-    let base =
-        unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+    let base = unsafe {
+        libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
+    };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
@@ -128,7 +132,8 @@ fn map(fd: RawFd, length: usize) -> io::Result<NonNull<u8>> {
 
 /// The whole file, for an open-file-description lock.
 fn whole_file(kind: libc::c_int) -> libc::flock {
-    // SAFETY: a plain C struct of integers, for which zeros are a value (l_pid must be 0 for these locks).
+    // SAFETY: a plain C struct of integers, for which zeros are a value (l_pid must be 0 for these
+    // locks).
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
@@ -152,7 +157,8 @@ fn lock(fd: RawFd) -> LockKind {
 pub fn is_locked(fd: RawFd, kind: u32) -> Option<bool> {
     if kind == LockKind::OpenFile as u32 {
         let mut whole = whole_file(libc::F_RDLCK);
-        // SAFETY: `whole` is a valid place for the answer. Asking takes no lock, so it can't disturb the writer.
+        // SAFETY: `whole` is a valid place for the answer. Asking takes no lock, so it can't
+        // disturb the writer.
         if unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &mut whole) } == 0 {
             return Some(whole.l_type != libc::F_UNLCK as libc::c_short);
         }
@@ -164,7 +170,8 @@ pub fn is_locked(fd: RawFd, kind: u32) -> Option<bool> {
                 return Some(false);
             }
         }
-        return (io::Error::last_os_error().raw_os_error() == Some(libc::EWOULDBLOCK)).then_some(true);
+        return (io::Error::last_os_error().raw_os_error() == Some(libc::EWOULDBLOCK))
+            .then_some(true);
     }
     None
 }
@@ -175,7 +182,8 @@ pub fn file_name(pid_namespace: u64, pid: u64, start_time: u64, number: u32) -> 
 }
 
 impl Mapping {
-    /// A new file in `directory` of `length` bytes, of which the first `fixed` are allocated, locked by this process.
+    /// A new file in `directory` of `length` bytes, of which the first `fixed` are allocated,
+    /// locked by this process.
     pub fn file(directory: &Path, length: u64, fixed: u64) -> io::Result<Mapping> {
         within_file_limit(length)?;
         let (namespace, pid) = (super::facts::pid_namespace(), u64::from(std::process::id()));
@@ -183,17 +191,18 @@ impl Mapping {
         for number in 0..1024 {
             let path = directory.join(file_name(namespace, pid, start, number));
             let name = CString::new(path.as_os_str().as_bytes())?;
-            let flags = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_RDWR | libc::O_CLOEXEC;
-            // SAFETY: `name` is a C string. O_EXCL refuses whatever is there already, links to nowhere included.
+            let flags =
+                libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_RDWR | libc::O_CLOEXEC;
+            // SAFETY: `name` is a C string. O_EXCL refuses whatever is there already, links to
+            // nowhere included.
             match check(unsafe { libc::open(name.as_ptr(), flags, 0o600) }) {
                 Ok(fd) => {
                     let lock = lock(fd);
-                    return Mapping::over(fd, length, fixed, Backing::File(path.clone()), lock).inspect_err(
-                        |_| {
+                    return Mapping::over(fd, length, fixed, Backing::File(path.clone()), lock)
+                        .inspect_err(|_| {
                             // SAFETY: a C string; the name is one that we made a moment ago.
                             unsafe { libc::unlink(name.as_ptr()) };
-                        },
-                    );
+                        });
                 }
                 // Another record of this process, or something planted there: the next name.
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
@@ -212,7 +221,13 @@ impl Mapping {
         Mapping::over(fd, length, fixed, Backing::Memfd, lock)
     }
 
-    fn over(fd: RawFd, length: u64, fixed: u64, backing: Backing, lock: LockKind) -> io::Result<Mapping> {
+    fn over(
+        fd: RawFd,
+        length: u64,
+        fixed: u64,
+        backing: Backing,
+        lock: LockKind,
+    ) -> io::Result<Mapping> {
         // SAFETY: plain call on a descriptor; sparse, so it takes no memory.
         let base = check(unsafe { libc::ftruncate(fd, length as libc::off_t) })
             .and_then(|_| allocate(fd, 0, fixed))
@@ -222,7 +237,15 @@ impl Mapping {
                 let length = length as usize;
                 forked::register(fd, base, length);
                 let creator = std::process::id();
-                Ok(Mapping { base, length, fd, backing, lock, creator, room: AtomicU64::new(u64::MAX) })
+                Ok(Mapping {
+                    base,
+                    length,
+                    fd,
+                    backing,
+                    lock,
+                    creator,
+                    room: AtomicU64::new(u64::MAX),
+                })
             }
             Err(error) => {
                 // SAFETY: ours, and nobody else knows it.
@@ -266,7 +289,8 @@ impl Mapping {
         self.lock
     }
 
-    /// Makes the bytes from `offset` on safe to touch. Nobody has touched them yet: some file systems are given zeros.
+    /// Makes the bytes from `offset` on safe to touch. Nobody has touched them yet: some file
+    /// systems are given zeros.
     pub fn ensure(&self, offset: u64, length: u64) -> io::Result<()> {
         let room = |room: u64| room.checked_sub(length);
         if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
@@ -310,9 +334,9 @@ impl Drop for Mapping {
     }
 }
 
-/// What a forked child does with the records that it inherits: it gives up the descriptor and the mapping, both of which
-/// would keep the lock (and so the appearance of life) after the parent's death, and puts private zeros in the mapping's
-/// place, so that a stray access harms nobody.
+/// What a forked child does with the records that it inherits: it gives up the descriptor and the
+/// mapping, both of which would keep the lock (and so the appearance of life) after the parent's
+/// death, and puts private zeros in the mapping's place, so that a stray access harms nobody.
 mod forked {
     use super::*;
 
@@ -331,8 +355,9 @@ mod forked {
 
     pub fn register(fd: RawFd, base: NonNull<u8>, length: usize) {
         HANDLER.call_once(|| {
-            // SAFETY: the handler makes system calls only, which a forked child may; the library is never unloaded. An error
-            // (no memory) means that children keep the lock a while: nothing worse.
+            // SAFETY: the handler makes system calls only, which a forked child may; the library is
+            // never unloaded. An error (no memory) means that children keep the lock a while:
+            // nothing worse.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         });
         for entry in &INHERITED {
@@ -348,7 +373,8 @@ mod forked {
     pub fn forget(base: NonNull<u8>) {
         let address = base.as_ptr() as usize;
         for entry in &INHERITED {
-            if entry.base.compare_exchange(address, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if entry.base.compare_exchange(address, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
                 return;
             }
         }
@@ -360,12 +386,20 @@ mod forked {
             if base <= 1 {
                 continue;
             }
-            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: exactly the range that was registered and not forgotten, so still a record's; what lies there is atomics, for
-            // which zeros are values. The child has one thread.
+            let flags =
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            // SAFETY: exactly the range that was registered and not forgotten, so still a record's;
+            // what lies there is atomics, for which zeros are values. The child has one thread.
             unsafe {
                 let protection = libc::PROT_READ | libc::PROT_WRITE;
-                libc::mmap(base as *mut _, entry.length.load(Ordering::Relaxed), protection, flags, -1, 0);
+                libc::mmap(
+                    base as *mut _,
+                    entry.length.load(Ordering::Relaxed),
+                    protection,
+                    flags,
+                    -1,
+                    0,
+                );
                 libc::close(entry.fd.load(Ordering::Relaxed));
             }
             entry.base.store(0, Ordering::Release);

@@ -1,4 +1,5 @@
-//! Opening a record: whose it is, whether its process lives, and why it can't be read. Nothing is mapped here: the header is read with `pread`.
+//! Opening a record: whose it is, whether its process lives, and why it can't be read. Nothing is
+//! mapped here: the header is read with `pread`.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -127,7 +128,8 @@ impl fmt::Display for ReadError {
                     Some(libc::EACCES | libc::EPERM) => {
                         write!(
                             f,
-                            "; records are readable by their owner only: run as the user of that process"
+                            "; records are readable by their owner only: run as the user of that \
+                             process"
                         )
                     }
                     Some(libc::ELOOP) => write!(f, "; links are refused: name the file itself"),
@@ -136,8 +138,8 @@ impl fmt::Display for ReadError {
             }
             ReadError::Foreign { owner, .. } => write!(
                 f,
-                "{path}: belongs to user {owner}, and this is user {}: the records of others are not read unless that is asked for; \
-                 `--all-users` asks",
+                "{path}: belongs to user {owner}, and this is user {}: the records of others are \
+                 not read unless that is asked for; `--all-users` asks",
                 effective_user()
             ),
             ReadError::NotAFile { .. } => {
@@ -149,7 +151,8 @@ impl fmt::Display for ReadError {
             ReadError::NotReady { .. } => {
                 write!(
                     f,
-                    "{path}: empty or unfinished, and nobody writes it; `gruyere ps --sweep` removes it"
+                    "{path}: empty or unfinished, and nobody writes it; `gruyere ps --sweep` \
+                     removes it"
                 )
             }
             ReadError::NotARecord { .. } => {
@@ -157,13 +160,14 @@ impl fmt::Display for ReadError {
             }
             ReadError::Version { version, .. } => write!(
                 f,
-                "{path}: a record of layout version {version}, this command reads version {VERSION}; use the `gruyere` \
-                 command of the version that the process runs"
+                "{path}: a record of layout version {version}, this command reads version \
+                 {VERSION}; use the `gruyere` command of the version that the process runs"
             ),
             ReadError::Damaged { what, .. } => {
                 write!(
                     f,
-                    "{path}: damaged: {what}; the file was cut or overwritten: delete it, or read another"
+                    "{path}: damaged: {what}; the file was cut or overwritten: delete it, or read \
+                     another"
                 )
             }
         }
@@ -198,7 +202,8 @@ pub struct Opened {
 impl Opened {
     /// Opens `path`. Links are refused, and a pipe is not waited for.
     pub(super) fn new(path: &Path, owners: Owners) -> Result<Opened, ReadError> {
-        // Before it is opened, so that another user's file is not even touched; what is opened in the end is asked again.
+        // Before it is opened, so that another user's file is not even touched; what is opened in
+        // the end is asked again.
         if let Ok(metadata) = std::fs::symlink_metadata(path) {
             Self::check(path, &metadata, owners)?;
         }
@@ -251,13 +256,15 @@ impl Opened {
     pub fn is_locked(&self) -> Option<bool> {
         // Not ready: its kind of lock is not written yet either.
         const OPEN_FILE: u32 = super::mapping::LockKind::OpenFile as u32;
-        let kind = self.head.one::<Header>(0).map_or(0, |header| header.lock_kind.load(Ordering::Relaxed));
+        let kind =
+            self.head.one::<Header>(0).map_or(0, |header| header.lock_kind.load(Ordering::Relaxed));
         let kind = if kind == 0 && self.is_unfinished() { OPEN_FILE } else { kind };
         is_locked(self.file.as_raw_fd(), kind)
     }
 
-    /// The last sign of life: by the writer's own clock, which it looks at every now and then while it works; else when the file was last changed. (Writing
-    /// through a mapping does not change the file's time.)
+    /// The last sign of life: by the writer's own clock, which it looks at every now and then while
+    /// it works; else when the file was last changed. (Writing through a mapping does not change
+    /// the file's time.)
     pub fn last_sign(&self) -> SystemTime {
         let header = self.head.one::<Header>(0).filter(|_| self.magic() == Some(MAGIC));
         let latest = header.map(|header| {
@@ -270,8 +277,9 @@ impl Opened {
     /// Whose process it says it is; `None` where that can't be read.
     pub fn process(&self) -> Option<Process> {
         self.expect_ready().ok()?;
-        let offset =
-            self.head.one::<Header>(0)?.sections[Section::Process as usize].offset.load(Ordering::Relaxed);
+        let offset = self.head.one::<Header>(0)?.sections[Section::Process as usize]
+            .offset
+            .load(Ordering::Relaxed);
         let mut bytes = [0u8; size_of::<ProcessFacts>()];
         self.file.read_exact_at(&mut bytes, offset).ok()?;
         let facts = Source::bytes(&bytes).ok()?;
@@ -289,14 +297,18 @@ impl Opened {
         }
     }
 
-    /// How it stands with its process, also where the rest of the record is damaged or of another version.
+    /// How it stands with its process, also where the rest of the record is damaged or of another
+    /// version.
     pub fn state(&self) -> State {
-        let is_old =
-            |modified: SystemTime| SystemTime::now().duration_since(modified).is_ok_and(|age| age > MAKING);
+        let is_old = |modified: SystemTime| {
+            SystemTime::now().duration_since(modified).is_ok_and(|age| age > MAKING)
+        };
         match (self.expect_ready(), self.is_locked()) {
             (Ok(()), Some(true)) => State::Live,
             (Ok(()), Some(false)) => State::Stale,
-            (Err(ReadError::NotReady { .. }), Some(false)) if self.metadata.modified().is_ok_and(is_old) => {
+            (Err(ReadError::NotReady { .. }), Some(false))
+                if self.metadata.modified().is_ok_and(is_old) =>
+            {
                 State::Stale
             }
             _ => State::Unknown,

@@ -1,14 +1,17 @@
-//! The exact peaks of a device: of live and of active (live or waiting) blocks, by pool, each since the last reset.
+//! The exact peaks of a device: of live and of active (live or waiting) blocks, by pool, each since
+//! the last reset.
 //!
-//! Nothing here is on the hot path. Each shard has ceilings ([`super::totals`]); all of them together stay within the peaks, so a
-//! peak can only be passed after some shard has passed a ceiling of its own. Such a shard reconciles, under the device's mutex:
-//! it gets what no shard has, and what it lacks from shards that do not use theirs; a program of many streams near its peak does that at every malloc.
-//! Where all shards together have too little, the sums are taken, and what is above a peak is the new peak. What
-//! changes the sums in other ways (blocks that wait for streams, small blocks in the shard of the large ones) is rare, and
-//! comes here too.
+//! Nothing here is on the hot path. Each shard has ceilings ([`super::totals`]); all of them
+//! together stay within the peaks, so a peak can only be passed after some shard has passed a
+//! ceiling of its own. Such a shard reconciles, under the device's mutex: it gets what no shard
+//! has, and what it lacks from shards that do not use theirs; a program of many streams near its
+//! peak does that at every malloc. Where all shards together have too little, the sums are taken,
+//! and what is above a peak is the new peak. What changes the sums in other ways (blocks that wait
+//! for streams, small blocks in the shard of the large ones) is rare, and comes here too.
 //!
-//! Exact as long as calls on different shards don't overlap in time; where they do, a reconciling shard may miss a block whose
-//! count another processor has not yet made visible (some nanoseconds), until that shard's next call.
+//! Exact as long as calls on different shards don't overlap in time; where they do, a reconciling
+//! shard may miss a block whose count another processor has not yet made visible (some
+//! nanoseconds), until that shard's next call.
 #![deny(unsafe_code)]
 
 use super::gauges::BlockCounts;
@@ -27,8 +30,8 @@ pub const LARGE: usize = 2;
 /// Bytes, blocks and bytes asked for, by their numbers in [`super::totals`].
 pub type Amounts = [i64; QUANTITIES];
 
-/// Shards that are reconciled all at once: to look first whether they have what one of them lacks costs as much, and a program that grows finds that
-/// they have not, at every malloc.
+/// Shards that are reconciled all at once: to look first whether they have what one of them lacks
+/// costs as much, and a program that grows finds that they have not, at every malloc.
 const FEW_SHARDS: usize = 4;
 
 /// The amounts of one block.
@@ -87,7 +90,8 @@ pub struct Books {
     live: [ByPool; QUANTITIES],
     /// The highest that was active, by quantity.
     active: [ByPool; QUANTITIES],
-    /// What had come (0) and gone (1) at the last reset: live blocks and active ones, small and large.
+    /// What had come (0) and gone (1) at the last reset: live blocks and active ones, small and
+    /// large.
     base: [[Flow; 2]; 2],
 }
 
@@ -98,8 +102,9 @@ struct Scale(Option<u64>);
 impl Scale {
     const BITS: u32 = 63;
 
-    /// `whole`, the sum, is to become at most `most`. One division, however many amounts there are: a program of many streams comes here at
-    /// every malloc that passes a ceiling, with an amount for each shard.
+    /// `whole`, the sum, is to become at most `most`. One division, however many amounts there are:
+    /// a program of many streams comes here at every malloc that passes a ceiling, with an amount
+    /// for each shard.
     fn new(most: i64, whole: i64) -> Self {
         let part = |most, whole| (u128::from(most) << Self::BITS) / u128::from(whole);
         Self((whole > most).then(|| part(most.max(0) as u64, whole as u64) as u64))
@@ -120,7 +125,8 @@ impl Scale {
     }
 }
 
-/// Redistributes what lies between the sums and the peaks (`gaps`, by pool): to the shard `mine`, but for what the others keep.
+/// Redistributes what lies between the sums and the peaks (`gaps`, by pool): to the shard `mine`,
+/// but for what the others keep.
 #[inline(never)]
 fn redistribute<'a>(
     quantity: usize,
@@ -128,7 +134,8 @@ fn redistribute<'a>(
     shards: impl Iterator<Item = Member<'a>> + Clone,
     mine: &ShardTotals,
 ) {
-    let slack = |shard: &ShardTotals| shard.ceiling(quantity).saturating_sub(shard.live(quantity)).max(0);
+    let slack =
+        |shard: &ShardTotals| shard.ceiling(quantity).saturating_sub(shard.live(quantity)).max(0);
     // What the other shards may still take before they come here.
     let (mut small_slack, mut large_slack) = (0i64, 0i64);
     let mut mine_is_large = false;
@@ -140,7 +147,8 @@ fn redistribute<'a>(
         let slacks = if is_large { &mut large_slack } else { &mut small_slack };
         *slacks = slacks.saturating_add(slack(shard));
     }
-    // The others keep what they have, up to half of what there is: then the shard will not be here again soon.
+    // The others keep what they have, up to half of what there is: then the shard will not be here
+    // again soon.
     let half = gaps[ALL] / 2;
     let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
     let mut large_kept = large_slack.min(gaps[LARGE]);
@@ -153,7 +161,8 @@ fn redistribute<'a>(
     for (is_large, shard) in shards {
         let scale = if is_large { large } else { small };
         let left = shard.ceiling(quantity).saturating_sub(shard.live(quantity));
-        // A shard without slack keeps none; one above its ceiling is about to reconcile itself, and gets what it uses.
+        // A shard without slack keeps none; one above its ceiling is about to reconcile itself, and
+        // gets what it uses.
         if left != 0 && !(scale.is_identity() && left > 0) && !std::ptr::eq(shard, mine) {
             shard.set_ceiling(quantity, shard.live(quantity).saturating_add(scale.of(left.max(0))));
         }
@@ -168,19 +177,23 @@ struct Flow {
 }
 
 impl Books {
-    /// What is live and what is active of `quantity`, where the shards of small blocks have `small` and that of the large `large`.
+    /// What is live and what is active of `quantity`, where the shards of small blocks have `small`
+    /// and that of the large `large`.
     #[inline(always)]
     fn now(&self, quantity: usize, small: i64, large: i64) -> (ByPool, ByPool) {
         let foreign = self.foreign[quantity];
         let waiting = self.pending.map(|pool| pool[quantity]);
         let live = [small + large, small + foreign, large - foreign];
-        let active =
-            [live[ALL] + waiting[0] + waiting[1], live[SMALL] + waiting[0], live[LARGE] + waiting[1]];
+        let active = [
+            live[ALL] + waiting[0] + waiting[1],
+            live[SMALL] + waiting[0],
+            live[LARGE] + waiting[1],
+        ];
         (live, active)
     }
 
-    /// Reconciles the shard `mine`, which passed a ceiling. `shards` are all shards that were ever used; `highest` is the peak of live
-    /// bytes that no reset lowers.
+    /// Reconciles the shard `mine`, which passed a ceiling. `shards` are all shards that were ever
+    /// used; `highest` is the peak of live bytes that no reset lowers.
     pub fn reconcile<'a>(
         &mut self,
         highest: &AtomicU64,
@@ -211,7 +224,8 @@ impl Books {
     ) {
         // Once, unless another shard ran past a ceiling while we lowered it.
         for _ in 0..4 {
-            let passed = std::array::from_fn(|quantity| mine.live(quantity) > mine.ceiling(quantity));
+            let passed =
+                std::array::from_fn(|quantity| mine.live(quantity) > mine.ceiling(quantity));
             if !many || !self.make_room(passed, shards.clone(), mine) {
                 self.reconcile_passed(passed, highest, shards.clone(), mine);
             }
@@ -223,8 +237,9 @@ impl Books {
         }
     }
 
-    /// Raises the ceilings that the shard `mine` has `passed` above what it has, by what no shard has, and if that is too little, by what others do not use:
-    /// half of it, where that will do. False: all of it is too little.
+    /// Raises the ceilings that the shard `mine` has `passed` above what it has, by what no shard
+    /// has, and if that is too little, by what others do not use: half of it, where that will do.
+    /// False: all of it is too little.
     fn make_room<'a>(
         &self,
         passed: [bool; QUANTITIES],
@@ -252,7 +267,8 @@ impl Books {
                 }
                 let of = if is_large { LARGE } else { SMALL };
                 let slack = shard.ceiling(quantity) - shard.live(quantity);
-                // What the shards of the other pool have is of use only where both together lack it.
+                // What the shards of the other pool have is of use only where both together lack
+                // it.
                 if slack <= 0 || std::ptr::eq(shard, mine) || of != pool && room[ALL] >= needed {
                     continue;
                 }
@@ -270,7 +286,8 @@ impl Books {
         true
     }
 
-    /// What lies between what there is of a quantity (`small` in the shards of small blocks, `large` in that of the large) and its peaks, by pool.
+    /// What lies between what there is of a quantity (`small` in the shards of small blocks,
+    /// `large` in that of the large) and its peaks, by pool.
     #[inline(always)]
     fn gaps(&self, quantity: usize, small: i64, large: i64) -> ByPool {
         let (live, active) = self.now(quantity, small, large);
@@ -279,7 +296,8 @@ impl Books {
         })
     }
 
-    /// Takes the sums of everything, and new peaks from them; as if the first shard had passed all its ceilings.
+    /// Takes the sums of everything, and new peaks from them; as if the first shard had passed all
+    /// its ceilings.
     pub fn reconcile_all<'a>(
         &mut self,
         highest: &AtomicU64,
@@ -291,8 +309,8 @@ impl Books {
         }
     }
 
-    /// Reconciles the quantities of which the shard `mine` has `passed` its ceilings. Each by code of its own, without a loop over them: a program that
-    /// grows comes here at every malloc.
+    /// Reconciles the quantities of which the shard `mine` has `passed` its ceilings. Each by code
+    /// of its own, without a loop over them: a program that grows comes here at every malloc.
     fn reconcile_passed<'a>(
         &mut self,
         passed: [bool; QUANTITIES],
@@ -338,20 +356,22 @@ impl Books {
         }
     }
 
-    /// Raises the peaks of a quantity to what there is, `sums` in the shards of small blocks and in that of the large, and tells what lies
-    /// between, by pool.
+    /// Raises the peaks of a quantity to what there is, `sums` in the shards of small blocks and in
+    /// that of the large, and tells what lies between, by pool.
     #[inline(always)]
     fn raise<const QUANTITY: usize>(&mut self, sums: &[[i64; QUANTITIES]; 2]) -> ByPool {
         let (live, active) = self.now(QUANTITY, sums[0][QUANTITY], sums[1][QUANTITY]);
         std::array::from_fn(|pool| {
-            let (live_peak, active_peak) = (&mut self.live[QUANTITY][pool], &mut self.active[QUANTITY][pool]);
+            let (live_peak, active_peak) =
+                (&mut self.live[QUANTITY][pool], &mut self.active[QUANTITY][pool]);
             *live_peak = live[pool].max(*live_peak);
             *active_peak = active[pool].max(*active_peak);
             (*live_peak - live[pool]).min(*active_peak - active[pool])
         })
     }
 
-    /// A block of `shard` was freed and begins to wait: it is active as before, but its shard does not count it any more.
+    /// A block of `shard` was freed and begins to wait: it is active as before, but its shard does
+    /// not count it any more.
     pub fn begin_wait(&mut self, shard: &ShardTotals, large: bool, amounts: Amounts) {
         for (quantity, amount) in amounts.into_iter().enumerate() {
             self.pending[usize::from(large)][quantity] += amount;
@@ -374,7 +394,11 @@ impl Books {
     }
 
     /// All peaks begin again at what there is.
-    pub fn reset_peaks<'a>(&mut self, highest: &AtomicU64, shards: impl Iterator<Item = Member<'a>> + Clone) {
+    pub fn reset_peaks<'a>(
+        &mut self,
+        highest: &AtomicU64,
+        shards: impl Iterator<Item = Member<'a>> + Clone,
+    ) {
         (self.live, self.active) = Default::default();
         self.reconcile_all(highest, shards);
     }
@@ -402,7 +426,8 @@ impl Books {
         [flow(0), flow(1)]
     }
 
-    /// All of it, for the reader; peaks must be reconciled. `counts` are those of small and large blocks.
+    /// All of it, for the reader; peaks must be reconciled. `counts` are those of small and large
+    /// blocks.
     pub fn stats(&self, counts: &[BlockCounts; 2]) -> BlockStats {
         let stat = |quantity: usize, active: bool| {
             let flows = self.flows(counts, active);
@@ -443,7 +468,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Five shards, the last that of the large blocks, and what an allocator that looks at every block would know.
+    /// Five shards, the last that of the large blocks, and what an allocator that looks at every
+    /// block would know.
     #[derive(Default)]
     struct Model {
         shards: [ShardTotals; 5],
@@ -460,13 +486,15 @@ mod tests {
 
     impl Model {
         fn reconcile(&mut self, mine: usize) {
-            let members = self.shards.iter().enumerate().map(|(number, shard)| (number == 4, shard));
+            let members =
+                self.shards.iter().enumerate().map(|(number, shard)| (number == 4, shard));
             self.books.reconcile(&self.highest, members, &self.shards[mine]);
             self.reconciled += 1;
         }
 
         fn reconcile_all(&mut self) {
-            let members = self.shards.iter().enumerate().map(|(number, shard)| (number == 4, shard));
+            let members =
+                self.shards.iter().enumerate().map(|(number, shard)| (number == 4, shard));
             self.books.reconcile_all(&self.highest, members);
         }
 
@@ -506,18 +534,23 @@ mod tests {
 
         fn note(&mut self, reset: bool) {
             for q in 0..QUANTITIES {
-                let live = |large| self.live.iter().filter(|b| b.1 == large).map(|b| b.2[q]).sum::<i64>();
-                let wait = |large| self.waiting.iter().filter(|b| b.0 == large).map(|b| b.1[q]).sum::<i64>();
+                let live =
+                    |large| self.live.iter().filter(|b| b.1 == large).map(|b| b.2[q]).sum::<i64>();
+                let wait = |large| {
+                    self.waiting.iter().filter(|b| b.0 == large).map(|b| b.1[q]).sum::<i64>()
+                };
                 let live = [live(false), live(true)];
                 let active = [live[0] + wait(false), live[1] + wait(true)];
-                for (peaks, [small, large]) in [(&mut self.live_peak, live), (&mut self.active_peak, active)]
+                for (peaks, [small, large]) in
+                    [(&mut self.live_peak, live), (&mut self.active_peak, active)]
                 {
                     for (peak, now) in peaks[q].iter_mut().zip([small + large, small, large]) {
                         *peak = if reset { now } else { now.max(*peak) };
                     }
                 }
             }
-            self.highest_bytes = self.highest_bytes.max(self.live.iter().map(|block| block.2[BYTES]).sum());
+            self.highest_bytes =
+                self.highest_bytes.max(self.live.iter().map(|block| block.2[BYTES]).sum());
         }
 
         fn check(&self) {
@@ -554,7 +587,8 @@ mod tests {
                     7..=9 if !model.live.is_empty() => model.free(at(model.live.len()), what == 9),
                     10 if !model.waiting.is_empty() => model.end_wait(at(model.waiting.len())),
                     11 if size < 10 => {
-                        let members = model.shards.iter().enumerate().map(|(n, shard)| (n == 4, shard));
+                        let members =
+                            model.shards.iter().enumerate().map(|(n, shard)| (n == 4, shard));
                         model.books.reset_peaks(&model.highest, members);
                         model.note(true);
                     }
@@ -591,7 +625,8 @@ mod tests {
         };
         books.reset_accumulated(&[count(10, 4), count(3, 0)]);
         let stats = books.stats(&[count(15, 6), count(4, 1)]);
-        let expected = |current, allocated, freed| Stat { current, peak: current, allocated, freed };
+        let expected =
+            |current, allocated, freed| Stat { current, peak: current, allocated, freed };
         assert_eq!(stats.allocation, [expected(12, 6, 3), expected(9, 5, 2), expected(3, 1, 1)]);
         assert_eq!(stats.active, stats.allocation, "nothing waits");
         assert_eq!(stats.requested_bytes[SMALL], expected(9 * 500, 5 * 500, 2 * 500));

@@ -1,17 +1,20 @@
-//! The layout of a device's memory, put together from the record: what is mapped where, which blocks lie in it, and what lies between them.
+//! The layout of a device's memory, put together from the record: what is mapped where, which
+//! blocks lie in it, and what lies between them.
 //!
 //! Three levels, each a vector that the one above points into by index:
 //!
 //! ```text
-//! range   contiguous address space with memory behind it: a span, or a row of stitched pages; tiled by
-//!         pieces, made of pages
+//! range   contiguous address space with memory behind it: a span, or a row of stitched pages;
+//!         tiled by pieces, made of pages
 //! piece   a block, or what lies between two: by address, each begins where the one before ends
-//! page    2 MiB of physical memory (a chunk's, or a part of a span): how much of it is what; also those that are mapped nowhere
+//! page    2 MiB of physical memory (a chunk's, or a part of a span): how much of it is what; also
+//!         those that are mapped nowhere
 //! ```
 //!
-//! A record is another process's data, and is read while it is written: a page may be found in two views or in none, a block outside all ranges or upon
-//! another. Whatever does not fit together is left out and counted ([`Misfits`]); nothing is allocated by a length that the record says, and each step
-//! of the work consumes an entry that was read.
+//! A record is another process's data, and is read while it is written: a page may be found in two
+//! views or in none, a block outside all ranges or upon another. Whatever does not fit together is
+//! left out and counted ([`Misfits`]); nothing is allocated by a length that the record says, and
+//! each step of the work consumes an entry that was read.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 mod pieces;
@@ -24,7 +27,8 @@ use super::{BlockEntry, BlockState, DeviceGauge, LIFETIMES, Reader, SegmentEntry
 /// A page (bytes): the unit in which physical memory is mapped and moved.
 pub const PAGE: u64 = 2 << 20;
 pub use super::stream::NO_STREAM;
-/// Pages that are looked at, mapped ones and stale aliases: 8 TiB. What a record says beyond is counted in [`Misfits::segments`].
+/// Pages that are looked at, mapped ones and stale aliases: 8 TiB. What a record says beyond is
+/// counted in [`Misfits::segments`].
 pub const MOST_PAGES: usize = 1 << 22;
 /// Looks at a record that is being written, until one fits together.
 const TRIES: usize = 3;
@@ -39,7 +43,8 @@ pub enum PieceKind {
     Pending = 1,
     /// Free memory between blocks, which any request of its size can get.
     FreeRun = 2,
-    /// Free slots of a slab that has blocks, next to each other: for small requests of its size class only.
+    /// Free slots of a slab that has blocks, next to each other: for small requests of its size
+    /// class only.
     FreeSlots = 3,
     /// What a block leaves of its slot.
     SlotRest = 4,
@@ -91,7 +96,8 @@ pub struct Piece {
     pub requested: u64,
     /// The size class (bytes of a slot) where it lies in a slab, else 0.
     pub slot: u64,
-    /// The process-wide number of the stream, of a block and of what lies in a slab; else [`NO_STREAM`].
+    /// The process-wide number of the stream, of a block and of what lies in a slab; else
+    /// [`NO_STREAM`].
     pub stream: u32,
     /// Of a block: the training step of its allocation; else 0.
     pub step: u32,
@@ -118,7 +124,8 @@ pub enum RangeKind {
     Span = 0,
     /// Pages of chunks, mapped next to each other inside one reservation: each can move.
     Stitched = 1,
-    /// Blocks without a segment: those of `backing:passthrough`, or of a record that does not fit together.
+    /// Blocks without a segment: those of `backing:passthrough`, or of a record that does not fit
+    /// together.
     Alone = 2,
 }
 
@@ -148,7 +155,8 @@ pub struct Range {
     pub capture: u8,
     /// Which of [`Picture::pieces`] tile it.
     pub pieces: ops::Range<usize>,
-    /// Which of [`Picture::pages`] lie behind it, in order: each holds [`PAGE`] bytes, the last one maybe less.
+    /// Which of [`Picture::pages`] lie behind it, in order: each holds [`PAGE`] bytes, the last one
+    /// maybe less.
     pub pages: ops::Range<usize>,
 }
 
@@ -190,7 +198,8 @@ impl Page {
     }
 }
 
-/// A part of a mapping in which no page belongs to the arena: its pages are reached elsewhere, or are spare.
+/// A part of a mapping in which no page belongs to the arena: its pages are reached elsewhere, or
+/// are spare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaleAlias {
     /// First byte.
@@ -235,11 +244,14 @@ pub struct Sums {
     pub pending: u64,
     /// How many there are.
     pub pending_blocks: u64,
-    /// Free in whole pages that are mapped: stitched ones can move to where a run is needed, or go back to the driver.
+    /// Free in whole pages that are mapped: stitched ones can move to where a run is needed, or go
+    /// back to the driver.
     pub free_whole: u64,
-    /// Of that, what cannot move: whole pages of a span that also has blocks, and of capture pools. Only requests that fit there can have it.
+    /// Of that, what cannot move: whole pages of a span that also has blocks, and of capture pools.
+    /// Only requests that fit there can have it.
     pub free_whole_bound: u64,
-    /// Free in pages that have blocks: the only real fragmentation. The four that follow are its parts.
+    /// Free in pages that have blocks: the only real fragmentation. The four that follow are its
+    /// parts.
     pub free_partial: u64,
     /// Of that, gaps between large blocks; any request that fits can have one.
     pub gaps: u64,
@@ -350,8 +362,9 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// The layout of `device` as the record shows it; `None`: it has no such device. A record that is being written is looked at again,
-    /// up to twice, where the first look does not fit together.
+    /// The layout of `device` as the record shows it; `None`: it has no such device. A record that
+    /// is being written is looked at again, up to twice, where the first look does not fit
+    /// together.
     pub fn read(reader: &Reader<'_>, device: u32) -> Option<Picture> {
         let step = reader.device(device)?.gauge(DeviceGauge::Step);
         let mut best: Option<Picture> = None;
@@ -372,7 +385,11 @@ impl Picture {
     }
 
     /// The layout of `device` by these entries, of which those of other devices are passed over.
-    pub fn of(device: u32, segments: &[SegmentEntry], blocks: &[(BlockEntry, BlockState)]) -> Picture {
+    pub fn of(
+        device: u32,
+        segments: &[SegmentEntry],
+        blocks: &[(BlockEntry, BlockState)],
+    ) -> Picture {
         let mut picture = Picture { device, ..Picture::default() };
         let mut blocks = pieces::blocks_of(&mut picture, blocks);
         let slabs = ranges::build(&mut picture, segments, &blocks);
@@ -410,7 +427,8 @@ impl Picture {
         largest(self.pieces.iter().filter(|piece| piece.kind == PieceKind::Live).copied(), most)
     }
 
-    /// The `most` longest free runs, longest first. Idle slabs beside free memory are part of its run.
+    /// The `most` longest free runs, longest first. Idle slabs beside free memory are part of its
+    /// run.
     pub fn largest_runs(&self, most: usize) -> Vec<Piece> {
         largest(self.free_runs(), most)
     }
@@ -418,11 +436,14 @@ impl Picture {
     /// Free runs by address, idle slabs beside them counted in.
     pub fn free_runs(&self) -> impl Iterator<Item = Piece> {
         self.ranges.iter().flat_map(|range| {
-            let is_free = |piece: &Piece| matches!(piece.kind, PieceKind::FreeRun | PieceKind::IdleSlab);
-            let runs = self.pieces_of(range).chunk_by(move |one, next| is_free(one) && is_free(next));
+            let is_free =
+                |piece: &Piece| matches!(piece.kind, PieceKind::FreeRun | PieceKind::IdleSlab);
+            let runs =
+                self.pieces_of(range).chunk_by(move |one, next| is_free(one) && is_free(next));
             runs.filter(move |run| run.first().is_some_and(is_free)).map(|run| {
                 let bytes = run.iter().map(|piece| piece.bytes).sum();
-                let free = Piece { kind: PieceKind::FreeRun, slot: 0, stream: NO_STREAM, bytes, ..run[0] };
+                let free =
+                    Piece { kind: PieceKind::FreeRun, slot: 0, stream: NO_STREAM, bytes, ..run[0] };
                 Piece { lifetime: range.lifetime, capture: range.capture, ..free }
             })
         })

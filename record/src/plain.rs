@@ -1,11 +1,14 @@
 //! Text of another process, on one line of a terminal.
 #![deny(unsafe_code)]
 
-/// `text` without what a terminal would obey: control characters, and those that hide text or turn the direction of writing, become spaces.
+/// `text` without what a terminal would obey: control characters, and those that hide text or turn
+/// the direction of writing, become spaces.
 pub fn plain(text: &str) -> String {
     let obeyed = |c: char| {
         c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            || matches!(
+                c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            )
     };
     text.chars().map(|c| if obeyed(c) { ' ' } else { c }).collect()
 }

@@ -24,16 +24,18 @@ use super::sync::Ordering;
 use super::timeline::{Sample, Timeline, TimelineEntry};
 use super::totals;
 use super::{
-    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, EventKind, LIFETIMES, Record, SHARDS, SegmentEntry,
-    missing_share,
+    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, EventKind, LIFETIMES, Record, SHARDS,
+    SegmentEntry, missing_share,
 };
 
 /// Looks at a seqlock before it is called torn: about 30 ms, most of them asleep.
 const ATTEMPTS: u32 = 450;
-/// Seqlocks that may turn out torn at full length in one look at a record, some 250 ms in all: a process that was stopped half-way leaves one for each
-/// of its threads that was writing. Whatever is torn after them is looked at once.
+/// Seqlocks that may turn out torn at full length in one look at a record, some 250 ms in all: a
+/// process that was stopped half-way leaves one for each of its threads that was writing. Whatever
+/// is torn after them is looked at once.
 const PATIENCE: u32 = 4;
-/// The longest that the tables of blocks and segments are read in one look; a hundred million entries take less.
+/// The longest that the tables of blocks and segments are read in one look; a hundred million
+/// entries take less.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// What went wrong with the record itself.
@@ -64,13 +66,15 @@ pub struct DeviceSnapshot {
     pub live_peak: u64,
     /// By pool (small, large), then lifetime; sums over shards.
     pub blocks: [[BlockCounts; LIFETIMES]; 2],
-    /// Shards whose counters are not of one moment: their writer was killed half-way, or never paused.
+    /// Shards whose counters are not of one moment: their writer was killed half-way, or never
+    /// paused.
     pub torn_shards: u32,
     /// Sizes of all requests so far, rounded as the blocks were.
     pub malloc_sizes: Counts,
     /// The device's gauges, by [`DeviceGauge`].
     pub gauges: Vec<u64>,
-    /// The gauges are not of one moment: their writer was killed half-way, or never stopped writing.
+    /// The gauges are not of one moment: their writer was killed half-way, or never stopped
+    /// writing.
     pub torn_gauges: bool,
 }
 
@@ -109,7 +113,8 @@ impl DeviceSnapshot {
         self.gauge(DeviceGauge::Reserved).saturating_sub(taken)
     }
 
-    /// 1 - largest satisfiable request / free bytes held. The first was true when the gauges were written last.
+    /// 1 - largest satisfiable request / free bytes held. The first was true when the gauges were
+    /// written last.
     pub fn external_fragmentation(&self) -> f64 {
         missing_share(self.gauge(DeviceGauge::LargestRequest), self.free_held())
     }
@@ -128,7 +133,8 @@ impl DeviceSnapshot {
         self.malloc_sizes.to_hdr(1.0).value_at_quantile(0.99)
     }
 
-    /// How many times the 99th-percentile request the largest satisfiable one is, the ceiling reached for it; `None` before the first.
+    /// How many times the 99th-percentile request the largest satisfiable one is, the ceiling
+    /// reached for it; `None` before the first.
     pub fn p99_fits(&self) -> Option<f64> {
         let request = self.request_p99();
         let largest = self.gauge(DeviceGauge::LargestGrowing);
@@ -167,8 +173,8 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Events of the shared ring that were begun and not written yet at the last look: neither read nor lost, the next look tells. Of a process
-    /// that does not run any more there are none.
+    /// Events of the shared ring that were begun and not written yet at the last look: neither read
+    /// nor lost, the next look tells. Of a process that does not run any more there are none.
     pub fn late(&self) -> u64 {
         self.ring.late()
     }
@@ -182,9 +188,11 @@ impl Cursor {
 /// Events, and how many of the same time are lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Events {
-    /// In the order of [`Event::turn`]: what happened to a block is in the order in which it happened.
+    /// In the order of [`Event::turn`]: what happened to a block is in the order in which it
+    /// happened.
     pub entries: Vec<Event>,
-    /// Overwritten before they were read, dropped, or left half-written by a process that does not run any more.
+    /// Overwritten before they were read, dropped, or left half-written by a process that does not
+    /// run any more.
     pub lost: u64,
 }
 
@@ -243,7 +251,8 @@ const ALL_SECTIONS: [Section; SECTIONS] = [
 ];
 
 impl Reader<'static> {
-    /// Opens the record at `path`, read-only, if it is this user's. Links, pipes and devices are refused.
+    /// Opens the record at `path`, read-only, if it is this user's. Links, pipes and devices are
+    /// refused.
     ///
     /// # Errors
     /// Why it can't be read.
@@ -259,7 +268,8 @@ impl Reader<'static> {
         Reader::over_opened(Opened::new(path, owners)?)
     }
 
-    /// Opens the record of a process that has no file in /dev/shm, through one of its descriptors in /proc.
+    /// Opens the record of a process that has no file in /dev/shm, through one of its descriptors
+    /// in /proc.
     ///
     /// # Errors
     /// Why it can't be read.
@@ -279,7 +289,9 @@ impl Reader<'static> {
         };
         let source = source.map_err(|error| ReadError::Open { path: path.clone(), error })?;
         Reader::over(source, path, Some(file)).map_err(|mut error| {
-            if let ReadError::Version { locked, .. } | ReadError::Damaged { locked, .. } = &mut error {
+            if let ReadError::Version { locked, .. } | ReadError::Damaged { locked, .. } =
+                &mut error
+            {
                 *locked = held;
             }
             error
@@ -292,7 +304,8 @@ impl Reader<'static> {
     /// Why it can't be read.
     pub fn from_bytes(bytes: &[u8]) -> Result<Reader<'static>, ReadError> {
         let path = PathBuf::from("(bytes)");
-        let source = Source::bytes(bytes).map_err(|error| ReadError::Open { path: path.clone(), error })?;
+        let source =
+            Source::bytes(bytes).map_err(|error| ReadError::Open { path: path.clone(), error })?;
         Reader::over(source, path, None)
     }
 }
@@ -309,7 +322,11 @@ impl<'a> Reader<'a> {
         .ok()
     }
 
-    fn over(source: Source<'a>, path: PathBuf, file: Option<File>) -> Result<Reader<'a>, ReadError> {
+    fn over(
+        source: Source<'a>,
+        path: PathBuf,
+        file: Option<File>,
+    ) -> Result<Reader<'a>, ReadError> {
         let damaged = |what: String| ReadError::Damaged { path: path.clone(), what, locked: None };
         let Some(header) = source.one::<Header>(0) else {
             return Err(damaged(format!("{} bytes are less than a header", source.length())));
@@ -328,21 +345,25 @@ impl<'a> Reader<'a> {
             return Err(damaged(format!("it says {total} bytes and has {}", source.length())));
         }
         let count = header.section_count.load(Ordering::Relaxed);
-        if u64::from(header.header_bytes.load(Ordering::Relaxed)) < PAGE || (count as usize) < SECTIONS {
+        if u64::from(header.header_bytes.load(Ordering::Relaxed)) < PAGE
+            || (count as usize) < SECTIONS
+        {
             return Err(damaged(format!("a header of {count} sections")));
         }
         let mut sections = [(0, 0); SECTIONS];
         for section in ALL_SECTIONS {
             let entry = &header.sections[section as usize];
-            let [offset, bytes, entries] =
-                [&entry.offset, &entry.entry_bytes, &entry.entries].map(|word| word.load(Ordering::Relaxed));
+            let [offset, bytes, entries] = [&entry.offset, &entry.entry_bytes, &entry.entries]
+                .map(|word| word.load(Ordering::Relaxed));
             let name = section.name();
             if bytes != ENTRY_BYTES[section as usize] as u64 {
                 return Err(damaged(format!("entries of {bytes} bytes in {name}")));
             }
             let end = entries.checked_mul(bytes).and_then(|length| length.checked_add(offset));
             if offset < PAGE || offset % PAGE != 0 || end.is_none_or(|end| end > total) {
-                return Err(damaged(format!("{entries} entries of {name} at {offset} in {total} bytes")));
+                return Err(damaged(format!(
+                    "{entries} entries of {name} at {offset} in {total} bytes"
+                )));
             }
             sections[section as usize] = (offset, entries);
         }
@@ -376,7 +397,8 @@ impl<'a> Reader<'a> {
         self.source.many(offset, entries).unwrap_or(&[])
     }
 
-    /// Looks at a seqlock: what `read` says when it is given so many attempts, and whether that is whole. Nothing changes in a copy.
+    /// Looks at a seqlock: what `read` says when it is given so many attempts, and whether that is
+    /// whole. Nothing changes in a copy.
     fn look_at<T>(&self, read: impl FnOnce(u32) -> (T, bool)) -> (T, bool) {
         let is_copy = matches!(self.source, Source::Copy(_));
         let patience = self.patience.load(PrivateOrdering::Relaxed);
@@ -392,15 +414,21 @@ impl<'a> Reader<'a> {
         self.patience.store(PATIENCE, PrivateOrdering::Relaxed);
     }
 
-    /// Why what was read since [`Reader::look_again`] is not to be believed: the file was cut meanwhile, or nothing in it comes to rest.
+    /// Why what was read since [`Reader::look_again`] is not to be believed: the file was cut
+    /// meanwhile, or nothing in it comes to rest.
     ///
     /// # Errors
     /// That; the record is named and left out then.
     pub fn expect_sound(&self) -> Result<(), ReadError> {
         let what = match &self.source {
-            Source::Shared(mapping) if mapping.is_cut() => "it was cut while it was read".to_owned(),
+            Source::Shared(mapping) if mapping.is_cut() => {
+                "it was cut while it was read".to_owned()
+            }
             Source::Shared(_) if self.patience.load(PrivateOrdering::Relaxed) == 0 => {
-                format!("{PATIENCE} of its entries or more never come to rest, or its tables have no end")
+                format!(
+                    "{PATIENCE} of its entries or more never come to rest, or its tables have no \
+                     end"
+                )
             }
             _ => return Ok(()),
         };
@@ -438,7 +466,10 @@ impl<'a> Reader<'a> {
 
     /// Who writes it.
     pub fn process(&self) -> Process {
-        self.many::<ProcessFacts>(Section::Process).first().map(ProcessFacts::read).unwrap_or_default()
+        self.many::<ProcessFacts>(Section::Process)
+            .first()
+            .map(ProcessFacts::read)
+            .unwrap_or_default()
     }
 
     /// What went wrong with the record itself.
@@ -459,16 +490,19 @@ impl<'a> Reader<'a> {
         self.devices
     }
 
-    /// A device at this moment. Counters of different shards are of moments some microseconds apart.
+    /// A device at this moment. Counters of different shards are of moments some microseconds
+    /// apart.
     pub fn device(&self, device: u32) -> Option<DeviceSnapshot> {
         let area = self.many::<DeviceArea>(Section::Devices).get(device as usize)?;
         let shards = self.many::<Shard>(Section::Shards).chunks(SHARDS).nth(device as usize)?;
-        let mut snapshot = DeviceSnapshot { device, facts: area.read_facts(), ..DeviceSnapshot::default() };
+        let mut snapshot =
+            DeviceSnapshot { device, facts: area.read_facts(), ..DeviceSnapshot::default() };
         for shard in shards {
             let mut torn = false;
             for (pool, lifetimes) in snapshot.blocks.iter_mut().enumerate() {
                 for (lifetime, sum) in lifetimes.iter_mut().enumerate() {
-                    let (counts, whole) = self.look_at(|attempts| shard.read(pool, lifetime, attempts));
+                    let (counts, whole) =
+                        self.look_at(|attempts| shard.read(pool, lifetime, attempts));
                     sum.add(counts);
                     torn |= !whole;
                 }
@@ -493,7 +527,8 @@ impl<'a> Reader<'a> {
     /// The histograms of those of the shards that have any.
     fn sizes(&self, shards: std::ops::Range<usize>) -> impl Iterator<Item = &ShardSizes> {
         let has_sizes = |shard: &Shard| shard.has_sizes.load(Ordering::Acquire) == 1;
-        let all = self.many::<Shard>(Section::Shards).iter().zip(self.many::<ShardSizes>(Section::Sizes));
+        let all =
+            self.many::<Shard>(Section::Shards).iter().zip(self.many::<ShardSizes>(Section::Sizes));
         let some = all.skip(shards.start).take(shards.len());
         some.filter(move |(shard, _)| has_sizes(shard)).map(|(_, sizes)| sizes)
     }
@@ -505,7 +540,8 @@ impl<'a> Reader<'a> {
 
     /// All blocks, live and pending. Each is whole; they are of different moments.
     pub fn blocks(&self) -> Table<(BlockEntry, BlockState)> {
-        let reach = self.header().map_or(0, |header| header.health.blocks_reach.load(Ordering::Acquire));
+        let reach =
+            self.header().map_or(0, |header| header.health.blocks_reach.load(Ordering::Acquire));
         self.table(Section::Blocks, reach, |cell: &BlockCell, attempts| match cell.read(attempts) {
             SlotRead::Taken(entry, state) => SlotRead::Taken((entry, state), state),
             SlotRead::Free => SlotRead::Free,
@@ -515,7 +551,8 @@ impl<'a> Reader<'a> {
 
     /// All segments.
     pub fn segments(&self) -> Table<SegmentEntry> {
-        let reach = self.header().map_or(0, |header| header.health.segments_reach.load(Ordering::Acquire));
+        let reach =
+            self.header().map_or(0, |header| header.health.segments_reach.load(Ordering::Acquire));
         self.table(Section::Segments, reach, SegmentCell::read)
     }
 
@@ -558,20 +595,23 @@ impl<'a> Reader<'a> {
     fn ring(&self) -> Option<Ring> {
         let head = self.many::<RingHead>(Section::RingHead).first()?;
         let cells = self.many::<RingCell>(Section::Ring);
-        // SAFETY: a power of two of cells, at least two, checked when it was opened; they live as long as `self`, and so do
-        // the callers' uses of the ring.
+        // SAFETY: a power of two of cells, at least two, checked when it was opened; they live as
+        // long as `self`, and so do the callers' uses of the ring.
         Some(unsafe { Ring::new(cells.as_ptr(), cells.len() as u64, head) })
     }
 
-    /// The events after those that `cursor` has seen, in the order of [`Event::turn`], and moves the cursor behind them. What was
-    /// overwritten or dropped meanwhile is counted in [`Events::lost`]; what is being written comes with a later look ([`Cursor::late`]).
+    /// The events after those that `cursor` has seen, in the order of [`Event::turn`], and moves
+    /// the cursor behind them. What was overwritten or dropped meanwhile is counted in
+    /// [`Events::lost`]; what is being written comes with a later look ([`Cursor::late`]).
     pub fn events(&self, cursor: &mut Cursor) -> Events {
         let mut events = self.ring_events(&mut cursor.ring);
         let shards = self.many::<Shard>(Section::Shards);
         cursor.shard_rings.resize(shards.len(), (0, 0));
         let cells = self.many::<ShardRingCell>(Section::ShardRings);
         let each = cells.len().checked_div(shards.len()).unwrap_or(0);
-        for (number, (shard, (since, turn))) in shards.iter().zip(&mut cursor.shard_rings).enumerate() {
+        for (number, (shard, (since, turn))) in
+            shards.iter().zip(&mut cursor.shard_rings).enumerate()
+        {
             if shard.ring.cells() > 0 {
                 let cells = cells.get(number * each..(number + 1) * each).unwrap_or(&[]);
                 let (mut read, lost, end) = shard.ring.read_since(cells, *since);
@@ -603,23 +643,28 @@ impl<'a> Reader<'a> {
         Events { entries, lost }
     }
 
-    /// The events of the shared ring after those that `cursor` has seen that are neither mallocs nor frees nor uses of a block by a stream, and moves the
-    /// cursor behind them: what a reader can follow at any pace, since the events of blocks are not even read. Without an event ring of its own, a shard writes
-    /// into the same ring; [`Events::lost`] counts those too.
+    /// The events of the shared ring after those that `cursor` has seen that are neither mallocs
+    /// nor frees nor uses of a block by a stream, and moves the cursor behind them: what a reader
+    /// can follow at any pace, since the events of blocks are not even read. Without an event ring
+    /// of its own, a shard writes into the same ring; [`Events::lost`] counts those too.
     pub fn rare_events(&self, cursor: &mut Cursor) -> Events {
         let mut events = self.ring_events(&mut cursor.ring);
         events.entries.retain(|event| event.kind as u8 > EventKind::RecordStream as u8);
         events
     }
 
-    /// Events ever written, those dropped by writers that met on a slot, and those that the rings can hold.
+    /// Events ever written, those dropped by writers that met on a slot, and those that the rings
+    /// can hold.
     pub fn event_facts(&self) -> EventFacts {
-        let (position, capacity, dropped) =
-            self.ring().map_or((0, 0, 0), |ring| (ring.position(), ring.capacity(), ring.conflicts()));
+        let (position, capacity, dropped) = self
+            .ring()
+            .map_or((0, 0, 0), |ring| (ring.position(), ring.capacity(), ring.conflicts()));
         let mut facts = EventFacts { written: position, dropped, capacity };
         let shards = self.many::<Shard>(Section::Shards);
-        let each =
-            self.sections[Section::ShardRings as usize].1.checked_div(shards.len() as u64).unwrap_or(0);
+        let each = self.sections[Section::ShardRings as usize]
+            .1
+            .checked_div(shards.len() as u64)
+            .unwrap_or(0);
         for shard in shards.iter().filter(|shard| shard.ring.cells() > 0) {
             facts.written = facts.written.wrapping_add(shard.ring.position());
             facts.capacity += each.saturating_sub(1);
@@ -641,7 +686,8 @@ impl<'a> Reader<'a> {
         histograms
     }
 
-    /// How long the driver's calls took, by kind and class of sizes: those that were made at all, in the order of [`DriverCall::ALL`].
+    /// How long the driver's calls took, by kind and class of sizes: those that were made at all,
+    /// in the order of [`DriverCall::ALL`].
     pub fn driver_calls(&self) -> Vec<Calls> {
         let allocated = self.header().map_or(0, |header| header.calls.load(Ordering::Acquire));
         let all = DriverCall::ALL.iter().zip(self.many::<CallTimes>(Section::Calls));
@@ -649,15 +695,18 @@ impl<'a> Reader<'a> {
         made.flat_map(|(&call, times)| times.read(call)).collect()
     }
 
-    /// [`Reader::driver_calls`] in time. Nothing where what is known does not turn ticks into time ([`Reader::scale`]).
+    /// [`Reader::driver_calls`] in time. Nothing where what is known does not turn ticks into time
+    /// ([`Reader::scale`]).
     pub fn driver_call_times(&self) -> Vec<CallTime> {
         let calls = self.driver_calls();
         let scale = if calls.is_empty() { None } else { self.scale() };
-        scale.map_or_else(Vec::new, |scale| calls.iter().map(|calls| calls.in_time(scale)).collect())
+        scale
+            .map_or_else(Vec::new, |scale| calls.iter().map(|calls| calls.in_time(scale)).collect())
     }
 
-    /// What a device held over the whole run, the oldest first; at most [`super::timeline::CELLS`] entries. [`Table::torn`] is 1 where they
-    /// are not of one moment: the writer was killed half-way.
+    /// What a device held over the whole run, the oldest first; at most [`super::timeline::CELLS`]
+    /// entries. [`Table::torn`] is 1 where they are not of one moment: the writer was killed
+    /// half-way.
     pub fn timeline(&self, device: u32) -> Table<TimelineEntry> {
         let timelines = self.many::<Timeline>(Section::Timelines);
         let areas = self.many::<DeviceArea>(Section::Devices);
@@ -677,8 +726,8 @@ impl<'a> Reader<'a> {
         Table { entries: samples.into_iter().map(entry).collect(), torn: u64::from(!whole) }
     }
 
-    /// What turns ticks into time; `None` when the record holds too little to tell and this is not the boot it was written
-    /// in.
+    /// What turns ticks into time; `None` when the record holds too little to tell and this is not
+    /// the boot it was written in.
     pub fn scale(&self) -> Option<Scale> {
         let clock = &self.header()?.clock;
         let ((counter, first, latest), _) = self.look_at(|attempts| {
@@ -699,7 +748,8 @@ mod tests {
     use super::*;
 
     fn record(folder: &Path) -> &'static Record {
-        let facts = DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
+        let facts =
+            DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
         let options = RecordOptions {
             directory: folder.to_owned(),
             ring_events: 512,
@@ -709,8 +759,8 @@ mod tests {
         Box::leak(Box::new(Record::create(&options, &[facts])))
     }
 
-    /// An event of the shared ring, in the way of [`Record::event`]; `meanwhile` comes between the taking of its position and the writing, and tells
-    /// whether it may be written.
+    /// An event of the shared ring, in the way of [`Record::event`]; `meanwhile` comes between the
+    /// taking of its position and the writing, and tells whether it may be written.
     fn push(reader: &Reader<'_>, time: u64, meanwhile: impl FnOnce() -> bool) {
         reader.ring().unwrap().push(EventKind::Grow, 0, 0, 0, time, 512, time, |_| meanwhile());
     }
@@ -750,7 +800,11 @@ mod tests {
         );
         assert_eq!(look(&reader, &mut cursor), (vec![], 0, 0));
         let late = reader.rare_events(&mut rare);
-        assert_eq!((late.entries.len(), late.lost, rare.late()), (1, 0, 0), "however many looks it took");
+        assert_eq!(
+            (late.entries.len(), late.lost, rare.late()),
+            (1, 0, 0),
+            "however many looks it took"
+        );
         record.close();
     }
 
@@ -811,7 +865,11 @@ mod tests {
         record.event(EventKind::Grow, 0, 0, 0, 1, 512, 1);
         push(&reader, 2, || {
             let copy = Reader::from_bytes(&std::fs::read(record.path().unwrap()).unwrap()).unwrap();
-            assert_eq!(look(&copy, &mut Cursor::default()), (vec![1], 1, 0), "a copy does not change");
+            assert_eq!(
+                look(&copy, &mut Cursor::default()),
+                (vec![1], 1, 0),
+                "a copy does not change"
+            );
             let mut cursor = Cursor::default();
             look(&reader, &mut cursor);
             assert_eq!((cursor.give_up(), cursor.late()), (1, 0));

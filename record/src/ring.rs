@@ -1,12 +1,13 @@
 //! The shared ring: rare events of all shards. Many producers, overwriting, readers detect loss.
 //!
-//! A producer takes a position with one fetch-add, claims the slot of that position with one swap, writes the words and
-//! publishes the tag. It never waits: when the slot is still being written by a producer a whole lap behind, the event is
-//! dropped and counted. A reader copies a slot and accepts it only if the tag is that of the position it expects, before
-//! and after.
+//! A producer takes a position with one fetch-add, claims the slot of that position with one swap,
+//! writes the words and publishes the tag. It never waits: when the slot is still being written by
+//! a producer a whole lap behind, the event is dropped and counted. A reader copies a slot and
+//! accepts it only if the tag is that of the position it expects, before and after.
 //!
-//! Between the fetch-add and the tag there is time: the kernel may take the producer's processor away, or the slot's memory is still to be had. So a
-//! position that is not written is no loss yet. A follower ([`Place`]) remembers it and looks again, until it is there or can't come any more.
+//! Between the fetch-add and the tag there is time: the kernel may take the producer's processor
+//! away, or the slot's memory is still to be had. So a position that is not written is no loss yet.
+//! A follower ([`Place`]) remembers it and looks again, until it is there or can't come any more.
 
 use std::collections::VecDeque;
 
@@ -22,12 +23,15 @@ pub struct RingCell {
     /// ```text
     /// high 32 bits                    means                           who changes it, to what
     /// 0, and kind 0 in `packed`       never written                   a producer (swap): busy
-    /// lap bits, bit 0 clear           complete: position = lap|index  a producer one lap or more on (swap): busy
+    /// lap bits, bit 0 clear           complete: position = lap|index  a producer one lap or more
+    ///                                                                 on (swap): busy
     /// lap bits, bit 0 set (busy)      being written                   its producer: complete
-    ///                                                                 another producer (swap): busy, and drops its event
+    ///                                                                 another producer (swap):
+    ///                                                                 busy, and drops its event
     /// ```
-    /// The lap bits are the position's low 32 bits less the index bits (so bit 0 is free: a ring has two slots at least);
-    /// they repeat after 2^32 events, which a reader would have to sleep through exactly, inside one entry.
+    /// The lap bits are the position's low 32 bits less the index bits (so bit 0 is free: a ring
+    /// has two slots at least); they repeat after 2^32 events, which a reader would have to sleep
+    /// through exactly, inside one entry.
     tag: AtomicU64,
     address: AtomicU64,
     /// Size in the high 48 bits; then kind (6 bits), lifetime (2 bits), device (8 bits).
@@ -44,7 +48,8 @@ const _: () = assert!(size_of::<RingCell>() == 32 && align_of::<RingCell>() == 8
 pub struct RingHead {
     /// Events ever begun = the next position. Only grows; producers fetch-add it.
     position: AtomicU64,
-    /// Events dropped because the slot was still being written a lap later, or there was no memory for it.
+    /// Events dropped because the slot was still being written a lap later, or there was no memory
+    /// for it.
     conflicts: AtomicU64,
     _room: [AtomicU64; 6],
 }
@@ -80,8 +85,9 @@ pub struct Event {
     pub size: u64,
     /// [`super::clock::now`]'s ticks when the call began.
     pub time: u64,
-    /// Before this it did not happen: its time, or that of an event before it in the same ring, if that is later. A call that waited for its
-    /// lock began before what others did meanwhile, and happened after it. In this order, a ring's events are as they happened.
+    /// Before this it did not happen: its time, or that of an event before it in the same ring, if
+    /// that is later. A call that waited for its lock began before what others did meanwhile, and
+    /// happened after it. In this order, a ring's events are as they happened.
     pub turn: u64,
 }
 
@@ -107,7 +113,8 @@ struct Late {
     since: u64,
 }
 
-/// So many events may be late, about as many as there are threads: of more, the oldest count as lost.
+/// So many events may be late, about as many as there are threads: of more, the oldest count as
+/// lost.
 const MOST_LATE: usize = 256;
 
 /// Where a follower of a ring has come to; the default is the beginning.
@@ -128,7 +135,8 @@ impl Place {
         self.position
     }
 
-    /// Events that were begun and not written yet at the last look. They are neither read nor lost: the next look tells.
+    /// Events that were begun and not written yet at the last look. They are neither read nor lost:
+    /// the next look tells.
     pub fn late(&self) -> u64 {
         self.late.len() as u64
     }
@@ -154,8 +162,8 @@ unsafe impl Sync for Ring {}
 
 impl Ring {
     /// # Safety
-    /// `cells` points at `count` initialised cells (a power of two, at least 2), `head` at a head, and both stay valid for
-    /// as long as the ring is used.
+    /// `cells` points at `count` initialised cells (a power of two, at least 2), `head` at a head,
+    /// and both stay valid for as long as the ring is used.
     pub unsafe fn new(cells: *const RingCell, count: u64, head: *const RingHead) -> Ring {
         assert!(count.is_power_of_two() && count >= 2);
         Ring { cells, head, mask: count - 1 }
@@ -172,8 +180,8 @@ impl Ring {
         unsafe { &*self.cells.add((position & self.mask) as usize) }
     }
 
-    /// Adds an event; about 25 instructions, two of them locked. `has_room` tells whether the cell of a position may be touched; where it may not,
-    /// the event is dropped and counted.
+    /// Adds an event; about 25 instructions, two of them locked. `has_room` tells whether the cell
+    /// of a position may be touched; where it may not, the event is dropped and counted.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub fn push(
@@ -229,7 +237,8 @@ impl Ring {
         self.mask + 1
     }
 
-    /// The event at `position`; `None` when it is overwritten, being written, dropped, or never was.
+    /// The event at `position`; `None` when it is overwritten, being written, dropped, or never
+    /// was.
     pub fn read(&self, position: u64) -> Option<Event> {
         match self.find(position) {
             Found::Whole(event) => Some(event),
@@ -242,7 +251,8 @@ impl Ring {
         let expected = (position & !self.mask) as u32;
         let mut before = cell.tag.load(Ordering::Acquire);
         if before == 0 {
-            // Never written, or complete: stream 0 in the first lap. Who sees the kind sees a tag of then or later, so this one tells.
+            // Never written, or complete: stream 0 in the first lap. Who sees the kind sees a tag
+            // of then or later, so this one tells.
             if kind_of(cell.packed.load(Ordering::Relaxed)) == 0 {
                 return Found::Coming;
             }
@@ -251,8 +261,8 @@ impl Ring {
         }
         let lap = (before >> 32) as u32;
         if lap != expected {
-            // Of an earlier lap, or busy for this one. (What is busy for a later lap is overwritten, though it may be the producer of this one that
-            // still writes.)
+            // Of an earlier lap, or busy for this one. (What is busy for a later lap is
+            // overwritten, though it may be the producer of this one that still writes.)
             let is_younger = (lap & !1).wrapping_sub(expected) as i32 > 0;
             return if is_younger { Found::Gone } else { Found::Coming };
         }
@@ -278,9 +288,10 @@ impl Ring {
         })
     }
 
-    /// The events that came since the last look from this place, and how many did not come and will not: overwritten before we came, or
-    /// while we read, or dropped. Cells from `reach` on are not touched; it is asked after the position, so that the cells of all events that
-    /// are written before that are among them.
+    /// The events that came since the last look from this place, and how many did not come and will
+    /// not: overwritten before we came, or while we read, or dropped. Cells from `reach` on are not
+    /// touched; it is asked after the position, so that the cells of all events that are written
+    /// before that are among them.
     pub fn follow(&self, place: &mut Place, reach: impl FnOnce() -> u64) -> (Vec<Event>, u64) {
         // Before the position: what was dropped by now has a position before the end.
         let dropped = self.conflicts();
@@ -298,7 +309,9 @@ impl Ring {
                     *since = event.time.max(*since);
                     events.push(Event { turn: *since, ..event });
                 }
-                Found::Coming if position >= oldest => late.push_back(Late { position, since: *since }),
+                Found::Coming if position >= oldest => {
+                    late.push_back(Late { position, since: *since })
+                }
                 Found::Coming | Found::Gone => lost = lost.saturating_add(1),
             }
             if late.len() > MOST_LATE {
@@ -310,7 +323,8 @@ impl Ring {
             look(position, &mut since);
         }
         (start..end).for_each(|position| look(position, &mut place.since));
-        // As many as were dropped: they are the dropped ones. While there are more, some do come, and nobody knows which.
+        // As many as were dropped: they are the dropped ones. While there are more, some do come,
+        // and nobody knows which.
         if late.len() as u64 <= dropped.saturating_sub(place.dropped) {
             lost = lost.saturating_add(late.len() as u64);
             late.clear();
@@ -320,7 +334,8 @@ impl Ring {
         (events, lost)
     }
 
-    /// [`Ring::follow`] for who comes once: all events from `since` (a position) on that are there, how many are not, and the position behind them.
+    /// [`Ring::follow`] for who comes once: all events from `since` (a position) on that are there,
+    /// how many are not, and the position behind them.
     pub fn read_since(&self, since: u64, reach: impl FnOnce() -> u64) -> (Vec<Event>, u64, u64) {
         let mut place = Place { position: since, ..Place::default() };
         let (events, lost) = self.follow(&mut place, reach);

@@ -1,6 +1,8 @@
-//! What is kept of a run once it is over: who it was, what it peaked at, and its timeline, in some dozen KiB of JSON.
+//! What is kept of a run once it is over: who it was, what it peaked at, and its timeline, in some
+//! dozen KiB of JSON.
 //!
-//! The process writes it itself where `history:` says so (`door::run_file`), and `gruyere report` makes one of any record.
+//! The process writes it itself where `history:` says so (`door::run_file`), and `gruyere report`
+//! makes one of any record.
 #![deny(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -77,7 +79,8 @@ pub struct RunDevice {
     /// Blocks that came back.
     #[serde(default)]
     pub frees: u64,
-    /// The largest block, within an eighth: the least that one of its bucket has ([`super::histogram`]).
+    /// The largest block, within an eighth: the least that one of its bucket has
+    /// ([`super::histogram`]).
     #[serde(default)]
     pub largest_block_bytes: u64,
     /// Calls of the driver.
@@ -92,8 +95,8 @@ pub struct RunDevice {
     pub timeline: Vec<Cell>,
 }
 
-/// A piece of a run's timeline, as an array of eight numbers: nanoseconds since the run began, then the fields of [`Sample`] behind `ticks` in
-/// their order.
+/// A piece of a run's timeline, as an array of eight numbers: nanoseconds since the run began, then
+/// the fields of [`Sample`] behind `ticks` in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "[u64; 8]", into = "[u64; 8]")]
 pub struct Cell {
@@ -159,7 +162,8 @@ impl Run {
         }
     }
 
-    /// The name of its file: that of the run, the rank, when it began (in seconds since 1970), and the process.
+    /// The name of its file: that of the run, the rank, when it began (in seconds since 1970), and
+    /// the process.
     pub fn file_name(&self) -> String {
         let Run { name, pid, .. } = self;
         let (rank, started) = (self.rank.unwrap_or(0), self.started_nanoseconds / 1_000_000_000);
@@ -212,8 +216,8 @@ fn join(pair: &[Cell]) -> Cell {
 }
 
 impl RunDevice {
-    /// How steps `first` to `last` went, in at most `parts` parts of as many steps each. A cell of the timeline that lies in several of them
-    /// counts for each. Nothing where no step was marked.
+    /// How steps `first` to `last` went, in at most `parts` parts of as many steps each. A cell of
+    /// the timeline that lies in several of them counts for each. Nothing where no step was marked.
     pub fn by_steps(&self, first: u64, last: u64, parts: u64) -> Vec<Steps> {
         let end = self.timeline.last().map_or(0, |cell| cell.sample.step);
         if end == 0 || last < first || parts == 0 {
@@ -313,7 +317,12 @@ mod tests {
     fn device(cells: &[(u64, u64)]) -> RunDevice {
         let cell = |&(step, in_use_high)| Cell {
             nanoseconds: step,
-            sample: Sample { step, in_use_high, reserved_high: 2 * in_use_high, ..Sample::default() },
+            sample: Sample {
+                step,
+                in_use_high,
+                reserved_high: 2 * in_use_high,
+                ..Sample::default()
+            },
         };
         RunDevice { timeline: cells.iter().map(cell).collect(), ..RunDevice::default() }
     }
@@ -327,7 +336,10 @@ mod tests {
         assert_eq!(peaks, [30, 30, 50, 50, 50, 50, 50, 5]);
         assert_eq!(parts[7].reserved, 10);
         let halves = run.by_steps(0, 7, 2);
-        assert_eq!((halves[0].first, halves[0].last, halves[1].first, halves[1].last), (0, 3, 4, 7));
+        assert_eq!(
+            (halves[0].first, halves[0].last, halves[1].first, halves[1].last),
+            (0, 3, 4, 7)
+        );
         assert!(run.by_steps(3, 2, 4).is_empty());
         assert!(device(&[(0, 10)]).by_steps(0, 0, 4).is_empty(), "no step was marked");
         assert_eq!(run.by_steps(0, u64::MAX, 4).len(), 4);
@@ -335,7 +347,11 @@ mod tests {
 
     #[test]
     fn a_run_is_the_same_after_json() {
-        let run = Run { name: "train".into(), devices: vec![device(&[(1, 2), (3, 4)])], ..Run::default() };
+        let run = Run {
+            name: "train".into(),
+            devices: vec![device(&[(1, 2), (3, 4)])],
+            ..Run::default()
+        };
         let text = serde_json::to_string(&run).unwrap();
         assert!(text.contains("[3,3,0,0,4,8,0,0]"), "{text}");
         assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), run);

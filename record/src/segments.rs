@@ -1,12 +1,13 @@
-//! The segment table: memory and address space held from the driver, where it is mapped, and the slabs cut out of it. Rare calls, so one mutex for
-//! writers.
+//! The segment table: memory and address space held from the driver, where it is mapped, and the
+//! slabs cut out of it. Rare calls, so one mutex for writers.
 
 use super::block_map::SlotRead;
 use super::layout::Shared;
 use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, pause};
 use super::{BlockState, SegmentEntry, SegmentKind};
 
-/// One slot, 56 bytes. The writer holds the table's mutex, or owns the slot and changes `pages` only.
+/// One slot, 56 bytes. The writer holds the table's mutex, or owns the slot and changes `pages`
+/// only.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct SegmentCell {
@@ -16,8 +17,8 @@ pub struct SegmentCell {
     /// even, free    insert, after the words    odd, taken
     /// odd, taken    remove                     even, free (the next life)
     /// ```
-    /// The words below are written only while it is free, `pages` excepted: each bit of it is a fact of its own, and may change while the
-    /// slot is taken.
+    /// The words below are written only while it is free, `pages` excepted: each bit of it is a
+    /// fact of its own, and may change while the slot is taken.
     state: AtomicU32,
     kind: AtomicU8,
     device: AtomicU8,

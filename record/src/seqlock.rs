@@ -1,13 +1,13 @@
 //! A sequence lock with one writer at a time: writers never wait, readers retry.
 //!
-//! After Hans Boehm, "Can seqlocks get along with programming language memory models?" (MSPC 2012): the data are atomics
-//! read and written relaxed, the fences order them against the sequence.
+//! After Hans Boehm, "Can seqlocks get along with programming language memory models?" (MSPC 2012):
+//! the data are atomics read and written relaxed, the fences order them against the sequence.
 #![deny(unsafe_code)]
 
 use super::sync::{AtomicU64, Ordering, fence, pause};
 
-/// Waits for a writer: a moment at first; then the processor is given away, for the writer may have lost its own in the
-/// middle of a write; then for as long as schedulers take.
+/// Waits for a writer: a moment at first; then the processor is given away, for the writer may have
+/// lost its own in the middle of a write; then for as long as schedulers take.
 fn wait(attempt: u32) {
     pause();
     #[cfg(not(loom))]
@@ -27,15 +27,15 @@ fn wait(attempt: u32) {
 /// even (idle)  the writer             odd, before its first store of data
 /// odd (busy)   the writer             even, after its last store of data
 /// ```
-/// The writer is whoever holds the lock that guards the data (a shard's, a device's); readers never write it. A sequence
-/// that stays odd belongs to a writer that was killed half-way.
+/// The writer is whoever holds the lock that guards the data (a shard's, a device's); readers never
+/// write it. A sequence that stays odd belongs to a writer that was killed half-way.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct Sequence(AtomicU64);
 
 impl Sequence {
-    /// Runs `body`, whose relaxed stores to the guarded atomics then appear to readers all together. Two instructions on
-    /// x86-64 besides `body`. The caller is the only writer.
+    /// Runs `body`, whose relaxed stores to the guarded atomics then appear to readers all
+    /// together. Two instructions on x86-64 besides `body`. The caller is the only writer.
     #[inline(always)]
     pub fn write<T>(&self, body: impl FnOnce() -> T) -> T {
         let even = self.0.load(Ordering::Relaxed);
@@ -48,9 +48,9 @@ impl Sequence {
         value
     }
 
-    /// Runs `body`, whose relaxed loads of the guarded atomics are accepted only if no writer came between. `None` after
-    /// `attempts` failures: torn, which is a busy writer or one killed mid-write ([`Sequence::is_odd`] tells which is
-    /// likelier).
+    /// Runs `body`, whose relaxed loads of the guarded atomics are accepted only if no writer came
+    /// between. `None` after `attempts` failures: torn, which is a busy writer or one killed
+    /// mid-write ([`Sequence::is_odd`] tells which is likelier).
     pub fn read<T>(&self, attempts: u32, mut body: impl FnMut() -> T) -> Option<T> {
         for attempt in 0..attempts {
             let before = self.0.load(Ordering::Acquire);
@@ -68,7 +68,12 @@ impl Sequence {
     }
 
     /// As [`Sequence::read`], of what two sequences guard, at one moment.
-    pub fn read_with<T>(&self, other: &Sequence, attempts: u32, mut body: impl FnMut() -> T) -> Option<T> {
+    pub fn read_with<T>(
+        &self,
+        other: &Sequence,
+        attempts: u32,
+        mut body: impl FnMut() -> T,
+    ) -> Option<T> {
         for attempt in 0..attempts {
             let before = self.0.load(Ordering::Acquire);
             if before & 1 == 0

@@ -1,8 +1,11 @@
-//! The hot path: a block comes, a block goes. No locked instruction, and no word that another shard writes.
+//! The hot path: a block comes, a block goes. No locked instruction, and no word that another shard
+//! writes.
 //!
-//! In the heap's hot paths (callgrind on `moe`, x86-64) a malloc spends about 65 instructions here and a free 45: the block map 15 and 12, the event
-//! 11, the gauges under their seqlock 7, the size histogram 9 (one for small blocks, whose bucket comes with their size class), live counts and
-//! their ceilings 19 and 8; the clock's read is 4 more. A shard that reconciles takes about 700 more.
+//! In the heap's hot paths (callgrind on `moe`, x86-64) a malloc spends about 65 instructions here
+//! and a free 45: the block map 15 and 12, the event 11, the gauges under their seqlock 7, the size
+//! histogram 9 (one for small blocks, whose bucket comes with their size class), live counts and
+//! their ceilings 19 and 8; the clock's read is 4 more. A shard that reconciles takes about 700
+//! more.
 
 use super::block_map::BlockCell;
 use super::gauges::{SMALL_LIMIT, Shard, ShardSizes, pool_of};
@@ -35,25 +38,28 @@ pub struct Block {
 
 /// One shard: block map entries, gauges. Not Sync: its user holds the shard's heap lock.
 ///
-/// Shards share nothing on the hot path, so distinct shards run in parallel. Blocks may be removed through another shard than
-/// they were inserted through; sums over shards stay right then.
+/// Shards share nothing on the hot path, so distinct shards run in parallel. Blocks may be removed
+/// through another shard than they were inserted through; sums over shards stay right then.
 pub struct ShardWriter {
     detail: bool,
     device: u8,
     number: u8,
     shard: *const Shard,
-    /// The shard's histograms of sizes; null before its first block comes or goes. Not null where there is an event ring.
+    /// The shard's histograms of sizes; null before its first block comes or goes. Not null where
+    /// there is an event ring.
     sizes: *const ShardSizes,
     blocks: *const BlockCell,
     /// A stack of free slots: `bottom <= top <= limit`, the next free one just below `top`.
     bottom: *mut u32,
     top: *mut u32,
     limit: *mut u32,
-    /// Whether requests of this pool (small, large) take the straight path: there is an event ring, for their events. Not before the first event, and not where there
-    /// is no room for an event ring. Never for small blocks in the shard of the large ones (those of captures and of named pools), which it would count for
-    /// the wrong pool.
+    /// Whether requests of this pool (small, large) take the straight path: there is an event ring,
+    /// for their events. Not before the first event, and not where there is no room for an event
+    /// ring. Never for small blocks in the shard of the large ones (those of captures and of named
+    /// pools), which it would count for the wrong pool.
     straight: [bool; 2],
-    /// The cells of the shard's event ring: the first, that of the next event, and the one with which a lap ends. Null before the first event.
+    /// The cells of the shard's event ring: the first, that of the next event, and the one with
+    /// which a lap ends. Null before the first event.
     first: *const ShardRingCell,
     next: *const ShardRingCell,
     last: *const ShardRingCell,
@@ -61,21 +67,22 @@ pub struct ShardWriter {
     patience: u32,
     /// The event ring could not be had: events go to the shared ring.
     ringless: bool,
-    /// The shard is among those that a reconciliation looks at, though it may never have reconciled itself.
+    /// The shard is among those that a reconciliation looks at, though it may never have reconciled
+    /// itself.
     joined: bool,
     record: &'static Record,
 }
 
-// SAFETY: the pointers lead into a mapping and a stack that live as long as the process; the mapping is atomics, the stack
-// this writer's own.
+// SAFETY: the pointers lead into a mapping and a stack that live as long as the process; the
+// mapping is atomics, the stack this writer's own.
 unsafe impl Send for ShardWriter {}
 
 impl ShardWriter {
     /// A writer over its parts of the mapping.
     ///
     /// # Safety
-    /// The pointers are valid for ever: to one shard's area, and to as many block cells as `record` hands out slots for. No
-    /// other writer has this shard.
+    /// The pointers are valid for ever: to one shard's area, and to as many block cells as `record`
+    /// hands out slots for. No other writer has this shard.
     pub(super) unsafe fn new(
         record: &'static Record,
         detail: bool,
@@ -107,8 +114,10 @@ impl ShardWriter {
             record,
         };
         if !detail {
-            // With the record off, events go to cells that nobody reads: the straight path is the same one, and off is never slower than on.
-            let cells: Box<[ShardRingCell]> = (0..UNREAD).map(|_| ShardRingCell::default()).collect();
+            // With the record off, events go to cells that nobody reads: the straight path is the
+            // same one, and off is never slower than on.
+            let cells: Box<[ShardRingCell]> =
+                (0..UNREAD).map(|_| ShardRingCell::default()).collect();
             writer.sizes();
             writer.begin_ring(Box::leak(cells).as_ptr(), UNREAD);
         }
@@ -144,8 +153,8 @@ impl ShardWriter {
         self.sizes = self.record.shard_sizes(self.device, self.number);
     }
 
-    /// A block became live: map entry, shard gauges (live, requested and counts by lifetime; small/large), device live and
-    /// peaks, size histogram.
+    /// A block became live: map entry, shard gauges (live, requested and counts by lifetime;
+    /// small/large), device live and peaks, size histogram.
     pub fn block_insert(&mut self, entry: &BlockEntry) -> BlockSlot {
         let BlockEntry { address, size, requested, step, lifetime, .. } = *entry;
         self.count(size, requested, lifetime);
@@ -178,7 +187,8 @@ impl ShardWriter {
         usize::from(self.number) == SHARDS - 1 && size <= SMALL_LIMIT
     }
 
-    /// A place in the block map for a block that [`ShardWriter::malloc`] will describe. `NONE` where there is none, or no map.
+    /// A place in the block map for a block that [`ShardWriter::malloc`] will describe. `NONE`
+    /// where there is none, or no map.
     #[inline(always)]
     pub fn place(&mut self) -> BlockSlot {
         if self.top == self.bottom && !self.refill() {
@@ -217,8 +227,9 @@ impl ShardWriter {
         (slot != BlockSlot::NONE).then(|| unsafe { &*self.blocks.add(slot.0 as usize) })
     }
 
-    /// The hot path of a malloc: [`ShardWriter::block_insert`] and its event in one, for a block whose place was taken before. `pool` is that
-    /// of `size` ([`pool_of`]), which the caller knows beforehand; `time` is [`super::clock::now`]'s.
+    /// The hot path of a malloc: [`ShardWriter::block_insert`] and its event in one, for a block
+    /// whose place was taken before. `pool` is that of `size` ([`pool_of`]), which the caller knows
+    /// beforehand; `time` is [`super::clock::now`]'s.
     #[inline(always)]
     pub fn malloc(
         &mut self,
@@ -258,14 +269,18 @@ impl ShardWriter {
         }
     }
 
-    /// All cells of the event ring were written. After the first lap there may be twice as many; else the next event begins at the first.
+    /// All cells of the event ring were written. After the first lap there may be twice as many;
+    /// else the next event begins at the first.
     #[cold]
     #[inline(never)]
     fn end_lap(&mut self) {
         let written = self.shard().ring.next();
         // SAFETY: both are cells of the event ring.
         let cells = unsafe { self.last.offset_from(self.first) } as u64 + 1;
-        if written == cells && self.detail && self.record.grow_shard_ring(self.device, self.number, cells) {
+        if written == cells
+            && self.detail
+            && self.record.grow_shard_ring(self.device, self.number, cells)
+        {
             self.last = self.last.wrapping_add(cells as usize);
             self.shard().ring.open(2 * cells);
         } else {
@@ -273,10 +288,12 @@ impl ShardWriter {
         }
     }
 
-    /// No event ring: the first event, the record off, or a small block in the shard of the large ones.
+    /// No event ring: the first event, the record off, or a small block in the shard of the large
+    /// ones.
     #[cold]
     #[inline(never)]
-    #[allow(clippy::too_many_arguments)] // In words, which go through registers and cost the hot path nothing.
+    // In words, which go through registers and cost the hot path nothing.
+    #[allow(clippy::too_many_arguments)]
     fn malloc_slowly(
         &mut self,
         slot: BlockSlot,
@@ -294,7 +311,8 @@ impl ShardWriter {
         self.event(EventKind::Malloc, tag.lifetime(), tag.stream(), address, requested, time);
     }
 
-    /// The hot path of a free: [`ShardWriter::block_remove`] and its event in one; as [`ShardWriter::malloc`].
+    /// The hot path of a free: [`ShardWriter::block_remove`] and its event in one; as
+    /// [`ShardWriter::malloc`].
     #[inline(always)]
     pub fn free(&mut self, pool: usize, slot: BlockSlot, block: Block, time: u64) {
         let Block { tag, address, size, requested, bucket } = block;
@@ -390,8 +408,8 @@ impl ShardWriter {
         Some(unsafe { &*self.blocks.add(slot.0 as usize) }.step())
     }
 
-    /// The program has said that a live block's lifetime is `to`, not `from`: what is counted under the one is counted under the
-    /// other from now on, as if it had always been so.
+    /// The program has said that a live block's lifetime is `to`, not `from`: what is counted under
+    /// the one is counted under the other from now on, as if it had always been so.
     #[cold]
     pub fn block_retag(&mut self, slot: BlockSlot, size: u64, requested: u64, from: u8, to: u8) {
         self.shard().retag(size, requested, from, to);
@@ -401,10 +419,19 @@ impl ShardWriter {
         }
     }
 
-    /// One event in this shard's own ring: what [`Record::event`] does, at less than half the cost, and without a word that
-    /// other shards write. For the hot kinds. `time` is [`super::clock::now`]'s.
+    /// One event in this shard's own ring: what [`Record::event`] does, at less than half the cost,
+    /// and without a word that other shards write. For the hot kinds. `time` is
+    /// [`super::clock::now`]'s.
     #[inline]
-    pub fn event(&mut self, kind: EventKind, lifetime: u8, stream: u32, address: u64, size: u64, time: u64) {
+    pub fn event(
+        &mut self,
+        kind: EventKind,
+        lifetime: u8,
+        stream: u32,
+        address: u64,
+        size: u64,
+        time: u64,
+    ) {
         if !self.straight[1] && !self.open_ring() {
             return self.shared_ring_event(kind, lifetime, stream, address, size, time);
         }

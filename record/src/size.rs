@@ -112,8 +112,8 @@ mod tests {
     #[test]
     fn everything_else_is_refused() {
         for text in [
-            "", "-1", "1e9", "inf", "nan", "1.5", "1,5GiB", "GiB", "2MB", "2M", "2mib", "%", "-3%", "101%",
-            "1.2.3GiB",
+            "", "-1", "1e9", "inf", "nan", "1.5", "1,5GiB", "GiB", "2MB", "2M", "2mib", "%", "-3%",
+            "101%", "1.2.3GiB",
         ] {
             assert!(text.parse::<Size>().is_err(), "{text:?} was accepted");
         }
@@ -131,9 +131,13 @@ mod tests {
 
     #[test]
     fn what_is_shown_reads_back_the_same() {
-        for size in
-            [Size::Bytes(0), Size::Bytes(1), Size::Bytes(3 << 29), Size::Bytes(u64::MAX), Size::Percent(12.5)]
-        {
+        for size in [
+            Size::Bytes(0),
+            Size::Bytes(1),
+            Size::Bytes(3 << 29),
+            Size::Bytes(u64::MAX),
+            Size::Percent(12.5),
+        ] {
             assert_eq!(size.to_string().parse(), Ok(size));
         }
         assert_eq!(Size::Bytes(512 << 20).to_string(), "512MiB");

@@ -1,8 +1,10 @@
-//! Who may use which slot of the block map: batches handed to shards, and slots that shards hand back.
+//! Who may use which slot of the block map: batches handed to shards, and slots that shards hand
+//! back.
 //!
-//! Each shard keeps a short stack of free slots in private memory, so that the hot path shares nothing. Behind them, under a
-//! mutex that a shard takes once in hundreds of calls: a stash of slots handed back, then fresh batches of the map. The stash
-//! is address space of its own, touched as needed: nothing comes from the host heap.
+//! Each shard keeps a short stack of free slots in private memory, so that the hot path shares
+//! nothing. Behind them, under a mutex that a shard takes once in hundreds of calls: a stash of
+//! slots handed back, then fresh batches of the map. The stash is address space of its own, touched
+//! as needed: nothing comes from the host heap.
 
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
@@ -40,7 +42,8 @@ impl Slots {
         Slots { stash: Mutex::new(Stash { words, length: 0 }), max, offset, slot_bytes }
     }
 
-    /// Takes up to [`BATCH`] free slots into `into`; how many. 0: the map is full, or the memory for it is.
+    /// Takes up to [`BATCH`] free slots into `into`; how many. 0: the map is full, or the memory
+    /// for it is.
     pub fn take(&self, into: &mut [u32; BATCH], mapping: &Mapping, health: &Health) -> usize {
         let mut stash = self.stash.lock().unwrap_or_else(PoisonError::into_inner);
         let count = stash.length.min(BATCH);
@@ -55,7 +58,10 @@ impl Slots {
         if reach + MAP_STEP > self.max {
             return 0;
         }
-        if mapping.ensure(self.offset + reach * self.slot_bytes, MAP_STEP * self.slot_bytes).is_err() {
+        if mapping
+            .ensure(self.offset + reach * self.slot_bytes, MAP_STEP * self.slot_bytes)
+            .is_err()
+        {
             health.no_room.fetch_add(1, Ordering::Relaxed);
             return 0;
         }
@@ -83,7 +89,8 @@ impl Slots {
 
 impl Stash {
     fn word(&self, index: usize) -> *mut u32 {
-        let base = self.words.as_ref().map_or(NonNull::dangling(), |words| words.base().cast::<u32>());
+        let base =
+            self.words.as_ref().map_or(NonNull::dangling(), |words| words.base().cast::<u32>());
         base.as_ptr().wrapping_add(index)
     }
 }

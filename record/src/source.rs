@@ -1,8 +1,9 @@
-//! Where a reader's bytes are: a live record's shared memory, or a dead one's bytes copied out of the file.
+//! Where a reader's bytes are: a live record's shared memory, or a dead one's bytes copied out of
+//! the file.
 //!
-//! A dead record is read with `pread` into private memory: whatever was done to the file, and is done while we read,
-//! nothing can raise SIGBUS. A live one (its lock is held) must be mapped, since only loads from the mapping are atomic; the mapping is guarded
-//! ([`super::guard`]).
+//! A dead record is read with `pread` into private memory: whatever was done to the file, and is
+//! done while we read, nothing can raise SIGBUS. A live one (its lock is held) must be mapped,
+//! since only loads from the mapping are atomic; the mapping is guarded ([`super::guard`]).
 
 use std::fs::File;
 use std::io;
@@ -24,7 +25,8 @@ pub enum Source<'a> {
     Own(&'a Mapping),
 }
 
-/// Copies are refused past this many bytes of data (holes don't count): no record of ours is near it.
+/// Copies are refused past this many bytes of data (holes don't count): no record of ours is near
+/// it.
 const MOST_DATA: u64 = 8 << 30;
 
 impl Source<'_> {
@@ -112,8 +114,9 @@ impl Source<'_> {
         if end > length || !(place as usize).is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: inside the mapping and aligned, both checked; T is atomics of which every bit pattern is a value, so that a
-        // writer in another process changes nothing that the compiler relies on.
+        // SAFETY: inside the mapping and aligned, both checked; T is atomics of which every bit
+        // pattern is a value, so that a writer in another process changes nothing that the compiler
+        // relies on.
         Some(unsafe { std::slice::from_raw_parts(place.cast(), usize::try_from(count).ok()?) })
     }
 

@@ -28,7 +28,8 @@ mod tests {
 
     #[test]
     fn numbers_that_stand_for_no_one_stream_are_words() {
-        let shown = [0, 7, ALL_STREAMS, NO_STREAM].map(|number| format!("{:<5}|", StreamNumber(number)));
+        let shown =
+            [0, 7, ALL_STREAMS, NO_STREAM].map(|number| format!("{:<5}|", StreamNumber(number)));
         assert_eq!(shown, ["0    |", "7    |", "all  |", "none |"]);
     }
 }

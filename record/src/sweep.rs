@@ -1,4 +1,5 @@
-//! The records in a folder: whose process lives, whose does not, and the sweep of the latter. A sweep maps no file: it asks headers and locks.
+//! The records in a folder: whose process lives, whose does not, and the sweep of the latter. A
+//! sweep maps no file: it asks headers and locks.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -44,8 +45,8 @@ pub fn list(directory: &Path, owners: Owners) -> io::Result<Listing> {
     read(directory, owners, |_| true)
 }
 
-/// As [`list`], without those of dead processes, of which only the paths are told: for who looks again and again. (A dead record is read by
-/// copying it.)
+/// As [`list`], without those of dead processes, of which only the paths are told: for who looks
+/// again and again. (A dead record is read by copying it.)
 ///
 /// # Errors
 /// That of reading the folder.
@@ -57,7 +58,11 @@ pub fn living(directory: &Path, owners: Owners) -> io::Result<Listing> {
 ///
 /// # Errors
 /// That of reading the folder.
-pub fn read(directory: &Path, owners: Owners, wanted: impl Fn(&Opened) -> bool) -> io::Result<Listing> {
+pub fn read(
+    directory: &Path,
+    owners: Owners,
+    wanted: impl Fn(&Opened) -> bool,
+) -> io::Result<Listing> {
     let mut listing = Listing::default();
     for path in names(directory)? {
         match look(path, owners, &wanted) {
@@ -83,7 +88,8 @@ pub enum Look {
     Found(Box<Found>),
 }
 
-/// Looks at `path`, and opens the record there if it is `wanted`, by its state or by the process that it says.
+/// Looks at `path`, and opens the record there if it is `wanted`, by its state or by the process
+/// that it says.
 pub fn look(path: PathBuf, owners: Owners, wanted: impl Fn(&Opened) -> bool) -> Look {
     let opened = match Opened::new(&path, owners) {
         Ok(opened) => opened,
@@ -112,10 +118,12 @@ pub fn is_record_name(name: &str) -> bool {
     name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX)
 }
 
-/// Which of its process's records a file is, by its name ([`super::mapping::file_name`]); 0 where the name does not say.
+/// Which of its process's records a file is, by its name ([`super::mapping::file_name`]); 0 where
+/// the name does not say.
 pub fn number(path: &Path) -> u32 {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let number = name.strip_suffix(FILE_SUFFIX).and_then(|name| name.rsplit('-').next()?.parse().ok());
+    let number =
+        name.strip_suffix(FILE_SUFFIX).and_then(|name| name.rsplit('-').next()?.parse().ok());
     number.unwrap_or(0)
 }
 
@@ -144,13 +152,15 @@ pub struct Swept {
     pub failed: usize,
 }
 
-/// Removes the records of dead processes of `owners` from `directory`; never one whose lock is held or can't be asked.
+/// Removes the records of dead processes of `owners` from `directory`; never one whose lock is held
+/// or can't be asked.
 pub fn sweep(directory: &Path, owners: Owners) -> Swept {
     remove_abandoned(directory, owners, 0, |_| true)
 }
 
-/// As [`sweep`], of this user's, but for the `kept` that gave their last sign of life latest: what each new process does. Nobody asked it to; so it leaves alone
-/// what another machine may have written, whose locks can't be relied on where the folder is on the network.
+/// As [`sweep`], of this user's, but for the `kept` that gave their last sign of life latest: what
+/// each new process does. Nobody asked it to; so it leaves alone what another machine may have
+/// written, whose locks can't be relied on where the folder is on the network.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();
     let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
@@ -171,7 +181,8 @@ fn remove_abandoned(
             abandoned.push((opened.last_sign(), path, identity));
         }
     }
-    // The newest first; the name decides where the clock does not, so that two sweeps at once agree.
+    // The newest first; the name decides where the clock does not, so that two sweeps at once
+    // agree.
     abandoned.sort_by(|one, other| other.cmp(one));
     let mut swept = Swept::default();
     for (_, path, identity) in abandoned.into_iter().skip(kept) {
@@ -184,7 +195,8 @@ fn remove_abandoned(
     swept
 }
 
-/// Removes `path` if it still is the file that was judged: names are never used twice, but a name can be replaced.
+/// Removes `path` if it still is the file that was judged: names are never used twice, but a name
+/// can be replaced.
 fn remove(path: &Path, identity: (u64, u64)) -> io::Result<()> {
     let now = std::fs::symlink_metadata(path)?;
     if (now.dev(), now.ino()) != identity {

@@ -1,8 +1,10 @@
-//! What a device held over the whole run, in a fixed number of cells: fine while the run is young, coarser as it gets longer.
+//! What a device held over the whole run, in a fixed number of cells: fine while the run is young,
+//! coarser as it gets longer.
 //!
-//! A sample goes into the last cell, or into a new one when the last has lasted for the *width*. When all cells are taken, each two
-//! neighbours become one and the width doubles; so a cell is never longer than the width but where nothing happened, lows and highs are
-//! never lost, and a run of any length has between half of the cells and all of them.
+//! A sample goes into the last cell, or into a new one when the last has lasted for the *width*.
+//! When all cells are taken, each two neighbours become one and the width doubles; so a cell is
+//! never longer than the width but where nothing happened, lows and highs are never lost, and a run
+//! of any length has between half of the cells and all of them.
 #![deny(unsafe_code)]
 
 use super::layout::Shared;
@@ -13,7 +15,8 @@ use super::sync::{AtomicU64, Ordering};
 pub const CELLS: usize = 2048;
 /// Cells that a timeline begins with; there are twice as many each time that all are taken.
 pub const FIRST_CELLS: usize = 64;
-/// The first width, in ticks: some 5 ms where the counter runs at 3 GHz. A power of two, so that doubling stays exact.
+/// The first width, in ticks: some 5 ms where the counter runs at 3 GHz. A power of two, so that
+/// doubling stays exact.
 const FIRST_WIDTH: u64 = 1 << 24;
 /// Words of a cell.
 const WORDS: usize = 8;
@@ -71,15 +74,34 @@ impl Sample {
 
     /// The sample of these numbers.
     pub(super) fn from_words(words: [u64; WORDS]) -> Sample {
-        let [ticks, step, live_low, live_high, in_use_high, reserved_high, largest_low, pending_high] = words;
-        Sample { ticks, step, live_low, live_high, in_use_high, reserved_high, largest_low, pending_high }
+        let [
+            ticks,
+            step,
+            live_low,
+            live_high,
+            in_use_high,
+            reserved_high,
+            largest_low,
+            pending_high,
+        ] = words;
+        Sample {
+            ticks,
+            step,
+            live_low,
+            live_high,
+            in_use_high,
+            reserved_high,
+            largest_low,
+            pending_high,
+        }
     }
 }
 
 /// A cell of a timeline, as [`Reader::timeline`](super::Reader::timeline) tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimelineEntry {
-    /// When it ended, in nanoseconds since 1970. (When the record was made, where ticks cannot be told as time.)
+    /// When it ended, in nanoseconds since 1970. (When the record was made, where ticks cannot be
+    /// told as time.)
     pub realtime_nanoseconds: u64,
     /// What it says.
     pub sample: Sample,
@@ -103,7 +125,8 @@ impl Cell {
 
 /// The timeline of a device, in the mapping.
 ///
-/// All of it is written under the device's lock, by one writer at a time, and guarded by its sequence.
+/// All of it is written under the device's lock, by one writer at a time, and guarded by its
+/// sequence.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Timeline {
@@ -136,8 +159,9 @@ impl Timeline {
         self.count.load(Ordering::Relaxed) as usize
     }
 
-    /// Notes `sample` in one of the first `cells` cells: as many, at least two, may be touched, and never fewer than the last time. Some dozen
-    /// instructions; every thousandth time and ever more seldom, the halving of the cells: some 10 us.
+    /// Notes `sample` in one of the first `cells` cells: as many, at least two, may be touched, and
+    /// never fewer than the last time. Some dozen instructions; every thousandth time and ever more
+    /// seldom, the halving of the cells: some 10 us.
     pub fn add(&self, sample: Sample, cells: usize) {
         self.sequence.write(|| {
             let count = self.count.load(Ordering::Relaxed) as usize;
@@ -151,7 +175,8 @@ impl Timeline {
                 }
                 _ => {}
             }
-            let (count, width) = if count >= cells { (self.halve(count), 2 * width) } else { (count, width) };
+            let (count, width) =
+                if count >= cells { (self.halve(count), 2 * width) } else { (count, width) };
             self.cells[count].store(&sample);
             self.count.store(count as u64 + 1, Ordering::Relaxed);
             self.width.store(width, Ordering::Relaxed);
@@ -159,7 +184,8 @@ impl Timeline {
         });
     }
 
-    /// Makes one of each two neighbours of the first `count`, an even number; how many there are then.
+    /// Makes one of each two neighbours of the first `count`, an even number; how many there are
+    /// then.
     fn halve(&self, count: usize) -> usize {
         for (to, pair) in self.cells[..count].chunks_exact(2).enumerate() {
             self.cells[to].store(&pair[0].load().and(pair[1].load()));
@@ -167,8 +193,8 @@ impl Timeline {
         count / 2
     }
 
-    /// What it says, the oldest first, and whether that is of one moment: a writer that was killed half-way leaves a timeline that is not.
-    /// `cells` tells how many may be touched.
+    /// What it says, the oldest first, and whether that is of one moment: a writer that was killed
+    /// half-way leaves a timeline that is not. `cells` tells how many may be touched.
     pub fn read(&self, attempts: u32, cells: impl Fn() -> usize) -> (Vec<Sample>, bool) {
         let copy = || {
             let count = self.taken().min(cells()).min(CELLS);

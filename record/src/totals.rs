@@ -1,10 +1,11 @@
-//! What is live in a shard: bytes, blocks, and bytes as asked for, each with a ceiling; no word that every malloc of a device
-//! writes.
+//! What is live in a shard: bytes, blocks, and bytes as asked for, each with a ceiling; no word
+//! that every malloc of a device writes.
 //!
-//! Each shard counts for itself. The ceilings of a device's shards are such that as long as every shard stays at or below its own,
-//! no peak of the device is passed and there is nothing to do ([`super::peaks`]). A shard that passes a ceiling reconciles, under
-//! the device's mutex. A shard that frees keeps its ceilings, so a program that comes back to its old peak every step
-//! does not reconcile at all.
+//! Each shard counts for itself. The ceilings of a device's shards are such that as long as every
+//! shard stays at or below its own, no peak of the device is passed and there is nothing to do
+//! ([`super::peaks`]). A shard that passes a ceiling reconciles, under the device's mutex. A shard
+//! that frees keeps its ceilings, so a program that comes back to its old peak every step does not
+//! reconcile at all.
 
 use super::sync::{AtomicU64, Ordering};
 
@@ -21,10 +22,11 @@ pub const REQUESTED: usize = 2;
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct ShardTotals {
-    /// Inserted less removed through this shard, wrapping: negative (as i64) where blocks were inserted through
-    /// another. Written by the shard's writer only.
+    /// Inserted less removed through this shard, wrapping: negative (as i64) where blocks were
+    /// inserted through another. Written by the shard's writer only.
     live: [AtomicU64; QUANTITIES],
-    /// What `live` may reach without a look at the peaks (as i64). Written under the device's mutex only.
+    /// What `live` may reach without a look at the peaks (as i64). Written under the device's mutex
+    /// only.
     ceilings: [AtomicU64; QUANTITIES],
     _room: [AtomicU64; 2],
 }
@@ -40,7 +42,9 @@ impl ShardTotals {
         let bytes = self.change(BYTES, bytes);
         let blocks = self.change(BLOCKS, 1);
         let requested = self.change(REQUESTED, requested);
-        bytes > self.ceiling(BYTES) || blocks > self.ceiling(BLOCKS) || requested > self.ceiling(REQUESTED)
+        bytes > self.ceiling(BYTES)
+            || blocks > self.ceiling(BLOCKS)
+            || requested > self.ceiling(REQUESTED)
     }
 
     /// A block is no longer live; whether more bytes were taken than ever came through this shard.

@@ -1,7 +1,9 @@
-//! Traces: what a program asked of its allocator, in the bench's format (`traces/FORMAT.md`), written while it runs.
+//! Traces: what a program asked of its allocator, in the bench's format (`traces/FORMAT.md`),
+//! written while it runs.
 //!
-//! Text is gathered in memory and goes to the file in pieces of whole lines, each a zstd frame of its own: whatever happens to the writer, what was
-//! written can be read. In the process (`trace:`) requests add a line under one lock, and a thread of ours writes; `gruyere record` writes from
+//! Text is gathered in memory and goes to the file in pieces of whole lines, each a zstd frame of
+//! its own: whatever happens to the writer, what was written can be read. In the process (`trace:`)
+//! requests add a line under one lock, and a thread of ours writes; `gruyere record` writes from
 //! outside.
 
 use crate::file;
@@ -16,8 +18,8 @@ use std::time::Duration;
 
 /// How long a line waits in memory, at most (besides the time that writing takes).
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Text (bytes) at which the writer is woken early, and at which requests write for themselves: a disk that is slower than the program must
-/// not fill the host's memory.
+/// Text (bytes) at which the writer is woken early, and at which requests write for themselves: a
+/// disk that is slower than the program must not fill the host's memory.
 const EARLY: usize = 1 << 20;
 const MOST: usize = 64 << 20;
 /// zstd's level: as fast as a disk.
@@ -57,7 +59,8 @@ impl Lines {
 
     /// A mark: one line of plain text.
     pub fn mark(&mut self, text: &str) {
-        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect();
+        let text: String =
+            text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect();
         self.line(format_args!("m {text}"));
     }
 
@@ -87,7 +90,8 @@ impl Lines {
     }
 }
 
-/// The name of a stream in a trace: the default stream is 0 on all devices, others are told apart by device.
+/// The name of a stream in a trace: the default stream is 0 on all devices, others are told apart
+/// by device.
 pub fn stream_name(device: u32, stream: u32) -> u64 {
     if stream == 0 { 0 } else { u64::from(device) << 32 | u64::from(stream) }
 }
@@ -102,7 +106,8 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Makes the file (mode 0600), or empties the one that is there. It is compressed whatever its name: readers tell by the content.
+    /// Makes the file (mode 0600), or empties the one that is there. It is compressed whatever its
+    /// name: readers tell by the content.
     ///
     /// # Errors
     /// The system's; another process writes a trace to it.
@@ -111,7 +116,8 @@ impl TraceFile {
         match file.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => {
-                let reason = "another process writes a trace to it (%p in the name stands for the pid, %r for the rank)";
+                let reason = "another process writes a trace to it (%p in the name stands for the \
+                              pid, %r for the rank)";
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, reason));
             }
             Err(std::fs::TryLockError::Error(error)) => return Err(error),
@@ -152,7 +158,8 @@ impl TraceFile {
     }
 }
 
-/// The name that `trace:` says, with `%p` for the pid, `%r` for the rank (0 where there is none) and `%%` for a percent sign.
+/// The name that `trace:` says, with `%p` for the pid, `%r` for the rank (0 where there is none)
+/// and `%%` for a percent sign.
 pub fn expand(name: &Path, pid: u64, rank: Option<u64>) -> PathBuf {
     let text = name.to_string_lossy();
     let mut out = String::new();
@@ -287,7 +294,8 @@ fn write_until_the_end(inner: &Inner) {
     }
 }
 
-/// Runs `body`, which starts a thread, with all signals blocked: the program's handlers run on the program's threads.
+/// Runs `body`, which starts a thread, with all signals blocked: the program's handlers run on the
+/// program's threads.
 fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: valid places for both sets; a mask of this thread's, restored below.
     unsafe {

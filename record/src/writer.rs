@@ -8,7 +8,9 @@ use super::calls::{CallTimes, DriverCall};
 use super::facts::{Process, ProcessFacts};
 use super::gauges::{BlockCounts, DeviceArea, Shard, ShardSizes};
 use super::histogram::Buckets;
-use super::layout::{Degraded, Header, MAGIC, MAP_STEP, MIN_RING, Plan, RING_STEP, Section, Shared};
+use super::layout::{
+    Degraded, Header, MAGIC, MAP_STEP, MIN_RING, Plan, RING_STEP, Section, Shared,
+};
 use super::mapping::{Backing, LockKind, Mapping};
 use super::peaks::{Amounts, BlockStats, Books, Member};
 use super::ring::Ring;
@@ -19,8 +21,8 @@ use super::sync::Ordering;
 use super::timeline::{CELLS, FIRST_CELLS, Sample, Timeline};
 use super::totals::{self, ShardTotals};
 use super::{
-    DeviceFacts, DeviceGauge, EventKind, LIFETIMES, RecordOptions, SHARDS, SegmentEntry, SegmentSlot,
-    ShardWriter, clock, sweep,
+    DeviceFacts, DeviceGauge, EventKind, LIFETIMES, RecordOptions, SHARDS, SegmentEntry,
+    SegmentSlot, ShardWriter, clock, sweep,
 };
 
 /// The writer's side of a process's record.
@@ -31,11 +33,13 @@ pub struct Record {
     plan: Plan,
     devices: u32,
     slots: Slots,
-    /// For each device its peaks, and its shards ever used; the mutex guards the shards' ceilings too.
+    /// For each device its peaks, and its shards ever used; the mutex guards the shards' ceilings
+    /// too.
     books: Vec<Mutex<Books>>,
     /// Free places of the segment table; fresh ones are counted in the header.
     free_segments: Mutex<Vec<u32>>,
-    /// Positions of the ring whose cells may be touched: those before it; all of them once all cells are allocated. Only grows, under `ring_growth`.
+    /// Positions of the ring whose cells may be touched: those before it; all of them once all
+    /// cells are allocated. Only grows, under `ring_growth`.
     ring_reach: AtomicU64,
     ring_growth: Mutex<()>,
     closed: AtomicBool,
@@ -63,7 +67,8 @@ fn shard_number(device: u8, shard: u8) -> u64 {
     u64::from(device) * SHARDS as u64 + u64::from(shard)
 }
 
-/// Memory for `options`, trying the file, a memfd, and private memory, each with less detail before the next.
+/// Memory for `options`, trying the file, a memfd, and private memory, each with less detail before
+/// the next.
 fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
     let small = RecordOptions {
         ring_events: options.ring_events.min(MIN_RING),
@@ -72,9 +77,13 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
     };
     let full = Plan::new(options, devices);
     if options.enabled {
-        // What ends by `_exit` leaves its record behind: workers by the hundred would fill a small file system.
+        // What ends by `_exit` leaves its record behind: workers by the hundred would fill a small
+        // file system.
         sweep::tidy(&options.directory, options.kept);
-        let less = Plan::new(&RecordOptions { ring_events: small.ring_events, ..options.clone() }, devices);
+        let less = Plan::new(
+            &RecordOptions { ring_events: small.ring_events, ..options.clone() },
+            devices,
+        );
         let least = Plan::new(&small, devices);
         let (ring, map) = (Degraded::SMALL_RING, Degraded::SMALL_MAP);
         let plans = [(&full, 0), (&less, ring), (&least, ring | map)];
@@ -87,7 +96,8 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
                     if error.raw_os_error() == Some(libc::ENOSPC)
                         && sweep::tidy(&options.directory, 0).removed > 0
                     {
-                        let again = Mapping::file(&options.directory, plan.total_bytes, plan.fixed_bytes);
+                        let again =
+                            Mapping::file(&options.directory, plan.total_bytes, plan.fixed_bytes);
                         if let Ok(mapping) = again {
                             return (mapping, plan.clone(), degraded);
                         }
@@ -101,34 +111,41 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
         for (plan, degraded) in plans {
             if let Ok(mapping) = Mapping::memfd(plan.total_bytes, plan.fixed_bytes) {
                 log::warn!(
-                    "record: no file in {directory} ({reason}); `gruyere stat PID` finds it through /proc instead"
+                    "record: no file in {directory} ({reason}); `gruyere stat PID` finds it \
+                     through /proc instead"
                 );
                 return (mapping, plan.clone(), degraded | Degraded::MEMFD);
             }
         }
         log::warn!(
-            "record: no file in {directory} ({reason}) and no memfd; nobody outside can read this record"
+            "record: no file in {directory} ({reason}) and no memfd; nobody outside can read this \
+             record"
         );
         if let Ok(mapping) = Mapping::private(full.total_bytes) {
             return (mapping, full, Degraded::PRIVATE);
         }
     }
     // Off, or address space is short: the least that keeps the totals.
-    let least = Plan::new(&RecordOptions { ring_events: 2, max_blocks: 0, ..options.clone() }, devices);
+    let least =
+        Plan::new(&RecordOptions { ring_events: 2, max_blocks: 0, ..options.clone() }, devices);
     match Mapping::private(least.total_bytes) {
-        Ok(mapping) => (mapping, least, Degraded::PRIVATE | Degraded::SMALL_RING | Degraded::SMALL_MAP),
+        Ok(mapping) => {
+            (mapping, least, Degraded::PRIVATE | Degraded::SMALL_RING | Degraded::SMALL_MAP)
+        }
         // Some hundred KiB that the kernel would not map: the process can't go on anyway.
         Err(_) => std::alloc::handle_alloc_error(std::alloc::Layout::new::<Header>()),
     }
 }
 
 impl Record {
-    /// Makes the record; never fails: on any trouble it falls back to a memfd, then to private memory, and logs once.
+    /// Makes the record; never fails: on any trouble it falls back to a memfd, then to private
+    /// memory, and logs once.
     pub fn create(options: &RecordOptions, devices: &[DeviceFacts]) -> Record {
         let devices = &devices[..devices.len().min(256)];
         let (mapping, plan, degraded) = map_record(options, devices.len());
         let cells = mapping.base();
-        // SAFETY: the plan's offsets lie in the mapping, which this record owns; the ring section has a power of two of cells.
+        // SAFETY: the plan's offsets lie in the mapping, which this record owns; the ring section
+        // has a power of two of cells.
         let ring = unsafe {
             let head = cells.add(plan.offset(Section::RingHead) as usize).cast().as_ptr();
             let ring = cells.add(plan.offset(Section::Ring) as usize).cast().as_ptr();
@@ -182,8 +199,8 @@ impl Record {
 
     /// An entry of a section. Out of range is a bug here, not the caller's.
     fn at<T: Shared>(&self, section: Section, index: u64) -> &T {
-        // SAFETY: `pointer` checks the place; the first sections are allocated at the start, the growing ones before their
-        // indices are handed out; T is atomics.
+        // SAFETY: `pointer` checks the place; the first sections are allocated at the start, the
+        // growing ones before their indices are handed out; T is atomics.
         unsafe { &*self.pointer::<T>(section, index) }
     }
 
@@ -198,21 +215,23 @@ impl Record {
         self.at(Section::Devices, u64::from(device))
     }
 
-    /// The writer of shard `shard` of `device`. The caller holds one lock around all uses of it, and asks for each
-    /// shard once.
+    /// The writer of shard `shard` of `device`. The caller holds one lock around all uses of it,
+    /// and asks for each shard once.
     pub fn shard(&'static self, device: u32, shard: u32) -> ShardWriter {
         let known = device < self.devices && (shard as usize) < SHARDS;
         debug_assert!(known, "shard {shard} of device {device}");
         if !known {
-            // SAFETY: leaked, so valid for ever; zeros are a value. Without detail no block cell is touched.
+            // SAFETY: leaked, so valid for ever; zeros are a value. Without detail no block cell is
+            // touched.
             return unsafe {
                 ShardWriter::new(self, false, u8::MAX, u8::MAX, Nowhere::leak(), std::ptr::null())
             };
         }
-        let place = self.pointer(Section::Shards, u64::from(device) * SHARDS as u64 + u64::from(shard));
+        let place =
+            self.pointer(Section::Shards, u64::from(device) * SHARDS as u64 + u64::from(shard));
         let blocks = self.pointer(Section::Blocks, 0);
-        // SAFETY: checked places of the mapping, which lives as long as this 'static record; the block section holds every slot
-        // that `take_slots` hands out.
+        // SAFETY: checked places of the mapping, which lives as long as this 'static record; the
+        // block section holds every slot that `take_slots` hands out.
         unsafe { ShardWriter::new(self, self.detail, device as u8, shard as u8, place, blocks) }
     }
 
@@ -221,7 +240,8 @@ impl Record {
         let known = device < self.devices;
         debug_assert!(known, "device {device}");
         let area: *const DeviceArea = if known { self.area(device) } else { Nowhere::leak() };
-        // SAFETY: in the mapping, which lives as long as this 'static record, or leaked; atomics, zeros are a value.
+        // SAFETY: in the mapping, which lives as long as this 'static record, or leaked; atomics,
+        // zeros are a value.
         DeviceWriter { area: unsafe { &*area }, record: self, device: known.then_some(device) }
     }
 
@@ -272,7 +292,8 @@ impl Record {
         }
     }
 
-    /// The pages of a view are these now. Only for its owner, who holds a lock around all that it does with the slot.
+    /// The pages of a view are these now. Only for its owner, who holds a lock around all that it
+    /// does with the slot.
     pub fn segment_pages(&self, slot: SegmentSlot, pages: u128) {
         if slot != SegmentSlot::NONE {
             self.at::<SegmentCell>(Section::Segments, u64::from(slot.0)).set_pages(pages);
@@ -295,10 +316,12 @@ impl Record {
         if !self.detail {
             return;
         }
-        let has_room =
-            |position| position < self.ring_reach.load(PrivateOrdering::Acquire) || self.grow_ring(position);
+        let has_room = |position| {
+            position < self.ring_reach.load(PrivateOrdering::Acquire) || self.grow_ring(position)
+        };
         self.ring.push(kind, device, lifetime, stream, address, size, time, has_room);
-        // Rare events keep the clock's facts fresh. Kinds are constants at the calls, so this costs the hot ones nothing.
+        // Rare events keep the clock's facts fresh. Kinds are constants at the calls, so this costs
+        // the hot ones nothing.
         if kind as u8 > EventKind::RecordStream as u8 {
             self.header().clock.refresh(time);
         }
@@ -324,7 +347,8 @@ impl Record {
             return false;
         }
         health.ring_reach.store(end, Ordering::Release);
-        self.ring_reach.store(if end == entries { u64::MAX } else { end }, PrivateOrdering::Release);
+        self.ring_reach
+            .store(if end == entries { u64::MAX } else { end }, PrivateOrdering::Release);
         true
     }
 
@@ -345,7 +369,8 @@ impl Record {
         totals::live(totals::REQUESTED, self.totals(device))
     }
 
-    /// All that is counted of the blocks of `device`, by pool. Everything is 0 for a device that nobody knows.
+    /// All that is counted of the blocks of `device`, by pool. Everything is 0 for a device that
+    /// nobody knows.
     pub fn block_stats(&self, device: u32) -> BlockStats {
         let Some(mut books) = self.books(device) else { return BlockStats::default() };
         let used = books.used;
@@ -353,8 +378,8 @@ impl Record {
         books.stats(&self.block_counts(device))
     }
 
-    /// The peaks of [`Record::block_stats`] begin again at what there is now. (The peak of [`Record::live`] and those among the
-    /// [`DeviceGauge`]s are of the whole life of the process.)
+    /// The peaks of [`Record::block_stats`] begin again at what there is now. (The peak of
+    /// [`Record::live`] and those among the [`DeviceGauge`]s are of the whole life of the process.)
     pub fn reset_peaks(&self, device: u32) {
         if let Some(mut books) = self.books(device) {
             let used = books.used;
@@ -375,7 +400,8 @@ impl Record {
 
     /// The counters of a device's small and large blocks.
     fn block_counts(&self, device: u32) -> [BlockCounts; 2] {
-        /// A writer holds a seqlock for a dozen instructions, unless the kernel takes its processor away.
+        /// A writer holds a seqlock for a dozen instructions, unless the kernel takes its processor
+        /// away.
         const ATTEMPTS: u32 = 1000;
         let mut sums = [BlockCounts::default(); 2];
         for shard in self.shards(device) {
@@ -416,7 +442,10 @@ impl Record {
 
     /// A clean exit: unlinks the file. Called at most once, never in a forked child.
     pub fn close(&self) {
-        if self.mapping.is_creator() && !self.closed.swap(true, PrivateOrdering::AcqRel) && self.detail {
+        if self.mapping.is_creator()
+            && !self.closed.swap(true, PrivateOrdering::AcqRel)
+            && self.detail
+        {
             self.header().health.closed.store(1, Ordering::Release);
             self.mapping.unlink();
         }
@@ -430,12 +459,13 @@ impl Record {
     /// The areas of a device's shards.
     fn shards(&self, device: u32) -> &[Shard] {
         let first = self.pointer::<Shard>(Section::Shards, u64::from(device) * SHARDS as u64);
-        // SAFETY: the section has SHARDS of them for each device, allocated at the start; `device` is known to the callers, and
-        // `pointer` checks the first.
+        // SAFETY: the section has SHARDS of them for each device, allocated at the start; `device`
+        // is known to the callers, and `pointer` checks the first.
         unsafe { std::slice::from_raw_parts(first, SHARDS) }
     }
 
-    /// The totals of the shards of `device` that were ever used: a shard's first block passes its ceiling, which is 0, and makes it join.
+    /// The totals of the shards of `device` that were ever used: a shard's first block passes its
+    /// ceiling, which is 0, and makes it join.
     fn totals(&self, device: u32) -> impl Iterator<Item = &ShardTotals> {
         let used = self.books(device).map_or(0, |books| books.used);
         self.members(device, used).map(|(_, totals)| totals)
@@ -460,7 +490,8 @@ impl Record {
         }
     }
 
-    /// Something else than a block of its own changed the sums that shard `shard` of `device` is part of.
+    /// Something else than a block of its own changed the sums that shard `shard` of `device` is
+    /// part of.
     pub(super) fn reconcile_all(&self, device: u8, shard: u8) {
         if let (Some(mut books), device) = (self.join(device, shard), u32::from(device)) {
             let used = books.used;
@@ -468,7 +499,8 @@ impl Record {
         }
     }
 
-    /// Shard `shard` of `device` counts from now on; the device's books. `None` for a shard that nobody knows.
+    /// Shard `shard` of `device` counts from now on; the device's books. `None` for a shard that
+    /// nobody knows.
     pub(super) fn join(&self, device: u8, shard: u8) -> Option<MutexGuard<'_, Books>> {
         let mut books = self.books(u32::from(device))?;
         books.used |= 1u64.checked_shl(u32::from(shard))?;
@@ -503,7 +535,8 @@ impl Record {
         self.ensure(offset + first * bytes, count * bytes)
     }
 
-    /// Makes `bytes` from `offset` on safe to touch. Where there is no room for them, that is counted.
+    /// Makes `bytes` from `offset` on safe to touch. Where there is no room for them, that is
+    /// counted.
     fn ensure(&self, offset: u64, bytes: u64) -> bool {
         let is_done = self.mapping.ensure(offset, bytes).is_ok();
         if !is_done {
@@ -514,25 +547,32 @@ impl Record {
 
     /// The first cell of a shard's event ring, and how many it may have.
     fn shard_ring(&self, device: u8, shard: u8) -> (u64, u64) {
-        let cells = self.plan.entries(Section::ShardRings) / (u64::from(self.devices) * SHARDS as u64).max(1);
+        let cells = self.plan.entries(Section::ShardRings)
+            / (u64::from(self.devices) * SHARDS as u64).max(1);
         (shard_number(device, shard) * cells, cells)
     }
 
     /// The first cells of a shard's event ring, allocated, and how many they are.
-    pub(super) fn shard_ring_cells(&self, device: u8, shard: u8) -> Option<(*const ShardRingCell, u64)> {
+    pub(super) fn shard_ring_cells(
+        &self,
+        device: u8,
+        shard: u8,
+    ) -> Option<(*const ShardRingCell, u64)> {
         let (first, most) = self.shard_ring(device, shard);
         let cells = most.min(shard_ring::FIRST_CELLS);
         let is_there = cells > 0 && self.allocate(Section::ShardRings, first, cells);
         is_there.then(|| (self.pointer(Section::ShardRings, first), cells))
     }
 
-    /// Makes the event ring of a shard, which has `cells`, twice as long. False: it is as long as it may be, or there is no room.
+    /// Makes the event ring of a shard, which has `cells`, twice as long. False: it is as long as
+    /// it may be, or there is no room.
     pub(super) fn grow_shard_ring(&self, device: u8, shard: u8, cells: u64) -> bool {
         let (first, most) = self.shard_ring(device, shard);
         2 * cells <= most && self.allocate(Section::ShardRings, first + cells, cells)
     }
 
-    /// A shard's histograms of sizes, allocated. Where there is no room for them: some that nobody reads.
+    /// A shard's histograms of sizes, allocated. Where there is no room for them: some that nobody
+    /// reads.
     pub(super) fn shard_sizes(&self, device: u8, shard: u8) -> *const ShardSizes {
         let number = shard_number(device, shard);
         let is_known = u32::from(device) < self.devices && usize::from(shard) < SHARDS;
@@ -543,11 +583,13 @@ impl Record {
         self.pointer(Section::Sizes, number)
     }
 
-    /// The timeline of `device`, with room for a sample, and how many cells of it may be touched. `None` where there is no room for any.
+    /// The timeline of `device`, with room for a sample, and how many cells of it may be touched.
+    /// `None` where there is no room for any.
     fn timeline(&self, device: u32) -> Option<(&Timeline, usize)> {
         let allocated = &self.area(device).timeline_cells;
         let mut cells = allocated.load(Ordering::Relaxed) as usize;
-        let is_full = cells == 0 || self.at::<Timeline>(Section::Timelines, device.into()).taken() >= cells;
+        let is_full =
+            cells == 0 || self.at::<Timeline>(Section::Timelines, device.into()).taken() >= cells;
         if is_full && cells < CELLS {
             let more = if cells == 0 { FIRST_CELLS } else { 2 * cells };
             let (offset, bytes, _) = self.plan.sections[Section::Timelines as usize];
@@ -602,13 +644,18 @@ impl DeviceWriter {
         }
     }
 
-    /// Notes on the timeline what there is now, and that blocks above 1 MiB and slabs took `in_use_high` bytes at most since the last time.
+    /// Notes on the timeline what there is now, and that blocks above 1 MiB and slabs took
+    /// `in_use_high` bytes at most since the last time.
     pub fn sample(&mut self, in_use_high: u64) {
         let Some(device) = self.device.filter(|_| self.record.detail) else { return };
         let (live, _) = self.record.live(device);
-        let [step, reserved_high, largest_low, pending_high] =
-            [DeviceGauge::Step, DeviceGauge::Reserved, DeviceGauge::LargestRequest, DeviceGauge::Pending]
-                .map(|gauge| self.area.own(gauge));
+        let [step, reserved_high, largest_low, pending_high] = [
+            DeviceGauge::Step,
+            DeviceGauge::Reserved,
+            DeviceGauge::LargestRequest,
+            DeviceGauge::Pending,
+        ]
+        .map(|gauge| self.area.own(gauge));
         let (live_low, live_high) = (live, live);
         let ticks = clock::now();
         let sample = Sample {

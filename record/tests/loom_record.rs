@@ -3,10 +3,11 @@
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --release --test loom_record
 //! ```
-//! Bounded to two preemptions: each protocol is one write window against one read window, and a failure of it needs a
-//! writer to come in once between two loads of the reader, and the reader to come back once between two stores of the
-//! writer. More preemptions repeat that at many times the run time (Musuvathi and Qadeer, "Iterative context bounding",
-//! PLDI 2007, found nearly all bugs within two).
+//! Bounded to two preemptions: each protocol is one write window against one read window, and a
+//! failure of it needs a writer to come in once between two loads of the reader, and the reader to
+//! come back once between two stores of the writer. More preemptions repeat that at many times the
+//! run time (Musuvathi and Qadeer, "Iterative context bounding", PLDI 2007, found nearly all bugs
+//! within two).
 #![cfg(loom)]
 
 use gruyere_record::block_map::{BlockCell, SlotRead};
@@ -73,7 +74,9 @@ fn a_block_is_read_whole_whatever_becomes_of_its_slot() {
         });
         match cell.read(2) {
             SlotRead::Taken(entry, BlockState::Pending) => assert_eq!(entry, block(1)),
-            SlotRead::Taken(entry, _) => assert!(entry == block(1) || entry == block(2), "{entry:?}"),
+            SlotRead::Taken(entry, _) => {
+                assert!(entry == block(1) || entry == block(2), "{entry:?}")
+            }
             SlotRead::Free | SlotRead::Torn => {}
         }
         writer.join().unwrap();
@@ -88,7 +91,10 @@ struct TestRing {
 
 impl TestRing {
     fn new() -> Arc<TestRing> {
-        Arc::new(TestRing { cells: (0..2).map(|_| RingCell::default()).collect(), head: RingHead::default() })
+        Arc::new(TestRing {
+            cells: (0..2).map(|_| RingCell::default()).collect(),
+            head: RingHead::default(),
+        })
     }
     fn ring(&self) -> Ring {
         // SAFETY: two cells and a head, which `self` keeps; the tests keep `self` as long.
@@ -133,7 +139,8 @@ fn two_producers_a_lap_apart_never_mix_in_one_entry() {
         let (events, lost, end) = ring.ring().read_since(0, || 2);
         assert_eq!((events.len() as u64 + lost, end), (3, 3));
         let seeds: Vec<u64> = (0..3).filter_map(|position| ring.check(position)).collect();
-        // A producer that comes to the cell last may be the one of the earlier position, which is outside the last lap then.
+        // A producer that comes to the cell last may be the one of the earlier position, which is
+        // outside the last lap then.
         assert!(seeds.len() >= events.len());
         // The other cell has one producer.
         assert!(!events.is_empty());
@@ -165,7 +172,9 @@ fn a_ring_reader_accepts_only_whole_events_of_the_default_stream() {
         let theirs = ring.clone();
         // In the first lap, on stream 0, a cell's tag is the same before and after.
         let producer = thread::spawn(move || theirs.push_on(0, 5));
-        let read = || ring.ring().read(0).map(|event| (event.address, event.size, event.time, event.device));
+        let read = || {
+            ring.ring().read(0).map(|event| (event.address, event.size, event.time, event.device))
+        };
         let whole = (5 * 0x1000, 5 * 512, 5 * 7, 5);
         assert!(read().is_none_or(|words| words == whole), "torn");
         producer.join().unwrap();
@@ -237,14 +246,16 @@ fn a_shard_ring_reader_accepts_only_whole_events() {
             shard_ring.0.push(cell, EventKind::Free, tag, seed * 0x1000, seed * 512, seed * 7);
         }
         shard_ring.0.open(2);
-        // The first before the race, so that two preemptions suffice to come between a reader's two looks at the head.
+        // The first before the race, so that two preemptions suffice to come between a reader's two
+        // looks at the head.
         push(&shard_ring, 1);
         let theirs = shard_ring.clone();
         let writer = thread::spawn(move || (2..=3).for_each(|seed| push(&theirs, seed)));
         for position in 0..3 {
             if let Some(event) = shard_ring.0.read(&shard_ring.1, position) {
                 let seed = position + 1;
-                let words = (u64::from(event.stream), event.address, event.size, event.time, event.device);
+                let words =
+                    (u64::from(event.stream), event.address, event.size, event.time, event.device);
                 assert_eq!(words, (seed, seed * 0x1000, seed * 512, seed * 7, seed as u8), "torn");
             }
         }
@@ -285,7 +296,8 @@ fn a_reader_beside_a_shard_ring_that_grows_accepts_only_whole_events() {
         assert_eq!(events.len() as u64 + lost, end);
         for event in events {
             let seed = event.position + 1;
-            let words = (u64::from(event.stream), event.address, event.size, event.time, event.device);
+            let words =
+                (u64::from(event.stream), event.address, event.size, event.time, event.device);
             assert_eq!(
                 words,
                 (seed, seed * 0x1000, seed * 512, seed * 7, seed as u8),

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 
 use gruyere_record::reader::Cursor;
 use gruyere_record::{
-    BlockEntry, BlockSlot, BlockState, DeviceFacts, DeviceGauge, EventKind, Reader, Record, RecordOptions,
-    SHARDS, SegmentEntry, SegmentKind, SegmentSlot, clock,
+    BlockEntry, BlockSlot, BlockState, DeviceFacts, DeviceGauge, EventKind, Reader, Record,
+    RecordOptions, SHARDS, SegmentEntry, SegmentKind, SegmentSlot, clock,
 };
 use proptest::prelude::*;
 
@@ -85,16 +85,24 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
         ..SegmentEntry::default()
     };
     record.segment_insert(&chunk);
-    let view =
-        SegmentEntry { kind: SegmentKind::View, address: 0x7f10_0000_0000, pages: 1 << 127 | 6, ..chunk };
+    let view = SegmentEntry {
+        kind: SegmentKind::View,
+        address: 0x7f10_0000_0000,
+        pages: 1 << 127 | 6,
+        ..chunk
+    };
     let moved = SegmentEntry { address: 0x7f20_0000_0000, pages: 0, ..view };
     record.segment_insert(&view);
     let slot = record.segment_insert(&moved);
     record.segment_pages(slot, 1 << 64 | 1);
     let moved = SegmentEntry { pages: 1 << 64 | 1, ..moved };
     assert!(!moved.is_retired() && SegmentEntry { pages: 0, ..moved }.is_retired());
-    let space =
-        SegmentEntry { kind: SegmentKind::Reservation, address: 0x7f00_0000_0000, bytes: 1 << 40, ..slab };
+    let space = SegmentEntry {
+        kind: SegmentKind::Reservation,
+        address: 0x7f00_0000_0000,
+        bytes: 1 << 40,
+        ..slab
+    };
     record.segment_insert(&space);
 
     for reader in [Reader::open(&path).unwrap(), Reader::own(record).unwrap()] {
@@ -133,7 +141,10 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
         let events = reader.events(&mut cursor);
         let kinds: Vec<EventKind> = events.entries.iter().map(|event| event.kind).collect();
         assert_eq!(kinds, [EventKind::Malloc, EventKind::Free, EventKind::Grow]);
-        assert_eq!((events.entries[2].size, events.entries[2].stream, events.lost), (32 << 20, 9, 0));
+        assert_eq!(
+            (events.entries[2].size, events.entries[2].stream, events.lost),
+            (32 << 20, 9, 0)
+        );
         assert_eq!((events.entries[0].address, events.entries[0].device), (kept.address, 1));
         assert_eq!(reader.events(&mut cursor).entries, []);
         let histograms = reader.histograms();
@@ -142,7 +153,11 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
     }
     assert_eq!(record.live(1), (kept.size, kept.size + waiting.size + gone.size));
     record.reset_peaks(1);
-    assert_eq!(record.live(1).1, kept.size + waiting.size + gone.size, "that of the process's life stays");
+    assert_eq!(
+        record.live(1).1,
+        kept.size + waiting.size + gone.size,
+        "that of the process's life stays"
+    );
     assert_eq!(record.block_stats(1).allocated_bytes[0].peak, kept.size);
     assert_eq!(record.block_stats(1).active_bytes[0].peak, kept.size + waiting.size);
     shard.block_remove(waits, waiting.size, waiting.requested, waiting.lifetime, true);
@@ -165,10 +180,14 @@ fn events_that_the_rings_could_not_keep_are_counted_as_lost() {
     let mut cursor = Cursor::default();
     let events = reader.events(&mut cursor);
     assert_eq!(events.entries.len() as u64 + events.lost, 2000);
-    let latest =
-        |kind| events.entries.iter().filter(move |event| event.kind == kind).map(|event| event.address);
+    let latest = |kind| {
+        events.entries.iter().filter(move |event| event.kind == kind).map(|event| event.address)
+    };
     assert!(latest(EventKind::Trim).eq(1000 - 256..1000), "the shared ring keeps its 256 latest");
-    assert!(latest(EventKind::Malloc).eq(1000 - 63..1000), "an event ring of 64 cells keeps its 63 latest");
+    assert!(
+        latest(EventKind::Malloc).eq(1000 - 63..1000),
+        "an event ring of 64 cells keeps its 63 latest"
+    );
     let facts = reader.event_facts();
     assert_eq!((facts.written, facts.dropped, facts.capacity), (2000, 0, 256 + 63));
     shard.event(EventKind::Free, 0, 0, 5, 512, clock::now());
@@ -215,11 +234,16 @@ fn a_full_map_costs_entries_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&RecordOptions { max_blocks: 512, ..options(folder.path()) }, 1);
     let mut shard = record.shard(0, 0);
-    let slots: Vec<BlockSlot> = (0..600).map(|n| shard.block_insert(&block(n * 512, 512, 0))).collect();
+    let slots: Vec<BlockSlot> =
+        (0..600).map(|n| shard.block_insert(&block(n * 512, 512, 0))).collect();
     assert_eq!(slots.iter().filter(|&&slot| slot == BlockSlot::NONE).count(), 88);
     let reader = Reader::own(record).unwrap();
     assert_eq!((reader.blocks().entries.len(), reader.health().blocks_unrecorded), (512, 88));
-    assert_eq!(reader.device(0).unwrap().total().live_blocks(), 600, "gauges count them all the same");
+    assert_eq!(
+        reader.device(0).unwrap().total().live_blocks(),
+        600,
+        "gauges count them all the same"
+    );
     for slot in slots {
         shard.block_remove(slot, 512, 342, 0, false);
     }
@@ -234,10 +258,12 @@ fn slots_do_not_leak_from_shard_to_shard() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&RecordOptions { max_blocks: 8192, ..options(folder.path()) }, 1);
     let (mut producer, mut consumer) = (record.shard(0, 0), record.shard(0, 1));
-    // Each block comes through one shard and goes through another: 200,000 of them through a map of 8,192.
+    // Each block comes through one shard and goes through another: 200,000 of them through a map of
+    // 8,192.
     for round in 0..200u64 {
-        let slots: Vec<BlockSlot> =
-            (0..1000).map(|n| producer.block_insert(&block((round * 1000 + n) * 512, 512, 0))).collect();
+        let slots: Vec<BlockSlot> = (0..1000)
+            .map(|n| producer.block_insert(&block((round * 1000 + n) * 512, 512, 0)))
+            .collect();
         assert!(slots.iter().all(|&slot| slot != BlockSlot::NONE), "round {round}");
         slots.into_iter().for_each(|slot| consumer.block_remove(slot, 512, 342, 0, false));
     }
@@ -288,7 +314,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
     fn the_map_and_the_gauges_follow_any_sequence_of_calls(
-        calls in proptest::collection::vec((0u32..SHARDS as u32, 1u64..4096, 0u8..4, 0u8..6), 1..600),
+        calls in proptest::collection::vec(
+            (0u32..SHARDS as u32, 1u64..4096, 0u8..4, 0u8..6), 1..600
+        ),
     ) {
         let folder = tempfile::tempdir().unwrap();
         let record = record(&options(folder.path()), 1);
@@ -297,7 +325,8 @@ proptest! {
         let (mut live, mut peak) = (0, 0);
         for (number, (shard, size, lifetime, what)) in calls.into_iter().enumerate() {
             let shard = &mut shards[shard as usize];
-            let chosen = books.keys().copied().min_by_key(|address| address.wrapping_mul(size) % 1009);
+            let chosen =
+                books.keys().copied().min_by_key(|address| address.wrapping_mul(size) % 1009);
             match (what, chosen) {
                 (3, Some(address)) if books[&address].2 == BlockState::Live => {
                     let (slot, entry, state) = books.get_mut(&address).unwrap();
@@ -314,7 +343,10 @@ proptest! {
                 _ => {
                     let entry = block(number as u64 * (1 << 22), size * 512, lifetime);
                     live += entry.size;
-                    books.insert(entry.address, (shard.block_insert(&entry), entry, BlockState::Live));
+                    books
+                        .insert(
+                            entry.address, (shard.block_insert(&entry), entry, BlockState::Live)
+                        );
                 }
             }
             peak = peak.max(live);
@@ -323,7 +355,8 @@ proptest! {
         let reader = Reader::own(record).unwrap();
         let mut blocks = reader.blocks().entries;
         blocks.sort_by_key(|(entry, _)| entry.address);
-        let mut expected: Vec<_> = books.values().map(|&(_, entry, state)| (entry, state)).collect();
+        let mut expected: Vec<_> =
+            books.values().map(|&(_, entry, state)| (entry, state)).collect();
         expected.sort_by_key(|(entry, _)| entry.address);
         prop_assert_eq!(blocks, expected);
         let total = reader.device(0).unwrap().total();
@@ -334,12 +367,14 @@ proptest! {
     }
 }
 
-/// Bytes that the file system holds for a record, and what a second reading through a mapping adds to them.
+/// Bytes that the file system holds for a record, and what a second reading through a mapping adds
+/// to them.
 fn held(record: &Record) -> u64 {
     let path = record.path().unwrap();
     let bytes = || std::fs::metadata(path).unwrap().blocks() * 512;
     let before = bytes();
-    // All that can be read, through a mapping of our own: a load from a page that nobody has allocated would allocate it.
+    // All that can be read, through a mapping of our own: a load from a page that nobody has
+    // allocated would allocate it.
     let reader = Reader::open(path).unwrap();
     let mut cursor = Cursor::default();
     reader.device_snapshots();
@@ -420,17 +455,26 @@ fn a_shard_ring_that_grows_loses_no_event_and_keeps_the_latest() {
     let reader = Reader::open(record.path().unwrap()).unwrap();
     let (mut cursor, mut next, mut written) = (Cursor::default(), 0, 0u64);
     // At and around each length that it has, and past the last.
-    for end in [1, 255, 256, 257, 511, 512, 513, 1023, 1025, 5000, 8192, 8193, 16_383, 16_384, 16_385, 40_000]
-    {
+    for end in [
+        1, 255, 256, 257, 511, 512, 513, 1023, 1025, 5000, 8192, 8193, 16_383, 16_384, 16_385,
+        40_000,
+    ] {
         while written < end {
             shard.event(EventKind::Malloc, 0, 7, written << 9, 512, written);
             written += 1;
         }
         let events = reader.events(&mut cursor);
         let first = end.saturating_sub(16_383).max(next);
-        assert_eq!((events.entries.len() as u64, events.lost), (end - first, first - next), "at {end}");
+        assert_eq!(
+            (events.entries.len() as u64, events.lost),
+            (end - first, first - next),
+            "at {end}"
+        );
         for (event, position) in events.entries.iter().zip(first..) {
-            assert_eq!((event.position, event.address, event.time), (position, position << 9, position));
+            assert_eq!(
+                (event.position, event.address, event.time),
+                (position, position << 9, position)
+            );
         }
         next = end;
         let all = reader.events(&mut Cursor::default());

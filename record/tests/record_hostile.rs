@@ -12,8 +12,8 @@ use gruyere_record::mapping::file_name;
 use gruyere_record::reader::Cursor;
 use gruyere_record::sweep::{Owners, State, list, sweep};
 use gruyere_record::{
-    BlockEntry, DeviceFacts, DeviceGauge, EventKind, ReadError, Reader, Record, RecordOptions, SegmentEntry,
-    SegmentKind, clock,
+    BlockEntry, DeviceFacts, DeviceGauge, EventKind, ReadError, Reader, Record, RecordOptions,
+    SegmentEntry, SegmentKind, clock,
 };
 use proptest::prelude::*;
 
@@ -24,7 +24,8 @@ fn make(directory: &Path) -> &'static Record {
         max_blocks: 1024,
         ..RecordOptions::default()
     };
-    let devices = [DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 1 << 30 }];
+    let devices =
+        [DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 1 << 30 }];
     Box::leak(Box::new(Record::create(&options, &devices)))
 }
 
@@ -83,7 +84,8 @@ fn read_all(reader: &Reader) -> usize {
         things += counts.to_hdr(1.0).value_at_quantile(0.99) as usize % 2;
     }
     for calls in reader.driver_calls() {
-        things += calls.quantile(0.5).wrapping_add(calls.count()) as usize % 2 + calls.buckets().count();
+        things +=
+            calls.quantile(0.5).wrapping_add(calls.count()) as usize % 2 + calls.buckets().count();
     }
     let times = reader.driver_call_times();
     things += CallTime::by_kind(&times).len();
@@ -110,7 +112,8 @@ proptest! {
         anywhere in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..200),
         words in proptest::collection::vec(
             (0usize..96, prop_oneof![
-                any::<u64>(), Just(0), Just(1), Just(u64::MAX), Just(1 << 63), Just(4096), Just(4095), 0u64..1_000_000,
+                any::<u64>(), Just(0), Just(1), Just(u64::MAX), Just(1 << 63), Just(4096),
+                Just(4095), 0u64..1_000_000,
             ]),
             0..4,
         ),
@@ -255,7 +258,8 @@ fn a_file_system_without_room_for_more_costs_entries_only() {
     record.close();
 }
 
-/// A record of this process under another name, with the lock of a living one: its file and its path. The lock goes with the file.
+/// A record of this process under another name, with the lock of a living one: its file and its
+/// path. The lock goes with the file.
 fn copy_of_a_living_one(folder: &Path, number: u64) -> (std::fs::File, PathBuf) {
     let path = folder.join(file_name(1, number, 3, 0));
     std::fs::write(&path, valid()).unwrap();
@@ -340,7 +344,8 @@ fn another_users_record_is_not_opened_unless_that_is_asked_for() {
     assert_eq!(listing.found[0].claim, Claim::Seen);
     let all = list(folder.path(), Owners::Any).unwrap();
     assert_eq!((all.found.len(), all.foreign), (2, 0));
-    // Its process facts are of another boot's pid namespace or of this process: another user's either way.
+    // Its process facts are of another boot's pid namespace or of this process: another user's
+    // either way.
     let theirs = all.found.iter().find(|found| found.path == path).unwrap();
     assert!(theirs.claim.is_false(), "{:?}", theirs.claim);
     mine.close();
@@ -353,11 +358,12 @@ fn a_new_process_leaves_the_newest_of_its_users_abandoned_records_and_every_livi
     let now = std::time::SystemTime::now();
     let dead = |number: u64| folder.path().join(file_name(1, 100 + number, 3, 0));
     for number in 0..20 {
-        // The last sign of life that the header tells of. The file's own time says when the record last grew: the other way round here, as of a
-        // training of days beside short workers.
+        // The last sign of life that the header tells of. The file's own time says when the record
+        // last grew: the other way round here, as of a training of days beside short workers.
         let mut bytes = valid().to_vec();
         let minute = 60_000_000_000;
-        bytes[688..696].copy_from_slice(&(1_700_000_000_000_000_000u64 + number * minute).to_le_bytes());
+        bytes[688..696]
+            .copy_from_slice(&(1_700_000_000_000_000_000u64 + number * minute).to_le_bytes());
         std::fs::write(dead(number), bytes).unwrap();
         let file = std::fs::File::options().write(true).open(dead(number)).unwrap();
         file.set_modified(now - std::time::Duration::from_nanos(number * minute)).unwrap();

@@ -1,7 +1,8 @@
 //! The record between processes: one writes at full speed or is killed, another reads.
 //!
-//! Not libtest's harness: this program is also the writer, started again with a role as its first argument. What a kernel
-//! or a container does not permit (mounts, namespaces) is said to be skipped, with the reason.
+//! Not libtest's harness: this program is also the writer, started again with a role as its first
+//! argument. What a kernel or a container does not permit (mounts, namespaces) is said to be
+//! skipped, with the reason.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use gruyere_record::reader::Cursor;
 use gruyere_record::sweep::{Owners, State, list, sweep};
 use gruyere_record::{
-    BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, Reader, Record, RecordOptions, ShardWriter,
+    BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, Reader, Record, RecordOptions,
+    ShardWriter,
 };
 
 fn main() -> ExitCode {
@@ -39,7 +41,8 @@ fn main() -> ExitCode {
         ("a_process_maps_no_record_but_its_own_not_even_to_sweep", nothing_is_mapped),
     ];
     // As libtest: words are filters, options are not ours.
-    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let filters: Vec<&String> =
+        arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     for (name, test) in tests {
         if filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())) {
             println!("test {name} ...");
@@ -50,7 +53,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-// ---- roles -----------------------------------------------------------------------------------------------------------
+// ---- roles --------------------------------------------------------------------------------------
 
 fn make(directory: &Path) -> &'static Record {
     let options = RecordOptions {
@@ -60,7 +63,8 @@ fn make(directory: &Path) -> &'static Record {
         kept: 100,
         ..RecordOptions::default()
     };
-    let devices = [DeviceFacts { name: "Phantom".to_owned(), uuid: [3; 16], total_memory: 80 << 30 }];
+    let devices =
+        [DeviceFacts { name: "Phantom".to_owned(), uuid: [3; 16], total_memory: 80 << 30 }];
     Box::leak(Box::new(Record::create(&options, &devices)))
 }
 
@@ -150,7 +154,8 @@ fn role_fork(directory: &Path) -> ExitCode {
 fn role_namespace(directory: &Path) -> ExitCode {
     // SAFETY: plain calls; the flags touch this process and its children only.
     let made = unsafe {
-        libc::unshare(libc::CLONE_NEWPID) == 0 || libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) == 0
+        libc::unshare(libc::CLONE_NEWPID) == 0
+            || libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) == 0
     };
     if !made {
         println!("skipped: {}", std::io::Error::last_os_error());
@@ -161,7 +166,8 @@ fn role_namespace(directory: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Mounts a small tmpfs over `directory` in a mount namespace of its own and fills it through records.
+/// Mounts a small tmpfs over `directory` in a mount namespace of its own and fills it through
+/// records.
 fn role_tiny(directory: &Path) -> ExitCode {
     // SAFETY: plain calls on C strings; the mount is in this process's own namespace.
     let mounted = unsafe {
@@ -177,8 +183,13 @@ fn role_tiny(directory: &Path) -> ExitCode {
                 libc::MS_REC | libc::MS_PRIVATE,
                 nothing.cast(),
             ) == 0
-            && libc::mount(c"none".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=2m".as_ptr().cast())
-                == 0
+            && libc::mount(
+                c"none".as_ptr(),
+                path.as_ptr(),
+                c"tmpfs".as_ptr(),
+                0,
+                c"size=2m".as_ptr().cast(),
+            ) == 0
     };
     if !mounted {
         println!("skipped: {}", std::io::Error::last_os_error());
@@ -189,7 +200,8 @@ fn role_tiny(directory: &Path) -> ExitCode {
         let record = make(directory);
         made.push(if record.path().is_some() { 'f' } else { 'm' });
         let mut shard = record.shard(0, n);
-        let slots: Vec<BlockSlot> = (0..40_000u64).map(|n| shard.block_insert(&block(n * 512, 1))).collect();
+        let slots: Vec<BlockSlot> =
+            (0..40_000u64).map(|n| shard.block_insert(&block(n * 512, 1))).collect();
         for n in 0..5000 {
             shard.event(EventKind::Malloc, 0, 0, n, n, n);
         }
@@ -213,16 +225,22 @@ fn sigbus_and_maps() -> (usize, usize) {
     };
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
     let paths = maps.lines().filter_map(|line| line.split_once('/').map(|(_, path)| path));
-    let records: std::collections::BTreeSet<&str> = paths.filter(|path| path.ends_with(".record")).collect();
+    let records: std::collections::BTreeSet<&str> =
+        paths.filter(|path| path.ends_with(".record")).collect();
     (action, records.len())
 }
 
-/// Sweeps and makes a record beside others: the handler that guards mappings of others' records was never needed.
+/// Sweeps and makes a record beside others: the handler that guards mappings of others' records was
+/// never needed.
 fn role_beside(directory: &Path) -> ExitCode {
     let before = sigbus_and_maps();
     assert_eq!(sweep(directory, Owners::Mine).removed, 1);
     let record = make(directory);
-    assert_eq!(sigbus_and_maps(), (before.0, 1), "its own record is mapped, and no handler installed");
+    assert_eq!(
+        sigbus_and_maps(),
+        (before.0, 1),
+        "its own record is mapped, and no handler installed"
+    );
     println!("survived");
     record.close();
     ExitCode::SUCCESS
@@ -245,7 +263,7 @@ fn role_limit(directory: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-// ---- the other side --------------------------------------------------------------------------------------------------
+// ---- the other side -----------------------------------------------------------------------------
 
 /// This program in a role; it dies with us.
 fn dying_command(role: &str, directory: &Path) -> Command {
@@ -269,7 +287,8 @@ struct Role {
 
 impl Role {
     fn start(role: &str, directory: &Path) -> Role {
-        let mut child = dying_command(role, directory).stdout(Stdio::piped()).spawn().expect("a child");
+        let mut child =
+            dying_command(role, directory).stdout(Stdio::piped()).spawn().expect("a child");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
         Role { child, lines }
     }
@@ -389,7 +408,8 @@ fn forked_children() {
     let folder = tempfile::tempdir().unwrap();
     let mut parent = Role::start("fork", folder.path());
     let lines = [parent.line(), parent.line()];
-    let child = lines.iter().find_map(|line| line.strip_prefix("child ")).expect("the child's line");
+    let child =
+        lines.iter().find_map(|line| line.strip_prefix("child ")).expect("the child's line");
     let path = lines.iter().find(|line| !line.starts_with("child ")).expect("the parent's line");
     let child: i32 = child.parse().unwrap();
     let path = Path::new(path);
@@ -452,7 +472,8 @@ fn full_tmpfs() {
 fn nothing_is_mapped() {
     let folder = tempfile::tempdir().unwrap();
     let mut writers: Vec<Role> = (0..2).map(|_| Role::start("write", folder.path())).collect();
-    let paths: Vec<PathBuf> = writers.iter_mut().map(|writer| PathBuf::from(writer.line())).collect();
+    let paths: Vec<PathBuf> =
+        writers.iter_mut().map(|writer| PathBuf::from(writer.line())).collect();
     writers[0].kill();
     let mut child = Role::start("beside", folder.path());
     assert_eq!(child.line(), "survived");

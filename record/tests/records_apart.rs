@@ -1,4 +1,5 @@
-//! Test programs keep their records in a folder of their own: `.cargo/test-runner` makes it, and takes it away.
+//! Test programs keep their records in a folder of their own: `.cargo/test-runner` makes it, and
+//! takes it away.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,9 +29,11 @@ fn the_runner_s_folder_goes_with_the_test_program_however_that_ends() {
     let (program, temporary) = (deps.join("program"), folder.path().join("temporary"));
     std::fs::create_dir(&temporary).unwrap();
     std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
-    for (script, code) in [("exit 7", 7), ("kill -9 $$", 128 + 9), ("kill -TERM $PPID; sleep 0.1", 128 + 15)]
+    for (script, code) in
+        [("exit 7", 7), ("kill -9 $$", 128 + 9), ("kill -TERM $PPID; sleep 0.1", 128 + 15)]
     {
-        let script = format!("ls -d \"$GRUYERE_RECORD_DIR\"; touch \"$GRUYERE_RECORD_DIR/x\"; {script}");
+        let script =
+            format!("ls -d \"$GRUYERE_RECORD_DIR\"; touch \"$GRUYERE_RECORD_DIR/x\"; {script}");
         let output = runner()
             .env("GRUYERE_TEST_MEMORY", &temporary)
             .arg(&program)
@@ -58,13 +61,17 @@ fn what_a_killed_run_left_is_taken_away_after_a_day() {
         path
     };
     let old = left("gruyere-test-records.old", "2 days ago");
-    let (young, other) = (left("gruyere-test-records.new", "1 hour ago"), left("others", "2 days ago"));
+    let (young, other) =
+        (left("gruyere-test-records.new", "1 hour ago"), left("others", "2 days ago"));
     assert!(runner().env("GRUYERE_TEST_MEMORY", &memory).arg(&program).status().unwrap().success());
     assert!(!old.exists() && young.exists() && other.exists());
 }
 
 #[test]
 fn what_cargo_run_runs_keeps_the_user_s_folder() {
-    let output = runner().env(VARIABLE, "/mine").args(["/bin/sh", "-c", "echo $GRUYERE_RECORD_DIR"]).output();
+    let output = runner()
+        .env(VARIABLE, "/mine")
+        .args(["/bin/sh", "-c", "echo $GRUYERE_RECORD_DIR"])
+        .output();
     assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), "/mine\n");
 }

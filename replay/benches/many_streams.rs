@@ -1,11 +1,15 @@
 //! What the number of streams costs: `cargo bench -p gruyere-replay --bench many_streams`.
 //!
-//! One random program (`gruyere_replay::many_streams`) at 10, 112, 1,000 and 4,000 streams (or the numbers that are given), through Gruyère's C functions and through the
-//! model of torch's default allocator, in turn, on a stand-in GPU of ample memory. Processor time a malloc or free, the stand-in's driver calls in it; what the same replay
-//! takes with an allocator that only hands out numbers is taken off. Twice: where all work is done at once, and where kernels take 20 us. `--write DIR` writes the
-//! programs as traces, for `gruyere bench --trace` and `tests/pytorch/pace --trace`.
+//! One random program (`gruyere_replay::many_streams`) at 10, 112, 1,000 and 4,000 streams (or the
+//! numbers that are given), through Gruyère's C functions and through the model of torch's default
+//! allocator, in turn, on a stand-in GPU of ample memory. Processor time a malloc or free, the
+//! stand-in's driver calls in it; what the same replay takes with an allocator that only hands out
+//! numbers is taken off. Twice: where all work is done at once, and where kernels take 20 us.
+//! `--write DIR` writes the programs as traces, for `gruyere bench --trace` and
+//! `tests/pytorch/pace --trace`.
 //!
-//! The model follows torch's rules in Rust, with sets and maps where torch has them. It is not torch: what it takes is of the order of what torch takes, no more.
+//! The model follows torch's rules in Rust, with sets and maps where torch has them. It is not
+//! torch: what it takes is of the order of what torch takes, no more.
 
 use gruyere_replay::allocator::Allocator;
 use gruyere_replay::engine::{Blind, Blocks, End, Perfect, replay_into};
@@ -29,7 +33,8 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 /// Who serves a pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Who {
-    /// Hands out addresses: what is left is the loop, and what the program itself asks of the device.
+    /// Hands out addresses: what is left is the loop, and what the program itself asks of the
+    /// device.
     Nobody,
     /// The model of torch's default allocator.
     Torch,
@@ -95,8 +100,9 @@ fn arguments() -> Outcome<(Vec<u32>, Option<PathBuf>)> {
             // Cargo's own.
             "--bench" => {}
             "--write" => folder = Some(words.next().ok_or("--write: which folder?")?.into()),
-            _ => streams
-                .push(word.parse().map_err(|_| format!("{word}: a number of streams, or --write DIR"))?),
+            _ => streams.push(
+                word.parse().map_err(|_| format!("{word}: a number of streams, or --write DIR"))?,
+            ),
         }
     }
     if streams.is_empty() {
@@ -108,7 +114,8 @@ fn arguments() -> Outcome<(Vec<u32>, Option<PathBuf>)> {
 fn main() -> Outcome<()> {
     let (numbers, folder) = arguments()?;
     println!(
-        "device   streams   torch ns  gruyere ns  ratio   torch calls  gruyere calls   torch GiB  gruyere GiB"
+        "device   streams   torch ns  gruyere ns  ratio   torch calls  gruyere calls   torch GiB  \
+         gruyere GiB"
     );
     for (device, setup) in [
         ("instant", Setup::instant(CAPACITY)),
@@ -130,7 +137,8 @@ fn main() -> Outcome<()> {
             let own = |pass: Pass| pass.nanoseconds - nobody.nanoseconds;
             let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
             println!(
-                "{device:<8} {streams:>7}  {:>9.0}  {:>10.0}  {:>5.2}  {:>12.2}  {:>13.2}  {:>10.2}  {:>11.2}",
+                "{device:<8} {streams:>7}  {:>9.0}  {:>10.0}  {:>5.2}  {:>12.2}  {:>13.2}  \
+                 {:>10.2}  {:>11.2}",
                 own(torch),
                 own(ours),
                 own(ours) / own(torch),

@@ -1,10 +1,14 @@
-//! Who runs out of memory near a device's capacity: `cargo bench -p gruyere-replay --bench near_capacity`.
+//! Who runs out of memory near a device's capacity:
+//! `cargo bench -p gruyere-replay --bench near_capacity`.
 //!
-//! Random programs (`random_trace.py SEED FILE`, which prints the capacity that the program is meant for) on a stand-in GPU of just that capacity, through the model of
-//! torch's default allocator and through Gruyère with each backing. For each: in how many programs it ran out of memory, in how many of those torch's
-//! completes, and in how many torch's ran out and it completes. Nothing takes time. The last figures are in docs/decisions/near-capacity.md.
+//! Random programs (`random_trace.py SEED FILE`, which prints the capacity that the program is
+//! meant for) on a stand-in GPU of just that capacity, through the model of torch's default
+//! allocator and through Gruyère with each backing. For each: in how many programs it ran out of
+//! memory, in how many of those torch's completes, and in how many torch's ran out and it
+//! completes. Nothing takes time. The last figures are in docs/decisions/near-capacity.md.
 //!
-//! Arguments: `FROM..TO` (seeds; 0..1000), `--seeds` (names the seeds that differ), `--conf CONF` (as often as wanted; in place of the backings).
+//! Arguments: `FROM..TO` (seeds; 0..1000), `--seeds` (names the seeds that differ), `--conf CONF`
+//! (as often as wanted; in place of the backings).
 
 mod random_program;
 
@@ -34,8 +38,9 @@ impl Arguments {
                 "--seeds" => arguments.named = true,
                 "--conf" => arguments.confs.push(words.next().ok_or("--conf: which?")?),
                 _ => {
-                    let (from, to) =
-                        word.split_once("..").ok_or(format!("{word}: FROM..TO, --seeds or --conf CONF"))?;
+                    let (from, to) = word
+                        .split_once("..")
+                        .ok_or(format!("{word}: FROM..TO, --seeds or --conf CONF"))?;
                     arguments.seeds = from.parse()?..to.parse()?;
                 }
             }
@@ -76,10 +81,14 @@ fn main() -> Outcome<()> {
         let torch = completes(&program.trace, &Contender::Torch, program.capacity)?;
         let mut completed = vec![torch];
         for conf in &confs {
-            let ours = completes(&program.trace, &Contender::Gruyere(conf.clone()), program.capacity)?;
+            let ours =
+                completes(&program.trace, &Contender::Gruyere(conf.clone()), program.capacity)?;
             if named && ours != torch {
                 let who = if torch { "only torch completes" } else { "torch alone fails" };
-                println!("seed {seed} {} {} B gruyere {conf}: {who}", program.kind, program.capacity);
+                println!(
+                    "seed {seed} {} {} B gruyere {conf}: {who}",
+                    program.kind, program.capacity
+                );
             }
             completed.push(ours);
         }
@@ -92,7 +101,9 @@ fn main() -> Outcome<()> {
         }
     }
     std::fs::remove_file(&file)?;
-    println!("programs     allocator                 number  failed  torch completes  torch alone fails");
+    println!(
+        "programs     allocator                 number  failed  torch completes  torch alone fails"
+    );
     for (kind, counts) in &counts {
         let names = std::iter::once("torch".to_owned())
             .chain(confs.iter().map(|conf| Contender::Gruyere(conf.clone()).name()));

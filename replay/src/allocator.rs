@@ -13,9 +13,16 @@ pub trait Allocator {
     /// Allocates `size` bytes; 0 bytes give address 0.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] when every way to get memory has been tried; the allocator stays usable.
-    fn malloc(&mut self, size: u64, device: DeviceId, stream: StreamHandle) -> Result<DevicePtr, AllocError>;
-    /// Frees `address`, which [`Allocator::malloc`] gave for `size`, `device` and `stream`; address 0 is fine.
+    /// [`AllocError::OutOfMemory`] when every way to get memory has been tried; the allocator stays
+    /// usable.
+    fn malloc(
+        &mut self,
+        size: u64,
+        device: DeviceId,
+        stream: StreamHandle,
+    ) -> Result<DevicePtr, AllocError>;
+    /// Frees `address`, which [`Allocator::malloc`] gave for `size`, `device` and `stream`; address
+    /// 0 is fine.
     ///
     /// # Errors
     /// [`AllocError::UnknownAddress`], or a failed driver call.
@@ -30,7 +37,8 @@ pub trait Allocator {
     ///
     /// # Errors
     /// [`AllocError::UnknownAddress`].
-    fn record_stream(&mut self, address: DevicePtr, stream: StreamHandle) -> Result<(), AllocError>;
+    fn record_stream(&mut self, address: DevicePtr, stream: StreamHandle)
+    -> Result<(), AllocError>;
     /// `stream` of `device` is there for as long as the replay goes on; told before it is named.
     fn stream_lasts(&mut self, _device: DeviceId, _stream: StreamHandle) {}
     /// A training step or request ended.

@@ -21,7 +21,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Room to spare: devices of this many times the peak of live. torch's default holds four times it on one trace.
+/// Room to spare: devices of this many times the peak of live. torch's default holds four times it
+/// on one trace.
 const AMPLE: u64 = 8;
 /// Faults that a report lists.
 const LISTED_FAULTS: usize = 10;
@@ -61,7 +62,10 @@ impl Contender {
         })
     }
 
-    pub(crate) fn set_up_quietly(&self, driver: &Arc<dyn Driver>) -> Result<Box<dyn Allocator>, BenchError> {
+    pub(crate) fn set_up_quietly(
+        &self,
+        driver: &Arc<dyn Driver>,
+    ) -> Result<Box<dyn Allocator>, BenchError> {
         match self {
             Self::Gruyere(conf) => Ok(Box::new(Gruyere::install(driver.clone(), conf)?.quietly())),
             _ => self.set_up(driver),
@@ -146,13 +150,15 @@ pub struct Run {
     pub timeline: Option<Timeline>,
     /// Host nanoseconds a malloc or free, the median of several passes; ours only.
     pub ns_per_operation: Option<f64>,
-    /// How long the driver's calls took, each kind of them; on a real device only, where time is real.
+    /// How long the driver's calls took, each kind of them; on a real device only, where time is
+    /// real.
     pub driver_call_times: Vec<CallTime>,
     /// How long the replay took as a whole, nanoseconds; on a real device only.
     pub replay_ns: Option<u64>,
     /// Held memory over the operations, the highest of each part.
     pub curve: Vec<u64>,
-    /// Violations of stream order and misuses of the driver: empty, or the bench fails. The first few.
+    /// Violations of stream order and misuses of the driver: empty, or the bench fails. The first
+    /// few.
     pub faults: Vec<String>,
     /// How many faults there were.
     pub fault_count: usize,
@@ -161,7 +167,8 @@ pub struct Run {
 /// Two runs on the timeline: kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timeline {
-    /// Peak reserved / peak live where driver calls cost no time, as the real allocators were measured.
+    /// Peak reserved / peak live where driver calls cost no time, as the real allocators were
+    /// measured.
     pub hold_ratio: f64,
     /// Peak reserved / peak live where driver calls are charged; so are all figures below.
     pub hold_ratio_charged: f64,
@@ -213,8 +220,8 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     Ok(run)
 }
 
-/// What is wrong after a replay: violations of stream order and misuses of the driver so far, broken invariants, and memory
-/// that is still held once everything has been freed and given back.
+/// What is wrong after a replay: violations of stream order and misuses of the driver so far,
+/// broken invariants, and memory that is still held once everything has been freed and given back.
 ///
 /// # Errors
 /// Where a free or the giving back fails.
@@ -236,12 +243,17 @@ pub fn audit(
     Ok(faults)
 }
 
-/// Runs Gruyère, as `GRUYERE_CONF` configures it, over `trace` on the real device behind `driver`, its driver calls and the whole timed. The program's own calls are
-/// in the whole; so is asking the device how much is held after each operation.
+/// Runs Gruyère, as `GRUYERE_CONF` configures it, over `trace` on the real device behind `driver`,
+/// its driver calls and the whole timed. The program's own calls are in the whole; so is asking the
+/// device how much is held after each operation.
 ///
 /// # Errors
 /// Where the device or the library cannot be used.
-pub fn run_on_device(trace: &Trace, driver: Arc<dyn Driver>, conf: &str) -> Result<Run, BenchError> {
+pub fn run_on_device(
+    trace: &Trace,
+    driver: Arc<dyn Driver>,
+    conf: &str,
+) -> Result<Run, BenchError> {
     let timed = Arc::new(Timed::new(driver.clone(), CallSamples::default()));
     let mut gruyere = Gruyere::install(timed.clone(), conf)?;
     let mut stage = DriverStage::new(trace, driver)?;
@@ -252,7 +264,8 @@ pub fn run_on_device(trace: &Trace, driver: Arc<dyn Driver>, conf: &str) -> Resu
     let mut blocks = Blocks::new(trace);
     let end = replay_into(trace, &mut stage, &mut gruyere, &mut curve, &mut blocks)?;
     let taken = start.elapsed();
-    let mut run = report(trace, &Contender::Gruyere(conf.to_owned()), &stage, &curve, end == End::Completed);
+    let mut run =
+        report(trace, &Contender::Gruyere(conf.to_owned()), &stage, &curve, end == End::Completed);
     run.replay_ns = u64::try_from(taken.as_nanos()).ok();
     run.driver_call_times = timed.watch().take();
     run.driver_calls = run.driver_call_times.iter().map(|time| time.count).sum();
@@ -265,7 +278,13 @@ pub fn run_on_device(trace: &Trace, driver: Arc<dyn Driver>, conf: &str) -> Resu
     Ok(run)
 }
 
-fn report(trace: &Trace, contender: &Contender, stage: &impl Stage, curve: &Curve, completed: bool) -> Run {
+fn report(
+    trace: &Trace,
+    contender: &Contender,
+    stage: &impl Stage,
+    curve: &Curve,
+    completed: bool,
+) -> Run {
     let conf = match contender {
         Contender::Gruyere(conf) => Some(conf.clone()),
         _ => None,
@@ -350,8 +369,8 @@ fn on_the_timeline(
     Ok((timeline, faults))
 }
 
-/// The smallest device on which `contender` completes `trace`, nothing taking time and the oracle off, bytes; `None`: no device of up to
-/// 16 times the peak of live.
+/// The smallest device on which `contender` completes `trace`, nothing taking time and the oracle
+/// off, bytes; `None`: no device of up to 16 times the peak of live.
 ///
 /// # Errors
 /// Where the allocator cannot be set up or a replay breaks off.
@@ -359,7 +378,8 @@ pub fn smallest_device(trace: &Trace, contender: &Contender) -> Result<Option<u6
     fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))
 }
 
-/// Whether `contender` completes `trace` on a device of `capacity` bytes, nothing taking time and the oracle off.
+/// Whether `contender` completes `trace` on a device of `capacity` bytes, nothing taking time and
+/// the oracle off.
 ///
 /// # Errors
 /// Where the allocator cannot be set up or a replay breaks off.

@@ -1,4 +1,5 @@
-//! How long each driver call of a replay takes, on a real device: every call, exactly, so that quantiles are those of the samples.
+//! How long each driver call of a replay takes, on a real device: every call, exactly, so that
+//! quantiles are those of the samples.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]

@@ -43,7 +43,8 @@ impl std::error::Error for ReplayError {}
 
 /// What a replay looks at after each allocation and free.
 pub trait Watch {
-    /// `live` bytes (each block rounded up to 512) are live after the operation; `held` asks the stage.
+    /// `live` bytes (each block rounded up to 512) are live after the operation; `held` asks the
+    /// stage.
     fn after(&mut self, live: u64, held: impl FnOnce() -> u64);
 }
 
@@ -85,7 +86,8 @@ impl Blocks {
         let end = trace.ops.len();
         for place in self.0.iter_mut().map(std::mem::take).filter(|place| place.address != 0) {
             let device = place.device.into();
-            let handle = stage.stream(device, place.stream).map_err(|e| ReplayError::Program(end, e))?;
+            let handle =
+                stage.stream(device, place.stream).map_err(|e| ReplayError::Program(end, e))?;
             stage.block_free(place.address);
             allocator
                 .free(place.address, place.size, device, handle)
@@ -166,7 +168,8 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
                 watch.after(live, || stage.held());
             }
             Op::Free { block } => {
-                let Place { address, size, stream, device } = std::mem::take(&mut blocks[block as usize]);
+                let Place { address, size, stream, device } =
+                    std::mem::take(&mut blocks[block as usize]);
                 let handle = stage.stream(device.into(), stream).map_err(program)?;
                 if address != 0 {
                     stage.block_free(address);
@@ -218,7 +221,8 @@ fn homes(trace: &Trace) -> Vec<DeviceId> {
     homes.into_iter().map(Option::unwrap_or_default).collect()
 }
 
-/// An allocator that costs nothing and never runs out: addresses only, none used twice. What a timeline can be at best.
+/// An allocator that costs nothing and never runs out: addresses only, none used twice. What a
+/// timeline can be at best.
 #[derive(Default)]
 pub struct Perfect {
     next: DevicePtr,
@@ -240,7 +244,13 @@ impl Allocator for Perfect {
         Ok(address)
     }
 
-    fn free(&mut self, _: DevicePtr, _: u64, _: DeviceId, _: StreamHandle) -> Result<(), AllocError> {
+    fn free(
+        &mut self,
+        _: DevicePtr,
+        _: u64,
+        _: DeviceId,
+        _: StreamHandle,
+    ) -> Result<(), AllocError> {
         Ok(())
     }
 

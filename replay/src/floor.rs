@@ -1,12 +1,16 @@
-//! What no allocator that takes its memory while the program runs can go below: the time that the peak of live costs.
+//! What no allocator that takes its memory while the program runs can go below: the time that the
+//! peak of live costs.
 //!
-//! Every page of the peak must be created and made accessible, at the stand-in's price (`phantom/prices`), before the first
-//! kernel that needs it is launched. Two allocators that do no more than that say how late the device is at least:
+//! Every page of the peak must be created and made accessible, at the stand-in's price
+//! (`phantom/prices`), before the first kernel that needs it is launched. Two allocators that do no
+//! more than that say how late the device is at least:
 //!
-//! - *at once*: one handle of the whole peak, one map and one access call, before anything else. A plan that can be built;
-//! - *floor*: only each page's own share of the cost, paid when live first needs the page, and not paid at all as far as the host has
-//!   stood idle before (in a full queue or in a wait of the program). Paying earlier in busy time delays more launches, paying later
-//!   is too late, and idle time is free: so nothing that takes memory is done earlier.
+//! - *at once*: one handle of the whole peak, one map and one access call, before anything else. A
+//!   plan that can be built;
+//! - *floor*: only each page's own share of the cost, paid when live first needs the page, and not
+//!   paid at all as far as the host has stood idle before (in a full queue or in a wait of the
+//!   program). Paying earlier in busy time delays more launches, paying later is too late, and idle
+//!   time is free: so nothing that takes memory is done earlier.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -24,8 +28,8 @@ use std::sync::Arc;
 /// When the device is done at best. Virtual nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ends {
-    /// With an allocator that costs nothing and never waits; the program's own events and waits cost nothing either, as in
-    /// [`crate::bench::Timeline::perfect_end_ns`].
+    /// With an allocator that costs nothing and never waits; the program's own events and waits
+    /// cost nothing either, as in [`crate::bench::Timeline::perfect_end_ns`].
     pub perfect_ns: u64,
     /// The same, the program's own events and waits charged.
     pub program_ns: u64,
@@ -43,7 +47,8 @@ pub struct Ends {
 /// Where a replay breaks off.
 pub fn ends(trace: &Trace, prices: &Costs) -> Result<Ends, BenchError> {
     let end = |charge, plan: Option<Plan>| {
-        let setup = Setup { oracle: false, prices: *prices, ..Setup::timeline(ample(trace), charge) };
+        let setup =
+            Setup { oracle: false, prices: *prices, ..Setup::timeline(ample(trace), charge) };
         let mut stage = PhantomStage::new(trace, setup);
         match plan {
             None => replay(trace, &mut stage, &mut Perfect::default(), &mut Blind)?,
@@ -90,7 +95,11 @@ fn peak_pages(trace: &Trace) -> Vec<u64> {
 /// Create, map and make accessible `pages` pages, a call each.
 fn taking(prices: &Costs, pages: u64) -> u64 {
     let bytes = pages * GRANULARITY;
-    if pages == 0 { 0 } else { prices.create_of(bytes) + prices.map + prices.set_access_of(bytes, 1, 1) }
+    if pages == 0 {
+        0
+    } else {
+        prices.create_of(bytes) + prices.map + prices.set_access_of(bytes, 1, 1)
+    }
 }
 
 /// When pages are taken.
@@ -115,13 +124,22 @@ struct Least {
 
 impl Least {
     fn new(gpu: Arc<Gpu>, devices: usize, plan: Plan, prices: Costs) -> Self {
-        Self { gpu, plan, prices, devices: vec![(0, 0); devices], used: 0, addresses: Perfect::default() }
+        Self {
+            gpu,
+            plan,
+            prices,
+            devices: vec![(0, 0); devices],
+            used: 0,
+            addresses: Perfect::default(),
+        }
     }
 
     fn pay(&mut self, ns: u64) {
         let time = self.gpu.host_time();
         let idle = match self.plan {
-            Plan::WhenNeeded => (time.throttled + time.blocked_by_program).saturating_sub(self.used).min(ns),
+            Plan::WhenNeeded => {
+                (time.throttled + time.blocked_by_program).saturating_sub(self.used).min(ns)
+            }
             Plan::AtOnce(_) => 0,
         };
         self.used += idle;
@@ -134,7 +152,12 @@ impl Allocator for Least {
         "least"
     }
 
-    fn malloc(&mut self, size: u64, device: DeviceId, stream: StreamHandle) -> Result<DevicePtr, AllocError> {
+    fn malloc(
+        &mut self,
+        size: u64,
+        device: DeviceId,
+        stream: StreamHandle,
+    ) -> Result<DevicePtr, AllocError> {
         let (live, taken) = &mut self.devices[device as usize];
         *live += rounded(size);
         let before = *taken;
@@ -150,7 +173,13 @@ impl Allocator for Least {
         self.addresses.malloc(size, device, stream)
     }
 
-    fn free(&mut self, _: DevicePtr, size: u64, device: DeviceId, _: StreamHandle) -> Result<(), AllocError> {
+    fn free(
+        &mut self,
+        _: DevicePtr,
+        size: u64,
+        device: DeviceId,
+        _: StreamHandle,
+    ) -> Result<(), AllocError> {
         self.devices[device as usize].0 -= rounded(size);
         Ok(())
     }
@@ -173,7 +202,8 @@ mod tests {
     use super::*;
 
     fn ends_of(text: &str) -> Ends {
-        ends(&Trace::read("tiny", text.as_bytes()).expect("a trace"), &Costs::default()).expect("ends")
+        ends(&Trace::read("tiny", text.as_bytes()).expect("a trace"), &Costs::default())
+            .expect("ends")
     }
 
     /// The figures by hand: 0.15 us a malloc, 8 us of host a launch, 20 us a kernel.
@@ -183,7 +213,8 @@ mod tests {
         let ends = ends_of("a 1 8388608 0 0\nk 0 1\nf 1\n");
         assert_eq!((ends.taking_ns, ends.perfect_ns), (73_500, 28_150));
         assert_eq!((ends.floor_ns, ends.at_once_ns), (101_650, 101_650));
-        // A page, a hundred kernels (1.2 ms ahead of the host at their end), three pages more: those hide behind the kernels.
+        // A page, a hundred kernels (1.2 ms ahead of the host at their end), three pages more:
+        // those hide behind the kernels.
         let ends = ends_of("a 1 2097152 0 0\nk 0 100\na 2 6291456 0 0\nk 0 1\nf 1\nf 2\n");
         assert_eq!(ends.perfect_ns, 150 + 8_000 + 101 * 20_000);
         assert_eq!(ends.floor_ns, ends.perfect_ns + 69_000);

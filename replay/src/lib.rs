@@ -1,4 +1,5 @@
-//! Traces of real PyTorch allocator traffic, exact models of the peers, and the engine that replays one through the others.
+//! Traces of real PyTorch allocator traffic, exact models of the peers, and the engine that replays
+//! one through the others.
 
 pub mod allocator;
 pub mod bench;

@@ -1,7 +1,9 @@
-//! One random program over any number of streams: what does the number of streams cost a malloc or free?
+//! One random program over any number of streams: what does the number of streams cost a malloc or
+//! free?
 //!
-//! Sizes, lifetimes, uses by other streams, events and waits are drawn from a seed that knows nothing of the number of streams; a stream is
-//! drawn as a part of one, and is that part of the number. So at ten streams and at a thousand the program is the same but for who asks.
+//! Sizes, lifetimes, uses by other streams, events and waits are drawn from a seed that knows
+//! nothing of the number of streams; a stream is drawn as a part of one, and is that part of the
+//! number. So at ten streams and at a thousand the program is the same but for who asks.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -68,7 +70,8 @@ impl Program {
     }
 }
 
-/// splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+/// splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+/// 2014).
 struct Random(u64);
 
 impl Random {
@@ -165,11 +168,14 @@ mod tests {
 
     #[test]
     fn the_program_is_the_same_at_any_number_of_streams_but_for_who_asks() {
-        let at =
-            |streams| Program { streams, mallocs: 2000, seed: 1 }.trace().expect("it reads its own text");
+        let at = |streams| {
+            Program { streams, mallocs: 2000, seed: 1 }.trace().expect("it reads its own text")
+        };
         let nobodys = |trace: &Trace| {
             let op = |op: &Op| match *op {
-                Op::Alloc { size, block, device, .. } => Op::Alloc { size, block, device, stream: 0 },
+                Op::Alloc { size, block, device, .. } => {
+                    Op::Alloc { size, block, device, stream: 0 }
+                }
                 Op::RecordStream { block, .. } => Op::RecordStream { block, stream: 0 },
                 Op::Kernels { count, .. } => Op::Kernels { count, stream: 0 },
                 Op::EventRecord { event, .. } => Op::EventRecord { event, stream: 0 },

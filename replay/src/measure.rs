@@ -36,7 +36,8 @@ impl Curve {
         }
     }
 
-    /// Bytes held, summed over the operations, over bytes live, summed likewise. 0 where nothing was ever live.
+    /// Bytes held, summed over the operations, over bytes live, summed likewise. 0 where nothing
+    /// was ever live.
     pub fn area_ratio(&self) -> f64 {
         if self.live_area == 0 { 0.0 } else { self.held_area as f64 / self.live_area as f64 }
     }
@@ -46,7 +47,8 @@ impl Curve {
         &self.live
     }
 
-    /// The highest bytes held within each of at most [`POINTS`] equal parts of the trace, after operations.
+    /// The highest bytes held within each of at most [`POINTS`] equal parts of the trace, after
+    /// operations.
     pub fn held(&self) -> &[u64] {
         &self.held
     }

@@ -35,7 +35,8 @@ pub struct Observed {
     pub host_charged_ns: u64,
     /// Driver calls of the allocator in the trace, by the driver's own name.
     pub calls: BTreeMap<String, u64>,
-    /// Violations of stream order, misuses of the driver, broken invariants and leaks; the first few.
+    /// Violations of stream order, misuses of the driver, broken invariants and leaks; the first
+    /// few.
     pub faults: Vec<String>,
     /// How many there were.
     pub fault_count: usize,
@@ -53,15 +54,16 @@ impl Observed {
     }
 }
 
-/// Runs `contender` over `trace` on a stand-in GPU set up as `setup` says; running out of memory is a result, and the allocator
-/// does not log it.
+/// Runs `contender` over `trace` on a stand-in GPU set up as `setup` says; running out of memory is
+/// a result, and the allocator does not log it.
 ///
 /// # Errors
 /// Where the allocator cannot be set up or a replay breaks off.
 pub fn observe(trace: &Trace, contender: &Contender, setup: Setup) -> Result<Observed, BenchError> {
     let mut stage = PhantomStage::new(trace, setup);
     let mut allocator = contender.set_up_quietly(&stage.driver())?;
-    let (calls_before, charged_before) = (stage.allocator_calls_by_kind(), stage.time().charged_to_allocator);
+    let (calls_before, charged_before) =
+        (stage.allocator_calls_by_kind(), stage.time().charged_to_allocator);
     let (mut curve, mut blocks) = (Curve::new(trace.operations), Blocks::new(trace));
     let end = replay_into(trace, &mut stage, &mut *allocator, &mut curve, &mut blocks)?;
     let mut calls = stage.allocator_calls_by_kind();

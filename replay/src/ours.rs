@@ -28,7 +28,8 @@ pub struct Gruyere {
 }
 
 impl Gruyere {
-    /// A fresh heap over `driver`, with `conf` as `GRUYERE_CONF` would have it. Waits for whoever has the heap.
+    /// A fresh heap over `driver`, with `conf` as `GRUYERE_CONF` would have it. Waits for whoever
+    /// has the heap.
     ///
     /// # Errors
     /// What is wrong with `conf`, or why the driver cannot be used.
@@ -84,10 +85,19 @@ impl Allocator for Gruyere {
         "gruyere"
     }
 
-    fn malloc(&mut self, size: u64, device: DeviceId, stream: StreamHandle) -> Result<DevicePtr, AllocError> {
+    fn malloc(
+        &mut self,
+        size: u64,
+        device: DeviceId,
+        stream: StreamHandle,
+    ) -> Result<DevicePtr, AllocError> {
         let address = (self.malloc)(size as isize, device as c_int, pointer(stream));
         // Outside torch an out-of-memory is NULL, and so is size 0.
-        if address.is_null() && size != 0 { Err(AllocError::OutOfMemory) } else { Ok(address as DevicePtr) }
+        if address.is_null() && size != 0 {
+            Err(AllocError::OutOfMemory)
+        } else {
+            Ok(address as DevicePtr)
+        }
     }
 
     fn free(
@@ -101,7 +111,11 @@ impl Allocator for Gruyere {
         Ok(())
     }
 
-    fn record_stream(&mut self, address: DevicePtr, stream: StreamHandle) -> Result<(), AllocError> {
+    fn record_stream(
+        &mut self,
+        address: DevicePtr,
+        stream: StreamHandle,
+    ) -> Result<(), AllocError> {
         (self.record_stream)(address as *mut c_void, pointer(stream));
         Ok(())
     }

@@ -11,11 +11,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// The program's side of a device: its streams, kernels, events and waits, and the books of what is held.
+/// The program's side of a device: its streams, kernels, events and waits, and the books of what is
+/// held.
 ///
-/// Streams and events are the indices of the trace. A stream belongs to a device, so it has a handle on each that uses it.
+/// Streams and events are the indices of the trace. A stream belongs to a device, so it has a
+/// handle on each that uses it.
 pub trait Stage {
-    /// The handle of `stream` on `device`; created when first asked for, stream 0 being the default stream.
+    /// The handle of `stream` on `device`; created when first asked for, stream 0 being the default
+    /// stream.
     ///
     /// # Errors
     /// A failed driver call.
@@ -52,7 +55,8 @@ pub trait Stage {
     fn host_wait_devices(&mut self) -> Result<(), StageError>;
     /// Physical bytes that the process holds on all devices.
     fn held(&self) -> u64;
-    /// The most that [`Stage::held`] ever was, between operations included where the stage can tell.
+    /// The most that [`Stage::held`] ever was, between operations included where the stage can
+    /// tell.
     fn held_peak(&self) -> u64;
     /// The program calls malloc or free.
     fn operation(&mut self) {}
@@ -61,7 +65,13 @@ pub trait Stage {
     /// The program is about to free the block at `address`.
     fn block_free(&mut self, _address: DevicePtr) {}
     /// The program is about to tell the allocator of another stream of the block at `address`.
-    fn block_record_stream(&mut self, _device: DeviceId, _address: DevicePtr, _stream: StreamHandle) {}
+    fn block_record_stream(
+        &mut self,
+        _device: DeviceId,
+        _address: DevicePtr,
+        _stream: StreamHandle,
+    ) {
+    }
 }
 
 /// A block that an allocator handed out.
@@ -129,7 +139,8 @@ impl Handles {
         }
     }
 
-    /// An event belongs to one device's context: recorded on another device's stream it is a new one.
+    /// An event belongs to one device's context: recorded on another device's stream it is a new
+    /// one.
     fn event<E>(
         &mut self,
         device: DeviceId,
@@ -159,8 +170,9 @@ pub enum Charge {
     DriverCalls,
 }
 
-/// Host time of a malloc or free itself, nanoseconds: the same for every allocator, of the order of what torch's takes. With it
-/// the models hold on the timeline, to the digit, what the real allocators were measured to hold.
+/// Host time of a malloc or free itself, nanoseconds: the same for every allocator, of the order of
+/// what torch's takes. With it the models hold on the timeline, to the digit, what the real
+/// allocators were measured to hold.
 pub const OPERATION_NS: u64 = 150;
 
 /// How the stand-in GPU of a replay is set up.
@@ -181,10 +193,17 @@ pub struct Setup {
 impl Setup {
     /// Nothing takes time: for peaks and for the smallest device.
     pub fn instant(capacity: u64) -> Self {
-        Self { capacity, kernel_ns: 0, charge: Charge::Nothing, prices: Costs::default(), oracle: false }
+        Self {
+            capacity,
+            kernel_ns: 0,
+            charge: Charge::Nothing,
+            prices: Costs::default(),
+            oracle: false,
+        }
     }
 
-    /// Kernels of 20 us, 8 us of host a launch, 0.15 us a malloc or free, the host at most 10 ms ahead.
+    /// Kernels of 20 us, 8 us of host a launch, 0.15 us a malloc or free, the host at most 10 ms
+    /// ahead.
     pub fn timeline(capacity: u64, charge: Charge) -> Self {
         Self { capacity, kernel_ns: 20_000, charge, prices: Costs::default(), oracle: true }
     }
@@ -270,7 +289,8 @@ impl Stage for PhantomStage {
     fn record(&mut self, device: DeviceId, stream: u16, event: u32) -> Result<(), StageError> {
         let handle = self.stream(device, stream)?.0;
         let gpu = &self.gpu;
-        let event = self.handles.event(device, event, || as_program(|| gpu.event_create(device)))?;
+        let event =
+            self.handles.event(device, event, || as_program(|| gpu.event_create(device)))?;
         Ok(as_program(|| gpu.event_record(device, event, handle))?)
     }
 
@@ -291,7 +311,8 @@ impl Stage for PhantomStage {
     }
 
     fn host_wait_devices(&mut self) -> Result<(), StageError> {
-        (0..self.devices).try_for_each(|device| Ok(as_program(|| self.gpu.device_synchronize(device))?))
+        (0..self.devices)
+            .try_for_each(|device| Ok(as_program(|| self.gpu.device_synchronize(device))?))
     }
 
     fn operation(&mut self) {
@@ -344,7 +365,9 @@ impl DriverStage {
     pub fn new(trace: &Trace, driver: Arc<dyn Driver>) -> Result<Self, StageError> {
         let (devices, there) = (trace.devices.into(), driver.device_count()?);
         if devices > there {
-            return Err(StageError(format!("the trace names {devices} devices, there are {there}")));
+            return Err(StageError(format!(
+                "the trace names {devices} devices, there are {there}"
+            )));
         }
         let mut stage = Self {
             driver,
@@ -393,7 +416,9 @@ impl Stage for DriverStage {
     fn record(&mut self, device: DeviceId, stream: u16, event: u32) -> Result<(), StageError> {
         let handle = self.stream(device, stream)?;
         let driver = &self.driver;
-        let event = self.handles.event(device, event, || driver.event_create(device).map(|event| event.0))?;
+        let event = self
+            .handles
+            .event(device, event, || driver.event_create(device).map(|event| event.0))?;
         Ok(driver.event_record(device, EventHandle(event), handle)?)
     }
 

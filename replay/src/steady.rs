@@ -1,4 +1,5 @@
-//! Gruyère over and over one trace: what its calls cost the host, in instructions and in nanoseconds.
+//! Gruyère over and over one trace: what its calls cost the host, in instructions and in
+//! nanoseconds.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -23,8 +24,8 @@ pub struct Pass {
     pub frees: u64,
 }
 
-/// Gruyère on a stand-in GPU where nothing costs virtual time, for passes over one trace: each frees everything it
-/// allocates, so that the first warms up for the others.
+/// Gruyère on a stand-in GPU where nothing costs virtual time, for passes over one trace: each
+/// frees everything it allocates, so that the first warms up for the others.
 pub struct SteadyState<'a> {
     trace: &'a Trace,
     bare: Trace,
@@ -58,9 +59,9 @@ impl<'a> SteadyState<'a> {
     }
 }
 
-/// Host nanoseconds of a malloc or free of Gruyère configured by `conf`: the allocator's calls alone, from a fresh heap on. The
-/// program's kernels, events and waits are left out, nothing costs virtual time, the oracle is off. The median of five passes.
-/// (A model's time would mean nothing.)
+/// Host nanoseconds of a malloc or free of Gruyère configured by `conf`: the allocator's calls
+/// alone, from a fresh heap on. The program's kernels, events and waits are left out, nothing costs
+/// virtual time, the oracle is off. The median of five passes. (A model's time would mean nothing.)
 ///
 /// # Errors
 /// What is wrong with `conf`, or where a replay breaks off.

@@ -1,7 +1,9 @@
-//! The forecast of out of memory, held against what happens: real traces with a planted leak run through the heap on the stand-in until
-//! memory has run out, and what the record's timeline had said on the way is compared with when that was.
+//! The forecast of out of memory, held against what happens: real traces with a planted leak run
+//! through the heap on the stand-in until memory has run out, and what the record's timeline had
+//! said on the way is compared with when that was.
 //!
-//! The record's clock is set by the operations (which takes debug assertions), so nothing here depends on how busy the machine is.
+//! The record's clock is set by the operations (which takes debug assertions), so nothing here
+//! depends on how busy the machine is.
 #![cfg(debug_assertions)]
 
 use gruyere::record::{Reader, clock};
@@ -20,12 +22,22 @@ fn bundled(name: &str) -> Trace {
     Trace::open(&path).unwrap().allocator_calls_only()
 }
 
-/// The steps of `trace` after the first two, over and over until there were `steps`, and after each the blocks of `leak`, which nobody frees.
+/// The steps of `trace` after the first two, over and over until there were `steps`, and after each
+/// the blocks of `leak`, which nobody frees.
 fn long(trace: &Trace, steps: usize, leak: &[u64]) -> Trace {
-    let mut long =
-        Trace { ops: Vec::new(), ids: Vec::new(), name: format!("long {}", trace.name), ..trace.clone() };
-    let ends: Vec<usize> =
-        trace.ops.iter().enumerate().filter(|(_, op)| **op == Op::Step).map(|(at, _)| at + 1).collect();
+    let mut long = Trace {
+        ops: Vec::new(),
+        ids: Vec::new(),
+        name: format!("long {}", trace.name),
+        ..trace.clone()
+    };
+    let ends: Vec<usize> = trace
+        .ops
+        .iter()
+        .enumerate()
+        .filter(|(_, op)| **op == Op::Step)
+        .map(|(at, _)| at + 1)
+        .collect();
     let (begin, end) = (ends[1], *ends.last().unwrap());
     // The blocks by their number in the trace; `None`: not live.
     let mut now: Vec<Option<u32>> = vec![None; trace.blocks()];
@@ -72,7 +84,8 @@ fn long(trace: &Trace, steps: usize, leak: &[u64]) -> Trace {
         turn = begin..end;
     }
     long.operations =
-        long.ops.iter().filter(|op| matches!(op, Op::Alloc { .. } | Op::Free { .. })).count() as u64;
+        long.ops.iter().filter(|op| matches!(op, Op::Alloc { .. } | Op::Free { .. })).count()
+            as u64;
     long
 }
 
@@ -82,12 +95,14 @@ struct Said {
     forecast: Forecast,
 }
 
-/// Ticks between two points of a program's way that a cell of the timeline tells apart: a cell begins with 2^24.
+/// Ticks between two points of a program's way that a cell of the timeline tells apart: a cell
+/// begins with 2^24.
 const CELL: u64 = 20_000_000;
 /// Where the clock begins: 0 would be no time.
 const START: u64 = 1 << 40;
 
-/// Looks at the record as a reader does, every so often, and sets its clock: so many ticks an operation.
+/// Looks at the record as a reader does, every so often, and sets its clock: so many ticks an
+/// operation.
 struct Observer {
     operations: u64,
     every: u64,
@@ -136,7 +151,8 @@ fn steps(trace: &Trace) -> u32 {
     trace.ops.iter().filter(|op| **op == Op::Step).count() as u32
 }
 
-/// Replays `trace` on a device of `memory`: what was said, and the operation at which memory had run out.
+/// Replays `trace` on a device of `memory`: what was said, and the operation at which memory had
+/// run out.
 fn observed(trace: &Trace, memory: u64, marks: bool) -> (Vec<Said>, Option<f64>) {
     let mut stage = PhantomStage::new(trace, Setup::instant(memory));
     let looks = (trace.operations / 400).max(1);
@@ -144,21 +160,24 @@ fn observed(trace: &Trace, memory: u64, marks: bool) -> (Vec<Said>, Option<f64>)
     let ticks = (cells * CELL / trace.operations).max(1);
     let mut observer = Observer { operations: 0, every: looks, ticks, said: Vec::new(), marks };
     clock::set(Some(START));
-    let mut gruyere = Gruyere::install(stage.driver(), "headroom:0,record_blocks:65536").unwrap().quietly();
+    let mut gruyere =
+        Gruyere::install(stage.driver(), "headroom:0,record_blocks:65536").unwrap().quietly();
     let end = replay(trace, &mut stage, &mut gruyere, &mut observer).unwrap();
     let out = matches!(end, End::OutOfMemory { .. }).then_some(observer.operations as f64);
     (std::mem::take(&mut observer.said), out)
 }
 
-/// The forecasts from half-way on are right within a fifth of the way that is left, until 95% of the way. `round`: of so many steps, one needs
-/// more than the others grow meanwhile. Memory can run out in that one alone, so what the line says may come a round later.
+/// The forecasts from half-way on are right within a fifth of the way that is left, until 95% of
+/// the way. `round`: of so many steps, one needs more than the others grow meanwhile. Memory can
+/// run out in that one alone, so what the line says may come a round later.
 fn is_right(name: &str, memory: u64, leak: &[u64], marks: bool, round: Option<u32>) {
     let leaking = long(&bundled(name), 430, leak);
     let (said, out) = observed(&leaking, memory, marks);
     let out = out.expect("the leak fills the device");
     let what = format!("{name} on {} MiB, marks {marks}", memory / MIB);
-    let round =
-        round.map_or(0.0, |round| f64::from(round) * leaking.operations as f64 / f64::from(steps(&leaking)));
+    let round = round.map_or(0.0, |round| {
+        f64::from(round) * leaking.operations as f64 / f64::from(steps(&leaking))
+    });
     // Operations off, and those allowed.
     let off = |said: &Said| {
         let rest = out - said.at;
@@ -166,7 +185,8 @@ fn is_right(name: &str, memory: u64, leak: &[u64], marks: bool, round: Option<u3
     };
     for percent in [50, 60, 70, 80, 90, 95] {
         let at = out * f64::from(percent) / 100.0;
-        let said = said.iter().min_by(|a, b| (a.at - at).abs().total_cmp(&(b.at - at).abs())).unwrap();
+        let said =
+            said.iter().min_by(|a, b| (a.at - at).abs().total_cmp(&(b.at - at).abs())).unwrap();
         let Forecast::Growing(growth) = said.forecast else {
             panic!("{what}: at {percent}%, {:?}", said.forecast);
         };
@@ -192,7 +212,8 @@ fn a_planted_leak_is_forecast_within_a_fifth_from_half_way_on() {
     // 80 MiB a step, in steps that take 10 GiB and more and give them back, each of another length.
     is_right("llama7b_lora", 60 * GIB, &[70 * MIB, 10 * MIB, 700_000], true, None);
     is_right("llama7b_lora", 60 * GIB, &[70 * MIB, 10 * MIB, 700_000], false, None);
-    // Each eighth step takes 800 MiB more than the others. By the device's size, memory runs out at another moment of the round.
+    // Each eighth step takes 800 MiB more than the others. By the device's size, memory runs out at
+    // another moment of the round.
     for memory in [40 * GIB - 364 * MIB, 40 * GIB - 182 * MIB, 40 * GIB, 40 * GIB + 182 * MIB] {
         is_right("fsdp", memory, &[80 * MIB, 8 * MIB, 3 * MIB], true, Some(8));
     }

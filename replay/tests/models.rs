@@ -1,4 +1,5 @@
-//! The models under arbitrary traffic: their books balance, the oracle is silent, and an out-of-memory is honest.
+//! The models under arbitrary traffic: their books balance, the oracle is silent, and an
+//! out-of-memory is honest.
 
 use gruyere_replay::allocator::Allocator;
 use gruyere_replay::bench::audit;
@@ -13,8 +14,21 @@ const MIB: u64 = 1 << 20;
 
 /// Sizes on both sides of every boundary of the rules.
 fn size() -> impl Strategy<Value = u64> {
-    let edges =
-        [0, 1, 511, 512, 513, MIB, MIB + 1, 2 * MIB, 9 * MIB, 10 * MIB - 1, 10 * MIB, 12 * MIB + 5, 21 * MIB];
+    let edges = [
+        0,
+        1,
+        511,
+        512,
+        513,
+        MIB,
+        MIB + 1,
+        2 * MIB,
+        9 * MIB,
+        10 * MIB - 1,
+        10 * MIB,
+        12 * MIB + 5,
+        21 * MIB,
+    ];
     prop_oneof![prop::sample::select(edges.to_vec()), 0..64 * 1024u64, 0..30 * MIB]
 }
 
@@ -30,7 +44,9 @@ fn trace() -> impl Strategy<Value = Trace> {
                     live.push(next);
                     writeln!(text, "a {next} {size} 0 {stream}")
                 }
-                4 | 5 if !live.is_empty() => writeln!(text, "f {}", live.swap_remove(chosen(live.len()))),
+                4 | 5 if !live.is_empty() => {
+                    writeln!(text, "f {}", live.swap_remove(chosen(live.len())))
+                }
                 6 if !live.is_empty() => writeln!(text, "r {} {stream}", live[chosen(live.len())]),
                 7 => {
                     events += 1;
@@ -58,7 +74,9 @@ proptest! {
         trace in trace(), expandable: bool, capacity in 30..400u64, timed: bool,
     ) {
         let capacity = capacity * MIB;
-        let setup = if timed { Setup::timeline(capacity, Charge::DriverCalls) } else { Setup::instant(capacity) };
+        let setup = if timed { Setup::timeline(capacity, Charge::DriverCalls) } else {
+            Setup::instant(capacity)
+        };
         let mut stage = PhantomStage::new(&trace, Setup { oracle: true, ..setup });
         let mut torch = models(&stage, expandable);
         let mut blocks = Blocks::new(&trace);
@@ -66,12 +84,15 @@ proptest! {
         prop_assert_eq!(stage.held(), torch.reserved(0));
         prop_assert!(stage.held_peak() <= capacity);
         if end != End::Completed && !expandable {
-            // Honest: all that could be given back had been. (Expandable segments may have mapped part of the last request.)
+            // Honest: all that could be given back had been. (Expandable segments may have mapped
+            // part of the last request.)
             let held = stage.held();
             torch.release().unwrap();
             prop_assert_eq!(stage.held(), held);
         }
-        prop_assert_eq!(audit(&trace, &mut stage, &mut torch, blocks).unwrap(), Vec::<String>::new());
+        prop_assert_eq!(
+            audit(&trace, &mut stage, &mut torch, blocks).unwrap(), Vec::<String>::new()
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Near a device's capacity, memory in spans serves the programs that torch's caching allocator serves. `cargo bench --bench near_capacity` asks this of a thousand.
+//! Near a device's capacity, memory in spans serves the programs that torch's caching allocator
+//! serves. `cargo bench --bench near_capacity` asks this of a thousand.
 
 #[path = "../benches/random_program/mod.rs"]
 mod random_program;
@@ -7,7 +8,8 @@ use gruyere_replay::bench::{Contender, completes};
 use random_program::{Outcome, Program};
 use std::path::Path;
 
-/// Programs of which long spans, or slabs and blocks of all sizes in one span, were the death with one backing or both.
+/// Programs of which long spans, or slabs and blocks of all sizes in one span, were the death with
+/// one backing or both.
 const SEEDS: [u64; 10] = [8, 31, 43, 45, 49, 50, 57, 91, 93, 104];
 
 #[test]
@@ -15,9 +17,13 @@ fn memory_in_spans_serves_near_capacity_what_torchs_allocator_serves() -> Outcom
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("near_capacity_test.trace");
     for seed in SEEDS {
         let program = Program::of(seed, &file)?;
-        assert!(completes(&program.trace, &Contender::Torch, program.capacity)?, "seed {seed}, torch");
+        assert!(
+            completes(&program.trace, &Contender::Torch, program.capacity)?,
+            "seed {seed}, torch"
+        );
         for conf in ["backing:pool", "backing:fixed"] {
-            let done = completes(&program.trace, &Contender::Gruyere(conf.to_owned()), program.capacity)?;
+            let done =
+                completes(&program.trace, &Contender::Gruyere(conf.to_owned()), program.capacity)?;
             assert!(done, "{conf} runs out of memory in seed {seed}, {}", program.kind);
         }
     }

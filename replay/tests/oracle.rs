@@ -1,5 +1,5 @@
-//! Every bundled trace, and the public ones where they are at hand, through the library's C ABI with the oracle on; and the
-//! planted faults that show that a replay would notice.
+//! Every bundled trace, and the public ones where they are at hand, through the library's C ABI
+//! with the oracle on; and the planted faults that show that a replay would notice.
 
 use gruyere::driver::{DeviceId, DevicePtr, StreamHandle};
 use gruyere_replay::allocator::{AllocError, Allocator};
@@ -46,7 +46,9 @@ fn oracle_is_silent_on_every_bundled_trace() {
 fn oracle_is_silent_on_the_public_traces_at_hand() {
     for path in traces_in("../../shared/traces/public") {
         let trace = Trace::open(&path).unwrap();
-        for contender in [Contender::Torch, Contender::Expandable, Contender::Gruyere(String::new())] {
+        for contender in
+            [Contender::Torch, Contender::Expandable, Contender::Gruyere(String::new())]
+        {
             let run = run(&trace, &contender, everything()).unwrap();
             assert!(run.completed, "{} {}", trace.name, run.allocator);
             assert_eq!(run.faults, Vec::<String>::new(), "{} {}", trace.name, run.allocator);
@@ -89,7 +91,13 @@ impl Allocator for Reckless {
     fn malloc(&mut self, _: u64, _: DeviceId, _: StreamHandle) -> Result<DevicePtr, AllocError> {
         Ok(self.memory)
     }
-    fn free(&mut self, _: DevicePtr, _: u64, _: DeviceId, _: StreamHandle) -> Result<(), AllocError> {
+    fn free(
+        &mut self,
+        _: DevicePtr,
+        _: u64,
+        _: DeviceId,
+        _: StreamHandle,
+    ) -> Result<(), AllocError> {
         Ok(())
     }
     fn record_stream(&mut self, _: DevicePtr, _: StreamHandle) -> Result<(), AllocError> {

@@ -1,5 +1,5 @@
-//! The models do what the real allocators do: torch 2.11.0's libc10_cuda, driven by the same traces on a stand-in device
-//! with exact books, gave the reference figures here.
+//! The models do what the real allocators do: torch 2.11.0's libc10_cuda, driven by the same traces
+//! on a stand-in device with exact books, gave the reference figures here.
 
 use gruyere_replay::allocator::Allocator;
 use gruyere_replay::engine::{Blind, End, ReplayError, Watch, replay};
@@ -12,7 +12,8 @@ use std::path::Path;
 /// Peak reserved of the real allocators with room to spare, bytes, as the PyTorch tests keep it.
 fn real_peak(trace: &str, which: usize) -> u64 {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pytorch/expected_peaks.json");
-    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     json["peak_bytes"][trace][["native", "expandable"][which]].as_u64().unwrap()
 }
 
@@ -36,7 +37,8 @@ const REAL: [Real; 7] = [
 ];
 
 fn trace(name: &str) -> Trace {
-    Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../traces/{name}.trace.zst"))).unwrap()
+    Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../traces/{name}.trace.zst")))
+        .unwrap()
 }
 
 fn model(which: usize, stage: &PhantomStage) -> Torch {
@@ -76,10 +78,12 @@ fn peak_and_area_are_those_of_the_real_allocators() {
     }
 }
 
-/// Traces for which completion is not monotonic around the answer, so that it hangs on which addresses cudaMalloc gives
-/// (blocks of equal size are taken in order of address) and on the steps of the search: the model may complete earlier or,
-/// by at most this much of the peak, later. (On this project's stand-in GPU the real libc10_cuda completes and fails at the very
-/// capacities where the model does: moe at 85 to 89/1024 above its peak and not at 90, llama7b_lora at 5/1024 and not at 6.)
+/// Traces for which completion is not monotonic around the answer, so that it hangs on which
+/// addresses cudaMalloc gives (blocks of equal size are taken in order of address) and on the steps
+/// of the search: the model may complete earlier or, by at most this much of the peak, later. (On
+/// this project's stand-in GPU the real libc10_cuda completes and fails at the very capacities
+/// where the model does: moe at 85 to 89/1024 above its peak and not at 90, llama7b_lora at 5/1024
+/// and not at 6.)
 const NOT_MONOTONIC: [(&str, usize, f64); 2] = [("moe", 0, 0.0), ("llama7b_lora", 1, 0.002)];
 
 fn completes(trace: &Trace, which: usize, capacity: u64) -> Result<bool, ReplayError> {
@@ -100,10 +104,15 @@ fn smallest_device_is_that_of_the_real_allocators() {
             let case = format!("{} {which}: {ratio:.4}", real.trace);
             match NOT_MONOTONIC.iter().find(|known| (known.0, known.1) == (real.trace, which)) {
                 Some((_, _, later)) => assert!(ratio <= real.fit[which] + later, "{case}"),
-                None => assert_eq!(format!("{ratio:.3}"), format!("{:.3}", real.fit[which]), "{case}"),
+                None => {
+                    assert_eq!(format!("{ratio:.3}"), format!("{:.3}", real.fit[which]), "{case}")
+                }
             }
             let theirs = (trace.peak_live as f64 * (real.fit[which] + 0.0005)) as u64;
-            assert!(completes(&trace, which, theirs).unwrap(), "{case} where the real one completes");
+            assert!(
+                completes(&trace, which, theirs).unwrap(),
+                "{case} where the real one completes"
+            );
         }
     }
 }
@@ -112,7 +121,8 @@ fn smallest_device_is_that_of_the_real_allocators() {
 fn hold_on_the_timeline_is_that_of_the_real_allocators() {
     let trace = trace("offload");
     for (which, real) in ["4.01", "2.81"].into_iter().enumerate() {
-        let mut stage = PhantomStage::new(&trace, Setup::timeline(8 * trace.peak_live, Charge::Program));
+        let mut stage =
+            PhantomStage::new(&trace, Setup::timeline(8 * trace.peak_live, Charge::Program));
         let mut torch = model(which, &stage);
         assert_eq!(replay(&trace, &mut stage, &mut torch, &mut Blind), Ok(End::Completed));
         assert_eq!(format!("{:.2}", stage.held_peak() as f64 / trace.peak_live as f64), real);

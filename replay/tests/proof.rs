@@ -1,5 +1,5 @@
-//! What `gruyere bench proof` rests on, on the bundled traces: the floor is one, traces of other sizes are sound programs, and so is a
-//! long run.
+//! What `gruyere bench proof` rests on, on the bundled traces: the floor is one, traces of other
+//! sizes are sound programs, and so is a long run.
 
 use gruyere_replay::bench::{Contender, ample};
 use gruyere_replay::observe::{Observed, observe};
@@ -9,7 +9,8 @@ use gruyere_replay::{Prices, floor};
 use std::path::Path;
 
 fn bundled(name: &str) -> Trace {
-    Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../traces/{name}.trace.zst"))).unwrap()
+    Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../traces/{name}.trace.zst")))
+        .unwrap()
 }
 
 fn all() -> [Contender; 5] {
@@ -18,7 +19,8 @@ fn all() -> [Contender; 5] {
 }
 
 fn sound(trace: &Trace, contender: &Contender) -> Observed {
-    let run = observe(trace, contender, Setup { oracle: true, ..Setup::instant(ample(trace)) }).unwrap();
+    let run =
+        observe(trace, contender, Setup { oracle: true, ..Setup::instant(ample(trace)) }).unwrap();
     assert!(run.completed(), "{} {}", trace.name, contender.name());
     assert_eq!(run.faults, Vec::<String>::new(), "{} {}", trace.name, contender.name());
     run
@@ -26,17 +28,26 @@ fn sound(trace: &Trace, contender: &Contender) -> Observed {
 
 #[test]
 fn nobody_is_done_before_the_floor() {
-    for (name, prices) in [("fsdp", "by-call"), ("offload", "by-call"), ("fsdp", "by-mapping-and-page")] {
+    for (name, prices) in
+        [("fsdp", "by-call"), ("offload", "by-call"), ("fsdp", "by-mapping-and-page")]
+    {
         let (trace, prices) = (bundled(name), Prices::open(prices).unwrap().costs);
         let ends = floor::ends(&trace, &prices).unwrap();
-        assert!(ends.perfect_ns <= ends.program_ns && ends.program_ns < ends.floor_ns, "{name}: {ends:?}");
+        assert!(
+            ends.perfect_ns <= ends.program_ns && ends.program_ns < ends.floor_ns,
+            "{name}: {ends:?}"
+        );
         assert!(ends.floor_ns <= ends.at_once_ns, "{name}: {ends:?}");
         assert!(ends.at_once_ns <= ends.program_ns + ends.taking_ns, "{name}: {ends:?}");
         for contender in all() {
             let setup = Setup { prices, ..Setup::timeline(ample(&trace), Charge::DriverCalls) };
             let run = observe(&trace, &contender, setup).unwrap();
             let name = format!("{name} {}", contender.name());
-            assert!(run.completed() && run.device_end_ns >= ends.floor_ns, "{name}: {}", run.device_end_ns);
+            assert!(
+                run.completed() && run.device_end_ns >= ends.floor_ns,
+                "{name}: {}",
+                run.device_end_ns
+            );
         }
     }
 }
@@ -58,7 +69,11 @@ fn traces_of_other_sizes_are_sound_programs_of_the_same_shape() {
             trace.ops.iter().filter_map(size).collect::<Vec<_>>()
         };
         let changed = sizes(&trace).iter().zip(sizes(&other)).filter(|(a, b)| **a != *b).count();
-        assert!(changed * 5 > trace.blocks(), "{name}: only {changed} of {} sizes changed", trace.blocks());
+        assert!(
+            changed * 5 > trace.blocks(),
+            "{name}: only {changed} of {} sizes changed",
+            trace.blocks()
+        );
         for contender in [Contender::Expandable, Contender::Gruyere(String::new())] {
             assert!(sound(&other, &contender).hold_ratio >= 1.0);
         }
@@ -85,7 +100,8 @@ fn running_out_of_memory_is_observed() {
     let trace = bundled("moe");
     let capacity = trace.peak_live / 2;
     for contender in all() {
-        let run = observe(&trace, &contender, Setup::timeline(capacity, Charge::DriverCalls)).unwrap();
+        let run =
+            observe(&trace, &contender, Setup::timeline(capacity, Charge::DriverCalls)).unwrap();
         assert!(!run.completed() && run.peak_reserved <= capacity, "{}", contender.name());
         assert_eq!(run.faults, Vec::<String>::new(), "{}", contender.name());
     }

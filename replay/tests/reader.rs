@@ -1,4 +1,5 @@
-//! The reader takes what the format allows and refuses everything else, saying where and what to do.
+//! The reader takes what the format allows and refuses everything else, saying where and what to
+//! do.
 
 use gruyere_replay::trace::{Damage, Op, Trace, TraceError};
 use proptest::prelude::*;
@@ -36,7 +37,8 @@ fn traces_in(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn every_verb_is_read() {
     let trace = read(
-        "a 7 1000 0 0\na 9 0 1 42\nr 7 42\nk 0 3\ne 5 42\nw 0 5\nh e 5\nh s 42\nh d\nm step\nm epoch 1 ends\nf 7\nf 9\n",
+        "a 7 1000 0 0\na 9 0 1 42\nr 7 42\nk 0 3\ne 5 42\nw 0 5\nh e 5\nh s 42\nh d\nm step\nm \
+         epoch 1 ends\nf 7\nf 9\n",
     )
     .unwrap();
     assert_eq!(
@@ -88,8 +90,16 @@ fn each_damage_is_named_with_its_line() {
         ("a 1 -5 0 0\n", 1, Damage::BadNumber("SIZE", "-5".into(), 1 << 50)),
         ("a +1 5 0 0\n", 1, Damage::BadNumber("ID", "+1".into(), u64::MAX)),
         ("a 1 5 64 0\n", 1, Damage::BadNumber("DEVICE", "64".into(), 63)),
-        ("a 1 1125899906842625 0 0\n", 1, Damage::BadNumber("SIZE", "1125899906842625".into(), 1 << 50)),
-        ("f 18446744073709551616\n", 1, Damage::BadNumber("ID", "18446744073709551616".into(), u64::MAX)),
+        (
+            "a 1 1125899906842625 0 0\n",
+            1,
+            Damage::BadNumber("SIZE", "1125899906842625".into(), 1 << 50),
+        ),
+        (
+            "f 18446744073709551616\n",
+            1,
+            Damage::BadNumber("ID", "18446744073709551616".into(), u64::MAX),
+        ),
         ("k 0 4294967296\n", 1, Damage::BadNumber("N", "4294967296".into(), u32::MAX.into())),
         ("a 1 5 0 0\na 1 5 0 0\n", 2, Damage::IdReused(1)),
         ("a 1 5 0 0\nf 1\na 1 5 0 0\n", 3, Damage::IdReused(1)),
@@ -108,7 +118,10 @@ fn each_damage_is_named_with_its_line() {
     }
     let long = format!("m {}\n", "x".repeat(5000));
     assert_eq!(refused(&long), (1, Damage::LineTooLong));
-    assert_eq!(Trace::read("t", &b"k 0 1\nm \xff\xfe\n"[..]).unwrap_err().damage(), &Damage::NotText);
+    assert_eq!(
+        Trace::read("t", &b"k 0 1\nm \xff\xfe\n"[..]).unwrap_err().damage(),
+        &Damage::NotText
+    );
 }
 
 #[test]
@@ -145,8 +158,9 @@ fn a_cut_compressed_trace_is_refused_wherever_it_is_cut() {
 
 #[test]
 fn a_trace_in_pieces_ends_before_a_piece_that_is_cut() {
-    let piece =
-        |n: u64| zstd::encode_all(format!("a {n} {} 0 0\nm step\nf {n}\n", n * 1000).as_bytes(), 3).unwrap();
+    let piece = |n: u64| {
+        zstd::encode_all(format!("a {n} {} 0 0\nm step\nf {n}\n", n * 1000).as_bytes(), 3).unwrap()
+    };
     let (first, second, third) = (piece(1), piece(2), piece(3));
     let whole = [first.clone(), second.clone(), third.clone()].concat();
     let all = Trace::read("whole", &whole[..]).unwrap();
@@ -199,7 +213,9 @@ fn valid_line(books: &mut (Vec<u64>, u64, Vec<u64>), pick: u8, a: u64, b: u64) -
             live.push(*next);
             format!("a {next} {} {} {}\n", a % (1 << 50), b % 4, b % 7)
         }
-        3 if !live.is_empty() => format!("f {}\n", live.swap_remove((a % live.len() as u64) as usize)),
+        3 if !live.is_empty() => {
+            format!("f {}\n", live.swap_remove((a % live.len() as u64) as usize))
+        }
         4 if !live.is_empty() => format!("r {} {}\n", chosen(live), b % 7),
         5 => {
             events.push(a);
@@ -234,9 +250,12 @@ proptest! {
     }
 
     #[test]
-    fn valid_traces_are_taken_line_for_line(steps in prop::collection::vec(any::<(u8, u64, u64)>(), 1..200)) {
+    fn valid_traces_are_taken_line_for_line(
+        steps in prop::collection::vec(any::<(u8, u64, u64)>(), 1..200)
+    ) {
         let mut books = (Vec::new(), 0, Vec::new());
-        let text: String = steps.iter().map(|&(pick, a, b)| valid_line(&mut books, pick, a, b)).collect();
+        let text: String =
+            steps.iter().map(|&(pick, a, b)| valid_line(&mut books, pick, a, b)).collect();
         let trace = read(&text).unwrap();
         prop_assert_eq!(trace.ops.len(), steps.len());
         let allocs = trace.ops.iter().filter(|op| matches!(op, Op::Alloc { .. })).count();
@@ -247,7 +266,8 @@ proptest! {
     fn a_damaged_line_is_found_where_it_is(
         steps in prop::collection::vec(any::<(u8, u64, u64)>(), 1..100),
         at in any::<prop::sample::Index>(),
-        junk in prop::sample::select(vec!["x", "a", "f 999999999999999999", "k 1 1 1", "h q", "e 1 y", "", "w 0 123456789z"]),
+        junk in prop::sample::select(vec!["x", "a", "f 999999999999999999", "k 1 1 1", "h q", "e 1 \
+            y", "", "w 0 123456789z"]),
     ) {
         let mut books = (Vec::new(), 0, Vec::new());
         let mut lines: Vec<String> =
@@ -258,7 +278,9 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_in_a_compressed_trace_never_panics(at in any::<prop::sample::Index>(), bit in 0..8u8) {
+    fn a_flipped_bit_in_a_compressed_trace_never_panics(
+        at in any::<prop::sample::Index>(), bit in 0..8u8
+    ) {
         let text: String = (1..500).map(|id| format!("a {id} {} 0 0\n", id * 37)).collect();
         let mut packed = zstd::encode_all(text.as_bytes(), 3).unwrap();
         let at = at.index(packed.len());

@@ -19,7 +19,8 @@ pub struct Dropped {
 }
 
 /// `on` was the default of all three: whoever says so of one has not asked for the others.
-const REUSE: &[Meaning] = &[("on", |_| {}), ("off", |config| config.heap.pool_reuse = PoolReuse::Exact)];
+const REUSE: &[Meaning] =
+    &[("on", |_| {}), ("off", |config| config.heap.pool_reuse = PoolReuse::Exact)];
 const POOL_REUSE: &str = "pool_reuse:on or pool_reuse:exact takes its place";
 
 /// Every dropped key. A key leaves this table with the release after the one that dropped it.
@@ -71,7 +72,10 @@ mod tests {
             let name = dropped.name;
             let parse = |text: &str| Config::parse(text).expect(name);
             let off = parse(&format!("{name}:off,{name}:off"));
-            assert_eq!((off.heap.pool_reuse, off.dropped.as_slice()), (PoolReuse::Exact, &[dropped][..]));
+            assert_eq!(
+                (off.heap.pool_reuse, off.dropped.as_slice()),
+                (PoolReuse::Exact, &[dropped][..])
+            );
             let warning = off.dropped[0].warning();
             assert!(warning.contains(name) && warning.contains("pool_reuse:exact"), "{warning}");
             let on = parse(&format!("{name}:on"));
@@ -83,7 +87,9 @@ mod tests {
     #[test]
     fn a_dropped_key_takes_what_it_took_and_hides_no_key() {
         for dropped in DROPPED {
-            let error = Config::parse(&format!("{}:maybe", dropped.name)).expect_err("accepted").to_string();
+            let error = Config::parse(&format!("{}:maybe", dropped.name))
+                .expect_err("accepted")
+                .to_string();
             assert!(error.contains("on|off") && error.contains(dropped.instead), "{error}");
             assert!(keys::KEYS.iter().all(|key| key.name != dropped.name), "{}", dropped.name);
         }

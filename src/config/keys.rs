@@ -64,17 +64,20 @@ enum Kind {
 }
 
 /// The lifetimes, by number.
-const LIFETIMES: [(&str, usize); 4] = [("auto", 0), ("transient", 1), ("step", 2), ("persistent", 3)];
+const LIFETIMES: [(&str, usize); 4] =
+    [("auto", 0), ("transient", 1), ("step", 2), ("persistent", 3)];
 
 /// Every key, in the order of the README's table.
 pub static KEYS: &[Key] = &[
     Key {
         name: "backing",
         default: "auto",
-        meaning: "Where device memory comes from: 2 MiB pages that are mapped where they are needed (`stitch`), the driver's \
-                  stream-ordered pools (`pool`; what is shorter than their step of 32 MiB, as on devices below 8 GiB and near \
-                  the end of larger ones, is `cuMemAlloc`'s), `cuMemAlloc` (`fixed`; for CUDA IPC), or every call straight to the driver \
-                  (`passthrough`; to answer \"is it you?\"). `auto` is the first of them that the device can do.",
+        meaning: "Where device memory comes from: 2 MiB pages that are mapped where they are \
+                  needed (`stitch`), the driver's stream-ordered pools (`pool`; what is shorter \
+                  than their step of 32 MiB, as on devices below 8 GiB and near the end of larger \
+                  ones, is `cuMemAlloc`'s), `cuMemAlloc` (`fixed`; for CUDA IPC), or every call \
+                  straight to the driver (`passthrough`; to answer \"is it you?\"). `auto` is the \
+                  first of them that the device can do.",
         kind: Kind::Choice(
             &[
                 ("auto", Backing::Auto),
@@ -89,8 +92,10 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "handle_type",
         default: "auto",
-        meaning: "How pages (`stitch`) may leave the process, for NCCL and others who export what they register: as a file descriptor (`posix`), \
-                  over multi-node NVLink (`fabric`), or not at all (`none`). `auto`: `posix` where a first export of the device's works.",
+        meaning: "How pages (`stitch`) may leave the process, for NCCL and others who export what \
+                  they register: as a file descriptor (`posix`), over multi-node NVLink \
+                  (`fabric`), or not at all (`none`). `auto`: `posix` where a first export of the \
+                  device's works.",
         kind: Kind::HandleType(
             &[
                 ("auto", HandleType::Auto),
@@ -104,15 +109,17 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "share",
         default: "on",
-        meaning: "Memory freed on one stream may serve another once an event proves it safe. `off` is what PyTorch's own \
-                  allocator does.",
+        meaning: "Memory freed on one stream may serve another once an event proves it safe. `off` \
+                  is what PyTorch's own allocator does.",
         kind: Kind::Switch(|config| &mut config.heap.share),
     },
     Key {
         name: "debug",
         default: "off",
-        meaning: "`poison` fills memory with a pattern when it is handed out, and when it is freed by a stream that is known to last; `sync` \
-                  synchronises the device before memory is handed out again. Slow. `mapped` keeps the old mappings of pages that have moved, so that work on memory that was freed reads stale data, as under \
+        meaning: "`poison` fills memory with a pattern when it is handed out, and when it is freed \
+                  by a stream that is known to last; `sync` synchronises the device before memory \
+                  is handed out again. Slow. `mapped` keeps the old mappings of pages that have \
+                  moved, so that work on memory that was freed reads stale data, as under \
                   PyTorch's own allocator, in place of a fault. Several: `poison+sync`.",
         kind: Kind::Flags(&[
             ("poison", |config| &mut config.heap.debug.poison),
@@ -123,32 +130,40 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "limit",
         default: "none",
-        meaning: "Ceiling on the physical memory held on each device, in bytes or as a share of the device. `none`: the device's memory; of one that \
-                  shares the host's, what the host has available at the start.",
-        kind: Kind::Bound { least: 2 << 20, unbounded: "none", field: |config| &mut config.heap.limit },
+        meaning: "Ceiling on the physical memory held on each device, in bytes or as a share of \
+                  the device. `none`: the device's memory; of one that shares the host's, what the \
+                  host has available at the start.",
+        kind: Kind::Bound {
+            least: 2 << 20,
+            unbounded: "none",
+            field: |config| &mut config.heap.limit,
+        },
     },
     Key {
         name: "headroom",
         default: "512MiB",
-        meaning: "Left free on each device for those who cannot call us back: NCCL's buffers, cuBLAS and cuDNN handles, \
-                  lazily loaded kernels, other processes. Given up only where the alternative is out of memory, and then until memory \
-                  is given back (a trim, a low-memory phase).",
+        meaning: "Left free on each device for those who cannot call us back: NCCL's buffers, \
+                  cuBLAS and cuDNN handles, lazily loaded kernels, other processes. Given up only \
+                  where the alternative is out of memory, and then until memory is given back (a \
+                  trim, a low-memory phase).",
         kind: Kind::Size { least: 0, field: |config| &mut config.heap.headroom },
     },
     Key {
         name: "slack",
         default: "none",
-        meaning: "With pages that move (`stitch`): how much more may be held than the peak of live bytes, as a share of that peak or in \
-                  bytes. Past it, idle memory is moved, and fresh memory is taken only where none lies idle. `none`: 0.8%, and up to \
-                  64 MiB in a small heap. Less slack is less memory and more driver calls.",
+        meaning: "With pages that move (`stitch`): how much more may be held than the peak of live \
+                  bytes, as a share of that peak or in bytes. Past it, idle memory is moved, and \
+                  fresh memory is taken only where none lies idle. `none`: 0.8%, and up to 64 MiB \
+                  in a small heap. Less slack is less memory and more driver calls.",
         kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.heap.slack },
     },
     Key {
         name: "waits",
         default: "oom",
-        meaning: "When one stream may be made to wait on the device for another, to have memory that the other has freed: never (`off`), \
-                  where the alternative is out of memory (`oom`), or also to hold the slack (`budget`). In rare programs of several \
-                  ranks such a wait can close a cycle; `off` is for those.",
+        meaning: "When one stream may be made to wait on the device for another, to have memory \
+                  that the other has freed: never (`off`), where the alternative is out of memory \
+                  (`oom`), or also to hold the slack (`budget`). In rare programs of several ranks \
+                  such a wait can close a cycle; `off` is for those.",
         kind: Kind::Waits(
             &[("off", Waits::Off), ("oom", Waits::OutOfMemory), ("budget", Waits::Budget)],
             |config| &mut config.heap.waits,
@@ -157,56 +172,76 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "auto_trim",
         default: "on",
-        meaning: "Give idle memory back to the device in low-memory phases: when the program has used less than half of its peak \
-                  for a long time (32,768 frees of large blocks and slabs), or says that it validates or writes a checkpoint. `off`: only `empty_cache` and \
-                  memory pressure do.",
+        meaning: "Give idle memory back to the device in low-memory phases: when the program has \
+                  used less than half of its peak for a long time (32,768 frees of large blocks \
+                  and slabs), or says that it validates or writes a checkpoint. `off`: only \
+                  `empty_cache` and memory pressure do.",
         kind: Kind::Switch(|config| &mut config.heap.auto_trim),
     },
     Key {
         name: "reserve",
         default: "none",
-        meaning: "Memory that is mapped for lifetimes when a device is first used: `auto=10GiB+step=2GiB`, in bytes or as a \
-                  share of the device; `auto` is what the program does not tag. It stays mapped, and for that lifetime, until the alternative is out of memory. Where it \
-                  cannot be had, the first request fails and says so.",
+        meaning: "Memory that is mapped for lifetimes when a device is first used: \
+                  `auto=10GiB+step=2GiB`, in bytes or as a share of the device; `auto` is what the \
+                  program does not tag. It stays mapped, and for that lifetime, until the \
+                  alternative is out of memory. Where it cannot be had, the first request fails \
+                  and says so.",
         kind: Kind::Reserves(|config| &mut config.heap.reserve),
     },
     Key {
         name: "record",
         default: "on",
-        meaning: "Keep the live record of this process in /dev/shm (or `$GRUYERE_RECORD_DIR`), which `gruyere ps` and `gruyere stat` read.",
+        meaning: "Keep the live record of this process in /dev/shm (or `$GRUYERE_RECORD_DIR`), \
+                  which `gruyere ps` and `gruyere stat` read.",
         kind: Kind::Switch(|config| &mut config.heap.record),
     },
     Key {
         name: "record_blocks",
         default: "4194304",
-        meaning: "Live blocks that the record has room for. Address space; only what is used takes memory.",
-        kind: Kind::Count { least: 1024, most: 1 << 28, field: |config| &mut config.heap.record_blocks },
+        meaning: "Live blocks that the record has room for. Address space; only what is used takes \
+                  memory.",
+        kind: Kind::Count {
+            least: 1024,
+            most: 1 << 28,
+            field: |config| &mut config.heap.record_blocks,
+        },
     },
     Key {
         name: "records_kept",
         default: "8",
-        meaning: "Records of this user's processes that ended without a clean exit (killed, `_exit`), which a new process leaves in the folder for \
-                  `gruyere post`: so many, the newest; none where the folder is full. \
-                  Older ones it removes; never one whose process lives.",
-        kind: Kind::Count { least: 0, most: 1 << 20, field: |config| &mut config.heap.records_kept },
+        meaning: "Records of this user's processes that ended without a clean exit (killed, \
+                  `_exit`), which a new process leaves in the folder for `gruyere post`: so many, \
+                  the newest; none where the folder is full. Older ones it removes; never one \
+                  whose process lives.",
+        kind: Kind::Count {
+            least: 0,
+            most: 1 << 20,
+            field: |config| &mut config.heap.records_kept,
+        },
     },
     Key {
         name: "ring_events",
         default: "65536",
         meaning: "Latest events that the record keeps, rounded up to a power of two.",
-        kind: Kind::Count { least: 1024, most: 1 << 24, field: |config| &mut config.heap.ring_events },
+        kind: Kind::Count {
+            least: 1024,
+            most: 1 << 24,
+            field: |config| &mut config.heap.ring_events,
+        },
     },
     Key {
         name: "dump_dir",
         default: "none",
-        meaning: "Folder to write out-of-memory dumps to; `none`: they only go to the log. The path must have no comma.",
+        meaning: "Folder to write out-of-memory dumps to; `none`: they only go to the log. The \
+                  path must have no comma.",
         kind: Kind::Folder(|config| &mut config.dump_dir),
     },
     Key {
         name: "history",
         default: "none",
-        meaning: "Folder to keep what each run did: peaks and a timeline, some dozen KiB a process, written at exit, at an out-of-memory and now and \
-                  then. `gruyere report` compares runs. The path must have no comma.",
+        meaning: "Folder to keep what each run did: peaks and a timeline, some dozen KiB a \
+                  process, written at exit, at an out-of-memory and now and then. `gruyere report` \
+                  compares runs. The path must have no comma.",
         kind: Kind::Folder(|config| &mut config.history),
     },
     Key {
@@ -218,15 +253,20 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "release_threshold",
         default: "all",
-        meaning: "Free memory that each driver pool may keep when the device synchronises, in bytes or as a share of the \
-                  device.",
-        kind: Kind::Bound { least: 0, unbounded: "all", field: |config| &mut config.heap.release_threshold },
+        meaning: "Free memory that each driver pool may keep when the device synchronises, in \
+                  bytes or as a share of the device.",
+        kind: Kind::Bound {
+            least: 0,
+            unbounded: "all",
+            field: |config| &mut config.heap.release_threshold,
+        },
     },
     Key {
         name: "pool_reuse",
         default: "on",
-        meaning: "When a driver pool may hand memory that was freed on one stream to another: whenever it can \
-                  (`on`), or only where the program's events order the streams (`exact`), so that runs repeat.",
+        meaning: "When a driver pool may hand memory that was freed on one stream to another: \
+                  whenever it can (`on`), or only where the program's events order the streams \
+                  (`exact`), so that runs repeat.",
         kind: Kind::PoolReuse(&[("on", PoolReuse::On), ("exact", PoolReuse::Exact)], |config| {
             &mut config.heap.pool_reuse
         }),
@@ -234,10 +274,12 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "preload",
         default: "auto",
-        meaning: "What is done with the program's own CUDA allocations: they are served (`manage`), or go through untouched and are \
-                  recorded (`observe`). `auto`: `manage` where the library was put in by LD_PRELOAD, else `off`. `driver`, alone or \
-                  joined by `+`: the driver's calls too, for programs that link the CUDA runtime statically \
-                  (libgruyere_driver.so must be preloaded then; `gruyere run` does it).",
+        meaning: "What is done with the program's own CUDA allocations: they are served \
+                  (`manage`), or go through untouched and are recorded (`observe`). `auto`: \
+                  `manage` where the library was put in by LD_PRELOAD, else `off`. `driver`, alone \
+                  or joined by `+`: the driver's calls too, for programs that link the CUDA \
+                  runtime statically (libgruyere_driver.so must be preloaded then; `gruyere run` \
+                  does it).",
         kind: Kind::Preload(
             &[
                 ("auto", PreloadMode::Auto),
@@ -251,9 +293,11 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "door",
         default: "pluggable",
-        meaning: "How torch comes in, where the Python package puts Gruyère in its allocator's place: by the hooks of `CUDAPluggableAllocator` (`pluggable`), or by \
-                  torch's own interface (`native`; a C++ compiler builds a small library for it once, and where that cannot be had, the \
-                  pluggable door serves and says why). `auto`: `pluggable`, in this version.",
+        meaning: "How torch comes in, where the Python package puts Gruyère in its allocator's \
+                  place: by the hooks of `CUDAPluggableAllocator` (`pluggable`), or by torch's own \
+                  interface (`native`; a C++ compiler builds a small library for it once, and \
+                  where that cannot be had, the pluggable door serves and says why). `auto`: \
+                  `pluggable`, in this version.",
         kind: Kind::Door(
             &[("auto", Door::Auto), ("native", Door::Native), ("pluggable", Door::Pluggable)],
             |config| &mut config.door,
@@ -262,23 +306,25 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "nvtx",
         default: "off",
-        meaning: "Show growth, moved pages, waits, trims and out-of-memory in Nsight Systems, in the domain `gruyere`, with counters of \
-                  what is held and live.",
+        meaning: "Show growth, moved pages, waits, trims and out-of-memory in Nsight Systems, in \
+                  the domain `gruyere`, with counters of what is held and live.",
         kind: Kind::Switch(|config| &mut config.nvtx),
     },
     Key {
         name: "trace",
         default: "none",
-        meaning: "File to write a trace of every malloc, free and record_stream to, for `gruyere bench --trace`: `%p` in it stands \
-                  for the pid, `%r` for the rank. Every call takes some hundred nanoseconds more. The path must have no comma.",
+        meaning: "File to write a trace of every malloc, free and record_stream to, for `gruyere \
+                  bench --trace`: `%p` in it stands for the pid, `%r` for the rank. Every call \
+                  takes some hundred nanoseconds more. The path must have no comma.",
         kind: Kind::File(|config| &mut config.heap.trace),
     },
     Key {
         name: "alert",
         default: "none",
-        meaning: "Thresholds, and what the process does when one is passed: `fragmentation>30%=log+oom-in<10min=callback`. The actions: `log` \
-                  a warning, `trim` as `empty_cache` does (and log), `callback` to those who listen (`gruyere.on_alert`). docs/watching.md \
-                  has the metrics.",
+        meaning: "Thresholds, and what the process does when one is passed: \
+                  `fragmentation>30%=log+oom-in<10min=callback`. The actions: `log` a warning, \
+                  `trim` as `empty_cache` does (and log), `callback` to those who listen \
+                  (`gruyere.on_alert`). docs/watching.md has the metrics.",
         kind: Kind::Alerts(|config| &mut config.heap.alert),
     },
 ];
@@ -326,28 +372,36 @@ impl Key {
                 format!("expected {}", self.values())
             }
             Kind::Flags(_) => format!("expected {}, joined by +", self.values()),
-            Kind::Size { least, .. } => format!("expected {FORMS}, at least {}", Size::Bytes(*least)),
+            Kind::Size { least, .. } => {
+                format!("expected {FORMS}, at least {}", Size::Bytes(*least))
+            }
             Kind::Bound { least, unbounded, .. } => {
                 format!("expected {FORMS}, at least {}, or {unbounded}", Size::Bytes(*least))
             }
-            Kind::Count { least, most, .. } => format!("expected a whole number from {least} to {most}"),
+            Kind::Count { least, most, .. } => {
+                format!("expected a whole number from {least} to {most}")
+            }
             Kind::Folder(_) => "expected a folder's path, or none".into(),
             Kind::Name(_) => format!(
-                "expected none, or up to {MAX_NAME} letters, digits, `.`, `_` and `-`, the first of them no dot"
+                "expected none, or up to {MAX_NAME} letters, digits, `.`, `_` and `-`, the first \
+                 of them no dot"
             ),
             Kind::File(_) => "expected a file's path, or none".into(),
             Kind::Preload(modes, _) => {
                 format!(
-                    "expected {}, or driver, or one of them and driver joined by +, as in manage+driver; off goes with nothing",
+                    "expected {}, or driver, or one of them and driver joined by +, as in \
+                     manage+driver; off goes with nothing",
                     names(modes)
                 )
             }
             Kind::Reserves(_) => format!(
-                "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each {FORMS}",
+                "expected none, or {}=SIZE, joined by +, as in persistent=10GiB+step=2GiB, each \
+                 {FORMS}",
                 names(&LIFETIMES)
             ),
             Kind::Alerts(_) => "expected none, or METRIC>VALUE=ACTION, joined by +, as in \
-                                fragmentation>30%=log+oom-in<10min=callback; actions are log, trim, callback"
+                                fragmentation>30%=log+oom-in<10min=callback; actions are log, \
+                                trim, callback"
                 .into(),
         }
     }
@@ -356,8 +410,12 @@ impl Key {
     pub(super) fn apply(&self, config: &mut Config, value: &str) -> Result<(), String> {
         let refuse = || self.expects();
         match &self.kind {
-            Kind::Choice(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
-            Kind::Waits(choices, field) => *field(config) = pick(choices, value).ok_or_else(refuse)?,
+            Kind::Choice(choices, field) => {
+                *field(config) = pick(choices, value).ok_or_else(refuse)?
+            }
+            Kind::Waits(choices, field) => {
+                *field(config) = pick(choices, value).ok_or_else(refuse)?
+            }
             Kind::PoolReuse(choices, field) => {
                 *field(config) = pick(choices, value).ok_or_else(refuse)?;
             }
@@ -395,12 +453,15 @@ impl Key {
                     _ => return Err(refuse()),
                 }
             }
-            Kind::Preload(modes, field) => *field(config) = preload(modes, value).ok_or_else(refuse)?,
+            Kind::Preload(modes, field) => {
+                *field(config) = preload(modes, value).ok_or_else(refuse)?
+            }
             Kind::Folder(field) | Kind::File(field) => {
                 *field(config) = (value != "none").then(|| value.into())
             }
             Kind::Reserves(field) => {
-                *field(config) = if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
+                *field(config) =
+                    if value == "none" { [Size::Bytes(0); 4] } else { self.reserves(value)? };
             }
             Kind::Alerts(field) => {
                 *field(config) = match value {
@@ -423,7 +484,8 @@ impl Key {
             let named = |reason: String| format!("\"{}\": {reason}", entry.trim());
             let size = size.trim().parse().map_err(named)?;
             // Memory is reserved by the page.
-            if matches!(size, Size::Bytes(bytes) if bytes.checked_next_multiple_of(PAGE).is_none()) {
+            if matches!(size, Size::Bytes(bytes) if bytes.checked_next_multiple_of(PAGE).is_none())
+            {
                 return Err(named("more than 16 EiB when rounded up to pages of 2 MiB".into()));
             }
             if sizes[lifetime].replace(size).is_some() {
@@ -458,7 +520,8 @@ fn pick<T: Copy>(choices: &[(&str, T)], value: &str) -> Option<T> {
     choices.iter().find(|(name, _)| *name == value).map(|(_, chosen)| *chosen)
 }
 
-/// A size with a lower bound. A share of the device can only be checked once the device is known, but 0% is 0 bytes of any.
+/// A size with a lower bound. A share of the device can only be checked once the device is known,
+/// but 0% is 0 bytes of any.
 fn at_least(least: u64, value: &str) -> Result<Size, String> {
     let size: Size = value.parse()?;
     let too_small = match size {
@@ -474,7 +537,8 @@ pub fn markdown_table() -> String {
     for key in KEYS {
         let values = key.values().replace('|', "\\|");
         // Writing to a String cannot fail.
-        let _ = writeln!(table, "| `{}` | {values} | `{}` | {} |", key.name, key.default, key.meaning);
+        let _ =
+            writeln!(table, "| `{}` | {values} | `{}` | {} |", key.name, key.default, key.meaning);
     }
     table
 }

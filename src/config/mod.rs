@@ -1,7 +1,8 @@
 //! `GRUYERE_CONF`: what the user may choose, in the habit of `PYTORCH_CUDA_ALLOC_CONF`.
 //!
-//! `GRUYERE_CONF="key:value,key:value"`. The keys are data ([`keys::KEYS`]): the parser, its error messages and the table
-//! of the README are all made from that one table, so none of them can fall behind the others.
+//! `GRUYERE_CONF="key:value,key:value"`. The keys are data ([`keys::KEYS`]): the parser, its error
+//! messages and the table of the README are all made from that one table, so none of them can fall
+//! behind the others.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 pub mod dropped;
@@ -25,7 +26,8 @@ pub const VARIABLE: &str = "GRUYERE_CONF";
 /// What the interposed CUDA calls of the process do ([`crate::door::preload`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PreloadMode {
-    /// [`PreloadMode::Manage`] where the library was put in by LD_PRELOAD, else [`PreloadMode::Off`].
+    /// [`PreloadMode::Manage`] where the library was put in by LD_PRELOAD, else
+    /// [`PreloadMode::Off`].
     #[default]
     Auto,
     /// The heap serves the calls.
@@ -121,8 +123,8 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
-    /// Parses `key:value,key:value`. Spaces around entries, keys and values are ignored, and so are empty entries; a key
-    /// given twice takes its last value, so that an override can be appended.
+    /// Parses `key:value,key:value`. Spaces around entries, keys and values are ignored, and so are
+    /// empty entries; a key given twice takes its last value, so that an override can be appended.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
@@ -192,11 +194,13 @@ mod tests {
 
     #[test]
     fn every_key_changes_what_it_names() {
-        let text = "backing:fixed, handle_type:fabric, share:off,debug:sync+poison+mapped,limit:90%,headroom:1.5GiB,slack:0.5%,waits:budget,\
-                    auto_trim:off,reserve: persistent = 40% + step=2GiB,record:off,record_blocks:4096,records_kept:3,\
-                    ring_events:2048,dump_dir:/tmp/a:b,release_threshold:2MiB,\
-                    pool_reuse:exact , history:/var/runs,name:llama-7b,nvtx:on,\
-                    preload:observe+driver,door:native,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
+        let text = "backing:fixed, handle_type:fabric, \
+                    share:off,debug:sync+poison+mapped,limit:90%,headroom:1.5GiB,slack:0.5%,\
+                    waits:budget,auto_trim:off,reserve: persistent = 40% + \
+                    step=2GiB,record:off,record_blocks:4096,records_kept:3,ring_events:2048,\
+                    dump_dir:/tmp/a:b,release_threshold:2MiB,pool_reuse:exact , \
+                    history:/var/runs,name:llama-7b,nvtx:on,preload:observe+driver,door:native,\
+                    trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             heap: Settings {
                 backing: Backing::Fixed,
@@ -207,7 +211,12 @@ mod tests {
                 slack: Some(Size::Percent(0.5)),
                 waits: Waits::Budget,
                 auto_trim: false,
-                reserve: [Size::Bytes(0), Size::Bytes(0), Size::Bytes(2 << 30), Size::Percent(40.0)],
+                reserve: [
+                    Size::Bytes(0),
+                    Size::Bytes(0),
+                    Size::Bytes(2 << 30),
+                    Size::Percent(40.0),
+                ],
                 record: false,
                 record_blocks: 4096,
                 records_kept: 3,
@@ -251,7 +260,8 @@ mod tests {
     fn a_bad_value_names_the_key_the_value_and_the_choice() {
         let message = error("backing:heap");
         assert!(
-            message.contains("backing:heap") && message.contains("auto|stitch|pool|fixed|passthrough"),
+            message.contains("backing:heap")
+                && message.contains("auto|stitch|pool|fixed|passthrough"),
             "{message}"
         );
         let message = error("share:yes");
@@ -260,7 +270,9 @@ mod tests {
         assert!(message.contains("poison+off") && message.contains("off"), "{message}");
         let message = error("ring_events:12");
         assert!(
-            message.contains("ring_events:12") && message.contains("1024") && message.contains("16777216"),
+            message.contains("ring_events:12")
+                && message.contains("1024")
+                && message.contains("16777216"),
             "{message}"
         );
         let message = error("limit:lots");
@@ -284,7 +296,10 @@ mod tests {
             ("persistent=1GiB+step=16777215.9999999TiB", "step=16777215.9999999TiB"),
         ] {
             let message = error(&format!("reserve:{value}"));
-            assert!(message.contains(&format!("reserve:{value}")) && message.contains(named), "{message}");
+            assert!(
+                message.contains(&format!("reserve:{value}")) && message.contains(named),
+                "{message}"
+            );
         }
         assert_eq!(Config::parse("reserve:step=1GiB,reserve:none"), Ok(Config::default()));
     }
@@ -297,21 +312,28 @@ mod tests {
             ("live>1GiB=log+", "METRIC>VALUE"),
         ] {
             let message = error(&format!("alert:{value}"));
-            assert!(message.contains(&format!("alert:{value}")) && message.contains(named), "{message}");
+            assert!(
+                message.contains(&format!("alert:{value}")) && message.contains(named),
+                "{message}"
+            );
         }
         assert_eq!(Config::parse("alert:live>1GiB,alert:none"), Ok(Config::default()));
     }
 
     #[test]
     fn preload_takes_a_mode_and_the_driver_and_no_nonsense() {
-        let preload = |text: &str| Config::parse(&format!("preload:{text}")).map(|config| config.preload);
+        let preload =
+            |text: &str| Config::parse(&format!("preload:{text}")).map(|config| config.preload);
         let of = |mode, driver| Ok(Preload { mode, driver });
         assert_eq!(preload("driver"), of(PreloadMode::Auto, true));
         assert_eq!(preload("driver + manage"), of(PreloadMode::Manage, true));
         assert_eq!(preload("off"), of(PreloadMode::Off, false));
         for wrong in ["manage+observe", "off+driver", "driver+driver", "on", "manage+"] {
             let message = error(&format!("preload:{wrong}"));
-            assert!(message.contains(wrong) && message.contains("auto|manage|observe|off"), "{message}");
+            assert!(
+                message.contains(wrong) && message.contains("auto|manage|observe|off"),
+                "{message}"
+            );
         }
     }
 
@@ -324,8 +346,14 @@ mod tests {
     #[test]
     fn a_wait_that_there_is_not_names_those_that_there_are() {
         let message = error("waits:always");
-        assert!(message.contains("waits:always") && message.contains("off|oom|budget"), "{message}");
-        assert_eq!(Config::parse("slack:64MiB").expect("valid").heap.slack, Some(Size::Bytes(64 << 20)));
+        assert!(
+            message.contains("waits:always") && message.contains("off|oom|budget"),
+            "{message}"
+        );
+        assert_eq!(
+            Config::parse("slack:64MiB").expect("valid").heap.slack,
+            Some(Size::Bytes(64 << 20))
+        );
         assert_eq!(Config::parse("slack:0.5%,slack:none").expect("valid").heap.slack, None);
     }
 }

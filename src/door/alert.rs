@@ -1,4 +1,5 @@
-//! Alerts, tags and checkpoints: what a program hears from the allocator, and what it tells it beside the requests.
+//! Alerts, tags and checkpoints: what a program hears from the allocator, and what it tells it
+//! beside the requests.
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{current, fork, guarded};
@@ -31,11 +32,13 @@ pub struct GruyereAlert {
     pub live: u64,
     /// The most that was ever live.
     pub live_peak: u64,
-    /// How many of this kind (of a threshold: of this one) there were on the device, this one included.
+    /// How many of this kind (of a threshold: of this one) there were on the device, this one
+    /// included.
     pub count: u64,
     /// Alerts that nobody took in time, since the last one that was taken (`gruyere_next_alert`).
     pub lost: u64,
-    /// Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share from 0 to 1.
+    /// Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share
+    /// from 0 to 1.
     pub value: f64,
     /// Of a threshold: its place in `alert:`, from 0 (`gruyere_alert_threshold`).
     pub threshold: u64,
@@ -43,7 +46,8 @@ pub struct GruyereAlert {
 
 impl GruyereAlert {
     fn new(alert: &Alert, lost: u64) -> Self {
-        let Alert { kind, device, asked, reserved, live, live_peak, count, threshold, value } = *alert;
+        let Alert { kind, device, asked, reserved, live, live_peak, count, threshold, value } =
+            *alert;
         let kind = kind as u32;
         let threshold = u64::from(threshold);
         Self { kind, device, asked, reserved, live, live_peak, count, lost, value, threshold }
@@ -51,24 +55,27 @@ impl GruyereAlert {
 }
 
 /// Who is called with an alert, and with what was given for it.
-pub type GruyereAlertCallback = Option<extern "C" fn(alert: *const GruyereAlert, context: *mut c_void)>;
+pub type GruyereAlertCallback =
+    Option<extern "C" fn(alert: *const GruyereAlert, context: *mut c_void)>;
 
 /// The context of a callback, which its registrar says may be used from any thread.
 struct Context(*mut c_void);
 
-// SAFETY: handed back to the registrar's own function only; the contract of gruyere_on_alert lets that be called from any thread.
+// SAFETY: handed back to the registrar's own function only; the contract of gruyere_on_alert lets
+// that be called from any thread.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one before, which may still be running on other
-/// threads when this returns.
+/// Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one
+/// before, which may still be running on other threads when this returns.
 ///
-/// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that throws or goes on (of a threshold: inside
-/// `gruyere_malloc` or `gruyere_mark_step`); so from any thread of the
-/// program that allocates, several at a time. No lock of the allocator is held, and it may allocate and free; but the thread may hold locks
-/// of torch's or of Python's interpreter, or be waited for by one that does: it must not wait for any of these (for Python, take alerts with
-/// `gruyere_next_alert`). It must not throw.
+/// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that
+/// throws or goes on (of a threshold: inside `gruyere_malloc` or `gruyere_mark_step`); so from any
+/// thread of the program that allocates, several at a time. No lock of the allocator is held, and
+/// it may allocate and free; but the thread may hold locks of torch's or of Python's interpreter,
+/// or be waited for by one that does: it must not wait for any of these (for Python, take alerts
+/// with `gruyere_next_alert`). It must not throw.
 ///
 /// 0; -1: this is a forked child.
 #[unsafe(no_mangle)]
@@ -89,8 +96,8 @@ pub extern "C" fn gruyere_on_alert(callback: GruyereAlertCallback, context: *mut
     })
 }
 
-/// Waits up to `milliseconds` for an alert, and writes the oldest that nobody has taken to `*alert`. Alerts are kept from the first call on, the
-/// latest 256.
+/// Waits up to `milliseconds` for an alert, and writes the oldest that nobody has taken to
+/// `*alert`. Alerts are kept from the first call on, the latest 256.
 ///
 /// 1: there was one; 0: there was none; -1: this is a forked child; -2: `alert` is NULL.
 ///
@@ -116,14 +123,20 @@ pub unsafe extern "C" fn gruyere_next_alert(alert: *mut GruyereAlert, millisecon
     })
 }
 
-/// Writes the text of a threshold of `alert:`, the one at place `threshold` from 0, to `text`, with a NUL: as much as fits in `bytes`.
+/// Writes the text of a threshold of `alert:`, the one at place `threshold` from 0, to `text`, with
+/// a NUL: as much as fits in `bytes`.
 ///
-/// The length of the whole text; -1: nothing has been allocated here; -2: there is no such threshold, or `text` is NULL and `bytes` is not 0.
+/// The length of the whole text; -1: nothing has been allocated here; -2: there is no such
+/// threshold, or `text` is NULL and `bytes` is not 0.
 ///
 /// # Safety
 /// `bytes` bytes at `text` may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gruyere_alert_threshold(threshold: u64, text: *mut c_char, bytes: usize) -> c_int {
+pub unsafe extern "C" fn gruyere_alert_threshold(
+    threshold: u64,
+    text: *mut c_char,
+    bytes: usize,
+) -> c_int {
     if text.is_null() && bytes > 0 {
         return GRUYERE_INVALID;
     }
@@ -132,13 +145,16 @@ pub unsafe extern "C" fn gruyere_alert_threshold(threshold: u64, text: *mut c_ch
     }
     guarded(GRUYERE_UNAVAILABLE, || {
         let Some(heap) = current() else { return GRUYERE_UNAVAILABLE };
-        let Some(rule) = usize::try_from(threshold).ok().and_then(|at| heap.settings().alert.get(at)) else {
+        let Some(rule) =
+            usize::try_from(threshold).ok().and_then(|at| heap.settings().alert.get(at))
+        else {
             return GRUYERE_INVALID;
         };
         let whole = rule.threshold.text();
         if bytes > 0 {
             let length = whole.len().min(bytes - 1);
-            // SAFETY: `length` + 1 bytes are inside the caller's room, and `length` inside our text; the two do not overlap.
+            // SAFETY: `length` + 1 bytes are inside the caller's room, and `length` inside our
+            // text; the two do not overlap.
             unsafe {
                 std::ptr::copy_nonoverlapping(whole.as_ptr(), text.cast::<u8>(), length);
                 text.add(length).write(0);
@@ -148,9 +164,11 @@ pub unsafe extern "C" fn gruyere_alert_threshold(threshold: u64, text: *mut c_ch
     })
 }
 
-/// Counts the live block that starts at `pointer` under another lifetime: 0 auto, 1 transient, 2 step, 3 persistent. The block stays where it is.
+/// Counts the live block that starts at `pointer` under another lifetime: 0 auto, 1 transient, 2
+/// step, 3 persistent. The block stays where it is.
 ///
-/// 0; -1: nothing has been allocated here; -2: no such lifetime, or no live block of ours starts there.
+/// 0; -1: nothing has been allocated here; -2: no such lifetime, or no live block of ours starts
+/// there.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_tag(pointer: *mut c_void, lifetime: u8) -> c_int {
     let Some(lifetime) = Lifetime::from_u8(lifetime) else { return GRUYERE_INVALID };
@@ -164,8 +182,9 @@ pub extern "C" fn gruyere_tag(pointer: *mut c_void, lifetime: u8) -> c_int {
     })
 }
 
-/// The program says that memory is low: a checkpoint, the end of an epoch. Gives idle memory back on devices where less than three quarters of
-/// the peak is live and that this call has not trimmed within 30 seconds; the bytes given. Synchronises those devices.
+/// The program says that memory is low: a checkpoint, the end of an epoch. Gives idle memory back
+/// on devices where less than three quarters of the peak is live and that this call has not trimmed
+/// within 30 seconds; the bytes given. Synchronises those devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_checkpoint() -> u64 {
     if fork::is_forked_child() {

@@ -1,6 +1,7 @@
 //! The control API: what a loader, a training script or a tool says and asks, beyond torch's hooks.
 //!
-//! Every function may be called from any thread. In a forked child, or where CUDA is not to be had, each answers its failure value.
+//! Every function may be called from any thread. In a forked child, or where CUDA is not to be had,
+//! each answers its failure value.
 
 use super::torch::{CudaStream, handle};
 use super::{announce, current, fork, guarded, heap, run_file};
@@ -22,10 +23,12 @@ pub const GRUYERE_IO: c_int = -3;
 /// An invariant is broken.
 pub const GRUYERE_BROKEN: c_int = -4;
 
-/// Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin, end, release), 3 both. Until then memory
-/// never passes from stream to stream, and every request asks whether its stream captures.
+/// Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin,
+/// end, release), 3 both. Until then memory never passes from stream to stream, and every request
+/// asks whether its stream captures.
 ///
-/// CUDA is not touched by this: announced early, it is remembered until the first request, and children may still be forked.
+/// CUDA is not touched by this: announced early, it is remembered until the first request, and
+/// children may still be forked.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_announce_hooks(bits: u32) {
     if !fork::is_forked_child() {
@@ -33,9 +36,13 @@ pub extern "C" fn gruyere_announce_hooks(bits: u32) {
     }
 }
 
-/// Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of it. The library may then ask about it and record events on it at any time; of
-/// any other created stream it does so only inside a call that names it, since a call on a destroyed stream is undefined. What a stream that was not announced has freed comes to other streams later: with an event that
-/// its next call records, with one behind all work of the device, or with a synchronisation. It also saves a driver call at each request. Default streams last anyway, and need not be announced.
+/// Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of
+/// it. The library may then ask about it and record events on it at any time; of any other created
+/// stream it does so only inside a call that names it, since a call on a destroyed stream is
+/// undefined. What a stream that was not announced has freed comes to other streams later: with an
+/// event that its next call records, with one behind all work of the device, or with a
+/// synchronisation. It also saves a driver call at each request. Default streams last anyway, and
+/// need not be announced.
 ///
 /// 0; -1: the library cannot work here; -2: there is no such device.
 #[unsafe(no_mangle)]
@@ -51,10 +58,13 @@ pub extern "C" fn gruyere_stream_lasts(device: c_int, stream: CudaStream) -> c_i
     })
 }
 
-/// `stream` of `device` is about to be destroyed: what it has freed gets its event now, and its handle is not used again. Call it before the stream is destroyed, while nothing is
-/// allocated or recorded on it; for streams that were announced ([`gruyere_stream_lasts`]) it must be called, for any other it may be.
+/// `stream` of `device` is about to be destroyed: what it has freed gets its event now, and its
+/// handle is not used again. Call it before the stream is destroyed, while nothing is allocated or
+/// recorded on it; for streams that were announced ([`gruyere_stream_lasts`]) it must be called,
+/// for any other it may be.
 ///
-/// 0, also of a stream that is not known; -1: the library cannot work here; -2: there is no such device.
+/// 0, also of a stream that is not known; -1: the library cannot work here; -2: there is no such
+/// device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_stream_ends(device: c_int, stream: CudaStream) -> c_int {
     if fork::is_forked_child() {
@@ -78,7 +88,8 @@ fn stream_answer(result: Result<(), Error>) -> c_int {
     }
 }
 
-/// Tags the calling thread's next requests: 0 auto, 1 transient, 2 step, 3 persistent. Tags nest, up to 31.
+/// Tags the calling thread's next requests: 0 auto, 1 transient, 2 step, 3 persistent. Tags nest,
+/// up to 31.
 ///
 /// 0, or -2: no such lifetime, or too many tags are open.
 #[unsafe(no_mangle)]
@@ -108,8 +119,9 @@ pub extern "C" fn gruyere_mark_step() {
     }
 }
 
-/// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the beginning of 1 and 2, memory that they have not
-/// needed before goes back to the device; 0 ends them. Cheap while nothing lies idle, and never waits for the device.
+/// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the
+/// beginning of 1 and 2, memory that they have not needed before goes back to the device; 0 ends
+/// them. Cheap while nothing lies idle, and never waits for the device.
 ///
 /// 0; -1: the library has not allocated anything here; -2: no such phase.
 #[unsafe(no_mangle)]
@@ -139,7 +151,8 @@ pub extern "C" fn gruyere_trim() -> u64 {
 /// The version of [`GruyereStats`] that this header describes.
 pub const GRUYERE_STATS_VERSION: u32 = 2;
 
-/// Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end only.
+/// Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end
+/// only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GruyereStats {
@@ -183,10 +196,11 @@ pub struct GruyereStats {
     pub events_queried: u64,
     /// Live blocks as they were asked for. Here begins what version 2 has added.
     pub requested: u64,
-    /// The largest request that what is held could satisfy, once the work on what was freed is done. Whole free pages count wherever they
-    /// lie, where they can move.
+    /// The largest request that what is held could satisfy, once the work on what was freed is
+    /// done. Whole free pages count wherever they lie, where they can move.
     pub largest_request: u64,
-    /// The largest request that could be satisfied if the ceiling is reached for it (others on the device may have taken some of that).
+    /// The largest request that could be satisfied if the ceiling is reached for it (others on the
+    /// device may have taken some of that).
     pub largest_request_growing: u64,
     /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off.
     pub request_p99: u64,
@@ -213,7 +227,8 @@ pub unsafe extern "C" fn gruyere_stats(device: c_int, stats: *mut GruyereStats) 
     if stats.is_null() {
         return GRUYERE_INVALID;
     }
-    // SAFETY: the caller's promise; read as a plain word, since an older caller's struct may be shorter than ours.
+    // SAFETY: the caller's promise; read as a plain word, since an older caller's struct may be
+    // shorter than ours.
     let room = unsafe { stats.cast::<u32>().read() } as usize;
     if room < 8 {
         return GRUYERE_INVALID;
@@ -255,9 +270,14 @@ pub unsafe extern "C" fn gruyere_stats(device: c_int, stats: *mut GruyereStats) 
             external_fragmentation: numbers.external_fragmentation(),
             internal_fragmentation: numbers.internal_fragmentation(),
         };
-        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the two do not overlap.
+        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the
+        // two do not overlap.
         unsafe {
-            std::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), stats.cast::<u8>(), written)
+            std::ptr::copy_nonoverlapping(
+                (&raw const answer).cast::<u8>(),
+                stats.cast::<u8>(),
+                written,
+            )
         };
         GRUYERE_OK
     })
@@ -265,7 +285,8 @@ pub unsafe extern "C" fn gruyere_stats(device: c_int, stats: *mut GruyereStats) 
 
 /// Writes a dump for people to the file `path`.
 ///
-/// 0; -1: the library has not allocated anything here; -2: `path` is NULL; -3: the file could not be written (the log says why).
+/// 0; -1: the library has not allocated anything here; -2: `path` is NULL; -3: the file could not
+/// be written (the log says why).
 ///
 /// # Safety
 /// `path` is NULL or a NUL-terminated string.
@@ -293,7 +314,8 @@ pub unsafe extern "C" fn gruyere_dump(path: *const c_char) -> c_int {
     })
 }
 
-/// Walks every page and block and holds the books against the driver's. For tests: no other thread may be allocating.
+/// Walks every page and block and holds the books against the driver's. For tests: no other thread
+/// may be allocating.
 ///
 /// 0; -1: the library has not allocated anything here; -4: something is broken (the log says what).
 #[unsafe(no_mangle)]

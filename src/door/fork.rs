@@ -1,7 +1,8 @@
 //! Knowing that this process is a forked child.
 //!
-//! A child of `fork` has the parent's memory but not its threads (a lock may be held for good) and not its CUDA. So every
-//! entry of the library asks [`is_forked_child`] first and returns at once; DataLoader workers free inherited tensors that way.
+//! A child of `fork` has the parent's memory but not its threads (a lock may be held for good) and
+//! not its CUDA. So every entry of the library asks [`is_forked_child`] first and returns at once;
+//! DataLoader workers free inherited tensors that way.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// ```text
 /// state   meaning                     changed by
-/// false   the process that watches    -> true: the atfork handler, in a child, before any code of the child runs
+/// false   the process that watches    -> true: the atfork handler, in a child, before any code of
+///                                     the child runs
 /// true    a child of it               never again; its own children inherit it
 /// ```
 ///
@@ -19,17 +21,19 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// From now on, children of this process know what they are. Any number of calls is fine.
 ///
-/// Call this when the first state comes into being that a child must not touch (the driver, the record), not when the library
-/// is loaded: a child forked before that is free to use the library itself.
+/// Call this when the first state comes into being that a child must not touch (the driver, the
+/// record), not when the library is loaded: a child forked before that is free to use the library
+/// itself.
 pub fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler is a function of this library, which is never unloaded (`-z nodelete`). The only error is
-        // ENOMEM, before which there is nothing better to do.
+        // SAFETY: the handler is a function of this library, which is never unloaded
+        // (`-z nodelete`). The only error is ENOMEM, before which there is nothing better to do.
         let code = unsafe { libc::pthread_atfork(None, None, Some(mark_child)) };
         if code != 0 {
             log::warn!(
-                "pthread_atfork failed (errno {code}): forked children must not use inherited tensors"
+                "pthread_atfork failed (errno {code}): forked children must not use inherited \
+                 tensors"
             );
         }
     });

@@ -1,8 +1,9 @@
 //! The history of blocks, for a loader that answers torch's `_record_memory_history`.
 //!
-//! While it is on, every malloc and free adds an entry under one lock (some hundred nanoseconds); off, it costs nothing. Nothing here ever
-//! calls back or takes a lock of Python's: where a block came from is the number that the calling thread set with
-//! [`gruyere_history_context`], which the loader turns into a stack.
+//! While it is on, every malloc and free adds an entry under one lock (some hundred nanoseconds);
+//! off, it costs nothing. Nothing here ever calls back or takes a lock of Python's: where a block
+//! came from is the number that the calling thread set with [`gruyere_history_context`], which the
+//! loader turns into a stack.
 
 use super::{current, fork, guarded, heap};
 use crate::heap::report::history::{self, Collected};
@@ -10,8 +11,8 @@ use std::ffi::c_int;
 
 use super::control::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
 
-/// Begins to note mallocs and frees: the latest `entries` of them, and where each live block came from (0 entries: only that). `clear` other
-/// than 0 forgets what was noted before.
+/// Begins to note mallocs and frees: the latest `entries` of them, and where each live block came
+/// from (0 entries: only that). `clear` other than 0 forgets what was noted before.
 ///
 /// 0; -1: the library cannot work here.
 #[unsafe(no_mangle)]
@@ -38,7 +39,8 @@ pub extern "C" fn gruyere_history_stop() {
     }
 }
 
-/// The calling thread's requests are noted with this number from now on; 0: with none. The number that it was before.
+/// The calling thread's requests are noted with this number from now on; 0: with none. The number
+/// that it was before.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_history_context(context: u64) -> u64 {
     history::set_context(context)
@@ -51,8 +53,8 @@ pub const GRUYERE_HISTORY_VERSION: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereHistoryEntry {
-    /// 0: alloc; 1: free requested; 2: free completed; 3: a span from the driver; 4: it goes back; 5: out of memory; 6: pages are mapped
-    /// here now; 7: they belong here no more.
+    /// 0: alloc; 1: free requested; 2: free completed; 3: a span from the driver; 4: it goes back;
+    /// 5: out of memory; 6: pages are mapped here now; 7: they belong here no more.
     pub action: u32,
     /// The device.
     pub device: u32,
@@ -82,7 +84,8 @@ pub struct GruyereOrigin {
     pub room: u32,
 }
 
-/// What was noted. Later versions add fields at the end of each struct only: step through the arrays by the sizes given here.
+/// What was noted. Later versions add fields at the end of each struct only: step through the
+/// arrays by the sizes given here.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereHistory {
@@ -171,7 +174,8 @@ pub extern "C" fn gruyere_history() -> *mut GruyereHistory {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_history_free(history: *mut GruyereHistory) {
     if !history.is_null() {
-        // SAFETY: the caller's promise; `gruyere_history` made it from a box of `Held`, whose first field the struct is.
+        // SAFETY: the caller's promise; `gruyere_history` made it from a box of `Held`, whose first
+        // field the struct is.
         let held = unsafe { Box::from_raw(history.cast::<Held>()) };
         guarded((), || drop(held));
     }
@@ -195,14 +199,18 @@ pub struct GruyereOutOfMemory {
     pub free: u64,
 }
 
-/// Writes the latest out-of-memory to `*out`, of which `size` bytes may be written; as much as fits.
+/// Writes the latest out-of-memory to `*out`, of which `size` bytes may be written; as much as
+/// fits.
 ///
 /// The bytes written; 0: there was none.
 ///
 /// # Safety
 /// `out` may be written, `size` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gruyere_latest_out_of_memory(out: *mut GruyereOutOfMemory, size: usize) -> usize {
+pub unsafe extern "C" fn gruyere_latest_out_of_memory(
+    out: *mut GruyereOutOfMemory,
+    size: usize,
+) -> usize {
     if out.is_null() || fork::is_forked_child() {
         return 0;
     }
@@ -217,8 +225,15 @@ pub unsafe extern "C" fn gruyere_latest_out_of_memory(out: *mut GruyereOutOfMemo
             free: report.free.unwrap_or(u64::MAX),
         };
         let written = size.min(size_of::<GruyereOutOfMemory>());
-        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the two do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), out.cast::<u8>(), written) };
+        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the
+        // two do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                (&raw const answer).cast::<u8>(),
+                out.cast::<u8>(),
+                written,
+            )
+        };
         written
     })
 }

@@ -1,4 +1,5 @@
-//! What a loader needs beyond torch's hooks: its settings checked before they count, and the library behind torch's own allocator.
+//! What a loader needs beyond torch's hooks: its settings checked before they count, and the
+//! library behind torch's own allocator.
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK};
 use super::torch::{CudaStream, handle};
@@ -7,13 +8,14 @@ use crate::config::Config;
 use crate::heap::Error;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a NUL-terminated text, cut to `room` bytes. Does
-/// not touch CUDA, and changes nothing.
+/// Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a
+/// NUL-terminated text, cut to `room` bytes. Does not touch CUDA, and changes nothing.
 ///
 /// 0; -2: something is wrong, or `settings` is NULL or not UTF-8.
 ///
 /// # Safety
-/// `settings` is NULL or a NUL-terminated string; `message` is NULL, or `room` bytes there may be written.
+/// `settings` is NULL or a NUL-terminated string; `message` is NULL, or `room` bytes there may be
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_check_configuration(
     settings: *const c_char,
@@ -28,7 +30,9 @@ pub unsafe extern "C" fn gruyere_check_configuration(
             let text = unsafe { CStr::from_ptr(settings) };
             text.to_str().map_err(|error| format!("not valid UTF-8: {error}"))
         };
-        let Err(reason) = text.and_then(|text| Config::parse(text).map_err(|error| error.to_string())) else {
+        let Err(reason) =
+            text.and_then(|text| Config::parse(text).map_err(|error| error.to_string()))
+        else {
             return GRUYERE_OK;
         };
         if !message.is_null() && room > 0 {
@@ -37,7 +41,8 @@ pub unsafe extern "C" fn gruyere_check_configuration(
                 end -= 1;
             }
             let bytes = &reason.as_bytes()[..end];
-            // SAFETY: at most room - 1 bytes and a NUL, by the caller's promise; `bytes` is our own.
+            // SAFETY: at most room - 1 bytes and a NUL, by the caller's promise; `bytes` is our
+            // own.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), message.cast::<u8>(), bytes.len());
                 message.add(bytes.len()).write(0);
@@ -47,10 +52,15 @@ pub unsafe extern "C" fn gruyere_check_configuration(
     })
 }
 
-/// As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front: it asks for whole segments, and NULL is the
-/// answer that makes it give back what it caches, ask again, and raise its own out-of-memory in the end. Never throws.
+/// As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front:
+/// it asks for whole segments, and NULL is the answer that makes it give back what it caches, ask
+/// again, and raise its own out-of-memory in the end. Never throws.
 #[unsafe(no_mangle)]
-pub extern "C" fn gruyere_segment_malloc(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
+pub extern "C" fn gruyere_segment_malloc(
+    size: isize,
+    device: c_int,
+    stream: CudaStream,
+) -> *mut c_void {
     if fork::is_forked_child() || size == 0 {
         return std::ptr::null_mut();
     }
@@ -65,7 +75,8 @@ pub extern "C" fn gruyere_segment_malloc(size: isize, device: c_int, stream: Cud
             Ok(address) => address as *mut c_void,
             Err(Error::OutOfMemory(report)) => {
                 log::info!(
-                    "a segment of {bytes} bytes was refused, torch gives back what it caches and asks again: {report}"
+                    "a segment of {bytes} bytes was refused, torch gives back what it caches and \
+                     asks again: {report}"
                 );
                 std::ptr::null_mut()
             }

@@ -1,4 +1,6 @@
-//! How callers come in: torch's hooks ([`torch`]), its own interface ([`native`]), any program's CUDA calls ([`preload`]), the control API ([`control`]), and the one heap of the process behind both.
+//! How callers come in: torch's hooks ([`torch`]), its own interface ([`native`]), any program's
+//! CUDA calls ([`preload`]), the control API ([`control`]), and the one heap of the process behind
+//! both.
 
 pub mod alert;
 pub mod control;
@@ -36,8 +38,10 @@ struct Installed {
 ///
 /// ```text
 ///   null   -> heap    the first entry that needs it (under INIT), or install()
-///   heap   -> heap'   install() only: tests and the bench; the old heap is never freed, since a thread may still be in it
-///   heap   -> null    the atfork handler, in a child: the hot paths need not ask whether they are in one
+///   heap   -> heap'   install() only: tests and the bench; the old heap is never freed, since a
+///                     thread may still be in it
+///   heap   -> null    the atfork handler, in a child: the hot paths need not ask whether they are
+///                     in one
 /// ```
 static HEAP: AtomicPtr<Installed> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -95,7 +99,8 @@ fn make() -> Result<&'static Heap, String> {
         return Err(failure.clone());
     }
     logging::init();
-    // Without the lock: this takes the loader's, which a thread may hold whose library allocates as it is loaded, and waits for ours.
+    // Without the lock: this takes the loader's, which a thread may hold whose library allocates as
+    // it is loaded, and waits for ours.
     let found = Config::from_env().map_err(|error| error.to_string()).and_then(|config| {
         config.warn_of_dropped_keys();
         if is_only_watched() {
@@ -147,7 +152,8 @@ fn attach_profiler(config: &Config) {
     }
 }
 
-/// Runs `body`, a function of the program's, in the middle of a call of the library's: what it allocates and frees is the program's again.
+/// Runs `body`, a function of the program's, in the middle of a call of the library's: what it
+/// allocates and frees is the program's again.
 fn as_the_program(body: impl FnOnce()) {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     let _outside = preload::inside::leave();
@@ -187,8 +193,9 @@ fn publish(heap: Heap, config: Config) -> &'static Heap {
     &installed.heap
 }
 
-/// Puts a heap over `driver`, configured by `conf` (as `GRUYERE_CONF`), in the place of the process's. The old one is shut down: nobody
-/// may be using it or its blocks. For tests and the bench.
+/// Puts a heap over `driver`, configured by `conf` (as `GRUYERE_CONF`), in the place of the
+/// process's. The old one is shut down: nobody may be using it or its blocks. For tests and the
+/// bench.
 ///
 /// # Errors
 /// What is wrong with `conf`, or why the driver cannot be used.
@@ -204,8 +211,8 @@ pub fn install(driver: Arc<dyn Driver>, conf: &str) -> Result<&'static Heap, Str
     Ok(publish(heap, config))
 }
 
-/// A normal exit takes the record's file away. Blocks may still be freed afterwards: static destructors and what Python
-/// leaves to the last; so nothing else is torn down.
+/// A normal exit takes the record's file away. Blocks may still be freed afterwards: static
+/// destructors and what Python leaves to the last; so nothing else is torn down.
 fn close_at_exit() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     extern "C" fn close() {
@@ -222,11 +229,13 @@ fn close_at_exit() {
         }
     }
     ONCE.call_once(|| {
-        // SAFETY: the handler is a function of this library, which is never unloaded (`-z nodelete`).
+        // SAFETY: the handler is a function of this library, which is never unloaded
+        // (`-z nodelete`).
         let code = unsafe { libc::atexit(close) };
         if code != 0 {
             log::warn!(
-                "atexit failed: the record will be left in /dev/shm at exit, for `gruyere ps --sweep`"
+                "atexit failed: the record will be left in /dev/shm at exit, for `gruyere ps \
+                 --sweep`"
             );
         }
     });

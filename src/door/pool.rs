@@ -1,7 +1,8 @@
 //! Named pools for C and Python: memory that is given back whole.
 //!
-//! Every function may be called from any thread. In a forked child each answers [`GRUYERE_UNAVAILABLE`]. What was wrong is told in words
-//! by [`gruyere_last_error`], on the thread that called.
+//! Every function may be called from any thread. In a forked child each answers
+//! [`GRUYERE_UNAVAILABLE`]. What was wrong is told in words by [`gruyere_last_error`], on the
+//! thread that called.
 
 use super::control::{GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{fork, guarded, heap};
@@ -41,7 +42,10 @@ fn refuse(error: &PoolError) -> c_int {
 /// Runs `body` with the heap, made if need be.
 fn with_heap(body: impl FnOnce(&Heap) -> Result<(), PoolError>) -> c_int {
     if fork::is_forked_child() {
-        return fail(GRUYERE_UNAVAILABLE, "a forked child cannot use CUDA; start it with spawn".to_owned());
+        return fail(
+            GRUYERE_UNAVAILABLE,
+            "a forked child cannot use CUDA; start it with spawn".to_owned(),
+        );
     }
     guarded(GRUYERE_BROKEN, || match heap() {
         Err(reason) => fail(GRUYERE_UNAVAILABLE, reason),
@@ -52,8 +56,8 @@ fn with_heap(body: impl FnOnce(&Heap) -> Result<(), PoolError>) -> c_int {
     })
 }
 
-/// Copies what was wrong with this thread's latest failed call about pools to `message`, as a NUL-terminated text cut to `room` bytes. The
-/// bytes that the whole text has.
+/// Copies what was wrong with this thread's latest failed call about pools to `message`, as a
+/// NUL-terminated text cut to `room` bytes. The bytes that the whole text has.
 ///
 /// # Safety
 /// `message` is NULL, or `room` bytes there may be written.
@@ -76,11 +80,13 @@ pub unsafe extern "C" fn gruyere_last_error(message: *mut c_char, room: usize) -
     })
 }
 
-/// Makes the pool called `name` (UTF-8, 1 to 128 bytes) on `device`, or finds the one that there is, and writes its key to `*pool`. `reserve`
-/// bytes are mapped for it at once and stay; of a pool that there is, the reserve is raised to that. `limit` is a ceiling on the bytes
-/// that may be live in it, 0 for none of its own (or no change).
+/// Makes the pool called `name` (UTF-8, 1 to 128 bytes) on `device`, or finds the one that there
+/// is, and writes its key to `*pool`. `reserve` bytes are mapped for it at once and stay; of a pool
+/// that there is, the reserve is raised to that. `limit` is a ceiling on the bytes that may be live
+/// in it, 0 for none of its own (or no change).
 ///
-/// 0; -1: the library cannot work here; -2: an argument is wrong; -6: the memory cannot be had. `gruyere_last_error` says why.
+/// 0; -1: the library cannot work here; -2: an argument is wrong; -6: the memory cannot be had.
+/// `gruyere_last_error` says why.
 ///
 /// # Safety
 /// `name` is NULL or a NUL-terminated string; `pool` is NULL or may be written.
@@ -93,7 +99,10 @@ pub unsafe extern "C" fn gruyere_pool_create(
     pool: *mut u64,
 ) -> c_int {
     if name.is_null() || pool.is_null() {
-        return fail(GRUYERE_INVALID, "no name, or nowhere to write the pool's key to (NULL)".to_owned());
+        return fail(
+            GRUYERE_INVALID,
+            "no name, or nowhere to write the pool's key to (NULL)".to_owned(),
+        );
     }
     // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(name) };
@@ -101,15 +110,17 @@ pub unsafe extern "C" fn gruyere_pool_create(
         return refuse(&PoolError::Name(name.to_string_lossy().into_owned()));
     };
     with_heap(|heap| {
-        let key = heap.pool_create(name, i64::from(device), reserve, (limit > 0).then_some(limit))?;
+        let key =
+            heap.pool_create(name, i64::from(device), reserve, (limit > 0).then_some(limit))?;
         // SAFETY: not NULL, and the caller's promise.
         unsafe { pool.write(key.0) };
         Ok(())
     })
 }
 
-/// Sends the calling thread's next requests on the pool's device to the pool. Pools nest, up to 16 on a thread; the innermost of a device
-/// counts. What a captured CUDA graph allocates goes to the graph's own memory all the same.
+/// Sends the calling thread's next requests on the pool's device to the pool. Pools nest, up to 16
+/// on a thread; the innermost of a device counts. What a captured CUDA graph allocates goes to the
+/// graph's own memory all the same.
 ///
 /// 0; -1; -2: no such pool, or too many.
 #[unsafe(no_mangle)]
@@ -117,7 +128,8 @@ pub extern "C" fn gruyere_pool_enter(pool: u64) -> c_int {
     with_heap(|heap| heap.pool_enter(PoolKey(pool)))
 }
 
-/// Ends the calling thread's latest `gruyere_pool_enter`, which must have been of this pool; it may be destroyed since.
+/// Ends the calling thread's latest `gruyere_pool_enter`, which must have been of this pool; it may
+/// be destroyed since.
 ///
 /// 0; -1; -2: the thread has entered another last, or none.
 #[unsafe(no_mangle)]
@@ -125,11 +137,13 @@ pub extern "C" fn gruyere_pool_leave(pool: u64) -> c_int {
     with_heap(|heap| heap.pool_leave(PoolKey(pool)))
 }
 
-/// Gives all memory of the pool back to the device at once, and writes the bytes to `*given` (where it is not NULL). The device is synchronised
-/// first, so that no work uses it. The pool can be used again; its reserve is gone.
+/// Gives all memory of the pool back to the device at once, and writes the bytes to `*given` (where
+/// it is not NULL). The device is synchronised first, so that no work uses it. The pool can be used
+/// again; its reserve is gone.
 ///
-/// 0; -1; -2: no such pool; -5: blocks are live in it (`gruyere_pool_blocks` tells which), and nothing has been done; -6: the driver did not
-/// take everything back, and gets it at the next trim; -7: not during a capture.
+/// 0; -1; -2: no such pool; -5: blocks are live in it (`gruyere_pool_blocks` tells which), and
+/// nothing has been done; -6: the driver did not take everything back, and gets it at the next
+/// trim; -7: not during a capture.
 ///
 /// # Safety
 /// `given` is NULL or may be written.
@@ -139,7 +153,8 @@ pub unsafe extern "C" fn gruyere_pool_release(pool: u64, given: *mut u64) -> c_i
     with_heap(|heap| heap.pool_release(PoolKey(pool)).map(|bytes| unsafe { write(given, bytes) }))
 }
 
-/// As `gruyere_pool_release`, and forgets the pool: its key is good for nothing but `gruyere_pool_leave` from then on.
+/// As `gruyere_pool_release`, and forgets the pool: its key is good for nothing but
+/// `gruyere_pool_leave` from then on.
 ///
 /// # Safety
 /// `given` is NULL or may be written.
@@ -158,7 +173,8 @@ unsafe fn write<T>(place: *mut T, value: T) {
     }
 }
 
-/// Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end only.
+/// Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end
+/// only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyerePoolStats {
@@ -188,7 +204,8 @@ pub struct GruyerePoolStats {
 /// `stats` is NULL, or `stats->size` bytes there may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_pool_stats(pool: u64, stats: *mut GruyerePoolStats) -> c_int {
-    // SAFETY: the caller's promise; read as a plain word, since an older caller's struct may be shorter than ours.
+    // SAFETY: the caller's promise; read as a plain word, since an older caller's struct may be
+    // shorter than ours.
     let room = if stats.is_null() { 0 } else { (unsafe { stats.cast::<u32>().read() }) as usize };
     if room < 8 {
         return fail(GRUYERE_INVALID, "stats is NULL, or its size is less than 8".to_owned());
@@ -206,9 +223,14 @@ pub unsafe extern "C" fn gruyere_pool_stats(pool: u64, stats: *mut GruyerePoolSt
             live_blocks: numbers.live_blocks,
             pending: numbers.pending,
         };
-        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the two do not overlap.
+        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the
+        // two do not overlap.
         unsafe {
-            std::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), stats.cast::<u8>(), written)
+            std::ptr::copy_nonoverlapping(
+                (&raw const answer).cast::<u8>(),
+                stats.cast::<u8>(),
+                written,
+            )
         };
         Ok(())
     })
@@ -226,7 +248,8 @@ pub struct GruyerePoolBlock {
     pub step: i64,
 }
 
-/// Writes the largest live blocks of a pool to `blocks`, at most `room` of them, and their number to `*count`.
+/// Writes the largest live blocks of a pool to `blocks`, at most `room` of them, and their number
+/// to `*count`.
 ///
 /// 0; -1; -2: no such pool, or a NULL.
 ///
@@ -246,7 +269,8 @@ pub unsafe extern "C" fn gruyere_pool_blocks(
         let found = heap.pool_blocks(PoolKey(pool), room as usize)?;
         for (at, block) in found.iter().enumerate() {
             let step = block.step.map_or(-1, i64::from);
-            let block = GruyerePoolBlock { address: block.address, requested: block.requested, step };
+            let block =
+                GruyerePoolBlock { address: block.address, requested: block.requested, step };
             // SAFETY: `found` has no more than `room` blocks, for which the caller promises space.
             unsafe { blocks.add(at).write(block) };
         }

@@ -1,12 +1,14 @@
 //! Raising torch's own exceptions: `torch.OutOfMemoryError` from `gruyere_malloc`.
 //!
-//! torch takes a NULL from an allocator for an address, so an out-of-memory must be a C++ exception, and Python programs
-//! catch `torch.OutOfMemoryError`, so it must be `c10::OutOfMemoryError`. This library has no C++ and is not linked to torch:
-//! everything is looked up in the process by `dlsym` at the moment of need, the way g++ would have compiled
+//! torch takes a NULL from an allocator for an address, so an out-of-memory must be a C++
+//! exception, and Python programs catch `torch.OutOfMemoryError`, so it must be
+//! `c10::OutOfMemoryError`. This library has no C++ and is not linked to torch: everything is
+//! looked up in the process by `dlsym` at the moment of need, the way g++ would have compiled
 //! `throw c10::OutOfMemoryError(location, message)` (Itanium C++ ABI, "Throwing an Exception").
 //!
-//! Frames between here and torch must be Rust ones or `extern "C-unwind"`, and hold no lock and nothing with a destructor.
-//! None of them may be `catch_unwind`'s: it aborts the process on an exception that is not Rust's.
+//! Frames between here and torch must be Rust ones or `extern "C-unwind"`, and hold no lock and
+//! nothing with a destructor. None of them may be `catch_unwind`'s: it aborts the process on an
+//! exception that is not Rust's.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -25,37 +27,41 @@ const FILE: &CStr = c"gruyere";
 
 /// Raises `torch.OutOfMemoryError(message)`: unwinds into torch, which hands it to Python.
 ///
-/// `message` should start with "CUDA out of memory. Tried to allocate": tools look for that. It is dropped before the throw.
-/// Where torch has no such class (or the architecture's object layout has not been tried) it is a `RuntimeError` with the same
-/// text. Returns only where the process has no torch.
+/// `message` should start with "CUDA out of memory. Tried to allocate": tools look for that. It is
+/// dropped before the throw. Where torch has no such class (or the architecture's object layout has
+/// not been tried) it is a `RuntimeError` with the same text. Returns only where the process has no
+/// torch.
 pub fn raise_out_of_memory(message: String) -> Unraisable {
     let message = c_string(message);
     #[cfg(target_arch = "x86_64")]
     if let Some(exception) = cxx::out_of_memory(&message) {
         drop(message);
-        // SAFETY: `exception` is fresh and thrown once; nothing with a destructor is live in this frame.
+        // SAFETY: `exception` is fresh and thrown once; nothing with a destructor is live in this
+        // frame.
         unsafe { exception.throw() }
     }
     raise_check_failure(message)
 }
 
-/// Raises `RuntimeError(message)`, for errors that are not about memory (a bad `GRUYERE_CONF`). Returns only where the process
-/// has no torch.
+/// Raises `RuntimeError(message)`, for errors that are not about memory (a bad `GRUYERE_CONF`).
+/// Returns only where the process has no torch.
 pub fn raise_runtime_error(message: String) -> Unraisable {
     raise_check_failure(c_string(message))
 }
 
 /// torch's own `TORCH_CHECK(false, message)`, present in every version.
 fn raise_check_failure(message: CString) -> Unraisable {
-    type TorchCheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
+    type TorchCheckFail =
+        unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
     let address = symbol(c"_ZN3c106detail14torchCheckFailEPKcS2_jS2_");
     if address.is_null() {
         return Unraisable { message: message.to_string_lossy().into_owned() };
     }
     let text = Buffer::fill(&message);
     drop(message);
-    // SAFETY: the symbol names this very function (its arguments are mangled into the name). The strings are
-    // NUL-terminated, static or this thread's, and it copies them. Nothing with a destructor is live in this frame.
+    // SAFETY: the symbol names this very function (its arguments are mangled into the name). The
+    // strings are NUL-terminated, static or this thread's, and it copies them. Nothing with a
+    // destructor is live in this frame.
     unsafe {
         let fail: TorchCheckFail = std::mem::transmute(address);
         fail(FUNCTION.as_ptr(), FILE.as_ptr(), 0, text)
@@ -70,7 +76,8 @@ impl Buffer {
     fn fill(message: &CStr) -> *const c_char {
         thread_local!(static BUFFER: Buffer = const { Buffer(UnsafeCell::new([0; 4096])) });
         BUFFER.with(|buffer| {
-            // SAFETY: this thread's own, and no reference to it outlives this block: only the pointer leaves.
+            // SAFETY: this thread's own, and no reference to it outlives this block: only the
+            // pointer leaves.
             let bytes = unsafe { &mut *buffer.0.get() };
             let length = message.count_bytes().min(bytes.len() - 1);
             bytes[..length].copy_from_slice(&message.to_bytes()[..length]);
@@ -80,7 +87,8 @@ impl Buffer {
     }
 }
 
-/// The message as C has it; a NUL inside (there is none in our own) would end it, so it becomes a space.
+/// The message as C has it; a NUL inside (there is none in our own) would end it, so it becomes a
+/// space.
 fn c_string(message: String) -> CString {
     CString::new(message)
         .or_else(|error| {
@@ -91,11 +99,12 @@ fn c_string(message: String) -> CString {
         .unwrap_or_default()
 }
 
-/// Looks a symbol of torch or of its C++ runtime up: in the global scope (interposers come first, as they do for torch
-/// itself), then in what Python has loaded privately. Never loads anything.
+/// Looks a symbol of torch or of its C++ runtime up: in the global scope (interposers come first,
+/// as they do for torch itself), then in what Python has loaded privately. Never loads anything.
 fn symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: dlsym and dlopen read NUL-terminated strings. RTLD_NOLOAD handles are of libraries that are loaded already; torch is
-    // never unloaded, and the reference that each handle holds is leaked, so it could not be.
+    // SAFETY: dlsym and dlopen read NUL-terminated strings. RTLD_NOLOAD handles are of libraries
+    // that are loaded already; torch is never unloaded, and the reference that each handle holds is
+    // leaked, so it could not be.
     unsafe {
         let address = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
         if !address.is_null() {
@@ -115,7 +124,8 @@ fn symbol(name: &CStr) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Building a `c10::OutOfMemoryError` by hand. Seen to work with the x86-64 wheels of torch 2.4.1 to 2.15.0.
+/// Building a `c10::OutOfMemoryError` by hand. Seen to work with the x86-64 wheels of torch 2.4.1
+/// to 2.15.0.
 #[cfg(target_arch = "x86_64")]
 mod cxx {
     use super::*;
@@ -136,12 +146,15 @@ mod cxx {
     struct CxxString([usize; 4]);
 
     type AllocateException = unsafe extern "C-unwind" fn(usize) -> *mut c_void;
-    type StringFromChars = unsafe extern "C-unwind" fn(*mut CxxString, *const c_char, *const c_void);
+    type StringFromChars =
+        unsafe extern "C-unwind" fn(*mut CxxString, *const c_char, *const c_void);
     type StringDestructor = unsafe extern "C-unwind" fn(*mut CxxString);
-    type ErrorConstructor = unsafe extern "C-unwind" fn(*mut c_void, SourceLocation, *mut CxxString);
+    type ErrorConstructor =
+        unsafe extern "C-unwind" fn(*mut c_void, SourceLocation, *mut CxxString);
     type Throw = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void) -> !;
 
-    /// The names of one ABI of `std::string`: its constructor and destructor, and the `c10::Error` that takes it.
+    /// The names of one ABI of `std::string`: its constructor and destructor, and the `c10::Error`
+    /// that takes it.
     struct Abi {
         string: &'static CStr,
         destructor: &'static CStr,
@@ -163,7 +176,8 @@ mod cxx {
         },
     ];
 
-    /// An exception object that waits to be thrown. Has no destructor, so that it may be live when it is.
+    /// An exception object that waits to be thrown. Has no destructor, so that it may be live when
+    /// it is.
     #[derive(Clone, Copy)]
     pub(super) struct Exception {
         object: *mut c_void,
@@ -178,7 +192,8 @@ mod cxx {
         /// # Safety
         /// Once for each exception, from frames that C++ may unwind.
         pub(super) unsafe fn throw(self) -> ! {
-            // SAFETY: the object was allocated by the same runtime and constructed; the destructor is its own.
+            // SAFETY: the object was allocated by the same runtime and constructed; the destructor
+            // is its own.
             unsafe { (self.throw)(self.object, self.type_info, self.destructor) }
         }
     }
@@ -190,14 +205,17 @@ mod cxx {
         let throw = find(c"__cxa_throw")?;
         let type_info = find(c"_ZTIN3c1016OutOfMemoryErrorE")?;
         let vtable = find(c"_ZTVN3c1016OutOfMemoryErrorE")?.cast::<*mut c_void>();
-        let (string, destructor, error) =
-            ABIS.iter().find_map(|abi| Some((find(abi.string)?, find(abi.destructor)?, find(abi.error)?)))?;
-        // SAFETY: each address is of the C++ function whose mangled name spells out the arguments that its Rust type has;
-        // constructors and destructors take `this` first and return nothing. A reference is a pointer, a std::string
-        // passed by value a pointer to the caller's temporary, an allocator an empty object that is never read. The
-        // object has room for any version's OutOfMemoryError, which derives from c10::Error, adds no member and differs by
-        // its vtable pointer alone, the first word. A vtable symbol starts with two words (offset and type) before
-        // the functions, of which the first is the complete destructor.
+        let (string, destructor, error) = ABIS
+            .iter()
+            .find_map(|abi| Some((find(abi.string)?, find(abi.destructor)?, find(abi.error)?)))?;
+        // SAFETY: each address is of the C++ function whose mangled name spells out the arguments
+        // that its Rust type has; constructors and destructors take `this` first and return
+        // nothing. A reference is a pointer, a std::string passed by value a pointer to the
+        // caller's temporary, an allocator an empty object that is never read. The object has room
+        // for any version's OutOfMemoryError, which derives from c10::Error, adds no member and
+        // differs by its vtable pointer alone, the first word. A vtable symbol starts with two
+        // words (offset and type) before the functions, of which the first is the complete
+        // destructor.
         unsafe {
             let allocate: AllocateException = std::mem::transmute(allocate);
             let construct_string: StringFromChars = std::mem::transmute(string);
@@ -208,9 +226,11 @@ mod cxx {
             let mut text = CxxString([0; 4]);
             let allocator = 0usize;
             construct_string(&mut text, message.as_ptr(), (&raw const allocator).cast());
-            let location = SourceLocation { function: FUNCTION.as_ptr(), file: FILE.as_ptr(), line: 0 };
+            let location =
+                SourceLocation { function: FUNCTION.as_ptr(), file: FILE.as_ptr(), line: 0 };
             construct_error(object, location, &mut text);
-            // The constructor took the text and left an empty string, which is the caller's to destroy.
+            // The constructor took the text and left an empty string, which is the caller's to
+            // destroy.
             destroy_string(&mut text);
             *object.cast::<*mut *mut c_void>() = vtable.add(2);
             Some(Exception {

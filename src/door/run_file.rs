@@ -1,5 +1,5 @@
-//! Keeps a run's history on disk, where `history:` names a folder: at exit, at an out-of-memory, and every minute at a step's mark, so that a
-//! run that is killed has its history too.
+//! Keeps a run's history on disk, where `history:` names a folder: at exit, at an out-of-memory,
+//! and every minute at a step's mark, so that a run that is killed has its history too.
 #![deny(unsafe_code)]
 
 use std::io;
@@ -16,7 +16,8 @@ use crate::record::run::Run;
 
 /// Between two writings at steps. One takes about a millisecond.
 const STEPS: Duration = Duration::from_secs(60);
-/// Between two writings at out-of-memories: programs that halve their batch until it fits have many.
+/// Between two writings at out-of-memories: programs that halve their batch until it fits have
+/// many.
 const OUT_OF_MEMORIES: Duration = Duration::from_secs(1);
 
 /// How long the end of a process waits for a thread that is writing.
@@ -77,11 +78,15 @@ fn write(heap: &Heap, folder: &Path, name: Option<&str>) {
     }
 }
 
-/// What the folder that `gruyere run` makes for runs that nobody keeps is called, up to what tells it from others.
+/// What the folder that `gruyere run` makes for runs that nobody keeps is called, up to what tells
+/// it from others.
 pub const TEMPORARY: &str = "gruyere-run-";
 
 fn is_temporary(folder: &Path) -> bool {
-    folder.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(TEMPORARY))
+    folder
+        .file_name()
+        .and_then(|name| name.to_str())
+        .is_some_and(|name| name.starts_with(TEMPORARY))
 }
 
 /// Writes `run` in one piece: a reader finds the old file or the new.

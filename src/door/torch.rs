@@ -1,9 +1,11 @@
 //! torch's hooks: the functions whose addresses go into `torch.cuda.memory.CUDAPluggableAllocator`.
 //!
-//! The signatures are those of torch's headers (2.4 to 2.15). Only [`gruyere_malloc`] ever throws; where it cannot throw torch's own error
-//! it logs and answers NULL. In a forked child every function returns at once.
+//! The signatures are those of torch's headers (2.4 to 2.15). Only [`gruyere_malloc`] ever throws;
+//! where it cannot throw torch's own error it logs and answers NULL. In a forked child every
+//! function returns at once.
 //!
-//! What a call costs, in instructions by step (callgrind on `traces/moe.trace.zst`, record on, `cargo xtask instructions`; the driver's own are left out):
+//! What a call costs, in instructions by step (callgrind on `traces/moe.trace.zst`, record on,
+//! `cargo xtask instructions`; the driver's own are left out):
 //!
 //! | step | small malloc | large malloc | small free | large free |
 //! |---|---:|---:|---:|---:|
@@ -15,11 +17,13 @@
 //! | the record: live bytes, histogram, block map, event | 69 | 82 | 57 | 65 |
 //! | **sum** | **221** | **403** | **205** | **344** |
 //!
-//! On average over the trace that is 264 an operation; requests for which no memory is at hand, growth and moved pages are 58 more, new peaks 14
-//! (`record/src/peaks.rs`), slabs that run full or empty, gauges and low-memory watch 7: 343 in all.
+//! On average over the trace that is 264 an operation; requests for which no memory is at hand,
+//! growth and moved pages are 58 more, new peaks 14 (`record/src/peaks.rs`), slabs that run full or
+//! empty, gauges and low-memory watch 7: 343 in all.
 //!
-//! A request for which no memory is at hand (one malloc in 100) is resolved anew by the slow path, in about 150 instructions. To hand over what the hot path knows
-//! was tried in three ways: it keeps that at hand for every request, which costs each malloc 7 to 10.
+//! A request for which no memory is at hand (one malloc in 100) is resolved anew by the slow path,
+//! in about 150 instructions. To hand over what the hot path knows was tried in three ways: it
+//! keeps that at hand for every request, which costs each malloc 7 to 10.
 
 use super::{current, fork, guarded, heap, oom, raise, run_file};
 use crate::driver::StreamHandle;
@@ -62,11 +66,16 @@ enum Refusal {
 
 /// Allocates `size` bytes on `device`, for use in the order of `stream`. Size 0 answers NULL.
 ///
-/// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process without torch, logs and answers NULL.
+/// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process
+/// without torch, logs and answers NULL.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn gruyere_malloc(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
-    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save. A forked child has no heap. Negative sizes
-    // count as the largest, and are left to the slow path.
+pub extern "C-unwind" fn gruyere_malloc(
+    size: isize,
+    device: c_int,
+    stream: CudaStream,
+) -> *mut c_void {
+    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save. A
+    // forked child has no heap. Negative sizes count as the largest, and are left to the slow path.
     let small = (size as u64).wrapping_sub(1) < SMALL_MAX;
     match current() {
         Some(heap) if heap.is_plain() && small => malloc_hot::<false>(heap, size, device, stream),
@@ -113,13 +122,15 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
     };
     if super::is_only_watched() {
         return Err(Refusal::Other(
-            "gruyere_malloc: this process is only watched (preload:observe), so torch must keep its own allocator: leave out what makes \
-             gruyere torch's allocator (python -m gruyere, GRUYERE_ENABLE, gruyere.enable), or preload:observe"
+            "gruyere_malloc: this process is only watched (preload:observe), so torch must keep \
+             its own allocator: leave out what makes gruyere torch's allocator (python -m gruyere, \
+             GRUYERE_ENABLE, gruyere.enable), or preload:observe"
                 .to_owned(),
         ));
     }
     heap.meet_hooks();
-    heap.malloc(size, i64::from(device), handle(stream)).map_err(|error| refusal(heap, error, handle(stream)))
+    heap.malloc(size, i64::from(device), handle(stream))
+        .map_err(|error| refusal(heap, error, handle(stream)))
 }
 
 #[cold]
@@ -135,7 +146,8 @@ fn refusal(heap: &Heap, error: Error, stream: StreamHandle) -> Refusal {
     }
 }
 
-/// Throws; returns only where there is no torch. No lock is held here, and nothing that must be dropped.
+/// Throws; returns only where there is no torch. No lock is held here, and nothing that must be
+/// dropped.
 #[cold]
 fn refuse(refusal: Refusal) {
     let unraisable = match refusal {
@@ -152,14 +164,21 @@ fn refuse(refusal: Refusal) {
     log::error!("{}", unraisable.message);
 }
 
-/// Frees what [`gruyere_malloc`] gave. `size`, `device` and `stream` are not needed. NULL is fine; what is no live block is counted, logged and
-/// left alone.
+/// Frees what [`gruyere_malloc`] gave. `size`, `device` and `stream` are not needed. NULL is fine;
+/// what is no live block is counted, logged and left alone.
 #[unsafe(no_mangle)]
-pub extern "C" fn gruyere_free(pointer: *mut c_void, _size: isize, _device: c_int, _stream: CudaStream) {
+pub extern "C" fn gruyere_free(
+    pointer: *mut c_void,
+    _size: isize,
+    _device: c_int,
+    _stream: CudaStream,
+) {
     // As in gruyere_malloc. NULL is in no page.
     let Some(heap) = current() else { return free_of_nothing(pointer) };
     match heap.owner(pointer as u64) {
-        Some(Owned::Small(device, shard, slab)) => free_small(heap, device, shard, slab, pointer as u64),
+        Some(Owned::Small(device, shard, slab)) => {
+            free_small(heap, device, shard, slab, pointer as u64)
+        }
         Some(Owned::Large(device, page)) => free_large(heap, device, page, pointer as u64),
         None if pointer.is_null() => {}
         None => free_slowly(heap, pointer as u64),
@@ -195,15 +214,19 @@ extern "C" fn free_of_nothing(pointer: *mut c_void) {
         return;
     }
     guarded((), || {
-        log::error!("gruyere_free({pointer:p}): nothing has been allocated in this process; ignored")
+        log::error!(
+            "gruyere_free({pointer:p}): nothing has been allocated in this process; ignored"
+        )
     });
 }
 
-/// torch's initialisation, with the number of devices. Called with 0 when the allocator object is made.
+/// torch's initialisation, with the number of devices. Called with 0 when the allocator object is
+/// made.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_init(_device_count: c_int) {
     if !fork::is_forked_child() {
-        // Not the moment to touch CUDA: children may still be forked. What is wrong with the configuration is said now.
+        // Not the moment to touch CUDA: children may still be forked. What is wrong with the
+        // configuration is said now.
         guarded((), || {
             crate::config::logging::init();
             match crate::config::Config::from_env() {
@@ -226,7 +249,8 @@ pub extern "C" fn gruyere_reset() {
     }
 }
 
-/// `torch.cuda.set_per_process_memory_fraction()`: caps what is held on `device` at `fraction` of its memory.
+/// `torch.cuda.set_per_process_memory_fraction()`: caps what is held on `device` at `fraction` of
+/// its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
     if fork::is_forked_child() {
@@ -241,8 +265,8 @@ pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
     });
 }
 
-/// The start of the piece of memory that `pointer` lies in, and its bytes in `*size` (where `size` is not NULL). A pointer that is not ours
-/// is answered with itself and 0.
+/// The start of the piece of memory that `pointer` lies in, and its bytes in `*size` (where `size`
+/// is not NULL). A pointer that is not ours is answered with itself and 0.
 ///
 /// # Safety
 /// `size` is NULL or may be written.
@@ -274,10 +298,14 @@ pub extern "C" fn gruyere_record_stream(pointer: *mut c_void, stream: CudaStream
     });
 }
 
-/// A capture into pool `id` is about to begin on a stream of `device`. `filter`, a `std::function` of torch's that tells which stream, is not
-/// needed: the driver is asked.
+/// A capture into pool `id` is about to begin on a stream of `device`. `filter`, a `std::function`
+/// of torch's that tells which stream, is not needed: the driver is asked.
 #[unsafe(no_mangle)]
-pub extern "C" fn gruyere_begin_allocate_to_pool(device: c_int, id: MempoolId, _filter: *mut c_void) {
+pub extern "C" fn gruyere_begin_allocate_to_pool(
+    device: c_int,
+    id: MempoolId,
+    _filter: *mut c_void,
+) {
     pool_hook("gruyere_begin_allocate_to_pool", device, |heap| {
         heap.begin_allocate_to_pool(i64::from(device), id.pair())
     });
@@ -294,7 +322,9 @@ pub extern "C" fn gruyere_end_allocate_to_pool(device: c_int, id: MempoolId) {
 /// The graph that used pool `id` is gone. Its blocks may be freed later.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_release_pool(device: c_int, id: MempoolId) {
-    pool_hook("gruyere_release_pool", device, |heap| heap.release_pool(i64::from(device), id.pair()));
+    pool_hook("gruyere_release_pool", device, |heap| {
+        heap.release_pool(i64::from(device), id.pair())
+    });
 }
 
 fn pool_hook(name: &str, device: c_int, hook: impl FnOnce(&Heap) -> Result<(), Error>) {

@@ -1,7 +1,8 @@
-//! What torch's own functions need to tell the truth: statistics by pool with peaks and resets, and what lies where.
+//! What torch's own functions need to tell the truth: statistics by pool with peaks and resets, and
+//! what lies where.
 //!
-//! Every function may be called from any thread; none is called by torch, so each answers its failure value in a forked child. The Python
-//! package wires them (`gruyere._truth`).
+//! Every function may be called from any thread; none is called by torch, so each answers its
+//! failure value in a forked child. The Python package wires them (`gruyere._truth`).
 
 use super::{current, fork, guarded, heap};
 use crate::heap::pool::capture::PoolId;
@@ -37,8 +38,8 @@ impl From<Stat> for GruyereStat {
 /// The version of [`GruyereTorchStats`] that this header describes.
 pub const GRUYERE_TORCH_STATS_VERSION: u32 = 1;
 
-/// What `torch.cuda.memory_stats` tells. The arrays are by pool: all, blocks of up to 1 MiB, larger ones. Later versions add fields at the
-/// end only.
+/// What `torch.cuda.memory_stats` tells. The arrays are by pool: all, blocks of up to 1 MiB, larger
+/// ones. Later versions add fields at the end only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereTorchStats {
@@ -48,13 +49,13 @@ pub struct GruyereTorchStats {
     pub version: u32,
     /// Blocks in the program's hands.
     pub allocation: [GruyereStat; 3],
-    /// Pieces of memory that the driver gave: pages, spans, or blocks, by the backing. Pages of slabs are small; spans may serve both, and are
-    /// large.
+    /// Pieces of memory that the driver gave: pages, spans, or blocks, by the backing. Pages of
+    /// slabs are small; spans may serve both, and are large.
     pub segment: [GruyereStat; 3],
     /// Blocks in the program's hands, or freed and waiting for streams.
     pub active: [GruyereStat; 3],
-    /// Free pieces that cannot be given back, since a used one shares their page or span. Known when somebody looks: a peak is the highest
-    /// that was seen by a call of this function.
+    /// Free pieces that cannot be given back, since a used one shares their page or span. Known
+    /// when somebody looks: a peak is the highest that was seen by a call of this function.
     pub inactive_split: [GruyereStat; 3],
     /// Bytes of `allocation`, each block rounded up to 512.
     pub allocated_bytes: [GruyereStat; 3],
@@ -82,18 +83,23 @@ pub struct GruyereTorchStats {
     pub total_memory: u64,
 }
 
-/// Writes what `torch.cuda.memory_stats` tells of `device` to `*stats`, whose `size` the caller has set; as much as fits.
+/// Writes what `torch.cuda.memory_stats` tells of `device` to `*stats`, whose `size` the caller has
+/// set; as much as fits.
 ///
 /// 0; -1: the library cannot work here; -2: no such device, or `size` is less than 8.
 ///
 /// # Safety
 /// `stats` is NULL, or `stats->size` bytes there may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gruyere_torch_stats(device: c_int, stats: *mut GruyereTorchStats) -> c_int {
+pub unsafe extern "C" fn gruyere_torch_stats(
+    device: c_int,
+    stats: *mut GruyereTorchStats,
+) -> c_int {
     if stats.is_null() {
         return GRUYERE_INVALID;
     }
-    // SAFETY: the caller's promise; read as a plain word, since an older caller's struct may be shorter than ours.
+    // SAFETY: the caller's promise; read as a plain word, since an older caller's struct may be
+    // shorter than ours.
     let room = unsafe { stats.cast::<u32>().read() } as usize;
     if room < 8 {
         return GRUYERE_INVALID;
@@ -122,15 +128,21 @@ pub unsafe extern "C" fn gruyere_torch_stats(device: c_int, stats: *mut GruyereT
             limit: numbers.limit,
             total_memory: numbers.total_memory,
         };
-        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the two do not overlap.
+        // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the
+        // two do not overlap.
         unsafe {
-            std::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), stats.cast::<u8>(), written)
+            std::ptr::copy_nonoverlapping(
+                (&raw const answer).cast::<u8>(),
+                stats.cast::<u8>(),
+                written,
+            )
         };
         Ok(())
     })
 }
 
-/// The peaks of [`gruyere_torch_stats`] begin again at what there is now; those of `gruyere_stats` are of the whole life of the process.
+/// The peaks of [`gruyere_torch_stats`] begin again at what there is now; those of `gruyere_stats`
+/// are of the whole life of the process.
 ///
 /// 0; -1: the library cannot work here; -2: no such device.
 #[unsafe(no_mangle)]
@@ -138,7 +150,8 @@ pub extern "C" fn gruyere_reset_peaks(device: c_int) -> c_int {
     with_heap(|heap| heap.reset_peaks(i64::from(device)))
 }
 
-/// What [`gruyere_torch_stats`] accumulates (`allocated`, `freed` and the `num_` fields) begins again at 0.
+/// What [`gruyere_torch_stats`] accumulates (`allocated`, `freed` and the `num_` fields) begins
+/// again at 0.
 ///
 /// 0; -1: the library cannot work here; -2: no such device.
 #[unsafe(no_mangle)]
@@ -181,7 +194,8 @@ impl From<&CapturePoolHeld> for GruyerePool {
 /// The version of [`GruyereSnapshot`] that this header describes.
 pub const GRUYERE_SNAPSHOT_VERSION: u32 = 1;
 
-/// A contiguous range of memory held: a span, a row of mapped pages, a block that the driver gave. [`GruyereBlock`]s tile it.
+/// A contiguous range of memory held: a span, a row of mapped pages, a block that the driver gave.
+/// [`GruyereBlock`]s tile it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereSegment {
@@ -221,7 +235,8 @@ pub struct GruyereBlock {
     pub room: u32,
 }
 
-/// What lies where on a device. Later versions add fields at the end of each struct only: step through the arrays by the sizes given here.
+/// What lies where on a device. Later versions add fields at the end of each struct only: step
+/// through the arrays by the sizes given here.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereSnapshot {
@@ -299,8 +314,9 @@ fn hold(snapshot: &Snapshot, pool_of: impl Fn(&Segment) -> PoolId) -> Box<Held> 
     Box::new(Held { face, segments, blocks, pools })
 }
 
-/// What lies where on `device` now, to be given to [`gruyere_snapshot_free`] once. Lanes are looked at one after the other, so beside
-/// threads that allocate meanwhile its parts are some microseconds apart.
+/// What lies where on `device` now, to be given to [`gruyere_snapshot_free`] once. Lanes are looked
+/// at one after the other, so beside threads that allocate meanwhile its parts are some
+/// microseconds apart.
 ///
 /// NULL: nothing has been allocated in this process, or there is no such device.
 #[unsafe(no_mangle)]
@@ -309,7 +325,10 @@ pub extern "C" fn gruyere_snapshot(device: c_int) -> *mut GruyereSnapshot {
 }
 
 /// As [`gruyere_snapshot`]; `pool_of` a segment is the pool that is told of it.
-pub(super) fn snapshot(device: c_int, pool_of: impl Fn(&Segment) -> PoolId) -> *mut GruyereSnapshot {
+pub(super) fn snapshot(
+    device: c_int,
+    pool_of: impl Fn(&Segment) -> PoolId,
+) -> *mut GruyereSnapshot {
     if fork::is_forked_child() {
         return std::ptr::null_mut();
     }
@@ -327,14 +346,15 @@ pub(super) fn snapshot(device: c_int, pool_of: impl Fn(&Segment) -> PoolId) -> *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_snapshot_free(snapshot: *mut GruyereSnapshot) {
     if !snapshot.is_null() {
-        // SAFETY: the caller's promise; `gruyere_snapshot` made it from a box of `Held`, whose first field the struct is.
+        // SAFETY: the caller's promise; `gruyere_snapshot` made it from a box of `Held`, whose
+        // first field the struct is.
         let held = unsafe { Box::from_raw(snapshot.cast::<Held>()) };
         guarded((), || drop(held));
     }
 }
 
-/// Writes what each capture pool of `device` holds to `pools`, at most `room` of them, and how many there are to `*count`. Cheap, where
-/// [`gruyere_snapshot`] looks at every block.
+/// Writes what each capture pool of `device` holds to `pools`, at most `room` of them, and how many
+/// there are to `*count`. Cheap, where [`gruyere_snapshot`] looks at every block.
 ///
 /// 0; -1: the library cannot work here; -2: no such device, or a NULL.
 ///

@@ -2,8 +2,8 @@
 #![deny(unsafe_code)]
 
 use super::state::{
-    self, Block, BlockKind, Cause, Class, DeviceState, Held, Largest, Live, OutOfMemory, Rung, RungUse,
-    Segment, State, Sum, lifetime_name,
+    self, Block, BlockKind, Cause, Class, DeviceState, Held, Largest, Live, OutOfMemory, Rung,
+    RungUse, Segment, State, Sum, lifetime_name,
 };
 use crate::heap::Heap;
 use crate::heap::policy::ladder::{self, Ladder, RUNG_NAMES};
@@ -14,7 +14,8 @@ use crate::record::facts::Process;
 use crate::record::{LIFETIMES, Reader};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Small blocks that are told one by one; beyond them, those of a slab are told as one. A dump of so many has some tens of MiB.
+/// Small blocks that are told one by one; beyond them, those of a slab are told as one. A dump of
+/// so many has some tens of MiB.
 pub const MOST_BLOCKS: usize = 1 << 18;
 /// The latest events that are told.
 pub const MOST_EVENTS: usize = 1 << 15;
@@ -41,8 +42,14 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
             .map_or(0, |time| time.as_nanos() as u64),
         process: process.into(),
         out_of_memory: report.map(out_of_memory),
-        devices: devices.into_iter().filter_map(|id| device(heap, reader.as_ref(), id, share)).collect(),
-        events: reader.as_ref().map(|reader| state::events(reader, MOST_EVENTS)).unwrap_or_default(),
+        devices: devices
+            .into_iter()
+            .filter_map(|id| device(heap, reader.as_ref(), id, share))
+            .collect(),
+        events: reader
+            .as_ref()
+            .map(|reader| state::events(reader, MOST_EVENTS))
+            .unwrap_or_default(),
     }
 }
 
@@ -99,7 +106,9 @@ fn device(heap: &Heap, reader: Option<&Reader<'_>>, id: u32, share: usize) -> Op
     let stats = heap.stats(id.into()).unwrap_or_default();
     let recorded = reader.and_then(|reader| reader.device(id));
     let gauges = recorded.iter().flat_map(|device| {
-        crate::record::DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), device.gauge(gauge)))
+        crate::record::DeviceGauge::ALL
+            .iter()
+            .map(|&gauge| (gauge.name().to_owned(), device.gauge(gauge)))
     });
     let step = heap.step();
     Some(DeviceState {
@@ -160,8 +169,16 @@ pub(super) fn live(segment_stats: &SegmentStats, step: u32) -> Live {
             .collect(),
         steps,
         other_steps,
-        ages: segment_stats.ages(step).into_iter().map(|(power, sum)| class(oldest(power), sum)).collect(),
-        streams: segment_stats.streams.iter().map(|(&stream, &sum)| class(stream.into(), sum)).collect(),
+        ages: segment_stats
+            .ages(step)
+            .into_iter()
+            .map(|(power, sum)| class(oldest(power), sum))
+            .collect(),
+        streams: segment_stats
+            .streams
+            .iter()
+            .map(|(&stream, &sum)| class(stream.into(), sum))
+            .collect(),
         largest: segment_stats
             .largest()
             .into_iter()

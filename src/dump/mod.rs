@@ -1,8 +1,10 @@
-//! What an out-of-memory leaves behind: the state of the process's memory as text, as JSON, and as a snapshot that memory_viz opens.
+//! What an out-of-memory leaves behind: the state of the process's memory as text, as JSON, and as
+//! a snapshot that memory_viz opens.
 //!
-//! The model ([`state`]) is what files have; [`gather`] fills it from the heap's books, and the `gruyere` command from the record of another
-//! process. Locks of the heap are held while its books are copied, one after the other, and none while files are written. No dump fails the
-//! program: what goes wrong is logged.
+//! The model ([`state`]) is what files have; [`gather`] fills it from the heap's books, and the
+//! `gruyere` command from the record of another process. Locks of the heap are held while its books
+//! are copied, one after the other, and none while files are written. No dump fails the program:
+//! what goes wrong is logged.
 
 pub mod gather;
 pub mod outside;
@@ -16,7 +18,8 @@ use crate::heap::report::oom::Report;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Dumps written before it is enough, on each device: programs that halve their batch until it fits run out of memory on purpose.
+/// Dumps written before it is enough, on each device: programs that halve their batch until it fits
+/// run out of memory on purpose.
 pub const MOST_DUMPS: u64 = 32;
 
 /// The longest file that a dump has.
@@ -37,7 +40,10 @@ pub fn out_of_memory(heap: &Heap, report: &Report, folder: &Path) {
         let path = folder.join(format!("{name}.{extension}"));
         let written = file::replace(&path, MOST_BYTES, file::PRIVATE, |out| write(out));
         if let Err(error) = &written {
-            log::error!("out of memory: the dump could not be written to {}: {error}", path.display());
+            log::error!(
+                "out of memory: the dump could not be written to {}: {error}",
+                path.display()
+            );
         }
         written.is_ok()
     };
@@ -49,6 +55,10 @@ pub fn out_of_memory(heap: &Heap, report: &Report, folder: &Path) {
     ];
     let names: Vec<&str> = written.into_iter().filter(|file| file.1).map(|file| file.0).collect();
     if !names.is_empty() {
-        log::warn!("out of memory: the dump is in {}.{{{}}}", folder.join(&name).display(), names.join(","));
+        log::warn!(
+            "out of memory: the dump is in {}.{{{}}}",
+            folder.join(&name).display(),
+            names.join(",")
+        );
     }
 }

@@ -30,9 +30,11 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
     }
 }
 
-/// A device, by its gauges and its picture. Sums are the picture's: the gauges are of another moment.
+/// A device, by its gauges and its picture. Sums are the picture's: the gauges are of another
+/// moment.
 pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
-    let gauges = DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), recorded.gauge(gauge)));
+    let gauges =
+        DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), recorded.gauge(gauge)));
     let mut segment_stats = SegmentStats::default();
     for piece in picture.pieces.iter().filter(|piece| piece.kind.is_block()) {
         let state = match piece.kind {
@@ -41,15 +43,23 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
         };
         let &Piece { address, bytes, requested, stream, step, lifetime, .. } = piece;
         let step = Some(step);
-        let block =
-            snapshot::Block { address, bytes, requested, stream: stream.into(), state, lifetime, step };
+        let block = snapshot::Block {
+            address,
+            bytes,
+            requested,
+            stream: stream.into(),
+            state,
+            lifetime,
+            step,
+        };
         segment_stats.block(&block, stream);
     }
     let sums = &picture.sums;
     let captured = free_in(picture, |range| range.capture != 0);
     let [slabs, gaps, whole] = free_in(picture, |range| range.capture == 0);
     let mut live = super::gather::live(&segment_stats, picture.step);
-    live.all = Sum { blocks: sums.live_blocks, bytes: sums.live, requested_bytes: sums.live_requested };
+    live.all =
+        Sum { blocks: sums.live_blocks, bytes: sums.live, requested_bytes: sums.live_requested };
     DeviceState {
         device: recorded.device,
         name: recorded.facts.name.clone(),
@@ -79,7 +89,11 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
 
 /// Free bytes of some ranges: in slabs with blocks, beside blocks on their pages, in whole pages.
 fn free_in(picture: &Picture, chosen: impl Fn(&crate::record::picture::Range) -> bool) -> [u64; 3] {
-    let pages = picture.ranges.iter().filter(|range| chosen(range)).flat_map(|range| picture.pages_of(range));
+    let pages = picture
+        .ranges
+        .iter()
+        .filter(|range| chosen(range))
+        .flat_map(|range| picture.pages_of(range));
     pages.fold([0; 3], |[slabs, gaps, whole], page| {
         let free = u64::from(page.free);
         let [gap, idle] = if page.is_free() { [0, free] } else { [free, 0] };

@@ -36,7 +36,8 @@ fn write(out: &mut String, state: &State) -> fmt::Result {
     if let Some(oom) = &state.out_of_memory {
         writeln!(
             out,
-            "\nThe request: {} on device {}, stream {} (handle {:#x}), lifetime {}, step {}, thread {:?}, context {}",
+            "\nThe request: {} on device {}, stream {} (handle {:#x}), lifetime {}, step {}, \
+             thread {:?}, context {}",
             Bytes(oom.asked_bytes),
             oom.device,
             StreamNumber(oom.stream),
@@ -46,7 +47,11 @@ fn write(out: &mut String, state: &State) -> fmt::Result {
             oom.thread,
             oom.context
         )?;
-        writeln!(out, "\nThe reclaim ladder{:>21} {:>12} {:>10}   all in all", "this time", "gained", "us")?;
+        writeln!(
+            out,
+            "\nThe reclaim ladder{:>21} {:>12} {:>10}   all in all",
+            "this time", "gained", "us"
+        )?;
         for rung in &oom.ladder {
             let this = rung.this_time.unwrap_or_default();
             writeln!(
@@ -91,7 +96,11 @@ fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
     writeln!(out, "\n  Where the reserved bytes are")?;
     for (name, bytes) in held.parts().into_iter().filter(|part| part.1 > 0) {
         let percent = share(bytes, held.reserved_bytes);
-        writeln!(out, "  {name:<29} {bytes:>16} B  {:>12} {percent:>5.1}%", Bytes(bytes).to_string())?;
+        writeln!(
+            out,
+            "  {name:<29} {bytes:>16} B  {:>12} {percent:>5.1}%",
+            Bytes(bytes).to_string()
+        )?;
     }
     let live = &device.live;
     writeln!(out, "\n  Live blocks{:>24} {:>14} {:>14}", "blocks", "bytes", "requested")?;
@@ -165,7 +174,11 @@ fn map(out: &mut String, device: &DeviceState) -> fmt::Result {
         writeln!(out, "  and {left_out} shorter segments")?;
     }
     if device.merged_blocks > 0 {
-        writeln!(out, "  {} small blocks are told as one with others of their slab", device.merged_blocks)?;
+        writeln!(
+            out,
+            "  {} small blocks are told as one with others of their slab",
+            device.merged_blocks
+        )?;
     }
     Ok(())
 }
@@ -201,7 +214,9 @@ fn strip(segment: &Segment) -> String {
 fn events(out: &mut String, state: &State) -> fmt::Result {
     let entries = &state.events.entries;
     // A call that waited for its lock is among the later ones, though it began before.
-    let Some(last) = entries.iter().map(|event| event.time_nanoseconds).max() else { return Ok(()) };
+    let Some(last) = entries.iter().map(|event| event.time_nanoseconds).max() else {
+        return Ok(());
+    };
     writeln!(out, "\nThe last events, in ms before the last")?;
     for event in &entries[entries.len().saturating_sub(MOST_EVENTS)..] {
         let before = last.saturating_sub(event.time_nanoseconds) as f64 / 1e6;
@@ -240,7 +255,8 @@ mod tests {
             block(1 << 19, BlockKind::Free),
             block(1 << 19, BlockKind::Live),
         ];
-        let expected = format!("{}{}{}{}+", "#".repeat(16), ".".repeat(16), "w".repeat(16), "#".repeat(15));
+        let expected =
+            format!("{}{}{}{}+", "#".repeat(16), ".".repeat(16), "w".repeat(16), "#".repeat(15));
         assert_eq!(strip(&segment), expected);
         assert_eq!(strip(&Segment::default()), " ");
     }

@@ -1,9 +1,11 @@
-//! The protocol between a program and a tool that is injected into it (NVTX 3, as NVIDIA's headers `nvtxInit.h`, `nvtxTypes.h` and
-//! `nvtxExtInit.h` define it).
+//! The protocol between a program and a tool that is injected into it (NVTX 3, as NVIDIA's headers
+//! `nvtxInit.h`, `nvtxTypes.h` and `nvtxExtInit.h` define it).
 //!
-//! A profiler names its library in `NVTX_INJECTION64_PATH`. We load that and call its `InitializeInjectionNvtx2` with a function by which it
-//! asks for tables of slots; into those it writes the functions that it wants to be called. Extensions (counters) have an initialiser of their
-//! own, `InitializeInjectionNvtxExtension`. Each library of a process speaks for itself, so that torch's NVTX and ours are two clients of one tool.
+//! A profiler names its library in `NVTX_INJECTION64_PATH`. We load that and call its
+//! `InitializeInjectionNvtx2` with a function by which it asks for tables of slots; into those it
+//! writes the functions that it wants to be called. Extensions (counters) have an initialiser of
+//! their own, `InitializeInjectionNvtxExtension`. Each library of a process speaks for itself, so
+//! that torch's NVTX and ours are two clients of one tool.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +14,8 @@ use std::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 
 /// The version of the protocol and of the structures here.
 const NVTX_VERSION: u16 = 3;
-/// The modules' tables, by number (`NvtxCallbackModule`): how many slots each has, the unused first one included. Tools ask for all of them.
+/// The modules' tables, by number (`NvtxCallbackModule`): how many slots each has, the unused first
+/// one included. Tools ask for all of them.
 const MODULE_SLOTS: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const CORE2: usize = 5;
 const MOST_SLOTS: usize = 16;
@@ -28,7 +31,8 @@ enum Core2 {
     DomainCreate = 12,
 }
 
-/// The counters extension, its layout, and its slots; the first two are `nvtxCounterRegister` and `nvtxCounterSampleInt64`.
+/// The counters extension, its layout, and its slots; the first two are `nvtxCounterRegister` and
+/// `nvtxCounterSampleInt64`.
 const COUNTERS_MODULE: u16 = 4;
 const COUNTERS_COMPATIBLE: u16 = 0x0102;
 const COUNTER_SLOTS: usize = 63;
@@ -42,7 +46,8 @@ const PROCESS_SCOPE: u64 = 21;
 ///
 /// ```text
 /// state   meaning          changed by
-/// null    not wanted       -> a function: the tool, while its initialiser runs (or later: it may attach and detach)
+/// null    not wanted       -> a function: the tool, while its initialiser runs (or later: it may
+///                          attach and detach)
 /// other   to be called     -> another, or null: the tool
 /// ```
 type Slot = AtomicPtr<c_void>;
@@ -76,8 +81,12 @@ struct VersionInfo {
     set: extern "C" fn(u32),
 }
 
-static VERSION_INFO: VersionInfo =
-    VersionInfo { size: size_of::<VersionInfo>(), version: NVTX_VERSION as u32, reserved: 0, set: ignore };
+static VERSION_INFO: VersionInfo = VersionInfo {
+    size: size_of::<VersionInfo>(),
+    version: NVTX_VERSION as u32,
+    reserved: 0,
+    set: ignore,
+};
 
 extern "C" fn ignore(_version: u32) {}
 
@@ -204,17 +213,21 @@ impl Tool {
     /// Loads the tool at `path` and lets it attach; `domain` is what our events are under.
     ///
     /// # Errors
-    /// It can't be loaded, is no tool, or declines. The library stays loaded then: it may have left something behind.
+    /// It can't be loaded, is no tool, or declines. The library stays loaded then: it may have left
+    /// something behind.
     pub fn attach(path: &Path, domain: &CStr) -> Result<Tool, String> {
-        let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| "the path has a NUL".to_owned())?;
-        // SAFETY: `name` is NUL-terminated. Loading runs the library's initialisers, which is what naming a tool asks for.
+        let name = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| "the path has a NUL".to_owned())?;
+        // SAFETY: `name` is NUL-terminated. Loading runs the library's initialisers, which is what
+        // naming a tool asks for.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) };
         if library.is_null() {
-            // SAFETY: dlerror's string belongs to this thread and stands until its next call of the dl family.
+            // SAFETY: dlerror's string belongs to this thread and stands until its next call of the
+            // dl family.
             let reason = unsafe { libc::dlerror() };
             // SAFETY: not null, and NUL-terminated.
-            let text =
-                (!reason.is_null()).then(|| unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned());
+            let text = (!reason.is_null())
+                .then(|| unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned());
             return Err(text.unwrap_or_else(|| "cannot be loaded".to_owned()));
         }
         // SAFETY: a handle that is open, and NUL-terminated names.
@@ -240,7 +253,8 @@ impl Tool {
         };
         // SAFETY: that slot holds a function of this type; `domain` is NUL-terminated.
         let domain = unsafe {
-            let create: unsafe extern "C" fn(*const c_char) -> *const c_void = std::mem::transmute(create);
+            let create: unsafe extern "C" fn(*const c_char) -> *const c_void =
+                std::mem::transmute(create);
             Handle(create(domain.as_ptr()))
         };
         Ok(Tool { domain, counts: start_counters(symbol(c"InitializeInjectionNvtxExtension")) })
@@ -249,7 +263,8 @@ impl Tool {
     /// Registers a text.
     pub fn register(&self, text: &CStr) -> Handle {
         let Some(function) = core2(Core2::RegisterString) else { return Handle(std::ptr::null()) };
-        // SAFETY: that slot holds a function of this type; `text` is NUL-terminated; the domain is the tool's.
+        // SAFETY: that slot holds a function of this type; `text` is NUL-terminated; the domain is
+        // the tool's.
         unsafe {
             let register: unsafe extern "C" fn(*const c_void, *const c_char) -> *const c_void =
                 std::mem::transmute(function);
@@ -318,7 +333,8 @@ impl Tool {
         if let Some(function) = core2(Core2::RangePop) {
             // SAFETY: that slot holds a function of this type.
             unsafe {
-                let pop: unsafe extern "C" fn(*const c_void) -> c_int = std::mem::transmute(function);
+                let pop: unsafe extern "C" fn(*const c_void) -> c_int =
+                    std::mem::transmute(function);
                 pop(self.domain.0);
             }
         }
@@ -349,7 +365,8 @@ impl Tool {
         if let Some(function) = counter(SAMPLE_INT64) {
             // SAFETY: that slot holds a function of this type.
             unsafe {
-                let sample: unsafe extern "C" fn(*const c_void, u64, i64) = std::mem::transmute(function);
+                let sample: unsafe extern "C" fn(*const c_void, u64, i64) =
+                    std::mem::transmute(function);
                 sample(self.domain.0, id, i64::try_from(value).unwrap_or(i64::MAX));
             }
         }
@@ -372,7 +389,8 @@ fn start_counters(start: *mut c_void) -> bool {
         export: std::ptr::null(),
         information: std::ptr::null(),
     };
-    // SAFETY: that symbol of an NVTX tool has this type; it reads the module while it runs, and the slots are a static.
+    // SAFETY: that symbol of an NVTX tool has this type; it reads the module while it runs, and the
+    // slots are a static.
     let taken = unsafe {
         let start: unsafe extern "C" fn(*mut Module) -> c_int = std::mem::transmute(start);
         start(&mut module) != 0

@@ -1,8 +1,10 @@
 //! What the heap does, for Nsight Systems and other NVTX tools, in a domain of its own: `nvtx:on`.
 //!
-//! Growth, moves of pages, waits, trims and turns on the reclaim ladder are ranges of the thread they happen on; out of memory and steps are
-//! marks. Each has bytes for payload. What is held, live and so on are counters, sampled where they change by more than a block: never on the
-//! straight path of a malloc. Without a tool, or with `nvtx:off`, each place costs a load and a branch.
+//! Growth, moves of pages, waits, trims and turns on the reclaim ladder are ranges of the thread
+//! they happen on; out of memory and steps are marks. Each has bytes for payload. What is held,
+//! live and so on are counters, sampled where they change by more than a block: never on the
+//! straight path of a malloc. Without a tool, or with `nvtx:off`, each place costs a load and a
+//! branch.
 //!
 //! The heap tells us as it tells the record: nothing here calls back.
 
@@ -73,7 +75,8 @@ pub fn attach() {
             }
             if !tool.counts {
                 log::info!(
-                    "nvtx:on: this tool takes no counters (NVTX 3.1); ranges and marks have bytes for payload"
+                    "nvtx:on: this tool takes no counters (NVTX 3.1); ranges and marks have bytes \
+                     for payload"
                 );
             }
             let counters = [const { OnceBox::new() }; DEVICES];
@@ -109,7 +112,8 @@ impl Profiler for Attached {
             return;
         }
         let Some(cell) = self.counters.get(device as usize) else { return };
-        // Two threads may make them at once; the tool has one set too many then, which is never sampled.
+        // Two threads may make them at once; the tool has one set too many then, which is never
+        // sampled.
         let counters = cell.get_or_init(|| {
             Box::new(COUNTERS.map(|(name, description)| {
                 self.tool.counter(&text(&format!("GPU {device} {name}")), &text(description))

@@ -1,6 +1,7 @@
-//! What every [`Driver`] promises, one function a promise. `driver_phantom.rs` instantiates it for the in-process face of the
-//! stand-in GPU, `driver_cuda_on_phantom.rs` for CUDA's driver over the ABI face; a driver of at least two devices that can do
-//! everything is expected. Each promise leaves the devices as empty as it found them.
+//! What every [`Driver`] promises, one function a promise. `driver_phantom.rs` instantiates it for
+//! the in-process face of the stand-in GPU, `driver_cuda_on_phantom.rs` for CUDA's driver over the
+//! ABI face; a driver of at least two devices that can do everything is expected. Each promise
+//! leaves the devices as empty as it found them.
 
 use gruyere::driver::{
     CaptureStatus, DeviceId, Driver, DriverError, ErrorKind, PhysicalHandle, PoolAttribute, Result,
@@ -162,7 +163,11 @@ pub fn pool_attributes_read_back(driver: &dyn Driver) {
         PoolAttribute::ReuseAllowOpportunistic,
         PoolAttribute::ReuseAllowInternalDependencies,
     ] {
-        assert_eq!(driver.pool_attribute(0, pool, attribute), Ok(1), "{attribute:?} is on by default");
+        assert_eq!(
+            driver.pool_attribute(0, pool, attribute),
+            Ok(1),
+            "{attribute:?} is on by default"
+        );
         driver.pool_set_attribute(0, pool, attribute, 0).unwrap();
         assert_eq!(driver.pool_attribute(0, pool, attribute), Ok(0), "{attribute:?}");
     }
@@ -199,7 +204,8 @@ pub fn pages_are_mapped_moved_and_released(driver: &dyn Driver) {
     assert_eq!(range % page, 0);
     assert_eq!(free(driver, 0), before, "address space is not memory");
 
-    let pages: Vec<PhysicalHandle> = (0..2).map(|_| driver.physical_create(0, page).unwrap()).collect();
+    let pages: Vec<PhysicalHandle> =
+        (0..2).map(|_| driver.physical_create(0, page).unwrap()).collect();
     driver.map(0, range, page, pages[0]).unwrap();
     driver.map(0, range + page, page, pages[1]).unwrap();
     driver.set_access(0, range, 2 * page, &[]).unwrap();
@@ -300,7 +306,8 @@ pub fn memory_is_opened_to_peers(driver: &dyn Driver) {
 
 pub fn events_follow_their_stream(driver: &dyn Driver) {
     for device in [0, 1] {
-        let (stream, other) = (driver.stream_create(device).unwrap(), driver.stream_create(device).unwrap());
+        let (stream, other) =
+            (driver.stream_create(device).unwrap(), driver.stream_create(device).unwrap());
         let event = driver.event_create(device).unwrap();
         assert_eq!(driver.event_query(device, event), Ok(true), "nothing was recorded");
         let address = driver.alloc(device, MIB).unwrap();

@@ -121,27 +121,41 @@ delegate! {
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
     fn pool_create(&self, device: DeviceId, max_size: u64) -> Result<PoolHandle>;
     fn pool_destroy(&self, device: DeviceId, pool: PoolHandle) -> Result<()>;
-    fn pool_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64>;
-    fn pool_set_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute, value: u64) -> Result<()>;
+    fn pool_attribute(
+        &self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute
+    ) -> Result<u64>;
+    fn pool_set_attribute(
+        &self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute, value: u64
+    ) -> Result<()>;
     fn pool_trim(&self, device: DeviceId, pool: PoolHandle, keep: u64) -> Result<()>;
     fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
-    fn pool_alloc(&self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
+    fn pool_alloc(
+        &self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle
+    ) -> Result<DevicePtr>;
     fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()>;
     fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
     fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle>;
     fn physical_release(&self, device: DeviceId, handle: PhysicalHandle) -> Result<()>;
-    fn map(&self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Result<()>;
+    fn map(
+        &self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle
+    ) -> Result<()>;
     fn alloc(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
     fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
-    fn memset(&self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> Result<()>;
+    fn memset(
+        &self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle
+    ) -> Result<()>;
     fn event_create(&self, device: DeviceId) -> Result<EventHandle>;
     fn event_destroy(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()>;
+    fn event_record(
+        &self, device: DeviceId, event: EventHandle, stream: StreamHandle
+    ) -> Result<()>;
     fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
     fn event_synchronize(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn stream_wait_event(&self, device: DeviceId, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    fn stream_wait_event(
+        &self, device: DeviceId, stream: StreamHandle, event: EventHandle
+    ) -> Result<()>;
     fn stream_create(&self, device: DeviceId) -> Result<StreamHandle>;
     fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
     fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
@@ -149,7 +163,9 @@ delegate! {
     fn capture_status(&self, device: DeviceId, stream: StreamHandle) -> Result<CaptureStatus>;
     fn device_synchronize(&self, device: DeviceId) -> Result<()>;
     by hand: {
-        fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()> {
+        fn set_access(
+            &self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]
+        ) -> Result<()> {
             if !peers.is_empty() && self.refuses_peers.load(Ordering::SeqCst) {
                 return Err(DriverError::new("set_access", ErrorKind::Other, 217));
             }

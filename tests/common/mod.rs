@@ -18,7 +18,8 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// One device of 16 GiB, with the hooks announced. The record is off unless `conf` says otherwise.
+    /// One device of 16 GiB, with the hooks announced. The record is off unless `conf` says
+    /// otherwise.
     pub fn new(conf: &str) -> Self {
         let rig = Self::bare(16 * GIB, conf);
         rig.heap.announce_hooks(3);

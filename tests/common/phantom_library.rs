@@ -1,7 +1,8 @@
 //! libphantom_cuda.so, the ABI face of the stand-in GPU, in a process of its own.
 //!
-//! What a process has loaded cannot be taken back and the stand-in is set up by environment variables, so a test that wants one
-//! runs itself again: [`on_phantom`] starts this executable once more for the one test, and there runs the body.
+//! What a process has loaded cannot be taken back and the stand-in is set up by environment
+//! variables, so a test that wants one runs itself again: [`on_phantom`] starts this executable
+//! once more for the one test, and there runs the body.
 
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
@@ -37,7 +38,8 @@ pub enum Entry {
     Preload,
 }
 
-/// Runs `body` in a process that finds the stand-in where a real one finds the driver. `name` is the test's own.
+/// Runs `body` in a process that finds the stand-in where a real one finds the driver. `name` is
+/// the test's own.
 pub fn on_phantom(name: &str, entry: Entry, settings: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var(ROLE).is_ok_and(|role| role == name) {
         return body();
@@ -59,13 +61,15 @@ pub fn on_phantom(name: &str, entry: Entry, settings: &[(&str, &str)], body: imp
     assert!(text.contains("1 passed"), "the child ran no test: {text}");
 }
 
-/// A function of the stand-in that this process has loaded (libcuda's, or one of its own `phantom_*`).
+/// A function of the stand-in that this process has loaded (libcuda's, or one of its own
+/// `phantom_*`).
 ///
 /// # Safety
 /// `F` is the type of a pointer to that function.
 pub unsafe fn function<F: Copy>(name: &CStr) -> F {
     assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
-    // SAFETY: strings are NUL-terminated; the caller vouches for the type, which has a pointer's size.
+    // SAFETY: strings are NUL-terminated; the caller vouches for the type, which has a pointer's
+    // size.
     unsafe {
         let mut address = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
         if address.is_null() {

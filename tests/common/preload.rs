@@ -6,19 +6,36 @@ use std::process::Command;
 
 /// Builds a package's shared library as this test was built, and tells where it is.
 pub fn build(package: &str, file: &str) -> PathBuf {
-    let folder = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().file_name().unwrap().to_owned();
+    let folder = std::env::current_exe()
+        .unwrap()
+        .ancestors()
+        .nth(2)
+        .unwrap()
+        .file_name()
+        .unwrap()
+        .to_owned();
     let profile = if folder == "debug" { "dev".as_ref() } else { folder.as_os_str() };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["build", "--quiet", "--lib", "--package", package, "--message-format=json", "--profile"])
+        .args([
+            "build",
+            "--quiet",
+            "--lib",
+            "--package",
+            package,
+            "--message-format=json",
+            "--profile",
+        ])
         .arg(profile)
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let messages = String::from_utf8(output.stdout).expect("cargo speaks UTF-8");
     let ending = format!("/{file}");
-    PathBuf::from(messages.split('"').find(|word| word.ends_with(&ending)).expect("cargo names the library"))
+    PathBuf::from(
+        messages.split('"').find(|word| word.ends_with(&ending)).expect("cargo names the library"),
+    )
 }
 
 /// A folder with the libraries under the names that programs look for, and what was compiled.
@@ -56,8 +73,9 @@ impl Workshop {
         let phantom = build("gruyere-phantom-abi", "libphantom_cuda.so");
         link(&phantom, "libcudart.so.12");
         link(&phantom, "libcuda.so.1");
-        // The one that this test is built with: to build the package again by itself, with other features of its dependencies, would take its place under
-        // the same name, and whoever links it afterwards finds another.
+        // The one that this test is built with: to build the package again by itself, with other
+        // features of its dependencies, would take its place under the same name, and whoever links
+        // it afterwards finds another.
         let own = std::env::current_exe().unwrap().with_file_name("libgruyere.so");
         assert!(own.is_file(), "{}: cargo builds it beside the tests", own.display());
         link(&own, "libgruyere.so");
@@ -119,7 +137,11 @@ impl Workshop {
         preload: bool,
     ) -> Run {
         let mut command = Command::new(program);
-        command.args(arguments).env_remove("GRUYERE_CONF").env_remove("GRUYERE_LOG").env_remove("LD_PRELOAD");
+        command
+            .args(arguments)
+            .env_remove("GRUYERE_CONF")
+            .env_remove("GRUYERE_LOG")
+            .env_remove("LD_PRELOAD");
         command.env("LD_LIBRARY_PATH", &self.folder).env("PHANTOM_QUIET", "1");
         command.envs(settings.iter().copied());
         if preload {

@@ -3,8 +3,9 @@
 
     python tests/gpu/acceptance.py [--quick] [--only PARTS] [--limit SECONDS] [--json FILE]
 
-Needs torch with CUDA and libgruyere.so (`cargo build --release`, or $GRUYERE_LIBRARY). README.md says what each part shows. On the phantom, which
-keeps books and runs no kernel, the same parts run, and the table says what was not judged.
+Needs torch with CUDA and libgruyere.so (`cargo build --release`, or $GRUYERE_LIBRARY). README.md
+says what each part shows. On the phantom, which keeps books and runs no kernel, the same parts run,
+and the table says what was not judged.
 
 Exits with 0 where nothing failed.
 """
@@ -114,17 +115,38 @@ class Report:
         """The verdict of what held: with kernels it is judged whole, without only its books are."""
         return PASSED if self.kernels else BOOKS
 
-    def run(self, program: str, allocator: str, /, share: float = 1.0, tool: Sequence[str] = (), **settings: Any) -> Dict[str, Any]:
-        """Runs one of the part's programs in a process of its own, under `tool` where one is given, and hands back its answer. It has what is left
-        of the part's time, and no more than `share` of the whole, so that one that hangs leaves time for the others. Raises PartFailed with the
+    def run(
+        self,
+        program: str,
+        allocator: str,
+        /,
+        share: float = 1.0,
+        tool: Sequence[str] = (),
+        **settings: Any,
+    ) -> Dict[str, Any]:
+        """Runs one of the part's programs in a process of its own, under `tool` where one is given,
+        and hands back its answer. It has what is left of the part's time, and no more than `share`
+        of the whole, so that one that hangs leaves time for the others. Raises PartFailed with the
         end of what it said."""
-        name = "-".join(word for word in (f"{len(self.processes) + 1:02}", self.part, program, allocator) if word)
+        name = "-".join(
+            word
+            for word in (f"{len(self.processes) + 1:02}", self.part, program, allocator)
+            if word
+        )
         file = self.stderr / f"{name}.txt"
-        process = Process(self.part, program, allocator, settings, str(file.relative_to(self.document.parent)))
+        process = Process(
+            self.part, program, allocator, settings, str(file.relative_to(self.document.parent))
+        )
         self.processes.append(process)
         began = time.monotonic()
         seconds = min(self.deadline - began, share * self.limit)
-        command = [*tool, sys.executable, str(HERE / f"{program}.py"), allocator, json.dumps(settings)]
+        command = [
+            *tool,
+            sys.executable,
+            str(HERE / f"{program}.py"),
+            allocator,
+            json.dumps(settings),
+        ]
         try:
             # Straight into the file: what a process says before it hangs or is killed is there.
             with file.open("w") as stderr:
@@ -133,7 +155,9 @@ class Report:
             process.seconds = time.monotonic() - began
         if process.ended != "exit code 0":
             lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()]
-            raise PartFailed(f"{process.ended}: {lines[-1] if lines else 'no message'} (stderr: {file})")
+            raise PartFailed(
+                f"{process.ended}: {lines[-1] if lines else 'no message'} (stderr: {file})"
+            )
         answers = [line for line in out.splitlines() if line.startswith("{")]
         if not answers:
             raise PartFailed(f"it gave no answer (stderr: {file})")
@@ -147,14 +171,24 @@ def started(command: List[str], allocator: str, stderr: TextIO, seconds: float) 
     """Runs a process to its end: its stdout, and how it ended."""
     if seconds <= 0:
         return "", "not started, the time of the part is over"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTORCH_")}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("PYTORCH_")
+    }
     if ALLOCATORS[allocator]:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
+    child = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    )
     try:
         out, _ = child.communicate(timeout=seconds)
     except BaseException as error:
-        # With all that it has started: a tool's program is a process of its own. What sits in the driver after that is left behind.
+        # With all that it has started: a tool's program is a process of its own. What sits in the
+        # driver after that is left behind.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -169,7 +203,10 @@ def started(command: List[str], allocator: str, stderr: TextIO, seconds: float) 
 
 def losses(report: Report) -> None:
     steps = 6 if report.quick else 30
-    answers = {allocator: report.run("losses", allocator, steps=steps) for allocator in ("native", "gruyere")}
+    answers = {
+        allocator: report.run("losses", allocator, steps=steps)
+        for allocator in ("native", "gruyere")
+    }
     report.details["losses"] = answers
     native, ours = answers["native"], answers["gruyere"]
     same = sum(a == b for a, b in zip(native["losses"], ours["losses"]))
@@ -177,26 +214,57 @@ def losses(report: Report) -> None:
     if not report.kernels:
         report.add(what, BOOKS, f"{steps} steps ran under both; losses need kernels")
     elif native["losses"] == ours["losses"] and native["weights"] == ours["weights"]:
-        report.add(what, PASSED, f"{same} of {steps} losses and the weights are the same, bit for bit")
+        report.add(
+            what, PASSED, f"{same} of {steps} losses and the weights are the same, bit for bit"
+        )
     else:
-        report.add(what, FAILED, f"{same} of {steps} losses are the same; weights the same: {native['weights'] == ours['weights']}")
+        report.add(
+            what,
+            FAILED,
+            f"{same} of {steps} losses are the same; weights the same: "
+            f"{native['weights'] == ours['weights']}",
+        )
 
 
 def canaries(report: Report) -> None:
     seconds = 3 if report.quick else 30
-    for name, streams, destroy_streams in (("canaries", "on streams that last", False), ("canaries_destroyed", "while streams are destroyed", True)):
+    for name, streams, destroy_streams in (
+        ("canaries", "on streams that last", False),
+        ("canaries_destroyed", "while streams are destroyed", True),
+    ):
         what = f"canaries for {seconds} s, {streams}"
         with report.line(what):
-            answer = report.run("canaries", "gruyere", share=1 / 3, seconds=seconds, threads=2, destroy_streams=destroy_streams)
+            answer = report.run(
+                "canaries",
+                "gruyere",
+                share=1 / 3,
+                seconds=seconds,
+                threads=2,
+                destroy_streams=destroy_streams,
+            )
             report.details[name] = answer
-            mismatches = f"{answer['wrong']} mismatches" if report.kernels else "no two live blocks met, nothing was left; patterns need kernels"
+            mismatches = (
+                f"{answer['wrong']} mismatches"
+                if report.kernels
+                else "no two live blocks met, nothing was left; patterns need kernels"
+            )
             report.add(what, report.judged(), f"{mismatches}; {moves_of(answer)}")
     # With a hook left out on purpose: what the canaries would say of a wrong allocator.
     what = "the same with record_stream left out"
     with report.line(what):
-        planted = report.run("canaries", "gruyere", share=1 / 3, seconds=2 if report.quick else 5, record_stream=False)
+        planted = report.run(
+            "canaries",
+            "gruyere",
+            share=1 / 3,
+            seconds=2 if report.quick else 5,
+            record_stream=False,
+        )
         report.details["canaries_planted"] = planted
-        result = f"{planted['wrong']} mismatches seen, as should be" if report.kernels else "ran; patterns need kernels"
+        result = (
+            f"{planted['wrong']} mismatches seen, as should be"
+            if report.kernels
+            else "ran; patterns need kernels"
+        )
         if report.kernels and not planted["wrong"]:
             result = "none seen: this device may be too fast for the canaries, so (b) says less"
         report.add(what, MEASURED if report.kernels else BOOKS, result)
@@ -206,14 +274,16 @@ def canaries(report: Report) -> None:
 def moves_of(answer: Dict[str, Any]) -> str:
     moves = answer["moves"]
     return (
-        f"{moves.get('allocate', 0):,} blocks, {moves.get('hand_over', 0):,} handed to another stream, {moves['streams_destroyed']} streams"
-        f" destroyed, {moves['captures']} captures, {moves['replays']:,} replays, {moves['released_in_flight']} released in flight"
+        f"{moves.get('allocate', 0):,} blocks, {moves.get('hand_over', 0):,} handed to another "
+        f"stream, {moves['streams_destroyed']} streams"
+        f" destroyed, {moves['captures']} captures, {moves['replays']:,} replays, "
+        f"{moves['released_in_flight']} released in flight"
     )
 
 
 def memcheck(report: Report) -> None:
-    """What compute-sanitizer says of the canaries, where it is installed. A tool that cannot work here, or not in time, has said nothing of the
-    allocator."""
+    """What compute-sanitizer says of the canaries, where it is installed. A tool that cannot work
+    here, or not in time, has said nothing of the allocator."""
     what = "canaries under compute-sanitizer's memcheck"
     tool = shutil.which("compute-sanitizer")
     if not tool:
@@ -221,9 +291,20 @@ def memcheck(report: Report) -> None:
         return
     log = report.stderr / "memcheck.txt"
     # The library asks for what a driver may refuse, to find out: such calls are no errors.
-    options = ("--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "86", "--log-file", str(log))
+    options = (
+        "--tool",
+        "memcheck",
+        "--report-api-errors",
+        "no",
+        "--error-exitcode",
+        "86",
+        "--log-file",
+        str(log),
+    )
     try:
-        answer = report.run("canaries", "gruyere", share=1 / 3, tool=(tool, *options), seconds=3, threads=1)
+        answer = report.run(
+            "canaries", "gruyere", share=1 / 3, tool=(tool, *options), seconds=3, threads=1
+        )
     except PartFailed as failure:
         said = log.read_text(errors="replace") if log.exists() else ""
         # The tool's last line, where it has come to its end.
@@ -239,10 +320,15 @@ def memcheck(report: Report) -> None:
 def graphs(report: Report) -> None:
     answer = report.run("graphs", "gruyere", rounds=8 if report.quick else 40)
     report.details["graphs"] = answer
-    result = f"{answer['steps']} replays among {answer['eager_blocks']:,} eager blocks; all memory of graphs came back"
+    result = (
+        f"{answer['steps']} replays among {answer['eager_blocks']:,} eager blocks; all memory "
+        "of graphs came back"
+    )
     if report.kernels:
         result += f"; largest difference to eager training {answer['largest_difference']:.1e}"
-    report.add("a captured training step, graphed callables, graphs in one pool", report.judged(), result)
+    report.add(
+        "a captured training step, graphed callables, graphs in one pool", report.judged(), result
+    )
 
 
 def out_of_memory(report: Report) -> None:
@@ -251,7 +337,8 @@ def out_of_memory(report: Report) -> None:
     report.add(
         "out of memory and recovery at 1 GiB",
         report.judged(),
-        f"{answer['filled']:.1%} of it could be filled; batches tried {answer['tried']}; {answer['threads_out_of_memory']} threads ran out at once",
+        f"{answer['filled']:.1%} of it could be filled; batches tried {answer['tried']}; "
+        f"{answer['threads_out_of_memory']} threads ran out at once",
     )
 
 
@@ -265,10 +352,22 @@ def programs(report: Report) -> None:
         # Ours first: its peak of live bytes is exact, and the same program's under every allocator.
         for allocator in ("gruyere", "native", "expandable", "async"):
             try:
-                answer = report.run("programs", allocator, share=1 / 4, program=program, tries=tries, seconds=seconds, live=live)
+                answer = report.run(
+                    "programs",
+                    allocator,
+                    share=1 / 4,
+                    program=program,
+                    tries=tries,
+                    seconds=seconds,
+                    live=live,
+                )
             except PartFailed as failure:
                 table[program][allocator] = {"failed": str(failure)}
-                report.add(f"{program}, {allocator}", FAILED if allocator == "gruyere" else MEASURED, str(failure))
+                report.add(
+                    f"{program}, {allocator}",
+                    FAILED if allocator == "gruyere" else MEASURED,
+                    str(failure),
+                )
                 continue
             live = live or answer["live"]
             table[program][allocator] = answer
@@ -276,11 +375,17 @@ def programs(report: Report) -> None:
             result = f"hold {answer['hold']:.3f}"
             result += f", fit {answer['fit']:.3f}" if answer["fit"] else ""
             if report.kernels:
-                result += f", {answer['step_ms']:.1f} ms a step, {answer['tokens_per_s']:,.0f} tokens/s"
+                result += (
+                    f", {answer['step_ms']:.1f} ms a step, {answer['tokens_per_s']:,.0f} tokens/s"
+                )
             if near:
                 done = "completes" if near["completed"] else f"fails after {near['steps']} steps"
                 result += f"; at {near['allowed']:.2f} of live: {done}"
-                result += f", {near['step_ms']:.1f} ms a step" if report.kernels and near["completed"] else ""
+                result += (
+                    f", {near['step_ms']:.1f} ms a step"
+                    if report.kernels and near["completed"]
+                    else ""
+                )
             report.add(f"{program}, {allocator}", MEASURED if report.kernels else BOOKS, result)
 
 
@@ -290,22 +395,52 @@ def calibrate(report: Report) -> None:
     verdict = MEASURED if report.kernels else BOOKS
     if "created_with" in found:
         way = found["created_with"]
-        report.add("what the library asks of memory here", verdict, f"handle type {way['handle_type']}, RDMA {'on' if way['rdma'] else 'off'}")
-    for kind, name in (("vmm", "mappings"), ("vmm_plain", "plain mappings"), ("pools", "pools and plain allocations")):
+        report.add(
+            "what the library asks of memory here",
+            verdict,
+            f"handle type {way['handle_type']}, RDMA {'on' if way['rdma'] else 'off'}",
+        )
+    for kind, name in (
+        ("vmm", "mappings"),
+        ("vmm_plain", "plain mappings"),
+        ("pools", "pools and plain allocations"),
+    ):
         for size, costs in found.get(kind, {}).items():
             parts = ", ".join(f"{call} {cost['median_us']:.1f}" for call, cost in costs.items())
             calls = sum(cost["calls"] for cost in costs.values())
-            report.add(f"{name} of {size}, us a call", verdict, parts if report.kernels else f"{calls} calls made; times need a driver")
+            report.add(
+                f"{name} of {size}, us a call",
+                verdict,
+                parts if report.kernels else f"{calls} calls made; times need a driver",
+            )
     if "stalls" in found:
-        waits = [name for name in ("map", "setAccess", "unmap") if found["stalls"][f"{name}: the host waits for a running kernel"]]
-        slower = [value for name, values in found["stalls"].items() if name.startswith("kernels with") for value in values if value]
+        waits = [
+            name
+            for name in ("map", "setAccess", "unmap")
+            if found["stalls"][f"{name}: the host waits for a running kernel"]
+        ]
+        slower = [
+            value
+            for name, values in found["stalls"].items()
+            if name.startswith("kernels with")
+            for value in values
+            if value
+        ]
         result = "needs kernels"
         if slower:
-            result = f"the host waits in {', '.join(waits) or 'none of them'}; kernels beside them last up to {max(slower):.2f} times as long"
+            result = (
+                f"the host waits in {', '.join(waits) or 'none of them'}; kernels beside them "
+                f"last up to {max(slower):.2f} times as long"
+            )
         report.add("do map, setAccess and unmap stall kernels?", verdict, result)
     if "aliases" in found:
         stale = found["aliases"]
-        result = f"{stale['stale_copies'] + stale['stale_elements_in_kernels']} stale reads in {stale['rounds']} rounds" if report.kernels else "needs kernels"
+        result = (
+            f"{stale['stale_copies'] + stale['stale_elements_in_kernels']} stale reads in "
+            f"{stale['rounds']} rounds"
+            if report.kernels
+            else "needs kernels"
+        )
         report.add("reuse of a page through an alias, in stream order", report.judged(), result)
     if "pool_address_space" in found:
         spaces = found["pool_address_space"]
@@ -313,17 +448,32 @@ def calibrate(report: Report) -> None:
         report.add(
             "address space of a pool",
             verdict,
-            ", ".join(f"{name}: {'refused' if size is None else f'{size / GIB:.2f} GiB'}" for name, size in taken.items()),
+            ", ".join(
+                f"{name}: {'refused' if size is None else f'{size / GIB:.2f} GiB'}"
+                for name, size in taken.items()
+            ),
         )
         fragmented = found["pool_fragmentation"]
         report.add(
             "a driver pool on a fragmenting trace",
             verdict,
-            f"reserved {fragmented['reserved_high'] / GIB:.2f} GiB for {fragmented['used_high'] / GIB:.2f} used ({fragmented['hold']:.3f});"
-            f" trimmed with {fragmented['live_at_trim'] / GIB:.2f} live: {fragmented['reserved_after_trim'] / GIB:.2f}",
+            f"reserved {fragmented['reserved_high'] / GIB:.2f} GiB for "
+            f"{fragmented['used_high'] / GIB:.2f} used ({fragmented['hold']:.3f});"
+            f" trimmed with {fragmented['live_at_trim'] / GIB:.2f} live: "
+            f"{fragmented['reserved_after_trim'] / GIB:.2f}",
         )
-        rates = ", ".join(f"{threads}: {measured['pairs_per_s']:,.0f}" for threads, measured in found["concurrent_pool"].items())
-        result = rates if report.kernels else f"{', '.join(found['concurrent_pool'])} threads, nothing was left; times need a driver"
+        rates = ", ".join(
+            f"{threads}: {measured['pairs_per_s']:,.0f}"
+            for threads, measured in found["concurrent_pool"].items()
+        )
+        result = (
+            rates
+            if report.kernels
+            else (
+                f"{', '.join(found['concurrent_pool'])} threads, nothing was left; times need "
+                "a driver"
+            )
+        )
         report.add("alloc and free from one pool, pairs a second, by threads", verdict, result)
     report.add("left on the device afterwards", verdict, f"{found['leaked_bytes'] / MIB:.0f} MiB")
 
@@ -331,13 +481,15 @@ def calibrate(report: Report) -> None:
 @dataclass(frozen=True)
 class Part:
     name: str
-    # Seconds for all of its processes together, after which it is taken for hung. Ample: a shared machine without a GPU is slow.
+    # Seconds for all of its processes together, after which it is taken for hung. Ample: a shared
+    # machine without a GPU is slow.
     limit: float
     run: Callable[[Report], None]
 
 
-# In the order of what they decide: whether data is lost, then whether a program's numbers and its graphs are right, whether it goes on where
-# memory runs out, what the design rests on, and what is only measured.
+# In the order of what they decide: whether data is lost, then whether a program's numbers and its
+# graphs are right, whether it goes on where memory runs out, what the design rests on, and what is
+# only measured.
 PARTS = {
     "b": Part("canaries", 230, canaries),
     "a": Part("the same losses", 75, losses),
@@ -353,28 +505,57 @@ def table(report: Report) -> str:
     lines = [[row.part, row.what, row.verdict, row.result] for row in report.rows]
     widths = [max(len(line[column]) for line in [list(heads), *lines]) for column in range(3)]
     rows = [list(heads), ["-" * width for width in widths] + ["-" * 6], *lines]
-    return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths)), line[3]]).rstrip() for line in rows)
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths)), line[3]]).rstrip()
+        for line in rows
+    )
 
 
 def main() -> int:
     letters = "".join(sorted(PARTS))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a short form of each part: a minute or two, for continuous integration")
-    parser.add_argument("--only", default=letters, metavar="PARTS", help="letters of the parts to run, e.g. abc (default: all)")
-    parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS", help="no part may take longer (each has its own limit too)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a short form of each part: a minute or two, for continuous integration",
+    )
+    parser.add_argument(
+        "--only",
+        default=letters,
+        metavar="PARTS",
+        help="letters of the parts to run, e.g. abc (default: all)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="no part may take longer (each has its own limit too)",
+    )
     parser.add_argument(
         "--json",
         type=Path,
         default=Path("gpu-acceptance.json"),
         metavar="FILE",
-        help="where the numbers go (default: %(default)s); what the parts say on stderr goes into a folder beside it",
+        help=(
+            "where the numbers go (default: %(default)s); what the parts say on stderr goes "
+            "into a folder beside it"
+        ),
     )
     arguments = parser.parse_args()
     unknown = set(arguments.only) - set(PARTS)
     if unknown:
-        parser.error(f"--only {arguments.only}: there is no part {', '.join(sorted(unknown))}; the parts are {letters}")
+        parser.error(
+            f"--only {arguments.only}: there is no part {', '.join(sorted(unknown))}; the "
+            f"parts are {letters}"
+        )
     if not library_file().is_file():
-        parser.error(f"{library_file()} is missing: run `cargo build --release`, or set GRUYERE_LIBRARY to a built libgruyere.so")
+        parser.error(
+            f"{library_file()} is missing: run `cargo build --release`, or set GRUYERE_LIBRARY "
+            "to a built libgruyere.so"
+        )
     # Who is told to end takes the running process along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     report = Report(arguments.json, arguments.quick)
@@ -396,12 +577,21 @@ def main() -> int:
     failed = sum(row.verdict == FAILED for row in report.rows)
     unjudged = sum(row.verdict == BOOKS for row in report.rows)
     facts = report.facts
-    print(f"Gruyère on {facts['device']} ({facts['total_memory'] / GIB:.1f} GiB), torch {facts['torch']}, CUDA {facts['cuda']}\n")
+    print(
+        f"Gruyère on {facts['device']} ({facts['total_memory'] / GIB:.1f} GiB), torch "
+        f"{facts['torch']}, CUDA {facts['cuda']}\n"
+    )
     print(table(report))
     print(f"\n{len(report.rows)} lines, {failed} failed, {time.monotonic() - report.began:.0f} s.")
-    print(f"The numbers are in {report.document}, and what the processes said on stderr is in {report.stderr}.")
+    print(
+        f"The numbers are in {report.document}, and what the processes said on stderr is in "
+        f"{report.stderr}."
+    )
     if unjudged:
-        print(f'{unjudged} lines say "{BOOKS}": no kernel runs on this machine, so bytes were counted, and no value and no time was judged.')
+        print(
+            f'{unjudged} lines say "{BOOKS}": no kernel runs on this machine, so bytes were '
+            'counted, and no value and no time was judged.'
+        )
     return 1 if failed else 0
 
 

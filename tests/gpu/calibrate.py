@@ -1,7 +1,9 @@
-"""(f) What the driver's calls cost and do, where its documentation is silent: numbers that Gruyère's design rests on.
+"""(f) What the driver's calls cost and do, where its documentation is silent: numbers that
+Gruyère's design rests on.
 
-Memory is created, mapped and given access to as the library does it (`created_with` in the answer); further times are of memory created with nothing
-special, so that the difference is seen. Calls go to libcuda through ctypes, whose own cost (well under a microsecond) is in each number. torch is
+Memory is created, mapped and given access to as the library does it (`created_with` in the answer);
+further times are of memory created with nothing special, so that the difference is seen. Calls go
+to libcuda through ctypes, whose own cost (well under a microsecond) is in each number. torch is
 there for its long kernels and to hold the device's primary context."""
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class Clock:
 
 
 def vmm_costs(driver: Driver, size: int, rounds: int, creation: Creation) -> Dict[str, Any]:
-    """Each call of a handle's life, one handle at a time; then a row of them, which gets access in one call and goes in one, as the library's do."""
+    """Each call of a handle's life, one handle at a time; then a row of them, which gets access in
+    one call and goes in one, as the library's do."""
     clock = Clock()
     for _ in range(rounds):
         address = clock.time("reserve", lambda: driver.reserve(size))
@@ -81,7 +84,8 @@ def vmm_costs(driver: Driver, size: int, rounds: int, creation: Creation) -> Dic
 
 
 def pool_costs(driver: Driver, size: int, rounds: int) -> Dict[str, Any]:
-    """Each call of a pool: what it has to get from the device, what it has already, and what it gives back."""
+    """Each call of a pool: what it has to get from the device, what it has already, and what it
+    gives back."""
     clock = Clock()
     stream = driver.stream()
     room = max(4 * size, 256 * MIB)
@@ -110,8 +114,8 @@ def pool_costs(driver: Driver, size: int, rounds: int) -> Dict[str, Any]:
 
 
 def stalls(driver: Driver) -> Dict[str, Any]:
-    """Whether map, setAccess and unmap of memory that no kernel uses wait for a running kernel, and whether they slow one down: a row of pages,
-    as the library maps one."""
+    """Whether map, setAccess and unmap of memory that no kernel uses wait for a running kernel, and
+    whether they slow one down: a row of pages, as the library maps one."""
     count = 64
     address = driver.reserve(count * PAGE)
     handles = [driver.create(PAGE) for _ in range(count)]
@@ -126,7 +130,8 @@ def stalls(driver: Driver) -> Dict[str, Any]:
     def unmap_all() -> None:
         driver.cuMemUnmap(address, count * PAGE)
 
-    # A kernel that lasts, then one that streams through memory: the first tells whether the host waits, the second whether the device does.
+    # A kernel that lasts, then one that streams through memory: the first tells whether the host
+    # waits, the second whether the device does.
     data = torch.zeros(512 * MIB // 4, device="cuda")
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -166,7 +171,9 @@ def stalls(driver: Driver) -> Dict[str, Any]:
             call()
             ended.synchronize()
             slower = begun.elapsed_time(ended) / reference if reference else None
-            result[f"kernels with {name}s of other memory beside them, times as long"].append(slower)
+            result[f"kernels with {name}s of other memory beside them, times as long"].append(
+                slower
+            )
     for handle in handles:
         driver.cuMemRelease(handle)
     driver.cuMemAddressFree(address, count * PAGE)
@@ -174,8 +181,9 @@ def stalls(driver: Driver) -> Dict[str, Any]:
 
 
 def aliases(driver: Driver, rounds: int) -> Dict[str, Any]:
-    """A page is mapped at two addresses. On one stream, what is written through the one is read through the other, and the other way
-    round, without a wait of the host's: how often the read was stale (0 means that reuse through an alias is ordered by the stream)."""
+    """A page is mapped at two addresses. On one stream, what is written through the one is read
+    through the other, and the other way round, without a wait of the host's: how often the read was
+    stale (0 means that reuse through an alias is ordered by the stream)."""
     words = PAGE // 4
     first, second = driver.reserve(PAGE), driver.reserve(PAGE)
     handle = driver.create(PAGE)
@@ -191,7 +199,9 @@ def aliases(driver: Driver, rounds: int) -> Dict[str, Any]:
     for index in range(rounds):
         write, read = (first, second) if index % 2 else (second, first)
         driver.cuMemsetD32Async(write, index + 1, words, stream)
-        driver.cuMemcpyDtoHAsync_v2(seen.data_ptr() + 4 * index, read + 4 * (index * 97 % words), 4, stream)
+        driver.cuMemcpyDtoHAsync_v2(
+            seen.data_ptr() + 4 * index, read + 4 * (index * 97 % words), 4, stream
+        )
     # By kernels, whose caches are those that could be stale.
     with torch.cuda.stream(torchs):
         for index in range(rounds):
@@ -200,7 +210,11 @@ def aliases(driver: Driver, rounds: int) -> Dict[str, Any]:
             kernels_stale += (read != index + 1).sum()
     driver.cuStreamSynchronize(stream)
     stale = int((seen != torch.arange(1, rounds + 1, dtype=torch.int32)).sum())
-    result = {"rounds": rounds, "stale_copies": stale, "stale_elements_in_kernels": int(kernels_stale.item())}
+    result = {
+        "rounds": rounds,
+        "stale_copies": stale,
+        "stale_elements_in_kernels": int(kernels_stale.item()),
+    }
     # The old mapping goes while work through the new one is still to run.
     driver.cuMemsetD32Async(first, 1, words, stream)
     driver.cuStreamSynchronize(stream)
@@ -211,7 +225,9 @@ def aliases(driver: Driver, rounds: int) -> Dict[str, Any]:
     value = c_uint32()
     driver.cuMemcpyDtoHAsync_v2(byref(value), second, 4, stream)
     driver.cuStreamSynchronize(stream)
-    result["unmapping one alias under work through the other"] = "kept" if value.value == 7 else f"read {value.value}, not 7"
+    result["unmapping one alias under work through the other"] = (
+        "kept" if value.value == 7 else f"read {value.value}, not 7"
+    )
     driver.cuMemUnmap(second, PAGE)
     driver.cuMemRelease(handle)
     for address in (first, second):
@@ -224,7 +240,12 @@ def as_tensor(address: int, words: int) -> torch.Tensor:
     """Memory that torch did not allocate, as a tensor."""
 
     class Raw:
-        __cuda_array_interface__ = {"shape": (words,), "typestr": "<i4", "data": (address, False), "version": 3}
+        __cuda_array_interface__ = {
+            "shape": (words,),
+            "typestr": "<i4",
+            "data": (address, False),
+            "version": 3,
+        }
 
     return torch.as_tensor(Raw(), device="cuda")
 
@@ -238,7 +259,11 @@ def address_space() -> int:
 def pool_address_space(driver: Driver) -> Dict[str, Any]:
     result = {}
     stream = driver.stream()
-    for name, max_size in (("without maxSize", 0), ("maxSize 2 MiB", 2 * MIB), ("maxSize 1 GiB", GIB)):
+    for name, max_size in (
+        ("without maxSize", 0),
+        ("maxSize 2 MiB", 2 * MIB),
+        ("maxSize 1 GiB", GIB),
+    ):
         before = address_space()
         pool = driver.pool(max_size)
         created = address_space() - before
@@ -253,7 +278,11 @@ def pool_address_space(driver: Driver) -> Dict[str, Any]:
                 raise
         driver.cuStreamSynchronize(stream)
         driver.cuMemPoolDestroy(pool)
-        result[name] = {"created_bytes": created, "after_one_alloc_bytes": used, "after_destroy_bytes": address_space() - before}
+        result[name] = {
+            "created_bytes": created,
+            "after_one_alloc_bytes": used,
+            "after_destroy_bytes": address_space() - before,
+        }
     # A second pool beside the first: whether they share.
     before = address_space()
     pools = [driver.pool() for _ in range(2)]
@@ -268,8 +297,8 @@ def pool_address_space(driver: Driver) -> Dict[str, Any]:
 
 
 def fragmenting(driver: Driver, operations: int) -> Dict[str, Any]:
-    """A driver pool under a trace that fragments: blocks of 64 KiB to 64 MiB whose lives differ, every other one freed, larger ones asked for;
-    at most 3 GiB live."""
+    """A driver pool under a trace that fragments: blocks of 64 KiB to 64 MiB whose lives differ,
+    every other one freed, larger ones asked for; at most 3 GiB live."""
     dice = random.Random(5)
     pool = driver.pool()
     stream = driver.stream()
@@ -291,10 +320,15 @@ def fragmenting(driver: Driver, operations: int) -> Dict[str, Any]:
                 total -= freed
             live = live[1::2]
         if number % (operations // 16) == 0:
-            reserved, used = (driver.pool_bytes(pool, which) for which in (RESERVED_CURRENT, USED_CURRENT))
+            reserved, used = (
+                driver.pool_bytes(pool, which) for which in (RESERVED_CURRENT, USED_CURRENT)
+            )
             curve.append({"live": total, "used": used, "reserved": reserved})
     driver.cuStreamSynchronize(stream)
-    high = {"reserved_high": driver.pool_bytes(pool, RESERVED_HIGH), "used_high": driver.pool_bytes(pool, USED_HIGH)}
+    high = {
+        "reserved_high": driver.pool_bytes(pool, RESERVED_HIGH),
+        "used_high": driver.pool_bytes(pool, USED_HIGH),
+    }
     driver.cuMemPoolTrimTo(pool, 0)
     trimmed = driver.pool_bytes(pool, RESERVED_CURRENT)
     for address, _ in live:
@@ -302,11 +336,18 @@ def fragmenting(driver: Driver, operations: int) -> Dict[str, Any]:
     driver.cuStreamSynchronize(stream)
     driver.cuMemPoolDestroy(pool)
     driver.cuStreamDestroy_v2(stream)
-    return {**high, "hold": high["reserved_high"] / max(high["used_high"], 1), "live_at_trim": total, "reserved_after_trim": trimmed, "curve": curve}
+    return {
+        **high,
+        "hold": high["reserved_high"] / max(high["used_high"], 1),
+        "live_at_trim": total,
+        "reserved_after_trim": trimmed,
+        "curve": curve,
+    }
 
 
 def concurrent(driver: Driver, threads: int, pairs: int) -> Dict[str, Any]:
-    """Pairs of alloc and free from many threads, each on its own stream, from one pool; Python's lock is in the numbers."""
+    """Pairs of alloc and free from many threads, each on its own stream, from one pool; Python's
+    lock is in the numbers."""
     pool = driver.pool(4 * GIB)
     failures: List[str] = []
     spans: List[Any] = []
@@ -337,7 +378,11 @@ def concurrent(driver: Driver, threads: int, pairs: int) -> Dict[str, Any]:
     driver.cuMemPoolDestroy(pool)
     assert not failures, failures
     took = max(end for _, end in spans) - min(start for start, _ in spans)
-    return {"pairs_per_s": threads * pairs / took, "us_a_pair_and_thread": 1e6 * took / pairs, "left_used": left}
+    return {
+        "pairs_per_s": threads * pairs / took,
+        "us_a_pair_and_thread": 1e6 * took / pairs,
+        "left_used": left,
+    }
 
 
 def main(allocator: str, rounds: int = 40) -> Dict[str, Any]:
@@ -351,19 +396,33 @@ def main(allocator: str, rounds: int = 40) -> Dict[str, Any]:
     scaled = {size: max(4, rounds // max(1, size // (16 * MIB))) for size in {*MAPPED, *POOLED}}
     if driver.attribute(VMM_SUPPORTED):
         result["created_with"] = driver.creation.told()
-        result["vmm"] = {f"{size // MIB} MiB": vmm_costs(driver, size, scaled[size], driver.creation) for size in MAPPED}
+        result["vmm"] = {
+            f"{size // MIB} MiB": vmm_costs(driver, size, scaled[size], driver.creation)
+            for size in MAPPED
+        }
         # The difference, if there is one, grows with the size or does not: both ends.
-        result["vmm_plain"] = {f"{size // MIB} MiB": vmm_costs(driver, size, scaled[size], PLAIN) for size in (MAPPED[0], MAPPED[-1])}
+        result["vmm_plain"] = {
+            f"{size // MIB} MiB": vmm_costs(driver, size, scaled[size], PLAIN)
+            for size in (MAPPED[0], MAPPED[-1])
+        }
         result["stalls"] = stalls(driver)
         result["aliases"] = aliases(driver, 50 * rounds)
         if run:
-            assert result["aliases"]["stale_copies"] == result["aliases"]["stale_elements_in_kernels"] == 0, result["aliases"]
+            assert (
+                result["aliases"]["stale_copies"]
+                == result["aliases"]["stale_elements_in_kernels"]
+                == 0
+            ), result["aliases"]
         result["set_access_not_ready"] = driver.not_ready
     if driver.attribute(POOLS_SUPPORTED):
-        result["pools"] = {f"{size // MIB} MiB": pool_costs(driver, size, scaled[size]) for size in POOLED}
+        result["pools"] = {
+            f"{size // MIB} MiB": pool_costs(driver, size, scaled[size]) for size in POOLED
+        }
         result["pool_address_space"] = pool_address_space(driver)
         result["pool_fragmentation"] = fragmenting(driver, 100 * rounds)
-        result["concurrent_pool"] = {str(threads): concurrent(driver, threads, 50 * rounds) for threads in (1, 2, 4, 8, 16)}
+        result["concurrent_pool"] = {
+            str(threads): concurrent(driver, threads, 50 * rounds) for threads in (1, 2, 4, 8, 16)
+        }
         assert not any(measured["left_used"] for measured in result["concurrent_pool"].values())
         fragmentation = result["pool_fragmentation"]
         assert fragmentation["reserved_high"] >= fragmentation["used_high"] > 0

@@ -1,12 +1,14 @@
-"""(b) Canaries: every block is filled with a number of its own and checked by kernels before it goes, while blocks are freed, reused and
-passed between streams and graphs.
+"""(b) Canaries: every block is filled with a number of its own and checked by kernels before it
+goes, while blocks are freed, reused and passed between streams and graphs.
 
-Kernels that do nothing but last (torch.cuda._sleep) keep the device behind the host, so that a block is always freed, and its memory
-asked for again, while kernels still use it. Eager threads allocate, fill, pass on, check and drop, on torch's streams and on streams that
-they create themselves, and destroy where that is asked for; meanwhile the main thread captures graphs, replays them on any stream, and drops
-graphs whose replays are still running.
+Kernels that do nothing but last (torch.cuda._sleep) keep the device behind the host, so that a
+block is always freed, and its memory asked for again, while kernels still use it. Eager threads
+allocate, fill, pass on, check and drop, on torch's streams and on streams that they create
+themselves, and destroy where that is asked for; meanwhile the main thread captures graphs, replays
+them on any stream, and drops graphs whose replays are still running.
 
-On a machine without kernels the books are judged: no block is handed out over a live one, nothing is left, every invariant holds.
+On a machine without kernels the books are judged: no block is handed out over a live one, nothing
+is left, every invariant holds.
 """
 
 from __future__ import annotations
@@ -42,9 +44,13 @@ class Overlaps:
         with self.lock:
             at = bisect.bisect_left(self.starts, start)
             if at < len(self.starts) and self.starts[at] < end:
-                self.found.append(f"[{start:#x}, {end:#x}) over a live block at {self.starts[at]:#x}")
+                self.found.append(
+                    f"[{start:#x}, {end:#x}) over a live block at {self.starts[at]:#x}"
+                )
             if at and self.ends[self.starts[at - 1]] > start:
-                self.found.append(f"[{start:#x}, {end:#x}) inside a live block at {self.starts[at - 1]:#x}")
+                self.found.append(
+                    f"[{start:#x}, {end:#x}) inside a live block at {self.starts[at - 1]:#x}"
+                )
             self.starts.insert(at, start)
             self.ends[start] = end
 
@@ -68,7 +74,9 @@ class Block:
 class Eager:
     """One thread's blocks and streams."""
 
-    def __init__(self, seed: int, overlaps: Overlaps, driver: Driver, budget: int, destroys: bool = False) -> None:
+    def __init__(
+        self, seed: int, overlaps: Overlaps, driver: Driver, budget: int, destroys: bool = False
+    ) -> None:
         self.random = random.Random(seed)
         self.overlaps = overlaps
         self.driver = driver
@@ -134,7 +142,8 @@ class Eager:
         block.used_by.add(stream.cuda_stream)
 
     def drop(self) -> None:
-        """Checked on any stream, and dropped before the check has run; half of the time under another current stream."""
+        """Checked on any stream, and dropped before the check has run; half of the time under
+        another current stream."""
         block = self.take()
         if block is None:
             return
@@ -164,8 +173,8 @@ class Eager:
             self.own.append((handle, torch.cuda.ExternalStream(handle)))
 
     def destroy_stream(self) -> None:
-        """With its work under way and live blocks that were allocated on it. Blocks that it was recorded for go first: to free them
-        later would use the stream (torch's own rule)."""
+        """With its work under way and live blocks that were allocated on it. Blocks that it was
+        recorded for go first: to free them later would use the stream (torch's own rule)."""
         if not self.own:
             return
         handle, stream = self.own.pop(self.random.randrange(len(self.own)))
@@ -185,7 +194,12 @@ class Eager:
         block.tensor = None  # type: ignore[assignment]
 
     def run(self, until: float) -> None:
-        moves = [(self.allocate, 10), (self.drop, 8), (self.hand_over, 3), (self.create_stream, 0.2)]
+        moves = [
+            (self.allocate, 10),
+            (self.drop, 8),
+            (self.hand_over, 3),
+            (self.create_stream, 0.2),
+        ]
         if self.destroys:
             moves.append((self.destroy_stream, 0.05))
         functions, weights = [move for move, _ in moves], [weight for _, weight in moves]
@@ -231,7 +245,12 @@ class Graphs:
         self.counter = torch.cuda.Stream()
         self.last = torch.cuda.Event()
         self.last.record()
-        self.counts = {"captures": 0, "replays": 0, "released_in_flight": 0, "released_before_the_free": 0}
+        self.counts = {
+            "captures": 0,
+            "replays": 0,
+            "released_in_flight": 0,
+            "released_before_the_free": 0,
+        }
 
     def capture(self) -> None:
         count = 1 << self.random.choice((12, 16, 20))
@@ -242,8 +261,11 @@ class Graphs:
         if shared and not any(captured.shared for captured in self.live):
             # A pool whose graphs are all gone is gone too.
             self.pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self.pool if shared else None, capture_error_mode="thread_local"):
-            # Written early, slept over, read late: whoever else gets this memory is seen, or sees us.
+        with torch.cuda.graph(
+            graph, pool=self.pool if shared else None, capture_error_mode="thread_local"
+        ):
+            # Written early, slept over, read late: whoever else gets this memory is seen, or sees
+            # us.
             scratch = [seed.expand(count) + number for number in range(4)]
             torch.cuda._sleep(100_000)
             output = torch.stack(scratch).sum(0, dtype=torch.int32)
@@ -252,7 +274,8 @@ class Graphs:
         self.counts["captures"] += 1
 
     def replay(self, captured: Captured) -> int:
-        """On any stream, behind the replay before it: those of graphs that share a pool must not overlap (torch's rule)."""
+        """On any stream, behind the replay before it: those of graphs that share a pool must not
+        overlap (torch's rule)."""
         stream = self.random.choice(self.streams)
         self.counts["replays"] += 1
         number = self.counts["replays"]
@@ -271,7 +294,8 @@ class Graphs:
         return number
 
     def release(self) -> None:
-        """The graph goes while its replay runs. Sometimes its output stays, and must keep what the replay wrote."""
+        """The graph goes while its replay runs. Sometimes its output stays, and must keep what the
+        replay wrote."""
         captured = self.live.pop(self.random.randrange(len(self.live)))
         number = self.replay(captured)
         if self.random.random() < 0.3:
@@ -321,7 +345,12 @@ def detector_sees_one_wrong_element(overlaps: Overlaps, driver: Driver) -> bool:
 
 
 def main(
-    allocator: str, seconds: float = 30.0, threads: int = 2, seed: int = 1, destroy_streams: bool = False, record_stream: bool = True
+    allocator: str,
+    seconds: float = 30.0,
+    threads: int = 2,
+    seed: int = 1,
+    destroy_streams: bool = False,
+    record_stream: bool = True,
 ) -> Dict[str, Any]:
     machine.install(allocator, record_stream)
     run = machine.kernels_run()
@@ -329,7 +358,9 @@ def main(
     overlaps = Overlaps()
     budget = min(torch.cuda.mem_get_info()[0] // 4, 4 << 30) // threads
     seen = detector_sees_one_wrong_element(overlaps, driver)
-    eagers = [Eager(seed + index, overlaps, driver, budget, destroy_streams) for index in range(threads)]
+    eagers = [
+        Eager(seed + index, overlaps, driver, budget, destroy_streams) for index in range(threads)
+    ]
     graphs = Graphs(seed)
     failures: List[BaseException] = []
     until = time.monotonic() + seconds
@@ -368,7 +399,12 @@ def main(
         machine.books_are_sound()
         left = machine.gruyere_stats()
         assert left["live"] == 0 and left["pending"] == 0 and left["captured"] == 0, left
-    return {"wrong": wrong if run else None, "detector": seen if run else None, "moves": counts, "seconds": seconds}
+    return {
+        "wrong": wrong if run else None,
+        "detector": seen if run else None,
+        "moves": counts,
+        "seconds": seconds,
+    }
 
 
 if __name__ == "__main__":

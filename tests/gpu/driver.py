@@ -5,7 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_int,
+    c_size_t,
+    c_ubyte,
+    c_uint,
+    c_uint64,
+    c_ushort,
+    c_void_p,
+)
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Dict, Optional
@@ -32,7 +43,12 @@ class Location(Structure):
 
 
 class AllocationFlags(Structure):
-    _fields_ = [("compression", c_ubyte), ("rdma", c_ubyte), ("usage", c_ushort), ("reserved", c_ubyte * 4)]
+    _fields_ = [
+        ("compression", c_ubyte),
+        ("rdma", c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 4),
+    ]
 
 
 class AllocationProp(Structure):
@@ -105,8 +121,8 @@ class DriverError(RuntimeError):
         self.code = code
 
 
-# Times that access is asked for while the driver is not ready, and the longest wait between two of them, seconds: the library's
-# (src/driver/cuda/creation.rs).
+# Times that access is asked for while the driver is not ready, and the longest wait between two of
+# them, seconds: the library's (src/driver/cuda/creation.rs).
 ATTEMPTS, LONGEST_WAIT = 100, 1e-3
 # What the library maps, and what its reservations are aligned to.
 PAGE = 2 * MIB
@@ -120,14 +136,18 @@ class Creation:
     rdma: bool = False
 
     def told(self) -> Dict[str, Any]:
-        return {"handle_type": {NO_TYPE: "none", POSIX_FILE: "posix"}[self.handle_type], "rdma": self.rdma}
+        return {
+            "handle_type": {NO_TYPE: "none", POSIX_FILE: "posix"}[self.handle_type],
+            "rdma": self.rdma,
+        }
 
 
 PLAIN = Creation()
 
 
 class Driver:
-    """Each function of libcuda above, under its name; one that answers other than 0 raises DriverError. The calls let the GIL go."""
+    """Each function of libcuda above, under its name; one that answers other than 0 raises
+    DriverError. The calls let the GIL go."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -181,14 +201,16 @@ class Driver:
 
     @cached_property
     def creation(self) -> Creation:
-        """As what the library creates memory here (`handle_type:auto`): of what the device offers, the first that a page proves."""
+        """As what the library creates memory here (`handle_type:auto`): of what the device offers,
+        the first that a page proves."""
         types = (POSIX_FILE, NO_TYPE) if self.attribute(POSIX_FILES_SUPPORTED) else (NO_TYPE,)
         flags = (True, False) if self.attribute(RDMA_SUPPORTED) else (False,)
         ways = [Creation(handle_type, rdma) for handle_type in types for rdma in flags]
         return next(way for way in ways if way == PLAIN or self.works(way))
 
     def works(self, creation: Creation) -> bool:
-        """Whether a page made so can be exported, mapped and accessed. Devices have said so, and then refused."""
+        """Whether a page made so can be exported, mapped and accessed. Devices have said so, and
+        then refused."""
         try:
             handle = self.create(PAGE, creation)
             try:
@@ -225,7 +247,12 @@ class Driver:
     def create(self, size: int, creation: Optional[Creation] = None) -> int:
         """Physical memory, as the library creates it where nothing else is said."""
         way = creation or self.creation
-        prop = AllocationProp(type=1, handle_types=way.handle_type, location=Location(1, 0), flags=AllocationFlags(rdma=way.rdma))
+        prop = AllocationProp(
+            type=1,
+            handle_types=way.handle_type,
+            location=Location(1, 0),
+            flags=AllocationFlags(rdma=way.rdma),
+        )
         handle = c_uint64()
         self.cuMemCreate(byref(handle), size, byref(prop), 0)
         return handle.value

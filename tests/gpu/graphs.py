@@ -1,4 +1,5 @@
-"""(c) Captured graphs replayed among eager work: the same results as without capture, and no memory of theirs in eager hands."""
+"""(c) Captured graphs replayed among eager work: the same results as without capture, and no memory
+of theirs in eager hands."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ from machine import MIB
 
 def model_of(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16)).cuda()
+    return nn.Sequential(
+        nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16)
+    ).cuda()
 
 
-def iteration(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def iteration(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
     loss = nn.functional.mse_loss(model(x), y)
     loss.backward()
@@ -25,7 +30,8 @@ def iteration(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tenso
 
 
 class Canaries:
-    """Eager tensors that come and go between replays: each holds its own number until it is dropped."""
+    """Eager tensors that come and go between replays: each holds its own number until it is
+    dropped."""
 
     def __init__(self) -> None:
         self.blocks: List[torch.Tensor] = []
@@ -46,7 +52,9 @@ class Canaries:
             start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.untyped_storage().nbytes()
             for block in self.blocks:
                 low, high = block.data_ptr(), block.data_ptr() + block.untyped_storage().nbytes()
-                assert high <= start or end <= low, "an eager block lies in a captured graph's output"
+                assert high <= start or end <= low, (
+                    "an eager block lies in a captured graph's output"
+                )
 
 
 def warmed_up(work: Any) -> None:
@@ -61,7 +69,9 @@ def warmed_up(work: Any) -> None:
 def training_step_as_a_graph(canaries: Canaries, rounds: int) -> Dict[str, Any]:
     data = [(torch.randn(64, 256), torch.randn(64, 16)) for _ in range(rounds)]
     eager, captured = model_of(1), model_of(1)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9) for model in (eager, captured)]
+    optimizers = [
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9) for model in (eager, captured)
+    ]
     x, y = torch.zeros(64, 256, device="cuda"), torch.zeros(64, 16, device="cuda")
     start = [parameter.detach().clone() for parameter in captured.parameters()]
     warmed_up(lambda: iteration(captured, optimizers[1], x, y))
@@ -90,14 +100,22 @@ def training_step_as_a_graph(canaries: Canaries, rounds: int) -> Dict[str, Any]:
 
 
 def graphed_callables(canaries: Canaries, rounds: int) -> float:
-    """torch.cuda.make_graphed_callables: forward and backward of two modules, captured apart, in one pool."""
+    """torch.cuda.make_graphed_callables: forward and backward of two modules, captured apart, in
+    one pool."""
     plain, graphed = model_of(2), model_of(2)
     parts = graphed[:2], graphed[2:]
-    samples = (torch.randn(32, 256, device="cuda", requires_grad=True),), (torch.randn(32, 1024, device="cuda", requires_grad=True),)
+    samples = (
+        (torch.randn(32, 256, device="cuda", requires_grad=True),),
+        (torch.randn(32, 1024, device="cuda", requires_grad=True),),
+    )
     first, second = torch.cuda.make_graphed_callables(parts, samples)
     apart = 0.0
     for index in range(rounds):
-        x = torch.randn(32, 256, generator=torch.Generator().manual_seed(index)).cuda().requires_grad_()
+        x = (
+            torch.randn(32, 256, generator=torch.Generator().manual_seed(index))
+            .cuda()
+            .requires_grad_()
+        )
         canaries.stir()
         out = second(first(x))
         canaries.stir()
@@ -105,14 +123,17 @@ def graphed_callables(canaries: Canaries, rounds: int) -> float:
         z = x.detach().clone().requires_grad_()
         expected = plain(z)
         expected.square().mean().backward()
-        apart = max(apart, (out - expected).abs().max().item(), (x.grad - z.grad).abs().max().item())
+        apart = max(
+            apart, (out - expected).abs().max().item(), (x.grad - z.grad).abs().max().item()
+        )
         graphed.zero_grad(set_to_none=True)
         plain.zero_grad(set_to_none=True)
     return apart
 
 
 def several_in_one_pool(canaries: Canaries) -> int:
-    """Graphs that share a pool, replayed in the order of their captures; then released one by one, outputs first or last."""
+    """Graphs that share a pool, replayed in the order of their captures; then released one by one,
+    outputs first or last."""
     pool = torch.cuda.graph_pool_handle()
     x = torch.arange(MIB, dtype=torch.int32, device="cuda")
     graphs, outputs = [], []
@@ -131,7 +152,8 @@ def several_in_one_pool(canaries: Canaries) -> int:
         canaries.clear_of(*outputs)
         for number, output in enumerate(outputs):
             wrong += int((output != 4 * (x + number)).sum().item())
-    # Release before the frees: the graphs go, their outputs stay and keep their values among eager work.
+    # Release before the frees: the graphs go, their outputs stay and keep their values among eager
+    # work.
     kept = [output.clone() for output in outputs]
     graphs.clear()
     del graph
@@ -162,8 +184,16 @@ def main(allocator: str, rounds: int = 40) -> Dict[str, Any]:
         # A device-wide synchronisation later than the release: nothing is held for graphs any more.
         machine.clean()
         left = machine.gruyere_stats()
-        assert left["captured"] == 0, f"{left['captured']} bytes are still held for graphs that are gone"
-    return {**training, "graphed_callables_difference": apart, "wrong": wrong, "eager_blocks": canaries.count, "changed": changed}
+        assert left["captured"] == 0, (
+            f"{left['captured']} bytes are still held for graphs that are gone"
+        )
+    return {
+        **training,
+        "graphed_callables_difference": apart,
+        "wrong": wrong,
+        "eager_blocks": canaries.count,
+        "changed": changed,
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """(a) One seeded training: its losses to the last bit, and a digest of the weights that come of it.
 
-acceptance.py runs it under torch's own allocator and under Gruyère; both must say the same. Memory that is handed out while
-something still uses it shows up here as another number."""
+acceptance.py runs it under torch's own allocator and under Gruyère; both must say the same. Memory
+that is handed out while something still uses it shows up here as another number."""
 
 from __future__ import annotations
 
@@ -23,15 +23,21 @@ def main(allocator: str, steps: int = 30) -> Dict[str, Any]:
     torch.manual_seed(1234)
     # The other attention kernels sum in an order that is not fixed.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        layers = (nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.1, batch_first=True) for _ in range(6))
+        layers = (
+            nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.1, batch_first=True)
+            for _ in range(6)
+        )
         model = nn.Sequential(nn.Embedding(2000, 384), *layers, nn.Linear(384, 2000)).cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
         copies = torch.cuda.Stream()
         losses = []
         for step in range(steps):
             generator = torch.Generator().manual_seed(step)
-            tokens = torch.randint(0, 2000, (8, 64 + 32 * (step * 7 % 9)), generator=generator).pin_memory()
-            # As a prefetching loader: copied on a stream of its own, used on another, dropped at once.
+            tokens = torch.randint(
+                0, 2000, (8, 64 + 32 * (step * 7 % 9)), generator=generator
+            ).pin_memory()
+            # As a prefetching loader: copied on a stream of its own, used on another, dropped at
+            # once.
             with torch.cuda.stream(copies):
                 batch = tokens.cuda(non_blocking=True)
             torch.cuda.current_stream().wait_stream(copies)

@@ -1,6 +1,8 @@
-"""What every part needs: the allocator that was asked for, what kind of machine this is, and numbers that mean the same under each.
+"""What every part needs: the allocator that was asked for, what kind of machine this is, and
+numbers that mean the same under each.
 
-A part is a program of its own: `python PART.py ALLOCATOR [settings as JSON]`. Its last line on stdout is its answer, as JSON.
+A part is a program of its own: `python PART.py ALLOCATOR [settings as JSON]`. Its last line on
+stdout is its answer, as JSON.
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ def library_file() -> Path:
 class Stats(ctypes.Structure):
     """GruyereStats, version 1 (include/gruyere.h). Later versions only add at the end."""
 
-    NAMES = """total_memory limit reserved reserved_peak live live_peak pending arena_free largest_free slab_bytes
-        slab_free captured retries out_of_memories bad_frees events_recorded events_queried""".split()
-    _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [(name, ctypes.c_uint64) for name in NAMES]
+    NAMES = """total_memory limit reserved reserved_peak live live_peak pending arena_free
+        largest_free slab_bytes slab_free captured retries out_of_memories bad_frees events_recorded
+        events_queried""".split()
+    _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [
+        (name, ctypes.c_uint64) for name in NAMES
+    ]
 
 
 _library: Optional[ctypes.CDLL] = None
@@ -57,7 +62,8 @@ def gruyere_stats() -> Dict[str, int]:
 
 
 def install(allocator: str, record_stream: bool = True) -> None:
-    """Puts the allocator in place; before CUDA is initialised. torch's own are chosen by the environment (acceptance.py sets it).
+    """Puts the allocator in place; before CUDA is initialised. torch's own are chosen by the
+    environment (acceptance.py sets it).
 
     `record_stream=False` leaves that hook out and announces it all the same: a planted fault."""
     global _library
@@ -90,18 +96,25 @@ def install(allocator: str, record_stream: bool = True) -> None:
 
 
 def is_phantom() -> bool:
-    """Whether the stand-in GPU is preloaded (tests/pytorch/run): it keeps books and runs no kernel."""
+    """Whether the stand-in GPU is preloaded (tests/pytorch/run): it keeps books and runs no
+    kernel."""
     return hasattr(ctypes.CDLL(None), "phantom_physical")
 
 
 def kernels_run() -> bool:
-    """Whether kernels compute. False on the phantom; anywhere else that would be a fault of the machine's."""
+    """Whether kernels compute. False on the phantom; anywhere else that would be a fault of the
+    machine's."""
     import torch
 
     a = torch.full((64, 64), 2.0, device="cuda")
     right = (a @ a).sum().item() == 64 * 64 * 64 * 4.0
     if not right and not is_phantom():
-        answer(failed="a product of two small matrices is wrong on this machine, before anything was tested")
+        answer(
+            failed=(
+                "a product of two small matrices is wrong on this machine, before anything was "
+                "tested"
+            )
+        )
     return right
 
 
@@ -135,7 +148,9 @@ def cap(allowed: Optional[int]) -> None:
     import torch
 
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(1.0 if allowed is None else min(1.0, allowed / total), 0)
+    torch.cuda.set_per_process_memory_fraction(
+        1.0 if allowed is None else min(1.0, allowed / total), 0
+    )
 
 
 def peaks(allocator: str) -> Dict[str, int]:
@@ -157,7 +172,8 @@ def device_used() -> int:
 
 
 def books_are_sound() -> None:
-    """Gruyère's own check of every page and block, against the driver's books. No other thread may be allocating."""
+    """Gruyère's own check of every page and block, against the driver's books. No other thread may
+    be allocating."""
     code = gruyere().gruyere_validate()
     assert code == 0, f"gruyere_validate answered {code}: the log says what is broken"
     assert gruyere_stats()["bad_frees"] == 0, "frees of what was no live block"

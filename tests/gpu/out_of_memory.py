@@ -1,4 +1,5 @@
-"""(d) Out of memory at a capped size: torch's own exception, and the program goes on, in this thread and in others."""
+"""(d) Out of memory at a capped size: torch's own exception, and the program goes on, in this
+thread and in others."""
 
 from __future__ import annotations
 
@@ -36,20 +37,26 @@ def main(allocator: str, allowed: int = GIB) -> Dict[str, Any]:
     except torch.cuda.OutOfMemoryError as error:
         message = str(error)
         assert len(error.args) == 1
-    assert message.startswith("CUDA out of memory. Tried to allocate 32.00 MiB."), message or "nothing ran out of memory"
+    assert message.startswith("CUDA out of memory. Tried to allocate 32.00 MiB."), (
+        message or "nothing ran out of memory"
+    )
     assert len(kept) * 32 * MIB <= allowed, "more was handed out than is allowed"
     filled = len(kept) * 32 * MIB / allowed
     del kept[::2]
     larger = torch.full((12 * MIB,), -1.0, device="cuda")
     if run:
-        assert all((block == 2 * index + 1).all().item() for index, block in enumerate(kept)), "a block changed"
+        assert all((block == 2 * index + 1).all().item() for index, block in enumerate(kept)), (
+            "a block changed"
+        )
         assert (larger == -1).all().item()
     del larger
     kept.clear()
 
     # The loop that people write.
     torch.manual_seed(0)
-    layers = (nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(3))
+    layers = (
+        nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(3)
+    )
     model = nn.Sequential(*layers).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch, tried = 2048, []
@@ -91,7 +98,13 @@ def main(allocator: str, allowed: int = GIB) -> Dict[str, Any]:
         machine.books_are_sound()
         assert machine.gruyere_stats()["live"] == 0
         assert machine.gruyere_stats()["reserved_peak"] <= allowed
-    return {"filled": filled, "batch": batch, "tried": tried, "threads_out_of_memory": len(caught), "message": message}
+    return {
+        "filled": filled,
+        "batch": batch,
+        "tried": tried,
+        "threads_out_of_memory": len(caught),
+        "message": message,
+    }
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""(e) Three programs under one allocator: what they hold, the smallest size that they fit in, how long a step takes.
+"""(e) Three programs under one allocator: what they hold, the smallest size that they fit in, how
+long a step takes.
 
     pretrain   a decoder of fixed shape, AdamW, gradients accumulated over two batches
     varied     the same with a new length and batch at every step, then again with little more
                memory than it needs
     generate   serving: sequences come, grow piece by piece, and go
 
-hold: peak reserved / peak live. fit: the smallest allowed size at which the program completes / peak live (a search between peak live
-and peak reserved, `tries` steps deep). 1 is the limit of both.
+hold: peak reserved / peak live. fit: the smallest allowed size at which the program completes /
+peak live (a search between peak live and peak reserved, `tries` steps deep). 1 is the limit of
+both.
 """
 
 from __future__ import annotations
@@ -31,13 +33,23 @@ class Layer(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, x: torch.Tensor, past: Optional[Tuple[torch.Tensor, torch.Tensor]] = None) -> Any:
+    def forward(
+        self, x: torch.Tensor, past: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
+    ) -> Any:
         batch, length, _ = x.shape
-        parts = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, HEADS, WIDTH // HEADS)
+            .permute(2, 0, 3, 1, 4)
+        )
         q, k, v = parts.unbind(0)
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=length > 1).transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=length > 1)
+            .transpose(1, 2)
+            .reshape(batch, length, WIDTH)
+        )
         x = x + self.down(F.gelu(self.up(self.norm2(x))))
         return x if past is None else (x, (k, v))
 
@@ -58,7 +70,8 @@ class Decoder(nn.Module):
 
 
 def train(shapes: List[Tuple[int, int]], accumulate: int) -> Iterator[int]:
-    """One step of AdamW after every `accumulate` batches of the given (batch, length); yields the tokens of each step."""
+    """One step of AdamW after every `accumulate` batches of the given (batch, length); yields the
+    tokens of each step."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = Decoder()
@@ -89,7 +102,8 @@ def varied() -> Iterator[int]:
 
 @torch.no_grad()
 def generate() -> Iterator[int]:
-    """Up to 24 sequences at a time; each starts with a prompt and grows by a chunk a round until it is done."""
+    """Up to 24 sequences at a time; each starts with a prompt and grows by a chunk a round until it
+    is done."""
     rounds = random.Random(11)
     with torch.device("cuda"):
         model = Decoder().to(torch.bfloat16)
@@ -103,7 +117,9 @@ def generate() -> Iterator[int]:
             done += advance(model, sequences, len(sequences) - 1, length)
         for index in range(len(sequences)):
             done += advance(model, sequences, index, 32)
-        sequences = [(wanted, caches) for wanted, caches in sequences if caches[0][0].shape[2] < wanted]
+        sequences = [
+            (wanted, caches) for wanted, caches in sequences if caches[0][0].shape[2] < wanted
+        ]
         yield done
 
 
@@ -123,7 +139,8 @@ PROGRAMS = {"pretrain": pretrain, "varied": varied, "generate": generate}
 
 
 def attempt(name: str, allowed: Optional[int]) -> Dict[str, Any]:
-    """Runs the program once, from nothing, allowed to hold that many bytes: how far it came, and how fast it was."""
+    """Runs the program once, from nothing, allowed to hold that many bytes: how far it came, and
+    how fast it was."""
     machine.clean()
     machine.cap(allowed)
     times: List[float] = []
@@ -158,9 +175,15 @@ def attempt(name: str, allowed: Optional[int]) -> Dict[str, Any]:
 
 
 def main(
-    allocator: str, program: str, tries: int = 6, seconds: float = 40.0, live: Optional[int] = None, near: float = 1.06
+    allocator: str,
+    program: str,
+    tries: int = 6,
+    seconds: float = 40.0,
+    live: Optional[int] = None,
+    near: float = 1.06,
 ) -> Dict[str, Any]:
-    """`live`: the program's peak of live bytes, where another run has measured it (the same for every allocator)."""
+    """`live`: the program's peak of live bytes, where another run has measured it (the same for
+    every allocator)."""
     machine.install(allocator)
     machine.kernels_run()
     machine.clean()
@@ -182,7 +205,8 @@ def main(
         # What torch allows there counts live bytes, not held ones: it is no bound on memory.
         return {**result, "near_limit": None, "fit": None, "fit_at_least": None, "retries": None}
     if program == "varied":
-        # Little more than what is live at the peak: the allocator must give memory back, or put it together, at every step.
+        # Little more than what is live at the peak: the allocator must give memory back, or put it
+        # together, at every step.
         result["near_limit"] = {"allowed": near, **attempt(program, int(near * live))}
     below, above = live, peaks["reserved"]
     for _ in range(tries):

@@ -1,4 +1,5 @@
-/* The interposed calls, each with what CUDA promises of it. The first argument names the promise. */
+/* The interposed calls, each with what CUDA promises of it. The first argument names the promise.
+ * */
 #include "cuda.h"
 #include <string.h>
 
@@ -60,7 +61,8 @@ static void nothing(void) {
     OK(cudaGetLastError());
 }
 
-/* Neither a block that was freed before nor the inside of one reaches the runtime, and both are errors. */
+/* Neither a block that was freed before nor the inside of one reaches the runtime, and both are
+ * errors. */
 static void wrong_frees(void) {
     char *block;
     OK(cudaMalloc((void **)&block, 40 * MIB));
@@ -152,7 +154,8 @@ static void memory_info(void) {
     CHECK(after >= before - 8 * MIB && after <= total);
 }
 
-/* The first call gives the thread its context, as the runtime does; blocks of other contexts are not ours. */
+/* The first call gives the thread its context, as the runtime does; blocks of other contexts are
+ * not ours. */
 static void contexts(void) {
     void *context = NULL, *block;
     OK(cudaMalloc(&block, MIB));
@@ -206,7 +209,8 @@ static void devices(void) {
     OK(gruyere_stats(1, &stats));
     CHECK(stats.live == 0);
 
-    /* Freed in the order of another device's stream, whose work the heap cannot ask for: it is waited for, the default stream's too. */
+    /* Freed in the order of another device's stream, whose work the heap cannot ask for: it is
+     * waited for, the default stream's too. */
     OK(cudaMalloc(&block, MIB));
     OK(cudaSetDevice(1));
     unsigned long long waits = phantom_calls("cuStreamSynchronize");
@@ -218,7 +222,8 @@ static void devices(void) {
     CHECK(live() == 0);
 }
 
-/* A device that is allowed to reach another's memory does, though nothing was ever allocated on it. */
+/* A device that is allowed to reach another's memory does, though nothing was ever allocated on it.
+ * */
 static void peers(void) {
     struct {
         int type, id;

@@ -1,14 +1,18 @@
-/* Many threads on many streams allocate, use and free memory in every way that the runtime has, by CUDA's rules and no more than those.
+/* Many threads on many streams allocate, use and free memory in every way that the runtime has, by
+ * CUDA's rules and no more than those.
  *
  *     crowd THREADS STREAMS STEPS SEED [WRONG]
  *
- * Each block is freed by whoever comes by: on another thread than it was allocated, on another stream, by another function. What CUDA
- * leaves to the program is done: uses on several streams are ordered by an event of the block's, and so is a cudaFreeAsync. What CUDA
- * promises is relied on: cudaFree is called while kernels still use the block, and what cudaMalloc gave is used on any stream at once.
- * The stand-in's oracle is told of every block and every kernel and judges both; the memory's contents are checked besides.
+ * Each block is freed by whoever comes by: on another thread than it was allocated, on another
+ * stream, by another function. What CUDA leaves to the program is done: uses on several streams are
+ * ordered by an event of the block's, and so is a cudaFreeAsync. What CUDA promises is relied on:
+ * cudaFree is called while kernels still use the block, and what cudaMalloc gave is used on any
+ * stream at once. The stand-in's oracle is told of every block and every kernel and judges both;
+ * the memory's contents are checked besides.
  *
- * WRONG makes one mistake, which the oracle must find: `unordered` frees in the order of a stream that does not wait for the last use,
- * `freed` uses a block after its free, `early` takes what is in order on one stream only for what any stream may use.
+ * WRONG makes one mistake, which the oracle must find: `unordered` frees in the order of a stream
+ * that does not wait for the last use, `freed` uses a block after its free, `early` takes what is
+ * in order on one stream only for what any stream may use.
  */
 #include "cudart.h"
 #include <dlfcn.h>
@@ -88,14 +92,16 @@ static void use_ends(struct block *block, cudaStream_t stream) {
     block->was_used = true;
 }
 
-/* The first and the last bytes hold the block's mark. Copies, as kernels, run in the order of a stream. */
+/* The first and the last bytes hold the block's mark. Copies, as kernels, run in the order of a
+ * stream. */
 static void write_mark(struct block *block, cudaStream_t stream) {
     uint64_t pattern[MARK / 8];
     for (int i = 0; i < MARK / 8; i++) pattern[i] = block->mark + i;
     uint64_t n = block->bytes < MARK ? block->bytes : MARK;
     OK(cudaMemcpyAsync(block->at, pattern, n, cudaMemcpyHostToDevice, stream));
     if (block->bytes >= 2 * MARK) {
-        OK(cudaMemcpyAsync(block->at + block->bytes - MARK, pattern, MARK, cudaMemcpyHostToDevice, stream));
+        OK(cudaMemcpyAsync(block->at + block->bytes - MARK, pattern, MARK, cudaMemcpyHostToDevice,
+                           stream));
     }
 }
 
@@ -106,11 +112,14 @@ static void read_mark(struct block *block, cudaStream_t stream) {
     order(block, stream);
     OK(cudaMemcpyAsync(found[0], block->at, n, cudaMemcpyDeviceToHost, stream));
     bool both = block->bytes >= 2 * MARK;
-    if (both) OK(cudaMemcpyAsync(found[1], block->at + block->bytes - MARK, MARK, cudaMemcpyDeviceToHost, stream));
+    if (both)
+        OK(cudaMemcpyAsync(found[1], block->at + block->bytes - MARK, MARK, cudaMemcpyDeviceToHost,
+                           stream));
     OK(cudaStreamSynchronize(stream));
     use_ends(block, stream);
     if (memcmp(found[0], pattern, n) != 0 || (both && memcmp(found[1], pattern, MARK) != 0)) {
-        fprintf(stderr, "crowd: %p+%llu: somebody else wrote to it\n", (void *)block->at, (unsigned long long)block->bytes);
+        fprintf(stderr, "crowd: %p+%llu: somebody else wrote to it\n", (void *)block->at,
+                (unsigned long long)block->bytes);
         exit(1);
     }
     atomic_fetch_add(&checks, 1);
@@ -265,16 +274,18 @@ static void *work(void *seed) {
     return NULL;
 }
 
-/* Where the library manages: what the driver thinks it has given and what the heap thinks it holds are the same. */
+/* Where the library manages: what the driver thinks it has given and what the heap thinks it holds
+ * are the same. */
 static void compare_books(const char *when) {
     int32_t (*read)(int32_t, GruyereStats *) = NULL;
     *(void **)&read = dlsym(RTLD_DEFAULT, "gruyere_stats");
     if (read == NULL) return;
     GruyereStats stats = {.size = sizeof stats};
     if (read(0, &stats) != 0) return; /* observed: there is no heap */
-    printf("%s: reserved %llu phantom %llu live %llu requested %llu owned %llu\n", when, (unsigned long long)stats.reserved,
-        (unsigned long long)phantom_physical(0), (unsigned long long)stats.live, (unsigned long long)stats.requested,
-        (unsigned long long)phantom_owned());
+    printf("%s: reserved %llu phantom %llu live %llu requested %llu owned %llu\n", when,
+           (unsigned long long)stats.reserved, (unsigned long long)phantom_physical(0),
+           (unsigned long long)stats.live, (unsigned long long)stats.requested,
+           (unsigned long long)phantom_owned());
     CHECK(stats.bad_frees == 0);
     if (getenv("CROWD_MANAGED") != NULL) {
         CHECK(stats.reserved == phantom_physical(0));
@@ -290,7 +301,9 @@ int main(int count, char **arguments) {
     uint64_t seed = strtoull(arguments[4], NULL, 10);
     CHECK(threads > 0 && threads <= 64 && streams > 0 && streams <= MOST_STREAMS);
     if (count == 6) {
-        wrong = strcmp(arguments[5], "unordered") == 0 ? UNORDERED : strcmp(arguments[5], "freed") == 0 ? FREED : EARLY;
+        wrong = strcmp(arguments[5], "unordered") == 0 ? UNORDERED
+                : strcmp(arguments[5], "freed") == 0   ? FREED
+                                                       : EARLY;
         CHECK(wrong != EARLY || strcmp(arguments[5], "early") == 0);
     }
     for (int i = 0; i < streams; i++) {
@@ -303,7 +316,8 @@ int main(int count, char **arguments) {
     }
     pthread_t workers[64];
     for (int i = 0; i < threads; i++) {
-        CHECK(pthread_create(&workers[i], NULL, work, (void *)(uintptr_t)(seed * 1000 + i + 1)) == 0);
+        CHECK(pthread_create(&workers[i], NULL, work, (void *)(uintptr_t)(seed * 1000 + i + 1)) ==
+              0);
     }
     for (int i = 0; i < threads; i++) pthread_join(workers[i], NULL);
     compare_books("running");
@@ -323,7 +337,9 @@ int main(int count, char **arguments) {
         trim();
         CHECK(phantom_physical(0) == 0);
     }
-    printf("mallocs %ld frees %ld touches %ld checks %ld refused %ld hazards %lld virtual ms %llu\n", mallocs, frees, touches, checks,
-        refused, (long long)phantom_hazards(), (unsigned long long)(phantom_host_now() / 1000000));
+    printf(
+        "mallocs %ld frees %ld touches %ld checks %ld refused %ld hazards %lld virtual ms %llu\n",
+        mallocs, frees, touches, checks, refused, (long long)phantom_hazards(),
+        (unsigned long long)(phantom_host_now() / 1000000));
     return 0;
 }

@@ -65,7 +65,8 @@ int cuCtxCreate_v2(void **, unsigned, int);
 int cuCtxPopCurrent_v2(void **);
 uint64_t phantom_calls(const char *);
 
-/* What libgruyere.so exports when it is preloaded (the test puts include/ on the path); NULL without. */
+/* What libgruyere.so exports when it is preloaded (the test puts include/ on the path); NULL
+ * without. */
 #include "gruyere.h"
 #pragma weak gruyere_stats
 #pragma weak gruyere_validate
@@ -80,11 +81,14 @@ static inline void check(int holds, const char *what, int line) {
 #define OK(call) check((call) == 0, #call " == 0", __LINE__)
 #define MIB ((size_t)1 << 20)
 
-/* How often the stand-in was asked for memory as a program asks (pages of the heap's own are made by cuMemCreate). */
+/* How often the stand-in was asked for memory as a program asks (pages of the heap's own are made
+ * by cuMemCreate). */
 static inline uint64_t real_mallocs(void) {
     return phantom_calls("cuMemAlloc") + phantom_calls("cuMemAllocFromPoolAsync");
 }
-static inline uint64_t real_frees(void) { return phantom_calls("cuMemFree") + phantom_calls("cuMemFreeAsync"); }
+static inline uint64_t real_frees(void) {
+    return phantom_calls("cuMemFree") + phantom_calls("cuMemFreeAsync");
+}
 
 /* Live bytes of device 0 on the record, 0 where there is none. */
 static inline uint64_t live(void) {

@@ -1,4 +1,5 @@
-/* What the programs here call of the CUDA runtime, of the driver, and of the stand-in GPU: no toolkit is needed to build them. */
+/* What the programs here call of the CUDA runtime, of the driver, and of the stand-in GPU: no
+ * toolkit is needed to build them. */
 #ifndef GRUYERE_TEST_CUDART_H
 #define GRUYERE_TEST_CUDART_H
 
@@ -15,14 +16,25 @@ typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef struct CUmemPool_st *cudaMemPool_t;
 typedef unsigned long long CUdeviceptr;
 
-enum { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 };
+enum {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorNotReady = 600
+};
 enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 enum { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };
 
 struct cudaPitchedPtr { void *ptr; size_t pitch, xsize, ysize; };
 struct cudaExtent { size_t width, height, depth; };
-struct cudaPointerAttributes { int type; int device; void *devicePointer; void *hostPointer; long reserved[8]; };
+struct cudaPointerAttributes {
+    int type;
+    int device;
+    void *devicePointer;
+    void *hostPointer;
+    long reserved[8];
+};
 typedef struct { char reserved[64]; } cudaIpcMemHandle_t;
 struct cudaMemPoolProps {
     int allocType, handleTypes;
@@ -44,7 +56,8 @@ cudaError_t cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t 
 cudaError_t cudaMalloc3D(struct cudaPitchedPtr *pointer, struct cudaExtent extent);
 cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream);
 cudaError_t cudaMallocAsync_ptsz(void **pointer, size_t bytes, cudaStream_t stream);
-cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t bytes, cudaMemPool_t pool, cudaStream_t stream);
+cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t bytes, cudaMemPool_t pool,
+                                    cudaStream_t stream);
 cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream);
 cudaError_t cudaFreeAsync_ptsz(void *pointer, cudaStream_t stream);
 cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned flags);
@@ -55,7 +68,8 @@ cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool);
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *props);
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind);
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind,
+                            cudaStream_t stream);
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes);
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer);
 
@@ -65,11 +79,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize_ptsz(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode);
-cudaError_t cudaStreamBeginCaptureToGraph(
-    cudaStream_t stream, cudaGraph_t graph, const void *dependencies, const void *edges, size_t n, int mode);
+cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph,
+                                          const void *dependencies, const void *edges, size_t n,
+                                          int mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
 cudaError_t cudaGraphCreate(cudaGraph_t *graph, unsigned flags);
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                 unsigned long long flags);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
@@ -84,10 +100,13 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
 cudaError_t cudaIpcCloseMemHandle(void *pointer);
 
 int cuCtxRecordEvent(void *context, cudaEvent_t event);
-int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
-int cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t align, CUdeviceptr hint, unsigned long long flags);
+int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
+                        int *status);
+int cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t align, CUdeviceptr hint,
+                        unsigned long long flags);
 int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags);
-int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element);
+int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                       unsigned element);
 
 /* The stand-in's own (phantom/abi/src/control.rs). */
 #define EVERY_STREAM ((cudaStream_t)-1)

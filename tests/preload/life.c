@@ -1,4 +1,5 @@
-/* Forks, execs, threads, static constructors and destructors under preload. The first argument names the scene. */
+/* Forks, execs, threads, static constructors and destructors under preload. The first argument
+ * names the scene. */
 #include "cuda.h"
 #include <pthread.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* Libraries that bring their CUDA runtime themselves, privately; this program is not linked with one. */
+/* Libraries that bring their CUDA runtime themselves, privately; this program is not linked with
+ * one. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

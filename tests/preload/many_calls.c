@@ -1,4 +1,5 @@
-/* Mallocs and frees as many as the argument says, with some hundred blocks live, of all sizes and both kinds: to be counted. */
+/* Mallocs and frees as many as the argument says, with some hundred blocks live, of all sizes and
+ * both kinds: to be counted. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,8 @@
  *
  *     start WAY
  *
- * It allocates before main and frees after it, too. Ends with 0 where everything was as it should be. */
+ * It allocates before main and frees after it, too. Ends with 0 where everything was as it should
+ * be. */
 #include "cudart.h"
 #include <pthread.h>
 #include <stdbool.h>
@@ -86,7 +87,8 @@ int main(int count, char **arguments) {
         for (int i = 0; i < 100; i++) OK(cudaMalloc(&block, 1 << (i % 24)));
         exit(0);
     case 4: /* while threads allocate */
-        for (int i = 0; i < 3; i++) CHECK(pthread_create(&thread, NULL, allocate_for_ever, NULL) == 0);
+        for (int i = 0; i < 3; i++)
+            CHECK(pthread_create(&thread, NULL, allocate_for_ever, NULL) == 0);
         usleep(200);
         quiet = true;
         return 0;

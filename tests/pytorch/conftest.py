@@ -22,11 +22,13 @@ GRUYERE = RELEASE / "libgruyere.so"
 PHANTOM = RELEASE / "libphantom_cuda.so"
 COMMAND = RELEASE / "gruyere"
 
-# Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for other libraries.
+# Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for
+# other libraries.
 LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
 LIBRARIES_PRELOADED = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
 
-# Where the programs' records are: they go with the session, and the user's own `gruyere ps` does not show them.
+# Where the programs' records are: they go with the session, and the user's own `gruyere ps` does
+# not show them.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 RECORDS = tempfile.mkdtemp(prefix="gruyere-test-records.", dir=MEMORY)
 os.environ["GRUYERE_RECORD_DIR"] = RECORDS
@@ -76,7 +78,8 @@ class Phantom:
         self.runs = 0
 
     def run(self, program, *arguments, allocator="native", code=None, timeout=300, **settings):
-        """Runs programs/PROGRAM.py (or `code`) under the phantom. Settings are environment variables."""
+        """Runs programs/PROGRAM.py (or `code`) under the phantom. Settings are environment
+        variables."""
         self.runs += 1
         books = self.folder / f"books-{self.runs}.json"
         environment = clean_environment() | {
@@ -90,7 +93,9 @@ class Phantom:
         }
         if allocator == "expandable":
             # Up to torch 2.8 the variable was CUDA's.
-            environment["PYTORCH_ALLOC_CONF"] = environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+            environment["PYTORCH_ALLOC_CONF"] = environment["PYTORCH_CUDA_ALLOC_CONF"] = (
+                "expandable_segments:True"
+            )
         environment |= {key: str(value) for key, value in settings.items()}
         what = ["-c", code] if code else [HERE / "programs" / f"{program}.py"]
         process = subprocess.Popen(
@@ -121,14 +126,15 @@ def phantom(tmp_path):
     return Phantom(tmp_path)
 
 
-# The two ways in: torch's bare constructor, and all hooks wired (with a witness between torch and the library).
+# The two ways in: torch's bare constructor, and all hooks wired (with a witness between torch and
+# the library).
 @pytest.fixture(params=["bare", "hooked"])
 def gruyere(request):
     return request.param
 
 
-# The Python package as users get it: a wheel, installed into a clean environment. Built once a run, when a test asks for it: by the worker
-# that asks first.
+# The Python package as users get it: a wheel, installed into a clean environment. Built once a run,
+# when a test asks for it: by the worker that asks first.
 @pytest.fixture(scope="session")
 def wheel_installed(tmp_path_factory, worker_id):
     import package

@@ -1,4 +1,5 @@
-/* What torch wheels for CUDA 12 call and the phantom, whose runtime is CUDA 13's, has otherwise. Preloaded behind it, by matrix only. */
+/* What torch wheels for CUDA 12 call and the phantom, whose runtime is CUDA 13's, has otherwise.
+ * Preloaded behind it, by matrix only. */
 
 #include <stddef.h>
 #include <string.h>
@@ -14,11 +15,14 @@ struct properties {
     size_t totalConstMem;
     int major, minor;
     size_t textureAlignment, texturePitchAlignment;
-    int deviceOverlap, multiProcessorCount, kernelExecTimeoutEnabled, integrated, canMapHostMemory, computeMode;
+    int deviceOverlap, multiProcessorCount, kernelExecTimeoutEnabled, integrated, canMapHostMemory,
+        computeMode;
     int textures[24], surfaces[17];
     size_t surfaceAlignment;
-    int concurrentKernels, ECCEnabled, pciBusID, pciDeviceID, pciDomainID, tccDriver, asyncEngineCount, unifiedAddressing;
-    int memoryClockRate, memoryBusWidth, l2CacheSize, persistingL2CacheMaxSize, maxThreadsPerMultiProcessor;
+    int concurrentKernels, ECCEnabled, pciBusID, pciDeviceID, pciDomainID, tccDriver,
+        asyncEngineCount, unifiedAddressing;
+    int memoryClockRate, memoryBusWidth, l2CacheSize, persistingL2CacheMaxSize,
+        maxThreadsPerMultiProcessor;
     char rest[512];
 };
 
@@ -48,7 +52,8 @@ int cudaGetDeviceProperties_v2(struct properties *out, int device) {
 
 /* CUDA 13 put an argument for the edges' data before the last. */
 int cudaStreamGetCaptureInfo(void *, void *, void *, void *, void *, void *, void *);
-int cudaStreamGetCaptureInfo_v2(void *stream, void *status, void *id, void *graph, void *nodes, void *count) {
+int cudaStreamGetCaptureInfo_v2(void *stream, void *status, void *id, void *graph, void *nodes,
+                                void *count) {
     return cudaStreamGetCaptureInfo(stream, status, id, graph, nodes, NULL, count);
 }
 

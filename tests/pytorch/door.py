@@ -1,4 +1,5 @@
-"""The native door in programs of the tests: what they find in their environment, and how they begin."""
+"""The native door in programs of the tests: what they find in their environment, and how they
+begin."""
 
 from conftest import GRUYERE, HERE, ROOT, TARGET
 
@@ -24,7 +25,12 @@ def refused(function, *arguments, kind=RuntimeError):
 
 def settings(**others):
     path = f"{HERE / 'programs'}:{ROOT / 'python_loader'}"
-    return {"PYTHONPATH": path, "GRUYERE_LIBRARY": GRUYERE, "XDG_CACHE_HOME": CACHE, "CUDA_HOME": TOOLKIT} | others
+    return {
+        "PYTHONPATH": path,
+        "GRUYERE_LIBRARY": GRUYERE,
+        "XDG_CACHE_HOME": CACHE,
+        "CUDA_HOME": TOOLKIT,
+    } | others
 
 
 def through(phantom, program="", code=None, check=True, **others):

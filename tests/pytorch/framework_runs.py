@@ -1,4 +1,5 @@
-"""Runs a script of frameworks/ on the phantom, under torch's own allocator or with Gruyère in its launch line."""
+"""Runs a script of frameworks/ on the phantom, under torch's own allocator or with Gruyère in its
+launch line."""
 
 import json
 import subprocess
@@ -14,28 +15,55 @@ PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
 PLAIN = ([], {})
 MODULE = (["-m", "gruyere"], {})
 VARIABLE = ([], {"GRUYERE_ENABLE": "1"})
-# The console scripts as pip has installed them. (torch is in the environment below, so its script is given our interpreter.)
+# The console scripts as pip has installed them. (torch is in the environment below, so its script
+# is given our interpreter.)
 ACCELERATE_SCRIPT = [PYTHON.parent / "accelerate", "launch"]
 TORCHRUN_SCRIPT = [ROOT / ".venv-torch" / "bin" / "torchrun"]
-ACCELERATE = [*ACCELERATE_SCRIPT, "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "bf16"]
+ACCELERATE = [
+    *ACCELERATE_SCRIPT,
+    "--num_processes",
+    "1",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "bf16",
+]
 ACCELERATE_PLAIN = (ACCELERATE, {})
 ACCELERATE_MODULE = ([*ACCELERATE, "-m", "gruyere"], {})
 # Two ranks.
 TORCHRUN = ["--standalone", "--nproc-per-node=2"]
-ACCELERATE_RANKS = [*ACCELERATE_SCRIPT, "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--main_process_port", "0"]
+ACCELERATE_RANKS = [
+    *ACCELERATE_SCRIPT,
+    "--multi_gpu",
+    "--num_processes",
+    "2",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "no",
+    "--main_process_port",
+    "0",
+]
 LAUNCHERS = {
     "torchrun -m gruyere": ([*TORCHRUN_SCRIPT, *TORCHRUN, "-m", "gruyere"], {}),
     "GRUYERE_ENABLE=1 torchrun": ([*TORCHRUN_SCRIPT, *TORCHRUN], {"GRUYERE_ENABLE": "1"}),
-    "python -m gruyere -m torch.distributed.run": (["-m", "gruyere", "-m", "torch.distributed.run", *TORCHRUN], {}),
+    "python -m gruyere -m torch.distributed.run": (
+        ["-m", "gruyere", "-m", "torch.distributed.run", *TORCHRUN],
+        {},
+    ),
     "accelerate launch -m gruyere": ([*ACCELERATE_RANKS, "-m", "gruyere"], {}),
     "GRUYERE_ENABLE=1 accelerate launch": (ACCELERATE_RANKS, {"GRUYERE_ENABLE": "1"}),
-    "python -m gruyere -m accelerate.commands.launch": (["-m", "gruyere", "-m", "accelerate.commands.launch", *ACCELERATE_RANKS[2:]], {}),
+    "python -m gruyere -m accelerate.commands.launch": (
+        ["-m", "gruyere", "-m", "accelerate.commands.launch", *ACCELERATE_RANKS[2:]],
+        {},
+    ),
 }
 
 
 @dataclass
 class Ran:
-    """What a script printed on its last line, and what each of its processes reported at its end (site/sitecustomize.py)."""
+    """What a script printed on its last line, and what each of its processes reported at its end
+    (site/sitecustomize.py)."""
 
     out: str
     err: str
@@ -53,7 +81,8 @@ class Ran:
 
 
 def run(folder, script, *arguments, launch, gruyere, processes=1, timeout=240, **settings):
-    """Runs frameworks/SCRIPT.py as it stands, checks its exit and its books, and hands back what it and its processes said."""
+    """Runs frameworks/SCRIPT.py as it stands, checks its exit and its books, and hands back what it
+    and its processes said."""
     reports = folder / ("gruyere" if gruyere else "torch")
     reports.mkdir()
     options, variables = launch
@@ -73,20 +102,25 @@ def run(folder, script, *arguments, launch, gruyere, processes=1, timeout=240, *
     environment |= variables | {key: str(value) for key, value in settings.items()}
     command = [PYTHON, *options, HERE / "frameworks" / f"{script}.py", *arguments]
     try:
-        ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout)
+        ended = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout
+        )
     except subprocess.TimeoutExpired as error:
         pytest.fail(f"{script} took more than {timeout} s\n{error.stdout}\n{error.stderr}")
     assert ended.returncode == 0, f"exit code {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
     found = [json.loads(file.read_text()) for file in reports.glob("*.json")]
     books = [json.loads(file.read_text()) for file in reports.glob("books-*")]
-    ran = Ran(ended.stdout, ended.stderr, json.loads(ended.stdout.strip().splitlines()[-1]), found, books)
+    ran = Ran(
+        ended.stdout, ended.stderr, json.loads(ended.stdout.strip().splitlines()[-1]), found, books
+    )
     assert len(found) == processes, (found, ended.stderr)
     check(ran, gruyere)
     return ran
 
 
 def check(ran, gruyere):
-    """Who allocated is who should have; every byte is accounted for; no rule of the driver's was broken."""
+    """Who allocated is who should have; every byte is accounted for; no rule of the driver's was
+    broken."""
     for device in ran.devices:
         assert device["allocator"] == ("gruyere" if gruyere else "native")
         assert device["reserved"] == device["physical"], device

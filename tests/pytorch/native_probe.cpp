@@ -1,4 +1,5 @@
-// What torch's C++ code asks of its allocator and Python cannot: called by test_native_door_cpp.py, built against the same headers as the shim.
+// What torch's C++ code asks of its allocator and Python cannot: called by test_native_door_cpp.py,
+// built against the same headers as the shim.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
@@ -22,7 +23,8 @@ struct GivesMemory : c10::FreeMemoryCallback {
   }
 };
 
-// 0; else the error's text is in `said`: 1 for torch's out of memory, 2 for its other errors, 3 for anybody's.
+// 0; else the error's text is in `said`: 1 for torch's out of memory, 2 for its other errors, 3 for
+// anybody's.
 template <class Body>
 int tried(Body body) {
   try {
@@ -60,8 +62,9 @@ int probe_data_pointer() {
     return 1;
   }
   c10::DataPtr block = base->allocate(1000);
-  if (block.get() != block.get_context() || !block.get() || block.get_deleter() != base->raw_deleter()) {
-    return 2;
+  if (block.get() != block.get_context() || !block.get() ||
+      block.get_deleter() != base->raw_deleter()) {
+      return 2;
   }
   if (!base->is_simple_data_ptr(block) || block.device() != c10::Device(c10::kCUDA, 0)) {
     return 3;
@@ -77,16 +80,19 @@ int probe_data_pointer() {
   base->raw_deallocate(base->raw_allocate(1000));
   size_t bytes = 0;
   void* start = allocator->getBaseAllocation(static_cast<char*>(block.get()), &bytes);
-  if (start > block.get() || static_cast<char*>(start) + bytes < static_cast<char*>(block.get()) + 1000) {
-    return 6;
+  if (start > block.get() ||
+      static_cast<char *>(start) + bytes < static_cast<char *>(block.get()) + 1000) {
+      return 6;
   }
   int on_the_host = 0;
-  if (tried([&] { allocator->getBaseAllocation(&on_the_host, nullptr); }) != 2 || said.find("invalid device pointer") == std::string::npos) {
-    return 7;
+  if (tried([&] { allocator->getBaseAllocation(&on_the_host, nullptr); }) != 2 ||
+      said.find("invalid device pointer") == std::string::npos) {
+      return 7;
   }
   // Neither is its own: skipped.
   allocator->recordStream(c10::DataPtr(), c10::cuda::getCurrentCUDAStream());
-  allocator->recordStream(c10::DataPtr(&on_the_host, c10::Device(c10::kCUDA, 0)), c10::cuda::getCurrentCUDAStream());
+  allocator->recordStream(c10::DataPtr(&on_the_host, c10::Device(c10::kCUDA, 0)),
+                          c10::cuda::getCurrentCUDAStream());
   return 0;
 }
 
@@ -113,7 +119,8 @@ int probe_copies(int other_device) {
   return 0;
 }
 
-// A filter that throws: torch's exception comes out of the request as it is, and the pool can be ended.
+// A filter that throws: torch's exception comes out of the request as it is, and the pool can be
+// ended.
 int probe_throwing_filter() {
   auto* allocator = get();
   const c10::MempoolId_t id{0, 77};

@@ -1,4 +1,5 @@
-"""The Python package, built as a wheel and installed into a clean virtual environment that sees torch, and programs that run there."""
+"""The Python package, built as a wheel and installed into a clean virtual environment that sees
+torch, and programs that run there."""
 
 import json
 import os
@@ -41,7 +42,8 @@ def build_wheel():
 
 
 def install(wheel):
-    """Makes the virtual environment: the wheel, and torch by a line that names the folder where it is."""
+    """Makes the virtual environment: the wheel, and torch by a line that names the folder where it
+    is."""
     shutil.rmtree(VENV, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
     pip("install", "--no-deps", "--no-index", wheel, python=VENV / "bin" / "python")
@@ -53,9 +55,14 @@ def install(wheel):
 def pip(*arguments, python=sys.executable):
     command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
     # pip up to 25.2 applies the first to build environments, later ones the second.
-    pinned = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(ROOT / "tests/pytorch/constraints-wheel.txt"))
+    pinned = dict.fromkeys(
+        ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"),
+        str(ROOT / "tests/pytorch/constraints-wheel.txt"),
+    )
     environment = {**clean_environment(), **pinned, "CARGO_TARGET_DIR": str(TARGET)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -81,7 +88,8 @@ class Ended:
 
 
 class Installed:
-    """The environment with the package, on the phantom. Programs are written into, and run in, a folder of the test's own."""
+    """The environment with the package, on the phantom. Programs are written into, and run in, a
+    folder of the test's own."""
 
     def __init__(self, binaries, wheel, folder):
         self.binaries = binaries
@@ -95,7 +103,8 @@ class Installed:
         return path
 
     def python(self, *arguments, **settings):
-        """Runs python with `arguments`; settings are environment variables, and those that are None are taken away."""
+        """Runs python with `arguments`; settings are environment variables, and those that are None
+        are taken away."""
         return self.command("python", *arguments, **settings)
 
     def command(self, name, *arguments, timeout=300, **settings):

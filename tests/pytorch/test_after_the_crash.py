@@ -1,4 +1,5 @@
-"""Dumps, snapshots from outside and traces of real PyTorch programs: read by torch's own viewers, and replayed."""
+"""Dumps, snapshots from outside and traces of real PyTorch programs: read by torch's own viewers,
+and replayed."""
 
 import json
 import subprocess
@@ -16,16 +17,30 @@ _truth.install()
 from torch.cuda import _memory_viz
 
 def outside(*arguments):
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("LD_", "PHANTOM_", "GRUYERE_CONF"))}
-    return subprocess.run([os.environ["GRUYERE_TEST_COMMAND"], *arguments], env=clean, check=True, capture_output=True, text=True).stdout
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("LD_", "PHANTOM_", "GRUYERE_CONF"))
+    }
+    return subprocess.run(
+        [os.environ["GRUYERE_TEST_COMMAND"], *arguments],
+        env=clean,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
 
 def opened(path):
-    # What torch's own viewers make of it. memory() wants a script from the internet to draw with: what it would be given will do.
+    # What torch's own viewers make of it. memory() wants a script from the internet to draw with:
+    # what it would be given will do.
     with open(path, "rb") as file:
         raw = file.read()
     assert raw[:2] == b"\\x80\\x04"
     snapshot = pickle.loads(raw)
-    assert {"segments", "device_traces", "allocator_settings", "external_annotations"} <= set(snapshot)
+    assert {"segments", "device_traces", "allocator_settings", "external_annotations"} <= set(
+        snapshot
+    )
     for segment in snapshot["segments"]:
         at = segment["address"]
         for block in segment["blocks"]:
@@ -34,7 +49,10 @@ def opened(path):
         assert at == segment["address"] + segment["total_size"]
     pages = _memory_viz.trace_plot(snapshot), _memory_viz.segment_plot(snapshot)
     assert all("MemoryViz" in page and len(page) > 1000 for page in pages)
-    drawn = _memory_viz.memory(snapshot, lambda lines: lines), _memory_viz.segments(snapshot, lambda lines: lines)
+    drawn = (
+        _memory_viz.memory(snapshot, lambda lines: lines),
+        _memory_viz.segments(snapshot, lambda lines: lines),
+    )
     assert drawn[0] and drawn[1]
     assert _memory_viz.segsum(snapshot) and _memory_viz.trace(snapshot)
     return snapshot
@@ -46,7 +64,14 @@ def same_keys(mine, torchs):
 
 def run(phantom, code, **settings):
     path = f"{HERE / 'programs'}:{ROOT / 'python_loader'}"
-    return phantom.run("", code=PRELUDE + code, allocator="hooked", PYTHONPATH=path, GRUYERE_LIBRARY=GRUYERE, **settings).check()
+    return phantom.run(
+        "",
+        code=PRELUDE + code,
+        allocator="hooked",
+        PYTHONPATH=path,
+        GRUYERE_LIBRARY=GRUYERE,
+        **settings,
+    ).check()
 
 
 @pytest.mark.parametrize("conf", ["", "backing:pool", "backing:passthrough"])
@@ -67,14 +92,18 @@ allocated = [block for block in blocks if block["state"] == "active_allocated"]
 stats = torch.cuda.memory_stats()
 assert sum(segment["allocated_size"] for segment in segments) == torch.cuda.memory_allocated()
 assert sum(block["requested_size"] for block in allocated) == stats["requested_bytes.all.current"]
-assert {block["address"] for block in allocated} == {tensor.data_ptr() for tensor in [*kept, *later]}
+assert {block["address"] for block in allocated} == {
+    tensor.data_ptr() for tensor in [*kept, *later]
+}
 # The library's own snapshot, in each place.
 same_keys(snapshot, own)
 same_keys(segments[0], own["segments"][0])
 same_keys(segments[0]["blocks"][0], own["segments"][0]["blocks"][0])
 same_keys(snapshot["device_traces"][0][0], own["device_traces"][0][0])
 same_keys(snapshot["allocator_settings"], own["allocator_settings"])
-where = lambda segments: sorted((segment["address"], segment["total_size"], segment["is_expandable"]) for segment in segments)
+where = lambda segments: sorted(
+    (segment["address"], segment["total_size"], segment["is_expandable"]) for segment in segments
+)
 assert where(segments) == where(own["segments"])
 assert all("lifetime" in block["frames"][0]["name"] for block in allocated)
 gpu.report(traces=len(snapshot["device_traces"][0]))
@@ -83,7 +112,9 @@ gpu.report(traces=len(snapshot["device_traces"][0]))
     assert run(phantom, code, GRUYERE_CONF=conf).report["traces"] >= 399 + 133 + 2 * 199
 
 
-def test_the_dump_of_an_out_of_memory_opens_in_torchs_viewers_and_the_program_goes_on(phantom, tmp_path):
+def test_the_dump_of_an_out_of_memory_opens_in_torchs_viewers_and_the_program_goes_on(
+    phantom, tmp_path
+):
     code = """
 kept = [torch.empty(40 << 20, dtype=torch.uint8, device="cuda") for _ in range(10)]
 try:
@@ -92,18 +123,32 @@ except torch.OutOfMemoryError as error:
     said = str(error)
 (name,) = [name for name in os.listdir("dumps") if name.endswith(".pickle")]
 snapshot = opened(os.path.join("dumps", name))
-assert snapshot["device_traces"][0][-1]["action"] == "oom" and snapshot["device_traces"][0][-1]["size"] == 700 << 20
-assert sum(segment["allocated_size"] for segment in snapshot["segments"]) == torch.cuda.memory_allocated() == 400 << 20
+assert (
+    snapshot["device_traces"][0][-1]["action"] == "oom"
+    and snapshot["device_traces"][0][-1]["size"] == 700 << 20
+)
+assert (
+    sum(segment["allocated_size"] for segment in snapshot["segments"])
+    == torch.cuda.memory_allocated()
+    == 400 << 20
+)
 kept.append(torch.empty(100 << 20, dtype=torch.uint8, device="cuda"))
 gpu.report(said=said, name=name)
 """
-    report = run(phantom, code, GRUYERE_CONF=f"dump_dir:{tmp_path / 'dumps'},headroom:0", PHANTOM_MEMORY="1GiB").report
+    report = run(
+        phantom,
+        code,
+        GRUYERE_CONF=f"dump_dir:{tmp_path / 'dumps'},headroom:0",
+        PHANTOM_MEMORY="1GiB",
+    ).report
     stem = (tmp_path / "dumps" / report["name"]).with_suffix("")
     state = json.loads(stem.with_suffix(".json").read_text())
     assert state["out_of_memory"]["message"] == report["said"]
     assert stem.with_suffix(".txt").read_text().startswith(report["said"])
     held = state["devices"][0]["held"]
-    assert held["reserved_bytes"] == sum(value for key, value in held.items() if key != "reserved_bytes")
+    assert held["reserved_bytes"] == sum(
+        value for key, value in held.items() if key != "reserved_bytes"
+    )
 
 
 def test_a_trace_of_a_training_program_has_its_peak_and_replays(phantom, tmp_path):

@@ -1,4 +1,5 @@
-"""`gruyere bench --torch` as a user runs it, on the phantom; its numbers against the phantom's books."""
+"""`gruyere bench --torch` as a user runs it, on the phantom; its numbers against the phantom's
+books."""
 
 import json
 import shutil
@@ -22,10 +23,21 @@ BARE = sys._base_executable
 
 
 def bench(folder, *arguments, command=COMMAND, python=sys.executable, **settings):
-    environment = clean_environment() | {"GRUYERE_LIBRARY": str(GRUYERE), "GRUYERE_PHANTOM": str(PHANTOM), "OMP_NUM_THREADS": "1"}
+    environment = clean_environment() | {
+        "GRUYERE_LIBRARY": str(GRUYERE),
+        "GRUYERE_PHANTOM": str(PHANTOM),
+        "OMP_NUM_THREADS": "1",
+    }
     environment |= {key: str(value) for key, value in settings.items()}
     line = [command, "bench", "--torch", "--python", python, *arguments]
-    return subprocess.run([str(word) for word in line], env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [str(word) for word in line],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 def rows(ran, program=0):
@@ -39,7 +51,19 @@ def rows(ran, program=0):
 def compared(tmp_path_factory):
     """The smallest program under every allocator, once, and the books of every process of it."""
     folder = tmp_path_factory.mktemp("bench")
-    ran = bench(folder, "--phantom", "--program", "small", "--steps", 3, "--runs", 1, "--json", "small.json", PHANTOM_BOOKS=folder / "books-%p")
+    ran = bench(
+        folder,
+        "--phantom",
+        "--program",
+        "small",
+        "--steps",
+        3,
+        "--runs",
+        1,
+        "--json",
+        "small.json",
+        PHANTOM_BOOKS=folder / "books-%p",
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     books = [json.loads(file.read_text()) for file in folder.glob("books-*")]
     return ran, json.loads((folder / "small.json").read_text()), books
@@ -47,7 +71,15 @@ def compared(tmp_path_factory):
 
 def test_the_table_has_every_allocator_and_every_column(compared):
     ran, document, _ = compared
-    for word in ["small", *ALLOCATORS, "peak live", "peak physical", "smallest device", "host a step", "torch 2."]:
+    for word in [
+        "small",
+        *ALLOCATORS,
+        "peak live",
+        "peak physical",
+        "smallest device",
+        "host a step",
+        "torch 2.",
+    ]:
         assert word in ran.stdout
     assert [row["allocator"] for row in document["programs"][0]["rows"]] == ALLOCATORS
     assert {row["outcome"] for row in document["programs"][0]["rows"]} == {COMPLETED}
@@ -56,7 +88,11 @@ def test_the_table_has_every_allocator_and_every_column(compared):
 def test_peaks_are_those_of_the_books_and_of_the_allocators(compared):
     _, document, books = compared
     found = document["programs"][0]["rows"]
-    free = Counter(book["devices"][0]["physical_peak"] for book in books if book["devices"][0]["capacity"] == 80 * GIB)
+    free = Counter(
+        book["devices"][0]["physical_peak"]
+        for book in books
+        if book["devices"][0]["capacity"] == 80 * GIB
+    )
     assert Counter(row["physical_peak"] for row in found) == free
     for row in found:
         # Nobody but the allocator holds memory on the phantom.
@@ -65,7 +101,11 @@ def test_peaks_are_those_of_the_books_and_of_the_allocators(compared):
         assert row["hold_ratio"] == row["physical_peak"] / document["programs"][0]["peak_live"] >= 1
     # The program's bytes are the same whoever serves them.
     _, expandable, _, ours = found
-    assert expandable["allocated_peak"] == ours["allocated_peak"] == document["programs"][0]["peak_live"]
+    assert (
+        expandable["allocated_peak"]
+        == ours["allocated_peak"]
+        == document["programs"][0]["peak_live"]
+    )
     assert all(book["misuse"] == [] for book in books)
 
 
@@ -75,13 +115,23 @@ def test_the_smallest_device_is_where_the_program_still_completes(compared):
     tries = Counter()
     for row in document["programs"][0]["rows"]:
         tries.update(attempt["bytes"] for attempt in row["fit_tries"])
-        sizes = {outcome: [a["bytes"] for a in row["fit_tries"] if a["outcome"] == outcome] for outcome in (COMPLETED, OUT_OF_MEMORY)}
+        sizes = {
+            outcome: [a["bytes"] for a in row["fit_tries"] if a["outcome"] == outcome]
+            for outcome in (COMPLETED, OUT_OF_MEMORY)
+        }
         assert row["fit_bytes"] == min(sizes[COMPLETED]) >= live
         assert row["fit_ratio"] == row["fit_bytes"] / live
         below = max(sizes[OUT_OF_MEMORY], default=live - (2 << 20))
         assert 0 < row["fit_bytes"] - below <= max(4 << 20, live // 200)
     # Each was a device of that size, in a process of its own.
-    assert Counter(book["devices"][0]["capacity"] for book in books if book["devices"][0]["capacity"] != 80 * GIB) == tries
+    assert (
+        Counter(
+            book["devices"][0]["capacity"]
+            for book in books
+            if book["devices"][0]["capacity"] != 80 * GIB
+        )
+        == tries
+    )
 
 
 def test_host_time_is_told_beside_torchs(compared):
@@ -108,7 +158,20 @@ for step in range(100):
 
 def test_a_script_is_run_as_it_is_and_ends_after_its_steps(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    options = ["--phantom", "--program", "train.py", "--steps", 4, "--runs", 1, "--allocators", "default,gruyere", "--no-fit", "--json", "-"]
+    options = [
+        "--phantom",
+        "--program",
+        "train.py",
+        "--steps",
+        4,
+        "--runs",
+        1,
+        "--allocators",
+        "default,gruyere",
+        "--no-fit",
+        "--json",
+        "-",
+    ]
     ran = bench(tmp_path, *options, "--", "--width", 256)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     default, ours = rows(ran)
@@ -118,12 +181,27 @@ def test_a_script_is_run_as_it_is_and_ends_after_its_steps(tmp_path):
 
 
 FAILING = {
-    "exit": ("import torch\ntorch.zeros(1, device='cuda')\nraise SystemExit(3)", "failed", "exited with 3", 1),
+    "exit": (
+        "import torch\ntorch.zeros(1, device='cuda')\nraise SystemExit(3)",
+        "failed",
+        "exited with 3",
+        1,
+    ),
     "raise": ("import torch\nraise ValueError('seven')", "failed", "ValueError: seven", 1),
-    "crash": ("import torch, os\nprint('last words', flush=True)\nos.kill(os.getpid(), 11)", "failed", "killed by SIGSEGV: last words", 1),
+    "crash": (
+        "import torch, os\nprint('last words', flush=True)\nos.kill(os.getpid(), 11)",
+        "failed",
+        "killed by SIGSEGV: last words",
+        1,
+    ),
     "no torch": ("print('nothing to do')", "failed", "did not import torch", 1),
     "no cuda": ("import torch\ntorch.zeros(1)", "failed", "used no CUDA memory", 1),
-    "memory": ("import torch\na = [torch.empty(1 << 28, device='cuda') for _ in range(100)]", "out of memory", "out of memory", 4),
+    "memory": (
+        "import torch\na = [torch.empty(1 << 28, device='cuda') for _ in range(100)]",
+        "out of memory",
+        "out of memory",
+        4,
+    ),
 }
 
 
@@ -131,7 +209,18 @@ FAILING = {
 def test_a_script_that_fails_is_a_row_with_the_reason(tmp_path, name):
     code, outcome, reason, status = FAILING[name]
     (tmp_path / "train.py").write_text(code)
-    ran = bench(tmp_path, "--phantom", "--program", "train.py", "--runs", 1, "--allocators", "gruyere", "--json", "-")
+    ran = bench(
+        tmp_path,
+        "--phantom",
+        "--program",
+        "train.py",
+        "--runs",
+        1,
+        "--allocators",
+        "gruyere",
+        "--json",
+        "-",
+    )
     assert ran.returncode == status, ran.stdout + ran.stderr
     (row,) = rows(ran)
     assert row["outcome"] == outcome
@@ -141,13 +230,34 @@ def test_a_script_that_fails_is_a_row_with_the_reason(tmp_path, name):
 
 def test_a_script_that_hangs_is_ended(tmp_path):
     (tmp_path / "train.py").write_text("import time\ntime.sleep(600)")
-    ran = bench(tmp_path, "--phantom", "--program", "train.py", "--runs", 1, "--allocators", "default", "--timeout", 2)
+    ran = bench(
+        tmp_path,
+        "--phantom",
+        "--program",
+        "train.py",
+        "--runs",
+        1,
+        "--allocators",
+        "default",
+        "--timeout",
+        2,
+    )
     assert ran.returncode == 1
     assert "took more than 2 s" in ran.stdout
 
 
 def test_a_device_that_is_too_small_is_out_of_memory_for_every_allocator(tmp_path):
-    ran = bench(tmp_path, "--phantom", "--program", "small", "--steps", 2, "--runs", 1, PHANTOM_MEMORY="256MiB")
+    ran = bench(
+        tmp_path,
+        "--phantom",
+        "--program",
+        "small",
+        "--steps",
+        2,
+        "--runs",
+        1,
+        PHANTOM_MEMORY="256MiB",
+    )
     assert ran.returncode == 4, ran.stdout + ran.stderr
     assert ran.stdout.count("OUT OF MEMORY: OutOfMemoryError: ") == len(ALLOCATORS)
 
@@ -157,13 +267,18 @@ def test_a_device_that_is_too_small_is_out_of_memory_for_every_allocator(tmp_pat
     [
         (None, "torch cannot be imported by"),
         ("__version__ = '1.13.1'", "torch 1.13.1 is too old"),
-        ("__version__ = '2.11.0'\nclass version:\n    cuda = None", "torch 2.11.0 is built without CUDA"),
+        (
+            "__version__ = '2.11.0'\nclass version:\n    cuda = None",
+            "torch 2.11.0 is built without CUDA",
+        ),
     ],
 )
 def test_a_torch_that_cannot_serve_is_said_in_each_row(tmp_path, torch, reason):
     if torch:
         (tmp_path / "torch.py").write_text(torch)
-    ran = bench(tmp_path, "--phantom", "--program", "small", "--json", "-", python=BARE, PYTHONPATH=tmp_path)
+    ran = bench(
+        tmp_path, "--phantom", "--program", "small", "--json", "-", python=BARE, PYTHONPATH=tmp_path
+    )
     assert ran.returncode == 1, ran.stdout + ran.stderr
     found = rows(ran)
     assert [row["outcome"] for row in found] == ["failed"] * len(ALLOCATORS)
@@ -191,11 +306,21 @@ def test_without_gpu_and_without_stand_in_it_says_what_to_do(tmp_path):
     alone = tmp_path / "gruyere"
     shutil.copy(COMMAND, alone)
     alone.chmod(0o755)
-    settings = {"command": alone, "PYTHONPATH": ROOT / "python_loader", "GRUYERE_PHANTOM": "", "CUDA_VISIBLE_DEVICES": ""}
-    for option, problem in [([], "there is no GPU here"), (["--phantom"], "the stand-in GPU was not found")]:
+    settings = {
+        "command": alone,
+        "PYTHONPATH": ROOT / "python_loader",
+        "GRUYERE_PHANTOM": "",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    for option, problem in [
+        ([], "there is no GPU here"),
+        (["--phantom"], "the stand-in GPU was not found"),
+    ]:
         ran = bench(tmp_path, *option, "--program", "small", **settings)
         assert ran.returncode == 2, ran.stdout + ran.stderr
-        assert problem in ran.stderr and "cargo build --release -p gruyere-phantom-abi" in ran.stderr
+        assert (
+            problem in ran.stderr and "cargo build --release -p gruyere-phantom-abi" in ran.stderr
+        )
     ran = bench(tmp_path, "--phantom", **(settings | {"GRUYERE_PHANTOM": tmp_path / "gone.so"}))
     assert ran.returncode == 2 and "gone.so: no such file" in ran.stderr
 
@@ -203,10 +328,14 @@ def test_without_gpu_and_without_stand_in_it_says_what_to_do(tmp_path):
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("least", [1000 * MIB, 1004 * MIB, 1010 * MIB, 1234 * MIB, 1500 * MIB, 1600 * MIB])
+@pytest.mark.parametrize(
+    "least", [1000 * MIB, 1004 * MIB, 1010 * MIB, 1234 * MIB, 1500 * MIB, 1600 * MIB]
+)
 def test_the_search_finds_the_smallest_device_in_few_tries(least):
     row = compare.Row("gruyere", "", physical_peak=1500 * MIB)
-    compare.fit(row, 1000 * MIB, lambda memory: Result(COMPLETED if memory >= least else OUT_OF_MEMORY))
+    compare.fit(
+        row, 1000 * MIB, lambda memory: Result(COMPLETED if memory >= least else OUT_OF_MEMORY)
+    )
     assert least <= row.fit_bytes <= least + 5 * MIB
     assert len(row.fit_tries) <= 10
 

@@ -1,20 +1,31 @@
-"""Real training frameworks, unmodified scripts (frameworks/): the same program under torch's own allocator and with Gruyère in the
-launch line does the same steps, sees the same memory live, and breaks no rule."""
+"""Real training frameworks, unmodified scripts (frameworks/): the same program under torch's own
+allocator and with Gruyère in the launch line does the same steps, sees the same memory live, and
+breaks no rule."""
 
 import pytest
 
-from framework_runs import ACCELERATE_MODULE, ACCELERATE_PLAIN, LAUNCHERS, MODULE, PLAIN, VARIABLE, run
+from framework_runs import (
+    ACCELERATE_MODULE,
+    ACCELERATE_PLAIN,
+    LAUNCHERS,
+    MODULE,
+    PLAIN,
+    VARIABLE,
+    run,
+)
 
 
 def both(folder, script, *arguments, lines=(PLAIN, MODULE), **settings):
-    """Runs the script under both; both must give the same answer. The peaks of what is live differ by little: torch counts the rest of
-    a block that it does not split as allocated, and the phantom's values, on which paths depend, are what memory held."""
+    """Runs the script under both; both must give the same answer. The peaks of what is live differ
+    by little: torch counts the rest of a block that it does not split as allocated, and the
+    phantom's values, on which paths depend, are what memory held."""
     torchs = run(folder, script, *arguments, launch=lines[0], gruyere=False, **settings)
     ours = run(folder, script, *arguments, launch=lines[1], gruyere=True, **settings)
     assert ours.answer == torchs.answer
     assert ours.live_peak == pytest.approx(torchs.live_peak, rel=0.02)
     print(
-        f"{script}: live {ours.live_peak / 2**20:.1f} MiB; held {ours.devices[0]['physical_peak'] / 2**20:.1f},"
+        f"{script}: live {ours.live_peak / 2**20:.1f} MiB; held "
+        f"{ours.devices[0]['physical_peak'] / 2**20:.1f},"
         f" by torch {torchs.devices[0]['physical_peak'] / 2**20:.1f}"
     )
     return ours.answer
@@ -30,13 +41,17 @@ def test_multiprocessing_spawn(tmp_path):
 
 
 def test_multiprocessing_spawn_inherits_the_launch_line(tmp_path):
-    answer = run(tmp_path, "spawn", launch=MODULE, gruyere=True, PHANTOM_DEVICES=2, processes=3).answer
+    answer = run(
+        tmp_path, "spawn", launch=MODULE, gruyere=True, PHANTOM_DEVICES=2, processes=3
+    ).answer
     assert answer["ranks"] == [0, 1] and answer["steps"] == 8
 
 
 @pytest.mark.parametrize("line", LAUNCHERS)
 def test_launchers_ranks_their_workers_and_children_are_on_gruyere(tmp_path, line):
-    ran = run(tmp_path, "ranks", launch=LAUNCHERS[line], gruyere=True, PHANTOM_DEVICES=2, processes=4)
+    ran = run(
+        tmp_path, "ranks", launch=LAUNCHERS[line], gruyere=True, PHANTOM_DEVICES=2, processes=4
+    )
     assert ran.answer == {"steps": 4, "world": 2}
     # A device a rank, in the rank and in its child.
     used = [[device["live_peak"] > 0 for device in process["devices"]] for process in ran.processes]
@@ -48,7 +63,10 @@ def test_fsdp2(tmp_path):
 
 
 def test_accelerate_launch(tmp_path):
-    assert both(tmp_path, "accelerated", lines=(ACCELERATE_PLAIN, ACCELERATE_MODULE)) == {"steps": 16, "device": "cuda"}
+    assert both(tmp_path, "accelerated", lines=(ACCELERATE_PLAIN, ACCELERATE_MODULE)) == {
+        "steps": 16,
+        "device": "cuda",
+    }
 
 
 def test_transformers_trainer(tmp_path):

@@ -1,6 +1,8 @@
-"""Out of memory is not the end: the batch-size finders of the frameworks, and the loop that people write, on a device of 3 GiB.
+"""Out of memory is not the end: the batch-size finders of the frameworks, and the loop that people
+write, on a device of 3 GiB.
 
-Each finds a batch that is at least as large as the one that it finds under torch's own allocator, and goes on training."""
+Each finds a batch that is at least as large as the one that it finds under torch's own allocator,
+and goes on training."""
 
 import pytest
 
@@ -23,7 +25,10 @@ def test_a_loop_that_halves_the_batch(tmp_path):
     assert len(ours["tried"]) >= 3
     assert ours["message"].startswith("CUDA out of memory. Tried to allocate ")
     # torch's sentence, word for word, up to what is free.
-    assert ours["message"].split(" of which ")[0].split(" MiB. ")[1] == torchs["message"].split(" of which ")[0].split(" MiB. ")[1]
+    assert (
+        ours["message"].split(" of which ")[0].split(" MiB. ")[1]
+        == torchs["message"].split(" of which ")[0].split(" MiB. ")[1]
+    )
 
 
 def test_accelerates_finder_and_the_trainer_that_uses_it(tmp_path):

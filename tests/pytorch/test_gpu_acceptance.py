@@ -27,11 +27,17 @@ def accepting(folder, *arguments, **settings):
         "GRUYERE_LIBRARY": str(GRUYERE),
         "OMP_NUM_THREADS": "1",
     }
-    return {"args": [sys.executable, GPU / "acceptance.py", *arguments], "env": environment | settings, "cwd": folder}
+    return {
+        "args": [sys.executable, GPU / "acceptance.py", *arguments],
+        "env": environment | settings,
+        "cwd": folder,
+    }
 
 
 def accept(folder, *arguments, **settings):
-    return subprocess.run(**accepting(folder, *arguments, **settings), capture_output=True, text=True, timeout=1800)
+    return subprocess.run(
+        **accepting(folder, *arguments, **settings), capture_output=True, text=True, timeout=1800
+    )
 
 
 def document_of(folder):
@@ -57,7 +63,8 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def hanging(tmp_path):
-    """Settings with which graphs.py says a word and hangs, before it is even begun; its process is in the file `hanging` then."""
+    """Settings with which graphs.py says a word and hangs, before it is even begun; its process is
+    in the file `hanging` then."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, time\n"
         "if any(word.endswith('graphs.py') for word in sys.orig_argv):\n"
@@ -95,7 +102,9 @@ def test_canaries_run_without_destroyed_streams_and_with(whole):
 def test_every_process_has_a_file_of_what_it_said(whole):
     processes = document_of(whole)["processes"]
     files = [process["stderr"] for process in processes]
-    assert sorted(files) == sorted(str(file.relative_to(whole)) for file in whole.glob("gpu-acceptance.stderr/*.txt"))
+    assert sorted(files) == sorted(
+        str(file.relative_to(whole)) for file in whole.glob("gpu-acceptance.stderr/*.txt")
+    )
     assert {process["ended"] for process in processes} == {"exit code 0"}
     assert "gpu-acceptance.stderr/01-facts-native.txt" in files
 
@@ -134,7 +143,13 @@ created_as.argtypes = [ctypes.c_uint64]
 gpu.report(library=created_as(block.data_ptr()), calibration=created_as(address),
            asked=driver.creation.told())
 """
-    ran = phantom.run("calibration", code=code, allocator="hooked", PHANTOM_RDMA=rdma, PHANTOM_HANDLE_TYPES=handle_types)
+    ran = phantom.run(
+        "calibration",
+        code=code,
+        allocator="hooked",
+        PHANTOM_RDMA=rdma,
+        PHANTOM_HANDLE_TYPES=handle_types,
+    )
     assert ran.code == 0, ran.err
     assert ran.report["asked"] == asked
     assert ran.report["calibration"] == ran.report["library"] >= 0
@@ -177,9 +192,17 @@ def test_a_part_that_hangs_ends_at_its_limit_and_what_it_said_is_kept(tmp_path, 
 
 
 def test_one_that_is_told_to_end_takes_its_part_along(tmp_path, hanging):
-    running = subprocess.Popen(**accepting(tmp_path, "--only", "c", **hanging), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        **accepting(tmp_path, "--only", "c", **hanging),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + 120
-    while not (tmp_path / "hanging").exists() and running.poll() is None and time.monotonic() < deadline:
+    while (
+        not (tmp_path / "hanging").exists()
+        and running.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     running.terminate()
     assert running.wait(timeout=60) == 128 + signal.SIGTERM
@@ -187,7 +210,8 @@ def test_one_that_is_told_to_end_takes_its_part_along(tmp_path, hanging):
 
 
 def test_the_parts_limits_fit_into_those_of_the_session():
-    """Otherwise the session would kill a part that hangs before the acceptance program can say which."""
+    """Otherwise the session would kill a part that hangs before the acceptance program can say
+    which."""
     from acceptance import FACTS_LIMIT, PARTS
 
     session = (GPU / "bundle" / "session.sh").read_text()
@@ -216,8 +240,19 @@ def test_the_parts_with_torch_run_in_the_bundle(tmp_path):
         "OMP_NUM_THREADS": "1",
     }
     folder = tmp_path / "gruyere-gpu"
-    ran = subprocess.run(["./session.sh", "--quick", "torch-graphs"], env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
-    (part,) = [part for part in json.loads((folder / "results" / "summary.json").read_text())["parts"] if part["name"] == "torch-graphs"]
+    ran = subprocess.run(
+        ["./session.sh", "--quick", "torch-graphs"],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    (part,) = [
+        part
+        for part in json.loads((folder / "results" / "summary.json").read_text())["parts"]
+        if part["name"] == "torch-graphs"
+    ]
     assert part["outcome"] == "passed", ran.stdout + ran.stderr
     assert [row["part"] for row in part["document"]["rows"]] == ["a", "c", "d"]
 
@@ -235,8 +270,16 @@ done
     ("does", "verdict", "result"),
     [
         ('"$@" && echo "========= ERROR SUMMARY: 0 errors" >"$log"', "books only", "no error"),
-        ('"$@" && echo "========= ERROR SUMMARY: 2 errors" >"$log" && exit "$code"', "FAILED", "exit code 86"),
-        ('echo "========= Error: no such device" >&2; exit 1', "skipped", "the tool gave no verdict: exit code 1: ========= Error: no such device"),
+        (
+            '"$@" && echo "========= ERROR SUMMARY: 2 errors" >"$log" && exit "$code"',
+            "FAILED",
+            "exit code 86",
+        ),
+        (
+            'echo "========= Error: no such device" >&2; exit 1',
+            "skipped",
+            "the tool gave no verdict: exit code 1: ========= Error: no such device",
+        ),
     ],
     ids=["finds nothing", "finds errors", "cannot work here"],
 )

@@ -1,7 +1,8 @@
 """Gruyère under real PyTorch: through the bare constructor, and with every hook wired.
 
-Each program checks, as it goes: what torch thinks live equals what the library says, the phantom's physical memory equals what the
-library says it reserves, no two blocks overlap, and nothing is left at the end (programs/gpu.py)."""
+Each program checks, as it goes: what torch thinks live equals what the library says, the phantom's
+physical memory equals what the library says it reserves, no two blocks overlap, and nothing is left
+at the end (programs/gpu.py)."""
 
 import os
 
@@ -9,7 +10,9 @@ import pytest
 
 from conftest import GRUYERE, HERE, RECORDS, ROOT
 
-BARE = f"torch.cuda.memory.CUDAPluggableAllocator({str(GRUYERE)!r}, 'gruyere_malloc', 'gruyere_free')"
+BARE = (
+    f"torch.cuda.memory.CUDAPluggableAllocator({str(GRUYERE)!r}, 'gruyere_malloc', 'gruyere_free')"
+)
 
 
 def test_the_one_liner_works_as_it_stands(phantom):
@@ -33,7 +36,9 @@ def test_tensors_on_several_streams(phantom, gruyere):
     phantom.run("several_streams", allocator=gruyere).check()
 
 
-def test_streams_of_torchs_pools_are_announced_and_those_of_others_are_used_in_their_own_calls_only(phantom):
+def test_streams_of_torchs_pools_are_announced_and_those_of_others_are_used_in_their_own_calls_only(
+    phantom,
+):
     settings = {"PYTHONPATH": ROOT / "python_loader", "GRUYERE_LIBRARY": GRUYERE}
     ran = phantom.run("passing_streams", **settings).check()
     assert ran.report == {"told": 128, "of_a_priority": 32, "first": True}
@@ -43,7 +48,10 @@ def test_tensors_on_several_streams_without_sharing(phantom):
     phantom.run("several_streams", allocator="hooked", GRUYERE_CONF="share:off").check()
 
 
-@pytest.mark.parametrize("conf", ["backing:pool", "backing:fixed", "backing:passthrough", "debug:poison+sync", "record:off"])
+@pytest.mark.parametrize(
+    "conf",
+    ["backing:pool", "backing:fixed", "backing:passthrough", "debug:poison+sync", "record:off"],
+)
 def test_every_switch_keeps_the_books(phantom, conf):
     phantom.run("several_streams", allocator="hooked", GRUYERE_CONF=conf).check()
 
@@ -61,8 +69,11 @@ def test_autograd_of_a_small_transformer(phantom, gruyere):
 def test_llama_holds_little_more_than_is_live(phantom):
     ours = phantom.run("llama", allocator="hooked").check().report
     torchs = phantom.run("llama", allocator="native").check().report
-    print(f"LLaMA-7B, peak held over peak live: {ours['peak'] / ours['live_peak']:.4f}; torch's own allocator:"
-          f" {torchs['peak'] / ours['live_peak']:.4f}")
+    print(
+        f"LLaMA-7B, peak held over peak live: {ours['peak'] / ours['live_peak']:.4f}; torch's "
+        "own allocator:"
+        f" {torchs['peak'] / ours['live_peak']:.4f}"
+    )
     assert ours["parameters"] == torchs["parameters"] == 6_738_415_616
     assert ours["peak"] <= 1.02 * ours["live_peak"]
     assert ours["peak"] <= torchs["peak"]
@@ -76,7 +87,9 @@ def test_out_of_memory_is_torchs_own_exception_and_the_program_goes_on(phantom, 
     ran = phantom.run("out_of_memory", allocator=gruyere, PHANTOM_MEMORY="1GiB").check()
     assert ran.report["type"] == "OutOfMemoryError"
     assert ran.report["arguments"] == 1
-    assert ran.report["message"].startswith("CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has ")
+    assert ran.report["message"].startswith(
+        "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has "
+    )
     assert ran.report["again"] == 5
     assert 12 <= ran.report["blocks"] <= 16
 
@@ -98,7 +111,12 @@ def test_two_devices(phantom, gruyere):
 
 
 @pytest.mark.parametrize(
-    "conf, named", [("bogus:1", ["bogus", "backing", "share"]), ("limit:lots", ["limit:lots"]), ("share:maybe", ["on|off"])]
+    "conf, named",
+    [
+        ("bogus:1", ["bogus", "backing", "share"]),
+        ("limit:lots", ["limit:lots"]),
+        ("share:maybe", ["on|off"]),
+    ],
 )
 def test_a_bad_configuration_stops_with_a_message_that_helps(phantom, gruyere, conf, named):
     ran = phantom.run("transformer", allocator=gruyere, GRUYERE_CONF=conf)
@@ -114,7 +132,9 @@ def test_data_loader_workers_inherit_tensors(phantom, gruyere):
     assert ran.report["child"] == 7
     assert ran.report["records"] == 1, "a child has unlinked its parent's record, or there was none"
     for name in ("cuMemFreeAsync", "cuMemFree_v2", "cuEventRecord", "cuCtxSynchronize"):
-        assert ran.books["calls"].get(name, 0) == ran.books["allocator"].get(name.removesuffix("_v2"), 0)
+        assert ran.books["calls"].get(name, 0) == ran.books["allocator"].get(
+            name.removesuffix("_v2"), 0
+        )
 
 
 @pytest.mark.parametrize("exit", ["", "deinitialize"])
@@ -126,23 +146,34 @@ def test_frees_after_the_exit_handlers(phantom, gruyere, exit):
 
 def test_a_normal_exit_leaves_no_record_behind(phantom):
     ran = phantom.run("late_frees", allocator="hooked").check()
-    assert [name for name in os.listdir(RECORDS) if "gruyere" in name and str(ran.pid) in name] == []
+    assert [
+        name for name in os.listdir(RECORDS) if "gruyere" in name and str(ran.pid) in name
+    ] == []
 
 
 @pytest.mark.parametrize(
     ("conf", "call"),
-    [("backing:pool", call) for call in ("cuMemAllocFromPoolAsync", "cuMemPoolCreate", "cuStreamCreate")]
-    + [("backing:stitch", call) for call in ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess")],
+    [
+        ("backing:pool", call)
+        for call in ("cuMemAllocFromPoolAsync", "cuMemPoolCreate", "cuStreamCreate")
+    ]
+    + [
+        ("backing:stitch", call)
+        for call in ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess")
+    ],
 )
 @pytest.mark.parametrize("nth", [1, 3])
 def test_a_driver_call_that_fails_once_leaves_the_heap_sound(phantom, conf, call, nth):
-    ran = phantom.run("failing_driver", call, nth, 2, 0, allocator="hooked", GRUYERE_CONF=conf).check()
+    ran = phantom.run(
+        "failing_driver", call, nth, 2, 0, allocator="hooked", GRUYERE_CONF=conf
+    ).check()
     assert ran.report["survived"]
     assert len(ran.report["errors"]) <= 1
 
 
 @pytest.mark.parametrize(
-    ("call", "conf"), [("cuMemCreate", "backing:stitch"), ("cuMemAllocFromPoolAsync", "backing:pool")]
+    ("call", "conf"),
+    [("cuMemCreate", "backing:stitch"), ("cuMemAllocFromPoolAsync", "backing:pool")],
 )
 def test_a_lost_device_raises_and_does_not_crash(phantom, call, conf):
     ran = phantom.run("failing_driver", call, 2, 719, 1, allocator="hooked", GRUYERE_CONF=conf)

@@ -1,4 +1,5 @@
-"""What the Python package knows and does about lifetimes, steps, pools and alerts, with the real torch on the phantom."""
+"""What the Python package knows and does about lifetimes, steps, pools and alerts, with the real
+torch on the phantom."""
 
 import pytest
 
@@ -7,9 +8,8 @@ from conftest import GRUYERE, HERE, ROOT
 PACKAGE = ROOT / "python_loader"
 STEPS = 5
 
-KINDS = """
-    adamw foreach fused scaler wrapped construct loaded explicit compiled sharded nested several each momentum plain lbfgs
-""".split()
+KINDS = """adamw foreach fused scaler wrapped construct loaded explicit compiled sharded nested
+    several each momentum plain lbfgs""".split()
 
 
 def run(phantom, program, *arguments, **settings):
@@ -19,7 +19,9 @@ def run(phantom, program, *arguments, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameters_and_states_are_counted_as_persistent_and_nothing_else_and_a_step_is_a_step(phantom, kind):
+def test_parameters_and_states_are_counted_as_persistent_and_nothing_else_and_a_step_is_a_step(
+    phantom, kind
+):
     report = run(phantom, "lifetimes", kind).check().report
     assert report["parameters"] > 1 << 20 and (report["states"] > 1 << 20 or kind == "plain")
     expected = report["parameters"] + report["states"]
@@ -29,9 +31,12 @@ def test_parameters_and_states_are_counted_as_persistent_and_nothing_else_and_a_
     else:
         assert report["live"]["persistent"] == expected
     if kind not in ("construct", "sharded"):
-        assert report["moved"]["persistent"] == report["parameters"], "what a module moves to the device is counted at once"
+        assert report["moved"]["persistent"] == report["parameters"], (
+            "what a module moves to the device is counted at once"
+        )
     assert set(report["placed"]) == {"auto"}, "and all of it lies among the rest"
-    # Whoever calls step(), how many optimisers take turns, and whether the program marks its steps itself as well.
+    # Whoever calls step(), how many optimisers take turns, and whether the program marks its steps
+    # itself as well.
     assert report["steps"] == (2 * STEPS if kind == "loaded" else STEPS)
     assert report["valid"]
 
@@ -56,7 +61,9 @@ def test_alerts_are_heard_on_a_thread_of_their_own(phantom):
 
 
 def test_a_passed_threshold_is_heard_with_its_text_and_its_value(phantom):
-    run(phantom, "marks", "thresholds", GRUYERE_CONF="alert:live>500MiB=callback+live>1TiB=callback").check()
+    run(
+        phantom, "marks", "thresholds", GRUYERE_CONF="alert:live>500MiB=callback+live>1TiB=callback"
+    ).check()
 
 
 @pytest.mark.parametrize("conf", ["reserve:persistent=64MiB+step=32MiB", "reserve:step=1%"])

@@ -1,4 +1,5 @@
-"""A thousand CUDA graphs of torch's, each with a pool of its own, in little address space (programs/many_graphs.py checks the books as it goes)."""
+"""A thousand CUDA graphs of torch's, each with a pool of its own, in little address space
+(programs/many_graphs.py checks the books as it goes)."""
 
 TIB = 1 << 40
 

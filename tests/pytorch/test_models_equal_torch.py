@@ -1,4 +1,5 @@
-"""The project's models of torch's allocators do what the real libc10_cuda does: to the byte, and on the virtual clock."""
+"""The project's models of torch's allocators do what the real libc10_cuda does: to the byte, and on
+the virtual clock."""
 
 import json
 
@@ -8,7 +9,9 @@ from conftest import HERE, RELEASE, ROOT
 
 DRIVER = RELEASE / "libtorch_driver.so"
 EXPECTED = json.loads((HERE / "expected_peaks.json").read_text())["peak_bytes"]
-TRACES = sorted(path.name.removesuffix(".trace.zst") for path in (ROOT / "traces").glob("*.trace.zst"))
+TRACES = sorted(
+    path.name.removesuffix(".trace.zst") for path in (ROOT / "traces").glob("*.trace.zst")
+)
 ALLOCATORS = ["native", "expandable"]
 COSTS = {0: "none", 1: "launches", 2: "calls"}
 
@@ -24,7 +27,9 @@ def test_all_seven_traces_are_here():
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("trace", TRACES)
 def test_the_model_reserves_what_torch_reserves(phantom, trace, allocator):
-    ran = phantom.run("replay", path(trace), DRIVER, "peak", allocator=allocator, PHANTOM_MEMORY="200GiB")
+    ran = phantom.run(
+        "replay", path(trace), DRIVER, "peak", allocator=allocator, PHANTOM_MEMORY="200GiB"
+    )
     facts = ran.check().report
     print(f"{trace} {allocator}: {facts['nanoseconds'] / facts['operations']:.0f} ns an operation")
     assert facts["real"] == facts["torch_says"]
@@ -44,23 +49,30 @@ def clock(phantom, trace, allocator, memory, kernel, costs):
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("trace", ["fsdp", "offload"])
 def test_the_model_is_torch_on_the_timeline(phantom, trace, allocator):
-    """Kernels of 20 us, 8 us of host a launch: the host runs ahead, and recorded blocks wait for their events."""
+    """Kernels of 20 us, 8 us of host a launch: the host runs ahead, and recorded blocks wait for
+    their events."""
     report = clock(phantom, trace, allocator, "200GiB", 20_000, 1)
     assert report["model"] == report["real"]
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-@pytest.mark.parametrize("trace, memory", [("moe", "14.6GiB"), ("offload", "12GiB"), ("fsdp", "12.7GiB")])
-def test_the_model_is_torch_on_a_device_that_is_hardly_large_enough(phantom, trace, memory, allocator):
-    """Giving everything back, synchronising and trying again; where that is not enough, both stop at the same operation."""
+@pytest.mark.parametrize(
+    "trace, memory", [("moe", "14.6GiB"), ("offload", "12GiB"), ("fsdp", "12.7GiB")]
+)
+def test_the_model_is_torch_on_a_device_that_is_hardly_large_enough(
+    phantom, trace, memory, allocator
+):
+    """Giving everything back, synchronising and trying again; where that is not enough, both stop
+    at the same operation."""
     report = clock(phantom, trace, allocator, memory, 20_000, 1)
     assert report["model"] == report["real"]
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_the_model_makes_torchs_driver_calls(phantom, allocator):
-    """Every driver call at its cost. The model leaves out the free questions (torch asks for the capture status at each
-    cudaMalloc, for an attribute at each segment): hence a small tolerance, in time only."""
+    """Every driver call at its cost. The model leaves out the free questions (torch asks for the
+    capture status at each cudaMalloc, for an attribute at each segment): hence a small tolerance,
+    in time only."""
     report = clock(phantom, "offload", allocator, "12GiB", 20_000, 2)
     real, model = report["real"], report["model"]
     assert (model["reached"], model["held_peak"]) == (real["reached"], real["held_peak"])

@@ -1,4 +1,5 @@
-"""torch's own allocators on the phantom: what torch says it reserves is what the phantom says is held."""
+"""torch's own allocators on the phantom: what torch says it reserves is what the phantom says is
+held."""
 
 import subprocess
 import sys
@@ -31,9 +32,13 @@ def test_a_transformer_holds_what_torch_reserves(phantom, native):
 def test_expandable_segments_use_virtual_memory_and_give_it_all_back(phantom):
     ran = phantom.run("transformer", allocator="expandable").check()
     assert ran.books["calls"]["cuMemMap"] > 0
-    # torch asks for a fabric handle first, which these devices do not have, and for file descriptors from then on.
+    # torch asks for a fabric handle first, which these devices do not have, and for file
+    # descriptors from then on.
     refused = 1
-    assert (ran.books["calls"]["cuMemCreate"] - refused, ran.books["vmm_handles"]) == (ran.books["calls"]["cuMemRelease"], 0)
+    assert (ran.books["calls"]["cuMemCreate"] - refused, ran.books["vmm_handles"]) == (
+        ran.books["calls"]["cuMemRelease"],
+        0,
+    )
     assert ran.books["devices"][0]["handles"] == 0
 
 
@@ -96,7 +101,11 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_without_the_phantom_torch_finds_no_libraries():
     """The environment is the phantom's alone: nothing of NVIDIA's is installed beside it."""
     ran = subprocess.run(
-        [sys.executable, "-c", "import torch"], env=clean_environment(), capture_output=True, text=True, cwd=TARGET
+        [sys.executable, "-c", "import torch"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        cwd=TARGET,
     )
     assert ran.returncode != 0
     assert "libcudart" in ran.stderr

@@ -1,5 +1,6 @@
-"""The native door: torch's own allocator interface, in front of Gruyère. Each program keeps the books as those of the pluggable door do (programs/gpu.py),
-but for what torch says live, which here is the library's own number."""
+"""The native door: torch's own allocator interface, in front of Gruyère. Each program keeps the
+books as those of the pluggable door do (programs/gpu.py), but for what torch says live, which here
+is the library's own number."""
 
 import pytest
 
@@ -27,7 +28,9 @@ assert torch._C._accelerator_isAllocatorInitialized()
 block = tensor(4)
 assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() == 4 * MIB
 # What torch remembers of the change, and that there can be no other.
-assert "already initialized" in refused(torch.cuda.memory.change_current_allocator, torch.cuda.memory._get_current_allocator())
+assert "already initialized" in refused(
+    torch.cuda.memory.change_current_allocator, torch.cuda.memory._get_current_allocator()
+)
 assert gruyere.is_enabled() and "called before" in refused(gruyere.enable)
 gpu.check_books()
 del block
@@ -63,12 +66,14 @@ else:
 
 
 def test_what_one_allocates_the_deleter_frees_once_and_nothing_for_no_bytes(phantom):
-    """From Python; the pointer, its context and its deleter themselves are compared in test_native_door_cpp.py."""
+    """From Python; the pointer, its context and its deleter themselves are compared in
+    test_native_door_cpp.py."""
     through(phantom, code="""
 empty = torch.empty(0, device="cuda")
 block = tensor(3)
 assert empty.data_ptr() == 0 and empty.untyped_storage().nbytes() == 0
-# The data pointer that a storage has is freed by its deleter, once, whichever tensor goes last; an empty one by the same, which takes NULL.
+# The data pointer that a storage has is freed by its deleter, once, whichever tensor goes last; an
+# empty one by the same, which takes NULL.
 view = block[5:]
 del block, empty
 assert torch.cuda.memory_allocated() == 3 * MIB
@@ -100,9 +105,18 @@ def test_statistics_are_those_of_torchs_own_allocator_at_every_step(phantom, nat
     ours = dict(report["told"])
     for what, theirs in native["told"]:
         assert ours[what].keys() >= theirs.keys() - {key for key in theirs if "private" in key}
-        for key in (f"{number}.{pool}.{field}" for number in COUNTS + BYTES for pool in POOLS for field in FIELDS):
+        for key in (
+            f"{number}.{pool}.{field}"
+            for number in COUNTS + BYTES
+            for pool in POOLS
+            for field in FIELDS
+        ):
             assert ours[what][key] == theirs[key], (what, key)
-    assert ours["end"]["allocated_bytes.all.current"] == report["live"] == report["outside"]["live_bytes"]
+    assert (
+        ours["end"]["allocated_bytes.all.current"]
+        == report["live"]
+        == report["outside"]["live_bytes"]
+    )
     assert ours["end"]["reserved_bytes.all.current"] == report["reserved"]
 
 
@@ -113,8 +127,14 @@ def test_programs_keep_the_books(phantom, program):
 
 def test_out_of_memory_is_torchs_own_with_our_text_after_everybody_was_asked(phantom):
     ran = through(phantom, "out_of_memory", PHANTOM_MEMORY="1GiB")
-    assert (ran.report["type"], ran.report["arguments"], ran.report["again"]) == ("OutOfMemoryError", 1, 5)
-    assert ran.report["message"].startswith("CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has ")
+    assert (ran.report["type"], ran.report["arguments"], ran.report["again"]) == (
+        "OutOfMemoryError",
+        1,
+        5,
+    )
+    assert ran.report["message"].startswith(
+        "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has "
+    )
     assert "Gruyère holds" in ran.report["message"]
     assert 12 <= ran.report["blocks"] <= 16
 
@@ -123,7 +143,9 @@ def test_limits_observers_and_bounds_are_torchs(phantom):
     through(phantom, PHANTOM_MEMORY="1GiB", code="""
 heard = []
 torch._C._cuda_attach_out_of_memory_observer(lambda *told: heard.append(told))
-assert "more than 1EB memory" in refused(lambda: torch.UntypedStorage(1 << 61, device="cuda"), kind=torch.OutOfMemoryError)
+assert "more than 1EB memory" in refused(
+    lambda: torch.UntypedStorage(1 << 61, device="cuda"), kind=torch.OutOfMemoryError
+)
 assert heard == []
 for fraction in (-0.1, 1.5):
     assert "fraction" in refused(lambda: torch._C._cuda_setMemoryFraction(fraction, 0))
@@ -166,8 +188,13 @@ def test_frees_after_everything_else_is_gone_are_silent(phantom, history):
     code = (HERE / "programs" / "late_frees.py").read_text()
     if history:
         # Stacks are asked for when there is no interpreter any more.
-        code += "\ntorch.cuda.memory._record_memory_history(stacks='all')\nsys.also_never_freed = torch.empty(1, device='cuda')\n"
-    ran = phantom.run("", code=code, allocator="door", PHANTOM_EXIT="deinitialize", **settings()).check()
+        code += (
+            "\ntorch.cuda.memory._record_memory_history(stacks='all')\nsys.also_never_freed = "
+            "torch.empty(1, device='cuda')\n"
+        )
+    ran = phantom.run(
+        "", code=code, allocator="door", PHANTOM_EXIT="deinitialize", **settings()
+    ).check()
     assert (ran.out, ran.err) == ("handler\n", "")
 
 
@@ -178,8 +205,14 @@ from torch.profiler import ProfilerActivity, profile
 with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as watched:
     block = tensor(8)
     del block
-events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]" and "CUDA" in str(event.device_type())]
-assert [event.nbytes() for event in events] == [8 * MIB, -8 * MIB], [(event.nbytes(), event.device_type()) for event in events]
+events = [
+    event
+    for event in watched.profiler.kineto_results.events()
+    if event.name() == "[memory]" and "CUDA" in str(event.device_type())
+]
+assert [event.nbytes() for event in events] == [8 * MIB, -8 * MIB], [
+    (event.nbytes(), event.device_type()) for event in events
+]
 print("heard")
 """)
     assert (ran.code, ran.out.strip(), ran.books["misuse"]) == (0, "heard", []), ran.err
@@ -191,8 +224,12 @@ from torch.cuda import _gpu_trace
 torch.cuda.init()
 heard = []
 torch._C._activate_gpu_trace()
-_gpu_trace.register_callback_for_memory_allocation(lambda pointer: heard.append(("malloc", pointer)))
-_gpu_trace.register_callback_for_memory_deallocation(lambda pointer: heard.append(("free", pointer)))
+_gpu_trace.register_callback_for_memory_allocation(
+    lambda pointer: heard.append(("malloc", pointer))
+)
+_gpu_trace.register_callback_for_memory_deallocation(
+    lambda pointer: heard.append(("free", pointer))
+)
 block = tensor(3)
 pointer = block.data_ptr()
 del block
@@ -201,7 +238,8 @@ assert heard == [("malloc", pointer), ("free", pointer)], heard
 
 
 def test_cudnns_benchmark_stays_as_the_program_wants_it(phantom):
-    """What it asks for, `cacheInfo`, is called in test_native_door_cpp.py; there is no cuDNN here."""
+    """What it asks for, `cacheInfo`, is called in test_native_door_cpp.py; there is no cuDNN
+    here."""
     ran = through(phantom, code="""
 torch.backends.cudnn.benchmark = True
 assert torch.backends.cudnn.benchmark

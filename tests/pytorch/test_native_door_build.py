@@ -1,6 +1,8 @@
-"""The native door's shim on the user's machine: what it is built from, where it is kept, and what happens where it cannot be had.
+"""The native door's shim on the user's machine: what it is built from, where it is kept, and what
+happens where it cannot be had.
 
-Most of it needs neither torch nor a real compiler: a torch that is a folder of headers, and a compiler that writes down that it was called."""
+Most of it needs neither torch nor a real compiler: a torch that is a folder of headers, and a
+compiler that writes down that it was called."""
 
 import importlib
 import os
@@ -41,10 +43,25 @@ class Machine:
         compiler = folder / "compiler"
         compiler.write_text(COMPILER)
         compiler.chmod(0o755)
-        for name, value in {"CXX": compiler, "XDG_CACHE_HOME": folder / "cache", "FAKE_LOG": self.log}.items():
+        for name, value in {
+            "CXX": compiler,
+            "XDG_CACHE_HOME": folder / "cache",
+            "FAKE_LOG": self.log,
+        }.items():
             monkeypatch.setenv(name, str(value))
-        headers = ("core/Allocator", "core/CachingDeviceAllocator", "core/Stream", "core/impl/GPUTrace", "util/Exception")
-        headers += ("cuda/CUDAAllocatorConfig", "cuda/CUDACachingAllocator", "cuda/CUDAStream", "macros/Macros")
+        headers = (
+            "core/Allocator",
+            "core/CachingDeviceAllocator",
+            "core/Stream",
+            "core/impl/GPUTrace",
+            "util/Exception",
+        )
+        headers += (
+            "cuda/CUDAAllocatorConfig",
+            "cuda/CUDACachingAllocator",
+            "cuda/CUDAStream",
+            "macros/Macros",
+        )
         for name in headers:
             header = folder / "torch" / "include" / "c10" / f"{name}.h"
             header.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +70,12 @@ class Machine:
     def torch(self, version="2.11.0", git="70d9", cuda="13.0", abi=True):
         told = types.SimpleNamespace(git_version=git, cuda=cuda)
         inside = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=abi)
-        return types.SimpleNamespace(__version__=version, __file__=str(self.folder / "torch" / "__init__.py"), version=told, _C=inside)
+        return types.SimpleNamespace(
+            __version__=version,
+            __file__=str(self.folder / "torch" / "__init__.py"),
+            version=told,
+            _C=inside,
+        )
 
     def set(self, name, value):
         self.monkeypatch.setenv(name, str(value))
@@ -67,7 +89,9 @@ def machine(tmp_path, monkeypatch):
     return Machine(tmp_path, monkeypatch)
 
 
-def test_it_is_built_once_into_a_folder_of_the_users_own_and_links_torchs_two_libraries_alone(shim, machine):
+def test_it_is_built_once_into_a_folder_of_the_users_own_and_links_torchs_two_libraries_alone(
+    shim, machine
+):
     file = shim.build(machine.torch())
     assert shim.build(machine.torch()) == file and len(machine.calls()) == 1
     assert file.parent == machine.folder / "cache" / "gruyere" / "shims"
@@ -75,7 +99,9 @@ def test_it_is_built_once_into_a_folder_of_the_users_own_and_links_torchs_two_li
     (call,) = machine.calls()
     words = call.split()
     assert [word for word in words if word.startswith("-l")] == ["-lc10_cuda", "-lc10"]
-    assert "-D_GLIBCXX_USE_CXX11_ABI=1" in words and "rpath" not in call and "-Wl,-z,nodelete" in words
+    assert (
+        "-D_GLIBCXX_USE_CXX11_ABI=1" in words and "rpath" not in call and "-Wl,-z,nodelete" in words
+    )
     assert shim.build(machine.torch(), anew=True) == file and len(machine.calls()) == 2
     assert {path.name for path in file.parent.iterdir()} == {file.name, "lock"}
 
@@ -176,7 +202,8 @@ def test_a_home_that_cannot_be_written_and_folders_of_others_are_refused(shim, m
 
 
 def test_what_is_no_shim_of_this_build_is_not_used(phantom, tmp_path):
-    """One of another torch, under the name of the right one; and one that the loader refuses, as with an older libstdc++."""
+    """One of another torch, under the name of the right one; and one that the loader refuses, as
+    with an older libstdc++."""
     code = """
 import os, torch
 from gruyere import _shim
@@ -201,7 +228,9 @@ print("refused")
     assert (ran.code, ran.out.strip()) == (0, "refused"), ran.err
 
 
-def test_where_there_is_no_native_door_the_pluggable_one_serves_and_one_line_says_why(phantom, tmp_path):
+def test_where_there_is_no_native_door_the_pluggable_one_serves_and_one_line_says_why(
+    phantom, tmp_path
+):
     code = PRELUDE.replace("gpu.install()", "gruyere.enable(door='native')") + """
 from gruyere import _enable
 assert tensor(4).numel() == 4 * MIB and torch.cuda.get_allocator_backend() == "pluggable"
@@ -210,16 +239,23 @@ assert torch.cuda.max_memory_allocated() == 4 * MIB
 door, why = _enable.door()
 print(door, why)
 """
-    ran = phantom.run("", code=code, allocator="door", **settings(XDG_CACHE_HOME=tmp_path, CXX="/nowhere/c++"))
+    ran = phantom.run(
+        "", code=code, allocator="door", **settings(XDG_CACHE_HOME=tmp_path, CXX="/nowhere/c++")
+    )
     assert ran.code == 0, ran.err
-    assert ran.out.startswith("pluggable door:native was asked for") and "apt install g++" in ran.out
+    assert (
+        ran.out.startswith("pluggable door:native was asked for") and "apt install g++" in ran.out
+    )
     (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
     assert "no C++ compiler" in line and "The pluggable door serves" in line
 
 
 def test_the_doctor_says_how_the_better_door_is_had(phantom):
     ran = launched(phantom, "--doctor")
-    assert ran.returncode == 0 and "pluggable (door:pluggable); `--door native` takes torch's own interface" in ran.stdout, ran.stdout
+    assert (
+        ran.returncode == 0
+        and "pluggable (door:pluggable); `--door native` takes torch's own interface" in ran.stdout
+    ), ran.stdout
 
 
 def test_the_launch_line_builds_it_and_takes_it(phantom):
@@ -231,7 +267,12 @@ def test_the_launch_line_builds_it_and_takes_it(phantom):
 
 
 def launched(phantom, *arguments, **others):
-    environment = clean_environment() | {"LD_PRELOAD": LIBRARIES_PRELOADED, "LD_LIBRARY_PATH": str(LIBRARIES)}
+    environment = clean_environment() | {
+        "LD_PRELOAD": LIBRARIES_PRELOADED,
+        "LD_LIBRARY_PATH": str(LIBRARIES),
+    }
     environment |= {key: str(value) for key, value in settings(**others).items()}
     command = [sys.executable, "-m", "gruyere", *arguments]
-    return subprocess.run(command, env=environment, cwd=phantom.folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, env=environment, cwd=phantom.folder, capture_output=True, text=True, timeout=300
+    )

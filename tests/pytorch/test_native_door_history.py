@@ -1,4 +1,5 @@
-"""The history of blocks through the native door: torch's own recorder tells where each block came from, in C++ and Python, on any thread."""
+"""The history of blocks through the native door: torch's own recorder tells where each block came
+from, in C++ and Python, on any thread."""
 
 from door import through
 
@@ -23,24 +24,53 @@ kept, gone = makes(), [makes()]
 torch.cuda.memory._set_memory_metadata("")
 frees(gone)
 snapshot = torch.cuda.memory._snapshot()
-entries = [entry for entry in snapshot["device_traces"][0] if entry["action"] in ("alloc", "free_requested", "free_completed")]
-assert [(entry["action"], entry["frames"][1]["name"] if entry["action"] == "alloc" else innermost(entry), entry["user_metadata"]) for entry in entries] == [
-    ("alloc", "makes", "epoch 7"), ("alloc", "makes", "epoch 7"), ("free_requested", "frees", ""), ("free_completed", "frees", "")], entries
+entries = [
+    entry
+    for entry in snapshot["device_traces"][0]
+    if entry["action"] in ("alloc", "free_requested", "free_completed")
+]
+assert [
+    (
+        entry["action"],
+        entry["frames"][1]["name"] if entry["action"] == "alloc" else innermost(entry),
+        entry["user_metadata"],
+    )
+    for entry in entries
+] == [
+    ("alloc", "makes", "epoch 7"),
+    ("alloc", "makes", "epoch 7"),
+    ("free_requested", "frees", ""),
+    ("free_completed", "frees", ""),
+], entries
 assert all(entry["size"] == 3 * MIB and entry["compile_context"] == "N/A" for entry in entries)
 import time
 assert all(0 <= time.time() * 1e6 - entry["time_us"] < 60e6 for entry in entries)
-# A live block from before the history has no frames, one from within it has those of its allocation.
-blocks = {block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
-assert blocks[kept.data_ptr()]["frames"][1]["name"] == "makes" and blocks[old.data_ptr()]["frames"] == []
+# A live block from before the history has no frames, one from within it has those of its
+# allocation.
+blocks = {
+    block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]
+}
+assert (
+    blocks[kept.data_ptr()]["frames"][1]["name"] == "makes"
+    and blocks[old.data_ptr()]["frames"] == []
+)
 assert {block["state"] for block in blocks.values()} <= {"active_allocated", "inactive"}
 # Autograd's own threads are heard: their frames are C++'s, where those are asked for.
 record(stacks="all", clear_history=True)
 leaf = torch.ones(1 << 20, device="cuda", requires_grad=True)
 (leaf * 2).sum().backward()
 entries = traces()
-assert any(any("autograd" in frame["name"] or ".so" in frame["filename"] for frame in entry["frames"]) for entry in entries if entry["action"] == "alloc")
+assert any(
+    any("autograd" in frame["name"] or ".so" in frame["filename"] for frame in entry["frames"])
+    for entry in entries
+    if entry["action"] == "alloc"
+)
 # Contexts of what is recorded: blocks alone, allocations, all.
-for context, has_allocs, has_frees in (("state", False, False), ("alloc", True, False), ("all", True, True)):
+for context, has_allocs, has_frees in (
+    ("state", False, False),
+    ("alloc", True, False),
+    ("all", True, True),
+):
     record(context=context, stacks="python", clear_history=True)
     makes()
     allocs = [bool(entry.get("frames")) for entry in traces() if entry["action"] == "alloc"]
@@ -52,7 +82,13 @@ for _ in range(50):
 assert len(traces()) == 10
 record(stacks="python", clear_history=True, skip_actions=["free_requested", "free_completed"])
 makes()
-assert {entry["action"] for entry in traces()} <= {"alloc", "segment_alloc", "segment_map", "segment_unmap", "segment_free"}
+assert {entry["action"] for entry in traces()} <= {
+    "alloc",
+    "segment_alloc",
+    "segment_map",
+    "segment_unmap",
+    "segment_free",
+}
 assert "nothing" in refused(lambda: record(skip_actions=["nothing"]))
 record(None)
 assert not torch._C._cuda_isHistoryEnabled() and traces() == []
@@ -63,8 +99,8 @@ gpu.check_nothing_is_left()
 
 
 def test_contexts_that_no_entry_has_are_dropped_while_threads_allocate(phantom):
-    """More requests than contexts are kept for, with a short history: what is kept must not grow with the requests. One in a thousand blocks stays, with its
-    frames."""
+    """More requests than contexts are kept for, with a short history: what is kept must not grow
+    with the requests. One in a thousand blocks stays, with its frames."""
     through(phantom, code="""
 import resource, threading
 torch.cuda.memory._record_memory_history(stacks="python", max_entries=1000)
@@ -82,8 +118,12 @@ for round in range(3):
         first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 snapshot = torch.cuda.memory._snapshot()
 assert len(snapshot["device_traces"][0]) == 1000
-blocks = {block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
-assert len(kept) == 420 and all(blocks[block.data_ptr()]["frames"][0]["name"] == "work" for block in kept)
+blocks = {
+    block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]
+}
+assert len(kept) == 420 and all(
+    blocks[block.data_ptr()]["frames"][0]["name"] == "work" for block in kept
+)
 # Unbounded, the contexts of half a million calls are more than 300 MB.
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first
 assert grown < 100_000, grown

@@ -9,10 +9,19 @@ def of(pool):
     found = pool.snapshot()
     segments = found["segments"] if isinstance(found, dict) else found
     assert all(tuple(segment["segment_pool_id"]) == tuple(pool.id) for segment in segments)
-    return sum(segment["total_size"] for segment in segments), sum(segment["allocated_size"] for segment in segments)
+    return sum(segment["total_size"] for segment in segments), sum(
+        segment["allocated_size"] for segment in segments
+    )
+
+
 def addresses(pool):
     found = pool.snapshot()
-    return {block["address"] for segment in (found["segments"] if isinstance(found, dict) else found) for block in segment["blocks"] if block["state"] == "active_allocated"}
+    return {
+        block["address"]
+        for segment in (found["segments"] if isinstance(found, dict) else found)
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
 """
 
 
@@ -44,7 +53,9 @@ assert of(pool) == (held, 6 * MIB + 1024)
 # Which of its blocks are live, as the graph trees ask.
 check = torch._C._cuda_checkPoolLiveAllocations
 assert check(0, pool.id, {large.data_ptr(), small.data_ptr()})
-assert not check(0, pool.id, {large.data_ptr()}) and not check(0, pool.id, {large.data_ptr(), small.data_ptr(), 512})
+assert not check(0, pool.id, {large.data_ptr()}) and not check(
+    0, pool.id, {large.data_ptr(), small.data_ptr(), 512}
+)
 # Gone with live blocks in it: they stay good, and the memory goes back when they are freed.
 id = pool.id
 del pool
@@ -142,14 +153,23 @@ gpu.check_nothing_is_left()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_two_blocks_are_in_use_at_once_in_random_programs_of_pools_streams_and_graphs(phantom, seed):
-    """The phantom's oracle judges the order of all work. It is made to find one mistake, of the program's own, at the end."""
+def test_no_two_blocks_are_in_use_at_once_in_random_programs_of_pools_streams_and_graphs(
+    phantom, seed
+):
+    """The phantom's oracle judges the order of all work. It is made to find one mistake, of the
+    program's own, at the end."""
     ran = through(phantom, check=False, SEED=seed, PHANTOM_ORACLE="on", PHANTOM_KERNEL_NS=200000, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0", code="""
 import contextlib, ctypes, random
 random.seed(int(os.environ["SEED"]))
 words = ctypes.c_uint64
-gpu.phantom.phantom_owns.argtypes, gpu.phantom.phantom_disowns.argtypes = [words, words, words], [words]
-gpu.phantom.phantom_touch.argtypes, gpu.phantom.phantom_hazards.restype = [words, words, words], words
+gpu.phantom.phantom_owns.argtypes, gpu.phantom.phantom_disowns.argtypes = (
+    [words, words, words],
+    [words],
+)
+gpu.phantom.phantom_touch.argtypes, gpu.phantom.phantom_hazards.restype = (
+    [words, words, words],
+    words,
+)
 streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
 pools, graphs, live = [torch.cuda.MemPool(), torch.cuda.MemPool(use_on_oom=True)], [], []
 refusals = passed = 0
@@ -162,7 +182,11 @@ for _ in range(3000):
     roll = random.random()
     if roll < 0.5 or not live:
         stream, size = random.choice(streams), int(2 ** random.uniform(9, 25.5))
-        inside = contextlib.nullcontext() if random.random() < 0.4 else torch.cuda.use_mem_pool(random.choice(pools))
+        inside = (
+            contextlib.nullcontext()
+            if random.random() < 0.4
+            else torch.cuda.use_mem_pool(random.choice(pools))
+        )
         try:
             with torch.cuda.stream(stream), inside:
                 block = torch.empty(size, dtype=torch.uint8, device="cuda")

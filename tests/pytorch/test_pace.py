@@ -10,7 +10,9 @@ from conftest import RELEASE, ROOT
 
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
 @pytest.mark.parametrize("trace, operations", [("moe", 170_643), ("offload", 141_436)])
-def test_both_allocators_serve_every_call_in_one_process_and_keep_nothing(phantom, trace, operations, allocator):
+def test_both_allocators_serve_every_call_in_one_process_and_keep_nothing(
+    phantom, trace, operations, allocator
+):
     path = ROOT / "traces" / f"{trace}.trace.zst"
     ran = phantom.run(
         "pace", path, RELEASE / "libtorch_driver.so", 2,
@@ -21,7 +23,8 @@ def test_both_allocators_serve_every_call_in_one_process_and_keep_nothing(phanto
     assert len(facts["operations"]) == 1
     assert 0.9 * operations < facts["operations"][0] <= operations
     assert [len(facts[who]) for who in ("torch", "gruyere", "loop")] == [2, 2, 2]
-    # Both did work beyond the loop, and both hold what they had; together they are all that is held, and all of it goes back.
+    # Both did work beyond the loop, and both hold what they had; together they are all that is
+    # held, and all of it goes back.
     assert min(facts["torch"] + facts["gruyere"]) > max(facts["loop"])
     assert 0 < facts["torch_held"] < facts["held"]
     assert facts["left"] == 0

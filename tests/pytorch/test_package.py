@@ -15,8 +15,20 @@ SELF = """
 import json, sys
 names = ("__name__", "__file__", "__package__", "__cached__", "__doc__")
 spec = __spec__ and [__spec__.name, __spec__.origin, __spec__.parent]
-print(json.dumps(dict(argv=sys.argv, path=sys.path, spec=spec, loader=type(__loader__).__name__, main=sys.modules["__main__"].__dict__ is globals(),
-    names={name: globals().get(name) for name in names}, all=sorted(set(globals()) - {"names", "spec"}), code=sys._getframe().f_code.co_filename)))
+print(
+    json.dumps(
+        dict(
+            argv=sys.argv,
+            path=sys.path,
+            spec=spec,
+            loader=type(__loader__).__name__,
+            main=sys.modules["__main__"].__dict__ is globals(),
+            names={name: globals().get(name) for name in names},
+            all=sorted(set(globals()) - {"names", "spec"}),
+            code=sys._getframe().f_code.co_filename,
+        )
+    )
+)
 """
 
 # A program that uses CUDA and knows nothing of Gruyère, followed by what the package says.
@@ -26,15 +38,27 @@ kept = [torch.full((n,), 7.0, device="cuda") for n in (10, 1 << 20)]
 """
 SAYS = """
 import json, os, gruyere
-print(json.dumps(dict(enabled=gruyere.is_enabled(), reason=gruyere.disable_reason(), conf=os.environ.get("GRUYERE_CONF"))))
+print(
+    json.dumps(
+        dict(
+            enabled=gruyere.is_enabled(),
+            reason=gruyere.disable_reason(),
+            conf=os.environ.get("GRUYERE_CONF"),
+        )
+    )
+)
 """
 
 LIBRARY_NUMBERS = """
 import ctypes
 from gruyere import _library
 class Stats(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [(name, ctypes.c_uint64) for name in
-        "total_memory limit reserved reserved_peak live live_peak pending".split()]
+    _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [
+        (name, ctypes.c_uint64)
+        for name in "total_memory limit reserved reserved_peak live live_peak pending".split()
+    ]
+
+
 def numbers(device=0):
     stats = Stats(size=ctypes.sizeof(Stats))
     assert _library.library().gruyere_stats(device, ctypes.byref(stats)) == 0
@@ -50,9 +74,17 @@ def test_one_wheel_for_every_python_holds_library_command_and_types(wheel_instal
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = Parser().parsestr(archive.read(f"gruyere-{version}.dist-info/METADATA").decode())
-    assert {"gruyere/libgruyere.so", "gruyere/libgruyere_driver.so", "gruyere/py.typed", "gruyere_startup.pth"} <= names
+    assert {
+        "gruyere/libgruyere.so",
+        "gruyere/libgruyere_driver.so",
+        "gruyere/py.typed",
+        "gruyere_startup.pth",
+    } <= names
     # What the native door's shim is built from on the user's machine.
-    assert {f"gruyere/native/{name}" for name in ("calls.h", "context.h", "told.h", "shim.cpp", "gruyere.h")} <= names
+    assert {
+        f"gruyere/native/{name}"
+        for name in ("calls.h", "context.h", "told.h", "shim.cpp", "gruyere.h")
+    } <= names
     assert f"gruyere-{version}.data/scripts/gruyere" in names
     assert {name.split("/")[0] for name in names} == {
         "gruyere", "gruyere_startup.pth", f"gruyere-{version}.data", f"gruyere-{version}.dist-info",
@@ -82,19 +114,32 @@ except AttributeError as error:
 
 def test_an_interpreter_that_is_not_asked_to_does_not_even_import_it(installed):
     for value in (None, "", "0"):
-        ran = installed.code("import sys; print([name for name in sys.modules if 'gruyere' in name])", GRUYERE_ENABLE=value)
+        ran = installed.code(
+            "import sys; print([name for name in sys.modules if 'gruyere' in name])",
+            GRUYERE_ENABLE=value,
+        )
         assert ran.check().out.strip() == "[]"
 
 
 def test_enable_serves_what_the_program_allocates(installed):
-    code = f"import gruyere\ngruyere.enable(limit='90%', share=False)\n{USES_CUDA}{LIBRARY_NUMBERS}\nprint(numbers().live)\n{SAYS}"
+    code = (
+        "import gruyere\ngruyere.enable(limit='90%', share=False)\n"
+        f"{USES_CUDA}{LIBRARY_NUMBERS}\nprint(numbers().live)\n{SAYS}"
+    )
     ran = installed.code(code)
     assert ran.report == {"enabled": True, "reason": None, "conf": "limit:90%,share:off"}
     assert int(ran.out.splitlines()[0]) == 512 + (4 << 20)
     assert ran.err == ""
 
 
-@pytest.mark.parametrize("arguments", [("program.py",), ("-m", "gruyere", "program.py"), ("-m", "gruyere", "--limit", "90%", "program.py")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("program.py",),
+        ("-m", "gruyere", "program.py"),
+        ("-m", "gruyere", "--limit", "90%", "program.py"),
+    ],
+)
 def test_the_launch_line_enables_it(installed, arguments):
     installed.write("program.py", USES_CUDA + SAYS)
     ran = installed.python(*arguments, GRUYERE_ENABLE=None if "-m" in arguments else "1")
@@ -159,7 +204,9 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
     assert installed.code(code).check().err == ""
 
 
-@pytest.mark.parametrize("what", ["script", "below", "link", "folder", "archive", "module", "package"])
+@pytest.mark.parametrize(
+    "what", ["script", "below", "link", "folder", "archive", "module", "package"]
+)
 def test_a_program_finds_itself_as_under_python(installed, what):
     installed.write("sub/program.py", SELF)
     (installed.folder / "link.py").symlink_to(installed.folder / "sub" / "program.py")
@@ -184,7 +231,10 @@ def test_a_program_that_is_not_there_is_named(installed, line):
 
 
 def test_exits_and_exceptions_are_the_programs_own(installed):
-    installed.write("exits.py", "import atexit, sys\natexit.register(lambda: print(data))\ndata = 'late'\nsys.exit(5)")
+    installed.write(
+        "exits.py",
+        "import atexit, sys\natexit.register(lambda: print(data))\ndata = 'late'\nsys.exit(5)",
+    )
     ran = installed.python("-m", "gruyere", "exits.py")
     assert (ran.code, ran.out.strip()) == (5, "late")
     installed.write("raises.py", "def inner():\n    raise KeyError('lost')\ninner()")
@@ -240,14 +290,19 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("way", ["variable", "launcher", "call"])
 def test_worker_processes_are_enabled_too(installed, how, way):
     call = "import gruyere\ngruyere.enable(limit='90%')\n" if way == "call" else ""
-    # Under spawn the script's top runs again in each worker: the call there asks for what the worker has.
+    # Under spawn the script's top runs again in each worker: the call there asks for what the
+    # worker has.
     installed.write("program.py", call + CHILDREN)
     line = ["-m", "gruyere", "--limit", "90%"] if way == "launcher" else []
     settings = {"GRUYERE_ENABLE": 1, "GRUYERE_CONF": "limit:90%"} if way == "variable" else {}
     ran = installed.python(*line, "program.py", how, "answers", **settings).check()
     assert ran.out.strip() == "True" and "Gruyere" not in ran.err
     for index in range(2):
-        assert json.loads((installed.folder / "answers" / f"{index}.json").read_text()) == [True, "limit:90%", True]
+        assert json.loads((installed.folder / "answers" / f"{index}.json").read_text()) == [
+            True,
+            "limit:90%",
+            True,
+        ]
 
 
 def test_data_loader_workers_and_their_tensors(installed):
@@ -257,7 +312,13 @@ from torch.utils.data import DataLoader, TensorDataset
 if __name__ == "__main__":
     kept = torch.ones(1 << 20, device="cuda")
     for context in ("fork", "spawn"):
-        data = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, num_workers=2, multiprocessing_context=context, pin_memory=True)
+        data = DataLoader(
+            TensorDataset(torch.arange(64.0)),
+            batch_size=8,
+            num_workers=2,
+            multiprocessing_context=context,
+            pin_memory=True,
+        )
         assert sum(float(batch.sum()) for (batch,) in data) == 2016, context
         assert all(batch.cuda(non_blocking=True).is_cuda for (batch,) in data)
     import gruyere
@@ -270,7 +331,11 @@ if __name__ == "__main__":
 def test_torchrun_and_its_ranks(installed, way):
     installed.write(
         "train.py",
-        USES_CUDA + "import json, os, gruyere\njson.dump([gruyere.is_enabled(), os.environ['WORLD_SIZE']], open(os.environ['RANK'], 'w'))",
+        USES_CUDA
+        + (
+            "import json, os, gruyere\njson.dump([gruyere.is_enabled(), "
+            "os.environ['WORLD_SIZE']], open(os.environ['RANK'], 'w'))"
+        ),
     )
     ranks = ["--standalone", "--nproc-per-node=2"]
     module = ["-m", "torch.distributed.run", *ranks]
@@ -288,13 +353,22 @@ def test_torchrun_and_its_ranks(installed, way):
 
 
 def test_asking_where_torch_is_does_not_spoil_the_launch_line(installed):
-    code = f"import importlib.util\nassert importlib.util.find_spec('torch').loader.path\n{USES_CUDA}{SAYS}"
-    ran = installed.code(code + "\nassert 'exec_module' not in vars(torch.__spec__.loader)", GRUYERE_ENABLE=1)
+    code = (
+        "import importlib.util\nassert importlib.util.find_spec('torch').loader.path\n"
+        f"{USES_CUDA}{SAYS}"
+    )
+    ran = installed.code(
+        code + "\nassert 'exec_module' not in vars(torch.__spec__.loader)", GRUYERE_ENABLE=1
+    )
     assert ran.report["enabled"]
 
 
 def test_a_program_without_torch_is_not_touched(installed):
-    code = "import sys\nprint('torch' in sys.modules, 'libgruyere' in open('/proc/self/maps').read())\n" + SAYS
+    code = (
+        "import sys\nprint('torch' in sys.modules, 'libgruyere' in "
+        "open('/proc/self/maps').read())\n"
+        + SAYS
+    )
     ran = installed.code(code, GRUYERE_ENABLE=1).check()
     assert ran.out.splitlines()[0] == "False False"
     assert "torch has not been imported yet" in ran.report["reason"]
@@ -305,16 +379,26 @@ OBSTACLES = {
     "too late": ("torch.ones(1, device='cuda')", {}, ["too late", "python -m gruyere"]),
     "twice": ("gruyere.enable()", {}, ["called before", "is_enabled"]),
     "hidden devices": ("", {"CUDA_VISIBLE_DEVICES": ""}, ["CUDA_VISIBLE_DEVICES", "hides"]),
-    "no library": ("", {"GRUYERE_LIBRARY": "/nowhere/libgruyere.so"}, ["/nowhere/libgruyere.so", "unset GRUYERE_LIBRARY"]),
-    "not a library": ("", {"GRUYERE_LIBRARY": "/etc/passwd"}, ["/etc/passwd", "install gruyere again"]),
+    "no library": (
+        "",
+        {"GRUYERE_LIBRARY": "/nowhere/libgruyere.so"},
+        ["/nowhere/libgruyere.so", "unset GRUYERE_LIBRARY"],
+    ),
+    "not a library": (
+        "",
+        {"GRUYERE_LIBRARY": "/etc/passwd"},
+        ["/etc/passwd", "install gruyere again"],
+    ),
     "unknown key": ("", {"CALL": "bogus=1"}, ["bogus", "backing", "limit"]),
     "bad value": ("", {"CALL": "limit='lots'"}, ["limit:lots", "512KiB"]),
     "comma": ("", {"CALL": "limit='1GiB,share:off'"}, ["limit=", "comma"]),
     "bad environment": ("", {"GRUYERE_CONF": "share:perhaps"}, ["share:perhaps", "on|off"]),
     "unknown mode": ("", {"CALL": "mode='beside'"}, ["beside", "direct", "behind"]),
     "another allocator": (
-        "torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator(str(library), 'gruyere_malloc', 'gruyere_free'))"
-        "; torch.cuda.memory_allocated = None; torch.empty(1, device='cuda'); torch.cuda._initialized = False",
+        "torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator(str(library), "
+        "'gruyere_malloc', 'gruyere_free'))"
+        "; torch.cuda.memory_allocated = None; torch.empty(1, device='cuda'); "
+        "torch.cuda._initialized = False",
         {},
         ["another allocator"],
     ),
@@ -349,7 +433,9 @@ print(json.dumps(dict(said=said, enabled=gruyere.is_enabled(), reason=gruyere.di
         assert report["conf"], "a call that failed has left its settings behind"
 
 
-def test_without_a_driver_the_variable_lets_a_program_be_and_the_launcher_does_not(installed, tmp_path):
+def test_without_a_driver_the_variable_lets_a_program_be_and_the_launcher_does_not(
+    installed, tmp_path
+):
     bare = tmp_path / "libraries"
     bare.mkdir()
     for link in LIBRARIES.iterdir():
@@ -376,7 +462,11 @@ try:
     said = None
 except gruyere.GruyereError as error:
     said = str(error)
-print(json.dumps(dict(routes=routes, said=said, version=torch.__version__, enabled=gruyere.is_enabled())))
+print(
+    json.dumps(
+        dict(routes=routes, said=said, version=torch.__version__, enabled=gruyere.is_enabled())
+    )
+)
 """
     report = installed.code(code).report
     assert report["enabled"] == report["routes"]
@@ -404,13 +494,24 @@ def test_torchs_settings_are_honoured_or_named_in_one_line(installed, variable):
     ran = installed.code(code, GRUYERE_ENABLE=1, **{variable: conf}).check()
     assert float(ran.out.splitlines()[-1]) == pytest.approx(0.5, abs=0.01)
     (line,) = ran.warnings()
-    assert f"{variable}: per_process_memory_fraction:0.5 is honoured (limit:50%); pinned_use_background_threads:True: as before" in line
-    assert "expandable_segments:True, roundup_power2_divisions:[256:1,512:2]: no meaning here" in line
-    ours = installed.code(code, GRUYERE_ENABLE=1, GRUYERE_CONF="limit:75%", **{variable: conf}).check()
+    assert (
+        f"{variable}: per_process_memory_fraction:0.5 is honoured (limit:50%); "
+        "pinned_use_background_threads:True: as before"
+        in line
+    )
+    assert (
+        "expandable_segments:True, roundup_power2_divisions:[256:1,512:2]: no meaning here" in line
+    )
+    ours = installed.code(
+        code, GRUYERE_ENABLE=1, GRUYERE_CONF="limit:75%", **{variable: conf}
+    ).check()
     assert float(ours.out.splitlines()[-1]) == pytest.approx(0.75, abs=0.01)
     assert "gives way to limit" in ours.warnings()[0]
     # One line a node, not one a rank.
-    assert installed.code(code, GRUYERE_ENABLE=1, LOCAL_RANK=1, **{variable: conf}).check().warnings() == []
+    assert (
+        installed.code(code, GRUYERE_ENABLE=1, LOCAL_RANK=1, **{variable: conf}).check().warnings()
+        == []
+    )
 
 
 def test_the_doctor_does_not_say_that_it_works_where_there_is_no_device(installed):
@@ -421,8 +522,18 @@ def test_the_doctor_does_not_say_that_it_works_where_there_is_no_device(installe
 
 
 def test_the_doctor_tries_and_tells(installed):
-    ran = installed.python("-m", "gruyere", "--doctor", PYTORCH_ALLOC_CONF="max_split_size_mb:64").check()
-    for word in ("python", "torch", "libgruyere.so", "is heard", "max_split_size_mb:64", "Phantom H100", "works here"):
+    ran = installed.python(
+        "-m", "gruyere", "--doctor", PYTORCH_ALLOC_CONF="max_split_size_mb:64"
+    ).check()
+    for word in (
+        "python",
+        "torch",
+        "libgruyere.so",
+        "is heard",
+        "max_split_size_mb:64",
+        "Phantom H100",
+        "works here",
+    ):
         assert word in ran.out
     assert ran.err == ""
 
@@ -451,14 +562,20 @@ print(json.dumps(dict(before=before, after=os.environ.get("NCCL_GRAPH_REGISTER")
         ({"CAPABILITY": "10"}, None, None),
     ],
 )
-def test_nccl_keeps_no_registrations_of_pages_that_move_where_that_is_unsafe(installed, environment, before, after):
+def test_nccl_keeps_no_registrations_of_pages_that_move_where_that_is_unsafe(
+    installed, environment, before, after
+):
     ended = installed.code(GRAPH_REGISTER, **{"GRUYERE_ENABLE": "1", **environment}).check()
     assert (ended.report["before"], ended.report["after"]) == (before, after)
     assert "NCCL_GRAPH_REGISTER" not in ended.err, "one process has no collectives"
 
 
 def test_a_program_of_several_ranks_is_told_of_nccls_registrations_once(installed):
-    ended = installed.code(GRAPH_REGISTER, GRUYERE_ENABLE="1", WORLD_SIZE="2", LOCAL_RANK="0").check()
+    ended = installed.code(
+        GRAPH_REGISTER, GRUYERE_ENABLE="1", WORLD_SIZE="2", LOCAL_RANK="0"
+    ).check()
     assert ended.err.count("NCCL_GRAPH_REGISTER=0 is set") == 1
-    ended = installed.code(GRAPH_REGISTER, GRUYERE_ENABLE="1", WORLD_SIZE="2", LOCAL_RANK="1").check()
+    ended = installed.code(
+        GRAPH_REGISTER, GRUYERE_ENABLE="1", WORLD_SIZE="2", LOCAL_RANK="1"
+    ).check()
     assert "NCCL_GRAPH_REGISTER" not in ended.err

@@ -15,7 +15,10 @@ def books():
 @pytest.mark.parametrize("way", ["call", "variable", "launcher"])
 def test_behind_torchs_allocator_its_segments_are_ours(installed, way):
     call = "gruyere.enable(mode='behind')\n" if way == "call" else ""
-    code = BEHIND + call + """
+    code = (
+        BEHIND
+        + call
+        + """
 kept = [tensor(n) for n in (1, 3, 10, 40)]
 other = []
 import threading
@@ -27,10 +30,19 @@ with torch.cuda.stream(side):
     other.append(tensor(12))
 held = books()
 statistics = torch.cuda.memory_stats()["allocated_bytes.all.current"]
-""" + report(held="held", statistics="statistics", snapshot="len(torch.cuda.memory_snapshot())", enabled="gruyere.is_enabled()")
+"""
+        + report(
+            held="held",
+            statistics="statistics",
+            snapshot="len(torch.cuda.memory_snapshot())",
+            enabled="gruyere.is_enabled()",
+        )
+    )
     installed.write("program.py", code)
     line = ["-m", "gruyere", "--mode", "behind"] if way == "launcher" else []
-    ran = installed.python(*line, "program.py", GRUYERE_ENABLE="behind" if way == "variable" else None)
+    ran = installed.python(
+        *line, "program.py", GRUYERE_ENABLE="behind" if way == "variable" else None
+    )
     torchs, ours = ran.report["held"]
     assert torchs == ours >= 96 << 20
     assert ran.report["statistics"] == 96 << 20
@@ -86,7 +98,9 @@ again = tensor(700).numel()
 
 
 def test_behind_graphs_pools_and_benchmark_stay_torchs(installed):
-    code = BEHIND + """
+    code = (
+        BEHIND
+        + """
 gruyere.enable(mode="behind")
 torch.backends.cudnn.benchmark = True
 pool = torch.cuda.MemPool()
@@ -100,14 +114,24 @@ with torch.cuda.graph(graph):
     for _ in range(4):
         captured.record_stream(side)
 graph.replay()
-in_graph = any(s["segment_pool_id"][0] for s in torch.cuda.memory_snapshot() if s["address"] <= captured.data_ptr() < s["address"] + s["total_size"])
+in_graph = any(
+    s["segment_pool_id"][0]
+    for s in torch.cuda.memory_snapshot()
+    if s["address"] <= captured.data_ptr() < s["address"] + s["total_size"]
+)
 del pooled, pool, captured, graph
 gc.collect()
 for _ in range(4):
     tensor(40).record_stream(side)
 torch.cuda.synchronize()
 torch.cuda.empty_cache()
-""" + report(benchmark="torch.backends.cudnn.benchmark", in_graph="in_graph", left="torch.cuda.memory_reserved() <= 4 * MIB")
+"""
+        + report(
+            benchmark="torch.backends.cudnn.benchmark",
+            in_graph="in_graph",
+            left="torch.cuda.memory_reserved() <= 4 * MIB",
+        )
+    )
     ran = installed.code(code)
     assert ran.report == {"benchmark": True, "in_graph": True, "left": True}
     assert ran.warnings() == []
@@ -142,7 +166,11 @@ second = torch.empty(10 * MIB, dtype=torch.uint8, device="cuda:1")
 
 
 @pytest.mark.parametrize(
-    ("conf", "words"), [("backend:cudaMallocAsync", ["cudaMallocAsync", "direct"]), ("expandable_segments:True", ["expandable_segments", "direct"])]
+    ("conf", "words"),
+    [
+        ("backend:cudaMallocAsync", ["cudaMallocAsync", "direct"]),
+        ("expandable_segments:True", ["expandable_segments", "direct"]),
+    ],
 )
 def test_behind_what_torch_cannot_route_is_refused(installed, conf, words):
     code = PRELUDE + """

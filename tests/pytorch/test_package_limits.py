@@ -7,7 +7,12 @@ from package import PRELUDE, report
 
 
 def test_the_table_in_the_docs_has_everything_that_is_warned_of_or_refused():
-    text = (ROOT / "docs" / "pytorch.md").read_text().split("## What cannot work in direct mode")[1].split("## ")[0]
+    text = (
+        (ROOT / "docs" / "pytorch.md")
+        .read_text()
+        .split("## What cannot work in direct mode")[1]
+        .split("## ")[0]
+    )
     rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
     limits = (ROOT / "python_loader" / "gruyere" / "_limits.py").read_text()
     told = {
@@ -15,7 +20,9 @@ def test_the_table_in_the_docs_has_everything_that_is_warned_of_or_refused():
         "GRAPH_TREES": "triton.cudagraphs", "IPC": "storage IPC",
         "MEM_POOL": "torch.cuda.MemPool", "NCCL": "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
     }  # fmt: skip
-    texts = {line.split(" = ")[0] for line in limits.splitlines() if line[:1].isupper() and " = " in line}
+    texts = {
+        line.split(" = ")[0] for line in limits.splitlines() if line[:1].isupper() and " = " in line
+    }
     assert texts == set(told), "a text that no row of the table is known for"
     for what in told.values():
         (row,) = [row for row in rows if what in row.split("|")[1]]
@@ -31,7 +38,11 @@ def test_cudnn_benchmark_stays_off_and_says_so_once(installed, early):
 with torch.backends.cudnn.flags(enabled=False, benchmark=True):
     inside = torch.backends.cudnn.benchmark
 torch.backends.cudnn.benchmark = False
-""" + report(inside="inside", after="torch.backends.cudnn.benchmark", read="torch._C._get_cudnn_benchmark()")
+""" + report(
+        inside="inside",
+        after="torch.backends.cudnn.benchmark",
+        read="torch._C._get_cudnn_benchmark()",
+    )
     ran = installed.code(code)
     assert ran.report == {"inside": False, "after": False, "read": False}
     (line,) = ran.warnings()
@@ -77,7 +88,11 @@ for attempt in attempts:
         attempt()
     except gruyere.GruyereError as error:
         said.append(str(error))
-""" + report(said="said", pools="hasattr(torch.cuda, 'MemPool')", hook="os.environ['TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK']")
+""" + report(
+        said="said",
+        pools="hasattr(torch.cuda, 'MemPool')",
+        hook="os.environ['TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK']",
+    )
     ran = installed.code(code, TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK="1")
     share, *pool = ran.report["said"]
     assert "cpu()" in share and "behind" in share

@@ -1,4 +1,5 @@
-"""torch's own allocator under LD_PRELOAD: served (`preload:manage`) or watched (`preload:observe`), with torch none the wiser."""
+"""torch's own allocator under LD_PRELOAD: served (`preload:manage`) or watched (`preload:observe`),
+with torch none the wiser."""
 
 import subprocess
 import sys
@@ -13,7 +14,9 @@ UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 def preloaded(phantom, mode, allocator="native", **settings):
     conf = f"preload:{mode}"
-    return phantom.run("preloaded", allocator=allocator, LD_PRELOAD=PRELOAD, GRUYERE_CONF=conf, **settings)
+    return phantom.run(
+        "preloaded", allocator=allocator, LD_PRELOAD=PRELOAD, GRUYERE_CONF=conf, **settings
+    )
 
 
 def test_watched_torchs_allocator_is_itself_and_seen_from_outside(phantom):
@@ -22,12 +25,22 @@ def test_watched_torchs_allocator_is_itself_and_seen_from_outside(phantom):
     assert report["arrived"]
     for state in (report["high"], report["low"]):
         # torch reserves segments by cudaMalloc; each is a live block of the record.
-        assert 0 < state["torch"] == state["phantom"] == state["plain"] == state["live"] == state["reserved"]
+        assert (
+            0
+            < state["torch"]
+            == state["phantom"]
+            == state["plain"]
+            == state["live"]
+            == state["reserved"]
+        )
     assert report["low"]["live"] < report["high"]["live"]
     (process,) = report["top"]
     assert process["devices"][0]["live_bytes"] == report["high"]["live"]
     blocks = report["map"]["largest_live_blocks"]
-    assert report["map"]["reserved_bytes"] == report["high"]["live"] and blocks[0]["bytes"] >= blocks[-1]["bytes"] > 0
+    assert (
+        report["map"]["reserved_bytes"] == report["high"]["live"]
+        and blocks[0]["bytes"] >= blocks[-1]["bytes"] > 0
+    )
 
     # Call for call the same as without us, but for one question a malloc: which device.
     alone = phantom.run("preloaded", allocator="native").check()
@@ -51,7 +64,8 @@ def test_served_torchs_allocator_gets_its_segments_from_the_heap(phantom):
 
 @pytest.mark.parametrize("mode", ["observe", "manage"])
 def test_expandable_segments_are_left_alone(phantom, mode):
-    """torch maps them itself (cuMemCreate and cuMemMap, which the driver hands out by address): they are not allocations, and nobody's but its."""
+    """torch maps them itself (cuMemCreate and cuMemMap, which the driver hands out by address):
+    they are not allocations, and nobody's but its."""
     ran = preloaded(phantom, mode, allocator="expandable").check()
     high = ran.report["high"]
     assert ran.report["arrived"] and high["live"] in (None, 0)
@@ -113,13 +127,36 @@ assert ran.returncode == 0 and ran.stdout.strip() == str(256 << 20), ran
 
 
 def test_the_table_of_uncached_torch_is_made():
-    command = [sys.executable, ROOT / "benches/uncached_torch.py", "--traces", "llama7b_lora", "--rounds", "1"]
-    command += ["--build", RELEASE, "--libraries", TARGET / "phantom-libs", "--python", sys.executable]
+    command = [
+        sys.executable,
+        ROOT / "benches/uncached_torch.py",
+        "--traces",
+        "llama7b_lora",
+        "--rounds",
+        "1",
+    ]
+    command += [
+        "--build",
+        RELEASE,
+        "--libraries",
+        TARGET / "phantom-libs",
+        "--python",
+        sys.executable,
+    ]
     ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ran.stdout.splitlines() if line.startswith("| llama7b_lora")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in ran.stdout.splitlines()
+        if line.startswith("| llama7b_lora")
+    ]
     hold = {row[1]: float(row[4]) for row in rows}
-    assert list(hold) == ["torch's caching", "torch's expandable segments", "uncached torch", "uncached torch, managed"]
+    assert list(hold) == [
+        "torch's caching",
+        "torch's expandable segments",
+        "uncached torch",
+        "uncached torch, managed",
+    ]
     # What others measure too: torch's own is 1.2651 (bench), and ours packs tighter.
     assert hold["torch's caching"] == pytest.approx(1.2651, abs=0.02)
     assert 1 <= hold["uncached torch, managed"] < 1.06

@@ -15,10 +15,14 @@ with open("/proc/self/maps") as maps:
 
 
 def run(tmp_path, code, preload=True, **settings):
-    environment = clean_environment() | {"PYTHONPATH": f"{ROOT / 'python_loader'}:{tmp_path}"} | settings
+    environment = (
+        clean_environment() | {"PYTHONPATH": f"{ROOT / 'python_loader'}:{tmp_path}"} | settings
+    )
     if preload:
         environment["LD_PRELOAD"] = str(GRUYERE)
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
 
 
 def installed(tmp_path, version):
@@ -29,7 +33,10 @@ def installed(tmp_path, version):
 
 
 def version(tmp_path):
-    ran = run(tmp_path, "from gruyere import _library; print(_library.library().gruyere_version().decode())")
+    ran = run(
+        tmp_path,
+        "from gruyere import _library; print(_library.library().gruyere_version().decode())",
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 

@@ -1,4 +1,5 @@
-"""torch's own memory functions under Gruyère: against torch's own allocator, against the record, and against what they promise."""
+"""torch's own memory functions under Gruyère: against torch's own allocator, against the record,
+and against what they promise."""
 
 import pytest
 
@@ -25,22 +26,35 @@ def mended(phantom, program="", code=None, **settings):
     """Runs a program with torch's functions mended."""
     path = f"{HERE / 'programs'}:{ROOT / 'python_loader'}"
     code = code and PRELUDE + code
-    return phantom.run(program, code=code, allocator="hooked", PYTHONPATH=path, GRUYERE_LIBRARY=GRUYERE, **settings).check()
+    return phantom.run(
+        program, code=code, allocator="hooked", PYTHONPATH=path, GRUYERE_LIBRARY=GRUYERE, **settings
+    ).check()
 
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory):
     phantom = Phantom(tmp_path_factory.mktemp("native"))
-    return {kind: phantom.run("truth", allocator=kind).check().report for kind in ("native", "expandable")}
+    return {
+        kind: phantom.run("truth", allocator=kind).check().report
+        for kind in ("native", "expandable")
+    }
 
 
-@pytest.mark.parametrize("conf", ["", "backing:pool", "backing:fixed", "backing:passthrough", "record:off"])
+@pytest.mark.parametrize(
+    "conf", ["", "backing:pool", "backing:fixed", "backing:passthrough", "record:off"]
+)
 def test_counts_and_bytes_are_those_of_torchs_own_allocator_at_every_step(phantom, native, conf):
     ours = dict(mended(phantom, "truth", GRUYERE_CONF=conf).report["told"])
-    # Expandable segments cut every block at 512 B, as Gruyère does; torch's default keeps up to 1 MiB more with a large block.
+    # Expandable segments cut every block at 512 B, as Gruyère does; torch's default keeps up to 1
+    # MiB more with a large block.
     for kind, numbers in (("expandable", COUNTS + BYTES), ("native", (*COUNTS, "requested_bytes"))):
         for what, theirs in native[kind]["told"]:
-            for key in (f"{number}.{pool}.{field}" for number in numbers for pool in POOLS for field in FIELDS):
+            for key in (
+                f"{number}.{pool}.{field}"
+                for number in numbers
+                for pool in POOLS
+                for field in FIELDS
+            ):
                 assert ours[what][key] == theirs[key], (kind, what, key)
 
 
@@ -48,9 +62,15 @@ def test_what_torch_says_is_what_the_record_and_the_driver_say(phantom):
     report = mended(phantom, "truth").report
     last = dict(report["told"])["end"]
     assert last["allocated_bytes.all.current"] == report["live"] == report["outside"]["live_bytes"]
-    assert last["reserved_bytes.all.current"] == report["reserved"] == report["outside"]["gauges"]["reserved_bytes"]
+    assert (
+        last["reserved_bytes.all.current"]
+        == report["reserved"]
+        == report["outside"]["gauges"]["reserved_bytes"]
+    )
     before, after = dict(report["told"])["step 3"], dict(report["told"])["counts reset"]
-    assert before["allocation.all.allocated"] + last["allocation.all.allocated"] == report["mallocs"]
+    assert (
+        before["allocation.all.allocated"] + last["allocation.all.allocated"] == report["mallocs"]
+    )
     assert after["allocation.all.allocated"] == after["num_device_alloc"] == 0
     assert after["allocation.all.current"] == before["allocation.all.current"] > 0
 
@@ -60,25 +80,42 @@ def test_every_key_that_torch_gives_is_there_and_summaries_are_as_torchs(phantom
     theirs = native["native"]
     assert set(theirs["told"][0][1]) <= set(ours["told"][0][1])
     for mine, torchs in zip(ours["summary"], theirs["summary"]):
-        assert [line.split("|")[1] for line in mine.splitlines()] == [line.split("|")[1] for line in torchs.splitlines()]
+        assert [line.split("|")[1] for line in mine.splitlines()] == [
+            line.split("|")[1] for line in torchs.splitlines()
+        ]
     for report in (ours, theirs):
-        assert report["allocated_peak"][0] <= report["allocated_peak"][1] <= report["reserved_peak"][1]
+        assert (
+            report["allocated_peak"][0] <= report["allocated_peak"][1] <= report["reserved_peak"][1]
+        )
         assert report["reserved_peak"][0] <= report["reserved_peak"][1]
         for _, stats in report["told"]:
             for number in {key.rpartition(".")[0] for key in stats if "." in key}:
                 assert 0 <= stats[f"{number}.current"] <= stats[f"{number}.peak"]
             for number in (*COUNTS, *BYTES, "segment", "reserved_bytes"):
                 for field in ("current", "allocated"):
-                    parts = stats[f"{number}.small_pool.{field}"], stats[f"{number}.large_pool.{field}"]
+                    parts = (
+                        stats[f"{number}.small_pool.{field}"],
+                        stats[f"{number}.large_pool.{field}"],
+                    )
                     whole = stats[f"{number}.all.{field}"]
-                    assert whole == sum(parts) if field == "current" or number in (*COUNTS, *BYTES) else whole <= sum(parts)
+                    assert (
+                        whole == sum(parts)
+                        if field == "current" or number in (*COUNTS, *BYTES)
+                        else whole <= sum(parts)
+                    )
 
 
 def test_nothing_is_said_and_nothing_started_before_cuda_is_in_use(phantom):
     code = """
 import os
-assert torch.cuda.memory_stats() == {} and torch.cuda.memory_allocated() == 0 and torch.cuda.memory_snapshot() == []
-assert accelerator is None or accelerator.memory_stats() == {} and accelerator.memory_reserved() == 0
+assert (
+    torch.cuda.memory_stats() == {}
+    and torch.cuda.memory_allocated() == 0
+    and torch.cuda.memory_snapshot() == []
+)
+assert (
+    accelerator is None or accelerator.memory_stats() == {} and accelerator.memory_reserved() == 0
+)
 assert not torch.cuda.is_initialized()
 child = os.fork()
 if child == 0:
@@ -158,7 +195,11 @@ def test_a_device_that_is_not_there_is_an_error_that_names_it(phantom):
     code = """
 torch.ones(3, device="cuda")
 said = []
-for call in (torch.cuda.memory_stats, torch.cuda.reset_peak_memory_stats, torch.cuda.reset_accumulated_memory_stats):
+for call in (
+    torch.cuda.memory_stats,
+    torch.cuda.reset_peak_memory_stats,
+    torch.cuda.reset_accumulated_memory_stats,
+):
     try:
         call(7)
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -197,16 +238,26 @@ for segment in segments:
     assert at == segment["address"] + segment["total_size"]
 blocks = [block for segment in segments for block in segment["blocks"]]
 allocated = [block for block in blocks if block["state"] == "active_allocated"]
-assert sum(block["size"] for block in allocated) == sum(segment["allocated_size"] for segment in segments) == torch.cuda.memory_allocated()
+assert (
+    sum(block["size"] for block in allocated)
+    == sum(segment["allocated_size"] for segment in segments)
+    == torch.cuda.memory_allocated()
+)
 assert sum(block["requested_size"] for block in allocated) == stats["requested_bytes.all.current"]
 assert len(allocated) == stats["allocation.all.current"] == len(kept)
 assert sum(segment["total_size"] for segment in segments) <= torch.cuda.memory_reserved()
 assert {block["address"] for block in allocated} == {tensor.data_ptr() for tensor in kept}
-assert all(block["frames"][0]["name"] == "<listcomp>" and block["frames"][1]["name"] == "work" for block in allocated), allocated[0]
+assert all(
+    block["frames"][0]["name"] == "<listcomp>" and block["frames"][1]["name"] == "work"
+    for block in allocated
+), allocated[0]
 # memory() wants a script from the internet to draw with: what it would be given will do.
 pages = _memory_viz.trace_plot(snapshot), _memory_viz.segment_plot(snapshot)
 assert all("MemoryViz" in page and len(page) > 10_000 for page in pages)
-drawn = _memory_viz.memory(snapshot, lambda lines: lines), _memory_viz.segments(snapshot, lambda lines: lines)
+drawn = (
+    _memory_viz.memory(snapshot, lambda lines: lines),
+    _memory_viz.segments(snapshot, lambda lines: lines),
+)
 assert "work" in drawn[0] and drawn[1]
 assert _memory_viz.segsum(snapshot) and _memory_viz.trace(snapshot)
 gpu.check_books()
@@ -217,7 +268,17 @@ gpu.report(segments=len(segments), traces=len(snapshot["device_traces"][0]))
     assert report["traces"] >= 399 + 133 + 2 * 399
 
 
-@pytest.mark.parametrize("conf", ["", "limit:300MiB,headroom:0,slack:1%", "backing:pool", "backing:fixed", "backing:passthrough", "record:off"])
+@pytest.mark.parametrize(
+    "conf",
+    [
+        "",
+        "limit:300MiB,headroom:0,slack:1%",
+        "backing:pool",
+        "backing:fixed",
+        "backing:passthrough",
+        "record:off",
+    ],
+)
 def test_the_timeline_of_reserved_memory_ends_at_what_is_held(phantom, conf):
     code = """
 import random
@@ -253,19 +314,29 @@ def check():
     trace = snapshot["device_traces"][0]
     for entry in trace:
         if entry["action"] in (*CAME, *WENT):
-            (add if entry["action"] in CAME else take)(forwards, entry["addr"], entry["addr"] + entry["size"])
+            (add if entry["action"] in CAME else take)(
+                forwards, entry["addr"], entry["addr"] + entry["size"]
+            )
             held += entry["size"] * (1 if entry["action"] in CAME else -1)
             peak = max(peak, held)
             assert entry["stream"] == 0
         elif entry["action"] == "alloc":
-            assert any(start <= entry["addr"] and entry["addr"] + entry["size"] <= end for start, end in forwards)
+            assert any(
+                start <= entry["addr"] and entry["addr"] + entry["size"] <= end
+                for start, end in forwards
+            )
     assert sorted(forwards) == told
     for entry in reversed(trace):
         if entry["action"] in (*CAME, *WENT):
-            (take if entry["action"] in CAME else add)(backwards, entry["addr"], entry["addr"] + entry["size"])
+            (take if entry["action"] in CAME else add)(
+                backwards, entry["addr"], entry["addr"] + entry["size"]
+            )
     assert backwards == []
     # A few pages may lie between two moves.
-    assert held <= torch.cuda.memory_reserved() and peak <= torch.cuda.max_memory_reserved(), (held, peak)
+    assert held <= torch.cuda.memory_reserved() and peak <= torch.cuda.max_memory_reserved(), (
+        held,
+        peak,
+    )
     return snapshot, held, peak
 
 kept, counts = [], {}
@@ -273,7 +344,13 @@ for turn in range(500):
     if kept and (len(kept) > 12 or draw.random() < 0.4):
         kept.pop(draw.randrange(len(kept)))
     else:
-        kept.append(torch.empty(draw.choice([draw.randrange(1, 5000), draw.randrange(1, 30 << 20)]), dtype=torch.uint8, device="cuda"))
+        kept.append(
+            torch.empty(
+                draw.choice([draw.randrange(1, 5000), draw.randrange(1, 30 << 20)]),
+                dtype=torch.uint8,
+                device="cuda",
+            )
+        )
     if turn % 100 == 99:
         check()
 snapshot, held, peak = check()
@@ -307,10 +384,18 @@ kept.record_stream(side)
 address, size = kept.data_ptr(), 5 << 20
 del kept
 stats = torch.cuda.memory_stats()
-states = {block["address"]: block["state"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]}
+states = {
+    block["address"]: block["state"]
+    for segment in torch.cuda.memory_snapshot()
+    for block in segment["blocks"]
+}
 active = stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
 torch.cuda.empty_cache()
-gpu.report(state=states.get(address), waiting=active, after=torch.cuda.memory_stats()["active_bytes.all.current"])
+gpu.report(
+    state=states.get(address),
+    waiting=active,
+    after=torch.cuda.memory_stats()["active_bytes.all.current"],
+)
 """
     report = mended(phantom, code=code).report
     assert report == {"state": "active_pending_free", "waiting": 5 << 20, "after": 0}
@@ -325,16 +410,34 @@ with torch.cuda.graph(graph):
     y = x + 1
     small = y[:10] * 2
 pool = tuple(graph.pool())
-segments = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == pool]
+segments = [
+    segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == pool
+]
 # torch 2.7 and older tell of everything at once.
-only = torch.cuda.memory_snapshot(pool) if inspect.signature(torch.cuda.memory_snapshot).parameters else segments
+only = (
+    torch.cuda.memory_snapshot(pool)
+    if inspect.signature(torch.cuda.memory_snapshot).parameters
+    else segments
+)
 held = sum(segment["total_size"] for segment in segments)
 nested = torch.cuda.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"]
 told = nested[pool]["all"]["current"]
 parts = nested[pool]["small_pool"]["current"], nested[pool]["large_pool"]["current"]
 flat = {key: value for key, value in torch.cuda.memory_stats().items() if "private" in key}
-gpu.report(held=held, only=sum(segment["total_size"] for segment in only), told=told, parts=parts, flat=flat,
-           addresses=[y.data_ptr(), small.data_ptr()], blocks=[block["address"] for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"])
+gpu.report(
+    held=held,
+    only=sum(segment["total_size"] for segment in only),
+    told=told,
+    parts=parts,
+    flat=flat,
+    addresses=[y.data_ptr(), small.data_ptr()],
+    blocks=[
+        block["address"]
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ],
+)
 del y, small
 graph.reset()
 """
@@ -360,12 +463,18 @@ def record(*arguments, **keywords):
     torch.cuda.memory._record_memory_history(*arguments, **keywords)
 
 def traces():
-    return [trace for trace in torch.cuda.memory._snapshot()["device_traces"][0] if trace["action"] not in left_out]
+    return [
+        trace
+        for trace in torch.cuda.memory._snapshot()["device_traces"][0]
+        if trace["action"] not in left_out
+    ]
+
 
 def made():
     return torch.empty(1000, device="cuda")
 
-# Before CUDA is in use there are no devices to tell of: asking for them would keep children from being forked.
+# Before CUDA is in use there are no devices to tell of: asking for them would keep children from
+# being forked.
 assert torch.cuda.memory._snapshot()["device_traces"] == []
 torch.cuda.init()
 assert not torch._C._cuda_isHistoryEnabled() and traces() == []
@@ -380,11 +489,21 @@ assert [trace["frames"] for trace in traces()] == [[]]
 record("state", clear_history=True)
 other = made()
 assert traces() == []
-blocks = {block["address"]: block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]}
-assert blocks[other.data_ptr()]["frames"][0]["name"] == "made" and blocks[kept.data_ptr()]["frames"] == []
+blocks = {
+    block["address"]: block
+    for segment in torch.cuda.memory_snapshot()
+    for block in segment["blocks"]
+}
+assert (
+    blocks[other.data_ptr()]["frames"][0]["name"] == "made"
+    and blocks[kept.data_ptr()]["frames"] == []
+)
 record("all", context="alloc", clear_history=True, skip_actions=["free_completed"])
 made()
-assert [(trace["action"], bool(trace["frames"])) for trace in traces()] == [("alloc", True), ("free_requested", False)]
+assert [(trace["action"], bool(trace["frames"])) for trace in traces()] == [
+    ("alloc", True),
+    ("free_requested", False),
+]
 assert traces()[0]["frames"][0]["line"] == made.__code__.co_firstlineno + 1
 # torch's own device mode lies above ours when the history ends.
 with torch.device("cuda"):
@@ -418,9 +537,14 @@ while any(thread.is_alive() for thread in threads):
 for thread in threads:
     thread.join()
 traces = torch.cuda.memory._snapshot()["device_traces"][0]
-counts = {action: sum(trace["action"] == action for trace in traces) for action in ("alloc", "free_requested", "free_completed")}
+counts = {
+    action: sum(trace["action"] == action for trace in traces)
+    for action in ("alloc", "free_requested", "free_completed")
+}
 stats = torch.cuda.memory_stats()
-gpu.report(counts=counts, allocated=stats["allocation.all.allocated"], freed=stats["allocation.all.freed"])
+gpu.report(
+    counts=counts, allocated=stats["allocation.all.allocated"], freed=stats["allocation.all.freed"]
+)
 """
     report = mended(phantom, code=code).report
     assert report["counts"] == {
@@ -436,7 +560,9 @@ def test_observers_hear_of_an_out_of_memory_before_the_program_does(phantom):
 heard = []
 torch.cuda.memory._record_memory_history()
 torch._C._cuda_attach_out_of_memory_observer(lambda *facts: heard.append(("first", *facts)))
-torch._C._cuda_attach_out_of_memory_observer(lambda *_: heard.append(len(torch.cuda.memory._snapshot()["device_traces"][0])))
+torch._C._cuda_attach_out_of_memory_observer(
+    lambda *_: heard.append(len(torch.cuda.memory._snapshot()["device_traces"][0]))
+)
 kept = torch.ones(3, device="cuda")
 for size in (2 << 30, 3 << 30):
     try:
@@ -448,8 +574,15 @@ traces = torch.cuda.memory._snapshot()["device_traces"][0]
 gpu.report(heard=heard, ooms=[trace for trace in traces if trace["action"] == "oom"])
 """
     report = mended(phantom, code=code, PHANTOM_MEMORY="1GiB").report
-    assert [what if isinstance(what, str) else type(what).__name__ for what in report["heard"]] == ["list", "int", "handler"] * 2
+    assert [what if isinstance(what, str) else type(what).__name__ for what in report["heard"]] == [
+        "list",
+        "int",
+        "handler",
+    ] * 2
     kind, device, asked, total, free = report["heard"][0]
     assert (device, asked, total) == (0, 2 << 30, 1 << 30) and 0 < free < 1 << 30
     assert [trace["size"] for trace in report["ooms"]] == [2 << 30, 3 << 30]
-    assert all("addr" not in trace and trace["device_free"] > 0 and trace["frames"] for trace in report["ooms"])
+    assert all(
+        "addr" not in trace and trace["device_free"] > 0 and trace["frames"]
+        for trace in report["ooms"]
+    )

@@ -40,7 +40,9 @@ calls = {
     "gruyere_torch_stats": lambda f: f(0, buffer),
     "gruyere_reset_peaks": lambda f: f(0),
     "gruyere_reset_accumulated": lambda f: f(0),
-    "gruyere_capture_pools": lambda f: f(0, buffer, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))),
+    "gruyere_capture_pools": lambda f: f(
+        0, buffer, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))
+    ),
     "gruyere_snapshot": lambda f: f(0),
     "gruyere_snapshot_free": lambda f: f(None),
     "gruyere_history_start": lambda f: f(ctypes.c_uint64(10), 0),
@@ -61,7 +63,9 @@ calls = {
     "gruyere_pool_release": lambda f: f(key, None),
     "gruyere_pool_destroy": lambda f: f(key, None),
     "gruyere_pool_stats": lambda f: f(key, buffer),
-    "gruyere_pool_blocks": lambda f: f(key, None, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))),
+    "gruyere_pool_blocks": lambda f: f(
+        key, None, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))
+    ),
     "gruyere_version": lambda f: f(),
     "gruyere_driver_door": lambda f: f(ctypes.c_uint32(1)),
 }
@@ -71,7 +75,19 @@ library.gruyere_malloc.restype = library.gruyere_segment_malloc.restype = ctypes
 for _ in range(3):
     answers = {name: calls[name](getattr(library, name)) for name in names}
 assert answers["gruyere_malloc"] is None
-for name in ("stream_lasts", "stats", "tag", "pool_create", "pool_enter", "pool_leave", "pool_release", "pool_destroy", "pool_stats", "pool_blocks", "capture_pools"):
+for name in (
+    "stream_lasts",
+    "stats",
+    "tag",
+    "pool_create",
+    "pool_enter",
+    "pool_leave",
+    "pool_release",
+    "pool_destroy",
+    "pool_stats",
+    "pool_blocks",
+    "capture_pools",
+):
     assert ctypes.c_int32(answers["gruyere_" + name]).value < 0, name
 assert answers["gruyere_next_alert"] == 0
 print("done")
@@ -80,7 +96,9 @@ print("done")
 
 def exported():
     """The C functions that the library exports."""
-    table = subprocess.run(["nm", "-D", "--defined-only", GRUYERE], check=True, capture_output=True, text=True).stdout
+    table = subprocess.run(
+        ["nm", "-D", "--defined-only", GRUYERE], check=True, capture_output=True, text=True
+    ).stdout
     return sorted(re.findall(r" T (gruyere_\w+)", table))
 
 

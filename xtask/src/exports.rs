@@ -1,12 +1,13 @@
-//! What the shared libraries show to the dynamic linker: their own names, the functions that they stand in for and no others, and that they are
-//! never unloaded.
+//! What the shared libraries show to the dynamic linker: their own names, the functions that they
+//! stand in for and no others, and that they are never unloaded.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::parts::{cargo, output};
 
-/// The CUDA runtime's functions that the LD_PRELOAD door interposes: every one, and nothing else, or programs are half served.
+/// The CUDA runtime's functions that the LD_PRELOAD door interposes: every one, and nothing else,
+/// or programs are half served.
 const INTERPOSED: [&str; 24] = [
     "cudaDeviceEnablePeerAccess",
     "cudaDeviceReset",
@@ -34,8 +35,8 @@ const INTERPOSED: [&str; 24] = [
     "cudaThreadSynchronize",
 ];
 
-/// What libgruyere_driver.so stands in for: how the driver's functions are found, and those that a program may be linked to. More would
-/// change what programs find that have nothing to do with us.
+/// What libgruyere_driver.so stands in for: how the driver's functions are found, and those that a
+/// program may be linked to. More would change what programs find that have nothing to do with us.
 const OF_THE_DRIVER: [&str; 27] = [
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxReset_v2",
@@ -78,8 +79,12 @@ struct Library {
 
 /// Checks fresh builds of the libraries.
 pub fn check(root: &Path) -> Result<(), String> {
-    let library =
-        Library { package: "gruyere", file: "libgruyere.so", own: Some("gruyere_"), interposed: &INTERPOSED };
+    let library = Library {
+        package: "gruyere",
+        file: "libgruyere.so",
+        own: Some("gruyere_"),
+        interposed: &INTERPOSED,
+    };
     let driver = Library {
         package: "gruyere-preload",
         file: "libgruyere_driver.so",
@@ -93,9 +98,11 @@ pub fn check(root: &Path) -> Result<(), String> {
 impl Library {
     fn check(&self, root: &Path) -> Result<(), String> {
         let library = self.build(root)?;
-        let symbols =
-            output(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(&library))?;
-        let names: Vec<_> = symbols.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        let symbols = output(
+            Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(&library),
+        )?;
+        let names: Vec<_> =
+            symbols.lines().filter_map(|line| line.split_whitespace().next()).collect();
         if names.is_empty() {
             return Err(format!("{} exports nothing", library.display()));
         }
@@ -109,7 +116,8 @@ impl Library {
                 foreign.join(", ")
             ));
         }
-        let missing: Vec<_> = self.interposed.iter().filter(|name| !names.contains(name)).copied().collect();
+        let missing: Vec<_> =
+            self.interposed.iter().filter(|name| !names.contains(name)).copied().collect();
         if !missing.is_empty() {
             return Err(format!("{} does not interpose {}", library.display(), missing.join(", ")));
         }
@@ -119,7 +127,9 @@ impl Library {
             return Err(format!("{} is not linked with -z nodelete", library.display()));
         }
         // cudarc's dynamic loading is why the library loads on a machine without a driver.
-        if let Some(line) = dynamic.lines().find(|line| line.contains("NEEDED") && line.contains("libcu")) {
+        if let Some(line) =
+            dynamic.lines().find(|line| line.contains("NEEDED") && line.contains("libcu"))
+        {
             return Err(format!("{} is linked to CUDA: {}", library.display(), line.trim()));
         }
         println!(
@@ -138,7 +148,8 @@ impl Library {
             &["build", "--package", self.package, "--lib", "--message-format=json"],
         ))?;
         let ending = format!("/{}", self.file);
-        // One JSON object a line; file names need no unescaping unless they hold quotes or backslashes.
+        // One JSON object a line; file names need no unescaping unless they hold quotes or
+        // backslashes.
         let file = messages
             .lines()
             .filter(|line| line.contains("\"reason\":\"compiler-artifact\""))

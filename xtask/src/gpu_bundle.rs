@@ -1,4 +1,5 @@
-//! `cargo xtask gpu-bundle`: one folder that runs on a bare machine with a driver (tests/gpu/bundle/README.md), and its rehearsal on the stand-in.
+//! `cargo xtask gpu-bundle`: one folder that runs on a bare machine with a driver
+//! (tests/gpu/bundle/README.md), and its rehearsal on the stand-in.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -36,7 +37,8 @@ fn told<T>(path: &Path, result: std::io::Result<T>) -> Result<T, String> {
 /// Makes the folder and its archive under `out`; the archive.
 pub fn make(root: &Path, out: &Path) -> Result<PathBuf, String> {
     succeed(&mut cargo(root, &["build", "--release", "--locked"]))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let folder = out.join(NAME);
     if folder.exists() {
         told(&folder, std::fs::remove_dir_all(&folder))?;
@@ -45,11 +47,20 @@ pub fn make(root: &Path, out: &Path) -> Result<PathBuf, String> {
     for name in ["libgruyere.so", "libgruyere_driver.so", "gruyere"] {
         // What the dynamic linker needs stays.
         let built = target.join("release").join(name);
-        output(Command::new("strip").arg("--strip-unneeded").arg(&built).arg("-o").arg(folder.join(name)))?;
+        output(
+            Command::new("strip")
+                .arg("--strip-unneeded")
+                .arg(&built)
+                .arg("-o")
+                .arg(folder.join(name)),
+        )?;
     }
     for (name, sources) in PROGRAMS {
         let mut command = Command::new("cc");
-        command.args(["-O2", "-Wall", "-Wextra", "-Werror", "-s"]).arg("-I").arg(root.join("include"));
+        command
+            .args(["-O2", "-Wall", "-Wextra", "-Werror", "-s"])
+            .arg("-I")
+            .arg(root.join("include"));
         for source in sources {
             let path = root.join(source);
             command.args(if path.is_dir() { files(&path, "c")? } else { vec![path] });
@@ -113,14 +124,16 @@ fn size(folder: &Path) -> Result<u64, String> {
     Ok(sum)
 }
 
-/// The bundle on the stand-in, unpacked in an empty folder: every part that needs no torch runs and says that all is well; the second call has
-/// nothing left to do; a program that overwrites its blocks is corruption, and stops the session; a part that hangs is ended by its limit, and one that is interrupted
-/// is run again.
+/// The bundle on the stand-in, unpacked in an empty folder: every part that needs no torch runs and
+/// says that all is well; the second call has nothing left to do; a program that overwrites its
+/// blocks is corruption, and stops the session; a part that hangs is ended by its limit, and one
+/// that is interrupted is run again.
 pub fn rehearse(root: &Path) -> Result<(), String> {
     let place = tempfile::tempdir().map_err(|error| format!("a temporary folder: {error}"))?;
     let archive = make(root, place.path())?;
     succeed(&mut cargo(root, &["build", "--quiet", "--package", "gruyere-phantom-abi"]))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let machine = place.path().join("machine");
     let library = machine.join("lib");
     told(&library, std::fs::create_dir_all(&library))?;
@@ -178,7 +191,10 @@ impl Session {
     fn command(&self, results: &Path) -> Command {
         let mut command = Command::new("./session.sh");
         command.arg("--quick").current_dir(&self.folder).env("LD_LIBRARY_PATH", &self.library);
-        command.env("GRUYERE_SESSION_RESULTS", results).env("PHANTOM_QUIET", "1").env_remove("GRUYERE_CONF");
+        command
+            .env("GRUYERE_SESSION_RESULTS", results)
+            .env("PHANTOM_QUIET", "1")
+            .env_remove("GRUYERE_CONF");
         command
     }
 
@@ -190,12 +206,16 @@ impl Session {
             .envs(settings.iter().copied())
             .output()
             .map_err(|error| format!("session.sh: {error}"))?;
-        let text =
-            format!("{}{}", String::from_utf8_lossy(&ended.stderr), String::from_utf8_lossy(&ended.stdout));
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&ended.stderr),
+            String::from_utf8_lossy(&ended.stdout)
+        );
         let file = results.join("summary.json");
-        let summary = std::fs::read(&file).map_err(|error| format!("{}: {error}\n{text}", file.display()))?;
         let summary =
-            serde_json::from_slice(&summary).map_err(|error| format!("{}: {error}", file.display()))?;
+            std::fs::read(&file).map_err(|error| format!("{}: {error}\n{text}", file.display()))?;
+        let summary = serde_json::from_slice(&summary)
+            .map_err(|error| format!("{}: {error}", file.display()))?;
         Ok(Ended { code: ended.status.code(), text, summary })
     }
 }
@@ -206,7 +226,10 @@ impl Session {
         let probe = self.folder.join("probe");
         told(&probe, std::fs::rename(&probe, self.folder.join("probe-kept")))?;
         told(&probe, std::fs::write(&probe, "#!/bin/sh\necho begun\nexec sleep 600\n"))?;
-        told(&probe, std::fs::set_permissions(&probe, std::os::unix::fs::PermissionsExt::from_mode(0o755)))?;
+        told(
+            &probe,
+            std::fs::set_permissions(&probe, std::os::unix::fs::PermissionsExt::from_mode(0o755)),
+        )?;
         let results = self.folder.join("hung");
         let begun = results.join("probe/stdout");
         let mut running = self
@@ -245,12 +268,18 @@ impl Ended {
     /// The session ended with `code`, and these parts as `outcome`.
     fn expect(&self, code: i32, parts: &[&str], outcome: &str) -> Result<(), String> {
         if self.code != Some(code) {
-            return Err(format!("session.sh ended with {:?}, not {code}:\n{}", self.code, self.text));
+            return Err(format!(
+                "session.sh ended with {:?}, not {code}:\n{}",
+                self.code, self.text
+            ));
         }
         for name in parts {
             let part = self.part(name)?;
             if part["outcome"] != outcome {
-                return Err(format!("{name} is {}, not {outcome}:\n{}", part["outcome"], self.text));
+                return Err(format!(
+                    "{name} is {}, not {outcome}:\n{}",
+                    part["outcome"], self.text
+                ));
             }
         }
         Ok(())

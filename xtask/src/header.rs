@@ -12,8 +12,10 @@ const SOURCE: &str = "src/door/mod.rs";
 /// The header, as the code has it now.
 fn generate(root: &Path) -> Result<Vec<u8>, String> {
     let file = root.join("cbindgen.toml");
-    let config = cbindgen::Config::from_file(file).map_err(|error| format!("cbindgen.toml: {error}"))?;
-    // Only the door and its modules: what it exports is the interface, and public constants of other modules are not.
+    let config =
+        cbindgen::Config::from_file(file).map_err(|error| format!("cbindgen.toml: {error}"))?;
+    // Only the door and its modules: what it exports is the interface, and public constants of
+    // other modules are not.
     let bindings = cbindgen::Builder::new()
         .with_config(config)
         .with_src(root.join(SOURCE))

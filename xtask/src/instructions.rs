@@ -1,4 +1,5 @@
-//! Instructions of a malloc and of a free: callgrind's count, inclusive, without what the stand-in's driver does.
+//! Instructions of a malloc and of a free: callgrind's count, inclusive, without what the
+//! stand-in's driver does.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -16,13 +17,15 @@ const TRACE: &str = "traces/moe.trace.zst";
 const READ_TRACE: &str = "traces/llama7b_full.trace.zst";
 /// The bar: instructions of a malloc or a free, on average over both.
 const BAR: u64 = 345;
-/// Streams of a random program, and how many times the instructions at the few an operation may take at the many.
+/// Streams of a random program, and how many times the instructions at the few an operation may
+/// take at the many.
 const FEW_STREAMS: u32 = 10;
 const MANY_STREAMS: u32 = 1000;
 const STREAMS_BAR: f64 = 3.0;
 /// The bar on the record's share of them, in percent.
 const RECORD_BAR: u64 = 25;
-/// Where the record's code is, and the atomics that the compiler has put into it. (The heap's own atomics are counted with them: so this is an upper bound.)
+/// Where the record's code is, and the atomics that the compiler has put into it. (The heap's own
+/// atomics are counted with them: so this is an upper bound.)
 const RECORD: [&str; 2] = ["record/src/", "core/src/sync/atomic.rs"];
 /// How the stand-in's driver calls are named.
 const DRIVER: &str = "PhantomDriver as gruyere_heap::driver::Driver>::";
@@ -34,18 +37,19 @@ struct Cost {
     instructions: u64,
 }
 
-/// By how many instructions two counts may differ: which calls are timed, and when the clock's facts are refreshed, is by the clock.
+/// By how many instructions two counts may differ: which calls are timed, and when the clock's
+/// facts are refreshed, is by the clock.
 const CHANCE: f64 = 1.0;
 /// Samples of the process that `gruyere top` must have taken, or nothing was tried.
 const LEAST_SAMPLES: usize = 3;
 
-/// Counts, prints, and fails above the bars; then counts once more while `gruyere top` reads the record ten times a second; then what a watched
-/// call costs.
+/// Counts, prints, and fails above the bars; then counts once more while `gruyere top` reads the
+/// record ten times a second; then what a watched call costs.
 pub fn check(root: &Path) -> Result<(), String> {
     let packages = ["--package", PROGRAM, "--package", "gruyere-cli"];
     output(cargo(root, &["build", "--release", "--quiet"]).args(packages))?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root.join("target"), |folder| root.join(folder));
     let moe = count(root, &target, TRACE)?;
     report(&calls(&moe), in_files(&moe, &RECORD))?;
     streams(root, &target)?;
@@ -53,7 +57,8 @@ pub fn check(root: &Path) -> Result<(), String> {
     let (read, samples) = while_read(&target, || count(root, &target, READ_TRACE))?;
     let [alone, read] = [&alone, &read].map(|profile| average(&calls(profile)));
     println!(
-        "{READ_TRACE}: an operation while `gruyere top` reads, {samples} times: {read:.2} instructions ({alone:.2} without)"
+        "{READ_TRACE}: an operation while `gruyere top` reads, {samples} times: {read:.2} \
+         instructions ({alone:.2} without)"
     );
     if samples < LEAST_SAMPLES {
         return Err(format!("`gruyere top` saw the process {samples} times only"));
@@ -71,12 +76,14 @@ fn streams(root: &Path, target: &Path) -> Result<(), String> {
     });
     let (few, many) = (few?, many?);
     println!(
-        "a random program: {few:.0} instructions an operation at {FEW_STREAMS} streams, {many:.0} at {MANY_STREAMS}: {:.2} times (at most {STREAMS_BAR})",
+        "a random program: {few:.0} instructions an operation at {FEW_STREAMS} streams, {many:.0} \
+         at {MANY_STREAMS}: {:.2} times (at most {STREAMS_BAR})",
         many / few
     );
     if many > STREAMS_BAR * few {
         return Err(format!(
-            "at {MANY_STREAMS} streams an operation takes {:.2} times what it takes at {FEW_STREAMS}",
+            "at {MANY_STREAMS} streams an operation takes {:.2} times what it takes at \
+             {FEW_STREAMS}",
             many / few
         ));
     }
@@ -99,7 +106,8 @@ fn count(root: &Path, target: &Path, trace: &str) -> Result<String, String> {
     std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))
 }
 
-/// Runs `body` while `gruyere top` reads all records at 10 Hz; how many of its samples had the program.
+/// Runs `body` while `gruyere top` reads all records at 10 Hz; how many of its samples had the
+/// program.
 fn while_read(
     target: &Path,
     body: impl FnOnce() -> Result<String, String>,
@@ -136,8 +144,9 @@ fn driver(calls: &HashMap<&str, Cost>) -> u64 {
 
 fn report(calls: &HashMap<&str, Cost>, record: u64) -> Result<(), String> {
     let of = |name: &str| calls.get(name).copied().filter(|cost| cost.calls > 0);
-    let (malloc, free) =
-        of("gruyere_malloc").zip(of("gruyere_free")).ok_or("the profile has no malloc or no free")?;
+    let (malloc, free) = of("gruyere_malloc")
+        .zip(of("gruyere_free"))
+        .ok_or("the profile has no malloc or no free")?;
     let driver = driver(calls);
     let operations = malloc.calls + free.calls;
     let own = (malloc.instructions + free.instructions).saturating_sub(driver);
@@ -161,13 +170,16 @@ fn report(calls: &HashMap<&str, Cost>, record: u64) -> Result<(), String> {
         return Err(format!("{average} instructions a malloc or free; the bar is {BAR}"));
     }
     if share > RECORD_BAR {
-        return Err(format!("the record takes {share}% of the instructions; the bar is {RECORD_BAR}%"));
+        return Err(format!(
+            "the record takes {share}% of the instructions; the bar is {RECORD_BAR}%"
+        ));
     }
     Ok(())
 }
 
-/// Instructions of lines in files whose names contain one of `names`, whatever functions they were inlined into. In callgrind's format `fl=`,
-/// `fi=` and `fe=` name the file of the lines that follow, each a position and a cost; a line after `calls=` is the callee's.
+/// Instructions of lines in files whose names contain one of `names`, whatever functions they were
+/// inlined into. In callgrind's format `fl=`, `fi=` and `fe=` name the file of the lines that
+/// follow, each a position and a cost; a line after `calls=` is the callee's.
 fn in_files(profile: &str, names: &[&str]) -> u64 {
     let (mut inside, mut sum) = (false, 0);
     let mut lines = profile.lines();
@@ -176,15 +188,17 @@ fn in_files(profile: &str, names: &[&str]) -> u64 {
             inside = names.iter().any(|name| file.contains(name));
         } else if line.starts_with("calls=") {
             lines.next();
-        } else if inside && line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
+        } else if inside
+            && line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first))
+        {
             sum += line.split(' ').nth(1).and_then(|cost| cost.parse::<u64>().ok()).unwrap_or(0);
         }
     }
     sum
 }
 
-/// The inclusive cost of each called function. In callgrind's format a call is `cfn=NAME`, then `calls=COUNT POSITION`, then a
-/// line whose last number is the inclusive cost of those calls.
+/// The inclusive cost of each called function. In callgrind's format a call is `cfn=NAME`, then
+/// `calls=COUNT POSITION`, then a line whose last number is the inclusive cost of those calls.
 fn calls(profile: &str) -> HashMap<&str, Cost> {
     let mut costs: HashMap<&str, Cost> = HashMap::new();
     let mut callee = "";
@@ -193,7 +207,8 @@ fn calls(profile: &str) -> HashMap<&str, Cost> {
         if let Some(name) = line.strip_prefix("cfn=") {
             callee = name;
         } else if let Some(call) = line.strip_prefix("calls=") {
-            let number = |word: Option<&str>| word.and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+            let number =
+                |word: Option<&str>| word.and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
             let cost = costs.entry(callee).or_default();
             cost.calls += number(call.split(' ').next());
             cost.instructions += number(lines.next().and_then(|line| line.split(' ').next_back()));
@@ -207,8 +222,10 @@ mod tests {
     use super::*;
 
     const PROFILE: &str = "fn=main\ncfi=x.rs\ncfn=gruyere_malloc\ncalls=10 5 \n7 4500\n+1 3\n\
-                           fn=gruyere_malloc\ncfn=<x::PhantomDriver as gruyere_heap::driver::Driver>::alloc\ncalls=1 0 \n* 500\n\
-                           fn=main\ncfn=gruyere_free\ncalls=6 5\n8 500\ncfn=gruyere_free\ncalls=4 5\n9 500\n";
+                           fn=gruyere_malloc\ncfn=<x::PhantomDriver as \
+                           gruyere_heap::driver::Driver>::alloc\ncalls=1 0 \n* 500\n\
+                           fn=main\ncfn=gruyere_free\ncalls=6 5\n8 500\ncfn=gruyere_free\ncalls=4 \
+                           5\n9 500\n";
 
     #[test]
     fn calls_are_summed_by_callee() {
@@ -219,7 +236,8 @@ mod tests {
 
     #[test]
     fn lines_are_summed_by_file_and_what_they_call_is_not() {
-        let profile = "fl=src/door/torch.rs\nfn=gruyere_malloc\n7 4\nfi=record/src/shard.rs\n9 2\n+1 3\ncfi=x.rs\ncfn=y\ncalls=1 5\n9 100\n\
+        let profile = "fl=src/door/torch.rs\nfn=gruyere_malloc\n7 4\nfi=record/src/shard.rs\n9 2\n\
+                       +1 3\ncfi=x.rs\ncfn=y\ncalls=1 5\n9 100\n\
                        * 1\nfe=src/door/torch.rs\n-2 50\n";
         assert_eq!(in_files(profile, &["record/src/"]), 6);
         assert_eq!(in_files(profile, &["torch"]), 54);

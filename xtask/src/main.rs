@@ -22,11 +22,11 @@ use runner::Chosen;
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's commands")]
 enum Arguments {
-    /// Run the tests: the header, NVIDIA's headers, Rust, the exports, memcheck, loom, the bar on instructions. Runs all parts,
-    /// then fails if one failed.
+    /// Run the tests: the header, NVIDIA's headers, Rust, the exports, memcheck, loom, the bar on
+    /// instructions. Runs all parts, then fails if one failed.
     Test {
-        /// Run what takes long too: thousands of program starts, a real Prometheus, a rehearsal of the GPU bundle, real PyTorch (it
-        /// installs a wheel of half a gigabyte the first time).
+        /// Run what takes long too: thousands of program starts, a real Prometheus, a rehearsal of
+        /// the GPU bundle, real PyTorch (it installs a wheel of half a gigabyte the first time).
         #[arg(long)]
         all: bool,
         /// Run only the parts whose name contains this, of all that there are.
@@ -36,7 +36,8 @@ enum Arguments {
     /// Write something anew that is made from the code.
     #[command(flatten)]
     Write(Write),
-    /// Make the folder for the first hour on a GPU: library, command, probe, canaries, traces, scripts; and its archive.
+    /// Make the folder for the first hour on a GPU: library, command, probe, canaries, traces,
+    /// scripts; and its archive.
     GpuBundle {
         /// Where to.
         #[arg(long, value_name = "DIR", default_value = "target/gpu-bundle")]

@@ -1,8 +1,10 @@
-//! Instructions of a call that the LD_PRELOAD door passes on and writes down (`preload:observe`): callgrind's count.
+//! Instructions of a call that the LD_PRELOAD door passes on and writes down (`preload:observe`):
+//! callgrind's count.
 //!
-//! A program in C makes many mallocs and frees over a runtime that does next to nothing, once with some calls and once with twice as
-//! many: the difference is what the calls cost, without the start and the end. What the program and that runtime take themselves is
-//! left out, by the object that the instructions are in; what is left is ours, and what ours calls.
+//! A program in C makes many mallocs and frees over a runtime that does next to nothing, once with
+//! some calls and once with twice as many: the difference is what the calls cost, without the start
+//! and the end. What the program and that runtime take themselves is left out, by the object that
+//! the instructions are in; what is left is ours, and what ours calls.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +29,9 @@ pub fn check(root: &Path, target: &Path) -> Result<(), String> {
     let each = (twice? - some?).div_ceil(CALLS);
     println!("watched by preload:observe: {each} instructions a malloc or free (at most {BAR})");
     if each > BAR {
-        return Err(format!("{each} instructions a malloc or free that is watched; the bar is {BAR}"));
+        return Err(format!(
+            "{each} instructions a malloc or free that is watched; the bar is {BAR}"
+        ));
     }
     Ok(())
 }
@@ -44,7 +48,13 @@ fn compile(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     runtime.args(["-shared", "-fPIC", "-o"]).arg(folder.join(THEIRS[1]));
     output(runtime.arg(sources.join("quick_runtime.c")))?;
     let program = folder.join(THEIRS[0]);
-    output(compiler().arg("-o").arg(&program).arg(sources.join("many_calls.c")).arg("-l:libcudart.so.12"))?;
+    output(
+        compiler()
+            .arg("-o")
+            .arg(&program)
+            .arg(sources.join("many_calls.c"))
+            .arg("-l:libcudart.so.12"),
+    )?;
     Ok(program)
 }
 
@@ -58,8 +68,8 @@ fn count(program: &Path, library: &Path, folder: &Path, calls: u64) -> Result<u6
     valgrind.env("LD_PRELOAD", library).env("LD_LIBRARY_PATH", folder);
     valgrind.env("GRUYERE_CONF", "preload:observe").env_remove("GRUYERE_LOG");
     output(&mut valgrind)?;
-    let text =
-        std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))?;
+    let text = std::fs::read_to_string(&profile)
+        .map_err(|error| format!("{}: {error}", profile.display()))?;
     let own = outside(&text, &THEIRS);
     if !text.contains("libgruyere.so") {
         return Err("the library was not in the program".into());
@@ -67,8 +77,9 @@ fn count(program: &Path, library: &Path, folder: &Path, calls: u64) -> Result<u6
     Ok(own)
 }
 
-/// Instructions in all objects but those whose file names are `left_out`. In callgrind's format `ob=` names the object of the lines that follow, each
-/// a position and a cost; a line after `calls=` is the callee's.
+/// Instructions in all objects but those whose file names are `left_out`. In callgrind's format
+/// `ob=` names the object of the lines that follow, each a position and a cost; a line after
+/// `calls=` is the callee's.
 fn outside(profile: &str, left_out: &[&str]) -> u64 {
     let (mut counts, mut sum) = (true, 0);
     let mut lines = profile.lines();
@@ -77,7 +88,9 @@ fn outside(profile: &str, left_out: &[&str]) -> u64 {
             counts = !left_out.contains(&object.rsplit('/').next().unwrap_or_default());
         } else if line.starts_with("calls=") {
             lines.next();
-        } else if counts && line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
+        } else if counts
+            && line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first))
+        {
             sum += line.split(' ').nth(1).and_then(|cost| cost.parse::<u64>().ok()).unwrap_or(0);
         }
     }
@@ -90,8 +103,10 @@ mod tests {
 
     #[test]
     fn what_others_take_is_left_out_and_callees_count_where_they_are() {
-        let profile = "ob=/x/many_calls\nfl=a.c\nfn=main\n7 4\ncob=/y/libgruyere.so\ncfn=cudaMalloc\ncalls=1 5\n9 100\n\
-                       ob=/y/libgruyere.so\nfl=b.rs\nfn=cudaMalloc\n3 20\n+1 5\ncalls=1 2\n* 50\nob=/x/libcudart.so.12\nfn=f\n1 9\n\
+        let profile = "ob=/x/many_calls\nfl=a.c\nfn=main\n7 4\ncob=/y/libgruyere.so\n\
+                       cfn=cudaMalloc\ncalls=1 5\n9 100\n\
+                       ob=/y/libgruyere.so\nfl=b.rs\nfn=cudaMalloc\n3 20\n+1 5\ncalls=1 2\n* 50\n\
+                       ob=/x/libcudart.so.12\nfn=f\n1 9\n\
                        ob=/lib/libc.so.6\nfn=g\n* 2\n";
         assert_eq!(outside(profile, &THEIRS), 27);
         assert_eq!(outside(profile, &[]), 40);

@@ -38,7 +38,9 @@ pub fn all(root: &Path) -> Vec<Part> {
         part("instructions", count_instructions),
         slow("prometheus", prometheus),
         slow("gpu rehearsal", |root| check(gpu_bundle::rehearse(root))),
-        slow("pytorch", |root| runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))),
+        slow("pytorch", |root| {
+            runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
+        }),
     ]
 }
 
@@ -57,10 +59,11 @@ fn count_instructions(root: &Path) -> Outcome {
     }
 }
 
-// The whole workspace is named below: of one package by itself the dependencies' features, and so the library, would be others, under the same file's name.
+// The whole workspace is named below: of one package by itself the dependencies' features, and so
+// the library, would be others, under the same file's name.
 
-/// Starts and exits of a small program under preload: ten thousand where GRUYERE_PROOF_STARTS says so (three minutes and more), else some of
-/// them (a plain test run makes a few hundred).
+/// Starts and exits of a small program under preload: ten thousand where GRUYERE_PROOF_STARTS says
+/// so (three minutes and more), else some of them (a plain test run makes a few hundred).
 fn starts(root: &Path) -> Outcome {
     let arguments = ["test", "--workspace", "--test", "preload_proof", "programs_start"];
     let starts = std::env::var("GRUYERE_PROOF_STARTS").unwrap_or_else(|_| "2000".into());
@@ -70,7 +73,10 @@ fn starts(root: &Path) -> Outcome {
 /// Programs under preload and memcheck, where there is valgrind.
 fn memcheck(root: &Path) -> Outcome {
     match Command::new("valgrind").arg("--version").output() {
-        Ok(_) => runner::command(&mut cargo(root, &["test", "--workspace", "--test", "preload_memcheck"])),
+        Ok(_) => runner::command(&mut cargo(
+            root,
+            &["test", "--workspace", "--test", "preload_memcheck"],
+        )),
         Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
     }
 }
@@ -80,17 +86,20 @@ fn prometheus(root: &Path) -> Outcome {
     let unpacked = root.join("target/prometheus/usr/bin");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&path).chain([unpacked]);
-    let Some(folder) =
-        folders.find(|folder| ["prometheus", "promtool"].iter().all(|name| folder.join(name).is_file()))
+    let Some(folder) = folders
+        .find(|folder| ["prometheus", "promtool"].iter().all(|name| folder.join(name).is_file()))
     else {
-        return Outcome::Skipped("no prometheus and promtool (Debian: apt install prometheus)".into());
+        return Outcome::Skipped(
+            "no prometheus and promtool (Debian: apt install prometheus)".into(),
+        );
     };
     let arguments = ["test", "--package", "gruyere-cli", "--test", "prometheus"];
     runner::command(cargo(root, &arguments).env("GRUYERE_PROMETHEUS", folder))
 }
 
-/// The model-checked tests: every test target of the record's package with "loom" in its name, built with `--cfg loom` in a
-/// folder of its own (the flag would rebuild the other one each time), optimised (a model visits millions of states).
+/// The model-checked tests: every test target of the record's package with "loom" in its name,
+/// built with `--cfg loom` in a folder of its own (the flag would rebuild the other one each time),
+/// optimised (a model visits millions of states).
 fn loom(root: &Path) -> Outcome {
     let targets = match test_targets(root, "loom") {
         Ok(targets) if !targets.is_empty() => targets,
@@ -115,8 +124,8 @@ fn loom(root: &Path) -> Outcome {
 
 /// The files of record/tests/ whose name contains `word`, without their ending.
 fn test_targets(root: &Path, word: &str) -> Result<Vec<String>, String> {
-    let files =
-        std::fs::read_dir(root.join("record/tests")).map_err(|error| format!("record/tests/: {error}"))?;
+    let files = std::fs::read_dir(root.join("record/tests"))
+        .map_err(|error| format!("record/tests/: {error}"))?;
     let mut targets: Vec<_> = files
         .filter_map(|file| file.ok()?.file_name().into_string().ok())
         .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))
@@ -136,7 +145,10 @@ pub fn succeed(command: &mut Command) -> Result<(), String> {
 
 /// `cargo xtask docs`.
 pub fn write_docs(root: &Path) -> Result<(), String> {
-    succeed(cargo(root, &["test", "--package", "gruyere", "--test", "docs_fresh"]).env("GRUYERE_BLESS", "1"))
+    succeed(
+        cargo(root, &["test", "--package", "gruyere", "--test", "docs_fresh"])
+            .env("GRUYERE_BLESS", "1"),
+    )
 }
 
 /// A command's output.

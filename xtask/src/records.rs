@@ -1,6 +1,8 @@
-//! The records of what a test run starts: in a folder of the run's own, and nothing of them is left when it ends.
+//! The records of what a test run starts: in a folder of the run's own, and nothing of them is left
+//! when it ends.
 //!
-//! Test programs have folders of their own (.cargo/test-runner); this is for what the parts start beside them.
+//! Test programs have folders of their own (.cargo/test-runner); this is for what the parts start
+//! beside them.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -30,14 +32,16 @@ struct Place {
 }
 
 impl Records {
-    /// Makes the folder, and notes what is there already. Children are to find it in the environment: [`Records::variable`].
+    /// Makes the folder, and notes what is there already. Children are to find it in the
+    /// environment: [`Records::variable`].
     ///
     /// # Errors
     /// It can't be made.
     pub fn begin() -> Result<Records, String> {
         // In memory, as records are, where it can be.
         let temporary = std::env::temp_dir();
-        let places = [Place::new(DEFAULT.into(), "gruyere-"), Place::new(temporary.clone(), FOLDERS)];
+        let places =
+            [Place::new(DEFAULT.into(), "gruyere-"), Place::new(temporary.clone(), FOLDERS)];
         let folder = TempDir::with_prefix_in(FOLDERS, DEFAULT)
             .or_else(|_| TempDir::with_prefix(FOLDERS))
             .map_err(|error| format!("{}: {error}; set TMPDIR", temporary.display()))?;
@@ -60,7 +64,8 @@ impl Records {
             Ok(()) => {
                 let names: Vec<_> = left.iter().map(|path| path.display().to_string()).collect();
                 let reason = format!(
-                    "left behind by a test (or by another program of yours that was killed meanwhile): {}",
+                    "left behind by a test (or by another program of yours that was killed \
+                     meanwhile): {}",
                     names.join(" ")
                 );
                 Outcome::Failed(Counts::default(), reason)
@@ -87,10 +92,14 @@ impl Place {
 
 fn names(folder: &Path, prefix: &str) -> BTreeSet<OsString> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name()).filter(|name| name.to_string_lossy().starts_with(prefix)).collect()
+    entries
+        .map(|entry| entry.file_name())
+        .filter(|name| name.to_string_lossy().starts_with(prefix))
+        .collect()
 }
 
-/// Whether a record's name (`gruyere-NAMESPACE-PID-START-COUNT.record`) is that of a process here, by its number and the time of its start.
+/// Whether a record's name (`gruyere-NAMESPACE-PID-START-COUNT.record`) is that of a process here,
+/// by its number and the time of its start.
 fn is_of_a_process_that_runs(name: &str) -> bool {
     let mut parts = name.split('-').skip(2);
     let (Some(pid), Some(start)) = (parts.next(), parts.next()) else { return false };

@@ -29,7 +29,9 @@ impl Outcome {
             (Failed(counts, reason), Skipped(_)) | (Skipped(_), Failed(counts, reason)) => {
                 Failed(counts, reason)
             }
-            (Skipped(reason), Passed(_) | Skipped(_)) | (Passed(_), Skipped(reason)) => Skipped(reason),
+            (Skipped(reason), Passed(_) | Skipped(_)) | (Passed(_), Skipped(reason)) => {
+                Skipped(reason)
+            }
         }
     }
 }
@@ -72,11 +74,12 @@ impl Chosen<'_> {
     }
 }
 
-/// What a part's exit code means if it is this one: it could not be run, and its last line says why (automake's custom).
+/// What a part's exit code means if it is this one: it could not be run, and its last line says why
+/// (automake's custom).
 const SKIPPED: i32 = 77;
 
-/// Runs the chosen parts, and then `last`, whatever they are; fails at the end if one of them did. Skipping is failing where CI
-/// is set.
+/// Runs the chosen parts, and then `last`, whatever they are; fails at the end if one of them did.
+/// Skipping is failing where CI is set.
 pub fn run(
     parts: &[Part],
     choice: Chosen<'_>,
@@ -129,7 +132,12 @@ fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String>
         println!("{word:>8}  {name} [{:.1} s]{note}", took.as_secs_f64());
     }
     let took: Duration = results.iter().map(|(.., took)| took).sum();
-    println!("{} passed, {} failed, {:.1} minutes", total.passed, total.failed, took.as_secs_f64() / 60.0);
+    println!(
+        "{} passed, {} failed, {:.1} minutes",
+        total.passed,
+        total.failed,
+        took.as_secs_f64() / 60.0
+    );
     if bad.is_empty() { Ok(()) } else { Err(format!("failed: {}", bad.join(", "))) }
 }
 
@@ -153,13 +161,15 @@ impl Counts {
         }
     }
 
-    /// Reads a closing line: cargo's `test result: ok. 3 passed; 0 failed; ...` or pytest's `== 1 failed, 3 passed in 2s ==`.
+    /// Reads a closing line: cargo's `test result: ok. 3 passed; 0 failed; ...` or pytest's
+    /// `== 1 failed, 3 passed in 2s ==`.
     pub fn of_line(line: &str) -> Self {
         let mut counts = Self::default();
         if !line.starts_with("test result:") && !line.starts_with('=') {
             return counts;
         }
-        let words: Vec<_> = line.split([' ', ',', ';', '=']).filter(|word| !word.is_empty()).collect();
+        let words: Vec<_> =
+            line.split([' ', ',', ';', '=']).filter(|word| !word.is_empty()).collect();
         for pair in words.windows(2) {
             match (pair[0].parse(), pair[1]) {
                 (Ok(number), "passed") => counts.passed = number,
@@ -175,19 +185,20 @@ impl Counts {
 pub fn command(command: &mut Command) -> Outcome {
     let mut counts = Counts::default();
     let mut last = String::new();
-    let status = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().and_then(|mut child| {
-        if let Some(stdout) = child.stdout.take() {
-            for line in BufReader::new(stdout).split(b'\n') {
-                let line = String::from_utf8_lossy(&line?).into_owned();
-                println!("{line}");
-                counts = counts.plus(Counts::of_line(&line));
-                if !line.trim().is_empty() {
-                    last = line;
+    let status =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().and_then(|mut child| {
+            if let Some(stdout) = child.stdout.take() {
+                for line in BufReader::new(stdout).split(b'\n') {
+                    let line = String::from_utf8_lossy(&line?).into_owned();
+                    println!("{line}");
+                    counts = counts.plus(Counts::of_line(&line));
+                    if !line.trim().is_empty() {
+                        last = line;
+                    }
                 }
             }
-        }
-        child.wait()
-    });
+            child.wait()
+        });
     match status {
         Ok(status) if status.success() => Outcome::Passed(counts),
         Ok(status) if status.code() == Some(SKIPPED) => Outcome::Skipped(last),
@@ -212,8 +223,14 @@ mod tests {
     #[test]
     fn closing_lines_are_counted() {
         let counts = |line| Counts::of_line(line);
-        assert_eq!(counts("test result: ok. 3 passed; 0 failed; 1 ignored"), Counts { passed: 3, failed: 0 });
-        assert_eq!(counts("test result: FAILED. 1 passed; 2 failed;"), Counts { passed: 1, failed: 2 });
+        assert_eq!(
+            counts("test result: ok. 3 passed; 0 failed; 1 ignored"),
+            Counts { passed: 3, failed: 0 }
+        );
+        assert_eq!(
+            counts("test result: FAILED. 1 passed; 2 failed;"),
+            Counts { passed: 1, failed: 2 }
+        );
         assert_eq!(
             counts("===== 1 failed, 12 passed, 1 error in 3.2s ====="),
             Counts { passed: 12, failed: 2 }
@@ -229,7 +246,8 @@ mod tests {
         ));
         assert!(matches!(shell("exit 3"), Outcome::Failed(..)));
         assert!(
-            matches!(shell("echo no registry; exit 77"), Outcome::Skipped(reason) if reason == "no registry")
+            matches!(shell("echo no registry; exit 77"), Outcome::Skipped(reason) if reason == "no \
+                registry")
         );
         assert!(matches!(command(&mut Command::new("/nowhere/at/all")), Outcome::Failed(..)));
     }
@@ -257,12 +275,18 @@ mod tests {
             };
             Part { name, run: Box::new(run), only_with_all: name == "slow" }
         };
-        let last = |good| ("last", move || if good { Outcome::Passed(Counts::default()) } else { failed() });
+        let last = |good| {
+            ("last", move || if good { Outcome::Passed(Counts::default()) } else { failed() })
+        };
         assert!(run(&[part("one", false), part("two", true)], Chosen::Quick, last(true)).is_err());
         assert_eq!(ran.get(), 2);
-        assert!(run(&[part("one", false), part("two", true)], Chosen::Named("two"), last(true)).is_ok());
+        assert!(
+            run(&[part("one", false), part("two", true)], Chosen::Named("two"), last(true)).is_ok()
+        );
         assert!(run(&[part("one", true)], Chosen::Named("three"), last(true)).is_err());
-        assert!(run(&[part("one", true)], Chosen::Quick, last(false)).unwrap_err().contains("last"));
+        assert!(
+            run(&[part("one", true)], Chosen::Quick, last(false)).unwrap_err().contains("last")
+        );
         ran.set(0);
         assert!(run(&[part("one", true), part("slow", false)], Chosen::Quick, last(true)).is_ok());
         assert_eq!(ran.get(), 1);

@@ -1,5 +1,6 @@
-//! The Rust tests. cargo builds them and would run one test program after the other, so that one core waits for the last test
-//! of each; here as many programs run side by side as there are cores, each with one test at a time.
+//! The Rust tests. cargo builds them and would run one test program after the other, so that one
+//! core waits for the last test of each; here as many programs run side by side as there are cores,
+//! each with one test at a time.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use serde_json::Value;
 use crate::parts::{cargo, output};
 use crate::runner::{self, Counts, Outcome};
 
-/// Programs that wait for more than half a minute of clock; they begin first, so that nobody waits for them at the end.
+/// Programs that wait for more than half a minute of clock; they begin first, so that nobody waits
+/// for them at the end.
 const PATIENT: [&str; 1] = ["forecast"];
 
 /// A program that cargo has built of a test target.
@@ -24,21 +26,24 @@ struct Program {
     folder: PathBuf,
 }
 
-/// Unit, integration, property and doc tests of every package; the freshness of the documentation is one of them.
+/// Unit, integration, property and doc tests of every package; the freshness of the documentation
+/// is one of them.
 pub fn part(root: &Path) -> Outcome {
     let programs = match build(root) {
         Ok(programs) => programs,
         Err(reason) => return Outcome::Failed(Counts::default(), reason),
     };
     let done = run(root, programs);
-    let documented = runner::command(&mut cargo(root, &["test", "--workspace", "--doc", "--no-fail-fast"]));
+    let documented =
+        runner::command(&mut cargo(root, &["test", "--workspace", "--doc", "--no-fail-fast"]));
     done.and(documented)
 }
 
 fn build(root: &Path) -> Result<VecDeque<Program>, String> {
     // What the compiler says goes to stderr as it comes; stdout has a JSON object a line.
     let arguments = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
-    let mut programs: Vec<_> = output(&mut cargo(root, &arguments))?.lines().filter_map(program).collect();
+    let mut programs: Vec<_> =
+        output(&mut cargo(root, &arguments))?.lines().filter_map(program).collect();
     if programs.is_empty() {
         return Err("cargo has built no test program".into());
     }
@@ -73,8 +78,9 @@ fn run(root: &Path, programs: VecDeque<Program>) -> Outcome {
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
         let ended = workers.into_iter().map(|worker| {
-            let failed =
-                |_| Outcome::Failed(Counts::default(), "a thread of the test run has panicked".into());
+            let failed = |_| {
+                Outcome::Failed(Counts::default(), "a thread of the test run has panicked".into())
+            };
             worker.join().unwrap_or_else(failed)
         });
         ended.fold(Outcome::Passed(Counts::default()), Outcome::and)
@@ -91,8 +97,9 @@ fn run_one(root: &Path, program: &Program) -> Outcome {
         .env("RUST_TEST_THREADS", "1")
         .stdin(Stdio::null())
         .output();
-    let failed =
-        |reason| Outcome::Failed(Counts::default(), format!("{}: {reason}", program.executable.display()));
+    let failed = |reason| {
+        Outcome::Failed(Counts::default(), format!("{}: {reason}", program.executable.display()))
+    };
     let output = match ended {
         Ok(output) => output,
         Err(error) => return failed(error.to_string()),
@@ -119,11 +126,10 @@ mod tests {
 
     #[test]
     fn a_test_program_is_found_in_what_cargo_says_and_nothing_else_is() {
-        let line =
-            r#"{"reason":"compiler-artifact","manifest_path":"/a/b/Cargo.toml",
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/a/b/Cargo.toml",
             "target":{"name":"books"},
             "profile":{"test":true},"executable":"/a/target/debug/deps/books-1"}"#
-                .replace('\n', "");
+            .replace('\n', "");
         let found = Program {
             name: "books".into(),
             executable: "/a/target/debug/deps/books-1".into(),
@@ -148,9 +154,9 @@ mod tests {
         };
         let good = || program("good", "echo 'test result: ok. 2 passed; 0 failed'; touch ran");
         let bad = || program("bad", "exit 101");
-        assert!(
-            matches!(run(root, [good(), good()].into()), Outcome::Passed(counts) if counts.passed() == 4)
-        );
+        assert!(matches!(
+            run(root, [good(), good()].into()), Outcome::Passed(counts) if counts.passed() == 4
+        ));
         std::fs::remove_file(folder.path().join("ran")).unwrap();
         let done = run(root, [bad(), good()].into());
         assert!(matches!(done, Outcome::Failed(_, reason) if reason.contains("bad ended with")));

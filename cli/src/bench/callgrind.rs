@@ -1,7 +1,8 @@
 //! Reads callgrind's output: how many instructions were spent in and below a function.
 //!
-//! The format is described in valgrind's manual ("Callgrind Format Specification"). Names are compressed (`fn=(12) name`, later
-//! `fn=(12)`); a `calls=` line is followed by a line whose last number is the inclusive cost of those calls.
+//! The format is described in valgrind's manual ("Callgrind Format Specification"). Names are
+//! compressed (`fn=(12) name`, later `fn=(12)`); a `calls=` line is followed by a line whose last
+//! number is the inclusive cost of those calls.
 
 use std::collections::HashMap;
 
@@ -25,8 +26,11 @@ impl Profile {
                 function = profile.name(name);
             } else if let Some(name) = line.strip_prefix("cfn=") {
                 callee = Some(profile.name(name));
-            } else if line.starts_with(['+', '-', '*']) || line.starts_with(|c: char| c.is_ascii_digit()) {
-                let Some(cost) = line.split_ascii_whitespace().nth(1).and_then(|cost| cost.parse().ok())
+            } else if line.starts_with(['+', '-', '*'])
+                || line.starts_with(|c: char| c.is_ascii_digit())
+            {
+                let Some(cost) =
+                    line.split_ascii_whitespace().nth(1).and_then(|cost| cost.parse().ok())
                 else {
                     continue;
                 };
@@ -51,13 +55,15 @@ impl Profile {
 
     /// Instructions in and below `function`.
     pub fn inclusive(&self, function: &str) -> u64 {
-        let below = self.calls.iter().filter(|(caller, _, _)| caller == function).map(|call| call.2);
+        let below =
+            self.calls.iter().filter(|(caller, _, _)| caller == function).map(|call| call.2);
         self.own.get(function).copied().unwrap_or(0) + below.sum::<u64>()
     }
 
     /// Instructions in and below the functions that `is_inside`, entered from outside of them.
     pub fn entered(&self, is_inside: impl Fn(&str) -> bool) -> u64 {
-        let entries = self.calls.iter().filter(|(caller, callee, _)| is_inside(callee) && !is_inside(caller));
+        let entries =
+            self.calls.iter().filter(|(caller, callee, _)| is_inside(callee) && !is_inside(caller));
         entries.map(|call| call.2).sum()
     }
 }

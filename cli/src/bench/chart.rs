@@ -1,7 +1,8 @@
-//! The chart: reserved memory over each trace, a small picture a trace, readable on light and dark pages.
+//! The chart: reserved memory over each trace, a small picture a trace, readable on light and dark
+//! pages.
 //!
-//! Written by hand as SVG: the chart is a file that a README shows, and it takes no more than paths, texts and two
-//! palettes.
+//! Written by hand as SVG: the chart is a file that a README shows, and it takes no more than
+//! paths, texts and two palettes.
 
 use super::report::{Report, TraceReport};
 use gruyere_replay::bench::Run;
@@ -19,19 +20,30 @@ const FOOT: usize = 34;
 const PANEL_WIDTH: usize = (WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) / COLUMNS;
 const PANEL_HEIGHT: usize = TITLE + PLOT + FOOT;
 
-/// Colours in CSS classes: `c0` torch, `c1` expandable, then Gruyère and its further configurations.
+/// Colours in CSS classes: `c0` torch, `c1` expandable, then Gruyère and its further
+/// configurations.
 const STYLE: &str = "\
-text{font-family:ui-sans-serif,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;font-size:14px;fill:#57606a}\
-.t{font-size:16px;font-weight:600;fill:#1f2328}.h{font-size:23px;font-weight:700;fill:#1f2328}.s{font-size:13px}\
-.n{font-variant-numeric:tabular-nums;font-weight:600}.bg{fill:#fff;stroke:#d8dee4}.g{stroke:#d8dee4;fill:none}\
+text{font-family:ui-sans-serif,-apple-system,'Segoe UI',Roboto,'Helvetica \
+Neue',Arial,sans-serif;font-size:14px;fill:#57606a}\
+.t{font-size:16px;font-weight:600;fill:#1f2328}.h{font-size:23px;font-weight:700;fill:#1f2328}\
+.s{font-size:13px}\
+.n{font-variant-numeric:tabular-nums;font-weight:600}.bg{fill:#fff;stroke:#d8dee4}\
+.g{stroke:#d8dee4;fill:none}\
 .l{fill:#e3e8ee}.k{fill:none;stroke-width:1.8;stroke-linejoin:round}\
-.c0{stroke:#8a94a6}.c1{stroke:#3d7fd6}.c2{stroke:#e08a00;stroke-width:2.6}.c3{stroke:#b0408c}.c4{stroke:#2f9e6e}.c5{stroke:#7a5bd0}\
-.f0{fill:#6b7687}.f1{fill:#2f6cc0}.f2{fill:#b86e00}.f3{fill:#b0408c}.f4{fill:#2f9e6e}.f5{fill:#7a5bd0}\
-.b0{fill:#8a94a6}.b1{fill:#3d7fd6}.b2{fill:#e08a00}.b3{fill:#b0408c}.b4{fill:#2f9e6e}.b5{fill:#7a5bd0}\
-@media(prefers-color-scheme:dark){text{fill:#9198a1}.t,.h{fill:#f0f6fc}.bg{fill:#0d1117;stroke:#30363d}.g{stroke:#30363d}.l{fill:#262c35}\
-.c0{stroke:#7d8796}.c1{stroke:#58a0f5}.c2{stroke:#ffb52e}.c3{stroke:#e07fc1}.c4{stroke:#56d39b}.c5{stroke:#a78bfa}\
-.f0{fill:#9aa4b2}.f1{fill:#79b4ff}.f2{fill:#ffc04d}.f3{fill:#e07fc1}.f4{fill:#56d39b}.f5{fill:#a78bfa}\
-.b0{fill:#7d8796}.b1{fill:#58a0f5}.b2{fill:#ffb52e}.b3{fill:#e07fc1}.b4{fill:#56d39b}.b5{fill:#a78bfa}}";
+.c0{stroke:#8a94a6}.c1{stroke:#3d7fd6}.c2{stroke:#e08a00;stroke-width:2.6}.c3{stroke:#b0408c}\
+.c4{stroke:#2f9e6e}.c5{stroke:#7a5bd0}\
+.f0{fill:#6b7687}.f1{fill:#2f6cc0}.f2{fill:#b86e00}.f3{fill:#b0408c}.f4{fill:#2f9e6e}\
+.f5{fill:#7a5bd0}\
+.b0{fill:#8a94a6}.b1{fill:#3d7fd6}.b2{fill:#e08a00}.b3{fill:#b0408c}.b4{fill:#2f9e6e}\
+.b5{fill:#7a5bd0}\
+@media(prefers-color-scheme:dark){text{fill:#9198a1}.t,.h{fill:#f0f6fc}.bg{fill:#0d1117;\
+stroke:#30363d}.g{stroke:#30363d}.l{fill:#262c35}\
+.c0{stroke:#7d8796}.c1{stroke:#58a0f5}.c2{stroke:#ffb52e}.c3{stroke:#e07fc1}.c4{stroke:#56d39b}\
+.c5{stroke:#a78bfa}\
+.f0{fill:#9aa4b2}.f1{fill:#79b4ff}.f2{fill:#ffc04d}.f3{fill:#e07fc1}.f4{fill:#56d39b}\
+.f5{fill:#a78bfa}\
+.b0{fill:#7d8796}.b1{fill:#58a0f5}.b2{fill:#ffb52e}.b3{fill:#e07fc1}.b4{fill:#56d39b}\
+.b5{fill:#a78bfa}}";
 
 /// Ratios that fit under a trace's name.
 const RATIOS: usize = 4;
@@ -44,11 +56,13 @@ const COLOURS: usize = 6;
 /// The SVG text of `report`.
 pub fn draw(report: &Report) -> String {
     let (_, legend_top) = place(report.traces.len());
-    let legend_height = report.traces.first().map_or(0, |trace| legend_row(trace.runs.len()) + LINE / 2);
+    let legend_height =
+        report.traces.first().map_or(0, |trace| legend_row(trace.runs.len()) + LINE / 2);
     let height = legend_top + PANEL_HEIGHT.max(legend_height);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
-         role=\"img\" aria-label=\"{}\">\n<style>{STYLE}</style>\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         width=\"{WIDTH}\" height=\"{height}\" role=\"img\" aria-label=\"{}\">\n\
+         <style>{STYLE}</style>\n",
         escape(&summary(report))
     );
     let _ = writeln!(
@@ -59,11 +73,13 @@ pub fn draw(report: &Report) -> String {
     );
     let _ = writeln!(
         svg,
-        "<text class=\"h\" x=\"{MARGIN}\" y=\"40\">Device memory that PyTorch's traffic takes</text>"
+        "<text class=\"h\" x=\"{MARGIN}\" y=\"40\">Device memory that PyTorch's traffic \
+         takes</text>"
     );
     let _ = writeln!(
         svg,
-        "<text x=\"{MARGIN}\" y=\"63\">Reserved over each run, against what is live. Under each name: peak reserved / peak live.</text>"
+        "<text x=\"{MARGIN}\" y=\"63\">Reserved over each run, against what is live. Under each \
+         name: peak reserved / peak live.</text>"
     );
     for (index, trace) in report.traces.iter().enumerate() {
         let (x, y) = place(index);
@@ -91,7 +107,11 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
     let mut at = 0;
     for (index, run) in trace.runs.iter().enumerate().take(RATIOS) {
         let colour = colour(index, trace);
-        let ratio = if run.completed { format!("{:.3}", run.hold_ratio) } else { "out of memory".to_owned() };
+        let ratio = if run.completed {
+            format!("{:.3}", run.hold_ratio)
+        } else {
+            "out of memory".to_owned()
+        };
         let _ = writeln!(svg, "<text class=\"n f{colour}\" x=\"{at}\" y=\"36\">{ratio}</text>");
         at += 10 * ratio.len() + 8;
     }
@@ -112,8 +132,10 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
     }
     let gib = top >> 30;
     let label = if gib > 0 { format!("{gib} GiB") } else { format!("{} MiB", top >> 20) };
-    let _ =
-        writeln!(svg, "<text class=\"s\" x=\"{PANEL_WIDTH}\" y=\"-5\" text-anchor=\"end\">{label}</text>");
+    let _ = writeln!(
+        svg,
+        "<text class=\"s\" x=\"{PANEL_WIDTH}\" y=\"-5\" text-anchor=\"end\">{label}</text>"
+    );
     let operations = thousands(trace.operations);
     let _ = writeln!(
         svg,
@@ -141,14 +163,16 @@ fn steps(curve: &[u64], top: u64) -> String {
     path
 }
 
-/// The names of the curves, and how much more than the peak of live each allocator reserves, averaged over the traces.
+/// The names of the curves, and how much more than the peak of live each allocator reserves,
+/// averaged over the traces.
 fn legend(svg: &mut String, x: usize, y: usize, report: &Report) {
     let Some(first) = report.traces.first() else { return };
     let excess: Vec<f64> = (0..first.runs.len()).map(|index| mean_excess(report, index)).collect();
     let most = excess.iter().copied().fold(0.0, f64::max).max(1e-9);
     let _ = writeln!(svg, "<g transform=\"translate({x} {y})\">");
     let _ = writeln!(svg, "<text class=\"t\" x=\"0\" y=\"16\">Reserved beyond live</text>");
-    let _ = writeln!(svg, "<text class=\"s\" x=\"0\" y=\"36\">at the peak, mean of the traces</text>");
+    let _ =
+        writeln!(svg, "<text class=\"s\" x=\"0\" y=\"36\">at the peak, mean of the traces</text>");
     for (index, run) in first.runs.iter().enumerate() {
         let colour = colour(index, first);
         let row = legend_row(index);
@@ -156,7 +180,8 @@ fn legend(svg: &mut String, x: usize, y: usize, report: &Report) {
         let _ = writeln!(svg, "<text x=\"0\" y=\"{row}\">{}</text>", escape(&label(run)));
         let _ = writeln!(
             svg,
-            "<rect class=\"b{colour}\" x=\"0\" y=\"{}\" width=\"{width:.1}\" height=\"12\" rx=\"3\"/>",
+            "<rect class=\"b{colour}\" x=\"0\" y=\"{}\" width=\"{width:.1}\" height=\"12\" \
+             rx=\"3\"/>",
             row + 7
         );
         let _ = writeln!(
@@ -168,8 +193,11 @@ fn legend(svg: &mut String, x: usize, y: usize, report: &Report) {
         );
     }
     let row = legend_row(first.runs.len());
-    let _ =
-        writeln!(svg, "<rect class=\"l\" x=\"0\" y=\"{}\" width=\"22\" height=\"12\" rx=\"3\"/>", row - 10);
+    let _ = writeln!(
+        svg,
+        "<rect class=\"l\" x=\"0\" y=\"{}\" width=\"22\" height=\"12\" rx=\"3\"/>",
+        row - 10
+    );
     let _ = writeln!(svg, "<text x=\"30\" y=\"{row}\">live</text></g>");
 }
 
@@ -178,8 +206,11 @@ fn legend_row(index: usize) -> usize {
 }
 
 fn mean_excess(report: &Report, index: usize) -> f64 {
-    let ratios =
-        report.traces.iter().filter_map(|trace| trace.runs.get(index)).map(|run| run.hold_ratio - 1.0);
+    let ratios = report
+        .traces
+        .iter()
+        .filter_map(|trace| trace.runs.get(index))
+        .map(|run| run.hold_ratio - 1.0);
     ratios.sum::<f64>() / report.traces.len().max(1) as f64
 }
 
@@ -194,18 +225,18 @@ fn label(run: &Run) -> String {
 
 fn summary(report: &Report) -> String {
     let Some(first) = report.traces.first() else { return "No traces".to_owned() };
-    let parts = first
-        .runs
-        .iter()
-        .enumerate()
-        .map(|(index, run)| format!("{} {:+.1}%", label(run), mean_excess(report, index) * 100.0));
+    let parts =
+        first.runs.iter().enumerate().map(|(index, run)| {
+            format!("{} {:+.1}%", label(run), mean_excess(report, index) * 100.0)
+        });
     format!(
         "Memory reserved beyond live at the peak, mean of the traces: {}",
         parts.collect::<Vec<_>>().join(", ")
     )
 }
 
-/// The least of 1, 1.5, 2, 3, 4, 5, 6, 8 and 10 times a power of two GiB (MiB below one) that holds `bytes`.
+/// The least of 1, 1.5, 2, 3, 4, 5, 6, 8 and 10 times a power of two GiB (MiB below one) that holds
+/// `bytes`.
 fn nice(bytes: u64) -> u64 {
     let unit: u64 = if bytes > 1 << 30 { 1 << 30 } else { 1 << 20 };
     let mut decade = unit;

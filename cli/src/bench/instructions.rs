@@ -1,7 +1,8 @@
 //! `gruyere bench --instructions`: what a malloc and a free cost, counted by callgrind.
 //!
-//! This command runs itself under valgrind: it replays a trace once to warm up and once more while the instructions in and below
-//! `gruyere_malloc` and `gruyere_free` are collected; the stand-in GPU's are taken off.
+//! This command runs itself under valgrind: it replays a trace once to warm up and once more while
+//! the instructions in and below `gruyere_malloc` and `gruyere_free` are collected; the stand-in
+//! GPU's are taken off.
 
 use super::callgrind::Profile;
 use crate::signals;
@@ -48,7 +49,8 @@ impl fmt::Display for Counted {
         writeln!(f, "{trace}: {:.1} instructions a malloc or free", warm.per_operation)?;
         writeln!(
             f,
-            "  through the C ABI, record on, after a pass to warm up; a malloc {:.1}, a free {:.1}; {} of each",
+            "  through the C ABI, record on, after a pass to warm up; a malloc {:.1}, a free \
+             {:.1}; {} of each",
             warm.per_malloc, warm.per_free, warm.mallocs
         )?;
         writeln!(f, "  in the first pass, from an empty heap: {:.1}", first.per_operation)?;
@@ -93,7 +95,8 @@ fn count_last(passes: u32, trace: &Path, output: &Path) -> Result<Instructions, 
 }
 
 fn under_callgrind(passes: u32, trace: &Path, output: &Path) -> Result<Pass, String> {
-    let this = std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
+    let this =
+        std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
     let mut out_file = std::ffi::OsString::from("--callgrind-out-file=");
     out_file.push(output);
     let mut valgrind = Command::new("valgrind");
@@ -117,7 +120,8 @@ fn under_callgrind(passes: u32, trace: &Path, output: &Path) -> Result<Pass, Str
     if !child.status.success() {
         return Err(format!("valgrind: {}", child.status));
     }
-    serde_json::from_str(&text).map_err(|error| format!("the run under valgrind said {text:?}: {error}"))
+    serde_json::from_str(&text)
+        .map_err(|error| format!("the run under valgrind said {text:?}: {error}"))
 }
 
 fn evaluate(pass: Pass, profile: &Profile) -> Instructions {

@@ -1,4 +1,5 @@
-//! `gruyere bench`: real PyTorch traffic through Gruyère and through exact models of torch's own allocators.
+//! `gruyere bench`: real PyTorch traffic through Gruyère and through exact models of torch's own
+//! allocators.
 
 mod callgrind;
 mod chart;
@@ -28,15 +29,18 @@ const OUT_OF_MEMORY: u8 = 4;
 
 const EXAMPLES: &str = "\
 Examples:
-  gruyere bench                                    the seven bundled traces, table, bench.json and bench.svg
+  gruyere bench                                    the seven bundled traces, table, bench.json and \
+                                                   bench.svg
   gruyere bench --fit --timeline                   the smallest device that completes, and time
   gruyere bench --trace my.trace.zst --out /tmp    a trace of your own (format: traces/FORMAT.md)
   gruyere bench --conf share:off --conf backing:fixed
                                                    a row more for each configuration
   gruyere bench --prices by-mapping                time, where access costs by the mapping
   gruyere bench proof                              every figure that is promised, with its bar
-  gruyere bench --torch                            real PyTorch programs, beside torch's real allocators (--torch --help)
-  gruyere bench --instructions                     instructions a malloc and a free, counted by callgrind
+  gruyere bench --torch                            real PyTorch programs, beside torch's real \
+                                                   allocators (--torch --help)
+  gruyere bench --instructions                     instructions a malloc and a free, counted by \
+                                                   callgrind
   gruyere bench --device cuda --trace my.trace.zst the same on a real GPU
 
 Exit status: 0 all is well; 1 something could not be read, written or run; 2 wrong arguments;
@@ -44,9 +48,9 @@ Exit status: 0 all is well; 1 something could not be read, written or run; 2 wro
 
 /// Replay real PyTorch traffic through Gruyère and through torch's own allocators.
 ///
-/// Gruyère runs through its C ABI on a stand-in GPU with exact books and an oracle of stream order; torch's default
-/// allocator and its expandable segments are models, equal to the real ones to the byte. Prints a table, writes bench.json
-/// and bench.svg.
+/// Gruyère runs through its C ABI on a stand-in GPU with exact books and an oracle of stream order;
+/// torch's default allocator and its expandable segments are models, equal to the real ones to the
+/// byte. Prints a table, writes bench.json and bench.svg.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -61,10 +65,12 @@ pub struct Args {
     /// Also find the smallest device that completes each trace, by bisection.
     #[arg(long)]
     fit: bool,
-    /// Also replay with device time: kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead.
+    /// Also replay with device time: kernels of 20 us, 8 us of host a launch, the host at most 10
+    /// ms ahead.
     #[arg(long)]
     timeline: bool,
-    /// What driver calls cost on the timeline, which it implies: by-call, by-mapping, by-mapping-and-page, or a JSON file (also that of tests/gpu/probe).
+    /// What driver calls cost on the timeline, which it implies: by-call, by-mapping,
+    /// by-mapping-and-page, or a JSON file (also that of tests/gpu/probe).
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "device")]
     prices: Option<String>,
     /// Folder for bench.json and bench.svg.
@@ -76,11 +82,15 @@ pub struct Args {
     /// Leave Gruyère out.
     #[arg(long)]
     models_only: bool,
-    /// What to replay on; `cuda` is the real driver, for Gruyère only, with kernels left out: its calls are timed, each kind of them and the whole.
+    /// What to replay on; `cuda` is the real driver, for Gruyère only, with kernels left out: its
+    /// calls are timed, each kind of them and the whole.
     #[arg(long, value_enum, default_value_t = Device::Phantom, value_name = "DEVICE")]
     device: Device,
-    /// Count the instructions of a malloc and a free on the `moe` trace (or each --trace); needs valgrind.
-    #[arg(long, conflicts_with_all = ["fit", "timeline", "prices", "models_only", "conf", "device"])]
+    /// Count the instructions of a malloc and a free on the `moe` trace (or each --trace); needs
+    /// valgrind.
+    #[arg(
+        long, conflicts_with_all = ["fit", "timeline", "prices", "models_only", "conf", "device"]
+    )]
     instructions: bool,
     /// The run under valgrind: so many passes over the trace, of which the last counts.
     #[arg(long, hide = true, requires = "trace")]
@@ -129,14 +139,18 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     }
     let traces = traces(args)?;
     if let Some(passes) = args.counted_passes {
-        output::print(serde_json::to_string(&instructions::counted_passes(&traces[0], passes)?)? + "\n")?;
+        output::print(
+            serde_json::to_string(&instructions::counted_passes(&traces[0], passes)?)? + "\n",
+        )?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.list {
         for trace in &traces {
             let gib = trace.peak_live as f64 / (1u64 << 30) as f64;
             let (name, operations) = (&trace.name, trace.operations);
-            output::print(format_args!("{name:<16} {operations:>9} operations  peak live {gib:>6.1} GiB\n"))?;
+            output::print(format_args!(
+                "{name:<16} {operations:>9} operations  peak live {gib:>6.1} GiB\n"
+            ))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -158,12 +172,19 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
 }
 
 fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let bundled =
-        || Ok::<_, String>(bundled()?.into_iter().filter(|path| path.ends_with("moe.trace.zst")).collect());
+    let bundled = || {
+        Ok::<_, String>(
+            bundled()?.into_iter().filter(|path| path.ends_with("moe.trace.zst")).collect(),
+        )
+    };
     let paths: Vec<PathBuf> = if args.trace.is_empty() { bundled()? } else { args.trace.clone() };
     for path in paths {
         let counted = instructions::count(&Trace::open(&path)?, &path)?;
-        output::print(if args.json { serde_json::to_string(&counted)? + "\n" } else { counted.to_string() })?;
+        output::print(if args.json {
+            serde_json::to_string(&counted)? + "\n"
+        } else {
+            counted.to_string()
+        })?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -178,14 +199,18 @@ impl Args {
     }
 }
 
-/// The prices that `--prices` names. What a file leaves out is said on stderr: those figures are not its own.
+/// The prices that `--prices` names. What a file leaves out is said on stderr: those figures are
+/// not its own.
 fn open_prices(name: Option<&str>) -> Result<Prices, String> {
     let Some(name) = name else { return Ok(Prices::by_call().clone()) };
     let prices = Prices::open(name).map_err(|error| format!("--prices: {error}"))?;
     if !prices.left_out.is_empty() {
         say(
             "bench",
-            format_args!("prices {name}: not in it, so as in by-call: {}", prices.left_out.join(", ")),
+            format_args!(
+                "prices {name}: not in it, so as in by-call: {}",
+                prices.left_out.join(", ")
+            ),
         );
     }
     Ok(prices)
@@ -196,12 +221,18 @@ fn verdict(report: &Report) -> u8 {
     let mut status = 0;
     for (trace, run) in report.runs() {
         if !run.completed {
-            say("bench", format_args!("{} did not complete {}: out of memory", run.allocator, trace.trace));
+            say(
+                "bench",
+                format_args!("{} did not complete {}: out of memory", run.allocator, trace.trace),
+            );
             status = status.max(OUT_OF_MEMORY);
         }
     }
     for (trace, run) in report.runs().filter(|(_, run)| run.fault_count > 0) {
-        say("bench", format_args!("{} on {}: {} faults", run.allocator, trace.trace, run.fault_count));
+        say(
+            "bench",
+            format_args!("{} on {}: {} faults", run.allocator, trace.trace, run.fault_count),
+        );
         run.faults.iter().for_each(|fault| say("bench", fault));
         status = FAULTS;
     }
@@ -240,15 +271,21 @@ fn bundled() -> Result<Vec<PathBuf>, String> {
 /// The compressed traces of a folder, by name; none where it cannot be read.
 fn traces_in(folder: &Path) -> Vec<PathBuf> {
     let paths = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".trace.zst")).collect();
+    let mut paths: Vec<_> =
+        paths.filter(|path| path.to_string_lossy().ends_with(".trace.zst")).collect();
     paths.sort();
     paths
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
-    file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes())).map_err(|error| {
-        format!("{}: {error}; name a file in a folder that can be written, with room", path.display())
-    })
+    file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes())).map_err(
+        |error| {
+            format!(
+                "{}: {error}; name a file in a folder that can be written, with room",
+                path.display()
+            )
+        },
+    )
 }
 
 #[cfg(test)]
@@ -264,9 +301,15 @@ mod tests {
 
     fn report(change: impl FnOnce(&mut gruyere_replay::bench::Run)) -> Report {
         let trace = Trace::read("tiny", &b"a 1 512 0 0\nf 1\n"[..]).unwrap();
-        let mut run = gruyere_replay::bench::run(&trace, &Contender::Torch, Wanted::default()).unwrap();
+        let mut run =
+            gruyere_replay::bench::run(&trace, &Contender::Torch, Wanted::default()).unwrap();
         change(&mut run);
-        Report::new(&[trace], vec![vec![run]], &Bench::parse_from(["bench"]).args, Prices::by_call())
+        Report::new(
+            &[trace],
+            vec![vec![run]],
+            &Bench::parse_from(["bench"]).args,
+            Prices::by_call(),
+        )
     }
 
     #[test]

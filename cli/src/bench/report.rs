@@ -22,7 +22,8 @@ pub struct Report {
     pub date: String,
     /// Version of the command.
     pub gruyere: &'static str,
-    /// The commit that the command was run at, `-dirty` where files differ from it; absent outside of a checkout.
+    /// The commit that the command was run at, `-dirty` where files differ from it; absent outside
+    /// of a checkout.
     pub git_commit: Option<String>,
     /// Where it was run.
     pub machine: Machine,
@@ -95,7 +96,11 @@ impl Report {
                 Device::Cuda => "cuda",
             },
             confs: args.conf.clone(),
-            measured: Measured { fit: args.fit, timeline: args.has_timeline(), prices: prices.name.clone() },
+            measured: Measured {
+                fit: args.fit,
+                timeline: args.has_timeline(),
+                prices: prices.name.clone(),
+            },
             traces: traces.collect(),
         }
     }
@@ -131,5 +136,8 @@ fn git_commit() -> Option<String> {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]).current_dir(here);
     let output = git.output().ok().filter(|output| output.status.success())?;
-    String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    String::from_utf8(output.stdout)
+        .ok()
+        .map(|text| text.trim().to_owned())
+        .filter(|text| !text.is_empty())
 }

@@ -1,4 +1,5 @@
-//! Who runs when: Gruyère's replays one after the other (the process has one heap), the models beside them on another core.
+//! Who runs when: Gruyère's replays one after the other (the process has one heap), the models
+//! beside them on another core.
 
 use gruyere::driver::Driver;
 use gruyere::driver::cuda::CudaDriver;
@@ -35,7 +36,11 @@ impl<'a> Queue<'a> {
 ///
 /// # Errors
 /// The first that could not be measured.
-pub fn on_phantom(traces: &[Trace], contenders: &[Contender], wanted: Wanted) -> Result<Runs, String> {
+pub fn on_phantom(
+    traces: &[Trace],
+    contenders: &[Contender],
+    wanted: Wanted,
+) -> Result<Runs, String> {
     let queue = |ours| {
         let jobs = traces.iter().enumerate().flat_map(|(t, trace)| {
             let ofs = contenders.iter().enumerate().filter(move |(_, c)| c.is_ours() == ours);
@@ -45,7 +50,8 @@ pub fn on_phantom(traces: &[Trace], contenders: &[Contender], wanted: Wanted) ->
     };
     let (ours, models) = (queue(true), queue(false));
     let bar = progress(ours.jobs.len() * 2 + models.jobs.len());
-    let results = Mutex::new(traces.iter().map(|_| vec![None; contenders.len()]).collect::<Vec<_>>());
+    let results =
+        Mutex::new(traces.iter().map(|_| vec![None; contenders.len()]).collect::<Vec<_>>());
     let failure = Mutex::new(None);
     let work = |queue: &Queue<'_>| {
         while let Some(job) = queue.take() {
@@ -74,7 +80,8 @@ pub fn on_phantom(traces: &[Trace], contenders: &[Contender], wanted: Wanted) ->
     for job in &ours.jobs {
         let Contender::Gruyere(conf) = job.contender else { continue };
         bar.set_message(format!("{} · {} · time", job.trace.name, job.contender.name()));
-        let time = steady::ns_per_operation(job.trace, conf).map_err(|error| describe(job, &error))?;
+        let time =
+            steady::ns_per_operation(job.trace, conf).map_err(|error| describe(job, &error))?;
         if let Some(run) = &mut lock(&results)[job.place.0][job.place.1] {
             run.ns_per_operation = Some(time);
         }
@@ -119,7 +126,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// On stderr, and only where that is a terminal.
 pub(super) fn progress(jobs: usize) -> ProgressBar {
     let bar = ProgressBar::new(jobs as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:28.yellow/dim} {pos:>3}/{len} {elapsed:>4} {msg}") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:28.yellow/dim} {pos:>3}/{len} {elapsed:>4} {msg}")
+    {
         bar.set_style(style.progress_chars("━╸─"));
     }
     bar.enable_steady_tick(Duration::from_millis(200));

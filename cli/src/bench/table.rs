@@ -52,13 +52,15 @@ const COLUMNS: &[Column] = &[
     },
     Column {
         heading: "hold\non time",
-        note: "hold on time: hold ratio on the timeline (kernels of 20 us, 8 us of host a launch, host at most 10 ms ahead)",
+        note: "hold on time: hold ratio on the timeline (kernels of 20 us, 8 us of host a launch, \
+               host at most 10 ms ahead)",
         cell: |_, run| timeline(run, |time| format!("{:.2}", time.hold_ratio)),
         shown: |report| report.measured.timeline,
     },
     Column {
         heading: "device\nend",
-        note: "device end: end of the last kernel, driver calls charged / with an allocator that costs nothing",
+        note: "device end: end of the last kernel, driver calls charged / with an allocator that \
+               costs nothing",
         // A trace without kernels has no end of the device's.
         cell: |_, run| {
             timeline(run, |time| match time.perfect_end_ns {
@@ -74,10 +76,16 @@ const COLUMNS: &[Column] = &[
         cell: |_, run| timeline(run, |time| format!("{:.1}", time.host_blocked_ns as f64 / 1e6)),
         shown: |report| report.measured.timeline,
     },
-    Column { heading: "driver\ncalls", note: "", cell: |_, run| run.driver_calls.to_string(), shown: always },
+    Column {
+        heading: "driver\ncalls",
+        note: "",
+        cell: |_, run| run.driver_calls.to_string(),
+        shown: always,
+    },
     Column {
         heading: "ns/op",
-        note: "ns/op: host nanoseconds a malloc or free through the C ABI, record on (a model's time would mean nothing)",
+        note: "ns/op: host nanoseconds a malloc or free through the C ABI, record on (a model's \
+               time would mean nothing)",
         cell: |_, run| run.ns_per_operation.map_or("".into(), |ns| format!("{ns:.0}")),
         shown: |report| report.runs().any(|(_, run)| run.ns_per_operation.is_some()),
     },
@@ -102,14 +110,19 @@ pub fn draw(report: &Report) -> String {
     table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(std::iter::once("trace").chain(columns.iter().map(|column| column.heading)));
     for trace in &report.traces {
-        let lines =
-            |cell: &dyn Fn(&Run) -> String| trace.runs.iter().map(cell).collect::<Vec<_>>().join("\n");
+        let lines = |cell: &dyn Fn(&Run) -> String| {
+            trace.runs.iter().map(cell).collect::<Vec<_>>().join("\n")
+        };
         let cells = columns.iter().map(|column| lines(&|run| (column.cell)(trace, run)));
         table.add_row(std::iter::once(trace.trace.clone()).chain(cells));
     }
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_constraint(ColumnConstraint::ContentWidth);
-        column.set_cell_alignment(if index < 2 { CellAlignment::Left } else { CellAlignment::Right });
+        column.set_cell_alignment(if index < 2 {
+            CellAlignment::Left
+        } else {
+            CellAlignment::Right
+        });
     }
     let mut text = format!("{table}\n");
     for column in columns.iter().filter(|column| !column.note.is_empty()) {

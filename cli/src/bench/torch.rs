@@ -1,6 +1,7 @@
 //! `gruyere bench --torch`: real PyTorch programs under torch's own allocators and under Gruyère.
 //!
-//! What is measured, is measured by the Python package (`python_loader/gruyere/_bench`): this finds an interpreter that has it, and becomes it.
+//! What is measured, is measured by the Python package (`python_loader/gruyere/_bench`): this finds
+//! an interpreter that has it, and becomes it.
 
 use crate::failure::say;
 use serde::Serialize;
@@ -18,38 +19,47 @@ Examples:
   gruyere bench --torch                             the built-in programs on this machine's GPU
   gruyere bench --torch --list                      what they are
   gruyere bench --torch --program train.py --steps 20 -- --batch-size 8
-                                                    a script of your own, as python would run it, 20 steps of it
+                                                    a script of your own, as python would run it, \
+                                                    20 steps of it
   gruyere bench --torch --program moe --conf slack:0.5%,waits:budget
                                                     one more row, for Gruyère so configured
-  gruyere bench --torch --phantom --json torch.json without a GPU: on the stand-in, whose books are exact
+  gruyere bench --torch --phantom --json torch.json without a GPU: on the stand-in, whose books \
+  are exact
   gruyere bench --torch --no-fit --runs 9 --allocators default,gruyere
                                                     host time only, as sharp as it gets
 
-On the stand-in kernels take 20 us and a launch 8 us of its clock (PHANTOM_KERNEL_NS, PHANTOM_COSTS), and the device has 80 GiB
-(PHANTOM_MEMORY=24GiB). It needs libphantom_cuda.so, beside this command or named by GRUYERE_PHANTOM.
+On the stand-in kernels take 20 us and a launch 8 us of its clock (PHANTOM_KERNEL_NS, \
+PHANTOM_COSTS), and the device has 80 GiB
+(PHANTOM_MEMORY=24GiB). It needs libphantom_cuda.so, beside this command or named by \
+GRUYERE_PHANTOM.
 
-Exit status: 0 all is well; 1 a run failed; 2 wrong arguments, or no GPU and no stand-in; 3 the driver's books or an invariant found a
+Exit status: 0 all is well; 1 a run failed; 2 wrong arguments, or no GPU and no stand-in; 3 the \
+driver's books or an invariant found a
 fault; 4 a program ran out of memory with all of the device to itself.";
 
 /// Run real PyTorch programs under torch's own allocators and under Gruyère, and compare.
 ///
-/// Each run is a process of its own, with the real code of its allocator: torch's default, torch's expandable segments,
-/// cudaMallocAsync, Gruyère. One table: peak live, peak physical, the smallest device that completes, host time a step.
+/// Each run is a process of its own, with the real code of its allocator: torch's default, torch's
+/// expandable segments, cudaMallocAsync, Gruyère. One table: peak live, peak physical, the smallest
+/// device that completes, host time a step.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The interpreter that has torch; default: that of the active virtual environment, the one beside this command, or python3.
+    /// The interpreter that has torch; default: that of the active virtual environment, the one
+    /// beside this command, or python3.
     #[arg(long, value_name = "PYTHON")]
     python: Option<PathBuf>,
     /// A built-in program by name, or a script; may be repeated. Default: all that are built in.
     #[arg(long, value_name = "NAME|FILE.py")]
     program: Vec<String>,
-    /// Steps of each program (12); a script ends after so many steps of its optimiser (default: when it ends).
+    /// Steps of each program (12); a script ends after so many steps of its optimiser (default:
+    /// when it ends).
     #[arg(long, value_name = "COUNT")]
     steps: Option<NonZeroU32>,
     /// Which allocators, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES",
-          default_values_t = [Allocator::Default, Allocator::Expandable, Allocator::Async, Allocator::Gruyere])]
+          default_values_t =
+              [Allocator::Default, Allocator::Expandable, Allocator::Async, Allocator::Gruyere])]
     allocators: Vec<Allocator>,
     /// One more row for Gruyère configured by STRING, as GRUYERE_CONF would be; may be repeated.
     #[arg(long, value_name = "STRING")]
@@ -113,10 +123,12 @@ struct Request<'a> {
 /// Runs the subcommand. Returns only where the Python side could not be started.
 pub fn main(args: &Args) -> ExitCode {
     let house = House::find();
-    let request = serde_json::to_string(&args.request(house.beside.as_deref())).expect("plain data");
+    let request =
+        serde_json::to_string(&args.request(house.beside.as_deref())).expect("plain data");
     let error = match house.interpreter(args.python.as_deref()) {
         Ok(python) => {
-            let error = house.command(&python).args(["-m", "gruyere._bench", "compare", &request]).exec();
+            let error =
+                house.command(&python).args(["-m", "gruyere._bench", "compare", &request]).exec();
             format!("{}: {error}", python.display())
         }
         Err(error) => error,
@@ -144,8 +156,8 @@ impl Args {
     }
 }
 
-/// Where this command lives: installed by the wheel, beside an interpreter that has the package; or built in the source tree, beside
-/// the library and the stand-in, with the package in the tree.
+/// Where this command lives: installed by the wheel, beside an interpreter that has the package; or
+/// built in the source tree, beside the library and the stand-in, with the package in the tree.
 struct House {
     beside: Option<PathBuf>,
     /// The library and the folder of the package, where this is a build of the source tree.
@@ -161,18 +173,22 @@ try:
     import gruyere._bench.compare
     print('it can')
 except ImportError as error:
-    sys.exit('it has not the package gruyere, or an older one (%s): run %s -m pip install ./python_loader in the source tree' % (error, sys.executable))
+    sys.exit('it has not the package gruyere, or an older one (%s): run %s -m pip install \
+    ./python_loader in the source tree' % (error, sys.executable))
 ";
 
 impl House {
     fn find() -> Self {
-        let beside = std::env::current_exe().ok().and_then(|file| Some(file.parent()?.to_path_buf()));
+        let beside =
+            std::env::current_exe().ok().and_then(|file| Some(file.parent()?.to_path_buf()));
         let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python_loader");
         // `cargo run` leaves the library of a dependency in deps.
         let library = beside.iter().flat_map(|folder| [folder.clone(), folder.join("deps")]);
-        let library = library.map(|folder| folder.join("libgruyere.so")).find(|file| file.is_file());
-        let tree =
-            library.filter(|_| package.join("gruyere/_bench").is_dir()).map(|library| (library, package));
+        let library =
+            library.map(|folder| folder.join("libgruyere.so")).find(|file| file.is_file());
+        let tree = library
+            .filter(|_| package.join("gruyere/_bench").is_dir())
+            .map(|library| (library, package));
         Self { beside, tree }
     }
 
@@ -180,22 +196,23 @@ impl House {
     fn interpreter(&self, chosen: Option<&Path>) -> Result<PathBuf, String> {
         let python = chosen.map_or_else(|| self.usual(), Path::to_path_buf);
         let remedy = "name one that has torch with --python";
-        let output = self
-            .command(&python)
-            .args(["-c", PROBE])
-            .output()
-            .map_err(|error| format!("{} cannot be run ({error}): {remedy}", python.display()))?;
+        let output =
+            self.command(&python).args(["-c", PROBE]).output().map_err(|error| {
+                format!("{} cannot be run ({error}): {remedy}", python.display())
+            })?;
         if output.status.success() && output.stdout.starts_with(b"it can") {
             return Ok(python);
         }
         let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended without a word");
+        let last =
+            said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended without a word");
         Err(format!("{} cannot serve: {last}; or {remedy}", python.display()))
     }
 
     /// The interpreter that a user would expect.
     fn usual(&self) -> PathBuf {
-        let active = std::env::var_os("VIRTUAL_ENV").map(|folder| Path::new(&folder).join("bin/python"));
+        let active =
+            std::env::var_os("VIRTUAL_ENV").map(|folder| Path::new(&folder).join("bin/python"));
         let neighbour = self.beside.as_ref().map(|folder| folder.join("python"));
         let mut there = [active, neighbour].into_iter().flatten().filter(|file| file.is_file());
         there.next().unwrap_or_else(|| PathBuf::from("python3"))

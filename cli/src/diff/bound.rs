@@ -37,7 +37,8 @@ impl FromStr for Bound {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Bound, String> {
-        let expected = "expected METRIC>BOUND, as in live>+1GiB, with live, reserved, pending or blocks";
+        let expected =
+            "expected METRIC>BOUND, as in live>+1GiB, with live, reserved, pending or blocks";
         let (name, bound) = text.split_once('>').ok_or(expected)?;
         let metric = METRICS.iter().find(|(known, _)| *known == name.trim()).ok_or(expected)?.1;
         let bound = bound.trim();
@@ -47,7 +48,9 @@ impl FromStr for Bound {
         };
         let most: Size = bound.parse().map_err(|reason| format!("{bound:?}: {reason}"))?;
         if !growth && matches!(most, Size::Percent(_)) {
-            return Err("a share is of what was there: write it with a plus, as in live>+5%".to_owned());
+            return Err(
+                "a share is of what was there: write it with a plus, as in live>+5%".to_owned()
+            );
         }
         Ok(Bound { text: text.to_owned(), metric, growth, most })
     }
@@ -64,7 +67,10 @@ impl Bound {
         };
         let value = if self.growth { after.saturating_sub(before) } else { after };
         (value > self.most.resolve(before)).then(|| {
-            format!("device {}: {} is passed: {before} before, {after} after", change.device, self.text)
+            format!(
+                "device {}: {} is passed: {before} before, {after} after",
+                change.device, self.text
+            )
         })
     }
 }
@@ -75,8 +81,10 @@ mod tests {
 
     #[test]
     fn a_bound_is_of_the_growth_or_of_the_end() {
-        let change =
-            |before, after| DeviceChange { live: Change { before, after }, ..DeviceChange::default() };
+        let change = |before, after| DeviceChange {
+            live: Change { before, after },
+            ..DeviceChange::default()
+        };
         let passed = |text: &str, before, after| {
             text.parse::<Bound>().unwrap().passed_by(&change(before, after)).is_some()
         };
@@ -89,9 +97,12 @@ mod tests {
 
     #[test]
     fn what_is_no_bound_says_what_would_be() {
-        for (text, named) in
-            [("live", "METRIC>BOUND"), ("heat>1", "reserved"), ("live>lots", "lots"), ("live>5%", "plus")]
-        {
+        for (text, named) in [
+            ("live", "METRIC>BOUND"),
+            ("heat>1", "reserved"),
+            ("live>lots", "lots"),
+            ("live>5%", "plus"),
+        ] {
             let error = text.parse::<Bound>().unwrap_err();
             assert!(error.contains(named), "{text}: {error}");
         }

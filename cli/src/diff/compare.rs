@@ -72,7 +72,9 @@ pub fn devices(before: &State, after: &State, largest: usize) -> Vec<DeviceChang
     numbers.sort_unstable();
     numbers.dedup();
     let nothing = DeviceState::default();
-    let of = |state: &State, number: u32| state.devices.iter().position(|device| device.device == number);
+    let of = |state: &State, number: u32| {
+        state.devices.iter().position(|device| device.device == number)
+    };
     let pair = |number: u32| {
         let one = of(before, number).map_or(&nothing, |at| &before.devices[at]);
         let other = of(after, number).map_or(&nothing, |at| &after.devices[at]);
@@ -82,10 +84,12 @@ pub fn devices(before: &State, after: &State, largest: usize) -> Vec<DeviceChang
 }
 
 fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize) -> DeviceChange {
-    let change = |value: fn(&DeviceState) -> u64| Change { before: value(before), after: value(after) };
+    let change =
+        |value: fn(&DeviceState) -> u64| Change { before: value(before), after: value(after) };
     let lifetimes = |device: &DeviceState| device.live.lifetimes.clone().into_iter().collect();
     let number_of = |class: &Class| format!("{}", class.class);
-    let stream = |class: &Class| StreamNumber(u32::try_from(class.class).unwrap_or(NO_STREAM)).to_string();
+    let stream =
+        |class: &Class| StreamNumber(u32::try_from(class.class).unwrap_or(NO_STREAM)).to_string();
     let size = |class: &Class| format!("up to {}", BinaryBytes(class.class));
     let (one, other) = (live(before), live(after));
     DeviceChange {
@@ -93,7 +97,9 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
         reserved: change(|device| device.held.reserved_bytes),
         live: change(|device| device.live.all.bytes),
         pending: change(|device| device.held.pending_bytes),
-        partly_used: change(|device| device.held.slab_free_bytes.saturating_add(device.held.between_bytes)),
+        partly_used: change(|device| {
+            device.held.slab_free_bytes.saturating_add(device.held.between_bytes)
+        }),
         blocks: change(|device| device.live.all.blocks),
         lifetimes: table(lifetimes(before), lifetimes(after)),
         sizes: classes(&before.live.sizes, &after.live.sizes, size),
@@ -118,7 +124,8 @@ fn table(before: Vec<(String, Sum)>, after: Vec<(String, Sum)>) -> Table {
 fn classes(before: &[Class], after: &[Class], name: impl Fn(&Class) -> String) -> Table {
     let mut changes: BTreeMap<u64, (String, Change)> = BTreeMap::new();
     let mut entry = |class: &Class, set: fn(&mut Change) -> &mut u64| {
-        let (_, change) = changes.entry(class.class).or_insert_with(|| (name(class), Change::default()));
+        let (_, change) =
+            changes.entry(class.class).or_insert_with(|| (name(class), Change::default()));
         *set(change) = class.sum.bytes;
     };
     before.iter().for_each(|class| entry(class, |change| &mut change.before));

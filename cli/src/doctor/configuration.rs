@@ -21,14 +21,17 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
         Err(error) => findings.problem(
             "configuration",
             error.to_string(),
-            format!("correct {VARIABLE} in this environment: with it as it is, programs do not start"),
+            format!(
+                "correct {VARIABLE} in this environment: with it as it is, programs do not start"
+            ),
         ),
         Ok(config) => {
             match &set {
                 Some(text) if !text.trim().is_empty() => {
                     findings.ok("configuration", format!("{VARIABLE} of this environment: {text}"));
                 }
-                _ => findings.ok("configuration", format!("{VARIABLE} is not set here: the defaults hold")),
+                _ => findings
+                    .ok("configuration", format!("{VARIABLE} is not set here: the defaults hold")),
             }
             for dropped in &config.dropped {
                 findings.warning("configuration", dropped.warning(), dropped.instead);
@@ -53,7 +56,10 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
         if let Some(value) = environment(name).filter(|value| !value.trim().is_empty()) {
             findings.note(
                 "configuration",
-                format!("{name}={value}: torch's own; `python -m gruyere --doctor` says what of it holds"),
+                format!(
+                    "{name}={value}: torch's own; `python -m gruyere --doctor` says what of it \
+                     holds"
+                ),
             );
         }
     }
@@ -73,8 +79,10 @@ fn consequences(findings: &mut Findings, config: &Config, environment: Environme
         );
     }
     if !config.heap.record {
-        findings
-            .note("configuration", "record:off: `gruyere ps`, `top` and `export` do not see such processes");
+        findings.note(
+            "configuration",
+            "record:off: `gruyere ps`, `top` and `export` do not see such processes",
+        );
     }
     if config.heap.debug.poison || config.heap.debug.sync {
         findings.note("configuration", "debug: is on: programs are slow, as they are meant to be");
@@ -99,7 +107,8 @@ fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
     let list = environment("LD_PRELOAD").unwrap_or_default();
     let files = || list.split([' ', ':']).filter(|file| !file.is_empty()).map(Path::new);
     let named = |name: &str| {
-        files().find(|file| file.file_name().is_some_and(|found| found == std::ffi::OsStr::new(name)))
+        files()
+            .find(|file| file.file_name().is_some_and(|found| found == std::ffi::OsStr::new(name)))
     };
     let library = named("libgruyere.so");
     for file in ["libgruyere.so", "libgruyere_driver.so"].into_iter().filter_map(named) {
@@ -116,7 +125,8 @@ fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
     match library {
         None if config.preload != Preload::default() => findings.note(
             "configuration",
-            "preload: is set, and LD_PRELOAD does not name libgruyere.so: it holds for programs under `gruyere run`",
+            "preload: is set, and LD_PRELOAD does not name libgruyere.so: it holds for programs \
+             under `gruyere run`",
         ),
         Some(_) if config.preload.mode == PreloadMode::Off => findings.note(
             "configuration",
@@ -124,12 +134,16 @@ fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
         ),
         Some(_) if lacks_driver => findings.warning(
             "configuration",
-            "preload:driver, and LD_PRELOAD does not name libgruyere_driver.so: the driver's calls are not seen",
+            "preload:driver, and LD_PRELOAD does not name libgruyere_driver.so: the driver's calls \
+             are not seen",
             "put libgruyere_driver.so before libgruyere.so there, or use `gruyere run`",
         ),
         Some(file) => findings.ok(
             "configuration",
-            format!("LD_PRELOAD has {}: programs of this environment are served or watched", file.display()),
+            format!(
+                "LD_PRELOAD has {}: programs of this environment are served or watched",
+                file.display()
+            ),
         ),
         None => {}
     }
@@ -148,8 +162,10 @@ fn running(findings: &mut Findings, here: &str, records: &[Found]) {
     for (text, pids) in by_text.into_iter().take(8) {
         let some: Vec<String> = pids.iter().take(8).map(u64::to_string).collect();
         let text = if text.trim().is_empty() { "the defaults" } else { text.trim() };
-        findings
-            .note("configuration", format!("{} processes ({}) run with {text}", pids.len(), some.join(", ")));
+        findings.note(
+            "configuration",
+            format!("{} processes ({}) run with {text}", pids.len(), some.join(", ")),
+        );
     }
 }
 
@@ -160,8 +176,9 @@ mod tests {
 
     fn found(set: &[(&str, &str)]) -> Findings {
         let mut findings = Findings::default();
-        let environment =
-            |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        let environment = |name: &str| {
+            set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        };
         examine(&mut findings, &environment, &[]);
         findings
     }
@@ -176,12 +193,19 @@ mod tests {
             ("GRUYERE_LIBRARY", "/nowhere/libgruyere.so"),
         ]);
         assert_eq!(wrong.count(Level::Problem), 2, "{}", wrong.text());
-        assert!(wrong.text().contains("limits:1GiB") && wrong.text().contains("/nowhere/libgruyere.so"));
+        assert!(
+            wrong.text().contains("limits:1GiB") && wrong.text().contains("/nowhere/libgruyere.so")
+        );
         let odd = found(&[
             ("GRUYERE_CONF", "dump_dir:/nowhere,record:off,nvtx:on"),
             ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
         ]);
-        assert_eq!((odd.count(Level::Problem), odd.count(Level::Warning)), (0, 1), "{}", odd.text());
+        assert_eq!(
+            (odd.count(Level::Problem), odd.count(Level::Warning)),
+            (0, 1),
+            "{}",
+            odd.text()
+        );
         assert_eq!(odd.count(Level::Note), 3, "{}", odd.text());
     }
 
@@ -199,7 +223,12 @@ mod tests {
             half.text()
         );
         let whole = told("preload:driver", "libgruyere_driver.so libgruyere.so");
-        assert_eq!((whole.count(Level::Problem), whole.count(Level::Warning)), (0, 0), "{}", whole.text());
+        assert_eq!(
+            (whole.count(Level::Problem), whole.count(Level::Warning)),
+            (0, 0),
+            "{}",
+            whole.text()
+        );
         assert_eq!(told("preload:off", "libgruyere.so").count(Level::Note), 1);
     }
 }

@@ -1,8 +1,8 @@
 //! The driver, NVML, and who holds what on each device.
 //!
-//! The driver is asked through the library's own layer, so that what is said here is what a program will meet. That and NVML run in processes of
-//! their own ([`super::probe`]). Asking the driver for free memory makes a context on each device for a moment; NVML needs none and is
-//! asked first.
+//! The driver is asked through the library's own layer, so that what is said here is what a program
+//! will meet. That and NVML run in processes of their own ([`super::probe`]). Asking the driver for
+//! free memory makes a context on each device for a moment; NVML needs none and is asked first.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -191,17 +191,19 @@ fn nvml() -> Result<NvmlFacts, String> {
 /// Asks this program itself.
 fn asked<T: serde::de::DeserializeOwned>(probe: &str, limit: Duration) -> Result<T, Silence> {
     // The file may have been replaced since we began; this is still the one that runs.
-    let text =
-        ask(Command::new("/proc/self/exe").args(["doctor", "--probe", probe]), limit).map_err(|silence| {
+    let text = ask(Command::new("/proc/self/exe").args(["doctor", "--probe", probe]), limit)
+        .map_err(|silence| {
             match silence {
                 // Its own words, which it says as any command does.
                 Silence::Died(how) => Silence::Died(
-                    how.rsplit_once("gruyere doctor: ").map_or(how.clone(), |(_, words)| words.to_owned()),
+                    how.rsplit_once("gruyere doctor: ")
+                        .map_or(how.clone(), |(_, words)| words.to_owned()),
                 ),
                 other => other,
             }
         })?;
-    serde_json::from_str(&text).map_err(|error| Silence::Died(format!("an answer that is none: {error}")))
+    serde_json::from_str(&text)
+        .map_err(|error| Silence::Died(format!("an answer that is none: {error}")))
 }
 
 /// What was learnt of the devices.
@@ -218,7 +220,10 @@ pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> D
     if let Some(line) = module.as_deref().and_then(|text| text.lines().next()) {
         findings.ok(
             "kernel module",
-            line.trim_start_matches("NVRM version: ").split_whitespace().collect::<Vec<_>>().join(" "),
+            line.trim_start_matches("NVRM version: ")
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" "),
         );
     }
     let nvml: Option<NvmlFacts> = match asked::<NvmlFacts>("nvml", limit) {
@@ -231,12 +236,16 @@ pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> D
             findings.problem(
                 "NVML",
                 format!("no answer within {} s: the driver hangs", limit.as_secs()),
-                "see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs needs a reset or a reboot",
+                "see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs needs a reset or \
+                 a reboot",
             );
             None
         }
         Err(silence) => {
-            findings.note("NVML", format!("not usable here, so other processes are not told: {silence}"));
+            findings.note(
+                "NVML",
+                format!("not usable here, so other processes are not told: {silence}"),
+            );
             None
         }
     };
@@ -245,12 +254,14 @@ pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> D
         Ok(facts) => {
             let (major, minor) = (facts.version / 1000, facts.version % 1000 / 10);
             let (library, count) = (&facts.library, facts.devices.len());
-            findings.ok("driver", format!("CUDA {major}.{minor} from {library}, {}", devices(count)));
+            findings
+                .ok("driver", format!("CUDA {major}.{minor} from {library}, {}", devices(count)));
             if facts.devices.is_empty() {
                 findings.problem(
                     "driver",
                     "it shows no device",
-                    "CUDA_VISIBLE_DEVICES may hide them (unset it, or name one); a container needs --gpus",
+                    "CUDA_VISIBLE_DEVICES may hide them (unset it, or name one); a container needs \
+                     --gpus",
                 );
             }
             Some(facts)
@@ -265,8 +276,16 @@ pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> D
     }
     let ours = held_by_records(records);
     for (number, device) in driver.iter().flat_map(|facts| &facts.devices).enumerate() {
-        let same = nvml.iter().flat_map(|facts| &facts.devices).find(|other| other.uuid == device.uuid);
-        memory(findings, number, device, same, ours.get(device.uuid.as_str()).copied().unwrap_or(0), records);
+        let same =
+            nvml.iter().flat_map(|facts| &facts.devices).find(|other| other.uuid == device.uuid);
+        memory(
+            findings,
+            number,
+            device,
+            same,
+            ours.get(device.uuid.as_str()).copied().unwrap_or(0),
+            records,
+        );
     }
     Devices { driver, nvml }
 }
@@ -278,15 +297,18 @@ fn devices(count: usize) -> String {
 fn no_driver(findings: &mut Findings, silence: &Silence, module: bool) {
     let remedy = match silence {
         Silence::TooLate(_) => {
-            "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs needs a reset or a reboot"
+            "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs \
+             needs a reset or a reboot"
         }
         _ if module => {
-            "the kernel has the driver, this system does not have its library: in a container, start it with --gpus all (NVIDIA \
-             Container Toolkit); else install the driver's libcuda, or name its folder in LD_LIBRARY_PATH"
+            "the kernel has the driver, this system does not have its library: in a container, \
+             start it with --gpus all (NVIDIA Container Toolkit); else install the driver's \
+             libcuda, or name its folder in LD_LIBRARY_PATH"
         }
         _ => {
-            "on a machine with an NVIDIA GPU, install its driver (nvidia-smi must work); in a container, start it with --gpus all; \
-             without a GPU only records and traces can be read here"
+            "on a machine with an NVIDIA GPU, install its driver (nvidia-smi must work); in a \
+             container, start it with --gpus all; without a GPU only records and traces can be \
+             read here"
         }
     };
     findings.problem("driver", silence.to_string(), remedy);
@@ -302,7 +324,8 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         findings.problem(
             "device",
             format!("{number}: {trouble}"),
-            "another process may hold it for itself (compute mode), or it is broken: nvidia-smi -q -d COMPUTE,ECC",
+            "another process may hold it for itself (compute mode), or it is broken: nvidia-smi -q \
+             -d COMPUTE,ECC",
         );
         return;
     }
@@ -310,7 +333,8 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         (true, _) if !pages_fit(device.granularity_bytes) => findings.warning(
             "device",
             format!(
-                "{number}: virtual memory in units of {}, of which pages of 2 MiB are not made: pages cannot move",
+                "{number}: virtual memory in units of {}, of which pages of 2 MiB are not made: \
+                 pages cannot move",
                 BinaryBytes(device.granularity_bytes)
             ),
             "none is known: backing:auto takes the driver's pools, or plain allocations",
@@ -318,21 +342,40 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         (true, pools) => {
             let pools = if pools { "memory pools" } else { "no memory pools" };
             let granularity = BinaryBytes(device.granularity_bytes);
-            findings.ok("device", format!("{number}: virtual memory in units of {granularity}, {pools}: backing:auto moves pages"));
+            findings.ok(
+                "device",
+                format!(
+                    "{number}: virtual memory in units of {granularity}, {pools}: backing:auto \
+                     moves pages"
+                ),
+            );
         }
         (false, true) => findings.warning(
             "device",
-            format!("{number}: no virtual memory management, so pages cannot move; backing:auto takes the driver's pools"),
+            format!(
+                "{number}: no virtual memory management, so pages cannot move; backing:auto takes \
+                 the driver's pools"
+            ),
             "vGPUs and some containers lack it: use the GPU itself, or a newer driver",
         ),
         (false, false) => findings.warning(
             "device",
-            format!("{number}: neither virtual memory management nor memory pools; backing:auto takes plain allocations"),
-            "vGPUs and old drivers lack both: use the GPU itself, or a driver of CUDA 11.4 or newer",
+            format!(
+                "{number}: neither virtual memory management nor memory pools; backing:auto takes \
+                 plain allocations"
+            ),
+            "vGPUs and old drivers lack both: use the GPU itself, or a driver of CUDA 11.4 or \
+             newer",
         ),
     }
     if !device.stream_ids {
-        findings.note("device", format!("{number}: no stream ids (drivers before CUDA 12.0): a stream that takes a dead one's handle counts as the same"));
+        findings.note(
+            "device",
+            format!(
+                "{number}: no stream ids (drivers before CUDA 12.0): a stream that takes a dead \
+                 one's handle counts as the same"
+            ),
+        );
     }
     let mut ways = Vec::new();
     if device.pages_as_files {
@@ -347,7 +390,10 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         ways.push("GPUDirect RDMA");
     }
     let ways = if ways.is_empty() { "none".to_owned() } else { ways.join(", ") };
-    findings.ok("device", format!("{number}: ways to share memory: {ways}; CUDA IPC needs backing:fixed"));
+    findings.ok(
+        "device",
+        format!("{number}: ways to share memory: {ways}; CUDA IPC needs backing:fixed"),
+    );
 }
 
 /// Bytes that live processes with records hold, by the device's UUID.
@@ -392,7 +438,8 @@ fn memory(
         .collect();
     let elsewhere = used.saturating_sub(ours);
     let mut text = format!(
-        "{number}: {} free of {}; {} held by processes with records, {} by others, contexts and libraries",
+        "{number}: {} free of {}; {} held by processes with records, {} by others, contexts and \
+         libraries",
         BinaryBytes(free),
         BinaryBytes(total),
         BinaryBytes(ours),
@@ -411,7 +458,8 @@ fn memory(
         findings.warning(
             "memory",
             text,
-            "what others hold is not there for you: end them, or expect out-of-memory earlier (`nvidia-smi` and `gruyere ps` name processes)",
+            "what others hold is not there for you: end them, or expect out-of-memory earlier \
+             (`nvidia-smi` and `gruyere ps` name processes)",
         );
     } else {
         findings.ok("memory", text);
@@ -424,12 +472,21 @@ fn memory(
                 "nvidia-smi -c DEFAULT (as root)",
             ),
             Some(mode @ ("ExclusiveProcess" | "ExclusiveThread")) => {
-                findings.note("device", format!("{number}: compute mode {mode}: one process at a time"));
+                findings.note(
+                    "device",
+                    format!("{number}: compute mode {mode}: one process at a time"),
+                );
             }
             _ => {}
         }
         if nvml.mig {
-            findings.note("device", format!("{number}: MIG is on; instances have UUIDs of their own, and NVML does not tell their processes"));
+            findings.note(
+                "device",
+                format!(
+                    "{number}: MIG is on; instances have UUIDs of their own, and NVML does not \
+                     tell their processes"
+                ),
+            );
         }
     }
 }

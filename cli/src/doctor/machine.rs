@@ -14,7 +14,8 @@ const ENOUGH: u64 = 256 << 20;
 /// A process needs about this at least.
 const LEAST: u64 = 8 << 20;
 
-const MORE_ROOM: &str = "docker run --shm-size=1g or --ipc=host; in Kubernetes, mount an emptyDir with `medium: Memory` at /dev/shm";
+const MORE_ROOM: &str = "docker run --shm-size=1g or --ipc=host; in Kubernetes, mount an emptyDir \
+                         with `medium: Memory` at /dev/shm";
 
 /// A mounted file system.
 struct Room {
@@ -29,13 +30,15 @@ fn room(folder: &Path) -> Option<Room> {
     let (mut vfs, mut fs): (libc::statvfs, libc::statfs) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
     // SAFETY: the name is NUL-terminated; each call writes one structure.
-    let done =
-        unsafe { libc::statvfs(name.as_ptr(), &mut vfs) == 0 && libc::statfs(name.as_ptr(), &mut fs) == 0 };
+    let done = unsafe {
+        libc::statvfs(name.as_ptr(), &mut vfs) == 0 && libc::statfs(name.as_ptr(), &mut fs) == 0
+    };
     done.then(|| Room {
         total: vfs.f_blocks.saturating_mul(vfs.f_frsize),
         free: vfs.f_bavail.saturating_mul(vfs.f_frsize),
         // TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC
-        is_memory: [0x0102_1994, 0x8584_58f6, 0x9584_58f6].contains(&(fs.f_type as u64 & 0xffff_ffff)),
+        is_memory: [0x0102_1994, 0x8584_58f6, 0x9584_58f6]
+            .contains(&(fs.f_type as u64 & 0xffff_ffff)),
     })
 }
 
@@ -57,7 +60,8 @@ pub fn shared_memory(findings: &mut Findings, folder: &Path) {
                 "{name}: {}; processes keep their record where `gruyere ps` does not see it",
                 std::io::Error::last_os_error()
             ),
-            "mount a tmpfs there; a container without one is given it by --ipc=private or --shm-size",
+            "mount a tmpfs there; a container without one is given it by --ipc=private or \
+             --shm-size",
         );
         return;
     };
@@ -65,27 +69,38 @@ pub fn shared_memory(findings: &mut Findings, folder: &Path) {
     if !is_writable(folder) {
         findings.warning(
             AREA,
-            format!("{size}; this user cannot write there, so processes keep their record where `gruyere ps` does not see it"),
+            format!(
+                "{size}; this user cannot write there, so processes keep their record where \
+                 `gruyere ps` does not see it"
+            ),
             format!("chmod 1777 {name}, or run as another user"),
         );
     } else if free < LEAST {
         findings.warning(
             AREA,
-            format!("{size}: a record does not fit; `gruyere ps --sweep` removes those of dead processes"),
+            format!(
+                "{size}: a record does not fit; `gruyere ps --sweep` removes those of dead \
+                 processes"
+            ),
             MORE_ROOM,
         );
     } else if free < ENOUGH {
         findings.warning(
             AREA,
-            format!("{size}: enough for small heaps; torch's DataLoader workers use it too, and Gruyère records less detail when it is full"),
+            format!(
+                "{size}: enough for small heaps; torch's DataLoader workers use it too, and \
+                 Gruyère records less detail when it is full"
+            ),
             MORE_ROOM,
         );
     } else {
         findings.ok(AREA, size);
     }
     if !is_memory {
-        findings
-            .note(AREA, format!("{name} is no file system in memory: writing a record costs disk traffic"));
+        findings.note(
+            AREA,
+            format!("{name} is no file system in memory: writing a record costs disk traffic"),
+        );
     }
 }
 
@@ -108,8 +123,8 @@ pub fn records(findings: &mut Findings, found: &[Found]) {
         findings.note(
             "records",
             format!(
-                "{stale} of processes that ended without a clean exit ({} of shared memory): `gruyere stat FILE` reads one, `gruyere ps \
-                 --sweep` removes them",
+                "{stale} of processes that ended without a clean exit ({} of shared memory): \
+                 `gruyere stat FILE` reads one, `gruyere ps --sweep` removes them",
                 BinaryBytes(held)
             ),
         );
@@ -148,7 +163,11 @@ pub fn limits(findings: &mut Findings) {
     match limit(libc::RLIMIT_AS) {
         Some(bytes) => findings.problem(
             "limits",
-            format!("address space is limited to {} (ulimit -v): CUDA reserves more than the memory of all devices", BinaryBytes(bytes)),
+            format!(
+                "address space is limited to {} (ulimit -v): CUDA reserves more than the memory of \
+                 all devices",
+                BinaryBytes(bytes)
+            ),
             "ulimit -v unlimited; in Slurm, unset VSizeFactor",
         ),
         None => findings.ok("limits", "address space is not limited"),
@@ -156,7 +175,8 @@ pub fn limits(findings: &mut Findings) {
     if number("/proc/sys/vm/overcommit_memory") == Some(2) {
         findings.warning(
             "limits",
-            "vm.overcommit_memory is 2: address space counts as memory, and CUDA reserves much of it",
+            "vm.overcommit_memory is 2: address space counts as memory, and CUDA reserves much of \
+             it",
             "sysctl vm.overcommit_memory=0, or a higher vm.overcommit_ratio",
         );
     }
@@ -172,7 +192,8 @@ pub fn limits(findings: &mut Findings) {
         Some((most, used)) if used > most / 10 * 9 => findings.warning(
             "limits",
             format!(
-                "the container uses {} of {} of host memory, in which records and pinned memory count",
+                "the container uses {} of {} of host memory, in which records and pinned memory \
+                 count",
                 BinaryBytes(used),
                 BinaryBytes(most)
             ),

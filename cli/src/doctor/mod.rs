@@ -19,24 +19,32 @@ use crate::target::Folder;
 use finding::{Findings, Level};
 pub use gpu::program::run_as_asked;
 
-/// Looks for what stands in the way: driver and devices, who holds what, shared memory, configuration, torch.
+/// Looks for what stands in the way: driver and devices, who holds what, shared memory,
+/// configuration, torch.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere doctor                              this machine, this environment, the python3 of the PATH
+  gruyere doctor                              this machine, this environment, the python3 of the \
+                                              PATH
   gruyere doctor --python .venv/bin/python    another interpreter
   gruyere doctor --json | jq '.findings[] | select(.level == \"problem\")'
   srun gruyere doctor                         on the nodes of a job, with the job's environment
   gruyere doctor --gpu --out gpu              try the GPU too, and keep what that told, for a report
 
-Each line: ok, note, warning (something is lost, and could be had) or problem (Gruyère does not work so), and below it
-what to change. Driver, NVML and Python are asked in processes of their own, so one that hangs is told and waited for
-no longer than --time-limit. Where NVML is missing, a context is made on each device for a moment to ask for free memory.
+Each line: ok, note, warning (something is lost, and could be had) or problem (Gruyère does not \
+work so), and below it
+what to change. Driver, NVML and Python are asked in processes of their own, so one that hangs is \
+told and waited for
+no longer than --time-limit. Where NVML is missing, a context is made on each device for a moment \
+to ask for free memory.
 `python -m gruyere --doctor` tries Gruyère with torch.
 
---gpu tries the first device of CUDA_VISIBLE_DEVICES with two programs that come with this command. Nobody else should use the
-device meanwhile. A rule of the driver that Gruyère relies on and that is false is told with what follows from it; data that was
-overwritten is a problem that says CORRUPTION. With --json all that was told is under `gpu`. Where a finding asks for a report, the
+--gpu tries the first device of CUDA_VISIBLE_DEVICES with two programs that come with this \
+command. Nobody else should use the
+device meanwhile. A rule of the driver that Gruyère relies on and that is false is told with what \
+follows from it; data that was
+overwritten is a problem that says CORRUPTION. With --json all that was told is under `gpu`. Where \
+a finding asks for a report, the
 files are kept without --out too, and the finding says where. GRUYERE_CONF holds for the stress.
 
 Exit codes: 0 no problem; 1 a problem, or the findings can't be printed; 2 wrong usage.")]
@@ -48,7 +56,10 @@ pub struct Arguments {
     #[arg(long, value_name = "PYTHON")]
     python: Option<PathBuf>,
     /// Seconds that driver, NVML and Python have for an answer each.
-    #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    #[arg(
+        long, value_name = "SECONDS", default_value = "20",
+        value_parser = clap::value_parser!(u32).range(1..=3600)
+    )]
     time_limit: u32,
     #[command(flatten)]
     trial: gpu::Trial,
@@ -76,7 +87,8 @@ pub fn run(arguments: &Arguments) -> Ended {
     let devices = devices::examine(&mut findings, &records, limit);
     machine::shared_memory(&mut findings, &arguments.folder.directory);
     machine::records(&mut findings, &records);
-    let environment = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let environment =
+        |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     configuration::examine(&mut findings, &environment, &records);
     let version = devices.driver.as_ref().map(|driver| driver.version);
     python::examine(&mut findings, arguments.python.as_deref(), version, limit);

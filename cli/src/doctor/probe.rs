@@ -1,6 +1,7 @@
 //! Questions that may hang or crash, asked in a process of their own with a time limit.
 //!
-//! A driver that is stuck leaves its caller in the kernel, where no signal reaches it: such a process is left behind, and told of.
+//! A driver that is stuck leaves its caller in the kernel, where no signal reaches it: such a
+//! process is left behind, and told of.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::io::Read;
@@ -51,7 +52,8 @@ pub fn ask(command: &mut Command, limit: Duration) -> Result<String, Silence> {
     let status = wait(&mut child, limit, Duration::from_millis(5), || {})?;
     // A grandchild may hold the pipes open.
     let left = |receiver: Receiver<String>| {
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(500));
+        let left =
+            deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(500));
         receiver.recv_timeout(left).unwrap_or_default()
     };
     if status.success() {
@@ -60,7 +62,8 @@ pub fn ask(command: &mut Command, limit: Duration) -> Result<String, Silence> {
     Err(died(status, &left(words)))
 }
 
-/// Waits for the end of `child`, and looks at what there is to see every `pause`. Past `limit` it is killed.
+/// Waits for the end of `child`, and looks at what there is to see every `pause`. Past `limit` it
+/// is killed.
 ///
 /// # Errors
 /// It took too long, or cannot be waited for.
@@ -87,7 +90,12 @@ pub fn wait(
 
 /// That a process ended with `status`, which is not as it should be, and the last of its `words`.
 pub fn died(status: ExitStatus, words: &str) -> Silence {
-    let last = words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim();
+    let last = words
+        .lines()
+        .rev()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or("it said nothing")
+        .trim();
     let how = match status.signal() {
         Some(signal) => format!("killed by signal {signal}"),
         None => format!("ended with {}", status.code().unwrap_or(-1)),
@@ -130,7 +138,10 @@ mod tests {
     #[test]
     fn an_answer_comes_a_failure_is_told_and_silence_ends() {
         assert_eq!(shell("echo yes", 10_000), Ok("yes\n".to_owned()));
-        assert_eq!(shell("echo why >&2; exit 3", 10_000), Err(Silence::Died("ended with 3: why".to_owned())));
+        assert_eq!(
+            shell("echo why >&2; exit 3", 10_000),
+            Err(Silence::Died("ended with 3: why".to_owned()))
+        );
         assert_eq!(
             shell("kill -9 $$", 10_000),
             Err(Silence::Died("killed by signal 9: it said nothing".to_owned()))

@@ -1,5 +1,6 @@
-//! torch and the package `gruyere`, as an interpreter would find them. Neither is imported: that takes seconds, and may hang as the driver may.
-//! Whether they work together, `python -m gruyere --doctor` tries.
+//! torch and the package `gruyere`, as an interpreter would find them. Neither is imported: that
+//! takes seconds, and may hang as the driver may. Whether they work together,
+//! `python -m gruyere --doctor` tries.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::path::Path;
@@ -55,18 +56,26 @@ struct Says {
     library: bool,
 }
 
-/// `python -P` is not there before 3.11; a file of the current folder must not stand in for torch all the same.
+/// `python -P` is not there before 3.11; a file of the current folder must not stand in for torch
+/// all the same.
 const ELSEWHERE: &str = "/";
 
 /// Examines what `python` has. `driver`: the driver's CUDA version, where it works.
-pub fn examine(findings: &mut Findings, python: Option<&Path>, driver: Option<i32>, limit: Duration) {
+pub fn examine(
+    findings: &mut Findings,
+    python: Option<&Path>,
+    driver: Option<i32>,
+    limit: Duration,
+) {
     // A name is looked up on the PATH; a path is one from here, wherever it is run.
     let program = match python {
-        Some(path) if path.components().count() > 1 => std::path::absolute(path).unwrap_or(path.to_owned()),
+        Some(path) if path.components().count() > 1 => {
+            std::path::absolute(path).unwrap_or(path.to_owned())
+        }
         other => other.unwrap_or(Path::new("python3")).to_owned(),
     };
-    let answer =
-        ask(Command::new(&program).args(["-c", SCRIPT]).current_dir(ELSEWHERE), limit).and_then(|text| {
+    let answer = ask(Command::new(&program).args(["-c", SCRIPT]).current_dir(ELSEWHERE), limit)
+        .and_then(|text| {
             serde_json::from_str::<Says>(&text).map_err(|error| Silence::Died(error.to_string()))
         });
     let says = match answer {
@@ -126,13 +135,19 @@ fn torch(findings: &mut Findings, says: &Says, driver: Option<i32>) {
 fn package(findings: &mut Findings, says: &Says) {
     const OURS: &str = env!("CARGO_PKG_VERSION");
     let Some(place) = &says.gruyere else {
-        findings.note("package", "`gruyere` is not installed for this interpreter; `pip install ./python_loader` in a clone of the repository makes `gruyere.enable()` and GRUYERE_ENABLE=1 work");
+        findings.note(
+            "package",
+            "`gruyere` is not installed for this interpreter; `pip install ./python_loader` in a \
+             clone of the repository makes `gruyere.enable()` and GRUYERE_ENABLE=1 work",
+        );
         return;
     };
     let Some(version) = &says.gruyere_version else {
         findings.warning(
             "package",
-            format!("gruyere in {place} is not installed, only found: GRUYERE_ENABLE=1 is not heard"),
+            format!(
+                "gruyere in {place} is not installed, only found: GRUYERE_ENABLE=1 is not heard"
+            ),
             "`pip install ./python_loader` in a clone of the repository",
         );
         return;
@@ -142,7 +157,8 @@ fn package(findings: &mut Findings, says: &Says) {
         findings.warning(
             "package",
             format!("{text}, and this command is {OURS}: they may not read each other's records"),
-            "install both from one wheel (pip install --force-reinstall gruyere), or use the command beside that interpreter",
+            "install both from one wheel (pip install --force-reinstall gruyere), or use the \
+             command beside that interpreter",
         );
     } else if !says.library && std::env::var_os("GRUYERE_LIBRARY").is_none() {
         findings.problem(
@@ -184,7 +200,11 @@ mod tests {
     fn what_does_not_fit_together_is_told() {
         assert_eq!(level(&says(), Some(13000)), Level::Ok);
         assert_eq!(level(&says(), None), Level::Ok);
-        assert_eq!(level(&says(), Some(12080)), Level::Problem, "a driver of CUDA 12 runs no CUDA 13");
+        assert_eq!(
+            level(&says(), Some(12080)),
+            Level::Problem,
+            "a driver of CUDA 12 runs no CUDA 13"
+        );
         assert_eq!(
             level(&Says { cuda: Some("12.9".into()), ..says() }, Some(12020)),
             Level::Ok,
@@ -195,7 +215,10 @@ mod tests {
             Level::Problem
         );
         assert_eq!(level(&Says { cuda: None, ..says() }, Some(13000)), Level::Warning);
-        assert_eq!(level(&Says { gruyere_version: Some("0.0.9".into()), ..says() }, None), Level::Warning);
+        assert_eq!(
+            level(&Says { gruyere_version: Some("0.0.9".into()), ..says() }, None),
+            Level::Warning
+        );
         assert_eq!(level(&Says { gruyere_version: None, ..says() }, None), Level::Warning);
         assert_eq!(level(&Says { gruyere: None, torch: None, ..says() }, None), Level::Note);
         assert_eq!(level(&Says { library: false, ..says() }, None), Level::Problem);

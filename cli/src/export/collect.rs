@@ -1,8 +1,9 @@
 //! One look at all records of the folder.
 //!
-//! Records come and go, some cannot be read, and anybody may write one that claims to be another process's: nothing of that may spoil what the
-//! others say. Two samples with the same labels would make a scrape invalid as a whole: a second record of a process has a label of its own, and a record
-//! whose claim is known to be false is only counted.
+//! Records come and go, some cannot be read, and anybody may write one that claims to be another
+//! process's: nothing of that may spoil what the others say. Two samples with the same labels would
+//! make a scrape invalid as a whole: a second record of a process has a label of its own, and a
+//! record whose claim is known to be false is only counted.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::{HashMap, HashSet};
@@ -44,12 +45,14 @@ struct States {
     claimed: u64,
     duplicate: u64,
     beyond: u64,
-    /// Of those that are live: the process is in another pid namespace, or hidden, and the file's owner alone vouches for it.
+    /// Of those that are live: the process is in another pid namespace, or hidden, and the file's
+    /// owner alone vouches for it.
     unseen: u64,
 }
 
 impl Collector {
-    /// For the records of `folder`. `job` is what all processes are said to belong to; of more than `most` processes the rest are left out.
+    /// For the records of `folder`. `job` is what all processes are said to belong to; of more than
+    /// `most` processes the rest are left out.
     pub fn new(folder: Folder, job: Option<String>, most: usize) -> Collector {
         Collector {
             folder,
@@ -70,7 +73,8 @@ impl Collector {
     pub fn look(&mut self) -> Result<Vec<Family>, Failure> {
         let began = Instant::now();
         let Listing { mut found, stale, foreign } = self.folder.living()?;
-        // Should there be too many: our own before those of others, those that are seen before those that only say so, and the newest, which run now.
+        // Should there be too many: our own before those of others, those that are seen before
+        // those that only say so, and the newest, which run now.
         found.sort_by_cached_key(|Found { reader, claim, .. }| {
             let reader = reader.as_ref().ok();
             let is_ours = reader.and_then(Reader::owner) == Some(effective_user());
@@ -78,12 +82,16 @@ impl Collector {
             (!is_ours, *claim != Claim::Seen, std::cmp::Reverse(created))
         });
         let mut families = Families::default();
-        let mut states = States { stale: stale.len() as u64, foreign: foreign as u64, ..States::default() };
+        let mut states =
+            States { stale: stale.len() as u64, foreign: foreign as u64, ..States::default() };
         let mut seen = HashSet::new();
         for Found { path, reader, claim, .. } in found {
             if let Claim::False(lie) = claim {
                 states.claimed += 1;
-                self.tell(&path, format_args!("{} {lie}; it is counted, and not exported", path.display()));
+                self.tell(
+                    &path,
+                    format_args!("{} {lie}; it is counted, and not exported", path.display()),
+                );
                 continue;
             }
             match reader {
@@ -115,8 +123,13 @@ impl Collector {
         Ok(families)
     }
 
-    /// What one record says, if it can be believed; `None`: another has said that it is the very same.
-    fn export(&self, reader: &Reader<'_>, seen: &mut HashSet<String>) -> Result<Option<Families>, ReadError> {
+    /// What one record says, if it can be believed; `None`: another has said that it is the very
+    /// same.
+    fn export(
+        &self,
+        reader: &Reader<'_>,
+        seen: &mut HashSet<String>,
+    ) -> Result<Option<Families>, ReadError> {
         let process = reader.process();
         let mut identity = Identity::new(&process, self.namespace, self.job.as_deref());
         identity.of_record(sweep::number(reader.path()));
@@ -137,9 +150,23 @@ impl Collector {
 
     fn about_us(&self, families: &mut Families, states: &States) {
         let of = Of::labels(&[("version", env!("CARGO_PKG_VERSION"))]);
-        families.add(Kind::Info, ("gruyere_exporter_build", "", "This exporter."), &of, Value::Count(1));
-        let States { live, stale, unreadable, forbidden, foreign, claimed, duplicate, beyond, unseen } =
-            *states;
+        families.add(
+            Kind::Info,
+            ("gruyere_exporter_build", "", "This exporter."),
+            &of,
+            Value::Count(1),
+        );
+        let States {
+            live,
+            stale,
+            unreadable,
+            forbidden,
+            foreign,
+            claimed,
+            duplicate,
+            beyond,
+            unseen,
+        } = *states;
         for (state, count) in [
             ("live", live),
             ("stale", stale),
@@ -161,7 +188,8 @@ impl Collector {
         let said = (
             "gruyere_exporter_unseen_processes",
             "",
-            "Of the live records, those whose process can't be seen from here, for which the owner of the file alone vouches.",
+            "Of the live records, those whose process can't be seen from here, for which the owner \
+             of the file alone vouches.",
         );
         families.gauge(said, &of, unseen);
         let said = (
@@ -170,14 +198,20 @@ impl Collector {
             "Records that could not be read, each time that they were tried.",
         );
         families.counter(said, &of, self.read_errors);
-        families.counter(("gruyere_exporter_scrapes", "", "Looks at the records."), &of, self.looks);
+        families.counter(
+            ("gruyere_exporter_scrapes", "", "Looks at the records."),
+            &of,
+            self.looks,
+        );
     }
 
-    /// Counters only rise, though a record is read while it is written: a sum over shards may come out one short of what it was.
+    /// Counters only rise, though a record is read while it is written: a sum over shards may come
+    /// out one short of what it was.
     fn hold(&mut self, families: &mut [Family]) {
         let mut reached = HashMap::new();
-        for family in
-            families.iter_mut().filter(|family| matches!(family.kind, Kind::Counter | Kind::Histogram))
+        for family in families
+            .iter_mut()
+            .filter(|family| matches!(family.kind, Kind::Counter | Kind::Histogram))
         {
             for sample in &mut family.samples {
                 let key = (family.name, sample.labels.clone(), sample.born);
@@ -203,7 +237,9 @@ impl Collector {
 }
 
 fn is_forbidden(error: &ReadError) -> bool {
-    matches!(error, ReadError::Open { error, .. } if error.kind() == std::io::ErrorKind::PermissionDenied)
+    matches!(
+        error, ReadError::Open { error, .. } if error.kind() == std::io::ErrorKind::PermissionDenied
+    )
 }
 
 /// Lifts `value` to what it was before, where it is less.
@@ -241,7 +277,11 @@ mod tests {
         assert_eq!(look(Kind::Counter, 5, 7), Value::Count(5));
         assert_eq!(look(Kind::Counter, 4, 7), Value::Count(5));
         assert_eq!(look(Kind::Counter, 6, 7), Value::Count(6));
-        assert_eq!(look(Kind::Counter, 1, 8), Value::Count(1), "a process of the same pid that began later");
+        assert_eq!(
+            look(Kind::Counter, 1, 8),
+            Value::Count(1),
+            "a process of the same pid that began later"
+        );
         assert_eq!(look(Kind::Gauge, 9, 8), Value::Count(9));
         assert_eq!(look(Kind::Gauge, 3, 8), Value::Count(3), "gauges fall");
     }

@@ -1,6 +1,8 @@
-//! The two text formats of metrics: Prometheus 0.0.4, which promtool, node_exporter and everything old read, and OpenMetrics 1.0.
+//! The two text formats of metrics: Prometheus 0.0.4, which promtool, node_exporter and everything
+//! old read, and OpenMetrics 1.0.
 //!
-//! They differ in what a counter's family is called, in units, in infos and in the last line. No kept crate writes both (docs/decisions/readers.md).
+//! They differ in what a counter's family is called, in units, in infos and in the last line. No
+//! kept crate writes both (docs/decisions/readers.md).
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::fmt::Write as _;
@@ -24,7 +26,8 @@ impl Format {
         }
     }
 
-    /// What a client that sends this `Accept` header is answered with: OpenMetrics where it is named and not less welcome than plain text.
+    /// What a client that sends this `Accept` header is answered with: OpenMetrics where it is
+    /// named and not less welcome than plain text.
     pub fn accepted(accept: &str) -> Format {
         let (mut open, mut plain) = (0.0f32, 0.0f32);
         for range in accept.split(',') {
@@ -115,7 +118,8 @@ impl Labels {
         let own = self.own.map(|(name, value)| format!("{name}=\"{value}\""));
         let bound = bound.map(|bound| format!("le=\"{bound}\""));
         let parts = [Some(&*self.shared), own.as_deref(), bound.as_deref()];
-        let parts: Vec<&str> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+        let parts: Vec<&str> =
+            parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
         if !parts.is_empty() {
             let _ = write!(out, "{{{}}}", parts.join(","));
         }
@@ -129,7 +133,8 @@ pub enum Value {
     Count(u64),
     /// Any other.
     Number(f64),
-    /// Counts of values up to each bound, not cumulative; the last bound is infinite. And the sum of all values.
+    /// Counts of values up to each bound, not cumulative; the last bound is infinite. And the sum
+    /// of all values.
     Buckets(Vec<(String, u64)>, f64),
 }
 
@@ -140,7 +145,8 @@ pub struct Sample {
     pub labels: Labels,
     /// Its value.
     pub value: Value,
-    /// When what it tells of came into being (ns since 1970); with the labels it names one counter for good.
+    /// When what it tells of came into being (ns since 1970); with the labels it names one counter
+    /// for good.
     pub born: u64,
 }
 
@@ -246,7 +252,8 @@ mod tests {
     fn both_formats_are_written_as_their_specifications_say() {
         let labels = r#"gpu="0",name="a \"b\"\\\nc [0m",pool="small""#;
         let buckets = format!(
-            "x_size_bytes_bucket{{{labels},le=\"1.0\"}} 2\nx_size_bytes_bucket{{{labels},le=\"+Inf\"}} 5\n\
+            "x_size_bytes_bucket{{{labels},le=\"1.0\"}} 2\n\
+             x_size_bytes_bucket{{{labels},le=\"+Inf\"}} 5\n\
              x_size_bytes_sum{{{labels}}} 7.5\nx_size_bytes_count{{{labels}}} 5\n"
         );
         let plain = format!(
@@ -257,18 +264,20 @@ mod tests {
         );
         assert_eq!(write(&families(), Format::Prometheus), plain);
         let open = format!(
-            "# TYPE x_allocated_bytes counter\n# UNIT x_allocated_bytes bytes\n# HELP x_allocated_bytes Bytes.\n\
+            "# TYPE x_allocated_bytes counter\n# UNIT x_allocated_bytes bytes\n# HELP \
+             x_allocated_bytes Bytes.\n\
              x_allocated_bytes_total{{{labels}}} 18446744073709551615\n\
              # TYPE x_build info\n# HELP x_build What this is.\nx_build_info 1\n\
-             # TYPE x_size_bytes histogram\n# UNIT x_size_bytes bytes\n# HELP x_size_bytes Sizes.\n{buckets}# EOF\n"
+             # TYPE x_size_bytes histogram\n# UNIT x_size_bytes bytes\n# HELP x_size_bytes Sizes.\n\
+             {buckets}# EOF\n"
         );
         assert_eq!(write(&families(), Format::OpenMetrics), open);
     }
 
     #[test]
     fn openmetrics_is_for_those_who_name_it() {
-        let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
-                          text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;\
+                          version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         for (accept, format) in [
             (prometheus, Format::OpenMetrics),
             ("application/openmetrics-text", Format::OpenMetrics),

@@ -53,7 +53,11 @@ impl Families {
             self.families.push(Family::new(name, kind, unit, help));
             self.families.len() - 1
         });
-        self.families[place].samples.push(Sample { labels: of.labels.clone(), value, born: of.born });
+        self.families[place].samples.push(Sample {
+            labels: of.labels.clone(),
+            value,
+            born: of.born,
+        });
     }
 
     /// Adds a gauge.
@@ -90,26 +94,35 @@ impl Families {
     }
 }
 
-/// A device's gauge as a metric: its kind and words, and what its number is divided by to be in the base unit.
+/// A device's gauge as a metric: its kind and words, and what its number is divided by to be in the
+/// base unit.
 fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
     use DeviceGauge as G;
     let gauge_of = |said: Said| Some((Kind::Gauge, said, 1));
     let counter = |said: Said| Some((Kind::Counter, said, 1));
     match gauge {
-        G::Reserved => gauge_of(("gruyere_reserved_bytes", "bytes", "Physical memory held from the driver.")),
-        G::ReservedPeak => {
-            gauge_of(("gruyere_reserved_peak_bytes", "bytes", "The most that was ever held from the driver."))
+        G::Reserved => {
+            gauge_of(("gruyere_reserved_bytes", "bytes", "Physical memory held from the driver."))
         }
-        G::ArenaFree => {
-            gauge_of(("gruyere_arena_free_bytes", "bytes", "Free memory of the arenas (large blocks)."))
-        }
+        G::ReservedPeak => gauge_of((
+            "gruyere_reserved_peak_bytes",
+            "bytes",
+            "The most that was ever held from the driver.",
+        )),
+        G::ArenaFree => gauge_of((
+            "gruyere_arena_free_bytes",
+            "bytes",
+            "Free memory of the arenas (large blocks).",
+        )),
         G::LargestFree => {
             gauge_of(("gruyere_largest_free_bytes", "bytes", "The largest free run of the arenas."))
         }
         G::CapturePinned => {
             gauge_of(("gruyere_capture_pinned_bytes", "bytes", "Memory that CUDA graphs hold."))
         }
-        G::SlabBytes => gauge_of(("gruyere_slab_bytes", "bytes", "Memory cut into slabs (small blocks).")),
+        G::SlabBytes => {
+            gauge_of(("gruyere_slab_bytes", "bytes", "Memory cut into slabs (small blocks)."))
+        }
         G::Limit => gauge_of(("gruyere_limit_bytes", "bytes", "The ceiling on held memory.")),
         G::TotalMemory => {
             gauge_of(("gruyere_device_memory_bytes", "bytes", "Physical memory of the device."))
@@ -126,7 +139,9 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
         )),
         G::Step => gauge_of(("gruyere_step", "", "The training step.")),
         G::DriverCalls => counter(("gruyere_driver_calls", "", "Calls of the driver.")),
-        G::DriverErrors => counter(("gruyere_driver_errors", "", "Calls of the driver that failed.")),
+        G::DriverErrors => {
+            counter(("gruyere_driver_errors", "", "Calls of the driver that failed."))
+        }
         G::Grows => counter(("gruyere_grows", "", "Times that memory was taken from the driver.")),
         G::Moves => counter((
             "gruyere_moves",
@@ -134,7 +149,9 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
             "Times that idle pages were mapped where a row of them was needed.",
         )),
         G::MovedBytes => counter(("gruyere_moved_bytes", "bytes", "The bytes of those pages.")),
-        G::Releases => counter(("gruyere_releases", "", "Times that memory was given back to the driver.")),
+        G::Releases => {
+            counter(("gruyere_releases", "", "Times that memory was given back to the driver."))
+        }
         G::Trims => counter(("gruyere_trims", "", "Driver pools trimmed.")),
         G::EventRecords => counter(("gruyere_event_records", "", "CUDA events recorded.")),
         G::EventQueries => counter(("gruyere_event_queries", "", "CUDA events asked.")),
@@ -144,8 +161,12 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
             ("gruyere_host_wait_seconds", "seconds", "Time in waits of the host."),
             1_000_000_000,
         )),
-        G::Retries => counter(("gruyere_retries", "", "Requests met only after memory was reclaimed.")),
-        G::OutOfMemories => counter(("gruyere_out_of_memory", "", "Requests that could not be met.")),
+        G::Retries => {
+            counter(("gruyere_retries", "", "Requests met only after memory was reclaimed."))
+        }
+        G::OutOfMemories => {
+            counter(("gruyere_out_of_memory", "", "Requests that could not be met."))
+        }
         G::BadFrees => counter(("gruyere_bad_frees", "", "Frees of what is no live block.")),
         G::CapturesBegun => counter(("gruyere_captures", "", "CUDA graph captures begun.")),
         G::LowPhaseTrims => counter((
@@ -153,9 +174,11 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
             "",
             "Times that a low-memory phase gave memory back to the device.",
         )),
-        G::LowPhaseBytes => {
-            counter(("gruyere_low_memory_trimmed_bytes", "bytes", "Memory that low-memory phases gave back."))
-        }
+        G::LowPhaseBytes => counter((
+            "gruyere_low_memory_trimmed_bytes",
+            "bytes",
+            "Memory that low-memory phases gave back.",
+        )),
         // By lifetime, of the blocks themselves.
         G::Pending => None,
         // By rung, below; what is neither is told in tests.
@@ -264,7 +287,8 @@ pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, id
     let histograms = reader.histograms();
     if let Some(scale) = reader.scale() {
         // Rounded, so that it does not change from scrape to scrape as the clock is known better.
-        let seconds = format!("{:.2e}", scale.nanoseconds_per_tick).parse::<f64>().unwrap_or(1.0) / 1e9;
+        let seconds =
+            format!("{:.2e}", scale.nanoseconds_per_tick).parse::<f64>().unwrap_or(1.0) / 1e9;
         let said = (
             "gruyere_malloc_duration_seconds",
             "seconds",
@@ -282,7 +306,8 @@ pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, id
             let said = (
                 "gruyere_driver_call_duration_seconds",
                 "seconds",
-                "Host time of the library's calls of the driver that change memory or wait, all devices together.",
+                "Host time of the library's calls of the driver that change memory or wait, all \
+                 devices together.",
             );
             families.add(Kind::Histogram, said, &of, call_durations(&calls, seconds));
         }
@@ -292,7 +317,8 @@ pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, id
             || device.gauge(DeviceGauge::Reserved) > 0
             || device.gauge(DeviceGauge::DriverCalls) > 0
     };
-    for device in reader.device_snapshots().iter().filter(|device| used(device)).take(MOST_DEVICES) {
+    for device in reader.device_snapshots().iter().filter(|device| used(device)).take(MOST_DEVICES)
+    {
         let recent = recent_peak(&reader.timeline(device.device).entries, device);
         of_device(families, device, recent, identity);
     }
@@ -310,7 +336,8 @@ fn backing(configuration: &str) -> &'static str {
     }
 }
 
-/// Counters of different shards are read some microseconds apart, so a difference may come out below nothing.
+/// Counters of different shards are read some microseconds apart, so a difference may come out
+/// below nothing.
 fn whole(difference: u64) -> u64 {
     if difference > i64::MAX as u64 { 0 } else { difference }
 }
@@ -337,21 +364,29 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
     for (lifetime, &name) in LIFETIME_NAMES.iter().enumerate() {
         let counts = device.sum(|_, number| number == lifetime);
         let of = of.with("lifetime", name);
-        let said = ("gruyere_live_bytes", "bytes", "Memory in the program's hands, as it was handed out.");
-        families.gauge(said, &of, whole(counts.live_bytes()));
         let said =
-            ("gruyere_requested_bytes", "bytes", "Memory in the program's hands, as it was asked for.");
+            ("gruyere_live_bytes", "bytes", "Memory in the program's hands, as it was handed out.");
+        families.gauge(said, &of, whole(counts.live_bytes()));
+        let said = (
+            "gruyere_requested_bytes",
+            "bytes",
+            "Memory in the program's hands, as it was asked for.",
+        );
         families.gauge(said, &of, whole(counts.live_requested()));
         families.gauge(
             ("gruyere_live_blocks", "", "Blocks in the program's hands."),
             &of,
             whole(counts.live_blocks()),
         );
-        let said =
-            ("gruyere_pending_bytes", "bytes", "Memory that the program freed and streams may still use.");
+        let said = (
+            "gruyere_pending_bytes",
+            "bytes",
+            "Memory that the program freed and streams may still use.",
+        );
         families.gauge(said, &of, whole(counts.pending_bytes()));
     }
-    let said = ("gruyere_live_peak_bytes", "bytes", "The most that was ever in the program's hands.");
+    let said =
+        ("gruyere_live_peak_bytes", "bytes", "The most that was ever in the program's hands.");
     families.gauge(said, &of, device.live_peak);
     let said = (
         "gruyere_in_use_peak_bytes",
@@ -364,8 +399,13 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
         let counts = device.sum(|number, _| number == pool);
         let of = of.with("pool", name);
         families.counter(("gruyere_allocations", "", "Blocks handed out."), &of, counts.mallocs);
-        families.counter(("gruyere_frees", "", "Blocks that the program freed."), &of, counts.frees);
-        let said = ("gruyere_allocated_bytes", "bytes", "Bytes handed out, as they were handed out.");
+        families.counter(
+            ("gruyere_frees", "", "Blocks that the program freed."),
+            &of,
+            counts.frees,
+        );
+        let said =
+            ("gruyere_allocated_bytes", "bytes", "Bytes handed out, as they were handed out.");
         families.counter(said, &of, counts.malloc_bytes);
         let said = ("gruyere_freed_bytes", "bytes", "Bytes that the program freed.");
         families.counter(said, &of, counts.free_bytes);
@@ -380,8 +420,11 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
     families.number(said, &of, device.external_fragmentation());
     let said = ("gruyere_internal_fragmentation_ratio", "ratio", "1 - requested / live.");
     families.number(said, &of, device.internal_fragmentation());
-    let said =
-        ("gruyere_free_held_bytes", "bytes", "Memory held that is neither live nor waiting for streams.");
+    let said = (
+        "gruyere_free_held_bytes",
+        "bytes",
+        "Memory held that is neither live nor waiting for streams.",
+    );
     families.gauge(said, &of, device.free_held());
     for &gauge in DeviceGauge::ALL {
         if let Some((kind, said, scale)) = of_gauge(gauge) {
@@ -391,11 +434,14 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
     }
     for (name, [calls, bytes, microseconds]) in RUNG_NAMES.into_iter().zip(RUNGS) {
         let of = of.with("rung", name);
-        let said = ("gruyere_reclaim_calls", "", "Times that a rung of the reclaim ladder was climbed.");
+        let said =
+            ("gruyere_reclaim_calls", "", "Times that a rung of the reclaim ladder was climbed.");
         families.counter(said, &of, device.gauge(calls));
-        let said = ("gruyere_reclaim_bytes", "bytes", "Memory that a rung of the reclaim ladder gained.");
+        let said =
+            ("gruyere_reclaim_bytes", "bytes", "Memory that a rung of the reclaim ladder gained.");
         families.counter(said, &of, device.gauge(bytes));
-        let said = ("gruyere_reclaim_seconds", "seconds", "Host time in a rung of the reclaim ladder.");
+        let said =
+            ("gruyere_reclaim_seconds", "seconds", "Host time in a rung of the reclaim ladder.");
         families.add(Kind::Counter, said, &of, scaled(device.gauge(microseconds), 1_000_000));
     }
     let torn = device.torn_gauges || device.torn_shards > 0;
@@ -411,7 +457,8 @@ fn scaled(value: u64, scale: u64) -> Value {
     if scale == 1 { Value::Count(value) } else { Value::Number(value as f64 / scale as f64) }
 }
 
-/// Powers of two at which sizes are told apart. Our own buckets begin at them, so a bound is one byte less.
+/// Powers of two at which sizes are told apart. Our own buckets begin at them, so a bound is one
+/// byte less.
 const SIZE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 21, 22, 24, 26, 28, 30, 32, 34];
 
 fn sizes(counts: &Counts, sum: u64) -> Value {
@@ -423,8 +470,8 @@ fn sizes(counts: &Counts, sum: u64) -> Value {
 
 /// Bounds of durations, seconds.
 const DURATIONS: [&str; 14] = [
-    "1e-07", "2e-07", "5e-07", "1e-06", "2e-06", "5e-06", "1e-05", "2e-05", "5e-05", "0.0001", "0.001",
-    "0.01", "0.1", "1.0",
+    "1e-07", "2e-07", "5e-07", "1e-06", "2e-06", "5e-06", "1e-05", "2e-05", "5e-05", "0.0001",
+    "0.001", "0.01", "0.1", "1.0",
 ];
 
 /// A bucket of ticks counts where its middle lies.
@@ -451,8 +498,8 @@ fn size_class(calls: &Calls) -> &'static str {
 
 /// Bounds of driver calls' durations, seconds.
 const CALL_DURATIONS: [&str; 14] = [
-    "1e-06", "2e-06", "5e-06", "1e-05", "2e-05", "5e-05", "0.0001", "0.0002", "0.0005", "0.001", "0.002",
-    "0.01", "0.1", "1.0",
+    "1e-06", "2e-06", "5e-06", "1e-05", "2e-05", "5e-05", "0.0001", "0.0002", "0.0005", "0.001",
+    "0.002", "0.01", "0.1", "1.0",
 ];
 
 /// A bucket of ticks counts where its middle lies; the sum is exact.
@@ -467,7 +514,8 @@ fn in_seconds(names: &[&str], counted: impl Iterator<Item = (f64, u64)>) -> Vec<
     grouped(names.iter().map(|name| (*name).to_owned()), &bounds, counted)
 }
 
-/// Counts by the first bound that is not below what is counted; the last group is of all that is above the bounds.
+/// Counts by the first bound that is not below what is counted; the last group is of all that is
+/// above the bounds.
 fn grouped<T: PartialOrd>(
     names: impl Iterator<Item = String>,
     bounds: &[T],
@@ -491,13 +539,20 @@ mod tests {
         for &gauge in DeviceGauge::ALL {
             let by_rung = RUNGS.iter().flatten().any(|&other| other == gauge);
             let otherwise = by_rung || gauge == DeviceGauge::Pending;
-            assert_ne!(of_gauge(gauge).is_some(), otherwise, "{} is not exported, or twice", gauge.name());
+            assert_ne!(
+                of_gauge(gauge).is_some(),
+                otherwise,
+                "{} is not exported, or twice",
+                gauge.name()
+            );
         }
     }
 
     #[test]
     fn names_end_in_their_units_and_counters_have_no_suffix_of_their_own() {
-        for (_, (name, unit, help), _) in DeviceGauge::ALL.iter().filter_map(|&gauge| of_gauge(gauge)) {
+        for (_, (name, unit, help), _) in
+            DeviceGauge::ALL.iter().filter_map(|&gauge| of_gauge(gauge))
+        {
             assert!(name.starts_with("gruyere_") && name.ends_with(unit), "{name} in {unit}");
             assert!(!name.ends_with("_total") && help.ends_with('.'), "{name}: {help}");
         }
@@ -515,9 +570,14 @@ mod tests {
             let place = buckets.iter().position(|(name, _)| name == bound).expect("a bound");
             buckets[..=place].iter().map(|(_, count)| count).sum()
         };
-        for (bound, count) in
-            [("1023.0", 1), ("4095.0", 2), ("1048575.0", 3), ("2097151.0", 4), ("4194303.0", 5), ("+Inf", 6)]
-        {
+        for (bound, count) in [
+            ("1023.0", 1),
+            ("4095.0", 2),
+            ("1048575.0", 3),
+            ("2097151.0", 4),
+            ("4194303.0", 5),
+            ("+Inf", 6),
+        ] {
             assert_eq!(up_to(bound), count, "{bound}");
         }
     }
@@ -526,10 +586,15 @@ mod tests {
     fn durations_are_in_seconds_whatever_a_tick_is() {
         let mut counts = Counts::default();
         counts.0[bucket_of(3000)] += 7;
-        let Value::Buckets(buckets, sum) = durations(&counts, 1e-9 / 3.0) else { panic!("no histogram") };
+        let Value::Buckets(buckets, sum) = durations(&counts, 1e-9 / 3.0) else {
+            panic!("no histogram")
+        };
         let counted: Vec<_> = buckets.iter().filter(|(_, count)| *count > 0).collect();
         assert_eq!(counted.len(), 1);
-        assert!(["1e-06", "2e-06"].contains(&counted[0].0.as_str()) && counted[0].1 == 7, "{counted:?}");
+        assert!(
+            ["1e-06", "2e-06"].contains(&counted[0].0.as_str()) && counted[0].1 == 7,
+            "{counted:?}"
+        );
         assert!((sum / 7e-6 - 1.0).abs() < 0.07, "{sum}");
     }
 }

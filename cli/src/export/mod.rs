@@ -21,24 +21,31 @@ use crate::target::Folder;
 #[command(after_help = "\
 Examples:
   gruyere export                              serve http://127.0.0.1:9404/metrics
-  gruyere export --listen 0.0.0.0:9404        for a Prometheus on another machine; anybody there may read it
+  gruyere export --listen 0.0.0.0:9404        for a Prometheus on another machine; anybody there \
+                                              may read it
   gruyere export --textfile /var/lib/prometheus/node-exporter/gruyere.prom
                                               for node_exporter's textfile collector, every 15 s
   gruyere export --textfile FILE --once       the same from cron or a Slurm epilog
   gruyere export --print | promtool check metrics
 
 Pages: /metrics (Prometheus text, or OpenMetrics where the client accepts it) and /-/healthy.
-One exporter tells of the processes of its own user; as root and with --all-users, of all users' (the label `user`
-is set on those of others). A record is believed if its file is the user's whose process it says it is; of a process
+One exporter tells of the processes of its own user; as root and with --all-users, of all users' \
+(the label `user`
+is set on those of others). A record is believed if its file is the user's whose process it says \
+it is; of a process
 in another container the owner of the file alone vouches (gruyere_exporter_unseen_processes).
-In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torchrun run and not the scrape's.
+In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torchrun run and not \
+the scrape's.
 Alert rules and a Grafana dashboard are in dashboards/ of the repository.
 
 Exit codes: 0 written or printed; 1 the folder can't be read, the address can't be had, or the file
 can't be written; 2 wrong usage. Serving ends with a signal.")]
 pub struct Arguments {
     /// Address and port to serve at. Anything but loopback is open to whoever can reach it.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9404", conflicts_with_all = ["textfile", "print"])]
+    #[arg(
+        long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9404",
+        conflicts_with_all = ["textfile", "print"]
+    )]
     listen: String,
     /// Write this file, at once and again, in place of serving.
     #[arg(long, value_name = "FILE", conflicts_with = "print")]
@@ -60,7 +67,10 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME")]
     job: Option<String>,
     /// Processes that are exported, the newest first; the rest are only counted.
-    #[arg(long, value_name = "COUNT", default_value = "256", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(
+        long, value_name = "COUNT", default_value = "256",
+        value_parser = clap::value_parser!(u32).range(1..=65536)
+    )]
     max_processes: u32,
     #[command(flatten)]
     folder: Folder,
@@ -97,8 +107,8 @@ pub fn run(arguments: &Arguments) -> Ended {
         say(
             "export",
             format_args!(
-                "{at} is not loopback, as was asked for: whoever can reach it may read what processes of this \
-             machine hold, without a password"
+                "{at} is not loopback, as was asked for: whoever can reach it may read what \
+                 processes of this machine hold, without a password"
             ),
         );
     }

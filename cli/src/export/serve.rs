@@ -1,7 +1,8 @@
 //! The HTTP server: two pages, GET and HEAD, one request a connection.
 //!
-//! Whoever can reach the address may connect, so a request has a deadline, a length and few company: of too many connections those that have
-//! been silent for longest are closed, which a scraper, who speaks at once, never is. The parser is hyper's (`httparse`); a server with
+//! Whoever can reach the address may connect, so a request has a deadline, a length and few
+//! company: of too many connections those that have been silent for longest are closed, which a
+//! scraper, who speaks at once, never is. The parser is hyper's (`httparse`); a server with
 //! keep-alive, chunks and upgrades would be more to attack and nothing that a scraper needs.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
@@ -45,17 +46,22 @@ pub fn listen(address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let listener = TcpListener::bind(&addresses[..]).map_err(|error| {
         let remedy = match error.kind() {
             io::ErrorKind::AddrInUse => {
-                "another exporter, or another program, has it: one exporter tells of all processes of the machine; stop \
-                 that one, or choose another port with --listen"
+                "another exporter, or another program, has it: one exporter tells of all processes \
+                 of the machine; stop that one, or choose another port with --listen"
             }
-            io::ErrorKind::PermissionDenied => "ports below 1024 are the system's: choose another with --listen",
-            io::ErrorKind::AddrNotAvailable => "this machine has no such address: `ip addr` lists those it has",
+            io::ErrorKind::PermissionDenied => {
+                "ports below 1024 are the system's: choose another with --listen"
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                "this machine has no such address: `ip addr` lists those it has"
+            }
             _ => "choose another with --listen",
         };
         Failure::new(format_args!("--listen {address}: {error}; {remedy}"))
     })?;
-    let at =
-        listener.local_addr().map_err(|error| Failure::new(format_args!("--listen {address}: {error}")))?;
+    let at = listener
+        .local_addr()
+        .map_err(|error| Failure::new(format_args!("--listen {address}: {error}")))?;
     Ok((listener, at))
 }
 
@@ -91,11 +97,12 @@ pub fn serve(listener: &TcpListener, collector: Collector) -> ! {
             };
             let Some(number) = admit(&guests, &stream) else { continue };
             let (guests, looks) = (&guests, &looks);
-            let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
-                // What goes wrong with one connection is its own affair.
-                let _leaving = Leaving(guests, number);
-                let _ = answer(stream, number, guests, looks);
-            });
+            let spawned =
+                std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
+                    // What goes wrong with one connection is its own affair.
+                    let _leaving = Leaving(guests, number);
+                    let _ = answer(stream, number, guests, looks);
+                });
             if spawned.is_err() {
                 leave(guests, number);
             }
@@ -117,7 +124,8 @@ fn admit(guests: &Mutex<Guests>, stream: &TcpStream) -> Option<u64> {
     let copy = stream.try_clone().ok()?;
     let mut guests = lock(guests);
     if guests.all >= MOST_CONNECTIONS {
-        // Its thread wakes up, and leaves. With all of them being answered there is nobody to send away but this one.
+        // Its thread wakes up, and leaves. With all of them being answered there is nobody to send
+        // away but this one.
         let (_, oldest) = guests.silent.pop_front()?;
         let _ = oldest.shutdown(Shutdown::Both);
     }
@@ -156,7 +164,11 @@ fn parse(bytes: &[u8]) -> Result<Option<Asked>, httparse::Error> {
     let text = |part: Option<&str>| part.unwrap_or("").to_owned();
     let accept = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("accept"));
     let accept: Vec<_> = accept.map(|header| String::from_utf8_lossy(header.value)).collect();
-    Ok(Some(Asked { method: text(request.method), path: text(request.path), accept: accept.join(",") }))
+    Ok(Some(Asked {
+        method: text(request.method),
+        path: text(request.path),
+        accept: accept.join(","),
+    }))
 }
 
 /// Reads a request until `deadline`.
@@ -173,7 +185,9 @@ fn read(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Asked, &
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(got) => got,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+            {
                 return Ok(Err("408 Request Timeout"));
             }
             Err(error) => return Err(error),
@@ -181,7 +195,9 @@ fn read(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Asked, &
         bytes.extend_from_slice(&buffer[..got]);
         match parse(&bytes) {
             Ok(Some(asked)) => return Ok(Ok(asked)),
-            Ok(None) if bytes.len() > MOST_BYTES => return Ok(Err("431 Request Header Fields Too Large")),
+            Ok(None) if bytes.len() > MOST_BYTES => {
+                return Ok(Err("431 Request Header Fields Too Large"));
+            }
             Ok(None) => {}
             Err(_) => return Ok(Err("400 Bad Request")),
         }
@@ -207,8 +223,10 @@ fn write(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Res
 }
 
 const PLAIN: &str = "text/plain; charset=utf-8";
-const FRONT: &str = "<!DOCTYPE html><html><head><title>gruyere export</title></head><body><h1>gruyere export</h1>\
-                     <p><a href=\"/metrics\">/metrics</a> <a href=\"/-/healthy\">/-/healthy</a></p></body></html>\n";
+const FRONT: &str = "<!DOCTYPE html><html><head><title>gruyere \
+                     export</title></head><body><h1>gruyere export</h1><p><a \
+                     href=\"/metrics\">/metrics</a> <a \
+                     href=\"/-/healthy\">/-/healthy</a></p></body></html>\n";
 
 fn answer(
     mut stream: TcpStream,
@@ -232,7 +250,8 @@ fn answer(
     };
     let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
     let mut out = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{allow}Connection: close\r\n\
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{allow}Connection: \
+         close\r\n\
          X-Content-Type-Options: nosniff\r\n\r\n",
         body.len()
     );
@@ -276,7 +295,8 @@ mod tests {
     #[test]
     fn requests_are_parsed_in_pieces_and_their_accepts_joined() {
         let request =
-            b"GET /metrics?x=1 HTTP/1.1\r\nHost: h\r\nACCEPT: text/plain;q=0.5\r\nAccept: a/b\r\n\r\n";
+            b"GET /metrics?x=1 HTTP/1.1\r\nHost: h\r\nACCEPT: text/plain;q=0.5\r\nAccept: a/b\r\n\
+              \r\n";
         for end in 0..request.len() {
             assert_eq!(parse(&request[..end]).expect("so far so good"), None, "{end}");
         }

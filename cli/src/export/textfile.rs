@@ -7,25 +7,27 @@ use gruyere_record::file;
 
 use crate::failure::Failure;
 
-/// Puts `text` at `path` at once: a reader finds the whole of the old text or the whole of the new. Readable by all, as node_exporter is
-/// another user.
+/// Puts `text` at `path` at once: a reader finds the whole of the old text or the whole of the new.
+/// Readable by all, as node_exporter is another user.
 ///
 /// # Errors
 /// It can't be written.
 pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let failure = |error: std::io::Error| {
         Failure::new(format_args!(
-            "--textfile {}: {error}; name a file in a folder that you may write to (node_exporter reads that of its \
-             --collector.textfile.directory)",
+            "--textfile {}: {error}; name a file in a folder that you may write to (node_exporter \
+             reads that of its --collector.textfile.directory)",
             path.display()
         ))
     };
     if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
         return Err(Failure::new(format_args!(
-            "{}: a pipe, a device or a folder, which would be replaced; name a file, or use --print",
+            "{}: a pipe, a device or a folder, which would be replaced; name a file, or use \
+             --print",
             path.display()
         )));
     }
     // Whatever the umask: the collector runs as another user.
-    file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes())).map_err(failure)
+    file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes()))
+        .map_err(failure)
 }

@@ -1,4 +1,5 @@
-//! Cells: all memory of a device, in the order of addresses or of physical pages, cut into equal parts, and what each part holds.
+//! Cells: all memory of a device, in the order of addresses or of physical pages, cut into equal
+//! parts, and what each part holds.
 
 use super::strokes::{By, CLASSES, INKS, Ink, Stroke, of_range};
 use gruyere_record::picture::{Page, Picture};
@@ -59,7 +60,8 @@ impl Default for Place {
 /// A row of cells over memory that is contiguous in the view.
 pub type Stretch = Vec<Cell>;
 
-/// Cuts memory into cells of `cell` bytes. A cell does not reach over the end of a range, unless they are `joined`.
+/// Cuts memory into cells of `cell` bytes. A cell does not reach over the end of a range, unless
+/// they are `joined`.
 pub fn by_address(picture: &Picture, by: By, cell: u64, joined: bool) -> Vec<Stretch> {
     let mut cutter = Cutter::new(cell);
     for range in &picture.ranges {
@@ -73,9 +75,11 @@ pub fn by_address(picture: &Picture, by: By, cell: u64, joined: bool) -> Vec<Str
     cutter.finish()
 }
 
-/// As [`by_address`], in the order of chunks and their pages; what is no chunk's comes behind them, by address.
+/// As [`by_address`], in the order of chunks and their pages; what is no chunk's comes behind them,
+/// by address.
 pub fn by_page(picture: &Picture, by: By, cell: u64) -> Vec<Stretch> {
-    let strokes: Vec<Stroke<'_>> = picture.ranges.iter().flat_map(|range| of_range(picture, range)).collect();
+    let strokes: Vec<Stroke<'_>> =
+        picture.ranges.iter().flat_map(|range| of_range(picture, range)).collect();
     let mut cutter = Cutter::new(cell);
     for page in in_physical_order(picture) {
         let place = page.chunk.map(|chunk| Place::Page(chunk, page.number));
@@ -99,7 +103,12 @@ pub fn by_page(picture: &Picture, by: By, cell: u64) -> Vec<Stretch> {
 pub fn in_physical_order(picture: &Picture) -> Vec<&Page> {
     let mut pages: Vec<&Page> = picture.pages.iter().collect();
     pages.sort_by_key(|page| {
-        (page.chunk.is_none(), page.chunk, page.number * u32::from(page.chunk.is_some()), page.address)
+        (
+            page.chunk.is_none(),
+            page.chunk,
+            page.number * u32::from(page.chunk.is_some()),
+            page.address,
+        )
     });
     pages
 }
@@ -113,7 +122,12 @@ struct Cutter {
 
 impl Cutter {
     fn new(cell: u64) -> Cutter {
-        Cutter { cell: cell.max(1), stretches: vec![Stretch::new()], now: Cell::default(), filled: 0 }
+        Cutter {
+            cell: cell.max(1),
+            stretches: vec![Stretch::new()],
+            now: Cell::default(),
+            filled: 0,
+        }
     }
 
     fn add(&mut self, place: Place, stroke: Stroke<'_>, by: By, step: u32) {

@@ -1,4 +1,5 @@
-//! What the picture does not show: entries that did not fit together, and what the record's tables had no room for.
+//! What the picture does not show: entries that did not fit together, and what the record's tables
+//! had no room for.
 
 use gruyere_record::Reader;
 use gruyere_record::picture::Picture;
@@ -10,12 +11,14 @@ pub struct Missing {
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Segments that the table had no room for, of all devices and since the start: what is in them is missing, or drawn without its range.
+    /// Segments that the table had no room for, of all devices and since the start: what is in them
+    /// is missing, or drawn without its range.
     pub segments: u64,
 }
 
 impl Missing {
-    /// What `picture` lacks of what the gauges count. The gauges are of another moment, so blocks count as missing only where the map was ever full.
+    /// What `picture` lacks of what the gauges count. The gauges are of another moment, so blocks
+    /// count as missing only where the map was ever full.
     pub fn of(reader: &Reader<'_>, picture: &Picture) -> Missing {
         let health = reader.health();
         let mut missing = Missing { segments: health.segments_unrecorded, ..Missing::default() };
@@ -32,13 +35,15 @@ pub fn notes(picture: &Picture, missing: Missing) -> Vec<String> {
     let mut notes = Vec::new();
     if missing.blocks > 0 {
         notes.push(format!(
-            "{} live blocks ({} bytes) are drawn as free: the record has no room for them; give it more with record_blocks",
+            "{} live blocks ({} bytes) are drawn as free: the record has no room for them; give it \
+             more with record_blocks",
             missing.blocks, missing.bytes
         ));
     }
     if missing.segments > 0 {
         notes.push(format!(
-            "the record had no room for {} segments, so what is in them may be missing here: give it more with record_blocks",
+            "the record had no room for {} segments, so what is in them may be missing here: give \
+             it more with record_blocks",
             missing.segments
         ));
     }

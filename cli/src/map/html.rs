@@ -1,8 +1,9 @@
 //! The layout as one HTML file that opens offline.
 //!
-//! What is many goes in as columns of numbers: written one behind the other, compressed (raw deflate), and embedded as base64, which the page turns
-//! back into typed arrays. So a million blocks are a few MiB, and no parser of JSON meets them. All text from the record is JSON's, with `<` escaped,
-//! and the page sets it as text only.
+//! What is many goes in as columns of numbers: written one behind the other, compressed (raw
+//! deflate), and embedded as base64, which the page turns back into typed arrays. So a million
+//! blocks are a few MiB, and no parser of JSON meets them. All text from the record is JSON's, with
+//! `<` escaped, and the page sets it as text only.
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};
@@ -44,7 +45,10 @@ impl Columns {
 
     /// Names and lengths, in the order of the bytes.
     fn facts(&self) -> Value {
-        self.named.iter().map(|(name, numbers)| json!({ "name": name, "count": numbers.len() })).collect()
+        self.named
+            .iter()
+            .map(|(name, numbers)| json!({ "name": name, "count": numbers.len() }))
+            .collect()
     }
 
     /// # Errors
@@ -89,7 +93,8 @@ impl Strokes {
         let slack = if is_block { piece.bytes.saturating_sub(piece.requested) } else { 0 };
         let mut left = stroke.bytes / self.unit;
         while left > 0 {
-            // Longer ones than a column takes are several: only in a record whose lengths are not whole units.
+            // Longer ones than a column takes are several: only in a record whose lengths are not
+            // whole units.
             let part = left.min(u64::from(u32::MAX));
             self.lengths.push(part as u32);
             self.kinds.push(number);
@@ -105,7 +110,8 @@ impl Strokes {
 /// # Errors
 /// As [`Columns::encoded`].
 pub fn page(picture: &Picture, timeline: &[TimelineEntry], mut facts: Value) -> io::Result<String> {
-    let whole = picture.pieces.iter().all(|piece| piece.address % 512 == 0 && piece.bytes % 512 == 0);
+    let whole =
+        picture.pieces.iter().all(|piece| piece.address % 512 == 0 && piece.bytes % 512 == 0);
     let mut strokes = Strokes {
         unit: if whole { 512 } else { 1 },
         lengths: Vec::new(),
@@ -116,7 +122,8 @@ pub fn page(picture: &Picture, timeline: &[TimelineEntry], mut facts: Value) -> 
         numbers: HashMap::new(),
     };
     let mut columns = Columns::default();
-    let (mut low, mut high, mut counts, mut range_facts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut low, mut high, mut counts, mut range_facts) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for range in &picture.ranges {
         let before = strokes.lengths.len();
         of_range(picture, range).for_each(|stroke| strokes.push(&stroke));
@@ -124,7 +131,9 @@ pub fn page(picture: &Picture, timeline: &[TimelineEntry], mut facts: Value) -> 
         low.push(range.address as u32);
         high.push((range.address >> 32) as u32);
         range_facts.push(
-            u32::from(range.kind as u8) | u32::from(range.lifetime) << 8 | u32::from(range.capture) << 16,
+            u32::from(range.kind as u8)
+                | u32::from(range.lifetime) << 8
+                | u32::from(range.capture) << 16,
         );
     }
     let pages = &picture.pages;
@@ -147,14 +156,22 @@ pub fn page(picture: &Picture, timeline: &[TimelineEntry], mut facts: Value) -> 
     facts["timeline"] = timeline_columns(timeline);
     // The one character that could end the script element.
     let facts = facts.to_string().replace('<', "\\u003c");
-    Ok(fill(&[("/*STYLE*/", STYLE), ("/*FACTS*/", &facts), ("/*COLUMNS*/", &text), ("/*SCRIPT*/", SCRIPT)]))
+    Ok(fill(&[
+        ("/*STYLE*/", STYLE),
+        ("/*FACTS*/", &facts),
+        ("/*COLUMNS*/", &text),
+        ("/*SCRIPT*/", SCRIPT),
+    ]))
 }
 
 /// Each field as a list, times in milliseconds since 1970.
 fn timeline_columns(entries: &[TimelineEntry]) -> Value {
     let list = |of: fn(&TimelineEntry) -> u64| entries.iter().map(of).collect::<Vec<u64>>();
     json!({
-        "time": entries.iter().map(|entry| entry.realtime_nanoseconds as f64 / 1e6).collect::<Vec<f64>>(),
+        "time": entries
+            .iter()
+            .map(|entry| entry.realtime_nanoseconds as f64 / 1e6)
+            .collect::<Vec<f64>>(),
         "step": list(|entry| entry.sample.step),
         "liveLow": list(|entry| entry.sample.live_low),
         "liveHigh": list(|entry| entry.sample.live_high),
@@ -163,9 +180,11 @@ fn timeline_columns(entries: &[TimelineEntry]) -> Value {
     })
 }
 
-/// The page with its parts put in, each at its mark; what is put in is not looked through for marks.
+/// The page with its parts put in, each at its mark; what is put in is not looked through for
+/// marks.
 fn fill(parts: &[(&str, &str)]) -> String {
-    let mut out = String::with_capacity(PAGE.len() + parts.iter().map(|part| part.1.len()).sum::<usize>());
+    let mut out =
+        String::with_capacity(PAGE.len() + parts.iter().map(|part| part.1.len()).sum::<usize>());
     let mut rest = PAGE;
     for (mark, text) in parts {
         let Some((before, after)) = rest.split_once(mark) else { continue };
@@ -183,8 +202,12 @@ mod tests {
 
     #[test]
     fn the_page_has_a_mark_for_each_part_in_their_order() {
-        let filled =
-            fill(&[("/*STYLE*/", "1"), ("/*FACTS*/", "2"), ("/*COLUMNS*/", "3"), ("/*SCRIPT*/", "4")]);
+        let filled = fill(&[
+            ("/*STYLE*/", "1"),
+            ("/*FACTS*/", "2"),
+            ("/*COLUMNS*/", "3"),
+            ("/*SCRIPT*/", "4"),
+        ]);
         assert!(!filled.contains("/*"), "{filled}");
     }
 

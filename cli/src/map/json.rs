@@ -1,4 +1,5 @@
-//! The sums and ranges as JSON (docs/map.md). Addresses are text, in hexadecimal: they may be beyond what JSON's readers keep exact.
+//! The sums and ranges as JSON (docs/map.md). Addresses are text, in hexadecimal: they may be
+//! beyond what JSON's readers keep exact.
 
 use gruyere_record::picture::{Picture, Piece, Range};
 use gruyere_record::{DeviceGauge, LIFETIME_NAMES, LIFETIMES, Reader};
@@ -113,7 +114,11 @@ fn range(picture: &Picture, range: &Range) -> Value {
         "live_bytes": of(Ink::Live),
         "pending_bytes": of(Ink::Pending),
         "free_whole_bytes": of(Ink::Whole) + of(Ink::Bound),
-        "free_partial_bytes": Ink::ALL.iter().filter(|ink| ink.is_unusable()).map(|&ink| of(ink)).sum::<u64>(),
+        "free_partial_bytes": Ink::ALL
+            .iter()
+            .filter(|ink| ink.is_unusable())
+            .map(|&ink| of(ink))
+            .sum::<u64>(),
     })
 }
 
@@ -131,7 +136,9 @@ pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
         "limit_bytes": gauge(DeviceGauge::Limit),
         "sums": sums(picture),
         "did_not_fit": misfits(picture),
-        "not_in_the_record": { "blocks": missing.blocks, "bytes": missing.bytes, "segments": missing.segments },
+        "not_in_the_record": {
+            "blocks": missing.blocks, "bytes": missing.bytes, "segments": missing.segments
+        },
         "ranges": picture.ranges.iter().map(|one| range(picture, one)).collect::<Vec<_>>(),
         "largest_free_runs": picture
             .largest_runs(LISTED)

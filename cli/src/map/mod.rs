@@ -37,10 +37,13 @@ Examples:
   gruyere map /dev/shm/gruyere-4026531836-4242-99-0.record --json | jq .sums
                                         the last state of a killed process
 
-A cell is filled from below by what blocks take of it. What is left is dark where it is whole pages, which can move or go back, and
-red where it lies in partly used pages, which is lost until the blocks there go. docs/map.md tells more.
+A cell is filled from below by what blocks take of it. What is left is dark where it is whole \
+pages, which can move or go back, and
+red where it lies in partly used pages, which is lost until the blocks there go. docs/map.md tells \
+more.
 
-Exit codes: 0 all well; 1 no such process, record or device, or it can't be read or written; 2 wrong usage;
+Exit codes: 0 all well; 1 no such process, record or device, or it can't be read or written; 2 \
+wrong usage;
 3 drawn, but some entries could not be read whole (the process was killed while it wrote them).")]
 pub struct Arguments {
     #[command(flatten)]
@@ -67,8 +70,10 @@ pub struct Arguments {
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u16).range(1..))]
     rows: Option<u16>,
     /// Draw it again, every so many seconds, until it is interrupted or the process is gone.
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", require_equals = true,
-          value_parser = clap::value_parser!(u32).range(1..=86_400), conflicts_with_all = ["json", "html"])]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+        require_equals = true,
+          value_parser = clap::value_parser!(u32).range(1..=86_400),
+          conflicts_with_all = ["json", "html"])]
     watch: Option<u32>,
     /// Print the sums and ranges as JSON. Bytes are bytes.
     #[arg(long, conflicts_with = "html")]
@@ -126,9 +131,9 @@ fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
         ))),
         None => {
             let holds = |device: &u32| {
-                reader
-                    .device(*device)
-                    .is_some_and(|device| device.gauge(DeviceGauge::Reserved) > 0 || device.live > 0)
+                reader.device(*device).is_some_and(|device| {
+                    device.gauge(DeviceGauge::Reserved) > 0 || device.live > 0
+                })
             };
             Ok((0..devices).find(holds).unwrap_or(0))
         }
@@ -138,7 +143,10 @@ fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
 fn look(reader: &Reader<'_>, device: u32) -> Result<Picture, Failure> {
     reader.look_again();
     let picture = Picture::read(reader, device).ok_or_else(|| {
-        Failure::new(format_args!("{}: it tells nothing of device {device}", reader.path().display()))
+        Failure::new(format_args!(
+            "{}: it tells nothing of device {device}",
+            reader.path().display()
+        ))
     })?;
     reader.expect_sound()?;
     Ok(picture)
@@ -179,13 +187,16 @@ fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> Strin
 fn style(arguments: &Arguments) -> (Style, Option<usize>) {
     let terminal = io::stdout().is_terminal();
     let size = terminal.then(terminal_size::terminal_size).flatten();
-    let (columns, lines) = size.map_or((100, None), |(width, height)| (width.0, Some(usize::from(height.0))));
+    let (columns, lines) =
+        size.map_or((100, None), |(width, height)| (width.0, Some(usize::from(height.0))));
     let fitting = lines.map_or(32, |lines| lines.saturating_sub(AROUND).max(LEAST_ROWS));
     let colour = match arguments.color {
         Colour::Always => true,
         Colour::Never => false,
         // https://no-color.org: any value but an empty one.
-        Colour::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        Colour::Auto => {
+            terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        }
     };
     let style = Style {
         columns: usize::from(arguments.width.unwrap_or(columns)).max(40),
@@ -242,5 +253,6 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &Path) -> Result<(),
     };
     let page = html::page(picture, &timeline.entries, facts).map_err(failed)?;
     // A command line may hold what others shall not read: for its owner only, as records are.
-    file::replace(path, u64::MAX, file::PRIVATE, |out| out.write_all(page.as_bytes())).map_err(failed)
+    file::replace(path, u64::MAX, file::PRIVATE, |out| out.write_all(page.as_bytes()))
+        .map_err(failed)
 }

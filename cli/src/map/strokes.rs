@@ -1,5 +1,6 @@
-//! Strokes: the pieces of a picture as they are drawn, in one row of all memory. Free memory is cut where whole pages begin and end, since what lies in partly
-//! used pages is lost and what lies in whole ones is not.
+//! Strokes: the pieces of a picture as they are drawn, in one row of all memory. Free memory is cut
+//! where whole pages begin and end, since what lies in partly used pages is lost and what lies in
+//! whole ones is not.
 
 use clap::ValueEnum;
 use gruyere_record::picture::{PAGE, Picture, Piece, PieceKind, Range, RangeKind};
@@ -114,7 +115,8 @@ pub enum By {
     Age,
     /// Bytes of the block.
     Size,
-    /// The stream it was allocated on; of more than eight, those whose numbers are a multiple of eight apart look alike.
+    /// The stream it was allocated on; of more than eight, those whose numbers are a multiple of
+    /// eight apart look alike.
     Stream,
 }
 

@@ -1,4 +1,5 @@
-//! The layout in the terminal: rows of cells, a legend with the sums, and what was noted while reading.
+//! The layout in the terminal: rows of cells, a legend with the sums, and what was noted while
+//! reading.
 
 use std::fmt::Write as _;
 
@@ -130,7 +131,8 @@ pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> S
     let cell = cell_bytes(sums.held, width, style.rows);
     let of_free = |part: u64| share(part, sums.free());
     let held = format!(
-        "held {}: live {} ({}), pending {}, free {}, of which {} are in partly used pages ({} of all held)",
+        "held {}: live {} ({}), pending {}, free {}, of which {} are in partly used pages ({} of \
+         all held)",
         bytes(sums.held),
         bytes(sums.live),
         share(sums.live, sums.held),
@@ -140,7 +142,11 @@ pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> S
         share(sums.free_partial, sums.held),
     );
     wrapped(&mut out, &held, style.columns);
-    let view = if style.physical { "physical pages, by chunk and page" } else { "address space, by address" };
+    let view = if style.physical {
+        "physical pages, by chunk and page"
+    } else {
+        "address space, by address"
+    };
     wrapped(&mut out, &format!("{view}; a cell is {}", bytes(cell)), style.columns);
     out.push('\n');
     let stretches = if style.physical {
@@ -160,7 +166,8 @@ pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> S
     );
     wrapped(&mut out, &longest, style.columns);
     let pages = format!(
-        "pages: {} full, {} partly used, {} free, {} spare; address space: {} reserved, {} in shadows, {} retired",
+        "pages: {} full, {} partly used, {} free, {} spare; address space: {} reserved, {} in \
+         shadows, {} retired",
         sums.full_pages,
         sums.partial_pages,
         sums.free_pages,
@@ -174,7 +181,8 @@ pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> S
     out
 }
 
-/// The bytes of a cell, such that all that is held fits in the rows, about: eighths of a power of two, so that the rows are used.
+/// The bytes of a cell, such that all that is held fits in the rows, about: eighths of a power of
+/// two, so that the rows are used.
 fn cell_bytes(held: u64, width: usize, rows: usize) -> u64 {
     let cells = (width * rows.max(1)) as u64;
     let least = held.div_ceil(cells).max(512);
@@ -232,18 +240,31 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
             ));
         }
     }
-    let mut add =
-        |ascii: char, fine: char, front: u8, back: Option<u8>, name: &str, amount: u64, always: bool| {
-            if amount > 0 || always {
-                let mark = if style.letters() { ascii } else { fine };
-                entries.push((
-                    style.paint(&mark.to_string(), Some(front), back),
-                    format!("{name} {}", bytes(amount)),
-                ));
-            }
-        };
+    let mut add = |ascii: char,
+                   fine: char,
+                   front: u8,
+                   back: Option<u8>,
+                   name: &str,
+                   amount: u64,
+                   always: bool| {
+        if amount > 0 || always {
+            let mark = if style.letters() { ascii } else { fine };
+            entries.push((
+                style.paint(&mark.to_string(), Some(front), back),
+                format!("{name} {}", bytes(amount)),
+            ));
+        }
+    };
     add('~', '█', PENDING, None, "pending", sums.pending, false);
-    add('.', '·', FAINT, Some(WHOLE), "free whole pages", sums.free_whole - sums.free_whole_bound, true);
+    add(
+        '.',
+        '·',
+        FAINT,
+        Some(WHOLE),
+        "free whole pages",
+        sums.free_whole - sums.free_whole_bound,
+        true,
+    );
     add(':', ':', FAINT, Some(BOUND), "free whole pages that stay", sums.free_whole_bound, false);
     add('_', ' ', FAINT, None, "spare pages", sums.spare, false);
     add('!', ' ', LOST, Some(LOST), "free in partly used pages", sums.free_partial, true);
@@ -267,10 +288,15 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
     }
     let beyond = |piece: &Piece| piece.kind.is_block() && piece.stream as usize >= CLASSES;
     if style.by == By::Stream && picture.pieces.iter().any(beyond) {
-        wrapped(out, "a stream of 8 or more is drawn as its number less 8, 16, and so on", style.columns);
+        wrapped(
+            out,
+            "a stream of 8 or more is drawn as its number less 8, 16, and so on",
+            style.columns,
+        );
     }
     let parts = format!(
-        "in partly used pages: gaps between blocks {}, free slots {}, rests of slots {}, tails of slabs {}",
+        "in partly used pages: gaps between blocks {}, free slots {}, rests of slots {}, tails of \
+         slabs {}",
         bytes(sums.gaps),
         bytes(sums.free_slots),
         bytes(sums.slot_rests),

@@ -1,12 +1,15 @@
 //! Events of a record in the order in which they are lines of a trace.
 //!
-//! Each shard of the heap has a ring of its own, and an event's time is that of the call's beginning. What lies in one ring is in the right order
-//! ([`Event::turn`]). Between rings that is told by time, and a look at the rings divides it too: what was not there at a look happened after it, whenever
-//! it began. So lines are written up to the beginning of a look.
+//! Each shard of the heap has a ring of its own, and an event's time is that of the call's
+//! beginning. What lies in one ring is in the right order ([`Event::turn`]). Between rings that is
+//! told by time, and a look at the rings divides it too: what was not there at a look happened
+//! after it, whenever it began. So lines are written up to the beginning of a look.
 //!
-//! That leaves calls on memory that went from one shard to another between two looks. Of a free and a malloc at one address, the malloc may have begun
-//! first: then the free that is missing is written before it, and passed over when it comes. Of two mallocs, the one that came later may have
-//! begun first: then the free in between is of the wrong size, and the block that it leaves is written again.
+//! That leaves calls on memory that went from one shard to another between two looks. Of a free and
+//! a malloc at one address, the malloc may have begun first: then the free that is missing is
+//! written before it, and passed over when it comes. Of two mallocs, the one that came later may
+//! have begun first: then the free in between is of the wrong size, and the block that it leaves is
+//! written again.
 #![deny(unsafe_code)]
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -65,8 +68,8 @@ pub struct Follower {
     /// Ticks by which a free may be later than the malloc at its address, where events were lost.
     early: u64,
     waiting: Vec<Event>,
-    /// Blocks whose frees were written before they came: by address, the oldest first. Several, where several mallocs of one address began before
-    /// the frees between them did.
+    /// Blocks whose frees were written before they came: by address, the oldest first. Several,
+    /// where several mallocs of one address began before the frees between them did.
     owed: HashMap<u64, VecDeque<Owed>>,
     /// The live blocks.
     live: HashMap<u64, Live>,
@@ -87,14 +90,18 @@ impl Follower {
         }
     }
 
-    /// The blocks that were live at the start, or came since; `since`: the events that came while they were looked at.
+    /// The blocks that were live at the start, or came since; `since`: the events that came while
+    /// they were looked at.
     pub fn begin(&mut self, blocks: &[BlockEntry], since: &[Event]) {
         let came = firsts(since, EventKind::Malloc);
         for block in blocks.iter().filter(|block| !came.contains(&block.address)) {
             self.enter(block);
             self.counts.at_start += 1;
         }
-        self.lines.mark(&format!("gruyere record: {} blocks were live at the start", self.counts.at_start));
+        self.lines.mark(&format!(
+            "gruyere record: {} blocks were live at the start",
+            self.counts.at_start
+        ));
     }
 
     /// Adds events; their lines come with [`Follower::apply`].
@@ -108,7 +115,8 @@ impl Follower {
         self.counts.lost += count;
     }
 
-    /// Writes the lines of what had its turn before `now`, the beginning of the last look; of everything, at the end of time.
+    /// Writes the lines of what had its turn before `now`, the beginning of the last look; of
+    /// everything, at the end of time.
     pub fn apply(&mut self, now: u64) {
         self.waiting.sort_by_key(|event| event.turn);
         let old = self.waiting.partition_point(|event| event.turn <= now);
@@ -121,7 +129,10 @@ impl Follower {
         match event.kind {
             EventKind::Malloc => {
                 if let Some(block) = self.live.get(&address).copied() {
-                    self.owed.entry(address).or_default().push_back(Owed { block, since: event.time });
+                    self.owed
+                        .entry(address)
+                        .or_default()
+                        .push_back(Owed { block, since: event.time });
                 }
                 self.begins(address, Live { requested: event.size, device, stream: event.stream });
             }
@@ -141,17 +152,20 @@ impl Follower {
     fn free(&mut self, event: &Event) {
         let (address, live) = (event.address, self.live.get(&event.address).copied());
         let mut owed = self.owed.remove(&address).unwrap_or_default();
-        // The oldest that it fits. One that fits none but the live block is that block's, so the malloc of one of those came after it. One that
-        // fits nothing has a size that we do not understand.
+        // The oldest that it fits. One that fits none but the live block is that block's, so the
+        // malloc of one of those came after it. One that fits nothing has a size that we do not
+        // understand.
         let fits = owed.iter().position(|owed| owed.block.is_freed_by(event));
         let is_of_live = fits.is_none() && live.is_some_and(|live| live.is_freed_by(event));
         let paid = owed.remove(fits.unwrap_or(0));
         if !owed.is_empty() {
             self.owed.insert(address, owed);
         }
-        // Where nothing was lost, the free that is owed does come. Else it may have been lost, and this is another.
-        let paid =
-            paid.filter(|owed| self.counts.lost == 0 || event.time.saturating_sub(owed.since) < self.early);
+        // Where nothing was lost, the free that is owed does come. Else it may have been lost, and
+        // this is another.
+        let paid = paid.filter(|owed| {
+            self.counts.lost == 0 || event.time.saturating_sub(owed.since) < self.early
+        });
         if paid.is_some() && !is_of_live {
             return;
         }
@@ -170,11 +184,14 @@ impl Follower {
         self.live.insert(address, block);
     }
 
-    /// Makes the live blocks of the trace those of the block map, after events were lost; `since`: the events that came while the map was looked
-    /// at, which are still to be added.
+    /// Makes the live blocks of the trace those of the block map, after events were lost; `since`:
+    /// the events that came while the map was looked at, which are still to be added.
     pub fn mend(&mut self, blocks: &[BlockEntry], since: &[Event]) {
-        let touched: HashSet<u64> =
-            since.iter().filter(|event| super::is_of_block(event.kind)).map(|event| event.address).collect();
+        let touched: HashSet<u64> = since
+            .iter()
+            .filter(|event| super::is_of_block(event.kind))
+            .map(|event| event.address)
+            .collect();
         let is_new = |block: &&BlockEntry| {
             !touched.contains(&block.address)
                 && self.live.get(&block.address).map(|live| live.requested) != Some(block.requested)
@@ -218,7 +235,17 @@ mod tests {
     use super::*;
 
     fn event(kind: EventKind, address: u64, size: u64, time: u64) -> Event {
-        Event { position: 0, kind, device: 0, lifetime: 0, stream: 0, address, size, time, turn: time }
+        Event {
+            position: 0,
+            kind,
+            device: 0,
+            lifetime: 0,
+            stream: 0,
+            address,
+            size,
+            time,
+            turn: time,
+        }
     }
 
     fn block(address: u64, requested: u64) -> BlockEntry {
@@ -267,7 +294,12 @@ mod tests {
     #[test]
     fn a_malloc_that_began_before_the_free_of_the_block_that_was_there_comes_after_it() {
         let mut follower = Follower::new(10);
-        follower.add(vec![event(M, 1, 7, 1), event(M, 1, 8, 5), event(F, 1, 7, 6), event(F, 1, 8, 9)]);
+        follower.add(vec![
+            event(M, 1, 7, 1),
+            event(M, 1, 8, 5),
+            event(F, 1, 7, 6),
+            event(F, 1, 8, 9),
+        ]);
         follower.apply(u64::MAX);
         assert_eq!(follower.lines.take(), "a 1 7 0 0\nf 1\na 2 8 0 0\nf 2\n");
         assert_eq!(follower.counts, Counts { events: 4, ..Counts::default() });
@@ -276,7 +308,8 @@ mod tests {
     #[test]
     fn of_several_mallocs_of_an_address_that_began_early_each_has_its_free() {
         let mut follower = Follower::new(10);
-        // In truth each free came before the next malloc, which had begun long before and was kept from its lock.
+        // In truth each free came before the next malloc, which had begun long before and was kept
+        // from its lock.
         let mallocs = [(1, 1), (2, 2), (3, 3)].map(|(size, time)| event(M, 1, size, time));
         let frees = [(1, 7), (2, 8), (3, 9)].map(|(size, time)| event(F, 1, size, time));
         follower.add([mallocs, frees].concat());
@@ -287,7 +320,8 @@ mod tests {
 
     #[test]
     fn of_two_mallocs_of_an_address_the_first_to_begin_may_be_the_last_to_come() {
-        // In truth 7 bytes came and went, and then 600 came there, on another shard: that call had begun first, and waited.
+        // In truth 7 bytes came and went, and then 600 came there, on another shard: that call had
+        // begun first, and waited.
         let mallocs = [event(M, 1, 600, 1), event(M, 1, 7, 2)];
         let mut follower = Follower::new(10);
         follower.add([&mallocs[..], &[event(F, 1, 512, 3)]].concat());
@@ -303,8 +337,10 @@ mod tests {
         assert_eq!(follower.counts, Counts { events: 4, ..Counts::default() });
         // Three of them: each free is that of the block that it fits.
         let mut follower = Follower::new(10);
-        follower
-            .add([&mallocs[..], &[event(M, 1, 2000, 3), event(F, 1, 512, 4), event(F, 1, 2048, 5)]].concat());
+        follower.add(
+            [&mallocs[..], &[event(M, 1, 2000, 3), event(F, 1, 512, 4), event(F, 1, 2048, 5)]]
+                .concat(),
+        );
         follower.apply(u64::MAX);
         assert!(follower.lines.take().ends_with("\nf 3\na 4 600 0 0\n"));
         assert_eq!(follower.counts, Counts { events: 5, ..Counts::default() });
@@ -314,7 +350,8 @@ mod tests {
     fn the_start_has_each_live_block_once() {
         let mut follower = Follower::new(10);
         // 1 was there, 2 came while the map was read, 3 went, 4 went and came again.
-        let since = vec![event(M, 2, 20, 1), event(F, 3, 30, 2), event(F, 4, 40, 3), event(M, 4, 44, 4)];
+        let since =
+            vec![event(M, 2, 20, 1), event(F, 3, 30, 2), event(F, 4, 40, 3), event(M, 4, 44, 4)];
         follower.begin(&[block(1, 10), block(2, 20), block(4, 44)], &since);
         follower.add(since);
         follower.apply(u64::MAX);
@@ -340,7 +377,8 @@ mod tests {
         let text = follower.lines.take();
         assert_eq!(
             text,
-            "m gruyere record: 5 events lost until here; 2 blocks came and 1 went\nf 3\nf 2\na 4 21 0 0\na 5 40 0 0\na 6 50 0 0\n"
+            "m gruyere record: 5 events lost until here; 2 blocks came and 1 went\nf 3\nf 2\na 4 \
+             21 0 0\na 5 40 0 0\na 6 50 0 0\n"
         );
         assert_eq!((follower.counts.lost, follower.counts.mended), (5, 3));
     }

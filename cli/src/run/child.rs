@@ -1,12 +1,17 @@
-//! The program as a child: in our process group and on our terminal, so that it lives as if a shell had started it.
+//! The program as a child: in our process group and on our terminal, so that it lives as if a shell
+//! had started it.
 //!
-//! The terminal's signals (Ctrl-C, Ctrl-\, Ctrl-Z) reach the whole process group, the program included, so they are not sent on: it
-//! would get them twice. Signals that a process sends are sent on, except the program's own (`kill(0, ...)`), which reached it as well. Who
-//! signals the whole group from outside (`kill %1`) reaches the program twice: a process is not told whether it was meant alone.
+//! The terminal's signals (Ctrl-C, Ctrl-\, Ctrl-Z) reach the whole process group, the program
+//! included, so they are not sent on: it would get them twice. Signals that a process sends are
+//! sent on, except the program's own (`kill(0, ...)`), which reached it as well. Who signals the
+//! whole group from outside (`kill %1`) reaches the program twice: a process is not told whether it
+//! was meant alone.
 //!
-//! When the program stops, we stop in the same way, so that the shell gets its terminal back; `fg` wakes both.
+//! When the program stops, we stop in the same way, so that the shell gets its terminal back; `fg`
+//! wakes both.
 //!
-//! All of this is one loop over `sigwaitinfo`, with every signal blocked: no handler runs, and none is missed.
+//! All of this is one loop over `sigwaitinfo`, with every signal blocked: no handler runs, and none
+//! is missed.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -39,7 +44,11 @@ impl Ended {
 ///
 /// # Errors
 /// It cannot be executed.
-pub fn run(program: &OsStr, words: &[OsString], variables: &[(OsString, OsString)]) -> io::Result<Ended> {
+pub fn run(
+    program: &OsStr,
+    words: &[OsString],
+    variables: &[(OsString, OsString)],
+) -> io::Result<Ended> {
     let signals = Signals::block();
     let ours = std::process::id();
     let mut command = Command::new(program);
@@ -70,7 +79,8 @@ pub fn run(program: &OsStr, words: &[OsString], variables: &[(OsString, OsString
                 }
             }
             Some(signal) if signal.number == libc::SIGCONT => {
-                // Who woke us may have meant both; a program that is awake already needs no second signal.
+                // Who woke us may have meant both; a program that is awake already needs no second
+                // signal.
                 if is_stopped(pid) {
                     send(pid, libc::SIGCONT);
                 }
@@ -98,8 +108,9 @@ struct Signal {
 }
 
 impl Signal {
-    /// Whether it is to be sent on: a process sent it, and not the program or one that it started, for those mean their process group. Of a
-    /// terminal that closes, the kernel tells the leader of the session alone, and leaves it to that to tell its jobs.
+    /// Whether it is to be sent on: a process sent it, and not the program or one that it started,
+    /// for those mean their process group. Of a terminal that closes, the kernel tells the leader
+    /// of the session alone, and leaves it to that to tell its jobs.
     fn is_for_the_program(&self) -> bool {
         match self.sender {
             Some(sender) => !is_below(sender, std::process::id() as c_int),
@@ -108,7 +119,8 @@ impl Signal {
     }
 }
 
-/// Whether this process is the first of its session: `ssh -t HOST gruyere run ...`, a container's, a terminal window's own command.
+/// Whether this process is the first of its session: `ssh -t HOST gruyere run ...`, a container's,
+/// a terminal window's own command.
 fn leads_its_session() -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::getsid(0) == libc::getpid() }
@@ -123,7 +135,8 @@ fn is_below(mut process: libc::pid_t, ancestor: libc::pid_t) -> bool {
         }
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
         // The fields behind the command in brackets are the state and the parent.
-        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        let parent =
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
         match parent {
             Some(parent) if parent == ancestor => return true,
             Some(parent) => process = parent,
@@ -185,17 +198,20 @@ impl Signals {
 
     /// The next signal.
     fn wait(&self) -> Option<Signal> {
-        // SAFETY: a set of ours; the kernel writes `info`, whose sender is there where a process sent it.
+        // SAFETY: a set of ours; the kernel writes `info`, whose sender is there where a process
+        // sent it.
         unsafe {
             let mut info: libc::siginfo_t = zeroed();
             let number = libc::sigwaitinfo(&self.taken, &mut info);
-            let by_a_process = [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL].contains(&info.si_code);
+            let by_a_process =
+                [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL].contains(&info.si_code);
             (number > 0).then(|| Signal { number, sender: by_a_process.then(|| info.si_pid()) })
         }
     }
 }
 
-/// Whether a signal is waited for: not what cannot be, not our own faults, not what glibc uses, and not what is ignored, which stays so.
+/// Whether a signal is waited for: not what cannot be, not our own faults, not what glibc uses, and
+/// not what is ignored, which stays so.
 fn is_taken(signal: c_int) -> bool {
     const NEVER: [c_int; 8] = [
         libc::SIGKILL,
@@ -230,13 +246,15 @@ fn news_of(pid: c_int) -> Option<ExitStatus> {
     (answer == pid).then(|| ExitStatus::from_raw(status))
 }
 
-/// As the first process of a container this one inherits those whose parents have ended; their ends must be taken by somebody.
+/// As the first process of a container this one inherits those whose parents have ended; their ends
+/// must be taken by somebody.
 fn reap_orphans(child: c_int) {
     if std::process::id() != 1 {
         return;
     }
     loop {
-        // SAFETY: the kernel writes `info`, zeroed where nobody has ended; the child's own end is left for `news_of`.
+        // SAFETY: the kernel writes `info`, zeroed where nobody has ended; the child's own end is
+        // left for `news_of`.
         unsafe {
             let mut info: libc::siginfo_t = zeroed();
             let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -259,7 +277,8 @@ fn is_stopped(pid: c_int) -> bool {
 
 /// The program was stopped by `signal`: we stop too, until somebody wakes us.
 fn stop_as(signal: c_int) {
-    // Nobody's terminal is given back by our stopping, and who stops one process with SIGSTOP wakes that one only.
+    // Nobody's terminal is given back by our stopping, and who stops one process with SIGSTOP wakes
+    // that one only.
     if signal == libc::SIGSTOP && !in_front() {
         return;
     }
@@ -275,7 +294,8 @@ fn stop_as(signal: c_int) {
 fn in_front() -> bool {
     // SAFETY: a NUL-terminated path; the descriptor is closed again.
     unsafe {
-        let terminal = libc::open(c"/dev/tty".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY);
+        let terminal =
+            libc::open(c"/dev/tty".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY);
         if terminal < 0 {
             return false;
         }

@@ -49,7 +49,8 @@ impl Environment {
                 String::new()
             }
         };
-        let given = std::iter::once(inherited.as_str()).chain(wanted.conf.iter().map(String::as_str));
+        let given =
+            std::iter::once(inherited.as_str()).chain(wanted.conf.iter().map(String::as_str));
         let mut conf = given.filter(|text| !text.trim().is_empty()).collect::<Vec<_>>().join(",");
         let mut config = Config::parse(&conf).map_err(Failure::new)?;
         let mode = match (wanted.observe, wanted.manage) {
@@ -65,7 +66,8 @@ impl Environment {
         if let Some(mode) = mode {
             add(format!("preload:{mode}{driver}"));
         }
-        let own_history = match wanted.keeps_runs && config.history.is_none() && config.heap.record {
+        let own_history = match wanted.keeps_runs && config.history.is_none() && config.heap.record
+        {
             true => own_history(),
             false => None,
         };
@@ -78,7 +80,10 @@ impl Environment {
             && folder.is_relative()
         {
             let absolute = std::path::absolute(&*folder).map_err(|error| {
-                Failure::new(format_args!("history:{}: {error}; give its whole path", folder.display()))
+                Failure::new(format_args!(
+                    "history:{}: {error}; give its whole path",
+                    folder.display()
+                ))
             })?;
             conf = format!("{conf},history:{}", absolute.display());
             *folder = absolute;
@@ -87,7 +92,8 @@ impl Environment {
         let fresh = || std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11;
         // Within another run its processes are of that one too, which sums them up with all others.
         let run = Process::current().run.unwrap_or_else(fresh);
-        let variables = vec![(VARIABLE.into(), conf.into()), (RUN_VARIABLE.into(), run.to_string().into())];
+        let variables =
+            vec![(VARIABLE.into(), conf.into()), (RUN_VARIABLE.into(), run.to_string().into())];
         Ok(Environment { config, run, own_history, variables })
     }
 
@@ -132,7 +138,8 @@ impl Environment {
 fn own_history() -> Option<TempDir> {
     let usual = std::env::temp_dir();
     // A comma ends an entry of the configuration.
-    let folder = if usual.as_os_str().as_bytes().contains(&b',') { Path::new("/tmp") } else { &usual };
+    let folder =
+        if usual.as_os_str().as_bytes().contains(&b',') { Path::new("/tmp") } else { &usual };
     match tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder) {
         Ok(made) => Some(made),
         Err(error) => {
@@ -140,7 +147,8 @@ fn own_history() -> Option<TempDir> {
             say(
                 "run",
                 format_args!(
-                    "{folder}: {error}; there will be no summary of processes that end well: set TMPDIR"
+                    "{folder}: {error}; there will be no summary of processes that end well: set \
+                     TMPDIR"
                 ),
             );
             None
@@ -148,16 +156,18 @@ fn own_history() -> Option<TempDir> {
     }
 }
 
-/// LD_PRELOAD with ours in it: in front of what is there, so that no other library answers a call before us; but behind a sanitizer's runtime,
-/// which must be the first.
+/// LD_PRELOAD with ours in it: in front of what is there, so that no other library answers a call
+/// before us; but behind a sanitizer's runtime, which must be the first.
 fn preloaded(before: &OsStr, libraries: &Libraries) -> OsString {
     let is_separator = |byte: &u8| matches!(byte, b':' | b' ' | b'\t' | b'\n');
     let words = before.as_bytes().split(is_separator).filter(|word| !word.is_empty());
     let file = |word: &[u8]| word.rsplit(|&byte| byte == b'/').next().unwrap_or(word).to_vec();
-    let others =
-        words.filter(|word| ![NAME.as_bytes(), DRIVER_NAME.as_bytes()].contains(&file(word).as_slice()));
-    let (sanitizers, others): (Vec<&[u8]>, Vec<&[u8]>) = others.partition(|word| is_sanitizer(&file(word)));
-    let ours = libraries.driver.iter().chain([&libraries.library]).map(|path| path.as_os_str().as_bytes());
+    let others = words
+        .filter(|word| ![NAME.as_bytes(), DRIVER_NAME.as_bytes()].contains(&file(word).as_slice()));
+    let (sanitizers, others): (Vec<&[u8]>, Vec<&[u8]>) =
+        others.partition(|word| is_sanitizer(&file(word)));
+    let ours =
+        libraries.driver.iter().chain([&libraries.library]).map(|path| path.as_os_str().as_bytes());
     let all: Vec<&[u8]> = sanitizers.into_iter().chain(ours).chain(others).collect();
     OsString::from_vec(all.join(&b':'))
 }
@@ -197,6 +207,10 @@ mod tests {
             "/usr/lib/libasan.so.8:/x/libgruyere.so:/l/libfoo.so"
         );
         let nested = "/y/libgruyere_driver.so:/y/libgruyere.so:libfoo.so";
-        assert_eq!(set(nested, false), "/x/libgruyere.so:libfoo.so", "of two, the loader would take both");
+        assert_eq!(
+            set(nested, false),
+            "/x/libgruyere.so:libfoo.so",
+            "of two, the loader would take both"
+        );
     }
 }

@@ -47,10 +47,12 @@ pub fn find(chosen: Option<&Path>, with_driver: bool) -> Result<Libraries, Failu
         None => {
             let places = places();
             let Some(found) = places.iter().find(|place| place.is_file()) else {
-                let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+                let looked: Vec<String> =
+                    places.iter().map(|place| place.display().to_string()).collect();
                 return Err(Failure::new(format_args!(
-                    "{NAME} was not found; looked for {}. Name it with --library or {VARIABLE}; `pip install ./python_loader` installs it beside \
-                     this command, `cargo build --release` makes it (cargo install leaves libraries out)",
+                    "{NAME} was not found; looked for {}. Name it with --library or {VARIABLE}; \
+                     `pip install ./python_loader` installs it beside this command, `cargo build \
+                     --release` makes it (cargo install leaves libraries out)",
                     looked.join(", ")
                 )));
             };
@@ -69,7 +71,8 @@ fn beside(library: &Path) -> Result<PathBuf, Failure> {
     let found = std::iter::once(file.clone()).chain(above).find(|file| file.is_file());
     let Some(found) = found else {
         return Err(Failure::new(format_args!(
-            "{}: no such file; `preload:driver` needs it beside {NAME} (cargo build --release --workspace makes both)",
+            "{}: no such file; `preload:driver` needs it beside {NAME} (cargo build --release \
+             --workspace makes both)",
             file.display()
         )));
     };
@@ -84,7 +87,8 @@ fn places() -> Vec<PathBuf> {
     // `cargo run` leaves the library of a dependency in deps.
     let mut places = vec![folder.join(NAME), folder.join("deps").join(NAME)];
     let prefixes = folder.parent().map(Path::to_owned).into_iter();
-    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let active =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     for prefix in prefixes.chain(active) {
         places.push(prefix.join("lib").join(NAME));
         let found = packages(&prefix);
@@ -121,10 +125,15 @@ fn usable(path: &Path, by: &str, symbol: &str) -> Result<PathBuf, Failure> {
     let absolute = std::path::absolute(path)
         .map_err(|error| Failure::new(format_args!("{by} {name}: {error}; give its whole path")))?;
     // The loader splits LD_PRELOAD at both, and knows no quotes.
-    if absolute.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'\t' | b'\n')) {
+    if absolute
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| matches!(byte, b' ' | b':' | b'\t' | b'\n'))
+    {
         return Err(Failure::new(format_args!(
-            "{by} {name}: LD_PRELOAD cannot hold a path with a space or a colon; put the library, or a link to it, elsewhere and name that \
-             with --library"
+            "{by} {name}: LD_PRELOAD cannot hold a path with a space or a colon; put the library, \
+             or a link to it, elsewhere and name that with --library"
         )));
     }
     match elf::kind(&absolute) {

@@ -41,20 +41,22 @@ fn of_file(path: &Path) -> Finding {
     let name = path.display();
     if let Some(right) = privilege(path) {
         return Finding::Impossible(format!(
-            "{name}: it is {right}, so the loader takes LD_PRELOAD out of its environment; put gruyere run on its inside, as in \
-             `sudo gruyere run -- program`"
+            "{name}: it is {right}, so the loader takes LD_PRELOAD out of its environment; put \
+             gruyere run on its inside, as in `sudo gruyere run -- program`"
         ));
     }
     match elf::kind(path) {
         Kind::NoLoader => Finding::Doubtful(format!(
-            "{name}: it is linked statically, so LD_PRELOAD does nothing to it: no call of its own will be seen, only those of \
-             programs that it starts; link it dynamically"
+            "{name}: it is linked statically, so LD_PRELOAD does nothing to it: no call of its own \
+             will be seen, only those of programs that it starts; link it dynamically"
         )),
         Kind::Loaded(loader) if loader.contains("ld-musl") => Finding::Impossible(format!(
-            "{name}: it is made for musl ({loader}), and libgruyere.so for glibc, as the CUDA driver is; build it for glibc"
+            "{name}: it is made for musl ({loader}), and libgruyere.so for glibc, as the CUDA \
+             driver is; build it for glibc"
         )),
         Kind::Foreign => Finding::Doubtful(format!(
-            "{name}: it is made for another machine than libgruyere.so, which its loader will not take"
+            "{name}: it is made for another machine than libgruyere.so, which its loader will not \
+             take"
         )),
         Kind::Loaded(_) | Kind::NotElf => Finding::Fine,
     }
@@ -87,7 +89,8 @@ fn interpreter(script: &Path) -> Option<PathBuf> {
 fn privilege(path: &Path) -> Option<&'static str> {
     let facts = path.metadata().ok()?;
     let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: a NUL-terminated name; all-zero is a valid value, which the call writes; no value of the attribute is asked for.
+    // SAFETY: a NUL-terminated name; all-zero is a valid value, which the call writes; no value of
+    // the attribute is asked for.
     let (without_rights, user, group, has_capabilities) = unsafe {
         let mut system: libc::statvfs = std::mem::zeroed();
         let known = libc::statvfs(name.as_ptr(), &mut system) == 0;

@@ -59,7 +59,8 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
         say(
             "run",
             format_args!(
-                "what still runs will keep its run in {}, to be read with `gruyere report`; remove it then",
+                "what still runs will keep its run in {}, to be read with `gruyere report`; remove \
+                 it then",
                 kept.display()
             ),
         );
@@ -70,8 +71,9 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
 fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> Vec<Process> {
     let is_ours = |run: &Run| run.gruyere_run == Some(environment.run());
     let mut processes: Vec<Process> = Vec::new();
-    let is_of_run =
-        |opened: &Opened| opened.process().is_none_or(|process| process.run == Some(environment.run()));
+    let is_of_run = |opened: &Opened| {
+        opened.process().is_none_or(|process| process.run == Some(environment.run()))
+    };
     match folder.read(is_of_run) {
         Ok(listing) => {
             for record in listing.found {
@@ -104,7 +106,9 @@ fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> V
         }
     }
     processes.retain(|process| !process.run.devices.is_empty());
-    processes.sort_by_key(|process| (process.run.rank, process.run.started_nanoseconds, process.run.pid));
+    processes.sort_by_key(|process| {
+        (process.run.rank, process.run.started_nanoseconds, process.run.pid)
+    });
     processes
 }
 
@@ -135,7 +139,10 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
         let how = match end {
             End::Clean => String::new(),
             End::Killed => {
-                format!("; it ended without a clean exit: `gruyere post {}` shows its last state", run.pid)
+                format!(
+                    "; it ended without a clean exit: `gruyere post {}` shows its last state",
+                    run.pid
+                )
             }
             End::Runs => "; it still runs".to_owned(),
         };
@@ -151,7 +158,10 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
             "OUT OF MEMORY",
         ];
         let [a, b, c, d, e, f, g, h] = head;
-        line(format_args!("{:>6} {a:>11} {b:>11} {c:>6} {d:>11} {e:>10} {f:>10} {g:>12} {h:>13}", "DEVICE"));
+        line(format_args!(
+            "{:>6} {a:>11} {b:>11} {c:>6} {d:>11} {e:>10} {f:>10} {g:>12} {h:>13}",
+            "DEVICE"
+        ));
         for device in &run.devices {
             let RunDevice { live_peak_bytes: live, reserved_peak_bytes: held, .. } = *device;
             line(format_args!(
@@ -173,14 +183,19 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
     }
     if processes.iter().any(|process| mode(&process.run) == "observed") {
         line(format_args!(
-            "observed: held is what the program had in hand; what its own allocators keep cached counts as live"
+            "observed: held is what the program had in hand; what its own allocators keep cached \
+             counts as live"
         ));
     }
     out
 }
 
 /// Why there is nothing to tell.
-fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Config, doubts: Doubts) {
+fn nothing_was_seen(
+    line: &mut impl FnMut(std::fmt::Arguments<'_>),
+    config: &Config,
+    doubts: Doubts,
+) {
     if config.preload.mode == PreloadMode::Off {
         line(format_args!(
             "nothing was seen: GRUYERE_CONF has preload:off; --manage or --observe turns it on"
@@ -189,7 +204,8 @@ fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Con
         line(format_args!("nothing is told: GRUYERE_CONF has record:off"));
     } else if doubts.no_history {
         line(format_args!(
-            "nothing can be told of processes that ended well: there was no folder for their runs; set TMPDIR, or name one with --conf history:FOLDER"
+            "nothing can be told of processes that ended well: there was no folder for their runs; \
+             set TMPDIR, or name one with --conf history:FOLDER"
         ));
     } else if doubts.unreadable > 0 {
         line(format_args!(
@@ -198,20 +214,24 @@ fn nothing_was_seen(line: &mut impl FnMut(std::fmt::Arguments<'_>), config: &Con
         ));
     } else if config.preload.driver {
         line(format_args!(
-            "no CUDA call was seen, of the runtime or the driver: the program asked for no device memory, had no GPU, or is linked statically \
-             as a whole (`ldd` says so); `gruyere doctor` looks at this machine"
+            "no CUDA call was seen, of the runtime or the driver: the program asked for no device \
+             memory, had no GPU, or is linked statically as a whole (`ldd` says so); `gruyere \
+             doctor` looks at this machine"
         ));
     } else {
         if uses_expandable_segments() {
             line(format_args!(
-                "no CUDA call was seen. torch's expandable segments (PYTORCH_ALLOC_CONF) map memory by themselves, past every allocation call: \
-                 --observe --conf preload:driver shows their mappings; to have them served, take the setting away, or use python -m gruyere"
+                "no CUDA call was seen. torch's expandable segments (PYTORCH_ALLOC_CONF) map \
+                 memory by themselves, past every allocation call: --observe --conf preload:driver \
+                 shows their mappings; to have them served, take the setting away, or use python \
+                 -m gruyere"
             ));
             return;
         }
         line(format_args!(
-            "no CUDA call was seen. If the program uses the GPU, it links the CUDA runtime statically (nvcc's default, JAX, TensorFlow): \
-             --conf preload:driver sees it too; or link it with nvcc -cudart shared"
+            "no CUDA call was seen. If the program uses the GPU, it links the CUDA runtime \
+             statically (nvcc's default, JAX, TensorFlow): --conf preload:driver sees it too; or \
+             link it with nvcc -cudart shared"
         ));
     }
 }
@@ -265,19 +285,29 @@ mod tests {
 
     #[test]
     fn a_process_has_its_mode_and_its_devices() {
-        let told = text(&[process("preload:observe", End::Killed)], &Config::default(), Doubts::default());
-        assert!(told.contains("(process 42, rank 5), observed; it ended without a clean exit"), "{told}");
+        let told =
+            text(&[process("preload:observe", End::Killed)], &Config::default(), Doubts::default());
+        assert!(
+            told.contains("(process 42, rank 5), observed; it ended without a clean exit"),
+            "{told}"
+        );
         assert!(!told.contains('\u{1b}'), "{told}");
         let row: Vec<&str> = told.lines().nth(2).unwrap().split_whitespace().collect();
         let expected = [
-            "gruyere", "run:", "1", "96.00", "MiB", "128.00", "MiB", "25.0%", "64.00", "MiB", "12", "11",
-            "7", "3",
+            "gruyere", "run:", "1", "96.00", "MiB", "128.00", "MiB", "25.0%", "64.00", "MiB", "12",
+            "11", "7", "3",
         ];
         assert_eq!(row, expected, "{told}");
         assert!(told.contains("counts as live"));
-        assert!(told.contains("driver calls took 116 us (cuMemCreate 116 us in 4 calls)\n"), "{told}");
+        assert!(
+            told.contains("driver calls took 116 us (cuMemCreate 116 us in 4 calls)\n"),
+            "{told}"
+        );
         let told = text(&[process("limit:1GiB", End::Runs)], &Config::default(), Doubts::default());
-        assert!(told.contains("managed; it still runs") && !told.contains("counts as live"), "{told}");
+        assert!(
+            told.contains("managed; it still runs") && !told.contains("counts as live"),
+            "{told}"
+        );
     }
 
     #[test]

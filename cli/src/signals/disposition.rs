@@ -1,4 +1,5 @@
-//! Which signals this process found ignored when it started: the program must find them so too (`nohup`, a shell's `&`).
+//! Which signals this process found ignored when it started: the program must find them so too
+//! (`nohup`, a shell's `&`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,13 +20,18 @@ extern "C" fn note() {
 
 /// Whether `signal` was ignored when this process started.
 pub fn was_ignored(signal: libc::c_int) -> bool {
-    if signal == libc::SIGPIPE { PIPE_IGNORED.load(Ordering::Relaxed) } else { is_ignored_now(signal) }
+    if signal == libc::SIGPIPE {
+        PIPE_IGNORED.load(Ordering::Relaxed)
+    } else {
+        is_ignored_now(signal)
+    }
 }
 
 fn is_ignored_now(signal: libc::c_int) -> bool {
     // SAFETY: all-zero is a valid value; the call only writes it.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+        libc::sigaction(signal, std::ptr::null(), &mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
     }
 }

@@ -246,7 +246,11 @@ impl App {
                     life: followed.life,
                     snapshot: device.snapshot.clone(),
                     rate: device.rate.filter(|_| followed.life == Life::Live),
-                    forecast: if followed.life == Life::Live { device.forecast } else { Forecast::Unknown },
+                    forecast: if followed.life == Life::Live {
+                        device.forecast
+                    } else {
+                        Forecast::Unknown
+                    },
                 };
                 if followed.life == Life::Live {
                     let ticks = self.ticks.entry(key).or_default();
@@ -301,20 +305,29 @@ impl App {
             (KeyCode::Esc | KeyCode::Char('q' | '?' | 'h') | KeyCode::Enter, View::Help) => {
                 self.view = View::Main
             }
-            (KeyCode::Esc | KeyCode::Char('q') | KeyCode::Enter | KeyCode::Backspace, View::Detail) => {
+            (
+                KeyCode::Esc | KeyCode::Char('q') | KeyCode::Enter | KeyCode::Backspace,
+                View::Detail,
+            ) => {
                 (self.view, self.scroll) = (View::Main, 0);
             }
             (KeyCode::Char('?' | 'h'), _) => self.view = View::Help,
             (KeyCode::Enter, View::Main) if !self.rows.is_empty() => {
                 (self.view, self.scroll) = (View::Detail, 0)
             }
-            (KeyCode::Down | KeyCode::Char('j'), View::Detail) => self.scroll = self.scroll.saturating_add(1),
-            (KeyCode::Up | KeyCode::Char('k'), View::Detail) => self.scroll = self.scroll.saturating_sub(1),
+            (KeyCode::Down | KeyCode::Char('j'), View::Detail) => {
+                self.scroll = self.scroll.saturating_add(1)
+            }
+            (KeyCode::Up | KeyCode::Char('k'), View::Detail) => {
+                self.scroll = self.scroll.saturating_sub(1)
+            }
             (KeyCode::PageDown, View::Detail) => self.scroll = self.scroll.saturating_add(10),
             (KeyCode::PageUp, View::Detail) => self.scroll = self.scroll.saturating_sub(10),
             (KeyCode::Home, View::Detail) => self.scroll = 0,
             (KeyCode::Down | KeyCode::Char('j'), _) => return self.choose(self.chosen_at() + 1),
-            (KeyCode::Up | KeyCode::Char('k'), _) => return self.choose(self.chosen_at().saturating_sub(1)),
+            (KeyCode::Up | KeyCode::Char('k'), _) => {
+                return self.choose(self.chosen_at().saturating_sub(1));
+            }
             (KeyCode::PageDown, _) => return self.choose(self.chosen_at() + 10),
             (KeyCode::PageUp, _) => return self.choose(self.chosen_at().saturating_sub(10)),
             (KeyCode::Home, _) => return self.choose(0),

@@ -114,8 +114,20 @@ impl Column {
     /// The columns for a screen of this width, in order. The last takes what is left.
     pub fn fitting(width: u16) -> Vec<Column> {
         use Column::*;
-        let wide =
-            [Pid, Rank, Device, Step, Live, Reserved, Bar, Fragmentation, Largest, Rate, OomIn, Command];
+        let wide = [
+            Pid,
+            Rank,
+            Device,
+            Step,
+            Live,
+            Reserved,
+            Bar,
+            Fragmentation,
+            Largest,
+            Rate,
+            OomIn,
+            Command,
+        ];
         // What goes first where there is no room.
         let mut dispensable = [Bar, Rate, Step, Largest].into_iter();
         let mut columns = wide.to_vec();
@@ -190,7 +202,9 @@ impl Column {
             Self::Bar => String::new(),
             Self::Fragmentation => metric(Metric::Fragmentation),
             Self::Largest => metric(Metric::Largest),
-            Self::Rate => row.rate.map_or_else(|| "-".to_owned(), |rate| Unit::BytesPerSecond.show(rate)),
+            Self::Rate => {
+                row.rate.map_or_else(|| "-".to_owned(), |rate| Unit::BytesPerSecond.show(rate))
+            }
             Self::OomIn if row.life != Life::Live => row.life.name().to_owned(),
             Self::OomIn => oom_in(row.forecast),
             Self::Command => row.command(),

@@ -1,4 +1,5 @@
-//! What is read of the chosen process only: its slabs by size class, who holds blocks on which stream, and its latest events.
+//! What is read of the chosen process only: its slabs by size class, who holds blocks on which
+//! stream, and its latest events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use super::app::Key;
 const EVENTS: usize = 200;
 /// Between two looks at the segments.
 const SEGMENTS_EVERY: Duration = Duration::from_secs(2);
-/// Between two looks at the blocks, at least; and so many times as long as the last look took: never more than 2% of the time.
+/// Between two looks at the blocks, at least; and so many times as long as the last look took:
+/// never more than 2% of the time.
 const BLOCKS_EVERY: Duration = Duration::from_secs(5);
 const REST: u32 = 50;
 
@@ -67,13 +69,15 @@ impl Details {
         }
         let device = key.1;
         self.scale = reader.scale();
-        let scaled = |scale| reader.driver_calls().iter().map(|calls| calls.in_time(scale)).collect();
+        let scaled =
+            |scale| reader.driver_calls().iter().map(|calls| calls.in_time(scale)).collect();
         self.calls = self.scale.map_or_else(Vec::new, scaled);
         let is_first = self.cursor == Cursor::default();
         let events = reader.rare_events(&mut self.cursor);
         // What was before the first look is not lost: nobody wanted it.
         self.lost += if is_first { 0 } else { events.lost };
-        self.events.extend(events.entries.into_iter().filter(|event| u32::from(event.device) == device));
+        self.events
+            .extend(events.entries.into_iter().filter(|event| u32::from(event.device) == device));
         while self.events.len() > EVENTS {
             self.events.pop_front();
         }
@@ -85,7 +89,9 @@ impl Details {
                     continue;
                 }
                 match segment.kind {
-                    SegmentKind::Slab => self.slabs.entry(segment.slot).or_default().add(segment.bytes),
+                    SegmentKind::Slab => {
+                        self.slabs.entry(segment.slot).or_default().add(segment.bytes)
+                    }
                     kind => self.segments.entry(kind as u8).or_default().add(segment.bytes),
                 }
             }

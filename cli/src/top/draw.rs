@@ -1,4 +1,5 @@
-//! Puts the state into a frame: where the panels are on a screen of any size, the table, the detail and the help.
+//! Puts the state into a frame: where the panels are on a screen of any size, the table, the detail
+//! and the help.
 
 use gruyere_record::plain;
 use gruyere_record::stream::StreamNumber;
@@ -30,7 +31,8 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
         return;
     }
     let [head, body, foot] =
-        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(area);
+        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)])
+            .areas(area);
     header(frame, head, app);
     match app.view {
         View::Detail => detail(frame, body, app),
@@ -126,7 +128,10 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
     if app.rows.is_empty() {
         let mut lines = vec![
             Line::raw(""),
-            Line::styled(" no process here uses gruyère; those that come will show", app.theme.dim()),
+            Line::styled(
+                " no process here uses gruyère; those that come will show",
+                app.theme.dim(),
+            ),
         ];
         for trouble in &app.trouble {
             lines.push(Line::styled(format!(" {}", plain(trouble)), app.theme.warn()));
@@ -136,10 +141,14 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
     }
     // The table takes what it needs, up to a third; all of it where there is no room for more.
     let rows = app.rows.len() as u16 + 1;
-    let most = if area.height < 14 { area.height.saturating_sub(1) } else { (area.height / 3).max(4) };
-    let [top, line, rest] =
-        Layout::vertical([Constraint::Length(rows.min(most)), Constraint::Length(1), Constraint::Min(0)])
-            .areas(area);
+    let most =
+        if area.height < 14 { area.height.saturating_sub(1) } else { (area.height / 3).max(4) };
+    let [top, line, rest] = Layout::vertical([
+        Constraint::Length(rows.min(most)),
+        Constraint::Length(1),
+        Constraint::Min(0),
+    ])
+    .areas(area);
     table(frame, top, app);
     if let Some(row) = app.chosen() {
         frame.render_widget(Paragraph::new(panels::summary(app, row, line.width < WIDE)), line);
@@ -165,13 +174,16 @@ fn wide(frame: &mut Frame, area: Rect, app: &App) {
         return;
     }
     let tail = if area.height >= 24 { (area.height / 4).clamp(6, 14) } else { 0 };
-    let [upper, lower] = Layout::vertical([Constraint::Min(5), Constraint::Length(tail)]).areas(area);
+    let [upper, lower] =
+        Layout::vertical([Constraint::Min(5), Constraint::Length(tail)]).areas(area);
     let is_very_wide = area.width >= VERY_WIDE;
     let right = if is_very_wide { 62 } else { 48 };
-    let [graphs, sums] =
-        Layout::horizontal([Constraint::Min(40), Constraint::Length(right)]).spacing(1).areas(upper);
+    let [graphs, sums] = Layout::horizontal([Constraint::Min(40), Constraint::Length(right)])
+        .spacing(1)
+        .areas(upper);
     let lines = if graphs.height >= 16 { (graphs.height / 3).clamp(6, 10) } else { 0 };
-    let [chart, spark] = Layout::vertical([Constraint::Min(4), Constraint::Length(lines)]).areas(graphs);
+    let [chart, spark] =
+        Layout::vertical([Constraint::Min(4), Constraint::Length(lines)]).areas(graphs);
     panels::memory(frame, chart, app);
     if lines > 0 {
         panels::sparklines(frame, spark, app);
@@ -197,7 +209,9 @@ fn wide(frame: &mut Frame, area: Rect, app: &App) {
         panels::events(frame, lower, app);
     } else {
         let [events, streams] =
-            Layout::horizontal([Constraint::Min(40), Constraint::Length(right)]).spacing(1).areas(lower);
+            Layout::horizontal([Constraint::Min(40), Constraint::Length(right)])
+                .spacing(1)
+                .areas(lower);
         panels::events(frame, events, app);
         panels::streams(frame, streams, app);
     }
@@ -236,7 +250,8 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
     let columns = Column::fitting(area.width);
     let used: u16 = columns.iter().map(|column| column.width() + 1).sum();
     let last = usize::from(area.width.saturating_sub(used));
-    let width = |column: &Column| if column.width() == 0 { last } else { usize::from(column.width()) };
+    let width =
+        |column: &Column| if column.width() == 0 { last } else { usize::from(column.width()) };
     let sorted = app.sort.column();
     let mut head = Vec::new();
     for column in &columns {
@@ -249,7 +264,8 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
     let mut lines = vec![Line::from(head)];
     let room = usize::from(area.height.saturating_sub(1)).max(1);
     let chosen = app.chosen_at();
-    let first = chosen.saturating_sub(room.saturating_sub(1)).min(app.rows.len().saturating_sub(room));
+    let first =
+        chosen.saturating_sub(room.saturating_sub(1)).min(app.rows.len().saturating_sub(room));
     // As few lines move as can while the chosen one stays on the screen.
     for (at, row) in app.rows.iter().enumerate().skip(first).take(room) {
         let mut spans = Vec::new();
@@ -262,7 +278,10 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
                     (Life::Killed, Column::OomIn) => app.theme.bad(),
                     _ => app.theme.dim(),
                 };
-                spans.push(Span::styled(fit(&column.text(row), width(column), column.is_number()), style));
+                spans.push(Span::styled(
+                    fit(&column.text(row), width(column), column.is_number()),
+                    style,
+                ));
             }
             spans.push(Span::raw(" "));
         }
@@ -302,9 +321,15 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     let theme = app.theme;
     let mut lines: Vec<Line<'static>> = Vec::new();
     let process = &row.process;
-    let number = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+    let number =
+        |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
     let head = |text: String| Line::styled(format!(" {text}"), theme.title());
-    lines.push(head(format!("process {} ({}) on {}", process.pid, row.life.name(), plain(&process.host))));
+    lines.push(head(format!(
+        "process {} ({}) on {}",
+        process.pid,
+        row.life.name(),
+        plain(&process.host)
+    )));
     let mut fact = |name: &str, value: String| {
         lines.push(Line::from(vec![
             Span::styled(format!("   {name:<15} "), theme.dim()),
@@ -312,7 +337,8 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
         ]));
     };
     fact("command", process.command.clone());
-    let (rank, local, world) = (number(process.rank), number(process.local_rank), number(process.world_size));
+    let (rank, local, world) =
+        (number(process.rank), number(process.local_rank), number(process.world_size));
     fact("rank", format!("{rank} (local {local}, of {world})"));
     fact("configuration", configuration(process).to_owned());
     fact("record", row.key.0.display().to_string());
@@ -328,12 +354,16 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
         Metric::Rate,
         Metric::OomIn,
     ] {
-        let value =
-            metric.value(&row.facts()).map_or_else(|| "-".to_owned(), |value| metric.unit().show(value));
+        let value = metric
+            .value(&row.facts())
+            .map_or_else(|| "-".to_owned(), |value| metric.unit().show(value));
         fact(metric.name(), value);
     }
     if row.snapshot.torn_gauges || row.snapshot.torn_shards > 0 {
-        fact("torn", "the process was killed while it wrote: not all values are of one moment".to_owned());
+        fact(
+            "torn",
+            "the process was killed while it wrote: not all values are of one moment".to_owned(),
+        );
     }
     lines.push(Line::raw(""));
     let columns = format!(
@@ -357,10 +387,9 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
         ]));
     }
     lines.push(Line::raw(""));
-    let age = app
-        .details
-        .streams_at
-        .map_or_else(String::new, |at| format!(", of {} ago", Duration(at.elapsed().as_secs_f64())));
+    let age = app.details.streams_at.map_or_else(String::new, |at| {
+        format!(", of {} ago", Duration(at.elapsed().as_secs_f64()))
+    });
     lines.push(head(format!("by stream{age}")));
     for (stream, sum) in &app.details.streams {
         lines.push(Line::raw(format!(
@@ -433,15 +462,20 @@ fn help(frame: &mut Frame, area: Rect, app: &App) {
     ];
     let width = 70.min(area.width);
     let height = (text.len() as u16 + 2).min(area.height);
-    let area =
-        Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };
+    let area = Rect {
+        x: area.x + (area.width - width) / 2,
+        y: area.y + (area.height - height) / 2,
+        width,
+        height,
+    };
     let lines: Vec<Line> = text
         .iter()
         .map(|(key, what)| {
             Line::from(vec![Span::styled(format!(" {key:<9}"), theme.key()), Span::raw(*what)])
         })
         .collect();
-    let block = ratatui::widgets::Block::bordered().title(" keys and columns ").border_style(theme.dim());
+    let block =
+        ratatui::widgets::Block::bordered().title(" keys and columns ").border_style(theme.dim());
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }

@@ -1,7 +1,8 @@
 //! `gruyere top`: all processes on one screen, for as long as one likes.
 //!
-//! [`app`] is what the screen says and what keys do to it, without a terminal; [`draw`] puts it into a buffer; [`details`] reads of the chosen process
-//! what is too much to read of all; [`sample`] is the same for programs.
+//! [`app`] is what the screen says and what keys do to it, without a terminal; [`draw`] puts it
+//! into a buffer; [`details`] reads of the chosen process what is too much to read of all;
+//! [`sample`] is the same for programs.
 
 mod app;
 mod columns;
@@ -44,10 +45,12 @@ Examples:
   gruyere top --json --count 60 --interval 1s
                                  a line a second for a minute
 
-Keys: arrows choose, Enter shows all of a process, s sorts by the next column, Space pauses, t changes the
+Keys: arrows choose, Enter shows all of a process, s sorts by the next column, Space pauses, t \
+changes the
 time that the graph shows, ? helps, q quits. NO_COLOR is honoured.
 
-Reading never disturbs a process: no lock, no signal, and the tables of blocks are only read for the chosen
+Reading never disturbs a process: no lock, no signal, and the tables of blocks are only read for \
+the chosen
 process, and seldom.
 
 Exit codes: 0 fine (also when the process that was named has ended); 1 no such process or record, it
@@ -86,7 +89,9 @@ const SCREEN: (u16, u16) = (120, 40);
 pub fn run(arguments: &Arguments) -> Ended {
     let which = match arguments.target.as_str() {
         "all" => Which::All(arguments.folder.clone()),
-        target => Which::One(Target { target: target.to_owned(), folder: arguments.folder.clone() }),
+        target => {
+            Which::One(Target { target: target.to_owned(), folder: arguments.folder.clone() })
+        }
     };
     let mut follower = Follower::new(which)?;
     let interval = Duration::from(arguments.interval).max(SHORTEST);
@@ -105,7 +110,9 @@ pub fn run(arguments: &Arguments) -> Ended {
         return Ok(Exit::Fine);
     }
     if !io::stdout().is_terminal() {
-        return Err(Failure::new("stdout is no terminal; --once prints the screen, --json a sample"));
+        return Err(Failure::new(
+            "stdout is no terminal; --once prints the screen, --json a sample",
+        ));
     }
     watch(&mut follower, &mut app)
 }
@@ -113,10 +120,12 @@ pub fn run(arguments: &Arguments) -> Ended {
 /// The size of the terminal, or what COLUMNS and LINES say, or a middling one.
 fn size() -> (u16, u16) {
     let variable = |name| std::env::var(name).ok().and_then(|value| value.parse::<u16>().ok());
-    let asked =
-        ratatui::crossterm::terminal::size().ok().filter(|size| io::stdout().is_terminal() && size.0 > 0);
+    let asked = ratatui::crossterm::terminal::size()
+        .ok()
+        .filter(|size| io::stdout().is_terminal() && size.0 > 0);
     let (width, height) = asked.unwrap_or(SCREEN);
-    let sized = |name, other: u16| variable(name).filter(|&cells| cells > 0).unwrap_or(other).min(500);
+    let sized =
+        |name, other: u16| variable(name).filter(|&cells| cells > 0).unwrap_or(other).min(500);
     (sized("COLUMNS", width), sized("LINES", height))
 }
 

@@ -54,7 +54,10 @@ fn heading<'a>(app: &App, name: &'a str, rest: String) -> Line<'a> {
     Line::from(vec![
         Span::raw(" "),
         Span::styled(name, app.theme.title()),
-        Span::styled(if rest.is_empty() { " ".to_owned() } else { format!(" {rest} ") }, app.theme.dim()),
+        Span::styled(
+            if rest.is_empty() { " ".to_owned() } else { format!(" {rest} ") },
+            app.theme.dim(),
+        ),
     ])
 }
 
@@ -67,7 +70,10 @@ pub fn summary<'a>(app: &App, row: &Row, is_short: bool) -> Line<'a> {
     let name = if is_short { "" } else { row.snapshot.facts.name.trim() };
     let mut spans = vec![
         Span::raw(" "),
-        Span::styled(format!("{rank}GPU {} {}", row.key.1, plain(name)).trim_end().to_owned(), theme.title()),
+        Span::styled(
+            format!("{rank}GPU {} {}", row.key.1, plain(name)).trim_end().to_owned(),
+            theme.title(),
+        ),
     ];
     let amounts = [
         Span::styled(" live ", theme.dim()),
@@ -110,8 +116,10 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     };
     let (begin, end) = (first.seconds, last.seconds.max(first.seconds + 1.0));
     // Highs and lows in turn: what goes up and down in every step shows as a band.
-    let live: Vec<(f64, f64)> =
-        series.iter().flat_map(|cell| [(cell.seconds, cell.low), (cell.seconds, cell.high)]).collect();
+    let live: Vec<(f64, f64)> = series
+        .iter()
+        .flat_map(|cell| [(cell.seconds, cell.low), (cell.seconds, cell.high)])
+        .collect();
     let held: Vec<(f64, f64)> = series.iter().map(|cell| (cell.seconds, cell.held)).collect();
     let limit = row.facts().limit() as f64;
     let highest = held
@@ -123,13 +131,18 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     let top = if highest > 0.5 * limit { limit.max(highest) } else { round(highest * 1.05) };
     let ceiling = [(begin, limit), (end, limit)];
     let line = |data, style| {
-        Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).style(style).data(data)
+        Dataset::default()
+            .marker(Marker::Braille)
+            .graph_type(GraphType::Line)
+            .style(style)
+            .data(data)
     };
     let mut sets = vec![line(&live, app.theme.live()), line(&held, app.theme.reserved())];
     if top >= limit {
         sets.push(line(&ceiling, app.theme.limit()));
     }
-    let label = |value: f64| Span::styled(Unit::Bytes.show(value).replace(".00", ""), app.theme.dim());
+    let label =
+        |value: f64| Span::styled(Unit::Bytes.show(value).replace(".00", ""), app.theme.dim());
     let ago = |seconds: f64| Span::styled(format!("{} ago", Duration(seconds)), app.theme.dim());
     let chart = Chart::new(sets)
         .block(block)
@@ -139,7 +152,11 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
                 .bounds([begin, end])
                 .labels([ago(end - begin), Span::styled("now", app.theme.dim())]),
         )
-        .y_axis(Axis::default().bounds([0.0, top]).labels([label(0.0), label(top / 2.0), label(top)]))
+        .y_axis(Axis::default().bounds([0.0, top]).labels([
+            label(0.0),
+            label(top / 2.0),
+            label(top),
+        ]))
         .style(app.theme.dim());
     frame.render_widget(chart, area);
 }
@@ -227,7 +244,13 @@ pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
     let rates = latest(|tick| tick.rate);
     let fragmentation = latest(|tick| tick.fragmentation);
     let half = area.height / 2;
-    let draw = |frame: &mut Frame, area: Rect, name, now: String, values: &[f64], most: f64, style: Style| {
+    let draw = |frame: &mut Frame,
+                area: Rect,
+                name,
+                now: String,
+                values: &[f64],
+                most: f64,
+                style: Style| {
         let data: Vec<u64> = values.iter().map(|value| (value / most * 1000.0) as u64).collect();
         let block = panel(app, heading(app, name, now));
         frame.render_widget(
@@ -254,7 +277,15 @@ pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
     );
     let now = fragmentation.first().map(|share| Unit::Share.show(*share)).unwrap_or_default();
     let lower = Rect { y: area.y + half, height: area.height - half, ..area };
-    draw(frame, lower, "fragmentation", format!("{now}, of 100%"), &fragmentation, 1.0, app.theme.reserved());
+    draw(
+        frame,
+        lower,
+        "fragmentation",
+        format!("{now}, of 100%"),
+        &fragmentation,
+        1.0,
+        app.theme.reserved(),
+    );
 }
 
 /// Live memory by lifetime, and what is held without being live.
@@ -300,8 +331,10 @@ const CLASSES: [(u64, &str); 9] = [
 pub fn sizes(frame: &mut Frame, area: Rect, app: &App) {
     let Some(row) = app.chosen() else { return };
     let mut requests = [0u64; CLASSES.len()];
-    let class = |size: u64| CLASSES.iter().position(|(most, _)| size <= *most).unwrap_or(CLASSES.len() - 1);
-    for (bucket, &number) in row.snapshot.malloc_sizes.0.iter().enumerate().filter(|(_, number)| **number > 0)
+    let class =
+        |size: u64| CLASSES.iter().position(|(most, _)| size <= *most).unwrap_or(CLASSES.len() - 1);
+    for (bucket, &number) in
+        row.snapshot.malloc_sizes.0.iter().enumerate().filter(|(_, number)| **number > 0)
     {
         let sum = &mut requests[class(bucket_floor(bucket))];
         *sum = sum.saturating_add(number);
@@ -372,7 +405,8 @@ pub fn events(frame: &mut Frame, area: Rect, app: &App) {
     let is_step = |event: &&Event| event.kind == EventKind::Step;
     // Steps would drown the rest: one line for all of them.
     let steps: Vec<&Event> = app.details.events.iter().filter(is_step).collect();
-    let mut lines: Vec<Line> = steps.last().map(|last| steps_line(app, &steps, last)).into_iter().collect();
+    let mut lines: Vec<Line> =
+        steps.last().map(|last| steps_line(app, &steps, last)).into_iter().collect();
     let others = app.details.events.iter().rev().filter(|event| !is_step(event));
     lines.extend(others.take(room.saturating_sub(lines.len())).map(|event| event_line(app, event)));
     if lines.is_empty() {
@@ -383,10 +417,11 @@ pub fn events(frame: &mut Frame, area: Rect, app: &App) {
 
 /// The latest step, and how long steps take.
 fn steps_line<'a>(app: &App, steps: &[&Event], last: &Event) -> Line<'a> {
-    let between = steps.first().zip(app.details.scale).filter(|_| steps.len() > 1).map(|(first, scale)| {
-        let ticks = last.time.saturating_sub(first.time) as f64;
-        Duration(ticks * scale.nanoseconds_per_tick / 1e9 / (steps.len() - 1) as f64)
-    });
+    let between =
+        steps.first().zip(app.details.scale).filter(|_| steps.len() > 1).map(|(first, scale)| {
+            let ticks = last.time.saturating_sub(first.time) as f64;
+            Duration(ticks * scale.nanoseconds_per_tick / 1e9 / (steps.len() - 1) as f64)
+        });
     let mut line = event_line(app, last);
     if let Some(between) = between {
         line.push_span(Span::styled(format!(", one in {between}"), app.theme.dim()));
@@ -397,7 +432,8 @@ fn steps_line<'a>(app: &App, steps: &[&Event], last: &Event) -> Line<'a> {
 fn event_line<'a>(app: &App, event: &Event) -> Line<'a> {
     let theme = app.theme;
     let now = app.ticks().next_back().map_or(0.0, |tick| tick.seconds);
-    let ago = app.details.scale.map(|scale| (now - scale.realtime(event.time) as f64 / 1e9).max(0.0));
+    let ago =
+        app.details.scale.map(|scale| (now - scale.realtime(event.time) as f64 / 1e9).max(0.0));
     let ago = ago.map_or_else(|| "?".to_owned(), |seconds| format!("{} ago", Duration(seconds)));
     let (style, text) = match event.kind {
         EventKind::OutOfMemory => (theme.bad(), format!("{} could not be had", bytes(event.size))),

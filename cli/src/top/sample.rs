@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 
 use crate::follow::{Device, Followed, Follower};
 
-/// One sample: `time`, `processes`, `stale`, `of_other_users`. Bytes are bytes, times seconds, shares 0 to 1; null is what is not known.
+/// One sample: `time`, `processes`, `stale`, `of_other_users`. Bytes are bytes, times seconds,
+/// shares 0 to 1; null is what is not known.
 pub fn sample(follower: &Follower) -> Value {
     let trouble: Vec<&str> = follower.trouble().collect();
     json!({
@@ -45,7 +46,10 @@ fn device(device: &Device) -> Value {
         .enumerate()
         .map(|(number, &name)| {
             let sum = snapshot.sum(|_, lifetime| lifetime == number);
-            (name.to_owned(), json!({ "live_blocks": sum.live_blocks(), "live_bytes": sum.live_bytes() }))
+            (
+                name.to_owned(),
+                json!({ "live_blocks": sum.live_blocks(), "live_bytes": sum.live_bytes() }),
+            )
         })
         .collect();
     let growth = match device.forecast {

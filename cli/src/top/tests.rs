@@ -1,4 +1,5 @@
-//! The screen in a buffer: what it shows of made-up processes, on screens of every size, and what keys do.
+//! The screen in a buffer: what it shows of made-up processes, on screens of every size, and what
+//! keys do.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -53,11 +54,13 @@ fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
         [(900, 10 * GIB), (12, GIB / 4), (400, 6 * GIB), (3000, 13 * GIB)].into_iter().enumerate()
     {
         let counts = &mut snapshot.blocks[1][lifetime];
-        (counts.mallocs, counts.malloc_bytes, counts.malloc_requested) = (blocks, bytes, bytes - bytes / 50);
+        (counts.mallocs, counts.malloc_bytes, counts.malloc_requested) =
+            (blocks, bytes, bytes - bytes / 50);
     }
     snapshot.blocks[0][0].pending_begun = 7;
     snapshot.blocks[0][0].pending_begun_bytes = GIB / 2;
-    for (size, number) in [(512u64, 80_000u64), (20 << 10, 160_000), (2 << 20, 610_000), (100 << 20, 215_000)]
+    for (size, number) in
+        [(512u64, 80_000u64), (20 << 10, 160_000), (2 << 20, 610_000), (100 << 20, 215_000)]
     {
         snapshot.malloc_sizes.0[bucket_of(size)] = number;
     }
@@ -71,7 +74,8 @@ fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
         version: "0.1.0".to_owned(),
         ..Process::default()
     };
-    let key = (PathBuf::from(format!("/dev/shm/gruyere-1-{}-3-0.record", 4200 + rank)), snapshot.device);
+    let key =
+        (PathBuf::from(format!("/dev/shm/gruyere-1-{}-3-0.record", 4200 + rank)), snapshot.device);
     Row { key, process, life, snapshot, rate: Some(3.5e10), forecast }
 }
 
@@ -113,7 +117,8 @@ fn app(theme: Theme) -> App {
     let details = &mut app.details;
     details.slabs.insert(512, Sum { count: 2, bytes: 4 << 20 });
     details.slabs.insert(20 << 10, Sum { count: 30, bytes: 60 << 20 });
-    details.streams = vec![(0, Sum { count: 4000, bytes: 29 * GIB }), (7, Sum { count: 312, bytes: GIB })];
+    details.streams =
+        vec![(0, Sum { count: 4000, bytes: 29 * GIB }), (7, Sum { count: 312, bytes: GIB })];
     let call = |call: &str, up_to_bytes: Option<u64>, count: u64, each: u64| CallTime {
         call: call.to_owned(),
         up_to_bytes,
@@ -205,9 +210,14 @@ fn every_size_can_be_drawn_and_no_line_is_longer_than_the_screen() {
 #[test]
 fn sixty_columns_have_who_what_and_when() {
     let columns = Column::fitting(60);
-    for needed in
-        [Column::Pid, Column::Rank, Column::Live, Column::Reserved, Column::Fragmentation, Column::OomIn]
-    {
+    for needed in [
+        Column::Pid,
+        Column::Rank,
+        Column::Live,
+        Column::Reserved,
+        Column::Fragmentation,
+        Column::OomIn,
+    ] {
         assert!(columns.contains(&needed), "{needed:?}");
     }
     assert_eq!(Column::fitting(200).len(), 12);
@@ -271,7 +281,10 @@ fn a_command_of_a_strange_process_does_not_move_the_terminal() {
         app.view = view;
         let screen = shown(&mut app, 200, 40);
         assert!(screen.contains("evil"), "{screen}");
-        assert!(!screen.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{screen:?}");
+        assert!(
+            !screen.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'),
+            "{screen:?}"
+        );
     }
 }
 

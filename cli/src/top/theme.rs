@@ -28,7 +28,11 @@ impl Theme {
 
     /// What is seldom read.
     pub fn dim(self) -> Style {
-        if self.plain { Style::new().add_modifier(Modifier::DIM) } else { Style::new().fg(Color::DarkGray) }
+        if self.plain {
+            Style::new().add_modifier(Modifier::DIM)
+        } else {
+            Style::new().fg(Color::DarkGray)
+        }
     }
 
     /// The chosen row, and the bars at the edge of the screen.
@@ -81,6 +85,10 @@ impl Theme {
 
     /// A key, in the line of keys.
     pub fn key(self) -> Style {
-        if self.plain { self.title() } else { Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD) }
+        if self.plain {
+            self.title()
+        } else {
+            Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD)
+        }
     }
 }

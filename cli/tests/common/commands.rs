@@ -40,7 +40,8 @@ pub struct Case {
     pub ready: Ready,
     /// By a signal.
     pub ends: End,
-    /// When its terminal goes, and SIGHUP is ignored: what has nobody left to tell ends; what works for others goes on.
+    /// When its terminal goes, and SIGHUP is ignored: what has nobody left to tell ends; what works
+    /// for others goes on.
     pub without_terminal: End,
     /// When nobody reads its standard output.
     pub without_reader: End,
@@ -56,7 +57,8 @@ pub struct Place {
 
 impl Place {
     pub fn new() -> Place {
-        let place = Place { records: tempfile::tempdir().unwrap(), files: tempfile::tempdir().unwrap() };
+        let place =
+            Place { records: tempfile::tempdir().unwrap(), files: tempfile::tempdir().unwrap() };
         live_record::record(place.records.path());
         place
     }
@@ -95,7 +97,16 @@ impl Place {
         let mut cases = vec![
             case(&["top", "--directory", directory], Ready::Words(TAKEN), Signal, Signal, Not),
             case(
-                &["top", "--json", "--count", "100000", "--interval", "100ms", "--directory", directory],
+                &[
+                    "top",
+                    "--json",
+                    "--count",
+                    "100000",
+                    "--interval",
+                    "100ms",
+                    "--directory",
+                    directory,
+                ],
                 Ready::Words("processes"),
                 Signal,
                 Code(0),

@@ -8,7 +8,9 @@ use serde_json::Value;
 /// The command, with `libcuda` (if any) as the system's libcuda, and records of its own.
 pub fn command(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
-    for name in ["GRUYERE_CONF", "GRUYERE_ENABLE", "GRUYERE_LIBRARY", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"] {
+    for name in
+        ["GRUYERE_CONF", "GRUYERE_ENABLE", "GRUYERE_LIBRARY", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"]
+    {
         command.env_remove(name);
     }
     let records = folder.join("records");
@@ -40,7 +42,8 @@ pub fn of(value: &Value, area: &str) -> Vec<String> {
 
 /// A libcuda whose cuInit does this.
 pub fn libcuda(folder: &Path, init: &str) {
-    let text = format!("#include <unistd.h>\nint cuInit(unsigned flags) {{ (void)flags; {init} }}\n");
+    let text =
+        format!("#include <unistd.h>\nint cuInit(unsigned flags) {{ (void)flags; {init} }}\n");
     library(&text, &folder.join("libcuda.so.1"));
 }
 

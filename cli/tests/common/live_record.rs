@@ -9,7 +9,8 @@ use std::time::Duration;
 use gruyere_record::calls::DriverCall;
 use gruyere_record::{BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions};
 
-/// Two devices, of which only the second is used: 3 blocks live (8, 16 and 32 MiB), one of 4 MiB pending.
+/// Two devices, of which only the second is used: 3 blocks live (8, 16 and 32 MiB), one of 4 MiB
+/// pending.
 pub fn record(directory: &Path) -> &'static Record {
     let options = RecordOptions {
         directory: directory.to_owned(),
@@ -17,8 +18,10 @@ pub fn record(directory: &Path) -> &'static Record {
         max_blocks: 4096,
         ..RecordOptions::default()
     };
-    let facts = |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
-    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
+    let facts =
+        |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
+    let record: &'static Record =
+        Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
     let mut shard = record.shard(1, 0);
     for n in 0..5u64 {
         let size = 2 << (20 + n);
@@ -105,8 +108,9 @@ pub fn ask(address: &str, request: &[u8]) -> String {
     String::from_utf8(answer).expect("text")
 }
 
-/// A copy of `record` as somebody may write it: `change` is done to its bytes, `owner` given the file, and its lock held for as long as the file is open.
-/// `None` where a file can't be given away, which takes root.
+/// A copy of `record` as somebody may write it: `change` is done to its bytes, `owner` given the
+/// file, and its lock held for as long as the file is open. `None` where a file can't be given
+/// away, which takes root.
 #[allow(dead_code)] // not of every test program
 pub fn forged(
     record: &Record,

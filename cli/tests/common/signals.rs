@@ -19,8 +19,8 @@ const OFTEN_IGNORED: [libc::c_int; 8] = [
     libc::SIGUSR1,
 ];
 
-/// The command finds its signals as an interactive shell leaves them: none ignored, none blocked. These tests may have been started by who
-/// ignores some, and children inherit that.
+/// The command finds its signals as an interactive shell leaves them: none ignored, none blocked.
+/// These tests may have been started by who ignores some, and children inherit that.
 pub fn as_from_a_shell(command: &mut Command) -> &mut Command {
     // SAFETY: the closure makes system calls only, which a forked child may.
     unsafe {

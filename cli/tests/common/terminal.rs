@@ -20,7 +20,8 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Runs `command` as the leader of a session of its own, with a terminal of 100 columns and 40 lines as its standard streams.
+    /// Runs `command` as the leader of a session of its own, with a terminal of 100 columns and 40
+    /// lines as its standard streams.
     pub fn with(mut command: Command) -> Terminal {
         let (master, slave) = open().unwrap();
         let terminal = slave.as_raw_fd();
@@ -111,20 +112,21 @@ impl Terminal {
         until("a job is in front", || unsafe { libc::tcgetpgrp(master) } != shell as libc::pid_t);
     }
 
-    /// Until the job in front goes on: a shell gives it the terminal first and continues it then, and a stop that comes between is forgotten.
+    /// Until the job in front goes on: a shell gives it the terminal first and continues it then,
+    /// and a stop that comes between is forgotten.
     pub fn wait_until_the_job_goes_on(&self) {
         let master = self.master.as_ref().expect("open").as_raw_fd();
         let is_stopped = |group: libc::pid_t| {
             let processes = std::fs::read_dir("/proc").unwrap().flatten();
-            processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok()).any(
-                |stat| {
+            processes
+                .filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok())
+                .any(|stat| {
                     // Behind the name, which may hold anything: state, parent, group.
                     let fields: Vec<&str> =
                         stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
                     fields.first() == Some(&"T")
                         && fields.get(2).and_then(|text| text.parse().ok()) == Some(group)
-                },
-            )
+                })
         };
         // SAFETY: a descriptor of ours.
         until("the job goes on", || !is_stopped(unsafe { libc::tcgetpgrp(master) }));
@@ -157,10 +159,12 @@ fn last(seen: &str) -> &str {
     &seen[from..]
 }
 
-/// Both ends. No child of a test beside this one inherits them, even for a moment: it would hold the terminal open.
+/// Both ends. No child of a test beside this one inherits them, even for a moment: it would hold
+/// the terminal open.
 fn open() -> std::io::Result<(File, File)> {
-    let failed =
-        |answer: libc::c_int| if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
+    let failed = |answer: libc::c_int| {
+        if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK;
     let size = libc::winsize { ws_row: 40, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
     let mut name = [0u8; 64];

@@ -1,5 +1,6 @@
-// Takes blocks of 64 MiB through the library that is preloaded, and frees some: device_memory TAKE FREE [again|kill]. With
-// `driver` it asks the driver, as a runtime that is linked statically does: by address.
+// Takes blocks of 64 MiB through the library that is preloaded, and frees some: device_memory TAKE
+// FREE [again|kill]. With `driver` it asks the driver, as a runtime that is linked statically does:
+// by address.
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -34,7 +35,8 @@ static int find_driver(void) {
     *(void **)&set = dlsym(library, "cuCtxSetCurrent");
     *(void **)&driver_malloc = dlsym(library, "cuMemAlloc_v2");
     *(void **)&driver_free = dlsym(library, "cuMemFree_v2");
-    return library && driver_malloc && driver_free && initialize(0) == 0 && retain(&context, 0) == 0 && set(context) == 0;
+    return library && driver_malloc && driver_free && initialize(0) == 0 &&
+           retain(&context, 0) == 0 && set(context) == 0;
 }
 
 int main(int count, char **words) {

@@ -1,4 +1,5 @@
-// Tells which signals come, until SIGUSR2 ends it with code 5. With an argument it first sends SIGUSR1 to its process group.
+// Tells which signals come, until SIGUSR2 ends it with code 5. With an argument it first sends
+// SIGUSR1 to its process group.
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

@@ -12,8 +12,9 @@ use std::sync::atomic::Ordering;
 impl Heap {
     /// What the loader has wired: [`HOOK_RECORD_STREAM`], [`HOOK_CAPTURES`].
     ///
-    /// Blocks may have been handed out, and uses of them by other streams lost, before record_stream was wired: what was enqueued until now is
-    /// waited for, before memory passes from stream to stream.
+    /// Blocks may have been handed out, and uses of them by other streams lost, before
+    /// record_stream was wired: what was enqueued until now is waited for, before memory passes
+    /// from stream to stream.
     pub fn announce_hooks(&self, bits: u32) {
         if bits & HOOK_RECORD_STREAM != 0 && self.hooks() & HOOK_RECORD_STREAM == 0 {
             self.devices().for_each(|device| {
@@ -43,7 +44,8 @@ impl Heap {
         let device = self.device(device)?;
         let shared = &self.shared;
         self.forget_failed_captures(device);
-        // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
+        // While nothing captures yet, turn what is freed into events: afterwards nothing may be
+        // recorded.
         if let Some(_guard) = device.query_guard() {
             device.fence_all(shared, None);
         }
@@ -104,8 +106,10 @@ impl Heap {
         }
     }
 
-    /// Closes the pool scopes that this thread left open when its capture failed: torch does not, and nothing could be asked or waited for
-    /// any more ([`crate::pool::capture::Captures::forget_failed`]). Costs a load where no pool scope is open.
+    /// Closes the pool scopes that this thread left open when its capture failed: torch does not,
+    /// and nothing could be asked or waited for any more
+    /// ([`crate::pool::capture::Captures::forget_failed`]). Costs a load where no pool scope is
+    /// open.
     pub(super) fn forget_failed_captures(&self, device: &Device) {
         if device.may_query() || !lock(&device.central).captures.has_own() {
             return;
@@ -118,7 +122,8 @@ impl Heap {
         if forgotten > 0 {
             self.pool_scopes_closed(device, forgotten);
             log::debug!(
-                "{forgotten} captures that failed on device {} are forgotten, and their memory is taken back",
+                "{forgotten} captures that failed on device {} are forgotten, and their memory is \
+                 taken back",
                 device.id
             );
         }

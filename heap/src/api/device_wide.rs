@@ -17,10 +17,12 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// All frees from now on are ordered by CUDA's own rules, so that memory may pass from stream to stream without record_stream; and captures are told of
-    /// by [`Heap::capture_begins`]. To be called before the first block is handed out.
+    /// All frees from now on are ordered by CUDA's own rules, so that memory may pass from stream
+    /// to stream without record_stream; and captures are told of by [`Heap::capture_begins`]. To be
+    /// called before the first block is handed out.
     ///
-    /// If torch's hooks come too, and nobody has announced them ([`Heap::announce_hooks`]), that ends: their callers promise less.
+    /// If torch's hooks come too, and nobody has announced them ([`Heap::announce_hooks`]), that
+    /// ends: their callers promise less.
     pub fn announce_ordered_callers(&self) {
         if self.hooks() & (ORDERED_CALLERS | HOOK_RECORD_STREAM) == 0 {
             self.special.fetch_or(UNANNOUNCED, Ordering::AcqRel);
@@ -67,14 +69,16 @@ impl Heap {
         }
     }
 
-    /// `cudaFree`: frees the block at `address`, which is not reused before all work that the device has been given so far is done. False: no live
-    /// block starts there (counted and logged as a bad free is).
+    /// `cudaFree`: frees the block at `address`, which is not reused before all work that the
+    /// device has been given so far is done. False: no live block starts there (counted and logged
+    /// as a bad free is).
     pub fn free_device_wide(&self, address: u64) -> bool {
         self.free_on(address, StreamHandle::ALL_STREAMS)
     }
 
-    /// `cudaFreeAsync`: frees the block at `address`, all uses of which come before the work that `stream` is given from now on. False: no live
-    /// block starts there (counted and logged as a bad free is).
+    /// `cudaFreeAsync`: frees the block at `address`, all uses of which come before the work that
+    /// `stream` is given from now on. False: no live block starts there (counted and logged as a
+    /// bad free is).
     pub fn free_on(&self, address: u64, stream: StreamHandle) -> bool {
         if address == 0 {
             return true;
@@ -101,7 +105,8 @@ impl Heap {
         self.free(address)
     }
 
-    /// Before the program synchronises `device`: what [`Heap::synchronized`] is to be given. While it waits, frees go on, and are later ones.
+    /// Before the program synchronises `device`: what [`Heap::synchronized`] is to be given. While
+    /// it waits, frees go on, and are later ones.
     pub fn before_synchronize(&self, device: i64) -> SyncPoint {
         let device = self.device_in_use(device).ok().flatten();
         SyncPoint(device.map_or_else(HashMap::new, |device| device.streams.open_epochs()))
@@ -115,7 +120,8 @@ impl Heap {
         }
     }
 
-    /// The program promises that `stream` is not destroyed before [`Heap::stream_ends`] is told of it: until then it may be asked about, and events may be recorded on it, at any time.
+    /// The program promises that `stream` is not destroyed before [`Heap::stream_ends`] is told of
+    /// it: until then it may be asked about, and events may be recorded on it, at any time.
     ///
     /// # Errors
     /// A device that there is not, or that cannot be used.
@@ -144,12 +150,14 @@ impl Heap {
         Ok(())
     }
 
-    /// A capture is about to begin on `stream` of `device`: until it ends, nothing is asked of the driver that could make it fail.
+    /// A capture is about to begin on `stream` of `device`: until it ends, nothing is asked of the
+    /// driver that could make it fail.
     pub fn capture_begins(&self, device: i64, stream: StreamHandle) {
         let Ok(device) = self.device(device) else { return };
         // So that a stream of which we have seen nothing yet is found when it ends.
         let named = device.named(&self.shared, stream).ok();
-        // While nothing captures yet, turn what is freed into events: afterwards nothing may be recorded.
+        // While nothing captures yet, turn what is freed into events: afterwards nothing may be
+        // recorded.
         if let Some(_guard) = device.query_guard() {
             device.fence_all(&self.shared, named.as_ref().map(|found| found.number));
         }
@@ -164,7 +172,8 @@ impl Heap {
         device.event(&self.shared, EventKind::CaptureBegin, 0, 0);
     }
 
-    /// The capture on `stream` has ended, or never begun: the driver refused it. Nothing where none was told of.
+    /// The capture on `stream` has ended, or never begun: the driver refused it. Nothing where none
+    /// was told of.
     pub fn capture_ends(&self, device: i64, stream: StreamHandle) {
         let Ok(Some(device)) = self.device_in_use(device) else { return };
         {
@@ -176,8 +185,8 @@ impl Heap {
         device.event(&self.shared, EventKind::CaptureEnd, 0, 0);
     }
 
-    /// Bytes that the device would have free in addition, if the heap gave back what it can: idle whole pages, and large blocks that wait
-    /// for streams.
+    /// Bytes that the device would have free in addition, if the heap gave back what it can: idle
+    /// whole pages, and large blocks that wait for streams.
     pub fn could_give_back(&self, device: i64) -> u64 {
         let Ok(Some(device)) = self.device_in_use(device) else { return 0 };
         let shared = &self.shared;
@@ -191,16 +200,17 @@ impl Heap {
         device.supply.evictable(&central) + central.pending_bytes() / PAGE * PAGE
     }
 
-    /// The program uses these devices, and reaches each other's memory: what they have and get is mapped for all of them that can. Where one cannot
-    /// be used, its first malloc says so.
+    /// The program uses these devices, and reaches each other's memory: what they have and get is
+    /// mapped for all of them that can. Where one cannot be used, its first malloc says so.
     pub fn use_devices(&self, devices: &[i64]) {
         for &device in devices {
             let _ = self.device(device);
         }
     }
 
-    /// The program is about to reset `device` (`cudaDeviceReset`): every block on it is dropped, and all memory goes back. The heap of the device is
-    /// as new then, and its streams are gone. No other thread may be using the device, as CUDA asks too.
+    /// The program is about to reset `device` (`cudaDeviceReset`): every block on it is dropped,
+    /// and all memory goes back. The heap of the device is as new then, and its streams are gone.
+    /// No other thread may be using the device, as CUDA asks too.
     pub fn reset_device(&self, device: i64) {
         let Ok(Some(device)) = self.device_in_use(device) else { return };
         for address in device.seen() {
@@ -209,7 +219,8 @@ impl Heap {
         let shared = &self.shared;
         let capturing = std::mem::take(&mut *lock(&device.capturing)).len();
         self.pool_scopes_closed(device, u32::try_from(capturing).unwrap_or(0));
-        // Work that is still running is cut off by the reset; our memory must not be unmapped under it.
+        // Work that is still running is cut off by the reset; our memory must not be unmapped under
+        // it.
         let _ = shared.driver.device_synchronize(device.id);
         for address in device.live_addresses() {
             self.free(address);
@@ -234,7 +245,8 @@ impl Heap {
             device.supply.close(&mut central, &*shared.driver);
         } else {
             log::warn!(
-                "cudaDeviceReset: {} of device {} could not be given back before it (captured graphs or named pools keep them)",
+                "cudaDeviceReset: {} of device {} could not be given back before it (captured \
+                 graphs or named pools keep them)",
                 Bytes(central.backing.held),
                 device.id
             );

@@ -12,20 +12,24 @@ use once_cell::race::OnceBox;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted, logged and harmless (false).
+    /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted,
+    /// logged and harmless (false).
     pub fn free(&self, address: u64) -> bool {
         let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE);
         if special != 0 && address != 0 {
             self.before_free(address);
         }
         match self.find_owner(address) {
-            Some(Owned::Small(device, shard, slab)) => self.free_small(device, shard, slab, address),
+            Some(Owned::Small(device, shard, slab)) => {
+                self.free_small(device, shard, slab, address)
+            }
             Some(Owned::Large(device, page)) => self.free_large(device, page, address),
             None => self.free_other(address),
         }
     }
 
-    /// Who owns `address`, for the free that follows at once; `None` wherever something is out of the ordinary: then [`Heap::free`] knows.
+    /// Who owns `address`, for the free that follows at once; `None` wherever something is out of
+    /// the ordinary: then [`Heap::free`] knows.
     #[inline(always)]
     pub fn owner(&self, address: u64) -> Option<Owned<'_>> {
         let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE);
@@ -69,7 +73,8 @@ impl Heap {
         true
     }
 
-    /// As [`Heap::free`], for what is in no page: address 0, a block of `backing:passthrough`, or a mistake.
+    /// As [`Heap::free`], for what is in no page: address 0, a block of `backing:passthrough`, or a
+    /// mistake.
     #[cold]
     #[inline(never)]
     fn free_other(&self, address: u64) -> bool {
@@ -96,11 +101,12 @@ impl Heap {
         if let Some(device) = self.devices().next() {
             lock(&device.central).gauges.set(&[(DeviceGauge::BadFrees, count)]);
         }
-        // One line for each of the first few; a program that does it in a loop must not fill the disk.
+        // One line for each of the first few; a program that does it in a loop must not fill the
+        // disk.
         if count <= 10 || count.is_power_of_two() {
             log::error!(
-                "{call}({address:#x}): no live block of this allocator starts there (freed twice, or allocated by somebody else); \
-                 ignored, {count} so far"
+                "{call}({address:#x}): no live block of this allocator starts there (freed twice, \
+                 or allocated by somebody else); ignored, {count} so far"
             );
         }
     }
@@ -139,8 +145,8 @@ impl Heap {
         }
     }
 
-    /// `stream` uses the block at `address` too: it is not reused before that stream is past its free. False: no live block
-    /// starts there (counted and logged as a bad free is).
+    /// `stream` uses the block at `address` too: it is not reused before that stream is past its
+    /// free. False: no live block starts there (counted and logged as a bad free is).
     pub fn record_stream(&self, address: u64, stream: StreamHandle) -> bool {
         if address == 0 {
             return true;
@@ -164,7 +170,9 @@ impl Heap {
                     Some(())
                 })
             }
-            Owner::None => self.devices().find_map(|device| device.record_stream(address, owner, 0)),
+            Owner::None => {
+                self.devices().find_map(|device| device.record_stream(address, owner, 0))
+            }
         };
         if done.is_none() {
             self.bad_pointer("record_stream", address);

@@ -14,8 +14,8 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// Begins a history of at most `most` entries (0: of where live blocks came from only); older ones make room. What was noted
-    /// before stays, unless `clear` says otherwise.
+    /// Begins a history of at most `most` entries (0: of where live blocks came from only); older
+    /// ones make room. What was noted before stays, unless `clear` says otherwise.
     pub fn start_history(&self, most: usize, clear: bool) {
         // No device comes into use meanwhile.
         let _making = lock(&self.making);
@@ -59,7 +59,8 @@ impl Heap {
     pub fn history(&self) -> Collected {
         let mut books = lock(&self.history.0);
         self.end_waits(&mut books);
-        // Memory comes before the block that it is for, so of one nanosecond too. The sort is stable.
+        // Memory comes before the block that it is for, so of one nanosecond too. The sort is
+        // stable.
         let (mut entries, mut lost) = (Vec::new(), 0);
         for device in self.devices() {
             let central = lock(&device.central);
@@ -84,7 +85,8 @@ impl Heap {
     pub(super) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
         let (bytes, context) = (round(size), context());
         let mut books = lock(&self.history.0);
-        // A block that lies there now shows that the wait of the one before is over; the others are asked in turns.
+        // A block that lies there now shows that the wait of the one before is over; the others are
+        // asked in turns.
         books.end_wait(address);
         books.since += 1;
         if books.since > LOOK_EVERY.max(2 * books.waiting.len()) {
@@ -151,7 +153,9 @@ impl Heap {
         let owner = self.shared.table.get(address);
         let Owner::Slab { device, .. } = owner else { return false };
         let device = self.devices.get(device as usize).and_then(|cell| cell.get());
-        device.and_then(|device| device.block_at(address, owner)).is_some_and(|facts| facts.is_pending)
+        device
+            .and_then(|device| device.block_at(address, owner))
+            .is_some_and(|facts| facts.is_pending)
     }
 
     /// A request was answered with out of memory.

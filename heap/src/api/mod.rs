@@ -1,5 +1,5 @@
-//! What a process asks of its heap. Nothing here decides where a block goes: each call finds the device, notes what torch, a history
-//! or a trace want noted, and leaves the rest to the device.
+//! What a process asks of its heap. Nothing here decides where a block goes: each call finds the
+//! device, notes what torch, a history or a trace want noted, and leaves the rest to the device.
 
 mod captures;
 mod device_wide;
@@ -39,7 +39,8 @@ pub(super) const DEBUG: u32 = 4;
 pub(super) const HISTORY: u32 = 8;
 /// A trace is written.
 pub(super) const TRACE: u32 = 16;
-/// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been announced.
+/// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been
+/// announced.
 pub(super) const UNANNOUNCED: u32 = 32;
 /// Blocks from 1 MiB on get dedicated allocations.
 const DEDICATED: u32 = 64;
@@ -56,9 +57,10 @@ pub struct Heap {
     devices: [OnceBox<Device>; MAX_DEVICES as usize],
     count: u32,
     making: Mutex<()>,
-    /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set while the hooks are not
-    /// announced or a pool scope is open anywhere, HISTORY while a history is kept, UNANNOUNCED from the first call of a CUDA program until torch's hooks are
-    /// announced or met; the others never change.
+    /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set
+    /// while the hooks are not announced or a pool scope is open anywhere, HISTORY while a history
+    /// is kept, UNANNOUNCED from the first call of a CUDA program until torch's hooks are announced
+    /// or met; the others never change.
     special: AtomicU32,
     /// Pool scopes open on all devices; guards the setting of WATCH_CAPTURES.
     pool_scopes: Mutex<u32>,
@@ -98,8 +100,9 @@ impl Heap {
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &facts)));
         let debug = settings.debug.poison || settings.debug.sync;
         let passthrough = supply::configured_way(settings.backing, false) == Some(Way::Driver);
-        let special =
-            WATCH_CAPTURES | if passthrough { PASSTHROUGH } else { 0 } | if debug { DEBUG } else { 0 };
+        let special = WATCH_CAPTURES
+            | if passthrough { PASSTHROUGH } else { 0 }
+            | if debug { DEBUG } else { 0 };
         let trace = settings.trace.as_ref().and_then(|name| {
             let process = Process::current();
             Tracer::start(&trace::expand(name, process.pid, process.rank))
@@ -131,10 +134,12 @@ impl Heap {
         })
     }
 
-    /// With `backing:fixed`, blocks from 1 MiB on get dedicated allocations from now on: CUDA's handles for other processes name whole
-    /// allocations of the driver, and open at their starts. To be called before the first block is handed out.
+    /// With `backing:fixed`, blocks from 1 MiB on get dedicated allocations from now on: CUDA's
+    /// handles for other processes name whole allocations of the driver, and open at their starts.
+    /// To be called before the first block is handed out.
     ///
-    /// A span is the block's size rounded up to 2 MiB, and serves, once free, blocks of that very size, or goes back to the driver.
+    /// A span is the block's size rounded up to 2 MiB, and serves, once free, blocks of that very
+    /// size, or goes back to the driver.
     pub fn dedicate_allocations(&mut self) {
         if supply::configured_way(self.shared.settings.backing, true) == Some(Way::Dedicated) {
             self.shared.dedicated = true;
@@ -195,7 +200,9 @@ impl Heap {
             {
                 let mut central = lock(&device.central);
                 let (limit, total) = (central.limit, device.capabilities.total_memory);
-                central.gauges.set(&[(DeviceGauge::Limit, limit), (DeviceGauge::TotalMemory, total)]);
+                central
+                    .gauges
+                    .set(&[(DeviceGauge::Limit, limit), (DeviceGauge::TotalMemory, total)]);
             }
             self.tell_of_history(&device);
             device.map_reserves(&self.shared)?;

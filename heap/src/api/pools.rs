@@ -12,12 +12,13 @@ impl Heap {
         self.devices().find(|device| device.id == key.device()).ok_or(PoolError::NoSuchPool(key))
     }
 
-    /// A pool of that name on `device`: a new one, or the one that there is, whose reserve is raised and whose limit is replaced if
-    /// one is given. `reserve` bytes are mapped for it, in whole pages; `limit` is a ceiling on its live bytes.
+    /// A pool of that name on `device`: a new one, or the one that there is, whose reserve is
+    /// raised and whose limit is replaced if one is given. `reserve` bytes are mapped for it, in
+    /// whole pages; `limit` is a ceiling on its live bytes.
     ///
     /// # Errors
-    /// A device, a name or numbers that cannot be; [`PoolError::Reserve`]: the memory could not be had. A new pool is not made then,
-    /// and an old one keeps what it had.
+    /// A device, a name or numbers that cannot be; [`PoolError::Reserve`]: the memory could not be
+    /// had. A new pool is not made then, and an old one keeps what it had.
     pub fn pool_create(
         &self,
         name: &str,
@@ -37,7 +38,9 @@ impl Heap {
             let central = &mut *guard;
             let known = central.pools.find(name);
             let limit = limit.or_else(|| central.pools.get(known?)?.rules.limit);
-            if let Some(limit) = limit.filter(|&limit| reserve > round_up(limit, PAGE).unwrap_or(u64::MAX)) {
+            if let Some(limit) =
+                limit.filter(|&limit| reserve > round_up(limit, PAGE).unwrap_or(u64::MAX))
+            {
                 return Err(PoolError::ReserveOverLimit { reserve, limit });
             }
             let number = match known {
@@ -67,7 +70,8 @@ impl Heap {
         }
         let Err(error) = filled else { return Ok(key) };
         if is_new {
-            // What could be mapped of it goes back; where the driver refuses, the pool stays, empty, and can be made again.
+            // What could be mapped of it goes back; where the driver refuses, the pool stays,
+            // empty, and can be made again.
             let _ = device.release_named(shared, key, true);
         } else {
             device.trim(shared);
@@ -80,7 +84,8 @@ impl Heap {
         })
     }
 
-    /// Sends the calling thread's next requests on the pool's device to the pool, until [`Heap::pool_leave`].
+    /// Sends the calling thread's next requests on the pool's device to the pool, until
+    /// [`Heap::pool_leave`].
     ///
     /// # Errors
     /// There is no such pool, or the thread is in [`crate::pool::route::ROUTE_DEPTH`] pools.
@@ -100,8 +105,8 @@ impl Heap {
         if route::leave(key) { Ok(()) } else { Err(PoolError::NotInnermost(key)) }
     }
 
-    /// Gives all memory of a pool back to the device at once, after the device has been synchronised; the bytes given. The pool can be
-    /// used again; its reserve is gone.
+    /// Gives all memory of a pool back to the device at once, after the device has been
+    /// synchronised; the bytes given. The pool can be used again; its reserve is gone.
     ///
     /// # Errors
     /// What keeps it: [`PoolError::Live`] names the blocks.
@@ -109,7 +114,8 @@ impl Heap {
         self.pool_device(key)?.release_named(&self.shared, key, false)
     }
 
-    /// As [`Heap::pool_release`], and forgets the pool. A thread that is still in it allocates as if it were not.
+    /// As [`Heap::pool_release`], and forgets the pool. A thread that is still in it allocates as
+    /// if it were not.
     ///
     /// # Errors
     /// As [`Heap::pool_release`].

@@ -34,7 +34,8 @@ impl Heap {
         Ok(self.device(device)?.torch_stats(&self.shared))
     }
 
-    /// What each capture pool of a device holds that torch has an id for. Nothing where the device has not been used.
+    /// What each capture pool of a device holds that torch has an id for. Nothing where the device
+    /// has not been used.
     ///
     /// # Errors
     /// A device that there is not.
@@ -63,7 +64,8 @@ impl Heap {
     /// A dump for people: every device in use, by cause.
     pub fn dump(&self) -> String {
         use std::fmt::Write;
-        let mut text = format!("gruyere {} pid {}\n", env!("CARGO_PKG_VERSION"), std::process::id());
+        let mut text =
+            format!("gruyere {} pid {}\n", env!("CARGO_PKG_VERSION"), std::process::id());
         for device in self.devices() {
             let stats = device.stats(&self.shared);
             let _ = writeln!(
@@ -119,19 +121,27 @@ impl Heap {
         text
     }
 
-    /// Every segment of a device, and the blocks that tile it. Nothing where the device has not been used.
+    /// Every segment of a device, and the blocks that tile it. Nothing where the device has not
+    /// been used.
     ///
     /// # Errors
     /// A device that there is not.
     pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
-        Ok(self.device_in_use(device)?.map_or_else(Snapshot::default, |device| device.snapshot(usize::MAX).0))
+        Ok(self
+            .device_in_use(device)?
+            .map_or_else(Snapshot::default, |device| device.snapshot(usize::MAX).0))
     }
 
-    /// As [`Heap::snapshot`], with sums; of the small blocks at most `most` are told one by one. `None` where the device has not been used.
+    /// As [`Heap::snapshot`], with sums; of the small blocks at most `most` are told one by one.
+    /// `None` where the device has not been used.
     ///
     /// # Errors
     /// A device that there is not.
-    pub fn segment_stats(&self, device: i64, most: usize) -> Result<Option<(Snapshot, SegmentStats)>, Error> {
+    pub fn segment_stats(
+        &self,
+        device: i64,
+        most: usize,
+    ) -> Result<Option<(Snapshot, SegmentStats)>, Error> {
         Ok(self.device_in_use(device)?.map(|device| device.snapshot(most)))
     }
 
@@ -140,9 +150,10 @@ impl Heap {
         self.devices().map(|device| device.id).collect()
     }
 
-    /// Checks every invariant that can be checked from inside: runs tile their regions, slabs lie in the runs that were taken
-    /// for them and are found from each of their pages, blocks are found from their addresses, live bytes equal the record's, and
-    /// what is held equals what the driver counts. No other thread may be in the heap.
+    /// Checks every invariant that can be checked from inside: runs tile their regions, slabs lie
+    /// in the runs that were taken for them and are found from each of their pages, blocks are
+    /// found from their addresses, live bytes equal the record's, and what is held equals what the
+    /// driver counts. No other thread may be in the heap.
     ///
     /// # Errors
     /// The first broken invariant, in words.

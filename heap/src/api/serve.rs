@@ -22,13 +22,17 @@ impl Heap {
         self.special.load(Ordering::Acquire) == 0
     }
 
-    /// The hot path of [`Heap::malloc`] while [`Heap::is_plain`], for sizes above 0 that are `LARGE` ([`crate::device::is_large`]) or not: 0 wherever
-    /// something is out of the ordinary.
+    /// The hot path of [`Heap::malloc`] while [`Heap::is_plain`], for sizes above 0 that are
+    /// `LARGE` ([`crate::device::is_large`]) or not: 0 wherever something is out of the ordinary.
     #[inline(always)]
     pub fn serve<const LARGE: bool>(&self, size: u64, device: i32, stream: StreamHandle) -> u64 {
-        let Some(device) = self.devices.get(device as usize).and_then(OnceBox::get) else { return 0 };
+        let Some(device) = self.devices.get(device as usize).and_then(OnceBox::get) else {
+            return 0;
+        };
         let start = clock::now();
-        let Some(number) = device.streams.resolve_lasting(&*self.shared.questions, stream) else { return 0 };
+        let Some(number) = device.streams.resolve_lasting(&*self.shared.questions, stream) else {
+            return 0;
+        };
         let tags = lifetime::tags();
         if tags.is_routed() {
             return 0;
@@ -48,7 +52,8 @@ impl Heap {
     /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 answers 0.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] after everything was tried; the driver's errors; a device that there is not.
+    /// [`Error::OutOfMemory`] after everything was tried; the driver's errors; a device that there
+    /// is not.
     pub fn malloc(&self, size: u64, device: i64, stream: StreamHandle) -> Result<u64, Error> {
         if size == 0 {
             return Ok(0);
@@ -85,8 +90,11 @@ impl Heap {
             self.warn_of_missing_hooks();
         }
         let watched = special & WATCH_CAPTURES != 0 && request.stream != streams::ALL_STREAMS;
-        let capture =
-            if watched || found.captures() { device.capture_of(shared, stream, found)? } else { None };
+        let capture = if watched || found.captures() {
+            device.capture_of(shared, stream, found)?
+        } else {
+            None
+        };
         if capture.is_none() {
             self.forget_failed_captures(device);
         }
@@ -103,8 +111,12 @@ impl Heap {
                 (Way::Heap, None) => device.malloc(shared, request)?,
             },
         };
-        if shared.settings.debug.poison && capture.is_none() && request.stream != streams::ALL_STREAMS {
-            let result = shared.driver.memset(device.id, address, POISON_FRESH, round(request.size), stream);
+        if shared.settings.debug.poison
+            && capture.is_none()
+            && request.stream != streams::ALL_STREAMS
+        {
+            let result =
+                shared.driver.memset(device.id, address, POISON_FRESH, round(request.size), stream);
             if let Err(error) = result {
                 log::warn!("debug:poison could not fill the block at {address:#x}: {error}");
             }
@@ -122,13 +134,15 @@ impl Heap {
     fn warn_of_missing_hooks(&self) {
         static ONCE: std::sync::Once = std::sync::Once::new();
         let hooks = self.hooks();
-        let missing = [(HOOK_RECORD_STREAM, "record_stream"), (HOOK_CAPTURES, "CUDA graph captures")];
+        let missing =
+            [(HOOK_RECORD_STREAM, "record_stream"), (HOOK_CAPTURES, "CUDA graph captures")];
         let missing: Vec<&str> =
             missing.into_iter().filter(|hook| hooks & hook.0 == 0).map(|hook| hook.1).collect();
         let effect = |hook: u32, text: &'static str| if hooks & hook == 0 { text } else { "" };
         ONCE.call_once(|| {
             log::warn!(
-                "not wired: {}.{}{} Set the hooks and call gruyere_announce_hooks(3) to have all of it.",
+                "not wired: {}.{}{} Set the hooks and call gruyere_announce_hooks(3) to have all \
+                 of it.",
                 missing.join(", "),
                 effect(
                     HOOK_RECORD_STREAM,

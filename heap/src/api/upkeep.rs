@@ -13,14 +13,15 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Heap {
-    /// `empty_cache`: gives back to the driver what nobody uses, on all devices; the bytes that it got. Synchronises each device,
-    /// unless something is capturing on it.
+    /// `empty_cache`: gives back to the driver what nobody uses, on all devices; the bytes that it
+    /// got. Synchronises each device, unless something is capturing on it.
     pub fn trim(&self) -> u64 {
         let devices = self.devices().inspect(|device| self.forget_failed_captures(device));
         devices.map(|device| device.trim(&self.shared)).sum()
     }
 
-    /// Caps what may be reserved on `device` at `fraction` of its memory, and at `limit:` if that is less.
+    /// Caps what may be reserved on `device` at `fraction` of its memory, and at `limit:` if that
+    /// is less.
     ///
     /// # Errors
     /// A device that there is not.
@@ -40,10 +41,12 @@ impl Heap {
     pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
         self.devices().find_map(|device| {
             let central = lock(&device.central);
-            let direct =
-                central.direct_blocks().find(|&(base, bytes)| (base..base + bytes).contains(&address));
+            let direct = central
+                .direct_blocks()
+                .find(|&(base, bytes)| (base..base + bytes).contains(&address));
             direct.or_else(|| {
-                let mut regions = central.arenas.regions().map(|(_, region)| (region.address, region.bytes));
+                let mut regions =
+                    central.arenas.regions().map(|(_, region)| (region.address, region.bytes));
                 regions.find(|&(base, bytes)| (base..base + bytes).contains(&address))
             })
         })
@@ -87,15 +90,16 @@ impl Heap {
         }
     }
 
-    /// The program says what it does from now on; memory that it does not need for that goes back to the devices (`phase`).
+    /// The program says what it does from now on; memory that it does not need for that goes back
+    /// to the devices (`phase`).
     pub fn mark_phase(&self, phase: Phase) {
         for device in self.devices() {
             device.watch(&self.shared, Occasion::Mark(phase));
         }
     }
 
-    /// Gives the driver's objects back and closes the record. The heap must not be used by anybody else any more, and no block
-    /// of it by any stream.
+    /// Gives the driver's objects back and closes the record. The heap must not be used by anybody
+    /// else any more, and no block of it by any stream.
     pub fn shut_down(&self) {
         for device in self.devices() {
             device.trim(&self.shared);
@@ -109,16 +113,21 @@ impl Heap {
         self.flush_trace();
     }
 
-    /// Gives idle memory back on each device where less than three quarters of the peak is live, and where neither this nor a mark of a phase
-    /// did so within [`crate::policy::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises those devices.
+    /// Gives idle memory back on each device where less than three quarters of the peak is live,
+    /// and where neither this nor a mark of a phase did so within
+    /// [`crate::policy::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises
+    /// those devices.
     pub fn checkpoint(&self, now: Instant) -> u64 {
         self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()
     }
 
-    /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done: no live block of ours starts there.
+    /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done: no
+    /// live block of ours starts there.
     pub fn tag(&self, address: u64, lifetime: Lifetime) -> bool {
         let owner = self.shared.table.get(address);
-        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else { return false };
+        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else {
+            return false;
+        };
         let device = self.device(i64::from(device));
         device.ok().and_then(|device| device.tag(address, owner, lifetime)).is_some()
     }

@@ -9,7 +9,8 @@ use crate::watcher::DEVICES;
 use std::sync::Arc;
 
 impl Heap {
-    /// A heap that keeps books of what [`Heap::saw_malloc`] and [`Heap::saw_free`] tell it, and allocates nothing.
+    /// A heap that keeps books of what [`Heap::saw_malloc`] and [`Heap::saw_free`] tell it, and
+    /// allocates nothing.
     ///
     /// # Errors
     /// None that is known of; the signature is [`Heap::new`]'s.
@@ -18,7 +19,8 @@ impl Heap {
         Self::new(Arc::new(AbsentDriver { devices: DEVICES }), settings)
     }
 
-    /// Another allocator gave `size` bytes at `address` of `device`, in the order of `stream` ([`StreamHandle::ALL_STREAMS`]: of none).
+    /// Another allocator gave `size` bytes at `address` of `device`, in the order of `stream`
+    /// ([`StreamHandle::ALL_STREAMS`]: of none).
     #[inline(always)]
     pub fn saw_malloc(&self, device: i64, address: u64, size: u64, stream: StreamHandle) {
         if let Ok(device) = self.device(device)
@@ -26,7 +28,9 @@ impl Heap {
         {
             let stream = if stream == StreamHandle::ALL_STREAMS {
                 streams::ALL_STREAMS
-            } else if let Some(number) = device.streams.resolve_lasting(&*self.shared.driver, stream) {
+            } else if let Some(number) =
+                device.streams.resolve_lasting(&*self.shared.driver, stream)
+            {
                 number
             } else {
                 let found = device.streams.resolve(&*self.shared.driver, stream);
@@ -39,7 +43,8 @@ impl Heap {
         }
     }
 
-    /// The other allocator is about to take the block at `address` back. False: it is none that was seen.
+    /// The other allocator is about to take the block at `address` back. False: it is none that was
+    /// seen.
     #[inline(always)]
     pub fn saw_free(&self, address: u64, _stream: StreamHandle) -> bool {
         let known = self.devices().any(|device| device.saw_free(address));

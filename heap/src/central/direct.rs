@@ -27,15 +27,16 @@ impl Central {
         self.direct.contains_key(&address)
     }
 
-    /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live bytes.
+    /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live
+    /// bytes.
     pub fn remove_direct(&mut self, address: u64) -> Option<u64> {
         let Direct { size, requested, lifetime, slot } = self.direct.remove(&address)?;
         self.writer.block_remove(slot, size, requested, lifetime, false);
         Some(size)
     }
 
-    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused, or could not be asked (`None`),
-    /// the memory is tried again at the next trim.
+    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused,
+    /// or could not be asked (`None`), the memory is tried again at the next trim.
     pub fn complete_direct_free(&mut self, address: u64, size: u64, result: Option<Result<()>>) {
         self.backing.calls += u64::from(result.is_some());
         self.backing.unhold(size);
@@ -58,7 +59,8 @@ impl Central {
         self.direct.iter().map(|(&address, block)| (address, block.size))
     }
 
-    /// Blocks of `backing:passthrough`, as far as they are known, and their places in the block map.
+    /// Blocks of `backing:passthrough`, as far as they are known, and their places in the block
+    /// map.
     pub fn direct_facts(&self) -> impl Iterator<Item = (BlockEntry, BlockSlot)> {
         self.direct.iter().map(|(&address, block)| {
             let &Direct { size, requested, lifetime, slot } = block;

@@ -12,7 +12,8 @@ impl Central {
         rung.bytes += bytes;
         rung.nanoseconds += u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         let [calls, gained, microseconds] = GAUGES[number];
-        let values = [(calls, rung.calls), (gained, rung.bytes), (microseconds, rung.nanoseconds / 1000)];
+        let values =
+            [(calls, rung.calls), (gained, rung.bytes), (microseconds, rung.nanoseconds / 1000)];
         self.gauges.set(&values);
     }
 }

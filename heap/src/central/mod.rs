@@ -1,4 +1,5 @@
-//! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the blocks above 1 MiB.
+//! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the
+//! blocks above 1 MiB.
 
 mod addresses;
 mod direct;
@@ -32,14 +33,16 @@ use crate::supply::growth::Pace;
 use crate::watcher::Watched;
 use gruyere_record::size::Size;
 use gruyere_record::{
-    Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, ShardWriter, bucket_of, gauges::pool_of,
+    Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, ShardWriter, bucket_of,
+    gauges::pool_of,
 };
 use std::collections::{HashMap, HashSet};
 
 /// The record's pools of small and of large blocks.
 const SMALL: usize = 0;
 const LARGE: usize = 1;
-/// What only a graph or a named pool can use grows by at most this part of what it holds more than it needs: idle, it is lost to all others.
+/// What only a graph or a named pool can use grows by at most this part of what it holds more than
+/// it needs: idle, it is lost to all others.
 const OWN_SHARE: u64 = 8;
 /// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
 const BATCH_SHARE: u64 = 32;
@@ -97,11 +100,13 @@ pub struct Central {
     pub peak_reserved: u64,
     /// Ceiling on reserved bytes.
     pub limit: u64,
-    /// The headroom has been touched, because nothing else helped: it may be used until memory is given back.
+    /// The headroom has been touched, because nothing else helped: it may be used until memory is
+    /// given back.
     pub headroom_is_open: bool,
     /// Why the driver failed in the latest growth, where it was not out of memory.
     pub failure: Option<DriverError>,
-    /// The latest growth failed because the driver had no more addresses, whatever memory there was.
+    /// The latest growth failed because the driver had no more addresses, whatever memory there
+    /// was.
     pub addresses_ran_out: bool,
     /// What may be held beyond the peak of live bytes before idle pages are moved.
     pub slack: Option<Size>,
@@ -172,8 +177,8 @@ impl Central {
         }
     }
 
-    /// The hot path of a large malloc: the best fit among the free runs, described in the page table and the record. Its address, or 0 where
-    /// nothing fits. `time`: the clock's.
+    /// The hot path of a large malloc: the best fit among the free runs, described in the page
+    /// table and the record. Its address, or 0 where nothing fits. `time`: the clock's.
     #[inline(always)]
     pub fn serve(
         &mut self,
@@ -198,8 +203,8 @@ impl Central {
         address
     }
 
-    /// Describes a run that has just been taken as the block of `request`, in the page table and the record; its address. `capture` as the record
-    /// counts it.
+    /// Describes a run that has just been taken as the block of `request`, in the page table and
+    /// the record; its address. `capture` as the record counts it.
     pub fn publish(
         &mut self,
         table: &PageTable,
@@ -265,8 +270,9 @@ impl Central {
         self.gauges.sample(self.arenas.sample_busy_peak());
     }
 
-    /// Frees the large block that starts at `address` in `page`, and tells the record; it is not reused before its users and stream `also` are past this
-    /// moment. `None`: no large block starts there.
+    /// Frees the large block that starts at `address` in `page`, and tells the record; it is not
+    /// reused before its users and stream `also` are past this moment. `None`: no large block
+    /// starts there.
     #[inline(always)]
     pub fn free_large(
         &mut self,
@@ -299,7 +305,8 @@ impl Central {
             }
         }
         let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
-        // Before the run is merged: what the record needs is at hand, and need not be kept through that.
+        // Before the run is merged: what the record needs is at hand, and need not be kept through
+        // that.
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
         if size <= SMALL_MAX {
             self.is_gone(size, stream);
@@ -327,7 +334,12 @@ impl Central {
     }
 
     /// Notes that `user` uses the large block at `address` too. `None`: no such block.
-    pub fn record_stream(&mut self, address: u64, blocks: [Option<RunId>; 2], user: u32) -> Option<()> {
+    pub fn record_stream(
+        &mut self,
+        address: u64,
+        blocks: [Option<RunId>; 2],
+        user: u32,
+    ) -> Option<()> {
         let (id, run) = self.find(address, blocks)?;
         if run.stream != user || user == ALL_STREAMS {
             self.arenas.run_mut(id)?.shared = true;
@@ -344,7 +356,8 @@ impl Central {
         self.pending.blocks().filter_map(|&id| self.arenas.run(id)).map(|run| run.bytes).sum()
     }
 
-    /// Whether so much has begun to wait for streams that events are due behind it: one part in [`BATCH_SHARE`] of what is held. True once.
+    /// Whether so much has begun to wait for streams that events are due behind it: one part in
+    /// [`BATCH_SHARE`] of what is held. True once.
     pub fn fence_due(&mut self) -> bool {
         let due = self.unfenced_bytes > self.backing.held / BATCH_SHARE;
         if due {
@@ -353,7 +366,8 @@ impl Central {
         due
     }
 
-    /// Frees the large blocks whose waits are over, and notes whose free memory may be everybody's by now.
+    /// Frees the large blocks whose waits are over, and notes whose free memory may be everybody's
+    /// by now.
     pub fn complete_frees(&mut self, streams: &Streams, shares: bool) {
         streams.take_further().for_each(|stream| self.arenas.note_further(stream));
         if !self.pending.is_due(streams.strides()) {
@@ -363,8 +377,10 @@ impl Central {
         pending.complete_where(|free| {
             let is_over = free.is_over(|stream| streams.completed(stream));
             if is_over {
-                // All streams together have no work of their own that it could lie behind: what it waited for was all there is.
-                let owner = if free.own.0 == ALL_STREAMS && shares { (UNOWNED, 0) } else { free.own };
+                // All streams together have no work of their own that it could lie behind: what it
+                // waited for was all there is.
+                let owner =
+                    if free.own.0 == ALL_STREAMS && shares { (UNOWNED, 0) } else { free.own };
                 self.release_pending(free.block, owner);
             }
             is_over
@@ -380,8 +396,9 @@ impl Central {
         self.arenas.release(id, owner, epoch);
     }
 
-    /// Frees the large blocks that wait only for what is ordered before the work to come of the requesting stream, to that stream: those in the
-    /// ordinary spaces, from which pages can move to where they are wanted, and in the space in which they are.
+    /// Frees the large blocks that wait only for what is ordered before the work to come of the
+    /// requesting stream, to that stream: those in the ordinary spaces, from which pages can move
+    /// to where they are wanted, and in the space in which they are.
     pub fn complete_ordered_frees(&mut self, streams: &Streams, want: Want) {
         let waiter = want.stream;
         let mut pending = std::mem::take(&mut self.pending);
@@ -407,7 +424,8 @@ impl Central {
             || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
     }
 
-    /// A run for `want` from one free run whose last work is ordered before the work to come of its stream.
+    /// A run for `want` from one free run whose last work is ordered before the work to come of its
+    /// stream.
     pub fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
         let run = want.fit_or_join(&mut self.arenas);
         if run.is_some() {
@@ -425,7 +443,8 @@ impl Central {
         self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.completed(stream));
     }
 
-    /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream is past.
+    /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream
+    /// is past.
     pub fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
         for space in self.pools.shared_spaces() {
             self.arenas.promote(space, completed);

@@ -1,8 +1,9 @@
 //! Moves: how `backing:stitch` makes a request fit, and gives memory back.
 //!
-//! The arena plans the row of fewest pages; pages are made while little is held, and moved from where they lie idle past that; the row is
-//! mapped, and becomes free memory. Pages move in stream order: those of the requesting stream's own free runs, unowned ones, and those
-//! that other streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
+//! The arena plans the row of fewest pages; pages are made while little is held, and moved from
+//! where they lie idle past that; the row is mapped, and becomes free memory. Pages move in stream
+//! order: those of the requesting stream's own free runs, unowned ones, and those that other
+//! streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
 
 use crate::central::Central;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
@@ -18,16 +19,18 @@ use gruyere_record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one part in this of it.
+/// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one
+/// part in this of it.
 const SLACK: u64 = 128;
 /// Without `slack:`, a small heap may hold this much more than that (bytes).
 const SMALL_SLACK: u64 = 64 << 20;
-/// While there is slack, a heap grows by at least this part of what it holds, so that it grows in few steps.
+/// While there is slack, a heap grows by at least this part of what it holds, so that it grows in
+/// few steps.
 const STEP_SHARE: u64 = 88;
 
 impl Central {
-    /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are fresh; past that, whole pages
-    /// that lie idle elsewhere are moved first.
+    /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are
+    /// fresh; past that, whole pages that lie idle elsewhere are moved first.
     pub(crate) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
         self.pace.begin(self.freed);
         self.addresses_ran_out = false;
@@ -38,7 +41,8 @@ impl Central {
         let room = soft.saturating_sub(self.backing.pages.held()).min(ctx.fresh);
         let longest_step = self.longest_step(want.space);
         if plan.bytes <= room + spare {
-            // A growing heap takes a span at a time, for fewer calls, from what may be held too much anyway.
+            // A growing heap takes a span at a time, for fewer calls, from what may be held too
+            // much anyway.
             let span = SPAN.max(self.backing.pages.held() / STEP_SHARE / PAGE * PAGE);
             let idle = (room + spare - plan.bytes).min(ctx.fresh / 2);
             let step = span.saturating_sub(plan.bytes).min(idle / PAGE * PAGE).min(longest_step);
@@ -60,7 +64,8 @@ impl Central {
             // Free memory beside the row that the request needs is to stay.
             movable.retain(|movable| !row.needs.contains(&Some(movable.run)));
             let parts = parts_of(&self.backing.pages, &movable);
-            let found = Gathered::choose(&parts, (row.bytes / PAGE) as u32, self.arenas.room_around(&row));
+            let found =
+                Gathered::choose(&parts, (row.bytes / PAGE) as u32, self.arenas.room_around(&row));
             let missing = row.bytes - found.pages * PAGE;
             if missing == 0 {
                 return self.grow_by(ctx, want, row, 0, found);
@@ -82,13 +87,15 @@ impl Central {
         self.grow_by(ctx, want, plan, step.min(longest_step), gathered)
     }
 
-    /// Up to here fresh pages are taken before idle ones are moved: the peak of live bytes, with `bytes` more, and some slack.
+    /// Up to here fresh pages are taken before idle ones are moved: the peak of live bytes, with
+    /// `bytes` more, and some slack.
     fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
         let (live, peak) = record.live(self.device);
         let wanted = peak.max(live + bytes);
         let slack = match self.slack {
             Some(slack) => slack.resolve(wanted),
-            // A small heap may hold a little more, so that it grows in steps too: at first it doubles.
+            // A small heap may hold a little more, so that it grows in steps too: at first it
+            // doubles.
             None => {
                 let doubling = wanted.min(SPAN.saturating_sub(wanted));
                 (wanted / SLACK).max((wanted / 8).min(SMALL_SLACK)).max(doubling)
@@ -112,7 +119,8 @@ impl Central {
         if let Some(plan) = plan(&self.arenas) {
             return Ok(plan);
         }
-        // More addresses cost less than to unmap, which may wait for the device: not while anything captures.
+        // More addresses cost less than to unmap, which may wait for the device: not while anything
+        // captures.
         if ctx.steal && !self.may_reserve(want.space) {
             self.unmap_retired(ctx.driver, ctx.completed);
             if let Some(plan) = plan(&self.arenas) {
@@ -123,9 +131,11 @@ impl Central {
         plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
     }
 
-    /// A row of `bytes` in an unmapped range by itself, with room beside it for the rest of split chunks.
+    /// A row of `bytes` in an unmapped range by itself, with room beside it for the rest of split
+    /// chunks.
     fn plan_alone(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> Option<Plan> {
-        let plan = |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
+        let plan =
+            |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
         if let Some(plan) = plan(&self.arenas) {
             return Some(plan);
         }
@@ -137,8 +147,8 @@ impl Central {
         }
     }
 
-    /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the ordinary ones take fresh memory only, so
-    /// that all of theirs can go back at once.
+    /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the
+    /// ordinary ones take fresh memory only, so that all of theirs can go back at once.
     fn movable_pages(&self, ctx: &Growth<'_>, want: Want) -> Vec<MovablePages> {
         let spaces = self.movable_spaces();
         let may_move = |stream, epoch| {
@@ -151,9 +161,13 @@ impl Central {
             }
         };
         let mut movable = self.arenas.movable_runs(&spaces, &may_move);
-        for space in spaces.into_iter().filter(|&space| space != want.space && self.reserve_of(space) > 0) {
+        for space in
+            spaces.into_iter().filter(|&space| space != want.space && self.reserve_of(space) > 0)
+        {
             let mut spare = self.spare_of(space) / PAGE * PAGE;
-            for movable in movable.iter_mut().filter(|movable| self.space_of(movable.run) == Some(space)) {
+            for movable in
+                movable.iter_mut().filter(|movable| self.space_of(movable.run) == Some(space))
+            {
                 let take = movable.bytes().min(spare);
                 movable.pages.start = movable.pages.end - take;
                 spare -= take;
@@ -167,7 +181,8 @@ impl Central {
         self.arenas.run(run).map(|run| self.arenas.region(run.region).space)
     }
 
-    /// Maps the planned row: the gathered pages, and fresh ones for what is missing and for `step` bytes more.
+    /// Maps the planned row: the gathered pages, and fresh ones for what is missing and for `step`
+    /// bytes more.
     fn grow_by(
         &mut self,
         ctx: &Growth<'_>,
@@ -187,7 +202,8 @@ impl Central {
         if missing > 0 {
             // A split chunk ends the row.
             let room = if stale_aliases.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
-            let (fresh, bytes) = self.fresh_pieces(ctx, missing, step.min(room), room, found.idle)?;
+            let (fresh, bytes) =
+                self.fresh_pieces(ctx, missing, step.min(room), room, found.idle)?;
             plan.bytes += bytes - missing;
             let at = pieces.len() - usize::from(stale_aliases.1 > 0);
             pieces.splice(at..at, fresh);
@@ -195,8 +211,8 @@ impl Central {
         self.map_row(ctx, want, &plan, &pieces, found)
     }
 
-    /// Chunks without owners for `missing` bytes and `step` more (`idle`: see [`Gathered`]): spare ones, even if they are longer by up to `room`, then new ones. The pieces,
-    /// and their bytes.
+    /// Chunks without owners for `missing` bytes and `step` more (`idle`: see [`Gathered`]): spare
+    /// ones, even if they are longer by up to `room`, then new ones. The pieces, and their bytes.
     fn fresh_pieces(
         &mut self,
         ctx: &Growth<'_>,
@@ -271,7 +287,8 @@ impl Central {
         Ok(())
     }
 
-    /// Tells the record of a row at `address`, of so many bytes that lay idle elsewhere and so many that were nobody's.
+    /// Tells the record of a row at `address`, of so many bytes that lay idle elsewhere and so many
+    /// that were nobody's.
     fn note_row(&mut self, ctx: &Growth<'_>, address: u64, moved: u64, fresh: u64) {
         let event = |kind, bytes| {
             let (device, lifetime) = (self.device as u8, ctx.lifetime as u8);
@@ -295,7 +312,8 @@ impl Central {
         }
     }
 
-    /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them, so that they can be given back.
+    /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them,
+    /// so that they can be given back.
     pub fn evict_chunks(&mut self, ctx: &Eviction<'_>, spaces: &[SpaceId], most: u64) {
         let mut movable = Vec::new();
         // By chunk: its idle pages, and those of each space.

@@ -14,10 +14,14 @@ use crate::small::slab::SlotState;
 const NAMED_BLOCKS: usize = 8;
 
 impl Central {
-    /// Whatever lies idle, a space keeps this much: what was reserved for its lifetime, or for its pool.
+    /// Whatever lies idle, a space keeps this much: what was reserved for its lifetime, or for its
+    /// pool.
     pub(crate) fn reserve_of(&self, space: SpaceId) -> u64 {
         // A reserve is for what is large; a small block's span is one page.
-        self.pools.of_space(space).filter(|pool| pool.space() == space).map_or(0, |pool| pool.rules.reserve)
+        self.pools
+            .of_space(space)
+            .filter(|pool| pool.space() == space)
+            .map_or(0, |pool| pool.rules.reserve)
     }
 
     /// What a space holds above its reserve: as much may be taken from it, where it lies idle.
@@ -79,8 +83,8 @@ impl Central {
         number
     }
 
-    /// The capture pools that are over, with their versions: one that is over before a synchronisation and after it, and is of the same
-    /// version, has no replay in flight.
+    /// The capture pools that are over, with their versions: one that is over before a
+    /// synchronisation and after it, and is of the same version, has no replay in flight.
     pub(crate) fn captures_over(&self) -> Vec<(u32, u64)> {
         let over = |(number, version)| {
             let pool = self.pools.get(of_capture(number)).filter(|pool| pool.live == 0)?;
@@ -134,7 +138,8 @@ impl Central {
         let runs = self.arenas.blocks().map(|(_, run)| run);
         let large: u64 = runs
             .filter(|run| {
-                run.state == RunState::Pending && self.arenas.region(run.region).space == pool.space()
+                run.state == RunState::Pending
+                    && self.arenas.region(run.region).space == pool.space()
             })
             .map(|run| run.bytes)
             .sum();
@@ -187,7 +192,9 @@ impl Central {
     /// # Errors
     /// What is live in it, or who is about to allocate from it.
     pub(crate) fn pool_is_unused(&self, key: PoolKey) -> Result<(), PoolError> {
-        let Some(pool) = self.pools.get(key.number()) else { return Err(PoolError::NoSuchPool(key)) };
+        let Some(pool) = self.pools.get(key.number()) else {
+            return Err(PoolError::NoSuchPool(key));
+        };
         if pool.live > 0 {
             return Err(PoolError::Live {
                 count: pool.live,
@@ -201,11 +208,14 @@ impl Central {
     /// Whether one more block of `bytes` would pass a pool's limit.
     pub(crate) fn pool_is_full(&self, number: PoolNumber, bytes: u64) -> bool {
         self.pools.get(number).is_some_and(|pool| {
-            pool.rules.limit.is_some_and(|limit| pool.live_bytes.saturating_add(round(bytes)) > limit)
+            pool.rules
+                .limit
+                .is_some_and(|limit| pool.live_bytes.saturating_add(round(bytes)) > limit)
         })
     }
 
-    /// Counts the free of a block of `bytes` in `space`, where that is not ordinary memory. True: nobody may ever use it again.
+    /// Counts the free of a block of `bytes` in `space`, where that is not ordinary memory. True:
+    /// nobody may ever use it again.
     #[cold]
     pub(super) fn note_free_apart(&mut self, space: SpaceId, bytes: u64) -> bool {
         let Some(pool) = self.pools.of_space_mut(space).filter(|pool| !pool.is_ordinary()) else {

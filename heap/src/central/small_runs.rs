@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 impl Central {
-    /// Notes that block `id` starts at `address` in `page`, as more others do than its word can name.
+    /// Notes that block `id` starts at `address` in `page`, as more others do than its word can
+    /// name.
     #[cold]
     #[inline(never)]
     pub(crate) fn add_to_overflow(&mut self, page: Page<'_>, address: u64, id: RunId) {
@@ -46,12 +47,15 @@ impl Central {
         }
     }
 
-    /// A block of `size` bytes of the arena is neither live nor pending any more; counted if it is small.
+    /// A block of `size` bytes of the arena is neither live nor pending any more; counted if it is
+    /// small.
     pub(crate) fn is_gone(&mut self, size: u64, stream: u32) {
         if size <= SMALL_MAX {
             let (count, bytes) = &mut self.small_runs.small;
             (*count, *bytes) = (*count - 1, *bytes - size);
-            if let Entry::Occupied(mut of_class) = self.small_runs.by_class.entry((stream, class_of(size))) {
+            if let Entry::Occupied(mut of_class) =
+                self.small_runs.by_class.entry((stream, class_of(size)))
+            {
                 *of_class.get_mut() -= size;
                 if *of_class.get() == 0 {
                     of_class.remove();
@@ -72,13 +76,16 @@ impl Central {
         has < SIZE_CLASSES[class].slab_bytes() / SLAB_SHARE
     }
 
-    /// Checks what is noted of small blocks and of overflow pages against the runs and the page table.
+    /// Checks what is noted of small blocks and of overflow pages against the runs and the page
+    /// table.
     ///
     /// # Errors
     /// What is wrong.
     pub(crate) fn validate_small(&self, table: &PageTable) -> std::result::Result<(), String> {
         let (mut small, mut by_class) = ((0, 0), HashMap::new());
-        for (_, run) in self.arenas.blocks().filter(|(_, run)| !run.is_slab && run.bytes <= SMALL_MAX) {
+        for (_, run) in
+            self.arenas.blocks().filter(|(_, run)| !run.is_slab && run.bytes <= SMALL_MAX)
+        {
             small = (small.0 + 1, small.1 + run.bytes);
             *by_class.entry((run.stream, class_of(run.bytes))).or_default() += run.bytes;
         }
@@ -105,19 +112,26 @@ impl Central {
         Ok(())
     }
 
-    /// The blocks that may start at `address`: those that the page table named, and that of an overflow page.
-    fn candidates(&self, address: u64, blocks: [Option<RunId>; 2]) -> impl Iterator<Item = RunId> + use<> {
+    /// The blocks that may start at `address`: those that the page table named, and that of an
+    /// overflow page.
+    fn candidates(
+        &self,
+        address: u64,
+        blocks: [Option<RunId>; 2],
+    ) -> impl Iterator<Item = RunId> + use<> {
         blocks.into_iter().flatten().chain(self.small_runs.overflow_block(address))
     }
 
-    /// The live block that starts at `address`, among those that the page table named and those of overflow pages.
+    /// The live block that starts at `address`, among those that the page table named and those of
+    /// overflow pages.
     pub(crate) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
         self.candidates(address, blocks).find_map(|id| block_at(&self.arenas, id, address))
     }
 
     /// As [`Central::find`], whatever it is: pending, too.
     pub(crate) fn run_at(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
-        let mut runs = self.candidates(address, blocks).filter_map(|id| Some((id, self.arenas.run(id)?)));
+        let mut runs =
+            self.candidates(address, blocks).filter_map(|id| Some((id, self.arenas.run(id)?)));
         runs.find(|(_, run)| run.address == address)
     }
 }

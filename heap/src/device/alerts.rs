@@ -6,7 +6,14 @@ use crate::shared::Shared;
 
 impl Device {
     /// Raises an alert of the device, to which the holder of no lock has come.
-    pub(crate) fn alert(&self, shared: &Shared, kind: AlertKind, asked: u64, reserved: u64, count: u64) {
+    pub(crate) fn alert(
+        &self,
+        shared: &Shared,
+        kind: AlertKind,
+        asked: u64,
+        reserved: u64,
+        count: u64,
+    ) {
         if ALERTS.are_wanted() {
             let (live, live_peak) = shared.record.live(self.id);
             let device = self.id;

@@ -27,18 +27,22 @@ impl Device {
         let stream = found.number;
         match found.status.unwrap_or_else(|| shared.driver.capture_status(self.id, handle)) {
             Ok(CaptureStatus::Active(id)) => Ok(Some(Capturing::Id(id))),
-            // It can only be ended: its work never runs, but its blocks must not be taken for ordinary ones.
+            // It can only be ended: its work never runs, but its blocks must not be taken for
+            // ordinary ones.
             Ok(CaptureStatus::Invalidated) => Ok(Some(Capturing::Invalidated)),
             Ok(CaptureStatus::None) => Ok(None),
             // The legacy stream cannot be asked while another captures: it does not capture itself.
-            Err(error) if error.kind == ErrorKind::Capturing && stream == DEFAULT_STREAM => Ok(None),
+            Err(error) if error.kind == ErrorKind::Capturing && stream == DEFAULT_STREAM => {
+                Ok(None)
+            }
             Err(error) if error.kind == ErrorKind::Capturing => Ok(Some(Capturing::Unclear)),
             Err(error) if error.kind == ErrorKind::NotSupported => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// As [`Device::malloc`] for a stream that captures: from the private memory of the capture's pool.
+    /// As [`Device::malloc`] for a stream that captures: from the private memory of the capture's
+    /// pool.
     ///
     /// # Errors
     /// Out of memory.
@@ -60,7 +64,8 @@ impl Device {
                 }
             }
             if !last {
-                // Nothing may be waited for, but what the streams are known to be past can be given back.
+                // Nothing may be waited for, but what the streams are known to be past can be given
+                // back.
                 self.return_empty_slabs(shared);
                 self.collect_completed(shared, &mut lock(&self.central));
             }
@@ -82,7 +87,8 @@ impl Device {
         self.serve_from(shared, central, number, run, request)
     }
 
-    /// The pool's own memory, else growth: no event may be asked about, and nobody else's memory may be taken.
+    /// The pool's own memory, else growth: no event may be asked about, and nobody else's memory
+    /// may be taken.
     fn captured_run(
         &self,
         shared: &Shared,
@@ -117,8 +123,8 @@ impl Device {
         want.fit_or_join(&mut central.arenas)
     }
 
-    /// Gives the memory of capture pool `number` back that was over before the device was synchronised, if nobody has used it since.
-    /// Nothing may be capturing on the device.
+    /// Gives the memory of capture pool `number` back that was over before the device was
+    /// synchronised, if nobody has used it since. Nothing may be capturing on the device.
     pub(crate) fn release_capture_pool(
         &self,
         shared: &Shared,
@@ -135,7 +141,8 @@ impl Device {
         central.arenas.make_unowned(space, &|_| u64::MAX);
         let eviction = Eviction { completed: &|_| u64::MAX, ..Eviction::of(shared, &self.streams) };
         self.supply.evict_space(central, &eviction, space);
-        // A block that waits for another stream, or a span that the driver would not take: next time.
+        // A block that waits for another stream, or a span that the driver would not take: next
+        // time.
         if central.forget_pool(pool, space) {
             central.captures.remove(number);
         }

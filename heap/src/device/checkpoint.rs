@@ -1,7 +1,8 @@
 //! The program says that memory is low: a checkpoint is written, an epoch is over.
 //!
-//! What lies idle then is given back, unless little would come of it or it was done a short while ago: memory that is given back must be
-//! taken from the driver again, at some hundred microseconds for a page of 2 MiB.
+//! What lies idle then is given back, unless little would come of it or it was done a short while
+//! ago: memory that is given back must be taken from the driver again, at some hundred microseconds
+//! for a page of 2 MiB.
 
 use crate::device::Device;
 use crate::shared::Shared;

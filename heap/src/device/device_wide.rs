@@ -10,8 +10,9 @@ use gruyere_record::clock;
 use std::convert::Infallible;
 
 impl Device {
-    /// Before a large block of all streams is cut: what is parked is looked at first. A block that were cut from another free run instead would leave a
-    /// gap there and one here, and two driver calls are little beside what `cudaMalloc` costs otherwise (docs/decisions/preload.md).
+    /// Before a large block of all streams is cut: what is parked is looked at first. A block that
+    /// were cut from another free run instead would leave a gap there and one here, and two driver
+    /// calls are little beside what `cudaMalloc` costs otherwise (docs/decisions/preload.md).
     pub(crate) fn poll_parked(&self, shared: &Shared) {
         if lock(&self.central).pending.is_empty() {
             return;
@@ -23,8 +24,9 @@ impl Device {
         }
     }
 
-    /// Frees the block at `address`, not to be reused before stream `user` is past this moment. `None`, and nothing done: none of the ordinary small
-    /// ones and none of the large ones starts there.
+    /// Frees the block at `address`, not to be reused before stream `user` is past this moment.
+    /// `None`, and nothing done: none of the ordinary small ones and none of the large ones starts
+    /// there.
     pub(crate) fn free_behind(
         &self,
         shared: &Shared,

@@ -71,7 +71,14 @@ impl Device {
             }
             Owner::None => {
                 let (bytes, requested) = lock(&self.central).direct_block(address)?;
-                Some(Found { stream: 0, bytes, requested, is_pending: false, is_shared: false, apart: None })
+                Some(Found {
+                    stream: 0,
+                    bytes,
+                    requested,
+                    is_pending: false,
+                    is_shared: false,
+                    apart: None,
+                })
             }
         }
     }

@@ -63,15 +63,20 @@ pub struct Device {
     pub shards: Box<[CachePadded<Mutex<ShardCell>>; SHARDS]>,
     /// Everything else: large blocks, spans, captures.
     pub central: Mutex<Central>,
-    /// Pool scopes that are open (from begin to end of an allocation to a capture's pool); above 0 nothing is asked of events, recorded or waited for.
+    /// Pool scopes that are open (from begin to end of an allocation to a capture's pool); above 0
+    /// nothing is asked of events, recorded or waited for.
     ///
     /// ```text
-    ///   pool_scopes  n -> n + 1   the begin hook, BEFORE it looks at `queries`;  n -> n - 1   the end hook, under the central lock
-    ///   queries      n <-> n + 1  whoever asks events, records or waits, for as long as that takes; raised BEFORE it looks at `pool_scopes`
+    ///   pool_scopes  n -> n + 1   the begin hook, BEFORE it looks at `queries`;
+    ///                n -> n - 1   the end hook, under the central lock
+    ///   queries      n <-> n + 1  whoever asks events, records or waits, for as long as that
+    ///                             takes; raised BEFORE it looks at `pool_scopes`
     /// ```
-    /// Both are SeqCst: of a begin hook and a query at the same time, one sees the other. The hook waits then, the query never does.
+    /// Both are SeqCst: of a begin hook and a query at the same time, one sees the other. The hook
+    /// waits then, the query never does.
     pub pool_scopes: AtomicU32,
-    /// The streams that capture, as their callers say ([`crate::Heap::capture_begins`]); each has a pool scope open.
+    /// The streams that capture, as their callers say ([`crate::Heap::capture_begins`]); each has a
+    /// pool scope open.
     pub(crate) capturing: Mutex<Vec<StreamHandle>>,
     queries: AtomicU32,
     /// Where the device's memory comes from.
@@ -80,8 +85,9 @@ pub struct Device {
     pub(crate) watching: Watching,
 }
 
-/// The most that may be held on a device, bytes: `limit:`; else its memory, and of memory that it shares with the host what the host could give, as the
-/// driver does not refuse more, and the machine hangs (pytorch/pytorch#174358).
+/// The most that may be held on a device, bytes: `limit:`; else its memory, and of memory that it
+/// shares with the host what the host could give, as the driver does not refuse more, and the
+/// machine hangs (pytorch/pytorch#174358).
 pub fn ceiling(settings: &Settings, capabilities: &Capabilities) -> u64 {
     let total = capabilities.total_memory;
     let default = capabilities.host_memory.map_or(total, |bytes| bytes.min(total));
@@ -116,18 +122,23 @@ impl Device {
         let limit = ceiling(&shared.settings, &capabilities);
         if limit < total && shared.settings.limit.is_none() {
             log::info!(
-                "device {id} shares the host's memory: at most {} of it will be held, which is what the host has available now; `limit` sets another bound",
+                "device {id} shares the host's memory: at most {} of it will be held, which is \
+                 what the host has available now; `limit` sets another bound",
                 Bytes(limit)
             );
         }
         let record = shared.record;
         let shards = (0..SHARDS).map(|shard| {
             let writer = record.shard(id, shard as u32);
-            CachePadded::new(Mutex::new(ShardCell { shard: Shard::new(SHARDS as u32, true), writer }))
+            CachePadded::new(Mutex::new(ShardCell {
+                shard: Shard::new(SHARDS as u32, true),
+                writer,
+            }))
         });
         let habits = supply.habits(limit.min(total));
         let writer = record.shard(id, SHARDS as u32);
-        let mut central = Central::new(id, backing, writer, record.device(id), (total, limit), habits);
+        let mut central =
+            Central::new(id, backing, writer, record.device(id), (total, limit), habits);
         central.slack = shared.settings.slack;
         central.pace = Pace::new(shared.settings.slack.is_some());
         let gives_back = shared.settings.auto_trim && !shared.settings.debug.mapped;
@@ -155,23 +166,31 @@ impl Device {
         lock(&self.shards[stream as usize % SHARDS])
     }
 
-    /// As [`Streams::fence`], in a call that names stream `named`; while [`Device::query_guard`] is held.
+    /// As [`Streams::fence`], in a call that names stream `named`; while [`Device::query_guard`] is
+    /// held.
     pub(crate) fn fence(&self, shared: &Shared, named: Option<u32>) -> bool {
         self.streams.fence(&*shared.driver, shared.hears_of_captures(), named)
     }
 
-    /// As [`Streams::fence_all`], in a call that names stream `named`; while [`Device::query_guard`] is held.
+    /// As [`Streams::fence_all`], in a call that names stream `named`; while
+    /// [`Device::query_guard`] is held.
     pub(crate) fn fence_all(&self, shared: &Shared, named: Option<u32>) -> bool {
         self.streams.fence_all(&*shared.driver, shared.hears_of_captures(), named)
     }
 
-    /// The stream that `handle` names, for the call in which the program names it. What could not be done for a passing stream since the last such call is done in this one: the event behind its frees
-    /// is recorded, if somebody has wanted it.
+    /// The stream that `handle` names, for the call in which the program names it. What could not
+    /// be done for a passing stream since the last such call is done in this one: the event behind
+    /// its frees is recorded, if somebody has wanted it.
     ///
     /// # Errors
-    /// Too many streams are in use; what the driver says where it could not be found out which are not.
+    /// Too many streams are in use; what the driver says where it could not be found out which are
+    /// not.
     #[inline]
-    pub(crate) fn named(&self, shared: &Shared, handle: StreamHandle) -> Result<Resolved<'_>, Error> {
+    pub(crate) fn named(
+        &self,
+        shared: &Shared,
+        handle: StreamHandle,
+    ) -> Result<Resolved<'_>, Error> {
         let found = match self.streams.resolve(&*shared.questions, handle) {
             Some(found) => found,
             None => self.resolve_by_recycling(shared, handle)?,
@@ -203,7 +222,8 @@ impl Device {
         self.may_query().then_some(guard)
     }
 
-    /// Notes that a pool scope opens, and waits until nobody asks any more. To be called without any lock.
+    /// Notes that a pool scope opens, and waits until nobody asks any more. To be called without
+    /// any lock.
     pub fn open_pool_scope(&self) {
         self.pool_scopes.fetch_add(1, Ordering::SeqCst);
         let backoff = Backoff::new();
@@ -212,8 +232,8 @@ impl Device {
         }
     }
 
-    /// Whether spans may be given back to the driver, and what to hold meanwhile. cuMemFree waits for the device: not while
-    /// anything captures.
+    /// Whether spans may be given back to the driver, and what to hold meanwhile. cuMemFree waits
+    /// for the device: not while anything captures.
     pub fn release_guard(&self, shared: &Shared) -> Option<QueryGuard<'_>> {
         let guard = self.query_guard()?;
         let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
@@ -241,14 +261,16 @@ impl Device {
         }
     }
 
-    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and [`Device::malloc`] finds memory.
+    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and
+    /// [`Device::malloc`] finds memory.
     #[inline(always)]
     pub(crate) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
         let cell = &mut *self.shard(request.stream);
         cell.shard.allocate(&mut cell.writer, request, || shared.step())
     }
 
-    /// The hot path of a large malloc: the best fit among the free runs; as [`Device::serve_small`].
+    /// The hot path of a large malloc: the best fit among the free runs; as
+    /// [`Device::serve_small`].
     #[inline(always)]
     pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
         let Request { size: requested, stream, lifetime, start } = request;
@@ -284,7 +306,8 @@ impl Device {
             let class = self.shard(request.stream).shard.class_of_next_slab(request);
             let size_class = &SIZE_CLASSES[class as usize];
             let slab = {
-                let (mut central, run) = self.allocate_run(shared, request, size_class.slab_bytes(), PAGE)?;
+                let (mut central, run) =
+                    self.allocate_run(shared, request, size_class.slab_bytes(), PAGE)?;
                 self.make_slab(shared, &mut central, run, class, &request, 0)
             };
             let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
@@ -310,7 +333,13 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::malloc`].
-    fn malloc_run(&self, shared: &Shared, request: Request, bytes: u64, align: u64) -> Result<u64, Error> {
+    fn malloc_run(
+        &self,
+        shared: &Shared,
+        request: Request,
+        bytes: u64,
+        align: u64,
+    ) -> Result<u64, Error> {
         let (mut central, run) = self.allocate_run(shared, request, bytes, align)?;
         Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
@@ -329,15 +358,25 @@ impl Device {
     /// As [`Device::malloc`].
     #[cold]
     pub(crate) fn malloc_dedicated(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        let Some(bytes) = round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size)) else {
+        let Some(bytes) =
+            round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size))
+        else {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         };
         self.malloc_run(shared, request, bytes, PAGE)
     }
 
-    /// Frees the small block at `address`, which the page table says is in slab `slab` of `shard`. `None`: no block starts there.
+    /// Frees the small block at `address`, which the page table says is in slab `slab` of `shard`.
+    /// `None`: no block starts there.
     #[inline(always)]
-    pub fn free_small(&self, shared: &Shared, shard: u32, slab: u32, address: u64, start: u64) -> Option<()> {
+    pub fn free_small(
+        &self,
+        shared: &Shared,
+        shard: u32,
+        slab: u32,
+        address: u64,
+        start: u64,
+    ) -> Option<()> {
         let Some(mutex) = self.shards.get(shard as usize) else {
             return self.free_apart(shared, shard, slab, address, start);
         };
@@ -375,7 +414,8 @@ impl Device {
         lock(&self.central).free_large(page, &self.streams, address, start, None)
     }
 
-    /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block starts there.
+    /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block
+    /// starts there.
     pub fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
         match owner {
             Owner::Slab { shard, slab, .. } => {
@@ -424,7 +464,8 @@ impl Device {
     /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
     pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
         let size = lock(&self.central).remove_direct(address)?;
-        // Without the central lock: cuMemFree waits for the device. What is freed during a capture goes to the driver after it.
+        // Without the central lock: cuMemFree waits for the device. What is freed during a capture
+        // goes to the driver after it.
         let result = self.release_guard(shared).map(|_guard| shared.driver.free(self.id, address));
         let mut central = lock(&self.central);
         central.complete_direct_free(address, size, result);

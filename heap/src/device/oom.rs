@@ -45,15 +45,23 @@ impl Visitor for Cause {
 
     fn region(&mut self, id: RegionId, _: &Region, central: &Central) -> Result<(), Infallible> {
         let rows = free_rows(central.arenas.runs_of(id).map(|(_, run)| run));
-        self.0.partly +=
-            rows.into_iter().map(|(address, bytes)| partial_page_bytes(address, bytes)).sum::<u64>();
+        self.0.partly += rows
+            .into_iter()
+            .map(|(address, bytes)| partial_page_bytes(address, bytes))
+            .sum::<u64>();
         Ok(())
     }
 }
 
 impl Device {
     /// Looks at everything; takes one lock after the other.
-    pub(super) fn why_memory_ran_out(&self, shared: &Shared, asked: u64, stream: u32, count: u64) -> Report {
+    pub(super) fn why_memory_ran_out(
+        &self,
+        shared: &Shared,
+        asked: u64,
+        stream: u32,
+        count: u64,
+    ) -> Report {
         let (live, live_peak) = shared.record.live(self.id);
         let info = shared.driver.memory_info(self.id).ok();
         let mut cause = Cause(Report {

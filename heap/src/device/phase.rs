@@ -10,7 +10,8 @@ use gruyere_record::{DeviceGauge, EventKind};
 use std::time::Instant;
 
 impl Device {
-    /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be called without any lock.
+    /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be
+    /// called without any lock.
     #[cold]
     pub(crate) fn watch(&self, shared: &Shared, occasion: Occasion) {
         let now = Instant::now();
@@ -41,7 +42,8 @@ impl Device {
         self.look_at_thresholds(shared, now);
     }
 
-    /// Gives idle memory back until `drain.keep` bytes are held or `drain.most` are given. Idle is what is unowned, or a stream's that is past it.
+    /// Gives idle memory back until `drain.keep` bytes are held or `drain.most` are given. Idle is
+    /// what is unowned, or a stream's that is past it.
     fn drain(&self, shared: &Shared, drain: Drain) {
         let driver = &*shared.driver;
         {
@@ -65,7 +67,9 @@ impl Device {
             central.headroom_is_open = false;
             let (trims, given) = (central.watch.given.0 + 1, central.watch.given.1 + bytes);
             central.watch.given = (trims, given);
-            central.gauges.set(&[(DeviceGauge::LowPhaseTrims, trims), (DeviceGauge::LowPhaseBytes, given)]);
+            central
+                .gauges
+                .set(&[(DeviceGauge::LowPhaseTrims, trims), (DeviceGauge::LowPhaseBytes, given)]);
             drop(central);
             self.event(shared, EventKind::Trim, 0, bytes);
         }

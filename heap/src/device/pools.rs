@@ -1,7 +1,8 @@
 //! A device's blocks in pools of their own: allocation, free, and giving a pool back whole.
 //!
-//! Pools differ in where a block comes from when the pool itself has none: [`Device::malloc_pooled`] tries the reclaim ladder, and in a capture,
-//! where nothing may be waited for, [`Device::malloc_captured`] grows. All else is the same for all.
+//! Pools differ in where a block comes from when the pool itself has none:
+//! [`Device::malloc_pooled`] tries the reclaim ladder, and in a capture, where nothing may be
+//! waited for, [`Device::malloc_captured`] grows. All else is the same for all.
 
 use crate::central::{self, Central};
 use crate::device::Device;
@@ -19,7 +20,8 @@ use crate::sync::lock;
 /// How often a release starts again because another thread used the pool meanwhile.
 const RELEASE_TRIES: u32 = 4;
 
-/// Bytes and alignment of the run that a pool needs where it has nothing free for `request`: the block, or the slab that it is to lie in.
+/// Bytes and alignment of the run that a pool needs where it has nothing free for `request`: the
+/// block, or the slab that it is to lie in.
 pub(super) fn run_for(request: &Request) -> (u64, u64) {
     if request.size > SMALL_MAX {
         (round(request.size), ALIGNMENT)
@@ -29,7 +31,8 @@ pub(super) fn run_for(request: &Request) -> (u64, u64) {
 }
 
 impl Device {
-    /// As [`Device::malloc`], from pool `number`; from the device's ordinary memory where that pool is gone.
+    /// As [`Device::malloc`], from pool `number`; from the device's ordinary memory where that pool
+    /// is gone.
     ///
     /// # Errors
     /// Out of memory; the pool's limit is one cause of it.
@@ -90,7 +93,8 @@ impl Device {
         }
     }
 
-    /// Makes a run of a pool's, which has been taken for `request`, the block that was asked for, or the slab that it comes from.
+    /// Makes a run of a pool's, which has been taken for `request`, the block that was asked for,
+    /// or the slab that it comes from.
     pub(super) fn serve_from(
         &self,
         shared: &Shared,
@@ -154,12 +158,14 @@ impl Device {
         Some(())
     }
 
-    /// Gives all memory of a named pool back to the driver at once, when no work uses any of it: the device is synchronised for that. The
-    /// bytes given. The pool stays, empty and without a reserve, unless it is to be forgotten.
+    /// Gives all memory of a named pool back to the driver at once, when no work uses any of it:
+    /// the device is synchronised for that. The bytes given. The pool stays, empty and without a
+    /// reserve, unless it is to be forgotten.
     ///
     /// # Errors
-    /// [`PoolError::Live`] and [`PoolError::Busy`]: nothing has been done. [`PoolError::Unquiet`]: nothing has been given.
-    /// [`PoolError::Kept`]: the driver refused; what it refused can be tried again.
+    /// [`PoolError::Live`] and [`PoolError::Busy`]: nothing has been done. [`PoolError::Unquiet`]:
+    /// nothing has been given. [`PoolError::Kept`]: the driver refused; what it refused can be
+    /// tried again.
     pub(crate) fn release_named(
         &self,
         shared: &Shared,
@@ -176,7 +182,8 @@ impl Device {
                     return Ok(given);
                 }
             }
-            // Every use of the pool that was ever enqueued is over after this, on whatever stream; frees since are of later epochs.
+            // Every use of the pool that was ever enqueued is over after this, on whatever stream;
+            // frees since are of later epochs.
             let epochs = self.synchronize_epochs(shared).map_err(|_| PoolError::Unquiet)?;
             self.return_pool_slabs(shared, &mut lock(&self.central), number);
             let Some(_guard) = self.release_guard(shared) else { return Err(PoolError::Unquiet) };
@@ -194,7 +201,13 @@ impl Device {
     }
 
     /// Whether nothing is left of a pool's memory; if so, and if it is to be forgotten, it is.
-    fn is_given(&self, shared: &Shared, central: &mut Central, number: PoolNumber, forget: bool) -> bool {
+    fn is_given(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: PoolNumber,
+        forget: bool,
+    ) -> bool {
         let Some(pool) = central.pools.get_mut(number) else { return true };
         let space = pool.space();
         if central.arenas.held_bytes(space) > 0 {
@@ -211,7 +224,8 @@ impl Device {
     /// Gives back what of a pool's memory no work uses; its bytes.
     ///
     /// # Errors
-    /// [`PoolError::Kept`]: the pool has let go of it, but the driver has not taken it all yet. The next trim tries again.
+    /// [`PoolError::Kept`]: the pool has let go of it, but the driver has not taken it all yet. The
+    /// next trim tries again.
     fn release_named_space(
         &self,
         shared: &Shared,

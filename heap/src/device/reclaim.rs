@@ -1,15 +1,19 @@
 //! What is done when nothing fits: look again, grow, and try the reclaim ladder.
 //!
-//! The rungs, cheapest first; each is counted with the bytes it gave and the time it took the host (`ladder`):
-//! 0. ask the events that are recorded, record new ones behind frees that have none, join neighbours;
+//! The rungs, cheapest first; each is counted with the bytes it gave and the time it took the host
+//! (`ladder`): 0. ask the events that are recorded, record new ones behind frees that have none,
+//! join neighbours;
 //! 1. return the empty slabs of all shards to the arenas;
 //! 2. give empty regions back and trim the driver's pools;
-//! 3. make the requesting stream wait for others' events (`waits:`); else wait on the host for the oldest unfinished event, again and again;
+//! 3. make the requesting stream wait for others' events (`waits:`); else wait on the host for the
+//!    oldest unfinished event, again and again;
 //! 4. synchronise the device once, and do all of it again;
-//! 5. grow into the headroom, which is open from then on, until memory is given back (a trim, a low-memory phase).
+//! 5. grow into the headroom, which is open from then on, until memory is given back (a trim, a
+//!    low-memory phase).
 //!
-//! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is synchronised: then rungs 1, 2
-//! and 5 are all there is (and of rung 2 the pools only, since cuMemFree waits for the device).
+//! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is
+//! synchronised: then rungs 1, 2 and 5 are all there is (and of rung 2 the pools only, since
+//! cuMemFree waits for the device).
 
 use crate::central::Central;
 use crate::device::Device;
@@ -77,13 +81,19 @@ impl Helper for Beside<'_> {
         self.device.streams.poll_some(&*self.shared.driver);
     }
 
-    fn wait_for_others(&self, central: &mut Central, ctx: &Growth<'_>, want: Want) -> Option<RunId> {
+    fn wait_for_others(
+        &self,
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        want: Want,
+    ) -> Option<RunId> {
         self.device.wait_for_others(self.shared, central, ctx, want)
     }
 }
 
 impl Device {
-    /// A live run of `bytes` at a multiple of `align` for `request`, and the central lock under which it was found.
+    /// A live run of `bytes` at a multiple of `align` for `request`, and the central lock under
+    /// which it was found.
     ///
     /// # Errors
     /// Out of memory, after the whole ladder.
@@ -110,7 +120,8 @@ impl Device {
         align: u64,
     ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
         let mut central = lock(&self.central);
-        let space = space.unwrap_or_else(|| central.spaces.of_size(request.lifetime, round(request.size)));
+        let space =
+            space.unwrap_or_else(|| central.spaces.of_size(request.lifetime, round(request.size)));
         let want = Want { space, bytes, align, stream: request.stream };
         if let Some(run) = want.fit(&mut central.arenas) {
             return Ok((central, run));
@@ -137,7 +148,8 @@ impl Device {
         if self.streams.needs_synchronisation(shared.hears_of_captures())
             && central.would_grow_for_nothing(shared.record, want.bytes)
         {
-            // cudaFree of old waits for the device each time; here one wait serves all that is parked.
+            // cudaFree of old waits for the device each time; here one wait serves all that is
+            // parked.
             drop(central);
             self.synchronize(shared);
             central = lock(&self.central);
@@ -169,7 +181,8 @@ impl Device {
         }
     }
 
-    /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records an event.
+    /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records
+    /// an event.
     fn look_again(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
         let driver = &*shared.driver;
         let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
@@ -191,7 +204,8 @@ impl Device {
         if let Some(run) = self.allocate_ordered(shared, central, want) {
             return Some(run);
         }
-        // Neighbours of one owner are merged already: there is nothing to join where only one has any.
+        // Neighbours of one owner are merged already: there is nothing to join where only one has
+        // any.
         let unowned = central.arenas.own_free_bytes(want.space, UNOWNED);
         let own = central.arenas.own_free_bytes(want.space, want.stream);
         if own == 0 || unowned == 0 || own + unowned < want.bytes {
@@ -217,11 +231,15 @@ impl Device {
         want: Want,
         room: Room,
     ) -> Option<RunId> {
-        // Only where record_stream reaches us does the event of a stream stand for all uses of what was freed on it.
+        // Only where record_stream reaches us does the event of a stream stand for all uses of what
+        // was freed on it.
         let completed = |stream| if shared.shares() { self.streams.completed(stream) } else { 0 };
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
-        let growth =
-            Growth { completed: &completed, fresh, ..Growth::of(shared, &self.streams, request.lifetime) };
+        let growth = Growth {
+            completed: &completed,
+            fresh,
+            ..Growth::of(shared, &self.streams, request.lifetime)
+        };
         let waits_first = shared.settings.waits == Waits::Budget && room == Room::Budget;
         let helper = Beside { device: self, shared, stream: want.stream, waits_first };
         match self.supply.grow(central, &growth, want, &helper) {
@@ -250,7 +268,10 @@ impl Device {
     pub(crate) fn free_beside(&self, shared: &Shared, central: &mut Central, headroom: u64) -> u64 {
         central.backing.calls += 1;
         // Where the driver cannot say, growth itself will.
-        shared.driver.memory_info(self.id).map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
+        shared
+            .driver
+            .memory_info(self.id)
+            .map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
     }
 
     fn reclaim<'a>(
@@ -325,10 +346,12 @@ impl Device {
         // Beside a capture waiting was not tried: then this request alone has touched it.
         let may_open = waits && !central.headroom_is_open;
         if may_open && self.free_beside(shared, &mut central, self.headroom(shared)) == 0 {
-            // Else each of the requests to come would try the whole ladder, and split the last idle pages for what the next one gets whole.
+            // Else each of the requests to come would try the whole ladder, and split the last idle
+            // pages for what the next one gets whole.
             central.headroom_is_open = true;
             log::info!(
-                "device {}: nothing else helped, so the headroom is used until memory is given back",
+                "device {}: nothing else helped, so the headroom is used until memory is given \
+                 back",
                 self.id
             );
         }
@@ -348,14 +371,17 @@ impl Device {
         Some((central, run))
     }
 
-    /// Synchronises the device and makes everything that is freed available. False, and nothing done: a capture is open, or the
-    /// driver refused.
+    /// Synchronises the device and makes everything that is freed available. False, and nothing
+    /// done: a capture is open, or the driver refused.
     pub(crate) fn synchronize(&self, shared: &Shared) -> bool {
         self.synchronize_epochs(shared).is_ok()
     }
 
     /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
-    pub(crate) fn synchronize_epochs(&self, shared: &Shared) -> Result<HashMap<u32, u64>, Unsynchronized> {
+    pub(crate) fn synchronize_epochs(
+        &self,
+        shared: &Shared,
+    ) -> Result<HashMap<u32, u64>, Unsynchronized> {
         let driver = &*shared.driver;
         let _guard = self.query_guard().ok_or(Unsynchronized::Capturing)?;
         // Captures that nobody announced must not be broken either.
@@ -382,7 +408,8 @@ impl Device {
         if !shared.shares() {
             // Streams keep to themselves what they used, but an empty region is the device's again.
             let completed = |stream| self.streams.completed(stream);
-            let eviction = Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
+            let eviction =
+                Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
             self.supply.evict(&mut central, &eviction);
         }
         drop(central);
@@ -427,8 +454,9 @@ impl Device {
         bytes
     }
 
-    /// The answer to a request that could not be served: out of memory, unless the driver failed otherwise. Programs that halve
-    /// their batch when memory runs out must not do so for ever on a device that is gone.
+    /// The answer to a request that could not be served: out of memory, unless the driver failed
+    /// otherwise. Programs that halve their batch when memory runs out must not do so for ever on a
+    /// device that is gone.
     #[cold]
     pub(crate) fn refusal(&self, shared: &Shared, request: &Request) -> Error {
         let failure = lock(&self.central).failure.take();
@@ -450,7 +478,15 @@ impl Device {
         };
         profiler::mark(What::OutOfMemory, asked);
         self.alert(shared, AlertKind::OutOfMemory, asked, reserved, count);
-        shared.record.event(EventKind::OutOfMemory, self.id as u8, 0, stream, 0, asked, clock::now());
+        shared.record.event(
+            EventKind::OutOfMemory,
+            self.id as u8,
+            0,
+            stream,
+            0,
+            asked,
+            clock::now(),
+        );
         Error::OutOfMemory(Box::new(self.why_memory_ran_out(shared, asked, stream, count)))
     }
 }

@@ -1,12 +1,16 @@
 //! The numbers of streams that are gone, for streams to come.
 //!
-//! Programs that make a stream for each request see more streams than there are numbers. When all are taken, the device is
-//! synchronised, and the numbers of streams that nothing refers to any more are free again: of those that are gone for certain, and of passing ones that no call is naming
-//! now. Whether those are gone cannot be asked ([`crate::order::streams`]); one that is not gets another number when it is named again, and as it had nothing, it
-//! has lost nothing. What refers to a stream: slabs and runs that are its own, blocks that it uses and blocks that wait for it.
+//! Programs that make a stream for each request see more streams than there are numbers. When all
+//! are taken, the device is synchronised, and the numbers of streams that nothing refers to any
+//! more are free again: of those that are gone for certain, and of passing ones that no call is
+//! naming now. Whether those are gone cannot be asked ([`crate::order::streams`]); one that is not
+//! gets another number when it is named again, and as it had nothing, it has lost nothing. What
+//! refers to a stream: slabs and runs that are its own, blocks that it uses and blocks that wait
+//! for it.
 //!
-//! References to a stream that is gone only become fewer, or move from a shard to the central part, whose run of a slab names the
-//! stream all the while. So looking at one shard after the other, then at the central part, misses none.
+//! References to a stream that is gone only become fewer, or move from a shard to the central part,
+//! whose run of a slab names the stream all the while. So looking at one shard after the other,
+//! then at the central part, misses none.
 
 use super::reclaim::Unsynchronized;
 use crate::device::Device;
@@ -21,8 +25,9 @@ impl Device {
     /// The number of the stream that `handle` names, for which there was none left.
     ///
     /// # Errors
-    /// [`Error::TooManyStreams`]: there is none still, since as many streams are alive or have blocks that are, or a capture keeps the device from being synchronised.
-    /// [`Error::Driver`]: the driver refused to synchronise it, or to say whether anything captures.
+    /// [`Error::TooManyStreams`]: there is none still, since as many streams are alive or have
+    /// blocks that are, or a capture keeps the device from being synchronised. [`Error::Driver`]:
+    /// the driver refused to synchronise it, or to say whether anything captures.
     #[cold]
     pub(crate) fn resolve_by_recycling(
         &self,
@@ -63,7 +68,8 @@ impl Device {
             lock(cell).shard.streams_referred(&mut referred);
         }
         let mut central = lock(&self.central);
-        // With `share:off` too: all that the program had enqueued anywhere before those frees is done.
+        // With `share:off` too: all that the program had enqueued anywhere before those frees is
+        // done.
         central.promote_to(&|stream| {
             if gone.contains(&stream) { epochs.get(&stream).copied().unwrap_or(0) } else { 0 }
         });

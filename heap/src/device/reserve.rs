@@ -35,7 +35,9 @@ impl Device {
             if let Some(pool) = central.pools.ordinary_mut(lifetime) {
                 pool.rules.reserve = bytes;
             }
-            let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else { continue };
+            let Err(error) = self.extend_to(shared, &mut central, space, lifetime, bytes) else {
+                continue;
+            };
             central.pools.drop_reserves();
             self.supply.evict(&mut central, &Eviction::of(shared, &self.streams));
             for space in central.open_spaces() {
@@ -54,12 +56,19 @@ impl Device {
         Ok(())
     }
 
-    /// Makes `space` hold `bytes`, by unowned memory; what others hold idle is given back first where it takes that.
+    /// Makes `space` hold `bytes`, by unowned memory; what others hold idle is given back first
+    /// where it takes that.
     ///
     /// # Errors
     /// The driver's, or out of memory. What was mapped stays.
-    pub(crate) fn fill(&self, shared: &Shared, space: SpaceId, bytes: u64) -> Result<(), DriverError> {
-        let extend = || self.extend_to(shared, &mut lock(&self.central), space, Lifetime::Auto, bytes);
+    pub(crate) fn fill(
+        &self,
+        shared: &Shared,
+        space: SpaceId,
+        bytes: u64,
+    ) -> Result<(), DriverError> {
+        let extend =
+            || self.extend_to(shared, &mut lock(&self.central), space, Lifetime::Auto, bytes);
         match extend() {
             Err(error) if error.is_out_of_memory() => {
                 self.trim(shared);
@@ -90,12 +99,14 @@ impl Device {
             // Fresh memory only: what others have reserved is not to be moved here.
             let growth = Growth { fresh, ..Growth::of(shared, &self.streams, lifetime) };
             let want = Want { space, bytes: missing, align: PAGE, stream: UNOWNED };
-            // A row of pages beside a free run is shorter than `missing`; the next turn maps the rest.
+            // A row of pages beside a free run is shorter than `missing`; the next turn maps the
+            // rest.
             self.supply.extend(central, &growth, want, false)?;
         }
     }
 
-    /// The last memory before an out-of-memory: what `reserve:` keeps for lifetimes is anybody's from now on. The bytes given back.
+    /// The last memory before an out-of-memory: what `reserve:` keeps for lifetimes is anybody's
+    /// from now on. The bytes given back.
     pub(crate) fn give_up_reserves(&self, shared: &Shared) -> u64 {
         let mut central = lock(&self.central);
         let reserved: u64 = central.pools.reserves().iter().sum();

@@ -14,8 +14,8 @@ use crate::sync::{MutexGuard, lock};
 use gruyere_record::{BlockTag, ShardWriter};
 
 impl Device {
-    /// What `look` makes of shard `number` under its lock: some streams', or a pool's own, of which it is told who gets freed memory. `None`: there
-    /// is no such shard.
+    /// What `look` makes of shard `number` under its lock: some streams', or a pool's own, of which
+    /// it is told who gets freed memory. `None`: there is no such shard.
     pub(super) fn in_shard<T>(
         &self,
         number: u32,
@@ -30,8 +30,8 @@ impl Device {
         look(pool.shard.as_mut()?, &mut central.writer, Some(pool.rules.reuse))
     }
 
-    /// Makes a run that has just been taken for `request` a slab of `class`, which is not in any shard yet. `capture`: as the record counts
-    /// it. `None`: there is no such run.
+    /// Makes a run that has just been taken for `request` a slab of `class`, which is not in any
+    /// shard yet. `capture`: as the record counts it. `None`: there is no such run.
     pub(super) fn make_slab(
         &self,
         shared: &Shared,
@@ -46,22 +46,25 @@ impl Device {
         let (base, epoch) = (facts.address, facts.epoch);
         let tag = BlockTag::new(self.id as u8, request.lifetime as u8, capture, request.stream);
         let mut slab = Slab::new(base, class, tag, run);
-        // Another thread may return the slab before anything in it was used: what the stream did there before is not done then.
+        // Another thread may return the slab before anything in it was used: what the stream did
+        // there before is not done then.
         slab.epoch = epoch;
         central.usage.slab_taken(slab.size_class().slab_bytes());
         slab.segment = shared.record.segment_insert(&slab.segment_entry());
         Some(slab)
     }
 
-    /// Puts a slab into shard `number`; from then on its blocks are found. Called under the shard's lock.
+    /// Puts a slab into shard `number`; from then on its blocks are found. Called under the shard's
+    /// lock.
     pub(super) fn add_slab(&self, shared: &Shared, number: u32, shard: &mut Shard, slab: Slab) {
         let (base, bytes) = (slab.base, slab.size_class().slab_bytes());
         let slab = shard.add_slab(slab);
         shared.table.set_range(base, bytes, Owner::Slab { device: self.id, shard: number, slab });
     }
 
-    /// Takes an empty slab out of its shard; `None` where it was used again meanwhile. Its pages are nobody's from then on: called under the
-    /// shard's lock, so that no free meets a stale owner.
+    /// Takes an empty slab out of its shard; `None` where it was used again meanwhile. Its pages
+    /// are nobody's from then on: called under the shard's lock, so that no free meets a stale
+    /// owner.
     pub(super) fn remove_slab(&self, shared: &Shared, shard: &mut Shard, id: u32) -> Option<Slab> {
         let slab = shard.remove_slab(id)?;
         shared.table.set_range(slab.base, slab.size_class().slab_bytes(), Owner::None);
@@ -70,11 +73,20 @@ impl Device {
     }
 
     fn remove_empty_slabs(&self, shared: &Shared, shard: &mut Shard) -> Vec<Slab> {
-        shard.empty_slabs().into_iter().filter_map(|id| self.remove_slab(shared, shard, id)).collect()
+        shard
+            .empty_slabs()
+            .into_iter()
+            .filter_map(|id| self.remove_slab(shared, shard, id))
+            .collect()
     }
 
     /// Gives a slab that its stream's shard can do without back to the arenas.
-    pub(crate) fn drop_surplus(&self, shared: &Shared, mut cell: MutexGuard<'_, ShardCell>, id: u32) {
+    pub(crate) fn drop_surplus(
+        &self,
+        shared: &Shared,
+        mut cell: MutexGuard<'_, ShardCell>,
+        id: u32,
+    ) {
         let slab = self.remove_slab(shared, &mut cell.shard, id);
         drop(cell);
         if let Some(slab) = slab {
@@ -92,15 +104,20 @@ impl Device {
         let slabs: Vec<Slab> = {
             let cell = &mut *self.shard(stream);
             let surplus = cell.shard.complete_frees(&mut cell.writer, &self.streams);
-            surplus.into_iter().filter_map(|id| self.remove_slab(shared, &mut cell.shard, id)).collect()
+            surplus
+                .into_iter()
+                .filter_map(|id| self.remove_slab(shared, &mut cell.shard, id))
+                .collect()
         };
         self.release_slabs(&slabs);
     }
 
-    /// Takes every empty slab out of the shards of streams and of pools whose memory every stream may get; the bytes given to the arenas.
+    /// Takes every empty slab out of the shards of streams and of pools whose memory every stream
+    /// may get; the bytes given to the arenas.
     pub fn return_empty_slabs(&self, shared: &Shared) -> u64 {
         let mut bytes = 0;
-        // Asked at every growth past the slack: only of shards that a stream has, and mostly none of them has anything.
+        // Asked at every growth past the slack: only of shards that a stream has, and mostly none
+        // of them has anything.
         let known = self.streams.count();
         let is_used = |&shard: &u32| shard < known || shard == ALL_STREAMS % SHARDS as u32;
         for shard in (0..SHARDS as u32).filter(is_used) {
@@ -123,11 +140,17 @@ impl Device {
         let is_shared = |&number: &PoolNumber| {
             central.pools.get(number).is_some_and(|pool| pool.rules.reuse == Reuse::Shared)
         };
-        let pools: Vec<PoolNumber> = central.pools.shards().map(|shard| shard.0).filter(is_shared).collect();
-        bytes + pools.into_iter().map(|pool| self.return_pool_slabs(shared, central, pool)).sum::<u64>()
+        let pools: Vec<PoolNumber> =
+            central.pools.shards().map(|shard| shard.0).filter(is_shared).collect();
+        bytes
+            + pools
+                .into_iter()
+                .map(|pool| self.return_pool_slabs(shared, central, pool))
+                .sum::<u64>()
     }
 
-    /// Frees the small blocks of a pool whose waits are over, and gives its empty slabs to its space; their bytes.
+    /// Frees the small blocks of a pool whose waits are over, and gives its empty slabs to its
+    /// space; their bytes.
     pub(super) fn return_pool_slabs(
         &self,
         shared: &Shared,

@@ -22,7 +22,15 @@ fn handle(streams: &Streams, stream: u32) -> u64 {
 }
 
 fn free(address: u64, bytes: u64, stream: u64) -> Block {
-    Block { address, bytes, requested: 0, stream, state: BlockState::Inactive, lifetime: 0, step: None }
+    Block {
+        address,
+        bytes,
+        requested: 0,
+        stream,
+        state: BlockState::Inactive,
+        lifetime: 0,
+        step: None,
+    }
 }
 
 /// What a walk gathers for a snapshot.
@@ -49,14 +57,24 @@ impl Visitor for Picture<'_> {
         Ok(())
     }
 
-    fn pool(&mut self, number: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
+    fn pool(
+        &mut self,
+        number: PoolNumber,
+        pool: &Pool,
+        central: &Central,
+    ) -> Result<(), Infallible> {
         if let Some(id) = capture_of(number).and_then(|number| central.captures.id(number)) {
             self.ids.insert(pool.space(), id);
         }
         Ok(())
     }
 
-    fn region(&mut self, id: RegionId, region: &Region, central: &Central) -> Result<(), Infallible> {
+    fn region(
+        &mut self,
+        id: RegionId,
+        region: &Region,
+        central: &Central,
+    ) -> Result<(), Infallible> {
         let holder = holder(central, region.space);
         for (address, bytes) in free_rows(central.arenas.runs_of(id).map(|(_, run)| run)) {
             let partial = partial_page_bytes(address, bytes);
@@ -64,7 +82,12 @@ impl Visitor for Picture<'_> {
             self.segment_stats.free(Place::of(&holder, Place::Between), partial);
         }
         let pool = self.ids.get(&region.space).copied().unwrap_or_default();
-        self.segments.push(Segment::new(region.address, pool, central.arenas.is_stitched(id), holder));
+        self.segments.push(Segment::new(
+            region.address,
+            pool,
+            central.arenas.is_stitched(id),
+            holder,
+        ));
         Ok(())
     }
 
@@ -104,7 +127,8 @@ impl Picture<'_> {
             })
         };
         let used = (0..slab.size_class().slots).filter_map(block);
-        let blocks: Vec<Block> = used.inspect(|block| self.segment_stats.block(block, slab.stream)).collect();
+        let blocks: Vec<Block> =
+            used.inspect(|block| self.segment_stats.block(block, slab.stream)).collect();
         let blocks = match self.room.checked_sub(blocks.len()) {
             Some(room) => {
                 self.room = room;
@@ -188,7 +212,8 @@ fn holder(central: &Central, space: SpaceId) -> Holder {
 }
 
 impl Device {
-    /// Looks at everything; takes one lock after the other. At most `most` small blocks are told one by one.
+    /// Looks at everything; takes one lock after the other. At most `most` small blocks are told
+    /// one by one.
     pub fn snapshot(&self, most: usize) -> (Snapshot, SegmentStats) {
         let mut picture = Picture {
             streams: &self.streams,

@@ -118,10 +118,13 @@ impl Device {
         let Ok(mut central) = self.walk(&mut slabs);
         let Slabs(slabs) = slabs;
         // Small blocks that lie in no slab: direct ones, and those that are runs.
-        let direct = central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
+        let direct =
+            central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
         let runs_of_small = central.small_runs.small_blocks();
-        let (direct, direct_bytes) = direct.fold(runs_of_small, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
-        let free_in = |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
+        let (direct, direct_bytes) =
+            direct.fold(runs_of_small, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
+        let free_in =
+            |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
         let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
         let small = free_in(slabs.used_bytes, blocks.active_bytes[SMALL].current, direct_bytes);
         let (runs, bytes) = bound(&central.arenas);

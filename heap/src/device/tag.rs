@@ -1,7 +1,8 @@
 //! What the program learns of a block after it was allocated: its lifetime.
 //!
-//! An optimiser's state cannot be told from the temporaries of its step while the step runs, but when it is over it can. A block
-//! that is tagged then is counted under its new lifetime; it is not moved.
+//! An optimiser's state cannot be told from the temporaries of its step while the step runs, but
+//! when it is over it can. A block that is tagged then is counted under its new lifetime; it is not
+//! moved.
 
 use crate::device::Device;
 use crate::pool::lifetime::Lifetime;

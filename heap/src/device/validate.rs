@@ -73,7 +73,9 @@ impl Visitor for Audit<'_> {
         let Owner::Large { device, blocks } = self.shared.table.get(run.address) else {
             return Err(format!("block {:#x} is not found from its address", run.address));
         };
-        if device != self.device.id || central.run_at(run.address, blocks).map(|found| found.0) != Some(id) {
+        if device != self.device.id
+            || central.run_at(run.address, blocks).map(|found| found.0) != Some(id)
+        {
             return Err(format!("block {:#x} is not the one that its address names", run.address));
         }
         if round(run.requested()) != run.bytes {
@@ -91,7 +93,8 @@ impl Visitor for Audit<'_> {
 impl Audit<'_> {
     fn check_pages(&self, shard: u32, id: u32, slab: &Slab) -> Result<(), String> {
         let owner = Owner::Slab { device: self.device.id, shard, slab: id };
-        let mut pages = (slab.base..slab.base + slab.size_class().slab_bytes()).step_by(PAGE as usize);
+        let mut pages =
+            (slab.base..slab.base + slab.size_class().slab_bytes()).step_by(PAGE as usize);
         match pages.find(|&page| self.shared.table.get(page) != owner) {
             Some(page) => Err(format!("page {page:#x} does not name its slab")),
             None => Ok(()),
@@ -103,7 +106,9 @@ impl Audit<'_> {
         let (device, shared) = (self.device, self.shared);
         for (number, (purpose, [found, counted])) in &self.pools {
             if found != counted {
-                return Err(format!("pool {number} ({purpose:?}) has {found} B live and counts {counted}"));
+                return Err(format!(
+                    "pool {number} ({purpose:?}) has {found} B live and counts {counted}"
+                ));
             }
         }
         if self.busy != central.arenas.busy() {
@@ -123,7 +128,8 @@ impl Audit<'_> {
         if books != (pages.owned(), pages.stale_alias_bytes()) {
             let (owned, stale) = (pages.owned(), pages.stale_alias_bytes());
             return Err(format!(
-                "the arena has {} B of pages and {} B of stale aliases, the pages' books {owned} and {stale}",
+                "the arena has {} B of pages and {} B of stale aliases, the pages' books {owned} \
+                 and {stale}",
                 books.0, books.1
             ));
         }
@@ -161,11 +167,15 @@ impl Device {
         central.arenas.validate()?;
         central.backing.pages.validate()?;
         let is_further = |stream| self.streams.has_got_further(stream);
-        if let Some(stream) = central.arenas.overlooked(&|stream| self.streams.completed(stream), &is_further)
+        if let Some(stream) =
+            central.arenas.overlooked(&|stream| self.streams.completed(stream), &is_further)
         {
             return Err(format!("nobody looks at what stream {stream} has freed and is past"));
         }
-        if central.pending.overlooks(self.streams.strides(), |stream| self.streams.completed(stream)) {
+        if central
+            .pending
+            .overlooks(self.streams.strides(), |stream| self.streams.completed(stream))
+        {
             return Err("nobody looks at a large block whose wait is over".to_owned());
         }
         central.validate_small(&shared.table)?;

@@ -11,8 +11,9 @@ use crate::sync::{MutexGuard, lock};
 use gruyere_record::{EventKind, clock};
 
 impl Device {
-    /// A run for `want` from memory whose last work comes before whatever its stream is given to do from now on, though nobody knows yet that it is
-    /// done: blocks that wait only for that stream itself, and what it has been made to wait for.
+    /// A run for `want` from memory whose last work comes before whatever its stream is given to do
+    /// from now on, though nobody knows yet that it is done: blocks that wait only for that stream
+    /// itself, and what it has been made to wait for.
     pub(crate) fn allocate_ordered(
         &self,
         shared: &Shared,
@@ -25,8 +26,9 @@ impl Device {
         central.fit_ordered(&self.streams, want)
     }
 
-    /// A run for `want` from memory that other streams have freed: its stream waits for their events, the oldest first, until it has one.
-    /// Makes pages move too, where they can and that is not enough. `None`: nothing of the kind helps, or a capture is open.
+    /// A run for `want` from memory that other streams have freed: its stream waits for their
+    /// events, the oldest first, until it has one. Makes pages move too, where they can and that is
+    /// not enough. `None`: nothing of the kind helps, or a capture is open.
     pub(crate) fn wait_for_others(
         &self,
         shared: &Shared,
@@ -41,7 +43,8 @@ impl Device {
         }
         self.fence_all(shared, Some(want.stream));
         for (stream, epoch) in self.streams.unfinished() {
-            if central.order.of(want.stream, stream) >= epoch || !central.would_gain(stream, epoch) {
+            if central.order.of(want.stream, stream) >= epoch || !central.would_gain(stream, epoch)
+            {
                 continue;
             }
             if !self.streams.make_wait(driver, want.stream, stream, epoch) {
@@ -59,8 +62,10 @@ impl Device {
         has_room.then(|| want.fit_or_join(&mut central.arenas)).flatten()
     }
 
-    /// Records events behind the frees so far, once many blocks have begun to wait for streams ([`Central::fence_due`]): late events come behind work that has nothing to do
-    /// with the frees, and a program whose memory waits for them takes fresh memory meanwhile. `named`: the stream that this call names.
+    /// Records events behind the frees so far, once many blocks have begun to wait for streams
+    /// ([`Central::fence_due`]): late events come behind work that has nothing to do with the
+    /// frees, and a program whose memory waits for them takes fresh memory meanwhile. `named`: the
+    /// stream that this call names.
     pub(crate) fn fence_batch(&self, shared: &Shared, named: Option<u32>) {
         if !shared.shares() || !lock(&self.central).fence_due() {
             return;
@@ -70,7 +75,8 @@ impl Device {
         }
     }
 
-    /// As [`Device::wait_for_others`], where the alternative is out of memory; and the central lock under which the run was found.
+    /// As [`Device::wait_for_others`], where the alternative is out of memory; and the central lock
+    /// under which the run was found.
     pub(crate) fn wait_in_need<'a>(
         &'a self,
         shared: &Shared,

@@ -21,7 +21,8 @@ pub(super) struct WalkedShard<'a> {
     pub pool: Option<&'a Pool>,
 }
 
-/// Looks at what a walk comes by: the shards of streams, then under the central lock each pool and its shard, then each region and its runs.
+/// Looks at what a walk comes by: the shards of streams, then under the central lock each pool and
+/// its shard, then each region and its runs.
 pub(super) trait Visitor {
     /// Why it ends the walk.
     type Error;
@@ -32,12 +33,22 @@ pub(super) trait Visitor {
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Self::Error>;
 
     /// A pool, before its shard.
-    fn pool(&mut self, _number: PoolNumber, _pool: &Pool, _central: &Central) -> Result<(), Self::Error> {
+    fn pool(
+        &mut self,
+        _number: PoolNumber,
+        _pool: &Pool,
+        _central: &Central,
+    ) -> Result<(), Self::Error> {
         Ok(())
     }
 
     /// A region, before its runs.
-    fn region(&mut self, _id: RegionId, _region: &Region, _central: &Central) -> Result<(), Self::Error> {
+    fn region(
+        &mut self,
+        _id: RegionId,
+        _region: &Region,
+        _central: &Central,
+    ) -> Result<(), Self::Error> {
         Ok(())
     }
 
@@ -48,11 +59,15 @@ pub(super) trait Visitor {
 }
 
 impl Device {
-    /// Takes one lock after the other; the central one, under which pools and runs were looked at, is still held in the answer.
+    /// Takes one lock after the other; the central one, under which pools and runs were looked at,
+    /// is still held in the answer.
     ///
     /// # Errors
     /// The visitor's, at once.
-    pub(super) fn walk<V: Visitor>(&self, visitor: &mut V) -> Result<MutexGuard<'_, Central>, V::Error> {
+    pub(super) fn walk<V: Visitor>(
+        &self,
+        visitor: &mut V,
+    ) -> Result<MutexGuard<'_, Central>, V::Error> {
         for (number, cell) in self.shards.iter().enumerate() {
             let cell = lock(cell);
             let (number, shard, writer) = (number as u32, &cell.shard, &cell.writer);
@@ -63,7 +78,12 @@ impl Device {
         for (number, pool) in central.pools.iter() {
             visitor.pool(number, pool, central)?;
             if let Some(shard) = &pool.shard {
-                visitor.shard(&WalkedShard { number, shard, writer: &central.writer, pool: Some(pool) })?;
+                visitor.shard(&WalkedShard {
+                    number,
+                    shard,
+                    writer: &central.writer,
+                    pool: Some(pool),
+                })?;
             }
         }
         if V::RUNS {

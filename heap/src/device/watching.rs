@@ -9,7 +9,8 @@ use gruyere_record::watch::{Action, Passed, Rule};
 use gruyere_record::{DEVICE_GAUGES, DeviceGauge};
 use std::time::Instant;
 
-/// What is known where no record is kept: the heap's own numbers, and no gauges that only the record has.
+/// What is known where no record is kept: the heap's own numbers, and no gauges that only the
+/// record has.
 fn without_record(device: &Device, shared: &Shared) -> DeviceSnapshot {
     let stats = device.stats(shared);
     let mut snapshot = DeviceSnapshot {
@@ -88,7 +89,8 @@ impl Device {
                     String::new()
                 };
                 log::warn!(
-                    "device {}: {} is passed: {} is {value} ({live} B live, {reserved} B held){given}",
+                    "device {}: {} is passed: {} is {value} ({live} B live, {reserved} B \
+                     held){given}",
                     self.id,
                     rule.threshold,
                     metric.name()

@@ -5,7 +5,8 @@ use super::{
     MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 
-/// Devices of which nothing is known but that there may be as many; every call answers `NotSupported`.
+/// Devices of which nothing is known but that there may be as many; every call answers
+/// `NotSupported`.
 #[derive(Clone, Copy, Debug)]
 pub struct AbsentDriver {
     /// How many there are said to be.

@@ -11,7 +11,8 @@ pub enum ErrorKind {
     NotSupported,
     /// No device, no libcuda, or a stub libcuda: CUDA cannot be used in this process.
     NoDriver,
-    /// The driver has been shut down (`CUDA_ERROR_DEINITIALIZED`, or the context is destroyed): the process exits.
+    /// The driver has been shut down (`CUDA_ERROR_DEINITIALIZED`, or the context is destroyed): the
+    /// process exits.
     Deinitialized,
     /// A call that is not permitted while a stream is capturing.
     Capturing,
@@ -45,8 +46,9 @@ impl DriverError {
         Self { call, kind, code }
     }
 
-    /// Classifies a non-zero `CUresult` of `call`, by what cuda.h (13) says of each. `DeviceLost` are those of which it says that any further work
-    /// will return the same error, and hardware faults.
+    /// Classifies a non-zero `CUresult` of `call`, by what cuda.h (13) says of each. `DeviceLost`
+    /// are those of which it says that any further work will return the same error, and hardware
+    /// faults.
     pub const fn from_code(call: &'static str, code: u32) -> Self {
         let kind = match code {
             2 => ErrorKind::OutOfMemory,
@@ -56,8 +58,9 @@ impl DriverError {
             500 | 801 => ErrorKind::NotSupported,
             // STREAM_CAPTURE_UNSUPPORTED to STREAM_CAPTURE_WRONG_THREAD. 909 is TIMEOUT.
             900..=908 => ErrorKind::Capturing,
-            // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED; ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT; HARDWARE_STACK_ERROR to LAUNCH_FAILED,
-            // TENSOR_MEMORY_LEAK; EXTERNAL_DEVICE. 219, INVALID_GRAPHICS_CONTEXT, is not one.
+            // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED; ILLEGAL_ADDRESS, LAUNCH_TIMEOUT,
+            // ASSERT; HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK; EXTERNAL_DEVICE.
+            // 219, INVALID_GRAPHICS_CONTEXT, is not one.
             214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 911 => ErrorKind::DeviceLost,
             _ => ErrorKind::Other,
         };
@@ -117,7 +120,8 @@ mod tests {
         for code in 900..=908 {
             assert_eq!(kind(code), ErrorKind::Capturing, "{code}");
         }
-        // No graphics context, no compiler, a wait that lasted too long, a graph that can't be updated: this call failed, and no other.
+        // No graphics context, no compiler, a wait that lasted too long, a graph that can't be
+        // updated: this call failed, and no other.
         for code in [219, 221, 909, 910] {
             assert_eq!(kind(code), ErrorKind::Other, "{code}");
         }

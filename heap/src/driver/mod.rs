@@ -1,11 +1,11 @@
 //! How device memory comes and goes: one small trait over the CUDA driver.
 //!
-//! The heap asks for memory, order (events, streams) and facts through [`Driver`] and knows nothing else of CUDA. The library
-//! implements it through cudarc's bindings (`gruyere::driver::cuda`); the stand-in GPU implements it in process for the tests and the bench
-//! (`gruyere-phantom-driver`).
+//! The heap asks for memory, order (events, streams) and facts through [`Driver`] and knows nothing
+//! else of CUDA. The library implements it through cudarc's bindings (`gruyere::driver::cuda`); the
+//! stand-in GPU implements it in process for the tests and the bench (`gruyere-phantom-driver`).
 //!
-//! Every method may be called from any thread, with any or no CUDA context current, and leaves the caller's current
-//! context as it was. Every method may fail at any time. No method panics.
+//! Every method may be called from any thread, with any or no CUDA context current, and leaves the
+//! caller's current context as it was. Every method may fail at any time. No method panics.
 
 pub mod absent;
 pub mod error;
@@ -23,8 +23,9 @@ pub type DeviceId = u32;
 pub struct StreamHandle(pub usize);
 
 impl StreamHandle {
-    /// Not a stream of CUDA's but all of a device's at once, those included that nobody told us of: what `cudaMalloc` gives is for any of them,
-    /// and `cudaFree` promises that all are done with it. Never handed to the driver.
+    /// Not a stream of CUDA's but all of a device's at once, those included that nobody told us of:
+    /// what `cudaMalloc` gives is for any of them, and `cudaFree` promises that all are done with
+    /// it. Never handed to the driver.
     pub const ALL_STREAMS: Self = Self(usize::MAX);
 }
 
@@ -47,17 +48,20 @@ pub struct Capabilities {
     pub vmm: bool,
     /// Stream-ordered memory pools.
     pub pools: bool,
-    /// Stream ids (`cuStreamGetId`), which tell a recycled handle from the stream that had it before.
+    /// Stream ids (`cuStreamGetId`), which tell a recycled handle from the stream that had it
+    /// before.
     pub stream_ids: bool,
     /// An event can be recorded behind all work of a context (`cuCtxRecordEvent`, CUDA 12.5).
     pub context_events: bool,
-    /// Physical memory can be registered with a NIC (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`).
+    /// Physical memory can be registered with a NIC
+    /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`).
     pub gpu_direct_rdma: bool,
     /// The smallest unit of physical memory, bytes (2 MiB on every device so far). 0 without VMM.
     pub granularity: u64,
     /// Physical memory of the device, bytes.
     pub total_memory: u64,
-    /// Of a device that shares the host's memory (an integrated one): what the host could give when this was asked, bytes. `None`: it has memory of its own.
+    /// Of a device that shares the host's memory (an integrated one): what the host could give when
+    /// this was asked, bytes. `None`: it has memory of its own.
     pub host_memory: Option<u64>,
     /// The device's name, as the driver gives it.
     pub name: String,
@@ -79,7 +83,8 @@ pub struct MemoryInfo {
 /// Attributes of a driver pool (`CUmemPool_attribute`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolAttribute {
-    /// 1: freed memory may be reused on another stream once an event dependency orders it. Default 1.
+    /// 1: freed memory may be reused on another stream once an event dependency orders it.
+    /// Default 1.
     ReuseFollowEventDependencies,
     /// 1: freed memory may be reused once it happens to be complete. Default 1.
     ReuseAllowOpportunistic,
@@ -110,7 +115,8 @@ pub enum CaptureStatus {
 
 /// The driver's side: device memory, order and facts.
 ///
-/// Bytes of physical handles, mappings and address ranges are multiples of [`Capabilities::granularity`].
+/// Bytes of physical handles, mappings and address ranges are multiples of
+/// [`Capabilities::granularity`].
 pub trait Driver: Send + Sync {
     /// The number of devices; initialises the driver where nobody has yet.
     fn device_count(&self) -> Result<u32>;
@@ -123,12 +129,18 @@ pub trait Driver: Send + Sync {
 
     // Stream-ordered pools.
 
-    /// Creates a pool on `device`; `max_size` bounds its physical memory and so the address space it takes (0: the driver's own bound).
+    /// Creates a pool on `device`; `max_size` bounds its physical memory and so the address space
+    /// it takes (0: the driver's own bound).
     fn pool_create(&self, device: DeviceId, max_size: u64) -> Result<PoolHandle>;
     /// Destroys a pool from which nothing is allocated.
     fn pool_destroy(&self, device: DeviceId, pool: PoolHandle) -> Result<()>;
     /// Reads an attribute.
-    fn pool_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64>;
+    fn pool_attribute(
+        &self,
+        device: DeviceId,
+        pool: PoolHandle,
+        attribute: PoolAttribute,
+    ) -> Result<u64>;
     /// Sets an attribute.
     fn pool_set_attribute(
         &self,
@@ -154,7 +166,8 @@ pub trait Driver: Send + Sync {
 
     // Virtual memory management. None of these is stream-ordered.
 
-    /// Reserves `bytes` of address space that begins at a multiple of `align` (a power of two; 0: whatever the driver's default is, which need not be the granularity).
+    /// Reserves `bytes` of address space that begins at a multiple of `align` (a power of two; 0:
+    /// whatever the driver's default is, which need not be the granularity).
     fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
     /// Gives a whole reservation back; nothing may be mapped in it.
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
@@ -162,10 +175,23 @@ pub trait Driver: Send + Sync {
     fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle>;
     /// Gives up a handle; its memory lives on while it is mapped.
     fn physical_release(&self, device: DeviceId, handle: PhysicalHandle) -> Result<()>;
-    /// Maps the whole of `handle` (its `bytes`) at `address`; the range must be reserved and unmapped.
-    fn map(&self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Result<()>;
+    /// Maps the whole of `handle` (its `bytes`) at `address`; the range must be reserved and
+    /// unmapped.
+    fn map(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        bytes: u64,
+        handle: PhysicalHandle,
+    ) -> Result<()>;
     /// Grants `device` and `peers` access to a mapped range, which may cover several mappings.
-    fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()>;
+    fn set_access(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        bytes: u64,
+        peers: &[DeviceId],
+    ) -> Result<()>;
     /// Unmaps whole mappings. The device must be done with them.
     fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
 
@@ -192,23 +218,35 @@ pub trait Driver: Send + Sync {
     /// Destroys an event.
     fn event_destroy(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     /// Records the work enqueued on `stream` so far.
-    fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()>;
-    /// Records all work enqueued in the context of `device` so far, on streams that nobody told us of too (`cuCtxRecordEvent`);
-    /// `NotSupported` before CUDA 12.5. While any stream of the context captures, the driver refuses and makes the capture fail: never then.
+    fn event_record(
+        &self,
+        device: DeviceId,
+        event: EventHandle,
+        stream: StreamHandle,
+    ) -> Result<()>;
+    /// Records all work enqueued in the context of `device` so far, on streams that nobody told us
+    /// of too (`cuCtxRecordEvent`); `NotSupported` before CUDA 12.5. While any stream of the
+    /// context captures, the driver refuses and makes the capture fail: never then.
     fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     /// True once the recorded work is done (or nothing was recorded).
     fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
     /// Waits on the host until the recorded work is done.
     fn event_synchronize(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     /// Makes later work of `stream` wait for `event`.
-    fn stream_wait_event(&self, device: DeviceId, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    fn stream_wait_event(
+        &self,
+        device: DeviceId,
+        stream: StreamHandle,
+        event: EventHandle,
+    ) -> Result<()>;
     /// Creates a stream that does not synchronise with the legacy default stream.
     fn stream_create(&self, device: DeviceId) -> Result<StreamHandle>;
     /// Destroys a stream of ours.
     fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
     /// Waits on the host until everything on `stream` is done.
     fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
-    /// The stream's id, unique in the process and never reused; `NotSupported` on drivers before 12.0.
+    /// The stream's id, unique in the process and never reused; `NotSupported` on drivers before
+    /// 12.0.
     fn stream_id(&self, device: DeviceId, stream: StreamHandle) -> Result<u64>;
     /// Whether `stream` is capturing.
     fn capture_status(&self, device: DeviceId, stream: StreamHandle) -> Result<CaptureStatus>;

@@ -1,10 +1,12 @@
 //! Freed blocks that wait for the streams that may still use them.
 //!
-//! There is a list for each lock: a shard's of its slots, and the central part's of its runs. One list for a whole device would need a lock of its own,
-//! as a shard's and the central one are never held together; each free that waits and each look would take it beside its own.
+//! There is a list for each lock: a shard's of its slots, and the central part's of its runs. One
+//! list for a whole device would need a lock of its own, as a shard's and the central one are never
+//! held together; each free that waits and each look would take it beside its own.
 //!
-//! A look goes over the whole list, since two in five and more of those that it meets are over (docs/decisions/house.md): to find these by stream would
-//! cost more at each free than it saves at the looks.
+//! A look goes over the whole list, since two in five and more of those that it meets are over
+//! (docs/decisions/house.md): to find these by stream would cost more at each free than it saves at
+//! the looks.
 //!
 //! Pure book-keeping: how far the streams are, the caller tells.
 
@@ -41,7 +43,8 @@ impl<B> PendingFree<B> {
         self.waits().iter().all(|&(stream, epoch)| completed(stream) >= epoch)
     }
 
-    /// Whether all that is waited for, and the free on the block's own stream, come before the work to come of somebody, who may then have the block.
+    /// Whether all that is waited for, and the free on the block's own stream, come before the work
+    /// to come of somebody, who may then have the block.
     pub(crate) fn is_ordered(&self, is_before: impl Fn(Wait) -> bool) -> bool {
         is_before(self.own) && self.waits().iter().all(|&wait| is_before(wait))
     }
@@ -62,7 +65,8 @@ impl<B> Default for PendingFrees<B> {
 }
 
 impl<B> PendingFrees<B> {
-    /// `block` has been freed, on its own stream as `own` says. It waits until its users, and `also`, are past what `epoch_of` says of each.
+    /// `block` has been freed, on its own stream as `own` says. It waits until its users, and
+    /// `also`, are past what `epoch_of` says of each.
     pub(crate) fn push(
         &mut self,
         block: B,
@@ -90,8 +94,8 @@ impl<B> PendingFrees<B> {
         self.frees.iter().map(|free| &free.block)
     }
 
-    /// Whether to look for waits that are over. `strides` grows whenever a stream gets further: while it does not, a wait that was not over, or has begun
-    /// since, is not over.
+    /// Whether to look for waits that are over. `strides` grows whenever a stream gets further:
+    /// while it does not, a wait that was not over, or has begun since, is not over.
     pub(crate) fn is_due(&mut self, strides: u64) -> bool {
         std::mem::replace(&mut self.looked_at, strides) != strides && !self.frees.is_empty()
     }
@@ -198,14 +202,17 @@ mod tests {
                     _ => {
                         let also = (step == 2 || users.is_empty()).then_some(stream);
                         let open = |of: u32| clock.completed[of as usize] + 1;
-                        let all = (0..STREAMS).filter(|user| users.contains(user) || also == Some(*user));
+                        let all =
+                            (0..STREAMS).filter(|user| users.contains(user) || also == Some(*user));
                         waits.push((block, all.map(|user| (user, open(user))).collect()));
                         pending.push(block, (0, open(0)), users, also, open);
                     }
                 }
                 prop_assert!(!pending.overlooks(clock.strides, |of| clock.completed(of)));
                 prop_assert_eq!(pending.is_empty(), waits.is_empty());
-                prop_assert_eq!(waiting(&pending), waits.iter().map(|(block, _)| *block).collect::<Vec<_>>());
+                prop_assert_eq!(
+                    waiting(&pending), waits.iter().map(|(block, _)| *block).collect::<Vec<_>>()
+                );
                 let (mut streams, mut each) = (pending.streams().collect::<Vec<_>>(), Vec::new());
                 each.extend(waits.iter().flat_map(|(_, waits)| waits).map(|wait| wait.0));
                 streams.sort_unstable();
@@ -223,7 +230,10 @@ mod tests {
         clock.advance(2);
         assert_eq!((clock.complete(&mut pending), clock.asked.get()), (vec![], 1));
         assert_eq!((clock.complete(&mut pending), clock.asked.get()), (vec![], 1));
-        assert!(pending.overlooks(clock.strides, |_| 1), "a stream that got further must be told of");
+        assert!(
+            pending.overlooks(clock.strides, |_| 1),
+            "a stream that got further must be told of"
+        );
         clock.advance(1);
         assert_eq!(clock.complete(&mut pending), [512]);
     }
@@ -255,7 +265,11 @@ mod tests {
         for (stream, epoch, gains) in
             [(1, 6, false), (1, 7, true), (3, 4, false), (3, 5, true), (2, 9, false)]
         {
-            assert_eq!(pending.any_behind(stream, epoch), gains, "epoch {epoch} of stream {stream}");
+            assert_eq!(
+                pending.any_behind(stream, epoch),
+                gains,
+                "epoch {epoch} of stream {stream}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The guard that is held while events of a device are queried, recorded or waited for: no pool scope opens meanwhile.
+//! The guard that is held while events of a device are queried, recorded or waited for: no pool
+//! scope opens meanwhile.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

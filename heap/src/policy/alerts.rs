@@ -1,9 +1,11 @@
-//! What a program may want to hear of at once: memory ran out, or was so short that the reclaim ladder was tried, or a threshold is passed.
+//! What a program may want to hear of at once: memory ran out, or was so short that the reclaim
+//! ladder was tried, or a threshold is passed.
 //!
-//! An alert is raised on the thread whose request caused it, with no lock of the allocator held. It goes to the listener, if there is
-//! one, on that same thread; and to a queue, from which any thread takes it. Python listens at the queue: the thread that allocates may
-//! hold locks of torch's, or not hold the interpreter's while one that holds it waits for those, so it must never wait for the
-//! interpreter.
+//! An alert is raised on the thread whose request caused it, with no lock of the allocator held. It
+//! goes to the listener, if there is one, on that same thread; and to a queue, from which any
+//! thread takes it. Python listens at the queue: the thread that allocates may hold locks of
+//! torch's, or not hold the interpreter's while one that holds it waits for those, so it must never
+//! wait for the interpreter.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +15,8 @@ use std::time::{Duration, Instant};
 /// Alerts that wait to be taken; of more, the oldest are lost and counted.
 const MAX_WAITING: usize = 256;
 
-/// Locks; a panic of another holder is no reason to stop serving. Not the heap's locks: here threads wait.
+/// Locks; a panic of another holder is no reason to stop serving. Not the heap's locks: here
+/// threads wait.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -24,7 +27,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub enum AlertKind {
     /// A request was answered with out of memory.
     OutOfMemory = 1,
-    /// A request fitted nowhere, and memory had to be reclaimed (or will turn out to be impossible to).
+    /// A request fitted nowhere, and memory had to be reclaimed (or will turn out to be impossible
+    /// to).
     Reclaim = 2,
     /// A threshold of `alert:` is passed.
     Threshold = 3,
@@ -45,7 +49,8 @@ pub struct Alert {
     pub live: u64,
     /// The most that was ever live.
     pub live_peak: u64,
-    /// How many of this kind (of a threshold: of this one) there were on the device, this one included.
+    /// How many of this kind (of a threshold: of this one) there were on the device, this one
+    /// included.
     pub count: u64,
     /// Of a threshold: its place in `alert:`, from 0.
     pub threshold: u32,
@@ -86,7 +91,8 @@ impl Alerts {
         self.wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Puts `listener` in the place of the one there was; that one may still be running on other threads.
+    /// Puts `listener` in the place of the one there was; that one may still be running on other
+    /// threads.
     pub fn listen(&self, listener: Option<Listener>) {
         if listener.is_some() {
             self.want();
@@ -115,7 +121,8 @@ impl Alerts {
         }
     }
 
-    /// The oldest alert, and how many were lost before it since the last call; waits for one no longer than `timeout`.
+    /// The oldest alert, and how many were lost before it since the last call; waits for one no
+    /// longer than `timeout`.
     pub fn next(&self, timeout: Duration) -> Option<(Alert, u64)> {
         self.want();
         let end = Instant::now() + timeout;
@@ -125,7 +132,8 @@ impl Alerts {
                 return Some((alert, std::mem::take(&mut waiting.1)));
             }
             let left = end.checked_duration_since(Instant::now())?;
-            waiting = self.ready.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+            waiting =
+                self.ready.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

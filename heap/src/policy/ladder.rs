@@ -1,4 +1,5 @@
-//! What the rungs of the reclaim ladder did: calls, bytes, host time. The rungs themselves are in `reclaim`.
+//! What the rungs of the reclaim ladder did: calls, bytes, host time. The rungs themselves are in
+//! `reclaim`.
 
 use crate::report::bytes::Bytes;
 use gruyere_record::DeviceGauge;
@@ -9,8 +10,14 @@ use std::time::{Duration, Instant};
 pub const RUNGS: usize = 6;
 
 /// What each rung does, for reports.
-pub const RUNG_NAMES: [&str; RUNGS] =
-    ["ask events", "return slabs", "give back", "wait for events", "synchronise", "use the headroom"];
+pub const RUNG_NAMES: [&str; RUNGS] = [
+    "ask events",
+    "return slabs",
+    "give back",
+    "wait for events",
+    "synchronise",
+    "use the headroom",
+];
 
 pub(crate) const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
     [DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes, DeviceGauge::Rung0Microseconds],
@@ -26,9 +33,11 @@ pub(crate) const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
 pub struct Rung {
     /// Times that the rung was tried.
     pub calls: u64,
-    /// Bytes that it gained: found for the request (rung 0), returned to the arenas (1), given back to the driver (2 to 4).
+    /// Bytes that it gained: found for the request (rung 0), returned to the arenas (1), given back
+    /// to the driver (2 to 4).
     pub bytes: u64,
-    /// Host time in it, the retry of the request included. Summed in nanoseconds: most rungs take less than a microsecond.
+    /// Host time in it, the retry of the request included. Summed in nanoseconds: most rungs take
+    /// less than a microsecond.
     pub nanoseconds: u64,
 }
 

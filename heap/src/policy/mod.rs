@@ -1,4 +1,5 @@
-//! When memory is given back, and when somebody is told: the reclaim ladder, low-memory phases, thresholds.
+//! When memory is given back, and when somebody is told: the reclaim ladder, low-memory phases,
+//! thresholds.
 
 pub mod alerts;
 pub mod ladder;

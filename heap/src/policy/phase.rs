@@ -1,8 +1,10 @@
-//! Low-memory phases: when the program uses far less than it did, what lies idle goes back to the device.
+//! Low-memory phases: when the program uses far less than it did, what lies idle goes back to the
+//! device.
 //!
-//! A program that has stopped training and evaluates, or serves fewer requests, keeps what the peak took; others on the device could
-//! use it. Giving it back costs driver calls now, and again when the program comes back to its peak. So a training loop, which is far
-//! below its peak in a part of every step, must never cause any.
+//! A program that has stopped training and evaluates, or serves fewer requests, keeps what the peak
+//! took; others on the device could use it. Giving it back costs driver calls now, and again when
+//! the program comes back to its peak. So a training loop, which is far below its peak in a part of
+//! every step, must never cause any.
 //!
 //! **The rule.** Time is counted in frees of runs (blocks above 1 MiB, and slabs), so that a
 //! program repeated does the same again. *Use* is the bytes of blocks and slabs; its highest
@@ -13,11 +15,13 @@
 //! phase takes twice as long to be found, up to [`MOST`]. So no alternation gives memory back more
 //! than a handful of times unless its lulls are very long.
 //!
-//! **Marks.** A program may say that it validates or writes a checkpoint (`gruyere_mark_phase`). Then idle memory goes back at once, down
-//! to what phases of that kind have needed before. It does so at most once in [`MARK_INTERVAL`] frees, and `gruyere_checkpoint` at most once in
+//! **Marks.** A program may say that it validates or writes a checkpoint (`gruyere_mark_phase`).
+//! Then idle memory goes back at once, down to what phases of that kind have needed before. It does
+//! so at most once in [`MARK_INTERVAL`] frees, and `gruyere_checkpoint` at most once in
 //! [`CHECKPOINT_INTERVAL`]; both count from the last time that either did.
 //!
-//! Nothing here waits: events are recorded behind what was freed, and what they do not show to be done by the next look stays.
+//! Nothing here waits: events are recorded behind what was freed, and what they do not show to be
+//! done by the next look stays.
 
 use crate::small::size_class::PAGE;
 use std::time::{Duration, Instant};
@@ -214,10 +218,12 @@ impl Watch {
         }
     }
 
-    /// Whether a checkpoint may give memory back after so many frees, and now; if so, it is noted that it does.
+    /// Whether a checkpoint may give memory back after so many frees, and now; if so, it is noted
+    /// that it does.
     pub fn checkpoint(&mut self, frees: u64, now: Instant) -> bool {
         let past = self.last_given.time.and_then(|last| now.checked_duration_since(last));
-        let is_due = self.last_given.time.is_none() || past.is_some_and(|past| past >= CHECKPOINT_INTERVAL);
+        let is_due =
+            self.last_given.time.is_none() || past.is_some_and(|past| past >= CHECKPOINT_INTERVAL);
         if is_due {
             self.last_given = LastGiven { frees: Some(frees), time: Some(now) };
         }
@@ -262,7 +268,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A program on a watch: use as it goes, one free a unit of time; what is held follows the drains at once, and use at once.
+    /// A program on a watch: use as it goes, one free a unit of time; what is held follows the
+    /// drains at once, and use at once.
     struct Program {
         watch: Watch,
         now: u64,
@@ -389,7 +396,11 @@ mod tests {
         while program.drains == 0 {
             program.uses(1 << 30, 1);
         }
-        assert!(program.held >= (10 << 30) - (10 << 30) / 8, "{} B at once", (10 << 30) - program.held);
+        assert!(
+            program.held >= (10 << 30) - (10 << 30) / 8,
+            "{} B at once",
+            (10 << 30) - program.held
+        );
     }
 
     #[test]

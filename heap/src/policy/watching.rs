@@ -1,10 +1,12 @@
-//! The thresholds of `alert:`: looked at where the device looks at its use of memory anyway (`phase`), so without a thread of their own, off the hot
-//! path and with no lock of the heap held.
+//! The thresholds of `alert:`: looked at where the device looks at its use of memory anyway
+//! (`phase`), so without a thread of their own, off the hot path and with no lock of the heap held.
 
 use crate::driver::DeviceId;
 use crate::sync::Mutex;
 use gruyere_record::reader::DeviceSnapshot;
-use gruyere_record::watch::{Alarm, Facts, Forecast, Metric, Passed, Point, Rate, Rule, capacity, forecast};
+use gruyere_record::watch::{
+    Alarm, Facts, Forecast, Metric, Passed, Point, Rate, Rule, capacity, forecast,
+};
 use gruyere_record::{Reader, Record};
 use std::time::{Duration, Instant};
 
@@ -36,7 +38,10 @@ impl Watching {
         }
         let now = Instant::now();
         Self(Some(Mutex::new(State {
-            alarms: rules.iter().map(|rule| Alarm::new(rule.threshold.clone(), REPEAT_SECONDS)).collect(),
+            alarms: rules
+                .iter()
+                .map(|rule| Alarm::new(rule.threshold.clone(), REPEAT_SECONDS))
+                .collect(),
             needs_forecast: rules.iter().any(|rule| rule.threshold.metric == Metric::OomIn),
             begin: now,
             next: now,
@@ -48,7 +53,8 @@ impl Watching {
 }
 
 impl State {
-    /// The rules that speak now of `device`, by number; `without_record`: what is known of it where no record is kept.
+    /// The rules that speak now of `device`, by number; `without_record`: what is known of it where
+    /// no record is kept.
     pub(crate) fn look(
         &mut self,
         record: &Record,
@@ -65,7 +71,8 @@ impl State {
             && let Some(reader) = &reader
         {
             self.next_forecast = now + FORECASTS;
-            let points: Vec<Point> = reader.timeline(device).entries.iter().map(Point::from).collect();
+            let points: Vec<Point> =
+                reader.timeline(device).entries.iter().map(Point::from).collect();
             self.forecast = forecast(&points, capacity(&snapshot));
         }
         let seconds = now.duration_since(self.begin).as_secs_f64();

@@ -1,13 +1,14 @@
 //! Captures: which private pool the blocks of a CUDA graph come from.
 //!
-//! Blocks of a capture come from the pool of their pool id, and go back there ([`Reuse::Private`](super::Reuse::Private)): nobody else ever gets
-//! them before the pool is released, its blocks are freed, and the device has been synchronised after both (replays run on streams that
-//! nobody tells us of). One pool id may serve several captures; they are counted.
+//! Blocks of a capture come from the pool of their pool id, and go back there
+//! ([`Reuse::Private`](super::Reuse::Private)): nobody else ever gets them before the pool is
+//! released, its blocks are freed, and the device has been synchronised after both (replays run on
+//! streams that nobody tells us of). One pool id may serve several captures; they are counted.
 //!
-//! The hooks name a pool, the driver names a capture, and nobody says which belongs to which. Each capture begins inside a
-//! pool scope of its own, so with one pool scope that has no capture yet the answer is certain. With several, the capture gets a
-//! fresh pool that is tied to all that it could belong to: a wrong guess would share memory between graphs that are replayed
-//! side by side.
+//! The hooks name a pool, the driver names a capture, and nobody says which belongs to which. Each
+//! capture begins inside a pool scope of its own, so with one pool scope that has no capture yet
+//! the answer is certain. With several, the capture gets a fresh pool that is tied to all that it
+//! could belong to: a wrong guess would share memory between graphs that are replayed side by side.
 
 use std::thread::{self, ThreadId};
 
@@ -41,7 +42,8 @@ pub struct CapturePool {
     pub open: u32,
     /// Begun and not released.
     pub uses: u32,
-    /// Raised with each pool scope: what was over and is unchanged, in blocks served too, has been over all the time.
+    /// Raised with each pool scope: what was over and is unchanged, in blocks served too, has been
+    /// over all the time.
     pub version: u64,
 }
 
@@ -86,7 +88,8 @@ pub struct Captures {
     pools: Vec<Option<CapturePool>>,
     /// The open pool scopes, oldest first.
     scopes: Vec<PoolScope>,
-    /// The pool of captures of which it is not known whose they are: without the hooks, nobody tells when the graph is gone.
+    /// The pool of captures of which it is not known whose they are: without the hooks, nobody
+    /// tells when the graph is gone.
     never: Option<u32>,
 }
 
@@ -155,11 +158,15 @@ impl Captures {
 
     /// Closes a pool scope. False: none is open.
     ///
-    /// Of two, one with a capture goes first: a pool scope too many without one makes captures uncertain, one too few makes them wrong.
+    /// Of two, one with a capture goes first: a pool scope too many without one makes captures
+    /// uncertain, one too few makes them wrong.
     pub fn close(&mut self, number: u32) -> bool {
-        let mut own = (0..self.scopes.len()).rev().filter(|&at| self.scopes[at].pool == number).peekable();
+        let mut own =
+            (0..self.scopes.len()).rev().filter(|&at| self.scopes[at].pool == number).peekable();
         let latest = own.peek().copied();
-        let Some(at) = own.find(|&at| self.scopes[at].capture.is_some()).or(latest) else { return false };
+        let Some(at) = own.find(|&at| self.scopes[at].capture.is_some()).or(latest) else {
+            return false;
+        };
         self.scopes.remove(at);
         self.closed(number);
         true
@@ -187,10 +194,12 @@ impl Captures {
         self.scopes.iter().any(|scope| scope.thread == mine && scope.capture.is_some())
     }
 
-    /// Closes and releases the pool scopes of this thread whose captures were seen; how many. The caller has found that no stream captures.
+    /// Closes and releases the pool scopes of this thread whose captures were seen; how many. The
+    /// caller has found that no stream captures.
     ///
-    /// torch ends a capture by asking the driver for the graph, and where that fails (something forbidden was done inside) it throws
-    /// at once: no end comes, and no release ever. The thread that began it is here now, so it is past that.
+    /// torch ends a capture by asking the driver for the graph, and where that fails (something
+    /// forbidden was done inside) it throws at once: no end comes, and no release ever. The thread
+    /// that began it is here now, so it is past that.
     pub fn forget_failed(&mut self) -> u32 {
         let mine = thread::current().id();
         let is_failed = |scope: &PoolScope| scope.thread == mine && scope.capture.is_some();
@@ -220,8 +229,8 @@ impl Captures {
         pools
     }
 
-    /// Where the blocks of `stream`, which does what `capturing` says, come from. A pool that is made as the answer says goes
-    /// to [`Captures::adopt`].
+    /// Where the blocks of `stream`, which does what `capturing` says, come from. A pool that is
+    /// made as the answer says goes to [`Captures::adopt`].
     pub fn matched(&mut self, capturing: Capturing, stream: u32) -> Found {
         let key = match capturing {
             Capturing::Id(id) => id,
@@ -236,17 +245,21 @@ impl Captures {
             self.assign(number, id);
             return Found::Pool(number);
         }
-        // A failed capture may have been matched while its id was known; so may the other of two pool scopes of one pool.
+        // A failed capture may have been matched while its id was known; so may the other of two
+        // pool scopes of one pool.
         let is_new = matches!(capturing, Capturing::Id(_)) && !unmatched.is_empty();
         let candidates = if is_new { unmatched } else { self.candidates(false) };
         match candidates.as_slice() {
             [] => self.never(),
             &[number] => Found::Pool(number),
-            many => Found::Tied(many.iter().filter_map(|&at| self.pools[at as usize].as_ref()?.id).collect()),
+            many => Found::Tied(
+                many.iter().filter_map(|&at| self.pools[at as usize].as_ref()?.id).collect(),
+            ),
         }
     }
 
-    /// Notes that the blocks of `stream` come from pool `number`, made as [`Captures::matched`] said.
+    /// Notes that the blocks of `stream` come from pool `number`, made as [`Captures::matched`]
+    /// said.
     pub fn adopt(&mut self, number: u32, capturing: Capturing, stream: u32) {
         let key = match capturing {
             Capturing::Id(id) => id,
@@ -266,7 +279,9 @@ impl Captures {
     }
 
     fn assign(&mut self, number: u32, capture: u64) {
-        if let Some(scope) = self.scopes.iter_mut().rev().find(|b| b.pool == number && b.capture.is_none()) {
+        if let Some(scope) =
+            self.scopes.iter_mut().rev().find(|b| b.pool == number && b.capture.is_none())
+        {
             scope.capture = Some(capture);
         }
         if let Some(pool) = self.get_mut(number) {
@@ -279,7 +294,8 @@ impl Captures {
         self.scopes.iter().any(|scope| scope.capture.is_none())
     }
 
-    /// A pool scope is about to open, and `running` are captures: where only one answer is left, they are matched now, while it is.
+    /// A pool scope is about to open, and `running` are captures: where only one answer is left,
+    /// they are matched now, while it is.
     pub fn match_running(&mut self, running: &[u64]) {
         let known = |id: &u64| self.position(|pool| pool.captures.contains(id)).is_some();
         let mut unknown: Vec<u64> = running.iter().copied().filter(|id| !known(id)).collect();
@@ -290,9 +306,12 @@ impl Captures {
         }
     }
 
-    /// Whether no graph uses a pool any more: once its blocks are freed and the device has been synchronised, its memory may go to others.
+    /// Whether no graph uses a pool any more: once its blocks are freed and the device has been
+    /// synchronised, its memory may go to others.
     pub fn is_released(&self, number: u32) -> bool {
-        let Some(pool) = self.pools.get(number as usize).and_then(Option::as_ref) else { return false };
+        let Some(pool) = self.pools.get(number as usize).and_then(Option::as_ref) else {
+            return false;
+        };
         let is_released = |id: &PoolId| {
             let pool = self.find(*id).and_then(|at| self.pools[at as usize].as_ref());
             pool.is_none_or(CapturePool::is_released)

@@ -2,7 +2,8 @@
 
 use std::cell::Cell;
 
-/// How long a block is expected to live. Blocks of unlike lifetimes do not share pages: that keeps whole pages free.
+/// How long a block is expected to live. Blocks of unlike lifetimes do not share pages: that keeps
+/// whole pages free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Lifetime {
@@ -49,7 +50,8 @@ impl Lifetime {
 /// Tags that one thread may nest.
 pub const TAG_DEPTH: u32 = 31;
 
-/// What the calling thread has said of its next requests, in one word, so that the straight path reads one.
+/// What the calling thread has said of its next requests, in one word, so that the straight path
+/// reads one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tags(u64);
 
@@ -71,7 +73,8 @@ impl Tags {
 }
 
 thread_local! {
-    // Two bits a tag, the innermost lowest; a plain cell without a destructor, so late frees on a dying thread are safe.
+    // Two bits a tag, the innermost lowest; a plain cell without a destructor, so late frees on a
+    // dying thread are safe.
     static TAGS: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
 }
 
@@ -95,7 +98,8 @@ pub(crate) fn set_routed(routed: bool) {
     });
 }
 
-/// Tags the calling thread's next requests. False, and nothing done, where [`TAG_DEPTH`] tags are open already.
+/// Tags the calling thread's next requests. False, and nothing done, where [`TAG_DEPTH`] tags are
+/// open already.
 pub fn push(lifetime: Lifetime) -> bool {
     TAGS.with(|cell| {
         let (tags, depth) = cell.get();

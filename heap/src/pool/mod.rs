@@ -1,9 +1,10 @@
 //! Pools: memory that is served, kept and given back by rules of its own.
 //!
-//! A [`Pool`] is spaces of its device's arenas, a shard for its small blocks, and [`Rules`]. A device's ordinary memory is four of them, one a
-//! lifetime, whose small blocks lie in the shards of streams; a [named pool](named) is one; the private memory of CUDA graphs is one for each pool
-//! id of torch's ([`capture`] finds which). All are behind the central lock, and everything that is done with a pool is done for all alike:
-//! a new mode is new rules, or a new [`Purpose`].
+//! A [`Pool`] is spaces of its device's arenas, a shard for its small blocks, and [`Rules`]. A
+//! device's ordinary memory is four of them, one a lifetime, whose small blocks lie in the shards
+//! of streams; a [named pool](named) is one; the private memory of CUDA graphs is one for each pool
+//! id of torch's ([`capture`] finds which). All are behind the central lock, and everything that is
+//! done with a pool is done for all alike: a new mode is new rules, or a new [`Purpose`].
 
 pub mod capture;
 pub mod lifetime;
@@ -16,9 +17,11 @@ use crate::runs::spaces::Spaces;
 use crate::small::shard::{SHARDS, Shard};
 use std::collections::BTreeMap;
 
-/// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the shard that the page table names for its small blocks.
+/// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the shard that the page
+/// table names for its small blocks.
 pub type PoolNumber = u32;
-/// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, shards that the page table names are those of streams.
+/// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, shards that the
+/// page table names are those of streams.
 const FIRST_CAPTURE: PoolNumber = SHARDS as PoolNumber;
 /// Pools from here on are named ones; their numbers are never used again.
 pub const FIRST_NAMED: PoolNumber = 1 << 27;
@@ -41,9 +44,11 @@ pub fn capture_tag(number: PoolNumber) -> u8 {
 /// Who gets a pool's memory once a block of it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
-    /// Its stream, and all others that an event shows to be past it. The reclaim ladder may take what lies idle above the reserve.
+    /// Its stream, and all others that an event shows to be past it. The reclaim ladder may take
+    /// what lies idle above the reserve.
     Shared,
-    /// Its stream alone, and nobody else before the pool is over: replays of a graph run on streams that nobody tells us of.
+    /// Its stream alone, and nobody else before the pool is over: replays of a graph run on streams
+    /// that nobody tells us of.
     Private,
     /// Nobody: it is not known when its uses end.
     Never,
@@ -185,7 +190,8 @@ impl Pools {
         self.apart += 1;
     }
 
-    /// A new named pool in `space`; its number. `None`: so many have been made that there are no numbers left.
+    /// A new named pool in `space`; its number. `None`: so many have been made that there are no
+    /// numbers left.
     pub fn add_named(&mut self, name: &str, space: SpaceId) -> Option<PoolNumber> {
         let number = self.named.checked_add(1).filter(|&number| number < FIRST_NAMED)?;
         self.named = number;
@@ -265,7 +271,8 @@ impl Pools {
 
     /// What ordinary memory keeps of each lifetime.
     pub fn reserves(&self) -> [u64; LIFETIMES] {
-        Lifetime::ALL.map(|lifetime| self.get(lifetime as PoolNumber).map_or(0, |pool| pool.rules.reserve))
+        Lifetime::ALL
+            .map(|lifetime| self.get(lifetime as PoolNumber).map_or(0, |pool| pool.rules.reserve))
     }
 
     /// Ordinary memory keeps nothing from now on.
@@ -310,7 +317,10 @@ mod tests {
     fn numbers_of_named_pools_are_never_used_again() {
         let mut pools = pools();
         let first = FIRST_NAMED + 1;
-        assert_eq!((pools.add_named("a", 14), pools.add_named("b", 15)), (Some(first), Some(first + 1)));
+        assert_eq!(
+            (pools.add_named("a", 14), pools.add_named("b", 15)),
+            (Some(first), Some(first + 1))
+        );
         pools.remove(first + 1);
         assert!(pools.get(first + 1).is_none());
         assert_eq!(pools.add_named("b", 15), Some(first + 2));
@@ -324,7 +334,10 @@ mod tests {
         let mut pools = pools();
         assert!(!pools.has_apart());
         pools.add(of_capture(3), Purpose::Capture, Reuse::Private, 20);
-        assert!(pools.has_apart() && pools.of_space(20).is_some_and(|pool| pool.purpose == Purpose::Capture));
+        assert!(
+            pools.has_apart()
+                && pools.of_space(20).is_some_and(|pool| pool.purpose == Purpose::Capture)
+        );
         assert_eq!(pools.shared_spaces().count(), 3 * LIFETIMES, "a capture's is nobody else's");
         pools.remove(of_capture(3));
         assert!(!pools.has_apart() && pools.of_space(20).is_none() && pools.of_space(21).is_none());
@@ -337,6 +350,9 @@ mod tests {
     #[test]
     fn the_record_counts_captures_alone() {
         assert_eq!([0, 3, FIRST_NAMED, FIRST_NAMED + 7].map(capture_tag), [0; 4]);
-        assert_eq!([of_capture(0), of_capture(253), of_capture(1000)].map(capture_tag), [1, 254, 255]);
+        assert_eq!(
+            [of_capture(0), of_capture(253), of_capture(1000)].map(capture_tag),
+            [1, 254, 255]
+        );
     }
 }

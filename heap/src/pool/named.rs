@@ -1,9 +1,10 @@
 //! Named pools: memory that its program gives back whole.
 //!
-//! A pool is a space of its own in its device's arenas, with slabs of its own, all behind the central lock. Blocks come to it from the
-//! threads that have entered it (`route`); they are freed as any block is. Inside, stream order is as elsewhere: what an event has
-//! proved finished serves every stream of the pool. What the pool holds stays its own: pages are not moved out of it, and the reclaim
-//! ladder takes only what lies idle above its reserve.
+//! A pool is a space of its own in its device's arenas, with slabs of its own, all behind the
+//! central lock. Blocks come to it from the threads that have entered it (`route`); they are freed
+//! as any block is. Inside, stream order is as elsewhere: what an event has proved finished serves
+//! every stream of the pool. What the pool holds stays its own: pages are not moved out of it, and
+//! the reclaim ladder takes only what lies idle above its reserve.
 
 use super::{FIRST_NAMED, PoolNumber};
 use crate::driver::DriverError;
@@ -109,7 +110,8 @@ pub enum PoolError {
     },
     /// A thread is allocating from it at this moment.
     Busy,
-    /// Whether its memory is still used cannot be found out: a CUDA graph is being captured, or the device did not answer.
+    /// Whether its memory is still used cannot be found out: a CUDA graph is being captured, or the
+    /// device did not answer.
     Unquiet,
     /// The driver did not take all of it back.
     Kept {
@@ -137,7 +139,10 @@ impl fmt::Display for PoolError {
                 write!(f, "there is no pool {:#x}: it was never made, or is destroyed", key.0)
             }
             Self::Name(name) => {
-                write!(f, "a pool cannot be called {name:?}: a name has 1 to {MAX_NAME} bytes of UTF-8")
+                write!(
+                    f,
+                    "a pool cannot be called {name:?}: a name has 1 to {MAX_NAME} bytes of UTF-8"
+                )
             }
             Self::ReserveOverLimit { reserve, limit } => write!(
                 f,
@@ -147,15 +152,17 @@ impl fmt::Display for PoolError {
             ),
             Self::Passthrough => write!(
                 f,
-                "backing:passthrough hands every call to the driver and keeps no pools: use backing:auto"
+                "backing:passthrough hands every call to the driver and keeps no pools: use \
+                 backing:auto"
             ),
             Self::Reserve { bytes, free, headroom, error } => {
-                let free =
-                    free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
+                let free = free
+                    .map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
                 write!(
                     f,
-                    "{} could not be reserved ({error}): the device has {free} free, of which {} of headroom stay; reserve \
-                     less, free memory first, or lower headroom: in GRUYERE_CONF",
+                    "{} could not be reserved ({error}): the device has {free} free, of which {} \
+                     of headroom stay; reserve less, free memory first, or lower headroom: in \
+                     GRUYERE_CONF",
                     Bytes(*bytes),
                     Bytes(*headroom)
                 )
@@ -171,13 +178,18 @@ impl fmt::Display for PoolError {
                 if (largest.len() as u64) < *count {
                     write!(f, ", ...")?;
                 }
-                write!(f, "; free them first (in Python: drop every tensor that was made inside the pool)")
+                write!(
+                    f,
+                    "; free them first (in Python: drop every tensor that was made inside the pool)"
+                )
             }
-            Self::Busy => write!(f, "another thread is allocating from it; let it finish and leave first"),
+            Self::Busy => {
+                write!(f, "another thread is allocating from it; let it finish and leave first")
+            }
             Self::Unquiet => write!(
                 f,
-                "its memory may still be in use: a CUDA graph is being captured, or the device could not be synchronised; try \
-                 again afterwards"
+                "its memory may still be in use: a CUDA graph is being captured, or the device \
+                 could not be synchronised; try again afterwards"
             ),
             Self::Kept { bytes } => {
                 write!(f, "the driver did not take {} of it back; try again later", Bytes(*bytes))
@@ -221,7 +233,9 @@ mod tests {
         };
         let text = error.to_string();
         assert!(
-            text.starts_with("3 blocks of 7.00 MiB are live in it: 4.00 MiB of step 12, 2.00 MiB, ...;"),
+            text.starts_with(
+                "3 blocks of 7.00 MiB are live in it: 4.00 MiB of step 12, 2.00 MiB, ...;"
+            ),
             "{text}"
         );
     }

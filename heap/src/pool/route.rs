@@ -1,8 +1,9 @@
 //! Which pool the calling thread's requests go to.
 //!
-//! A thread enters pools and leaves them, innermost first. A request goes to the innermost pool of its device; a device none of
-//! whose pools the thread has entered serves it as ever. One bit of the thread's tags ([`lifetime::Tags`]) says that there is
-//! anything to look for here, so whoever enters no pool pays one test.
+//! A thread enters pools and leaves them, innermost first. A request goes to the innermost pool of
+//! its device; a device none of whose pools the thread has entered serves it as ever. One bit of
+//! the thread's tags ([`lifetime::Tags`]) says that there is anything to look for here, so whoever
+//! enters no pool pays one test.
 
 use super::lifetime;
 use crate::pool::PoolNumber;
@@ -14,10 +15,12 @@ pub const ROUTE_DEPTH: usize = 16;
 
 thread_local! {
     // As the tags: without a destructor.
-    static ROUTE: Cell<([PoolKey; ROUTE_DEPTH], usize)> = const { Cell::new(([PoolKey(0); ROUTE_DEPTH], 0)) };
+    static ROUTE: Cell<([PoolKey; ROUTE_DEPTH], usize)> =
+        const { Cell::new(([PoolKey(0); ROUTE_DEPTH], 0)) };
 }
 
-/// Sends the calling thread's next requests to `pool`. False, and nothing done, where [`ROUTE_DEPTH`] are entered already.
+/// Sends the calling thread's next requests to `pool`. False, and nothing done, where
+/// [`ROUTE_DEPTH`] are entered already.
 pub(crate) fn enter(pool: PoolKey) -> bool {
     ROUTE.with(|cell| {
         let (mut pools, depth) = cell.get();
@@ -29,11 +32,14 @@ pub(crate) fn enter(pool: PoolKey) -> bool {
     })
 }
 
-/// Ends the latest [`enter`], which must have been of `pool`. False, and nothing done, where it was not.
+/// Ends the latest [`enter`], which must have been of `pool`. False, and nothing done, where it was
+/// not.
 pub fn leave(pool: PoolKey) -> bool {
     ROUTE.with(|cell| {
         let (pools, depth) = cell.get();
-        let Some(last) = depth.checked_sub(1).filter(|&last| pools[last] == pool) else { return false };
+        let Some(last) = depth.checked_sub(1).filter(|&last| pools[last] == pool) else {
+            return false;
+        };
         cell.set((pools, last));
         lifetime::set_routed(last > 0);
         true

@@ -1,10 +1,12 @@
 //! The history of blocks, while somebody asks for it: what torch calls `_record_memory_history`.
 //!
-//! Off, it costs nothing: it hangs on the branches that requests take for special reasons anyway. On, each malloc and free adds an entry
-//! under one lock, which nobody takes with a lock of the heap held. Where a block was allocated in the program is told by a
-//! number, the thread's *context*, which the loader sets around the calls that it knows of (a loader for Python cannot be asked
-//! from here: requests come with and without Python's global lock). A free is noted before it is done, and a malloc after, so that the
-//! entries of one address are in order whatever threads do.
+//! Off, it costs nothing: it hangs on the branches that requests take for special reasons anyway.
+//! On, each malloc and free adds an entry under one lock, which nobody takes with a lock of the
+//! heap held. Where a block was allocated in the program is told by a number, the thread's
+//! *context*, which the loader sets around the calls that it knows of (a loader for Python cannot
+//! be asked from here: requests come with and without Python's global lock). A free is noted before
+//! it is done, and a malloc after, so that the entries of one address are in order whatever threads
+//! do.
 
 use crate::report::entry::now;
 pub use crate::report::entry::{Action, Entry, set_context};

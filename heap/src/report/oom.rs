@@ -50,7 +50,8 @@ pub struct Report {
     pub capturing: bool,
     /// What the reclaim ladder has done on this device so far.
     pub ladder: Ladder,
-    /// What it did for this request alone; `None`: it was not tried (during captures, or for a request beyond all bounds).
+    /// What it did for this request alone; `None`: it was not tried (during captures, or for a
+    /// request beyond all bounds).
     pub this_time: Option<Ladder>,
     /// Held, on pages that blocks lie on too: free, or more than a block needs.
     pub partly: u64,
@@ -58,11 +59,14 @@ pub struct Report {
     pub pooled: u64,
     /// The named pool that the request was for.
     pub pool: Option<PoolNote>,
-    /// Whether free memory had to stay with the stream that freed it: `share:off`, or the loader has wired no record_stream.
+    /// Whether free memory had to stay with the stream that freed it: `share:off`, or the loader
+    /// has wired no record_stream.
     pub apart: bool,
-    /// Address space that Gruyère has reserved, where the driver had no more of it, whatever memory there is; `None`: addresses were not short.
+    /// Address space that Gruyère has reserved, where the driver had no more of it, whatever memory
+    /// there is; `None`: addresses were not short.
     pub addresses: Option<u64>,
-    /// Whether free pages could not move to where they were needed, though the device can map pages: another backing was chosen.
+    /// Whether free pages could not move to where they were needed, though the device can map
+    /// pages: another backing was chosen.
     pub immovable: bool,
 }
 
@@ -103,9 +107,12 @@ impl Report {
 
     /// torch's first sentence, which tools look for.
     pub fn headline(&self) -> String {
-        let free = self.free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
+        let free = self
+            .free
+            .map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
         format!(
-            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free.",
+            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which \
+             {} is free.",
             Bytes(self.asked),
             self.device,
             Bytes(self.total),
@@ -127,7 +134,9 @@ impl Report {
             return vec![format!("Pool {name:?} is full: raise its limit, or free blocks of it.")];
         }
         if asked > self.total {
-            return vec!["The request alone is larger than the device: look at its shape.".to_owned()];
+            return vec![
+                "The request alone is larger than the device: look at its shape.".to_owned(),
+            ];
         }
         let raise = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
         if asked > self.limit {
@@ -136,8 +145,8 @@ impl Report {
         if self.addresses.is_some() {
             // No memory would cure it, so nothing that is said of memory applies.
             return vec![
-                "Fewer CUDA graphs with pools of their own (they may share one, or be dropped), and torch.cuda.empty_cache() between phases, take \
-                 less address space."
+                "Fewer CUDA graphs with pools of their own (they may share one, or be dropped), \
+                 and torch.cuda.empty_cache() between phases, take less address space."
                     .to_owned(),
             ];
         }
@@ -146,44 +155,53 @@ impl Report {
             advice.push(format!("The ceiling is reached while the device has room: {raise}."));
         }
         if self.others().is_some_and(|others| others > self.total / 4) {
-            advice.push("Others hold more than a quarter of the device: `nvidia-smi` and `gruyere ps` show which processes.".to_owned());
+            advice.push(
+                "Others hold more than a quarter of the device: `nvidia-smi` and `gruyere ps` show \
+                 which processes."
+                    .to_owned(),
+            );
         }
         if self.capturing {
             advice.push(
-                "A CUDA graph is being captured, so nothing could be waited for: run the same work once before the capture."
+                "A CUDA graph is being captured, so nothing could be waited for: run the same work \
+                 once before the capture."
                     .to_owned(),
             );
         } else if self.captured >= asked {
             advice.push(
-                "CUDA graphs hold more than was asked for: drop those that are replayed no more.".to_owned(),
+                "CUDA graphs hold more than was asked for: drop those that are replayed no more."
+                    .to_owned(),
             );
         }
         if self.pending >= asked {
             advice.push(
-                "More than was asked for is freed but still used by other streams (record_stream): let the host wait for them now \
-                 and then."
+                "More than was asked for is freed but still used by other streams (record_stream): \
+                 let the host wait for them now and then."
                     .to_owned(),
             );
         }
         if self.between() >= asked {
             let why = match (self.apart, self.immovable) {
                 (true, _) => {
-                    "More than was asked for lies free, but memory stays with the stream that freed it: `share:on`, with all of torch's hooks \
-                     wired (gruyere.enable() does), lets it pass."
+                    "More than was asked for lies free, but memory stays with the stream that \
+                     freed it: `share:on`, with all of torch's hooks wired (gruyere.enable() \
+                     does), lets it pass."
                 }
                 (false, true) => {
-                    "More than was asked for lies free, in pieces: `backing:auto` would move free pages together."
+                    "More than was asked for lies free, in pieces: `backing:auto` would move free \
+                     pages together."
                 }
                 (false, false) => {
-                    "More than was asked for lies free, in pieces between blocks that live on: tagging what lives long \
-                     (gruyere.lifetime(\"persistent\")) keeps it apart."
+                    "More than was asked for lies free, in pieces between blocks that live on: \
+                     tagging what lives long (gruyere.lifetime(\"persistent\")) keeps it apart."
                 }
             };
             advice.push(why.to_owned());
         }
         if advice.is_empty() {
             advice.push(
-                "The device is full of live blocks: a smaller batch, activation checkpointing or offloading would help."
+                "The device is full of live blocks: a smaller batch, activation checkpointing or \
+                 offloading would help."
                     .to_owned(),
             );
         }
@@ -213,7 +231,11 @@ impl fmt::Display for Report {
         }
         write!(f, ".")?;
         if self.partly > 0 {
-            write!(f, " {} of what is held lies unused beside blocks, on their pages.", Bytes(self.partly))?;
+            write!(
+                f,
+                " {} of what is held lies unused beside blocks, on their pages.",
+                Bytes(self.partly)
+            )?;
         }
         if self.largest > 0 {
             write!(f, " The largest free piece has {}.", Bytes(self.largest))?;
@@ -224,7 +246,8 @@ impl fmt::Display for Report {
         if let Some(others) = self.others().filter(|&others| others > 0) {
             write!(f, " Others hold {}.", Bytes(others))?;
         }
-        let tried: Vec<String> = self.ladder.tried().map(|(name, rung)| format!("{name} {rung}")).collect();
+        let tried: Vec<String> =
+            self.ladder.tried().map(|(name, rung)| format!("{name} {rung}")).collect();
         if !tried.is_empty() {
             write!(f, " Tried so far: {}.", tried.join("; "))?;
         }
@@ -234,7 +257,8 @@ impl fmt::Display for Report {
         if let Some(reserved) = self.addresses {
             write!(
                 f,
-                " It is addresses that ran out, not memory: Gruyère has reserved {} of address space on this device, and the driver gave no more.",
+                " It is addresses that ran out, not memory: Gruyère has reserved {} of address \
+                 space on this device, and the driver gave no more.",
                 Bytes(reserved)
             )?;
         }
@@ -248,10 +272,12 @@ mod tests {
 
     #[test]
     fn the_message_starts_as_torchs_does() {
-        let report = Report { asked: 20 << 20, total: 80 << 30, free: Some(1 << 30), ..Report::default() };
+        let report =
+            Report { asked: 20 << 20, total: 80 << 30, free: Some(1 << 30), ..Report::default() };
         let text = report.to_string();
         assert!(text.starts_with(
-            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 80.00 GiB"
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 80.00 \
+             GiB"
         ));
     }
 
@@ -273,17 +299,23 @@ mod tests {
     fn the_whole_text_of_a_full_device() {
         assert_eq!(
             full().to_string(),
-            "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 0 bytes is free. \
-             Gruyère holds 79.00 GiB: 79.00 GiB live. Others hold 1.00 GiB. The device is full of live blocks: a smaller batch, \
-             activation checkpointing or offloading would help."
+            "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 \
+             GiB of which 0 bytes is free. Gruyère holds 79.00 GiB: 79.00 GiB live. Others hold \
+             1.00 GiB. The device is full of live blocks: a smaller batch, activation \
+             checkpointing or offloading would help."
         );
     }
 
     #[test]
     fn advice_is_given_only_where_it_applies() {
         const GIB: u64 = 1 << 30;
-        let capped =
-            Report { limit: 10 * GIB, reserved: 10 * GIB, live: 10 * GIB, free: Some(70 * GIB), ..full() };
+        let capped = Report {
+            limit: 10 * GIB,
+            reserved: 10 * GIB,
+            live: 10 * GIB,
+            free: Some(70 * GIB),
+            ..full()
+        };
         let cases = [
             ("full of live blocks", full()),
             ("The ceiling is reached", capped.clone()),
@@ -322,7 +354,10 @@ mod tests {
     #[test]
     fn causes_are_named_only_where_there_are_bytes() {
         let text = Report { pending: 512 << 20, orphaned: 2 << 20, ..full() }.to_string();
-        assert!(text.contains("79.00 GiB live, 512.00 MiB freed but still used by other streams, 2.00 MiB that the driver would not"));
+        assert!(text.contains(
+            "79.00 GiB live, 512.00 MiB freed but still used by other streams, 2.00 MiB that the \
+             driver would not"
+        ));
         assert!(!text.contains("CUDA graphs") && !text.contains("between"));
         let fell = Report { live: 70 << 30, ..full() }.to_string();
         assert!(fell.contains("Live was 79.00 GiB at its peak."));

@@ -162,8 +162,8 @@ impl SegmentStats {
         largest
     }
 
-    /// Live blocks by how many steps ago they were allocated, seen from step `now`: 0, 1, 2 to 3, 4 to 7 and so on, by the exponent of the
-    /// power of two above the age.
+    /// Live blocks by how many steps ago they were allocated, seen from step `now`: 0, 1, 2 to 3, 4
+    /// to 7 and so on, by the exponent of the power of two above the age.
     pub fn ages(&self, now: u32) -> BTreeMap<u32, Sum> {
         let mut ages: BTreeMap<u32, Sum> = BTreeMap::new();
         for (&step, &sum) in &self.steps {
@@ -208,7 +208,10 @@ mod tests {
         assert_eq!(segment_stats.ages(10)[&1].blocks, 10, "step 9 is the last one");
         assert_eq!(segment_stats.rest, 5);
         let largest = segment_stats.largest();
-        assert_eq!((largest.len(), largest[0].requested, largest[31].requested), (32, 100_000, 69_000));
+        assert_eq!(
+            (largest.len(), largest[0].requested, largest[31].requested),
+            (32, 100_000, 69_000)
+        );
     }
 
     #[test]

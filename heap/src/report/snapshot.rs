@@ -1,8 +1,9 @@
-//! What lies where: every segment of a device and the blocks that tile it, from the heap's own books.
+//! What lies where: every segment of a device and the blocks that tile it, from the heap's own
+//! books.
 //!
-//! A segment is a contiguous range of memory held: a span, a row of mapped pages, a block of `backing:passthrough`. Shards and the
-//! central part are looked at one after the other, so beside threads that allocate meanwhile, a slab may be told as it was some
-//! microseconds before the rest.
+//! A segment is a contiguous range of memory held: a span, a row of mapped pages, a block of
+//! `backing:passthrough`. Shards and the central part are looked at one after the other, so beside
+//! threads that allocate meanwhile, a slab may be told as it was some microseconds before the rest.
 
 pub use crate::report::segment::{Block, BlockState, Holder, Segment};
 use crate::report::stats::CapturePoolHeld;

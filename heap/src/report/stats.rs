@@ -47,12 +47,14 @@ pub struct Stats {
     pub events_queried: u64,
     /// Live blocks as they were asked for.
     pub requested: u64,
-    /// The largest request that what is held could satisfy, on any stream, once the work on what was freed is done.
+    /// The largest request that what is held could satisfy, on any stream, once the work on what
+    /// was freed is done.
     pub largest_request: u64,
-    /// The largest request that could be satisfied if the ceiling is reached for it. By our books: what others on the device hold is
-    /// not known here.
+    /// The largest request that could be satisfied if the ceiling is reached for it. By our books:
+    /// what others on the device hold is not known here.
     pub largest_growing: u64,
-    /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off. From [`Heap::stats`] only.
+    /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off.
+    /// From [`Heap::stats`] only.
     pub request_p99: u64,
     /// Times that a low-memory phase gave memory back.
     pub low_phase_trims: u64,
@@ -107,7 +109,8 @@ pub(crate) fn partial_page_bytes(address: u64, bytes: u64) -> u64 {
     bytes - end.saturating_sub(address.next_multiple_of(PAGE))
 }
 
-/// The free rows among the runs of a region: address and bytes. Neighbours of different streams' are one.
+/// The free rows among the runs of a region: address and bytes. Neighbours of different streams'
+/// are one.
 pub(crate) fn free_rows<'a>(runs: impl Iterator<Item = &'a Run>) -> Vec<(u64, u64)> {
     let mut rows: Vec<(u64, u64)> = Vec::new();
     for run in runs.filter(|run| run.state == RunState::Free) {
@@ -119,8 +122,8 @@ pub(crate) fn free_rows<'a>(runs: impl Iterator<Item = &'a Run>) -> Vec<(u64, u6
     rows
 }
 
-/// Free runs that cannot be given back, and their bytes: all of a span that has a block, what is not whole pages where pages come and go
-/// by themselves.
+/// Free runs that cannot be given back, and their bytes: all of a span that has a block, what is
+/// not whole pages where pages come and go by themselves.
 pub(crate) fn bound(arenas: &Arenas) -> (u64, u64) {
     let (mut count, mut bytes) = (0, 0);
     let mut spans: BTreeMap<RegionId, (u64, u64)> = BTreeMap::new();

@@ -1,8 +1,10 @@
-//! What is held, over time, as torch counts it: segments and their bytes, by pool, with peaks and resets.
+//! What is held, over time, as torch counts it: segments and their bytes, by pool, with peaks and
+//! resets.
 //!
-//! A segment is one piece of memory from the driver: a page of `backing:stitch`, a span of the other backings, a block of
-//! `backing:passthrough`. Slabs serve small blocks only, so their memory is the small pool's, as are the bytes of small blocks that are runs, and
-//! all else the large one's; pages pass from one to the other. A span may serve both and counts as large.
+//! A segment is one piece of memory from the driver: a page of `backing:stitch`, a span of the
+//! other backings, a block of `backing:passthrough`. Slabs serve small blocks only, so their memory
+//! is the small pool's, as are the bytes of small blocks that are runs, and all else the large
+//! one's; pages pass from one to the other. A span may serve both and counts as large.
 
 use crate::small::size_class::PAGE;
 use gruyere_record::peaks::{ALL, LARGE, POOLS, SMALL, Stat};
@@ -93,7 +95,8 @@ impl Usage {
         self.synchronisations += 1;
     }
 
-    /// Free pieces that cannot be given back, and their bytes; small and large. Known only when somebody looks.
+    /// Free pieces that cannot be given back, and their bytes; small and large. Known only when
+    /// somebody looks.
     pub fn look(&mut self, pieces: [u64; 2], bytes: [u64; 2]) {
         self.inactive_split.set(pieces[0], pieces[1]);
         self.inactive_split_bytes.set(bytes[0], bytes[1]);
@@ -123,7 +126,8 @@ impl Usage {
         }
     }
 
-    /// What came and went begins again at nothing; so many retries and out-of-memories there were until now.
+    /// What came and went begins again at nothing; so many retries and out-of-memories there were
+    /// until now.
     pub fn reset_accumulated(&mut self, retries: u64, out_of_memories: u64) {
         for stat in self.gauges().into_iter().flat_map(|gauge| &mut gauge.0) {
             (stat.allocated, stat.freed) = (0, 0);

@@ -1,4 +1,5 @@
-//! Runs: which addresses are free, whose, and who owns a page. Book-keeping alone: nothing here knows a driver.
+//! Runs: which addresses are free, whose, and who owns a page. Book-keeping alone: nothing here
+//! knows a driver.
 
 pub(crate) mod arena;
 pub mod page_table;

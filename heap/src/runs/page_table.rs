@@ -1,19 +1,24 @@
 //! From an address to who owns it: a two-level radix tree over 2 MiB pages, read without locks.
 //!
-//! A page holds slots of one slab, or the starts of at most two large blocks (a large block is longer than half a page), so
-//! one word tells the owner. Only where small blocks are runs (`small_runs`) may more blocks start in a page: then the word says no more than that.
+//! A page holds slots of one slab, or the starts of at most two large blocks (a large block is
+//! longer than half a page), so one word tells the owner. Only where small blocks are runs
+//! (`small_runs`) may more blocks start in a page: then the word says no more than that.
 //!
 //! ```text
 //!   word            bits 0-1   2-7      8-35              36-63
 //!   NONE            0          0        0                 0            nobody's
 //!   slab            1          device   shard              slab         a page of that slab
-//!   large           2          device   block + 1 or 0    block + 1    large blocks that start in the page
-//!   overflow        3          device   0                 0            more blocks of the arena than that start in the page
+//!   large           2          device   block + 1 or 0    block + 1    large blocks that start in
+//!                                                                      the page
+//!   overflow        3          device   0                 0            more blocks of the arena
+//!                                                                      than that start in the page
 //! ```
 //!
-//! States: NONE -> slab -> NONE (the thread that holds the slab's shard lock, or has not published the slab yet);
-//! NONE -> large -> ... -> NONE and large -> overflow -> NONE (the holder of the device's central lock, which knows the blocks of an overflow page). Readers take what they find as a hint, and check it
-//! under the owner's lock: a word that changed under them names a block that does not start at their address.
+//! States: NONE -> slab -> NONE (the thread that holds the slab's shard lock, or has not published
+//! the slab yet); NONE -> large -> ... -> NONE and large -> overflow -> NONE (the holder of the
+//! device's central lock, which knows the blocks of an overflow page). Readers take what they find
+//! as a hint, and check it under the owner's lock: a word that changed under them names a block
+//! that does not start at their address.
 
 use crate::small::size_class::PAGE;
 use once_cell::race::OnceBox;
@@ -79,7 +84,9 @@ impl Owner {
         match self {
             Self::None => 0,
             Self::Slab { device, shard, slab } => {
-                SLAB | u64::from(device) << DEVICE | u64::from(shard) << LOW | u64::from(slab) << HIGH
+                SLAB | u64::from(device) << DEVICE
+                    | u64::from(shard) << LOW
+                    | u64::from(slab) << HIGH
             }
             Self::Large { blocks: [None, None], .. } => 0,
             Self::Large { device, blocks: [a, b] } => {
@@ -145,7 +152,8 @@ impl Page<'_> {
     /// The owner of the page, still encoded.
     #[inline(always)]
     pub fn word(self) -> Word {
-        // Acquire: pairs with the release of the publisher, so that what the word names is there to be locked.
+        // Acquire: pairs with the release of the publisher, so that what the word names is there to
+        // be locked.
         Word(self.0.load(Ordering::Acquire))
     }
 
@@ -154,7 +162,8 @@ impl Page<'_> {
         Owner::decode(self.word().0)
     }
 
-    /// Notes that block `id` of the arena starts in the page (under the central lock). False: the word has no room for it.
+    /// Notes that block `id` of the arena starts in the page (under the central lock). False: the
+    /// word has no room for it.
     #[inline(always)]
     #[must_use]
     pub fn add_block(self, device: u32, id: BlockId) -> bool {
@@ -170,7 +179,8 @@ impl Page<'_> {
         true
     }
 
-    /// The page becomes an overflow page (under the central lock, whose holder knows them from now on); those that the word named.
+    /// The page becomes an overflow page (under the central lock, whose holder knows them from now
+    /// on); those that the word named.
     pub fn become_overflow(self, device: u32) -> [Option<BlockId>; 2] {
         let named = match self.owner() {
             Owner::Large { blocks, .. } => blocks,
@@ -190,7 +200,8 @@ impl Page<'_> {
         self.0.store(0, Ordering::Release);
     }
 
-    /// The large block that starts in the page and that `is_it` knows, taken out (under the central lock).
+    /// The large block that starts in the page and that `is_it` knows, taken out (under the central
+    /// lock).
     #[inline(always)]
     pub fn remove_block<T>(self, is_it: impl Fn(BlockId) -> Option<T>) -> Option<T> {
         let word = self.0.load(Ordering::Relaxed);
@@ -233,7 +244,8 @@ impl PageTable {
         address.checked_add(bytes.saturating_sub(1)).is_some_and(|last| last >> ADDRESS_BITS == 0)
     }
 
-    /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond the tree's addresses.
+    /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond
+    /// the tree's addresses.
     pub fn cover(&self, address: u64, bytes: u64) -> bool {
         if !Self::reaches(address, bytes) {
             return false;
@@ -247,7 +259,8 @@ impl PageTable {
 
     /// Writes the owner of every page of a covered range.
     pub fn set_range(&self, address: u64, bytes: u64, owner: Owner) {
-        // Once, out of the loop: the compiler would split the loop by the owner's fields, of which None has none (valgrind sees it look).
+        // Once, out of the loop: the compiler would split the loop by the owner's fields, of which
+        // None has none (valgrind sees it look).
         let encoded = owner.encode();
         for page in 0..bytes / PAGE {
             if let Some(word) = self.word(address + page * PAGE) {
@@ -305,13 +318,25 @@ mod tests {
         assert!(table.cover(PAGE, PAGE));
         let page = table.page(PAGE).unwrap();
         assert!(page.add_block(3, 7) && page.add_block(3, BLOCK_LIMIT - 1));
-        assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(7), Some(BLOCK_LIMIT - 1)] });
+        assert_eq!(
+            table.get(PAGE),
+            Owner::Large { device: 3, blocks: [Some(7), Some(BLOCK_LIMIT - 1)] }
+        );
         let remove = |id| page.remove_block(|other| (other == id).then_some(id));
         assert_eq!((remove(9), remove(7)), (None, Some(7)));
-        assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, Some(BLOCK_LIMIT - 1)] });
+        assert_eq!(
+            table.get(PAGE + 512),
+            Owner::Large { device: 3, blocks: [None, Some(BLOCK_LIMIT - 1)] }
+        );
         assert!(page.add_block(3, 0));
-        assert_eq!(table.get(PAGE), Owner::Large { device: 3, blocks: [Some(0), Some(BLOCK_LIMIT - 1)] });
-        assert_eq!((remove(0), remove(0), remove(BLOCK_LIMIT - 1)), (Some(0), None, Some(BLOCK_LIMIT - 1)));
+        assert_eq!(
+            table.get(PAGE),
+            Owner::Large { device: 3, blocks: [Some(0), Some(BLOCK_LIMIT - 1)] }
+        );
+        assert_eq!(
+            (remove(0), remove(0), remove(BLOCK_LIMIT - 1)),
+            (Some(0), None, Some(BLOCK_LIMIT - 1))
+        );
         assert_eq!(table.get(PAGE), Owner::None);
     }
 }

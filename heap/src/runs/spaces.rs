@@ -1,22 +1,28 @@
-//! Which space serves a block: by its lifetime and, on a small device whose memory comes in spans, by its size.
+//! Which space serves a block: by its lifetime and, on a small device whose memory comes in spans,
+//! by its size.
 //!
-//! Spans never move, and one goes back to the driver only whole: one small block that is left in a span keeps all of it. On a small device, of which a slab for each size
-//! and stream is a good part, that is what a program dies of near capacity. There small blocks and slabs have spans of their own, as in torch's caching allocator, and so
-//! have blocks below [`MEDIUM`]. On larger devices sizes share spans: apart they hold more. Pages move, and one space a lifetime is all that `backing:stitch` needs. The
-//! figures are in docs/decisions/near-capacity.md.
+//! Spans never move, and one goes back to the driver only whole: one small block that is left in a
+//! span keeps all of it. On a small device, of which a slab for each size and stream is a good
+//! part, that is what a program dies of near capacity. There small blocks and slabs have spans of
+//! their own, as in torch's caching allocator, and so have blocks below [`MEDIUM`]. On larger
+//! devices sizes share spans: apart they hold more. Pages move, and one space a lifetime is all
+//! that `backing:stitch` needs. The figures are in docs/decisions/near-capacity.md.
 
 use crate::pool::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::{Arenas, SpaceId};
 use crate::small::size_class::SMALL_MAX;
 
-/// Where sizes lie apart, blocks below this are apart from larger ones (bytes): torch's `kMinLargeAlloc`, from which on each block may have a segment of its own.
+/// Where sizes lie apart, blocks below this are apart from larger ones (bytes): torch's
+/// `kMinLargeAlloc`, from which on each block may have a segment of its own.
 const MEDIUM: u64 = 10 << 20;
 
-/// The first space of blocks below [`MEDIUM`], and of small ones, where sizes lie apart; those of larger blocks are the first of all.
+/// The first space of blocks below [`MEDIUM`], and of small ones, where sizes lie apart; those of
+/// larger blocks are the first of all.
 const FIRST_MEDIUM: SpaceId = LIFETIMES as SpaceId;
 const FIRST_SMALL: SpaceId = 2 * FIRST_MEDIUM;
 
-/// The ordinary spaces: those that are neither a capture's nor a named pool's. They are the first of their arena: by size, and for each size one a lifetime.
+/// The ordinary spaces: those that are neither a capture's nor a named pool's. They are the first
+/// of their arena: by size, and for each size one a lifetime.
 pub struct Spaces {
     count: SpaceId,
     /// Large blocks that are smaller are of medium size.
@@ -26,7 +32,8 @@ pub struct Spaces {
 impl Spaces {
     /// Those of `arenas`, which has none. `apart`: sizes lie apart.
     pub fn new(arenas: &mut Arenas, apart: bool) -> Self {
-        let (count, medium_below) = if apart { (3 * FIRST_MEDIUM, MEDIUM) } else { (FIRST_MEDIUM, 0) };
+        let (count, medium_below) =
+            if apart { (3 * FIRST_MEDIUM, MEDIUM) } else { (FIRST_MEDIUM, 0) };
         for space in 0..count {
             let added = arenas.add_space(false);
             debug_assert_eq!(added, space, "the arena had spaces");

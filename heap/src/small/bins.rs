@@ -1,7 +1,8 @@
-//! Bins: where the slabs with free slots of a stream are found, and which classes borrow slots of larger ones.
+//! Bins: where the slabs with free slots of a stream are found, and which classes borrow slots of
+//! larger ones.
 //!
-//! A class with few blocks has no slab of its own, which would lie idle for the most part: it borrows slots of a larger class, up to half a slab
-//! of its own.
+//! A class with few blocks has no slab of its own, which would lie idle for the most part: it
+//! borrows slots of a larger class, up to half a slab of its own.
 
 use crate::pool::lifetime::LIFETIMES;
 use crate::small::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX};
@@ -24,7 +25,8 @@ pub(crate) struct Bin {
 pub(crate) struct Bins {
     /// By lifetime and class ([`Bins::at`]).
     pub all: [Bin; LIFETIMES * ROW],
-    /// Of each lifetime, a bit for each class whose bin has a slab to lend from: classes below [`HALF`], and the others.
+    /// Of each lifetime, a bit for each class whose bin has a slab to lend from: classes below
+    /// [`HALF`], and the others.
     lending: [[u64; 2]; LIFETIMES],
 }
 
@@ -64,7 +66,8 @@ impl Bins {
         self.lending[lifetime as usize % LIFETIMES][word] >> bit & 1 == 1
     }
 
-    /// The next class above `own` with a slab that lends to it one block more. About 20 instructions.
+    /// The next class above `own` with a slab that lends to it one block more. About 20
+    /// instructions.
     #[inline(always)]
     pub fn lender(&self, lifetime: u8, own: u8) -> Option<u8> {
         let (word, bit) = Self::bit_of(own);
@@ -75,7 +78,8 @@ impl Bins {
     }
 }
 
-/// Slots that are lent to smaller classes (bytes): a class borrows from the next of them, and from what lies between.
+/// Slots that are lent to smaller classes (bytes): a class borrows from the next of them, and from
+/// what lies between.
 const LENDERS: [u64; 4] = [4 << 10, 32 << 10, 256 << 10, SMALL_MAX];
 
 /// The largest class that lends to a class; itself for a lender.
@@ -101,7 +105,8 @@ pub(crate) fn lender_of(class: u8) -> u8 {
     LENDER_OF[class as usize % CLASSES]
 }
 
-/// A class, from which on the bits of [`Bins::lending`] are in the second word: no class borrows across it.
+/// A class, from which on the bits of [`Bins::lending`] are in the second word: no class borrows
+/// across it.
 const HALF: u8 = {
     let mut class = 0;
     while SIZE_CLASSES[class].slot as u64 <= LENDERS[1] {
@@ -123,8 +128,8 @@ const REACH: usize = {
     reach
 };
 
-/// How many blocks a class may have in slots of the class so many above it: as long as the slots take no more than half of what a slab of its
-/// own would. 0 for itself, and beyond its lender.
+/// How many blocks a class may have in slots of the class so many above it: as long as the slots
+/// take no more than half of what a slab of its own would. 0 for itself, and beyond its lender.
 static MOST_BORROWED: [[u16; REACH + 1]; ROW] = {
     let mut table = [[0; REACH + 1]; ROW];
     let mut own = 0;
@@ -156,12 +161,16 @@ mod tests {
             let lender = usize::from(lender_of(own as u8));
             assert!(lender >= own && lender - own <= REACH);
             for (above, &most) in MOST_BORROWED[own].iter().enumerate() {
-                let taken = |blocks: u16| u64::from(SIZE_CLASSES[own + above].slot) * u64::from(blocks);
+                let taken =
+                    |blocks: u16| u64::from(SIZE_CLASSES[own + above].slot) * u64::from(blocks);
                 if above == 0 || own + above > lender {
                     assert_eq!(most, 0, "class {own} from the one {above} above");
                 } else {
                     let half = SIZE_CLASSES[own].slab_bytes() / 2;
-                    assert!(taken(most) <= half && taken(most + 1) > half, "class {own}, {above} above");
+                    assert!(
+                        taken(most) <= half && taken(most + 1) > half,
+                        "class {own}, {above} above"
+                    );
                 }
             }
         }

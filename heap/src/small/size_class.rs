@@ -1,8 +1,9 @@
 //! Size classes: which slot a small request gets, and which slab the slots are cut from.
 //!
-//! Eight classes a doubling from 512 B to [`SMALL_MAX`]. A class is defined by how many slots a slab holds, so slots fill
-//! their slab: with the tail of the slab counted, no class wastes more than a ninth (11.1%) of it on requests that are
-//! multiples of [`ALIGNMENT`] and do not fit the class below. Up to 8 KiB the classes are the multiples of 512 B.
+//! Eight classes a doubling from 512 B to [`SMALL_MAX`]. A class is defined by how many slots a
+//! slab holds, so slots fill their slab: with the tail of the slab counted, no class wastes more
+//! than a ninth (11.1%) of it on requests that are multiples of [`ALIGNMENT`] and do not fit the
+//! class below. Up to 8 KiB the classes are the multiples of 512 B.
 
 use gruyere_record::bucket_of;
 
@@ -10,7 +11,8 @@ use gruyere_record::bucket_of;
 pub const ALIGNMENT: u64 = 512;
 /// The largest request that is served from slabs (bytes).
 pub const SMALL_MAX: u64 = 1 << 20;
-/// A page: the unit in which slabs and spans are cut (bytes); the driver's granule on every device so far.
+/// A page: the unit in which slabs and spans are cut (bytes); the driver's granule on every device
+/// so far.
 pub const PAGE: u64 = 2 << 20;
 /// Number of size classes.
 pub const CLASSES: usize = 72;
@@ -34,15 +36,17 @@ impl SizeClass {
         self.pages as u64 * PAGE
     }
 
-    /// The slot that holds the byte at `offset` of its slab: a multiplication in place of a division. Exact, since the
-    /// offset is below 2^14 units and the slot at most 2^11. Any number for an offset beyond the slab.
+    /// The slot that holds the byte at `offset` of its slab: a multiplication in place of a
+    /// division. Exact, since the offset is below 2^14 units and the slot at most 2^11. Any number
+    /// for an offset beyond the slab.
     #[inline]
     pub const fn slot_of(&self, offset: u64) -> u32 {
         ((offset / ALIGNMENT).wrapping_mul(self.reciprocal) >> 32) as u32
     }
 }
 
-/// 2^(j/8 - 1) for j = 1 to 8, inverted and scaled by 2^16: slots a slab relative to those of the doubling's top class.
+/// 2^(j/8 - 1) for j = 1 to 8, inverted and scaled by 2^16: slots a slab relative to those of the
+/// doubling's top class.
 const SPACING: [u64; 8] = [120_194, 110_218, 101_070, 92_682, 84_990, 77_936, 71_468, 65_536];
 
 const fn class(index: usize) -> SizeClass {
@@ -53,9 +57,13 @@ const fn class(index: usize) -> SizeClass {
         let j = (index - 16) % 8;
         let pages = if top * 8 > PAGE { top * 8 / PAGE } else { 1 };
         let slots_at_top = pages * PAGE / top;
-        // With eight slots at the top only the whole numbers 15 to 8 are left; elsewhere the spacing is geometric.
-        let slots =
-            if slots_at_top == 8 { 15 - j as u64 } else { (slots_at_top * SPACING[j] + 32_768) >> 16 };
+        // With eight slots at the top only the whole numbers 15 to 8 are left; elsewhere the
+        // spacing is geometric.
+        let slots = if slots_at_top == 8 {
+            15 - j as u64
+        } else {
+            (slots_at_top * SPACING[j] + 32_768) >> 16
+        };
         (pages * PAGE / slots / ALIGNMENT * ALIGNMENT, pages)
     };
     let units = slot / ALIGNMENT;
@@ -81,7 +89,8 @@ pub static SIZE_CLASSES: [SizeClass; CLASSES] = {
 /// Units of [`SMALL_MAX`], a power of two.
 const UNITS: usize = (SMALL_MAX / ALIGNMENT) as usize;
 
-/// The class of each number of units from one on, and the record's bucket of as many bytes; 4 KiB in all.
+/// The class of each number of units from one on, and the record's bucket of as many bytes; 4 KiB
+/// in all.
 static CLASS_OF_UNITS: [(u8, u8); UNITS] = {
     let mut table = [(0u8, 0u8); UNITS];
     let mut units = 1;
@@ -164,7 +173,10 @@ mod tests {
         for size in (1..=SMALL_MAX).step_by(97).chain([SMALL_MAX, 512, 513, 1 << 19]) {
             let bucket = bucket_of(round_up(size, ALIGNMENT).unwrap());
             let rounded = round_up(size, ALIGNMENT).unwrap();
-            assert_eq!(small(size), Some(Small { size: rounded, class: class_of(size) as u8, bucket }));
+            assert_eq!(
+                small(size),
+                Some(Small { size: rounded, class: class_of(size) as u8, bucket })
+            );
             assert_eq!(small(size), Some(small_again(size)));
         }
         assert_eq!([0, SMALL_MAX + 1, u64::MAX].map(small), [None; 3]);

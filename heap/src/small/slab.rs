@@ -6,8 +6,8 @@ use gruyere_record::{BlockSlot, BlockTag, SegmentEntry, SegmentKind, SegmentSlot
 /// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Of a taken slot: bytes asked for, above them the size class of the request, and the flags below in the highest bits. Of a free one: the
-    /// next free slot, or [`NO_SLOT`].
+    /// Of a taken slot: bytes asked for, above them the size class of the request, and the flags
+    /// below in the highest bits. Of a free one: the next free slot, or [`NO_SLOT`].
     word: u32,
     /// Of a taken slot: its block's place in the record.
     block: BlockSlot,
@@ -24,7 +24,8 @@ const CLASS: u32 = 21;
 const REQUESTED: u32 = (1 << CLASS) - 1;
 /// No slot: the end of the list of free ones.
 const NO_SLOT: u32 = TAKEN - 1;
-const _: () = assert!(SMALL_MAX <= REQUESTED as u64 && CLASSES <= 1 << (TAKEN.trailing_zeros() - CLASS));
+const _: () =
+    assert!(SMALL_MAX <= REQUESTED as u64 && CLASSES <= 1 << (TAKEN.trailing_zeros() - CLASS));
 
 /// What a slot's block was, when it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +87,8 @@ pub struct Slab {
     used: u32,
     /// Pending ones.
     waiting: u32,
-    /// The free slot that is taken next, the first of a list: the one freed last, which the caches still know.
+    /// The free slot that is taken next, the first of a list: the one freed last, which the caches
+    /// still know.
     free: u32,
     slots: Box<[Slot]>,
 }
@@ -112,7 +114,9 @@ impl Slab {
             used: 0,
             waiting: 0,
             free: 0,
-            slots: (0..count).map(|slot| Slot { word: next(slot), block: BlockSlot::NONE }).collect(),
+            slots: (0..count)
+                .map(|slot| Slot { word: next(slot), block: BlockSlot::NONE })
+                .collect(),
         }
     }
 
@@ -166,7 +170,8 @@ impl Slab {
         self.free == NO_SLOT
     }
 
-    /// Takes a free slot for a block of `requested` bytes, which are of size class `class`, with its place in the record.
+    /// Takes a free slot for a block of `requested` bytes, which are of size class `class`, with
+    /// its place in the record.
     #[inline(always)]
     pub fn take(&mut self, requested: u64, class: u8, block: BlockSlot) -> Option<u32> {
         let slot = self.free;
@@ -183,8 +188,8 @@ impl Slab {
         self.base + u64::from(slot) * u64::from(self.size_class().slot)
     }
 
-    /// The slot that `address`, which may be anything, is in, and whether the slot starts there. Any number outside of the slab: it may be beyond
-    /// the last slot's.
+    /// The slot that `address`, which may be anything, is in, and whether the slot starts there.
+    /// Any number outside of the slab: it may be beyond the last slot's.
     #[inline(always)]
     fn slot_near(&self, address: u64) -> (u32, bool) {
         let offset = address.wrapping_sub(self.base);
@@ -199,7 +204,8 @@ impl Slab {
         (starts && slot < self.shape.slots).then_some(slot)
     }
 
-    /// The slot of the live block, used by no other stream, that starts at `address` (which may be anything), and its facts.
+    /// The slot of the live block, used by no other stream, that starts at `address` (which may be
+    /// anything), and its facts.
     #[inline(always)]
     pub fn plain_at(&self, address: u64) -> Option<(u32, Freed)> {
         let (slot, starts) = self.slot_near(address);
@@ -235,7 +241,12 @@ impl Slab {
     /// Facts of a used slot.
     #[inline]
     pub fn facts(&self, slot: u32) -> Freed {
-        Freed::of(self.slots.get(slot as usize).copied().unwrap_or(Slot { word: 0, block: BlockSlot::NONE }))
+        Freed::of(
+            self.slots
+                .get(slot as usize)
+                .copied()
+                .unwrap_or(Slot { word: 0, block: BlockSlot::NONE }),
+        )
     }
 
     /// Notes that other streams use a live slot.
@@ -264,18 +275,25 @@ impl Slab {
     /// What is wrong.
     pub fn validate(&self) -> Result<(), String> {
         let slots = self.size_class().slots;
-        let of = |wanted: fn(SlotState) -> bool| (0..slots).filter(|&slot| wanted(self.state(slot))).count();
-        let (free, waiting) = (of(|state| state == SlotState::Free), of(|state| state == SlotState::Pending));
+        let of = |wanted: fn(SlotState) -> bool| {
+            (0..slots).filter(|&slot| wanted(self.state(slot))).count()
+        };
+        let (free, waiting) =
+            (of(|state| state == SlotState::Free), of(|state| state == SlotState::Pending));
         if free as u32 + self.used != slots || waiting as u32 != self.waiting {
             return Err(format!(
-                "slab {:#x}: {free} free and {} used of {slots} slots, {waiting} pending and {} counted",
+                "slab {:#x}: {free} free and {} used of {slots} slots, {waiting} pending and {} \
+                 counted",
                 self.base, self.used, self.waiting
             ));
         }
         let (mut listed, mut slot) = (0, self.free);
         while slot != NO_SLOT {
             if slot >= slots || self.state(slot) != SlotState::Free || listed == free {
-                return Err(format!("slab {:#x}: the list of free slots is broken at {slot}", self.base));
+                return Err(format!(
+                    "slab {:#x}: the list of free slots is broken at {slot}",
+                    self.base
+                ));
             }
             (listed, slot) = (listed + 1, self.slots[slot as usize].word);
         }

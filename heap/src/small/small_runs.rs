@@ -4,13 +4,14 @@
 //! program needs that has few of any. On a small device whose memory comes in spans (`spaces`) a
 //! slab that is little used is what a program dies of. There small blocks are runs until a stream
 //! has blocks enough of a size to fill a part of a slab. More than two blocks may start in a page
-//! then, which its word in the page table cannot name: it says *overflow*, and they are known here, by
-//! address.
+//! then, which its word in the page table cannot name: it says *overflow*, and they are known here,
+//! by address.
 
 use crate::runs::arena::RunId;
 use std::collections::{BTreeMap, HashMap};
 
-/// Where sizes lie apart, a slab is made for blocks of a size once a stream has so many of it that are runs as fill one part in this of a slab.
+/// Where sizes lie apart, a slab is made for blocks of a size once a stream has so many of it that
+/// are runs as fill one part in this of a slab.
 pub(crate) const SLAB_SHARE: u64 = 4;
 
 /// The small blocks of a device's arena. Guarded by its central lock.

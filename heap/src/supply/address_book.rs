@@ -1,8 +1,11 @@
-//! A table from addresses to what is known of the block there, for a heap that only keeps books: two operations for each call of a program that is watched, so
-//! their cost is the cost of watching.
+//! A table from addresses to what is known of the block there, for a heap that only keeps books:
+//! two operations for each call of a program that is watched, so their cost is the cost of
+//! watching.
 //!
-//! Open addressing with linear probing in a table that is at most a quarter full; a removal moves later cells of its row back, so there are no marks of what
-//! was (Knuth, The Art of Computer Programming 3, 6.4, algorithms L and R). About 15 instructions each, a third of what a general table takes.
+//! Open addressing with linear probing in a table that is at most a quarter full; a removal moves
+//! later cells of its row back, so there are no marks of what was (Knuth, The Art of Computer
+//! Programming 3, 6.4, algorithms L and R). About 15 instructions each, a third of what a general
+//! table takes.
 #![deny(clippy::unwrap_used)]
 
 /// Cells of the smallest table.
@@ -37,8 +40,9 @@ impl<T: Copy + Default> AddressBook<T> {
         self.live
     }
 
-    /// Where the row of an address begins. Addresses are multiples of 512 and far from random: a multiplication by an odd constant (2^64 over the golden
-    /// ratio) spreads them over the high bits.
+    /// Where the row of an address begins. Addresses are multiples of 512 and far from random: a
+    /// multiplication by an odd constant (2^64 over the golden ratio) spreads them over the high
+    /// bits.
     #[inline(always)]
     fn home(&self, address: u64) -> usize {
         (address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
@@ -82,7 +86,8 @@ impl<T: Copy + Default> AddressBook<T> {
         }
         let value = self.cells[at].value;
         self.live -= 1;
-        // Each later cell of the row that could not be where it is, were this one empty from the start, moves here.
+        // Each later cell of the row that could not be where it is, were this one empty from the
+        // start, moves here.
         let mut hole = at;
         loop {
             at = (at + 1) & mask;
@@ -128,8 +133,11 @@ mod tests {
         let (mut book, mut map) = (AddressBook::default(), HashMap::new());
         let mut state = 1u64;
         for step in 0..200_000u64 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Waves of growth and decline, over few addresses, so that rows are long and wrap around.
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            // Waves of growth and decline, over few addresses, so that rows are long and wrap
+            // around.
             let address = 0x7000_0000_0000 + (state >> 40) % 6000 * 512;
             if state >> 20 & 7 < if step / 20_000 % 2 == 0 { 5 } else { 3 } {
                 assert_eq!(book.insert(address, step), map.insert(address, step));

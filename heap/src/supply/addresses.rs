@@ -1,15 +1,20 @@
-//! Address space of `backing:stitch`: reserved in steps, given back where nothing is mapped, and never crossed by one driver call.
+//! Address space of `backing:stitch`: reserved in steps, given back where nothing is mapped, and
+//! never crossed by one driver call.
 //!
-//! Addresses are finite (47 bits, less of them under some hypervisors). A pool of a CUDA graph or of a name begins with [`STEP`], and gets as much again, or twice a
-//! longer request, whenever no unmapped range has room: there may be thousands of pools. The few ordinary spaces take twice the device at once, as long as the driver has that:
-//! free memory cannot be joined over the end of a reservation, and in steps the same traces hold more (docs/decisions/moving-pages.md).
+//! Addresses are finite (47 bits, less of them under some hypervisors). A pool of a CUDA graph or
+//! of a name begins with [`STEP`], and gets as much again, or twice a longer request, whenever no
+//! unmapped range has room: there may be thousands of pools. The few ordinary spaces take twice the
+//! device at once, as long as the driver has that: free memory cannot be joined over the end of a
+//! reservation, and in steps the same traces hold more (docs/decisions/moving-pages.md).
 //!
-//! A reservation is never extended and never joined with its neighbour: blocks lie inside one, and a driver call that maps, unmaps or grants access stays inside one
-//! ([`Reservations::rows`]).
+//! A reservation is never extended and never joined with its neighbour: blocks lie inside one, and
+//! a driver call that maps, unmaps or grants access stays inside one ([`Reservations::rows`]).
 //!
 //! ```text
-//!   reservation   (the driver's) -- a space has no room -->  has unmapped ranges, pages, stale aliases
-//!                 -- all of it is unmapped -->  idle  -- trim, the end of its pool, want of addresses -->  (the driver's)
+//!   reservation   (the driver's) -- a space has no room -->  has unmapped ranges, pages, stale
+//!                                                            aliases
+//!                 -- all of it is unmapped -->  idle
+//!                 -- trim, the end of its pool, want of addresses -->  (the driver's)
 //! ```
 
 use crate::small::size_class::{PAGE, round_up};
@@ -59,8 +64,9 @@ impl Reservations {
         (address < end).then_some(end)
     }
 
-    /// The mappings `views`, which are in the order of addresses, in as few rows as may be: a row has no hole, and stays inside one reservation though the next may
-    /// begin where it ends. A view that is to stand `alone` is a row of its own.
+    /// The mappings `views`, which are in the order of addresses, in as few rows as may be: a row
+    /// has no hole, and stays inside one reservation though the next may begin where it ends. A
+    /// view that is to stand `alone` is a row of its own.
     pub fn rows(&self, views: impl IntoIterator<Item = (Range<u64>, bool)>) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
         // Whether more may join the last row, and where the reservation ends.
@@ -107,7 +113,8 @@ mod tests {
         let mut reservations = Reservations::default();
         reservations.add(0x1000, 0x1000);
         reservations.add(0x2000, 0x1000);
-        let views = [0x1000..0x1800, 0x1800..0x2000, 0x2000..0x2400, 0x2800..0x2c00, 0x2c00..0x3000];
+        let views =
+            [0x1000..0x1800, 0x1800..0x2000, 0x2000..0x2400, 0x2800..0x2c00, 0x2c00..0x3000];
         let rows = reservations.rows(views.map(|view| (view, false)));
         assert_eq!(joined(rows), [(0x1000..0x2000, 2), (0x2000..0x2400, 1), (0x2800..0x3000, 2)]);
         assert_eq!(reservations.end_of(0x2fff), Some(0x3000));

@@ -1,8 +1,8 @@
 //! Spans: what the driver hands to the heap in one piece, from its pools or as plain allocations.
 //!
-//! Pools: one for each lifetime. A span is allocated and freed on a private stream that runs no kernels, and that stream is
-//! synchronised before a span's first use; a span is freed only when the host knows that all its uses are done. So the driver's
-//! own rules of reuse never matter.
+//! Pools: one for each lifetime. A span is allocated and freed on a private stream that runs no
+//! kernels, and that stream is synchronised before a span's first use; a span is freed only when
+//! the host knows that all its uses are done. So the driver's own rules of reuse never matter.
 
 use crate::driver::{
     DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
@@ -14,7 +14,8 @@ use crate::small::size_class::{PAGE, round_up};
 use crate::supply::segment_log::SegmentLog;
 use crate::supply::stitch::Pages;
 
-/// The step in which the driver's pools grow (bytes). Spans are multiples of it where memory is not short.
+/// The step in which the driver's pools grow (bytes). Spans are multiples of it where memory is not
+/// short.
 pub const SPAN: u64 = 32 << 20;
 
 /// Where a span came from, to give it back there.
@@ -47,7 +48,8 @@ pub struct Backing {
     /// Where spans come from, but for short ones; without, all are plain allocations.
     pools: Option<Pools>,
     peers: Vec<DeviceId>,
-    /// Spans that nobody uses and the driver would not take back, (address, bytes): tried again at every trim.
+    /// Spans that nobody uses and the driver would not take back, (address, bytes): tried again at
+    /// every trim.
     orphans: Vec<(u64, u64)>,
     /// The pages of `backing:stitch`.
     pub pages: Pages,
@@ -89,7 +91,8 @@ impl Backing {
     /// The same, with the driver's pools to take spans from.
     pub fn with_pools(self, settings: &Settings, total_memory: u64) -> Self {
         let reuse = u64::from(settings.pool_reuse == PoolReuse::On);
-        let threshold = settings.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory));
+        let threshold =
+            settings.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory));
         let pools = Pools {
             stream: None,
             by_lifetime: [None; LIFETIMES],
@@ -125,7 +128,12 @@ impl Backing {
     ///
     /// # Errors
     /// The driver's.
-    pub fn allocate_span(&mut self, driver: &dyn Driver, lifetime: Lifetime, bytes: u64) -> Result<Span> {
+    pub fn allocate_span(
+        &mut self,
+        driver: &dyn Driver,
+        lifetime: Lifetime,
+        bytes: u64,
+    ) -> Result<Span> {
         let mut taken = bytes;
         loop {
             let origin = self.allocate_raw(driver, lifetime, taken)?;
@@ -136,13 +144,15 @@ impl Backing {
                 self.log.note(Action::SegmentAlloc, span.address, span.bytes);
                 return Ok(span);
             }
-            // The driver promises less than page alignment: take a page more (of a pool, a step), and use the aligned inside.
+            // The driver promises less than page alignment: take a page more (of a pool, a step),
+            // and use the aligned inside.
             self.discard(driver, origin, taken);
             if taken > bytes {
                 return Err(DriverError::new("span alignment", ErrorKind::Other, 0));
             }
             let more = if self.is_pooled(bytes) { SPAN } else { PAGE };
-            taken = round_up(bytes, PAGE).and_then(|bytes| bytes.checked_add(more)).unwrap_or(u64::MAX);
+            taken =
+                round_up(bytes, PAGE).and_then(|bytes| bytes.checked_add(more)).unwrap_or(u64::MAX);
         }
     }
 
@@ -166,18 +176,21 @@ impl Backing {
         Ok(address)
     }
 
-    /// Whether a span of `bytes` is of the driver's pools: not a short one, of which a pool would take a step.
+    /// Whether a span of `bytes` is of the driver's pools: not a short one, of which a pool would
+    /// take a step.
     fn is_pooled(&self, bytes: u64) -> bool {
         self.pools.is_some() && bytes.is_multiple_of(SPAN)
     }
 
-    /// Whether it is known of a span of `bytes` that giving it back may wait for the device, in a heap that otherwise never waits for that: pools take theirs back on our
-    /// own stream, and cuMemFree waits.
+    /// Whether it is known of a span of `bytes` that giving it back may wait for the device, in a
+    /// heap that otherwise never waits for that: pools take theirs back on our own stream, and
+    /// cuMemFree waits.
     pub fn waits_to_free(&self, bytes: u64) -> bool {
         self.pools.is_some() && !self.is_pooled(bytes)
     }
 
-    /// The least length from `bytes` on of a span of which it is not known that giving it back may wait ([`Backing::waits_to_free`]).
+    /// The least length from `bytes` on of a span of which it is not known that giving it back may
+    /// wait ([`Backing::waits_to_free`]).
     pub fn length_to_free(&self, bytes: u64) -> Option<u64> {
         if self.waits_to_free(bytes) { bytes.checked_next_multiple_of(SPAN) } else { Some(bytes) }
     }
@@ -194,7 +207,8 @@ impl Backing {
         Ok(())
     }
 
-    /// Gives back a span that nobody has seen; where that fails, it is kept as an orphan, so that nothing is lost.
+    /// Gives back a span that nobody has seen; where that fails, it is kept as an orphan, so that
+    /// nothing is lost.
     fn discard(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
         if self.free_raw(driver, origin, taken).is_err() {
             self.keep_orphan(origin, taken);
@@ -229,7 +243,8 @@ impl Backing {
         Ok(())
     }
 
-    /// Tries again to give back what the driver has refused, and makes the pools give their unused memory to the device.
+    /// Tries again to give back what the driver has refused, and makes the pools give their unused
+    /// memory to the device.
     pub fn trim(&mut self, driver: &dyn Driver) {
         for (origin, taken) in std::mem::take(&mut self.orphans) {
             self.unhold(taken);
@@ -247,7 +262,8 @@ impl Backing {
         self.refresh(driver);
     }
 
-    /// Notes the latest `most` of what comes and goes from now on, for the history; see [`SegmentLog::keep`].
+    /// Notes the latest `most` of what comes and goes from now on, for the history; see
+    /// [`SegmentLog::keep`].
     pub fn keep_log(&mut self, most: usize, clear: bool) {
         self.log.keep(most, clear);
         self.pages.log.keep(most, clear);
@@ -295,7 +311,11 @@ impl Backing {
 
     /// The pools that there are.
     fn made_pools(&self) -> impl Iterator<Item = PoolHandle> + use<> {
-        self.pools.as_ref().map_or([None; LIFETIMES], |pools| pools.by_lifetime).into_iter().flatten()
+        self.pools
+            .as_ref()
+            .map_or([None; LIFETIMES], |pools| pools.by_lifetime)
+            .into_iter()
+            .flatten()
     }
 
     /// The private stream and the pool of a lifetime, made where they are not there yet.
@@ -363,7 +383,8 @@ impl Backing {
         self.orphans.iter().map(|orphan| orphan.1).sum()
     }
 
-    /// The driver's count of bytes that our pools have handed out, and ours of what came from none, to check the books against.
+    /// The driver's count of bytes that our pools have handed out, and ours of what came from none,
+    /// to check the books against.
     pub fn used_by_driver(&self, driver: &dyn Driver) -> Option<u64> {
         self.pools.as_ref()?;
         let used = |pool| driver.pool_attribute(self.device, pool, PoolAttribute::UsedCurrent).ok();

@@ -13,7 +13,8 @@ fn plain_spans(dedicated: bool) -> &'static dyn Supply {
     if dedicated { &Spans::DEDICATED } else { &Spans::PLAIN }
 }
 
-/// How large blocks are served on every device, where the configuration alone decides that; `dedicated` as in [`choose`].
+/// How large blocks are served on every device, where the configuration alone decides that;
+/// `dedicated` as in [`choose`].
 pub fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
     match wish {
         Backing::Passthrough => Some(Passthrough.way(u64::MAX)),
@@ -22,7 +23,8 @@ pub fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
     }
 }
 
-/// What the configuration and the device's abilities come to. `dedicated`: where spans are plain, large blocks have dedicated allocations.
+/// What the configuration and the device's abilities come to. `dedicated`: where spans are plain,
+/// large blocks have dedicated allocations.
 pub fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &'static dyn Supply {
     let plain = plain_spans(dedicated);
     let is_movable = device.vmm && pages_fit(device.granularity);
@@ -33,7 +35,8 @@ pub fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &'static
     };
     if device.vmm && !is_movable && matches!(wish, Backing::Auto | Backing::Stitch) {
         log::warn!(
-            "this device maps memory in units of {} B, of which pages of {PAGE} B are not made; memory cannot be moved, using backing:{}",
+            "this device maps memory in units of {} B, of which pages of {PAGE} B are not made; \
+             memory cannot be moved, using backing:{}",
             device.granularity,
             best.name()
         );
@@ -56,7 +59,8 @@ pub fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &'static
     instead
 }
 
-/// Whether physical memory and mappings of whole pages are whole units of the driver's. Both are powers of two; a page is the unit of all moves.
+/// Whether physical memory and mappings of whole pages are whole units of the driver's. Both are
+/// powers of two; a page is the unit of all moves.
 pub fn pages_fit(granularity: u64) -> bool {
     granularity.is_power_of_two() && PAGE.is_multiple_of(granularity)
 }
@@ -77,7 +81,8 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_is_chosen_where_the_device_can_do_it_else_the_next_best() {
-        let chosen = |vmm, pools| WISHES.map(|wish| choose(wish, &device(vmm, pools), false).name());
+        let chosen =
+            |vmm, pools| WISHES.map(|wish| choose(wish, &device(vmm, pools), false).name());
         assert_eq!(chosen(true, true), ["stitch", "stitch", "pool", "fixed", "passthrough"]);
         assert_eq!(chosen(true, false), ["stitch", "stitch", "fixed", "fixed", "passthrough"]);
         assert_eq!(chosen(false, true), ["pool", "pool", "pool", "fixed", "passthrough"]);

@@ -1,8 +1,8 @@
 //! Which idle pages make a row: chosen among the free runs, for as little waste as can be.
 //!
-//! Only whole chunks can be mapped. So a row may begin in the middle of a chunk and may end in the middle of one, where nothing else is mapped
-//! there, and in between it consists of whole chunks. The pages of a chunk need not lie next to each other now: if all of them are idle,
-//! it is whole.
+//! Only whole chunks can be mapped. So a row may begin in the middle of a chunk and may end in the
+//! middle of one, where nothing else is mapped there, and in between it consists of whole chunks.
+//! The pages of a chunk need not lie next to each other now: if all of them are idle, it is whole.
 
 use crate::runs::arena::MovablePages;
 use crate::small::size_class::PAGE;
@@ -64,7 +64,8 @@ impl<'a> Idle<'a> {
     fn sources(&self) -> impl Iterator<Item = Source> {
         let pages = self.first..self.first + self.count;
         self.parts.iter().filter_map(move |(movable, part)| {
-            let (start, end) = (part.first.max(pages.start), (part.first + part.count()).min(pages.end));
+            let (start, end) =
+                (part.first.max(pages.start), (part.first + part.count()).min(pages.end));
             (start < end).then(|| Source {
                 movable: (*movable).clone(),
                 part: part.back(part.first + part.count() - start).front(end - start),
@@ -73,7 +74,8 @@ impl<'a> Idle<'a> {
     }
 }
 
-/// The parts of chunks of which `movable` consists, in the order of chunks and of pages within them.
+/// The parts of chunks of which `movable` consists, in the order of chunks and of pages within
+/// them.
 pub fn parts_of<'a>(pages: &Pages, movable: &'a [MovablePages]) -> Vec<(&'a MovablePages, Part)> {
     let mut parts = Vec::with_capacity(movable.len());
     for movable in movable {
@@ -92,7 +94,8 @@ pub struct Gathered {
     pub sources: Vec<Source>,
     /// How many pages.
     pub pages: u64,
-    /// Pages of the first chunk before the row and of the last one behind it, where the row splits them.
+    /// Pages of the first chunk before the row and of the last one behind it, where the row splits
+    /// them.
     split: (u32, u32),
     /// Bytes of idle pages that could not be used.
     pub idle: u64,
@@ -109,13 +112,15 @@ impl Gathered {
         self.sources.extend(idle.sources());
     }
 
-    /// Address space before and behind the row that the first chunk and the last take too, where they are the row's ends.
+    /// Address space before and behind the row that the first chunk and the last take too, where
+    /// they are the row's ends.
     pub fn stale_aliases(&self) -> (u64, u64) {
         (u64::from(self.split.0) * PAGE, u64::from(self.split.1) * PAGE)
     }
 
-    /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk that is long enough, else the tail of a chunk, whole chunks and the
-    /// head of a chunk. What a split chunk takes before and behind the row must fit into `room` (bytes).
+    /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk that is long
+    /// enough, else the tail of a chunk, whole chunks and the head of a chunk. What a split chunk
+    /// takes before and behind the row must fit into `room` (bytes).
     pub fn choose(parts: &[(&MovablePages, Part)], need: u32, room: (u64, u64)) -> Self {
         let reaches = |idle: &Idle<'_>| {
             let (left, right) = (u64::from(idle.first) * PAGE, u64::from(idle.behind) * PAGE);
@@ -123,7 +128,8 @@ impl Gathered {
         };
         let idle = Idle::all(parts);
         let mut gathered = Self::default();
-        // One part: of a split chunk before a whole one, and the shortest. It is cut where it is split already.
+        // One part: of a split chunk before a whole one, and the shortest. It is cut where it is
+        // split already.
         let one = idle.iter().filter(|idle| idle.count >= need).filter_map(|idle| {
             let (front, back) = (idle.front(need), idle.back(need));
             let cuts = if idle.behind == 0 { [front, back] } else { [back, front] };
@@ -168,7 +174,8 @@ impl Gathered {
         }
         // Where whole chunks are left that are too long, one is split, if that gives more.
         let covered = head.as_ref().map_or(0, |head| head.count);
-        let longer = longer.filter(|_| left > 0).map(|idle| idle.front((left + covered).min(idle.count)));
+        let longer =
+            longer.filter(|_| left > 0).map(|idle| idle.front((left + covered).min(idle.count)));
         let head = longer.filter(|cut| cut.count > covered && reaches(cut).1).or(head);
         if let Some(head) = &head {
             gathered.push(head);

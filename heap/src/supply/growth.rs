@@ -1,36 +1,45 @@
 //! How a stitched heap grows: by how much at a time, and in chunks of what length.
 //!
-//! Every growth costs the driver calls of its chunks and one access call, whatever its length, so few and long ones are fast. But memory that
-//! is taken too early may never be needed, and a long chunk of which a part is in use is *split*: its idle pages serve only at the ends of a
-//! row. A program shows which of the two matters. While it loads, or grows without a free in between, it keeps what it takes, and long chunks are
-//! right; the more of what it holds lies idle and split, the shorter the next chunks are, down to single pages, which are never split.
-//! The figures behind the constants are in docs/decisions/moving-pages.md.
+//! Every growth costs the driver calls of its chunks and one access call, whatever its length, so
+//! few and long ones are fast. But memory that is taken too early may never be needed, and a long
+//! chunk of which a part is in use is *split*: its idle pages serve only at the ends of a row. A
+//! program shows which of the two matters. While it loads, or grows without a free in between, it
+//! keeps what it takes, and long chunks are right; the more of what it holds lies idle and split,
+//! the shorter the next chunks are, down to single pages, which are never split. The figures behind
+//! the constants are in docs/decisions/moving-pages.md.
 
 use crate::small::size_class::PAGE;
 use crate::supply::chunk::LONGEST_CHUNK;
 
-/// A heap that has to grow though memory lies idle takes this much more than it needs, where that is left (bytes), but no more than it holds.
+/// A heap that has to grow though memory lies idle takes this much more than it needs, where that
+/// is left (bytes), but no more than it holds.
 const STEP: u64 = 8 << 20;
 /// A run of growth ends once more than one part in this of it has been freed since it began.
 const FREED_SHARE: u64 = 8;
-/// In a run of growth, a step is half of what has been taken in it, and at most one part in this of what is held.
+/// In a run of growth, a step is half of what has been taken in it, and at most one part in this of
+/// what is held.
 const RUN_STEPS: u64 = 256;
-/// While less than this part of what is held has been freed since the start, a program loads what it will keep.
+/// While less than this part of what is held has been freed since the start, a program loads what
+/// it will keep.
 const LOADING_SHARE: u64 = 2;
-/// Where more than one part in this of what is held lies idle and could not be used, growth is by single pages.
+/// Where more than one part in this of what is held lies idle and could not be used, growth is by
+/// single pages.
 const SPLIT_SHARE: u64 = 512;
 
-/// A chunk is at most one part in this of what may still be taken, and a step one part in [`LEFT_STEPS`]: where memory is short, none may be split.
+/// A chunk is at most one part in this of what may still be taken, and a step one part
+/// in [`LEFT_STEPS`]: where memory is short, none may be split.
 const LEFT_CHUNKS: u64 = 256;
 const LEFT_STEPS: u64 = 16;
 
 /// What of the pace depends on whether `slack:` asks for little memory.
 struct Shape {
-    /// In a run of growth, a chunk is at least one part in the first of what has been taken in it, but at most one part in the second of what is held.
+    /// In a run of growth, a chunk is at least one part in the first of what has been taken in it,
+    /// but at most one part in the second of what is held.
     run_chunks: (u64, u64),
     /// A step in a run of growth is one part in this of what is held at most.
     run_steps: u64,
-    /// While the program loads, a chunk is one part in this of what is held, between these bounds (bytes).
+    /// While the program loads, a chunk is one part in this of what is held, between these bounds
+    /// (bytes).
     loading: (u64, (u64, u64)),
     /// Else a chunk is at most one part in this of what is held, and between these bounds (bytes).
     chunks: (u64, (u64, u64)),
@@ -76,22 +85,26 @@ impl Pace {
         self.run += bytes;
     }
 
-    /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more, where it may not hold more for their sake. `moved`: a part of
-    /// what it needs has been found.
+    /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more,
+    /// where it may not hold more for their sake. `moved`: a part of what it needs has been found.
     pub fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
         // Who finds memory in use by turns would leave the step idle, and split.
         let least = if moved { 0 } else { STEP.min(held) };
-        least.max((self.run / 2).min(held / self.shape.run_steps)).min(left / LEFT_STEPS) / PAGE * PAGE
+        least.max((self.run / 2).min(held / self.shape.run_steps)).min(left / LEFT_STEPS) / PAGE
+            * PAGE
     }
 
-    /// How long the chunks of a growth are at most (bytes, whole pages) where `held` bytes are held, `left` more may be taken, `freed` have been freed
-    /// since the start and `idle` lie idle though they were asked for just now.
+    /// How long the chunks of a growth are at most (bytes, whole pages) where `held` bytes are
+    /// held, `left` more may be taken, `freed` have been freed since the start and `idle` lie idle
+    /// though they were asked for just now.
     pub fn longest_chunk(&self, held: u64, left: u64, freed: u64, idle: u64) -> u64 {
         let (of_run, of_held) = self.shape.run_chunks;
         let of_run = (self.run / of_run).min(held / of_held).min(LONGEST_CHUNK);
         let loads = freed < held / LOADING_SHARE;
-        let (share, (shortest, longest)) = if loads { self.shape.loading } else { self.shape.chunks };
-        let usual = if idle > held / SPLIT_SHARE { PAGE } else { (held / share).clamp(shortest, longest) };
+        let (share, (shortest, longest)) =
+            if loads { self.shape.loading } else { self.shape.chunks };
+        let usual =
+            if idle > held / SPLIT_SHARE { PAGE } else { (held / share).clamp(shortest, longest) };
         usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
     }
 }
@@ -134,7 +147,9 @@ mod tests {
             pace.grew(8 << 30);
         }
         assert!(tight.step(HELD, LEFT, false) < usual.step(HELD, LEFT, false));
-        assert!(tight.longest_chunk(HELD, LEFT, HELD, 0) < usual.longest_chunk(HELD, LEFT, HELD, 0));
+        assert!(
+            tight.longest_chunk(HELD, LEFT, HELD, 0) < usual.longest_chunk(HELD, LEFT, HELD, 0)
+        );
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! What the record tells of stitched pages: chunks, where each is mapped and which of its pages belong to the arena there, and reserved address
-//! space. So a reader can draw address space against physical memory, and see which views are retired.
+//! What the record tells of stitched pages: chunks, where each is mapped and which of its pages
+//! belong to the arena there, and reserved address space. So a reader can draw address space
+//! against physical memory, and see which views are retired.
 //!
-//! `stitch` calls this wherever its own books change, under the central lock. The segment table has a fixed size; what it cannot take is counted
-//! (`segments_unrecorded`) and missing there, and nothing else depends on it. No driver call is made.
+//! `stitch` calls this wherever its own books change, under the central lock. The segment table has
+//! a fixed size; what it cannot take is counted (`segments_unrecorded`) and missing there, and
+//! nothing else depends on it. No driver call is made.
 
 use crate::driver::DeviceId;
 use crate::request::Growth;
@@ -11,7 +13,8 @@ use crate::supply::chunk::ChunkId;
 use gruyere_record::{Record, SegmentEntry, SegmentKind, SegmentSlot};
 use std::collections::HashMap;
 
-/// A device's part of the record's segment table, as far as pages are concerned. The default one writes nothing.
+/// A device's part of the record's segment table, as far as pages are concerned. The default one
+/// writes nothing.
 #[derive(Default)]
 pub struct MappingBook {
     record: Option<&'static Record>,
@@ -41,10 +44,16 @@ impl MappingBook {
 
     /// The driver gave a chunk.
     pub fn add_chunk(&self, chunk: ChunkId, bytes: u64) -> SegmentSlot {
-        self.insert(SegmentEntry { kind: SegmentKind::Chunk, bytes, chunk, ..SegmentEntry::default() })
+        self.insert(SegmentEntry {
+            kind: SegmentKind::Chunk,
+            bytes,
+            chunk,
+            ..SegmentEntry::default()
+        })
     }
 
-    /// A chunk of `bytes` is mapped at `address`; these of its pages, a bit each, belong to the arena there.
+    /// A chunk of `bytes` is mapped at `address`; these of its pages, a bit each, belong to the
+    /// arena there.
     pub fn add_view(&self, address: u64, chunk: ChunkId, bytes: u64, pages: u64) -> SegmentSlot {
         let kind = SegmentKind::View;
         let pages = u128::from(pages);

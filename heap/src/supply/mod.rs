@@ -6,8 +6,9 @@
 //! | `spans` | what the driver gives in one piece, of its pools or plain | `backing:pool`, `backing:fixed` |
 //! | `passthrough` | nothing: every block is the driver's; a graph's memory comes in plain spans | `backing:passthrough` |
 //!
-//! A supply keeps no books. What is held stands in [`Central`], which knows no supply: its arenas, and [`Backing`] for what the driver gave. The device asks its
-//! supply wherever the way matters, and nobody asks which it is.
+//! A supply keeps no books. What is held stands in [`Central`], which knows no supply: its arenas,
+//! and [`Backing`] for what the driver gave. The device asks its supply wherever the way matters,
+//! and nobody asks which it is.
 
 pub(crate) mod address_book;
 pub(crate) mod addresses;
@@ -48,7 +49,8 @@ pub enum Way {
 
 /// What a device does for its supply while the heap grows.
 pub trait Helper {
-    /// Whether memory may be given back to the driver and mappings may go, and what to hold meanwhile.
+    /// Whether memory may be given back to the driver and mappings may go, and what to hold
+    /// meanwhile.
     fn release_guard(&self) -> Option<QueryGuard<'_>>;
 
     /// Whether memory may pass from stream to stream.
@@ -64,7 +66,8 @@ pub trait Helper {
     fn poll_streams(&self);
 
     /// A run for `want` from what other streams have freed: its stream is made to wait for them.
-    fn wait_for_others(&self, central: &mut Central, ctx: &Growth<'_>, want: Want) -> Option<RunId>;
+    fn wait_for_others(&self, central: &mut Central, ctx: &Growth<'_>, want: Want)
+    -> Option<RunId>;
 }
 
 /// A way to get memory from the driver and to give it back. All of it under the central lock.
@@ -93,9 +96,16 @@ pub trait Supply: Send + Sync {
     ///
     /// # Errors
     /// The driver's; out of memory also where the ceiling would be passed. Nothing is lost then.
-    fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()>;
+    fn extend(
+        &self,
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        want: Want,
+        whole_span: bool,
+    ) -> Result<()>;
 
-    /// A run for `want`: the heap grows by at most `ctx.fresh` bytes, or makes better use of what it holds. `None`: neither does.
+    /// A run for `want`: the heap grows by at most `ctx.fresh` bytes, or makes better use of what
+    /// it holds. `None`: neither does.
     ///
     /// # Errors
     /// The driver's, but for out of memory.
@@ -117,13 +127,16 @@ pub trait Supply: Send + Sync {
         false
     }
 
-    /// Takes what lies idle in the spaces of lifetimes and pools out of the arena and gives it back, but for what is reserved. The bytes.
+    /// Takes what lies idle in the spaces of lifetimes and pools out of the arena and gives it
+    /// back, but for what is reserved. The bytes.
     fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64;
 
-    /// As [`Supply::evict`], of the spaces of lifetimes, at most `most` bytes, and nothing that waits for the device: a low-memory phase's.
+    /// As [`Supply::evict`], of the spaces of lifetimes, at most `most` bytes, and nothing that
+    /// waits for the device: a low-memory phase's.
     fn evict_idle(&self, central: &mut Central, ctx: &Eviction<'_>, most: u64);
 
-    /// Takes what lies idle in `space` out of the arena, whatever is reserved, and its address space with it.
+    /// Takes what lies idle in `space` out of the arena, whatever is reserved, and its address
+    /// space with it.
     fn evict_space(&self, central: &mut Central, ctx: &Eviction<'_>, space: SpaceId);
 
     /// Gives the driver what is out of the arena, and what it has refused before.
@@ -132,15 +145,24 @@ pub trait Supply: Send + Sync {
     /// Finds out how much is held.
     fn recount(&self, central: &mut Central, driver: &dyn Driver);
 
-    /// Gives back what lies idle in `space`, whatever is reserved: the bytes that the arena let go of, and those by which the device holds less.
-    fn release_space(&self, central: &mut Central, ctx: &Eviction<'_>, space: SpaceId) -> (u64, u64) {
+    /// Gives back what lies idle in `space`, whatever is reserved: the bytes that the arena let go
+    /// of, and those by which the device holds less.
+    fn release_space(
+        &self,
+        central: &mut Central,
+        ctx: &Eviction<'_>,
+        space: SpaceId,
+    ) -> (u64, u64) {
         // An earlier answer may have been missed, and what is given is told by the difference.
         self.recount(central, ctx.driver);
         let (before, reserved) = (central.arenas.held_bytes(space), central.backing.reserved);
         self.evict_space(central, ctx, space);
         self.release(central, ctx.driver);
         central.publish_reserved();
-        (before - central.arenas.held_bytes(space), reserved.saturating_sub(central.backing.reserved))
+        (
+            before - central.arenas.held_bytes(space),
+            reserved.saturating_sub(central.backing.reserved),
+        )
     }
 
     /// Gives the driver all of its objects back, where no memory is in use any more.
@@ -149,17 +171,19 @@ pub trait Supply: Send + Sync {
         central.backing.close(driver);
     }
 
-    /// How much [`Supply::evict`] could give back of the spaces of lifetimes, once the work on what was freed is done (bytes).
+    /// How much [`Supply::evict`] could give back of the spaces of lifetimes, once the work on what
+    /// was freed is done (bytes).
     fn evictable(&self, central: &Central) -> u64;
 
-    /// The largest request that what is held could satisfy, on any stream, once the work on what was freed is done. `shares`: memory may pass from
-    /// stream to stream.
+    /// The largest request that what is held could satisfy, on any stream, once the work on what
+    /// was freed is done. `shares`: memory may pass from stream to stream.
     fn largest(&self, central: &Central, shares: bool) -> u64;
 
-    /// The largest request that could be satisfied if as much is taken from the driver as the ceiling allows, where what is held satisfies one of
-    /// `largest`.
+    /// The largest request that could be satisfied if as much is taken from the driver as the
+    /// ceiling allows, where what is held satisfies one of `largest`.
     fn largest_growing(&self, central: &Central, largest: u64) -> u64;
 
-    /// Whether free memory stays in pieces on a `device` that could move them together: what an out-of-memory report advises.
+    /// Whether free memory stays in pieces on a `device` that could move them together: what an
+    /// out-of-memory report advises.
     fn leaves_pieces(&self, device: &Capabilities) -> bool;
 }

@@ -1,5 +1,5 @@
-//! No memory is kept: every block is the driver's own (`central/direct.rs`). But what a graph uses must stay when its block is freed, so that comes in plain
-//! spans.
+//! No memory is kept: every block is the driver's own (`central/direct.rs`). But what a graph uses
+//! must stay when its block is freed, so that comes in plain spans.
 
 use super::spans::Spans;
 use super::{Helper, Supply, Way};
@@ -37,7 +37,13 @@ impl Supply for Passthrough {
         Err("backing:passthrough, which keeps no memory")
     }
 
-    fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
+    fn extend(
+        &self,
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        want: Want,
+        whole_span: bool,
+    ) -> Result<()> {
         OF_GRAPHS.extend(central, ctx, want, whole_span)
     }
 

@@ -58,9 +58,11 @@ impl Supply for Remapped {
         want: Want,
         helper: &dyn Helper,
     ) -> Result<Option<RunId>> {
-        // Moving pages takes unmapping, which may wait for the device. Only where streams share memory can they move.
+        // Moving pages takes unmapping, which may wait for the device. Only where streams share
+        // memory can they move.
         let guard = if helper.shares() { helper.release_guard() } else { None };
-        // Where old mappings are kept for debugging, they go when memory is given back, and here no more.
+        // Where old mappings are kept for debugging, they go when memory is given back, and here no
+        // more.
         let batch = !helper.keeps_mappings() && central.backing.pages.retired() >= RETIRED_BATCH;
         if guard.is_some() && (batch || central.is_beyond_slack(ctx.record, want.bytes)) {
             helper.poll_streams();
@@ -138,9 +140,11 @@ impl Supply for Remapped {
         whole + central.backing.pages.spare()
     }
 
-    /// Where pages may pass from stream to stream, whole free chunks of the ordinary spaces count, wherever they
-    /// lie, and the longest free head and tail of the others: they can be mapped in one row. Or the largest free run of one owner, and the whole
-    /// chunks and the longest head elsewhere, mapped behind it. A row between two free runs may hold more: the answer is a lower bound.
+    /// Where pages may pass from stream to stream, whole free chunks of the ordinary spaces count,
+    /// wherever they lie, and the longest free head and tail of the others: they can be mapped in
+    /// one row. Or the largest free run of one owner, and the whole chunks and the longest head
+    /// elsewhere, mapped behind it. A row between two free runs may hold more: the answer is a
+    /// lower bound.
     fn largest(&self, central: &Central, shares: bool) -> u64 {
         let run = central.largest_run();
         if !shares {

@@ -1,7 +1,9 @@
-//! What came from the driver, went back to it, or is mapped elsewhere now, while somebody keeps a history.
+//! What came from the driver, went back to it, or is mapped elsewhere now, while somebody keeps a
+//! history.
 //!
-//! It is noted where it happens, under the central lock, since the history's own lock is taken before that one and never behind it; who asks for
-//! the history puts the two in the order of time. A page that moves is told as two entries: it leaves one address, then it is at another.
+//! It is noted where it happens, under the central lock, since the history's own lock is taken
+//! before that one and never behind it; who asks for the history puts the two in the order of time.
+//! A page that moves is told as two entries: it leaves one address, then it is at another.
 
 use crate::driver::DeviceId;
 use crate::report::entry::{Action, Entry, context, now};
@@ -20,7 +22,8 @@ impl SegmentLog {
         Self { device, ..Self::default() }
     }
 
-    /// Notes the latest `most` from now on (0: nothing). What was noted before stays, unless `clear` says otherwise.
+    /// Notes the latest `most` from now on (0: nothing). What was noted before stays, unless
+    /// `clear` says otherwise.
     pub fn keep(&mut self, most: usize, clear: bool) {
         if clear {
             self.latest = Latest::default();

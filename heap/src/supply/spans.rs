@@ -1,4 +1,5 @@
-//! Spans: what the driver gives in one piece, of its pools or as plain allocations. They never move.
+//! Spans: what the driver gives in one piece, of its pools or as plain allocations. They never
+//! move.
 
 use super::{Helper, Supply, Way};
 use crate::central::{Central, Habits};
@@ -36,7 +37,8 @@ impl Spans {
     /// Takes a span of at least `bytes` into `space`.
     ///
     /// # Errors
-    /// The driver's; out of memory also where the ceiling would be passed. Nothing has changed then.
+    /// The driver's; out of memory also where the ceiling would be passed. Nothing has changed
+    /// then.
     fn add_span(
         central: &mut Central,
         ctx: &Growth<'_>,
@@ -50,7 +52,11 @@ impl Spans {
         let span = if is_longer { span_for(central, space, pages) } else { pages };
         // Of what only a graph or a named pool can use nothing waits for the device when it goes.
         let is_ordinary = central.spaces.is_ordinary(space);
-        let span = if is_ordinary { span } else { central.backing.length_to_free(span).ok_or(too_large)? };
+        let span = if is_ordinary {
+            span
+        } else {
+            central.backing.length_to_free(span).ok_or(too_large)?
+        };
         if central.backing.held.checked_add(span).is_none_or(|held| held > central.limit) {
             return Err(too_large);
         }
@@ -85,12 +91,15 @@ impl Spans {
         Ok(())
     }
 
-    /// Gives a wholly free region, all of whose uses are done, back to the driver. False: the driver refused, and the region stays.
+    /// Gives a wholly free region, all of whose uses are done, back to the driver. False: the
+    /// driver refused, and the region stays.
     fn release_region(central: &mut Central, ctx: &Eviction<'_>, id: RegionId) -> bool {
         let region = central.arenas.region(id).clone();
         let (origin, taken) = region.span;
         if let Err(error) = central.backing.free_span(ctx.driver, origin, taken) {
-            log::warn!("the driver did not take the span {origin:#x} back: {error}; it stays in use");
+            log::warn!(
+                "the driver did not take the span {origin:#x} back: {error}; it stays in use"
+            );
             return false;
         }
         central.arenas.remove_region(id);
@@ -102,14 +111,15 @@ impl Spans {
         true
     }
 
-    /// Gives empty regions of the open spaces back. `may_wait`: where memory is not short, the driver's pools wait for nothing. Their bytes.
+    /// Gives empty regions of the open spaces back. `may_wait`: where memory is not short, the
+    /// driver's pools wait for nothing. Their bytes.
     fn release_empty_regions(central: &mut Central, ctx: &Eviction<'_>, may_wait: bool) -> u64 {
         let mut bytes = 0;
         for space in central.open_spaces() {
             for id in central.arenas.empty_regions(space, ctx.completed) {
                 let Region { bytes: size, span: (_, taken), .. } = *central.arenas.region(id);
-                let kept =
-                    central.spare_of(space) < size || !may_wait && central.backing.waits_to_free(taken);
+                let kept = central.spare_of(space) < size
+                    || !may_wait && central.backing.waits_to_free(taken);
                 bytes += if !kept && Self::release_region(central, ctx, id) { size } else { 0 };
             }
         }
@@ -119,9 +129,11 @@ impl Spans {
 
 /// The length of a new span of `space` for `pages` bytes.
 ///
-/// Blocks cannot cross spans, so few and long spans leave the fewest gaps at their ends; but what a long one holds too much
-/// is held for nothing. A sixteenth of what is held, up to 256 MiB, then about a hundredth, came out best on the traces. Where little of the device is left, long
-/// spans are what a program dies of, and where sizes lie apart, a span is as long as it must be (docs/decisions/near-capacity.md).
+/// Blocks cannot cross spans, so few and long spans leave the fewest gaps at their ends; but what a
+/// long one holds too much is held for nothing. A sixteenth of what is held, up to 256 MiB, then
+/// about a hundredth, came out best on the traces. Where little of the device is left, long spans
+/// are what a program dies of, and where sizes lie apart, a span is as long as it must be
+/// (docs/decisions/near-capacity.md).
 fn span_for(central: &Central, space: SpaceId, pages: u64) -> u64 {
     if central.spaces.are_apart() {
         return pages;
@@ -149,7 +161,8 @@ impl Supply for Spans {
             // On so small a device not even an empty one has room for spans of a whole step.
             sizes_apart: room / LEFT_SPANS < SPAN,
             whole_runs: self.dedicated,
-            // cuMemFree waits for the device: what a plain allocation holds stays until there is need.
+            // cuMemFree waits for the device: what a plain allocation holds stays until there is
+            // need.
             gives_back_idle: self.pooled,
             counts_pages: false,
         }
@@ -159,7 +172,13 @@ impl Supply for Spans {
         if self.dedicated && size >= SMALL_MAX { Way::Dedicated } else { Way::Heap }
     }
 
-    fn extend(&self, central: &mut Central, ctx: &Growth<'_>, want: Want, whole_span: bool) -> Result<()> {
+    fn extend(
+        &self,
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        want: Want,
+        whole_span: bool,
+    ) -> Result<()> {
         let _range = profiler::range(What::Growth, want.bytes);
         Self::add_span(central, ctx, want.space, want.bytes, whole_span)
     }
@@ -176,7 +195,8 @@ impl Supply for Spans {
             return Ok(None);
         }
         for whole_span in [true, false] {
-            // A new peak is the moment to give back what lies empty: in the steady state there are none.
+            // A new peak is the moment to give back what lies empty: in the steady state there are
+            // none.
             if central.backing.reserved + want.bytes > central.peak_reserved
                 && let Some(_guard) = helper.release_guard()
                 && Self::release_empty_regions(central, &ctx.eviction(), false) > 0
@@ -202,7 +222,8 @@ impl Supply for Spans {
         for space in central.spaces.iter() {
             for id in central.arenas.empty_regions(space, ctx.completed) {
                 let Region { bytes, span: (_, taken), .. } = *central.arenas.region(id);
-                let is_kept = central.spare_of(space) < bytes || central.backing.waits_to_free(taken);
+                let is_kept =
+                    central.spare_of(space) < bytes || central.backing.waits_to_free(taken);
                 if given + bytes <= most && !is_kept && Self::release_region(central, ctx, id) {
                     given += bytes;
                 }

@@ -1,6 +1,7 @@
 //! How every exported function is entered and left: counted, guarded, and answering with a code.
 //!
-//! The driver and the runtime number the errors that matter here alike, so one set of codes serves both.
+//! The driver and the runtime number the errors that matter here alike, so one set of codes serves
+//! both.
 
 use crate::process::{self, Phase};
 use std::cell::Cell;
@@ -9,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
 
-/// The error codes that this library answers besides the simulator's own (`CUresult` and `cudaError_t` alike).
+/// The error codes that this library answers besides the simulator's own (`CUresult` and
+/// `cudaError_t` alike).
 pub mod code {
     pub const INVALID_VALUE: u32 = 1;
     pub const NOT_INITIALIZED: u32 = 3;
@@ -34,14 +36,16 @@ pub enum Face {
     Driver,
     /// libcuda, and allowed before `cuInit`.
     DriverEarly,
-    /// libcudart: initialises by itself, and remembers the thread's last error. Its caller is the program.
+    /// libcudart: initialises by itself, and remembers the thread's last error. Its caller is the
+    /// program.
     Runtime,
 }
 
 /// The number of calls of one exported function, linked into a list of all that were ever called.
 ///
 /// ```text
-/// linked: false --(the first caller, by swap)--> true; then that caller alone pushes it on HEAD and writes `next`
+/// linked: false --(the first caller, by swap)--> true; then that caller alone pushes it on HEAD
+/// and writes `next`
 /// HEAD:   null --(push by compare-exchange, never popped)--> the newest counter
 /// ```
 pub struct Counter {
@@ -164,7 +168,8 @@ impl<T> Out<T> {
     /// Writes the result unless the caller passed NULL.
     pub fn put_if_wanted(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: by the C contract of every function that takes one, a non-null result pointer points to a writable T.
+            // SAFETY: by the C contract of every function that takes one, a non-null result pointer
+            // points to a writable T.
             unsafe { self.0.write_unaligned(value) }
         }
     }
@@ -203,8 +208,9 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: by the C contract of every function that takes one, a non-null argument points to as many readable Ts as the
-        // function's count says, and callers of `nth` stay below that count.
+        // SAFETY: by the C contract of every function that takes one, a non-null argument points to
+        // as many readable Ts as the function's count says, and callers of `nth` stay below that
+        // count.
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 }
@@ -220,7 +226,8 @@ impl Text {
         if self.0.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: by the C contract, a non-null string argument is NUL-terminated and lives until the call returns, as `self` does.
+        // SAFETY: by the C contract, a non-null string argument is NUL-terminated and lives until
+        // the call returns, as `self` does.
         Ok(unsafe { CStr::from_ptr(self.0) })
     }
 }
@@ -282,8 +289,8 @@ macro_rules! runtime {
     )*};
 }
 
-/// Exports functions that are counted and answer success, whatever their arguments: on the C ABI of x86-64 and AArch64 the
-/// caller owns the arguments, so a callee may ignore them.
+/// Exports functions that are counted and answer success, whatever their arguments: on the C ABI of
+/// x86-64 and AArch64 the caller owns the arguments, so a callee may ignore them.
 macro_rules! succeeds {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

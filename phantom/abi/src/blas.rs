@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 /// `cublasStatus_t` of a product whose launch failed.
 const EXECUTION_FAILED: u32 = 13;
 
-/// A cuBLAS handle: the stream that `cublasSetStream` gave it, written by the handle's user, who may not share it between
-/// threads without a lock of his own.
+/// A cuBLAS handle: the stream that `cublasSetStream` gave it, written by the handle's user, who
+/// may not share it between threads without a lock of his own.
 pub struct Handle {
     stream: AtomicUsize,
 }
@@ -20,14 +20,17 @@ pub struct HandlePtr(*const Handle);
 
 impl HandlePtr {
     fn stream(&self) -> Option<&AtomicUsize> {
-        // SAFETY: by cuBLAS's contract a non-null handle came from cublasCreate_v2 and was not destroyed.
+        // SAFETY: by cuBLAS's contract a non-null handle came from cublasCreate_v2 and was not
+        // destroyed.
         unsafe { self.0.as_ref() }.map(|handle| &handle.stream)
     }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasCreate_v2(out: Out<HandlePtr>) -> u32 {
-    out.put(HandlePtr(Box::into_raw(Box::new(Handle { stream: AtomicUsize::new(0) })))).err().unwrap_or(0)
+    out.put(HandlePtr(Box::into_raw(Box::new(Handle { stream: AtomicUsize::new(0) }))))
+        .err()
+        .unwrap_or(0)
 }
 
 #[unsafe(no_mangle)]
@@ -147,7 +150,8 @@ pub extern "C" fn cublasLtMatmul(
 }
 
 succeeds! {
-    cublasGetMatrixAsync cublasGetVectorAsync cublasLtMatmulDescDestroy cublasLtMatmulDescSetAttribute
+    cublasGetMatrixAsync cublasGetVectorAsync cublasLtMatmulDescDestroy
+    cublasLtMatmulDescSetAttribute
     cublasLtMatmulPreferenceDestroy cublasLtMatmulPreferenceSetAttribute cublasLtMatrixLayoutDestroy
     cublasLtMatrixLayoutSetAttribute cublasSetMathMode cublasSetMatrixAsync cublasSetPointerMode_v2
     cublasSetVectorAsync cublasSetWorkspace_v2
@@ -165,15 +169,18 @@ macro_rules! products {
 }
 
 products! {
-    cublasCaxpy_v2 cublasCcopy_v2 cublasCdotc_v2 cublasCdotu_v2 cublasCgelsBatched cublasCgemmBatched
+    cublasCaxpy_v2 cublasCcopy_v2 cublasCdotc_v2 cublasCdotu_v2 cublasCgelsBatched
+    cublasCgemmBatched
     cublasCgemmStridedBatched cublasCgemm_v2 cublasCgemv_v2 cublasCgeqrfBatched cublasCgerc_v2
-    cublasCgeru_v2 cublasCgetrfBatched cublasCgetrsBatched cublasChemm_v2 cublasChemv_v2 cublasCher2_v2
+    cublasCgeru_v2 cublasCgetrfBatched cublasCgetrsBatched cublasChemm_v2 cublasChemv_v2
+    cublasCher2_v2
     cublasCher2k_v2 cublasCher_v2 cublasCherk_v2 cublasCrot_v2 cublasCrotg_v2 cublasCscal_v2
     cublasCsrot_v2 cublasCsscal_v2 cublasCswap_v2 cublasCsymm_v2 cublasCsymv_v2 cublasCsyr2_v2
     cublasCsyr2k_v2 cublasCsyr_v2 cublasCsyrk_v2 cublasCtrmm_v2 cublasCtrmv_v2 cublasCtrsmBatched
     cublasCtrsm_v2 cublasCtrsv_v2 cublasDasum_v2 cublasDaxpy_v2 cublasDcopy_v2 cublasDdot_v2
     cublasDgelsBatched cublasDgemmBatched cublasDgemmStridedBatched cublasDgemm_v2 cublasDgemv_v2
-    cublasDgeqrfBatched cublasDger_v2 cublasDgetrfBatched cublasDgetrsBatched cublasDnrm2_v2 cublasDotEx
+    cublasDgeqrfBatched cublasDger_v2 cublasDgetrfBatched cublasDgetrsBatched cublasDnrm2_v2
+    cublasDotEx
     cublasDrot_v2 cublasDrotg_v2 cublasDrotm_v2 cublasDrotmg_v2 cublasDscal_v2 cublasDswap_v2
     cublasDsymm_v2 cublasDsymv_v2 cublasDsyr2_v2 cublasDsyr2k_v2 cublasDsyr_v2 cublasDsyrk_v2
     cublasDtrmm_v2 cublasDtrmv_v2 cublasDtrsmBatched cublasDtrsm_v2 cublasDtrsv_v2 cublasDzasum_v2

@@ -34,7 +34,8 @@ struct Report {
     host_bytes: usize,
     /// Exported functions and how often each was called.
     calls: BTreeMap<&'static str, u64>,
-    /// Simulated calls that came in through libcuda (the allocator's) and through libcudart (torch's own).
+    /// Simulated calls that came in through libcuda (the allocator's) and through libcudart
+    /// (torch's own).
     allocator: BTreeMap<&'static str, u64>,
     program: BTreeMap<&'static str, u64>,
     /// Calls that forked children made of a CUDA that they do not have.

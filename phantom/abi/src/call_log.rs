@@ -1,10 +1,12 @@
-//! The call log: one line for each call of an exported function, with its arguments and what came of it, so that a program can be
-//! compared call for call with the same program without whatever sits between it and here.
+//! The call log: one line for each call of an exported function, with its arguments and what came
+//! of it, so that a program can be compared call for call with the same program without whatever
+//! sits between it and here.
 //!
-//! `PHANTOM_CALL_LOG` names the file (`%p`: the process id). A line is `cudaMalloc(out, 1024) = 0 d+0x200000`: the function, its
-//! arguments, the code, and after a success what its result pointers got. What differs from run to run without meaning is left
-//! out: addresses of device memory count from the start of the window (`d+`), those of the host's are `host`. Functions that are
-//! not simulated, and those that tell of errors, are not in it.
+//! `PHANTOM_CALL_LOG` names the file (`%p`: the process id). A line is
+//! `cudaMalloc(out, 1024) = 0 d+0x200000`: the function, its arguments, the code, and after a
+//! success what its result pointers got. What differs from run to run without meaning is left out:
+//! addresses of device memory count from the start of the window (`d+`), those of the host's are
+//! `host`. Functions that are not simulated, and those that tell of errors, are not in it.
 
 use crate::abi::{In, Out, Text};
 use crate::gpu::try_gpu;
@@ -69,7 +71,8 @@ pub trait Argument {
 
 /// What a result pointer points to.
 pub trait Shown {
-    /// Appends the value at `place`, which has been written. What is too much for a line is not read.
+    /// Appends the value at `place`, which has been written. What is too much for a line is not
+    /// read.
     fn show(_place: *const Self, _line: &mut String) {}
 }
 
@@ -153,6 +156,8 @@ macro_rules! large {
 
 by_value! { crate::launch::Dim3 crate::ipc::MemHandle crate::runtime_memory::Extent f32 f64 }
 large! {
-    crate::abi::SomeResult crate::launch::Dim3 crate::ipc::MemHandle crate::runtime_memory::PitchedPtr
-    crate::host::PointerAttributes crate::properties::DeviceProp crate::properties::FuncAttributes f32 [u8; 16] *const std::ffi::c_char
+    crate::abi::SomeResult crate::launch::Dim3 crate::ipc::MemHandle
+    crate::runtime_memory::PitchedPtr
+    crate::host::PointerAttributes crate::properties::DeviceProp crate::properties::FuncAttributes
+    f32 [u8; 16] *const std::ffi::c_char
 }

@@ -1,16 +1,20 @@
 //! What mapped memory contains, where a test asks for it (`PHANTOM_CONTENTS=handles`).
 //!
-//! Contents belong to the physical handle (CUDA programming guide, virtual memory management): they are the same through each of its mappings, and
-//! gone with the last of handle and mappings. So a handle is a file in memory here, and a mapping a shared mapping of it; the host's own rules are the driver's then. New memory is full of [`POISON`],
-//! and where nothing is mapped the host faults too.
+//! Contents belong to the physical handle (CUDA programming guide, virtual memory management): they
+//! are the same through each of its mappings, and gone with the last of handle and mappings. So a
+//! handle is a file in memory here, and a mapping a shared mapping of it; the host's own rules are
+//! the driver's then. New memory is full of [`POISON`], and where nothing is mapped the host faults
+//! too.
 //!
 //! ```text
-//!   reservation   no access -- cuMemMap -->  the handle's file  -- cuMemUnmap -->  no access  -- cuMemAddressFree -->  as before it was reserved
+//!   reservation   no access -- cuMemMap -->  the handle's file  -- cuMemUnmap -->  no access
+//!                 -- cuMemAddressFree -->  as before it was reserved
 //!   handle        a file full of poison  -- cuMemRelease -->  closed: lives on in its mappings
 //! ```
 //!
-//! On, all that is created takes the host's memory, since it is written once: for programs that are small, on a device that is (`PHANTOM_MEMORY`). Off, memory is
-//! what lies at an address, whatever is mapped there; that costs nothing, and full-size models stay cheap.
+//! On, all that is created takes the host's memory, since it is written once: for programs that are
+//! small, on a device that is (`PHANTOM_MEMORY`). Off, memory is what lies at an address, whatever
+//! is mapped there; that costs nothing, and full-size models stay cheap.
 
 use crate::abi::{Answer, code};
 use gruyere_phantom::error;
@@ -54,9 +58,17 @@ fn replace(address: u64, bytes: usize, protection: i32, file: Option<&File>) -> 
         Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1),
     };
-    // SAFETY: the range lies in the window for device memory, and the simulator has just agreed that the caller may do this to it.
+    // SAFETY: the range lies in the window for device memory, and the simulator has just agreed
+    // that the caller may do this to it.
     let mapped = unsafe {
-        libc::mmap(address as *mut libc::c_void, bytes, protection, flags | libc::MAP_FIXED, descriptor, 0)
+        libc::mmap(
+            address as *mut libc::c_void,
+            bytes,
+            protection,
+            flags | libc::MAP_FIXED,
+            descriptor,
+            0,
+        )
     };
     if mapped == libc::MAP_FAILED { Err(error::code::OUT_OF_MEMORY) } else { Ok(()) }
 }
@@ -92,7 +104,12 @@ impl Contents {
     pub fn mapped(&self, address: u64, bytes: usize, handle: u64) -> Answer {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         self.with(|files| {
-            replace(address, bytes, protection, Some(files.get(&handle).ok_or(code::INVALID_VALUE)?))
+            replace(
+                address,
+                bytes,
+                protection,
+                Some(files.get(&handle).ok_or(code::INVALID_VALUE)?),
+            )
         })
     }
 

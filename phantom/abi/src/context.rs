@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 /// A `CUcontext`. 0: none.
 pub type Context = usize;
 
-/// Contexts look like the pointers that they are: BASE + device * STEP is the primary one of a device, and others of that
-/// device lie whole ROUNDs above it.
+/// Contexts look like the pointers that they are: BASE + device * STEP is the primary one of a
+/// device, and others of that device lie whole ROUNDs above it.
 const BASE: usize = 0x6000_0000;
 const STEP: usize = 0x100;
 const ROUND: usize = 0x1_0000;
@@ -17,7 +17,8 @@ const ROUND: usize = 0x1_0000;
 /// How deep the stack of a thread may be.
 const DEPTH: usize = 16;
 
-/// A thread's stack of current contexts. No destructor: it works to the last instruction of a thread.
+/// A thread's stack of current contexts. No destructor: it works to the last instruction of a
+/// thread.
 #[derive(Clone, Copy)]
 struct Stack {
     depth: usize,
@@ -31,7 +32,8 @@ thread_local! {
 /// How often each primary context is retained. 64 devices are enough.
 static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 
-/// By device: the runtime has used its primary context, which is active from then on without being retained.
+/// By device: the runtime has used its primary context, which is active from then on without being
+/// retained.
 static IN_RUNTIME: [AtomicBool; 64] = [const { AtomicBool::new(false) }; 64];
 
 /// Contexts that `cuCtxCreate` made so far.
@@ -77,8 +79,8 @@ pub fn driver_device() -> Result<u32, u32> {
     device_of(current())
 }
 
-/// The device of the runtime calls of this thread: that of the current context; where there is none, device 0's primary
-/// context becomes current, as the runtime does it.
+/// The device of the runtime calls of this thread: that of the current context; where there is
+/// none, device 0's primary context becomes current, as the runtime does it.
 pub fn runtime_device() -> u32 {
     driver_device().unwrap_or_else(|_| {
         use_primary(0);
@@ -92,7 +94,8 @@ fn use_primary(device: u32) {
     IN_RUNTIME[device as usize].store(true, Relaxed);
 }
 
-/// The device for a call on a stream: the current one, or any where none is current and the stream's handle says it all.
+/// The device for a call on a stream: the current one, or any where none is current and the
+/// stream's handle says it all.
 pub fn stream_device(stream: usize) -> Result<u32, u32> {
     match driver_device() {
         Ok(device) => Ok(device),
@@ -128,7 +131,8 @@ driver! {
     fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) {
         let device = gpu().device(device)?;
         flags.put_if_wanted(0);
-        let is_active = RETAINED[device as usize].load(Relaxed) > 0 || IN_RUNTIME[device as usize].load(Relaxed);
+        let is_active = RETAINED[device as usize].load(Relaxed) > 0
+            || IN_RUNTIME[device as usize].load(Relaxed);
         active.put(i32::from(is_active))
     }
 
@@ -229,8 +233,8 @@ driver! {
         gpu().device_synchronize(device_of(context)?)
     }
 
-    /// Everything that was enqueued on any stream of the context. Drivers before 12.5 have no such function; `PHANTOM_WITHOUT`
-    /// makes it answer "not supported".
+    /// Everything that was enqueued on any stream of the context. Drivers before 12.5 have no such
+    /// function; `PHANTOM_WITHOUT` makes it answer "not supported".
     fn cuCtxRecordEvent(context: Context, event: usize) {
         let device = if context == 0 { driver_device()? } else { device_of(context)? };
         gpu().sim.context_event_record(device, event).map_err(failed)

@@ -78,7 +78,8 @@ pub extern "C" fn phantom_forked_calls() -> u64 {
     process::forked_calls()
 }
 
-/// From now on `device` has `bytes` for this process, at most what it was set up with: others hold the rest.
+/// From now on `device` has `bytes` for this process, at most what it was set up with: others hold
+/// the rest.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_set_capacity(device: u32, bytes: u64) -> u32 {
     answer(|| {
@@ -87,21 +88,23 @@ pub extern "C" fn phantom_set_capacity(device: u32, bytes: u64) -> u32 {
     })
 }
 
-/// The handle types (a mask of `CUmemAllocationHandleType`) with which the memory mapped at `address` was created, and 256 where it was created for RDMA;
-/// -1: nothing is mapped there.
+/// The handle types (a mask of `CUmemAllocationHandleType`) with which the memory mapped at
+/// `address` was created, and 256 where it was created for RDMA; -1: nothing is mapped there.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_created_as(address: u64) -> i32 {
-    let mapped = try_gpu().and_then(|gpu| gpu.sim.backing(address, 1).first().map(|piece| piece.source));
+    let mapped =
+        try_gpu().and_then(|gpu| gpu.sim.backing(address, 1).first().map(|piece| piece.source));
     let Some(Source::Mapping(handle)) = mapped else { return -1 };
-    sharing::of(handle).map_or(-1, |created| created.handle_types as i32 | i32::from(created.rdma) << 8)
+    sharing::of(handle)
+        .map_or(-1, |created| created.handle_types as i32 | i32::from(created.rdma) << 8)
 }
 
 fn kind_named(name: &str) -> Option<CallKind> {
     CallKind::ALL.iter().copied().find(|kind| kind.name() == name)
 }
 
-/// The `nth` call of a kind (named as the driver names it: "cuMemCreate"; NULL: of any kind) from now on fails with `code`,
-/// and all later ones too where `from_then_on` is not 0.
+/// The `nth` call of a kind (named as the driver names it: "cuMemCreate"; NULL: of any kind) from
+/// now on fails with `code`, and all later ones too where `from_then_on` is not 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_fail(call: Text, nth: u64, with: u32, from_then_on: i32) -> u32 {
     answer(|| {
@@ -140,8 +143,9 @@ pub extern "C" fn phantom_launch(stream: usize, count: u64) -> u32 {
 /// `stream` for [`phantom_owns`]: any, as with what `cudaMalloc` gives.
 const EVERY_STREAM: usize = usize::MAX;
 
-/// With `PHANTOM_ORACLE=on`: the program got `bytes` at `address`, to be used in the order of `stream`, or (all bits set) by any
-/// stream at once. To be told after the call that gave it has returned.
+/// With `PHANTOM_ORACLE=on`: the program got `bytes` at `address`, to be used in the order of
+/// `stream`, or (all bits set) by any stream at once. To be told after the call that gave it has
+/// returned.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_owns(address: u64, bytes: u64, stream: usize) {
     if let Some(gpu) = try_gpu() {
@@ -163,13 +167,15 @@ pub extern "C" fn phantom_owned() -> u64 {
     try_gpu().map_or(0, |gpu| gpu.sim.owned().1)
 }
 
-/// Launches a kernel of `PHANTOM_KERNEL_NS` on `stream` that reads and writes `bytes` at `address`, as the program would.
+/// Launches a kernel of `PHANTOM_KERNEL_NS` on `stream` that reads and writes `bytes` at `address`,
+/// as the program would.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_touch(stream: usize, address: u64, bytes: u64) -> u32 {
     answer(|| gruyere_phantom::as_program(|| gpu().touch(stream, address, bytes)))
 }
 
-/// What the oracle has found so far, each named on stderr. All bits set where nothing watches (`PHANTOM_ORACLE`).
+/// What the oracle has found so far, each named on stderr. All bits set where nothing watches
+/// (`PHANTOM_ORACLE`).
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_hazards() -> u64 {
     match try_gpu() {
@@ -201,10 +207,15 @@ pub extern "C" fn phantom_device_end() -> u64 {
 /// Begins a capture on `stream` (mode 0 global, 1 of this thread, 2 relaxed), as the program would.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_begin_capture(stream: usize, mode: u32) -> u32 {
-    answer(|| gruyere_phantom::as_program(|| graph::begin(stream_device(stream).unwrap_or(0), stream, mode)))
+    answer(|| {
+        gruyere_phantom::as_program(|| {
+            graph::begin(stream_device(stream).unwrap_or(0), stream, mode)
+        })
+    })
 }
 
-/// Ends the capture that was begun on `stream`, and drops its graph. Answers the capture's error where it had failed.
+/// Ends the capture that was begun on `stream`, and drops its graph. Answers the capture's error
+/// where it had failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_end_capture(stream: usize) -> u32 {
     answer(|| {

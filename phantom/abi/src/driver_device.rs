@@ -21,7 +21,8 @@ driver_early! {
         out.put(VERSION)
     }
 
-    /// Who listens to the driver's log; torch newer than 2.11 does. The stand-in writes none, so nobody is ever called.
+    /// Who listens to the driver's log; torch newer than 2.11 does. The stand-in writes none, so
+    /// nobody is ever called.
     fn cuLogsRegisterCallback(callback: usize, _data: usize, handle: Out<usize>) {
         if callback == 0 {
             return Err(code::INVALID_VALUE);
@@ -48,7 +49,9 @@ driver_early! {
         address.map(|_| ())
     }
 
-    fn cuGetProcAddress_v2(name: Text, out: Out<usize>, version: i32, flags: u64, status: Out<u32>) {
+    fn cuGetProcAddress_v2(
+        name: Text, out: Out<usize>, version: i32, flags: u64, status: Out<u32>
+    ) {
         let address = lookup::driver_symbol(name.get()?, version, flags);
         status.put_if_wanted(match address {
             Some(_) => CU_GET_PROC_ADDRESS_SUCCESS,
@@ -154,14 +157,17 @@ pub fn error_texts(error: u32) -> (&'static CStr, &'static CStr) {
         704 => (c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled"),
         719 => (c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
         801 => (c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
-        900 => {
-            (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing")
-        }
+        900 => (
+            c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+            c"operation not permitted when stream is capturing",
+        ),
         901 => (
             c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
             c"operation failed due to a previous error during capture",
         ),
-        903 => (c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not initiated in this stream"),
+        903 => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not initiated in this stream")
+        }
         904 => (c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"capturing stream has unjoined work"),
         905 => (
             c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",

@@ -46,7 +46,8 @@ pub struct AccessDesc {
 
 pub fn pool_create(out: Out<usize>, props: In<PoolProps>) -> Answer {
     let props = props.get()?;
-    let pool = gpu().sim.pool_create(props.location.device()?, props.max_size as u64).map_err(failed)?;
+    let pool =
+        gpu().sim.pool_create(props.location.device()?, props.max_size as u64).map_err(failed)?;
     out.put(pool)
 }
 
@@ -81,15 +82,28 @@ pub fn pool_set_access(pool: usize, descs: In<AccessDesc>, n: usize) -> Answer {
 const PITCH: usize = 512;
 
 /// `cudaMallocPitch`; nothing: NULL.
-pub fn alloc_rows(device: u32, out: Out<u64>, pitch: Out<usize>, width: usize, rows: usize) -> Answer {
+pub fn alloc_rows(
+    device: u32,
+    out: Out<u64>,
+    pitch: Out<usize>,
+    width: usize,
+    rows: usize,
+) -> Answer {
     let row = width.checked_next_multiple_of(PITCH).ok_or(error::code::OUT_OF_MEMORY)?;
     let bytes = row.checked_mul(rows).ok_or(error::code::OUT_OF_MEMORY)?;
     out.put(if bytes == 0 { 0 } else { gpu().sim.alloc(device, bytes as u64).map_err(failed)? })?;
     pitch.put(row)
 }
 
-/// `cudaMallocFromPoolAsync`: what a captured stream allocates is its graph's memory, and no pool's.
-pub fn alloc_from_pool(device: u32, out: Out<u64>, bytes: usize, pool: usize, stream: usize) -> Answer {
+/// `cudaMallocFromPoolAsync`: what a captured stream allocates is its graph's memory, and no
+/// pool's.
+pub fn alloc_from_pool(
+    device: u32,
+    out: Out<u64>,
+    bytes: usize,
+    pool: usize,
+    stream: usize,
+) -> Answer {
     let sim = &gpu().sim;
     let address = match sim.capture_status(device, stream).map_err(failed)? {
         CaptureStatus::None => sim.pool_alloc(device, pool, bytes as u64, stream),
@@ -108,7 +122,9 @@ pub fn alloc_from_current(device: u32, out: Out<u64>, bytes: usize, stream: usiz
 }
 
 driver! {
-    fn cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
+    fn cuMemAllocPitch_v2(
+        out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32
+    ) {
         if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
             return Err(code::INVALID_VALUE);
         }
@@ -163,7 +179,8 @@ driver! {
         driver_malloc_async(out, bytes, own(stream))
     }
 
-    /// On a captured stream refused, unlike a real driver: it is what an allocator calls, which must never make a graph's memory its own.
+    /// On a captured stream refused, unlike a real driver: it is what an allocator calls, which
+    /// must never make a graph's memory its own.
     fn cuMemAllocFromPoolAsync(out: Out<u64>, bytes: usize, pool: usize, stream: usize) {
         driver_alloc_from_pool(out, bytes, pool, stream)
     }
@@ -179,19 +196,39 @@ driver! {
     }
 
     fn cuMemcpy(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, 0) }
-    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
+    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) {
+        gpu().copy(to, from, bytes, stream)
+    }
     fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, 0) }
-    fn cuMemcpyHtoD_v2_ptds(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, own(0)) }
+    fn cuMemcpyHtoD_v2_ptds(to: u64, from: u64, bytes: usize) {
+        gpu().copy_and_wait(to, from, bytes, own(0))
+    }
     fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, 0) }
-    fn cuMemcpyDtoH_v2_ptds(to: u64, from: u64, bytes: usize) { gpu().copy_and_wait(to, from, bytes, own(0)) }
+    fn cuMemcpyDtoH_v2_ptds(to: u64, from: u64, bytes: usize) {
+        gpu().copy_and_wait(to, from, bytes, own(0))
+    }
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) { gpu().copy(to, from, bytes, 0) }
-    fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
-    fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
-    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, stream) }
-    fn cuMemcpyHtoDAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, own(stream)) }
-    fn cuMemcpyDtoHAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, own(stream)) }
-    fn cuMemcpyDtoDAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, own(stream)) }
-    fn cuMemcpyAsync_ptsz(to: u64, from: u64, bytes: usize, stream: usize) { gpu().copy(to, from, bytes, own(stream)) }
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        gpu().copy(to, from, bytes, stream)
+    }
+    fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        gpu().copy(to, from, bytes, stream)
+    }
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        gpu().copy(to, from, bytes, stream)
+    }
+    fn cuMemcpyHtoDAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) {
+        gpu().copy(to, from, bytes, own(stream))
+    }
+    fn cuMemcpyDtoHAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) {
+        gpu().copy(to, from, bytes, own(stream))
+    }
+    fn cuMemcpyDtoDAsync_v2_ptsz(to: u64, from: u64, bytes: usize, stream: usize) {
+        gpu().copy(to, from, bytes, own(stream))
+    }
+    fn cuMemcpyAsync_ptsz(to: u64, from: u64, bytes: usize, stream: usize) {
+        gpu().copy(to, from, bytes, own(stream))
+    }
     fn cuMemcpyPeer(to: u64, _to_context: usize, from: u64, _from_context: usize, bytes: usize) {
         gpu().copy(to, from, bytes, 0)
     }
@@ -202,9 +239,15 @@ driver! {
     }
 
     fn cuMemsetD8_v2(address: u64, value: u8, n: usize) { gpu().fill(address, &[value], n, 0) }
-    fn cuMemsetD16_v2(address: u64, value: u16, n: usize) { gpu().fill(address, &value.to_ne_bytes(), n, 0) }
-    fn cuMemsetD32_v2(address: u64, value: u32, n: usize) { gpu().fill(address, &value.to_ne_bytes(), n, 0) }
-    fn cuMemsetD8Async(address: u64, value: u8, n: usize, stream: usize) { gpu().fill(address, &[value], n, stream) }
+    fn cuMemsetD16_v2(address: u64, value: u16, n: usize) {
+        gpu().fill(address, &value.to_ne_bytes(), n, 0)
+    }
+    fn cuMemsetD32_v2(address: u64, value: u32, n: usize) {
+        gpu().fill(address, &value.to_ne_bytes(), n, 0)
+    }
+    fn cuMemsetD8Async(address: u64, value: u8, n: usize, stream: usize) {
+        gpu().fill(address, &[value], n, stream)
+    }
     fn cuMemsetD16Async(address: u64, value: u16, n: usize, stream: usize) {
         gpu().fill(address, &value.to_ne_bytes(), n, stream)
     }

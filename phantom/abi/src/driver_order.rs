@@ -11,7 +11,8 @@ use gruyere_phantom::{CaptureMode, CaptureStatus, StreamKind};
 const NON_BLOCKING: u32 = 1;
 
 pub fn stream_create(out: Out<usize>, flags: u32, device: u32) -> Answer {
-    let kind = if flags & NON_BLOCKING != 0 { StreamKind::NonBlocking } else { StreamKind::Blocking };
+    let kind =
+        if flags & NON_BLOCKING != 0 { StreamKind::NonBlocking } else { StreamKind::Blocking };
     out.put(gpu().sim.stream_create(device, kind).map_err(failed)?)
 }
 
@@ -124,7 +125,8 @@ driver! {
 
     /// The graph and its dependencies are nobody's business here: NULL and none.
     fn cuStreamGetCaptureInfo_v2(
-        stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>, n: Out<usize>,
+        stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>,
+        n: Out<usize>,
     ) {
         graph.put_if_wanted(0);
         dependencies.put_if_wanted(0);
@@ -133,7 +135,8 @@ driver! {
     }
 
     fn cuStreamGetCaptureInfo_v3(
-        stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>, edges: Out<usize>,
+        stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>,
+        edges: Out<usize>,
         n: Out<usize>,
     ) {
         graph.put_if_wanted(0);
@@ -189,11 +192,16 @@ driver! {
 
     fn cuGraphDestroy(handle: usize) { graph::destroy_template(handle) }
     fn cuGraphExecDestroy(handle: usize) { graph::destroy_executable(handle) }
-    fn cuGraphInstantiateWithFlags(out: Out<usize>, template: usize, _flags: u64) { graph::instantiate(out, template) }
-    fn cuGraphLaunch(handle: usize, stream: usize) { graph::launch(handle, stream_device(stream)?, stream) }
+    fn cuGraphInstantiateWithFlags(out: Out<usize>, template: usize, _flags: u64) {
+        graph::instantiate(out, template)
+    }
+    fn cuGraphLaunch(handle: usize, stream: usize) {
+        graph::launch(handle, stream_device(stream)?, stream)
+    }
 }
 
-/// Kernels take no time unless `PHANTOM_KERNEL_NS` says so, and no event remembers when it completed: both must have.
+/// Kernels take no time unless `PHANTOM_KERNEL_NS` says so, and no event remembers when it
+/// completed: both must have.
 pub fn elapsed(out: Out<f32>, from: usize, to: usize) -> Answer {
     for event in [from, to] {
         ready(gpu().sim.event_query(0, event).map_err(failed)?)?;

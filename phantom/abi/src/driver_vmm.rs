@@ -5,7 +5,8 @@ use crate::contents::Contents;
 use crate::driver_memory::{AccessDesc, Location};
 use crate::gpu::{failed, gpu};
 use crate::numbers::{
-    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_FABRIC,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 };
 use crate::sharing::{self, Creation, Rdma};
 use gruyere_phantom::{SimResult, Source};
@@ -28,7 +29,8 @@ pub struct AllocationProp {
 impl AllocationProp {
     /// What is asked for; an error where the devices do not offer it.
     fn creation(&self) -> Result<Creation, u32> {
-        let creation = Creation { handle_types: self.handle_types, rdma: self.gpu_direct_rdma != 0 };
+        let creation =
+            Creation { handle_types: self.handle_types, rdma: self.gpu_direct_rdma != 0 };
         if creation.handle_types & !gpu().handle_types.offered != 0 {
             return Err(code::NOT_SUPPORTED);
         }
@@ -39,7 +41,8 @@ impl AllocationProp {
     }
 }
 
-/// Does to the contents, where they are kept, what a call has just done to the books; where the host cannot, the call is undone.
+/// Does to the contents, where they are kept, what a call has just done to the books; where the
+/// host cannot, the call is undone.
 fn kept(change: impl FnOnce(&Contents) -> Answer, undo: impl FnOnce() -> SimResult<()>) -> Answer {
     let changed = gpu().contents.as_ref().map_or(Ok(()), change);
     if changed.is_err() {
@@ -59,7 +62,10 @@ driver! {
             return Err(code::INVALID_VALUE);
         }
         let address = gpu().sim.address_reserve(0, bytes as u64, align as u64).map_err(failed)?;
-        kept(|contents| contents.reserved(address, bytes), || gpu().sim.address_free(0, address, bytes as u64))?;
+        kept(
+            |contents| contents.reserved(address, bytes),
+            || gpu().sim.address_free(0, address, bytes as u64)
+        )?;
         out.put(address)
     }
 
@@ -74,13 +80,15 @@ driver! {
             return Err(code::INVALID_VALUE);
         }
         let creation = prop.creation()?;
-        let handle = gpu().sim.physical_create(prop.location.device()?, bytes as u64).map_err(failed)?;
+        let handle =
+            gpu().sim.physical_create(prop.location.device()?, bytes as u64).map_err(failed)?;
         kept(|contents| contents.created(handle, bytes), || gpu().sim.physical_release(0, handle))?;
         sharing::note(handle, creation);
         out.put(handle)
     }
 
-    /// What was created without the type can never be exported. A file is a real one, with nothing in it; a fabric handle is 64 bytes.
+    /// What was created without the type can never be exported. A file is a real one, with nothing
+    /// in it; a fabric handle is 64 bytes.
     fn cuMemExportToShareableHandle(out: Out<SomeResult>, handle: u64, kind: u32, flags: u64) {
         let creation = sharing::of(handle)?;
         if flags != 0 || kind.count_ones() != 1 || creation.handle_types & kind == 0 {
@@ -108,7 +116,10 @@ driver! {
 
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, _flags: u64) {
         gpu().sim.map(0, address, bytes as u64, offset as u64, handle).map_err(failed)?;
-        kept(|contents| contents.mapped(address, bytes, handle), || gpu().sim.unmap(0, address, bytes as u64))
+        kept(
+            |contents| contents.mapped(address, bytes, handle),
+            || gpu().sim.unmap(0, address, bytes as u64)
+        )
     }
 
     fn cuMemUnmap(address: u64, bytes: usize) {
@@ -125,8 +136,14 @@ driver! {
             }
         }
         if gpu().rdma == Rdma::WithoutAccess {
-            let is_capable = |source| matches!(source, Source::Mapping(handle) if sharing::of(handle).is_ok_and(|created| created.rdma));
-            if gpu().sim.backing(address, bytes as u64).into_iter().any(|piece| is_capable(piece.source)) {
+            let is_capable = |source| matches!(
+                source,
+                Source::Mapping(handle) if sharing::of(handle).is_ok_and(|created| created.rdma)
+            );
+            if gpu().sim
+                .backing(address, bytes as u64)
+                .into_iter()
+                .any(|piece| is_capable(piece.source)) {
                 return Err(code::NOT_SUPPORTED);
             }
         }

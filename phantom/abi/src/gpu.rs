@@ -55,7 +55,8 @@ pub fn try_gpu() -> Option<&'static Phantom> {
     PHANTOM.get()
 }
 
-/// Sets the simulator up. A setting that makes no sense ends the process with a message: nothing sensible can follow.
+/// Sets the simulator up. A setting that makes no sense ends the process with a message: nothing
+/// sensible can follow.
 pub fn start() {
     PHANTOM.get_or_init(|| match Phantom::from_environment() {
         Ok(phantom) => phantom,
@@ -97,7 +98,8 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// Real host addresses: one mapping, of which only touched pages exist, cut up as plain numbers are.
+/// Real host addresses: one mapping, of which only touched pages exist, cut up as plain numbers
+/// are.
 struct HostAddresses {
     numbers: CountingAddresses,
     /// What to add to a number to get an address.
@@ -105,10 +107,11 @@ struct HostAddresses {
     end: u64,
 }
 
-/// Address space behind all device memory and all reservations: 16 TiB, of which only touched pages cost anything. (Under valgrind
-/// a process has much less.)
+/// Address space behind all device memory and all reservations: 16 TiB, of which only touched pages
+/// cost anything. (Under valgrind a process has much less.)
 const WINDOW: u64 = 16 << 40;
-/// The window's alignment, where it is not smaller itself: above every alignment that anybody asks for.
+/// The window's alignment, where it is not smaller itself: above every alignment that anybody asks
+/// for.
 const WINDOW_ALIGN: u64 = 4 << 30;
 
 impl HostAddresses {
@@ -126,7 +129,10 @@ impl HostAddresses {
             )
         };
         if start == libc::MAP_FAILED {
-            return Err(format!("no address space for device memory: {}", std::io::Error::last_os_error()));
+            return Err(format!(
+                "no address space for device memory: {}",
+                std::io::Error::last_os_error()
+            ));
         }
         let base = (start as u64).next_multiple_of(align);
         // SAFETY: advice on the mapping just made. A core dump would only show zeros.
@@ -136,8 +142,12 @@ impl HostAddresses {
         if first % align != 0 {
             return Err(format!("the numbers begin at {first:#x}, which is not aligned"));
         }
-        // The granule just taken stays taken: a pointer just below or at the window's start is nobody's.
-        Ok((Self { numbers, offset: base.wrapping_sub(first), end: base + window }, (base, base + window)))
+        // The granule just taken stays taken: a pointer just below or at the window's start is
+        // nobody's.
+        Ok((
+            Self { numbers, offset: base.wrapping_sub(first), end: base + window },
+            (base, base + window),
+        ))
     }
 }
 
@@ -153,7 +163,8 @@ impl AddressProvider for HostAddresses {
     }
 
     fn release(&mut self, address: u64, bytes: u64) {
-        // SAFETY: the range lies in our window and its owner has given it up; its touched pages go back to the host.
+        // SAFETY: the range lies in our window and its owner has given it up; its touched pages go
+        // back to the host.
         unsafe { libc::madvise(address as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) };
         self.numbers.release(address.wrapping_sub(self.offset), bytes);
     }
@@ -171,8 +182,9 @@ pub fn failed(error: SimError) -> u32 {
 
 impl Phantom {
     fn from_environment() -> Result<Self, String> {
-        let devices: u32 =
-            setting("PHANTOM_DEVICES", 1, |text| text.parse().ok().filter(|n| (0..=64).contains(n)))?;
+        let devices: u32 = setting("PHANTOM_DEVICES", 1, |text| {
+            text.parse().ok().filter(|n| (0..=64).contains(n))
+        })?;
         let memory = setting("PHANTOM_MEMORY", 80 << 30, parse_bytes)?;
         let copy_limit = setting("PHANTOM_COPY_LIMIT", 64 << 10, parse_bytes)?;
         let contents = setting("PHANTOM_CONTENTS", None, |text| match text {
@@ -194,13 +206,17 @@ impl Phantom {
             _ => None,
         })?;
         let oracle = setting("PHANTOM_ORACLE", false, switch)?;
-        let capturing_ids = setting("PHANTOM_CAPTURING_IDS", CapturingIds::Told, |text| match text {
-            "told" => Some(CapturingIds::Told),
-            "refused" => Some(CapturingIds::Refused),
-            "invalidate" => Some(CapturingIds::Invalidate),
-            _ => None,
-        })?;
-        let posix = HandleTypes { offered: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as u32, refused: false };
+        let capturing_ids =
+            setting("PHANTOM_CAPTURING_IDS", CapturingIds::Told, |text| match text {
+                "told" => Some(CapturingIds::Told),
+                "refused" => Some(CapturingIds::Refused),
+                "invalidate" => Some(CapturingIds::Invalidate),
+                _ => None,
+            })?;
+        let posix = HandleTypes {
+            offered: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as u32,
+            refused: false,
+        };
         let handle_types = setting("PHANTOM_HANDLE_TYPES", posix, HandleTypes::parse)?;
         let rdma = setting("PHANTOM_RDMA", Rdma::Works, Rdma::parse)?;
         let integrated = setting("PHANTOM_INTEGRATED", false, switch)?;
@@ -217,7 +233,8 @@ impl Phantom {
                 "context_events" => context_events = false,
                 _ => {
                     return Err(format!(
-                        "PHANTOM_WITHOUT={without}: vmm, pools, stream_ids and context_events can be left out"
+                        "PHANTOM_WITHOUT={without}: vmm, pools, stream_ids and context_events can \
+                         be left out"
                     ));
                 }
             }
@@ -294,7 +311,12 @@ impl Phantom {
         if device == peer || !self.can_access_peer(device, peer)? {
             return Err(code::INVALID_DEVICE);
         }
-        match self.peers_enabled.lock().unwrap_or_else(PoisonError::into_inner).insert((device, peer)) {
+        match self
+            .peers_enabled
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert((device, peer))
+        {
             true => Ok(()),
             false => Err(code::PEER_ACCESS_ALREADY_ENABLED),
         }
@@ -346,7 +368,9 @@ impl Phantom {
     pub fn free_async(&self, device: u32, address: u64, stream: usize) -> Answer {
         match self.sim.allocation(address).map(|backing| backing.source) {
             _ if address == 0 => Err(code::INVALID_VALUE),
-            Some(Source::Graph { .. }) => self.sim.graph_free(device, address, stream).map_err(failed),
+            Some(Source::Graph { .. }) => {
+                self.sim.graph_free(device, address, stream).map_err(failed)
+            }
             _ => self.sim.pool_free(device, address, stream).map_err(failed),
         }
     }
@@ -404,7 +428,8 @@ impl Phantom {
         self.sim.launch_touching(device, stream, self.kernel, &[(address, bytes)]).map_err(failed)
     }
 
-    /// A function of the host's in the order of `stream`: run at once, or never while the stream captures.
+    /// A function of the host's in the order of `stream`: run at once, or never while the stream
+    /// captures.
     pub fn host_function(&self, stream: usize, function: impl FnOnce()) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
         if self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None {
@@ -413,7 +438,8 @@ impl Phantom {
         Ok(())
     }
 
-    /// True where every byte of the range may be touched by `device`: host memory, or backed device memory; where contents are kept, memory to which access was set.
+    /// True where every byte of the range may be touched by `device`: host memory, or backed device
+    /// memory; where contents are kept, memory to which access was set.
     fn accessible(&self, device: u32, address: u64, bytes: usize) -> bool {
         if !(self.window.0..self.window.1).contains(&address) {
             return address != 0;
@@ -439,7 +465,8 @@ impl Phantom {
         self.wait_for_stream(stream)
     }
 
-    /// Copies between any two memories, in the order of `stream`, where it is small enough to be worth it.
+    /// Copies between any two memories, in the order of `stream`, where it is small enough to be
+    /// worth it.
     pub fn copy(&self, to: u64, from: u64, bytes: usize, stream: usize) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
         if bytes == 0 {
@@ -448,15 +475,16 @@ impl Phantom {
         if !self.accessible(device, to, bytes) || !self.accessible(device, from, bytes) {
             return Err(code::INVALID_VALUE);
         }
-        let on_device = |&(address, _): &(u64, u64)| (self.window.0..self.window.1).contains(&address);
+        let on_device =
+            |&(address, _): &(u64, u64)| (self.window.0..self.window.1).contains(&address);
         let ranges: Vec<_> =
             [(to, bytes as u64), (from, bytes as u64)].into_iter().filter(on_device).collect();
         self.sim.launch_copy(device, stream, &ranges).map_err(failed)?;
         if bytes <= self.copy_limit
             && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
         {
-            // SAFETY: device memory was checked to be backed, and its addresses are writable host addresses; host memory is the
-            // caller's, valid by the C contract of the copy.
+            // SAFETY: device memory was checked to be backed, and its addresses are writable host
+            // addresses; host memory is the caller's, valid by the C contract of the copy.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
         }
         Ok(())
@@ -476,11 +504,14 @@ impl Phantom {
         if bytes <= self.copy_limit
             && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
         {
-            // SAFETY: the simulator has checked that the range is backed, so it lies in our window, which is writable.
+            // SAFETY: the simulator has checked that the range is backed, so it lies in our window,
+            // which is writable.
             let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
             match *pattern {
                 [value] => memory.fill(value),
-                _ => memory.chunks_exact_mut(pattern.len()).for_each(|chunk| chunk.copy_from_slice(pattern)),
+                _ => memory
+                    .chunks_exact_mut(pattern.len())
+                    .for_each(|chunk| chunk.copy_from_slice(pattern)),
             }
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! Graphs: what captures become. A template and its executables share the simulated graphs, which go with the last of them.
+//! Graphs: what captures become. A template and its executables share the simulated graphs, which
+//! go with the last of them.
 
 use crate::abi::{Answer, Out, code, driver, runtime};
 use crate::context::{runtime_device, stream_device};
@@ -181,11 +182,15 @@ runtime! {
     /// The number of kernels; there are no nodes to hand out.
     fn cudaGraphGetNodes(handle: usize, nodes: Out<usize>, n: Out<usize>) {
         let captured = graphs().get(handle)?.captured.clone();
-        let kernels: u64 = captured.iter().filter_map(|&id| gpu().sim.graph_work(id)).map(|(kernels, _)| kernels).sum();
+        let kernels: u64 = captured.iter().filter_map(|&id| gpu().sim.graph_work(id)).map(
+            |(kernels, _)| kernels
+        ).sum();
         n.put(if nodes.raw().is_null() { kernels as usize } else { 0 })
     }
 
-    fn cudaGraphNodeGetDependencies(_node: usize, _dependencies: usize, _edges: usize, n: Out<usize>) {
+    fn cudaGraphNodeGetDependencies(
+        _node: usize, _dependencies: usize, _edges: usize, n: Out<usize>
+    ) {
         n.put(0)
     }
 

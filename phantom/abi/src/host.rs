@@ -38,7 +38,8 @@ impl HostMemory {
         self.ranges().values().map(|range| range.bytes).sum()
     }
 
-    /// Fresh pages, zero, of which only touched ones take memory: copies above the limit are skipped, so most never are.
+    /// Fresh pages, zero, of which only touched ones take memory: copies above the limit are
+    /// skipped, so most never are.
     fn allocate(&self, bytes: usize) -> Result<usize, u32> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -56,7 +57,8 @@ impl HostMemory {
             return Ok(());
         }
         let mut ranges = self.ranges();
-        let range = ranges.get(&start).copied().filter(|range| range.ours).ok_or(code::INVALID_VALUE)?;
+        let range =
+            ranges.get(&start).copied().filter(|range| range.ours).ok_or(code::INVALID_VALUE)?;
         ranges.remove(&start);
         // SAFETY: `allocate` mapped it with this size, and the entry that said so is gone.
         unsafe { libc::munmap(start as *mut libc::c_void, range.bytes.max(1)) };
@@ -92,7 +94,8 @@ const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
 fn attributes(address: usize) -> PointerAttributes {
-    let (kind, device, device_pointer, host_pointer) = match gpu().device_of_address(address as u64) {
+    let (kind, device, device_pointer, host_pointer) = match gpu().device_of_address(address as u64)
+    {
         Some(device) => (DEVICE, device as i32, address, 0),
         None if gpu().host.contains(address) => (HOST, 0, address, address),
         None => (0, -2, 0, address),

@@ -1,8 +1,9 @@
 //! Memory of other processes: handles of plain allocations, as bytes that may travel.
 //!
-//! A handle names the whole allocation that holds the address, and the process that exported it. To open it in another process of
-//! a phantom gives fresh memory of the same size there, since no two processes share device memory here: what is checked is who
-//! may export, open and close, and how often; not what is in it.
+//! A handle names the whole allocation that holds the address, and the process that exported it. To
+//! open it in another process of a phantom gives fresh memory of the same size there, since no two
+//! processes share device memory here: what is checked is who may export, open and close, and how
+//! often; not what is in it.
 
 use crate::abi::{Answer, Out, code, driver, runtime};
 use crate::context::{driver_device, runtime_device};
@@ -32,7 +33,8 @@ fn opened() -> MutexGuard<'static, BTreeMap<MemHandle, (u64, u32)>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Neither mappings nor a pool's memory have handles of this kind, nor has memory that is another process's.
+/// Neither mappings nor a pool's memory have handles of this kind, nor has memory that is another
+/// process's.
 fn export(out: Out<MemHandle>, address: u64) -> Answer {
     let whole = gpu().sim.allocation(address).ok_or(code::INVALID_VALUE)?;
     let imported = opened().values().any(|&(start, _)| start == whole.address);
@@ -82,12 +84,16 @@ fn close(address: u64) -> Answer {
 
 runtime! {
     fn cudaIpcGetMemHandle(out: Out<MemHandle>, address: u64) { export(out, address) }
-    fn cudaIpcOpenMemHandle(out: Out<u64>, handle: MemHandle, _flags: u32) { open(out, handle, runtime_device()) }
+    fn cudaIpcOpenMemHandle(out: Out<u64>, handle: MemHandle, _flags: u32) {
+        open(out, handle, runtime_device())
+    }
     fn cudaIpcCloseMemHandle(address: u64) { close(address) }
 }
 
 driver! {
     fn cuIpcGetMemHandle(out: Out<MemHandle>, address: u64) { export(out, address) }
-    fn cuIpcOpenMemHandle_v2(out: Out<u64>, handle: MemHandle, _flags: u32) { open(out, handle, driver_device()?) }
+    fn cuIpcOpenMemHandle_v2(out: Out<u64>, handle: MemHandle, _flags: u32) {
+        open(out, handle, driver_device()?)
+    }
     fn cuIpcCloseMemHandle(address: u64) { close(address) }
 }

@@ -49,7 +49,8 @@ pub struct DriverLaunchConfig {
     stream: usize,
 }
 
-// Registration runs thousands of times in static constructors, before anything else: no counters here, no state.
+// Registration runs thousands of times in static constructors, before anything else: no counters
+// here, no state.
 
 /// Any handle will do.
 #[unsafe(no_mangle)]
@@ -78,7 +79,12 @@ pub extern "C" fn __cudaInitModule() -> u8 {
 
 /// 0: go on with the launch.
 #[unsafe(no_mangle)]
-pub extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize, stream: usize) -> u32 {
+pub extern "C" fn __cudaPushCallConfiguration(
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: usize,
+) -> u32 {
     PUSHED.set(Configuration { grid, block, shared, stream });
     0
 }
@@ -116,15 +122,21 @@ fn launched_by_runtime(stream: usize) -> Answer {
 }
 
 runtime! {
-    fn __cudaLaunchKernel(_kernel: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
+    fn __cudaLaunchKernel(
+        _kernel: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize
+    ) {
         launched_by_runtime(stream)
     }
 
-    fn cudaLaunchKernel(_function: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
+    fn cudaLaunchKernel(
+        _function: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize
+    ) {
         launched_by_runtime(stream)
     }
 
-    fn cudaLaunchKernel_ptsz(_function: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
+    fn cudaLaunchKernel_ptsz(
+        _function: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize
+    ) {
         launched_by_runtime(own(stream))
     }
 
@@ -132,7 +144,9 @@ runtime! {
         launched_by_runtime(own(config.get()?.stream))
     }
 
-    fn cudaLaunchCooperativeKernel(_f: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize) {
+    fn cudaLaunchCooperativeKernel(
+        _f: usize, _grid: Dim3, _block: Dim3, _args: usize, _shared: usize, stream: usize
+    ) {
         launched_by_runtime(stream)
     }
 
@@ -146,53 +160,65 @@ runtime! {
     }
 
     fn cudaLaunchHostFunc_ptsz(stream: usize, function: Option<extern "C" fn(usize)>, data: usize) {
-        gpu().host_function(own(stream), move || if let Some(function) = function { function(data) })
+        gpu()
+            .host_function(own(stream), move || if let Some(function) = function { function(data) })
     }
 
     fn cudaStreamAddCallback(
         stream: usize, function: Option<extern "C" fn(usize, u32, usize)>, data: usize, _flags: u32,
     ) {
-        gpu().host_function(stream, move || if let Some(function) = function { function(stream, 0, data) })
+        gpu()
+            .host_function(
+                stream, move || if let Some(function) = function { function(stream, 0, data) }
+            )
     }
 
     fn cudaFuncSetAttribute(_function: usize, _attribute: i32, _value: i32) {
         Ok(())
     }
 
-    /// A place of its own for every symbol would need the fat binary's table: one page of zeros serves, since no kernel reads it.
+    /// A place of its own for every symbol would need the fat binary's table: one page of zeros
+    /// serves, since no kernel reads it.
     fn cudaGetSymbolAddress(out: Out<usize>, _symbol: usize) {
         static PLACE: [u64; 512] = [0; 512];
         out.put(PLACE.as_ptr() as usize)
     }
 
-    fn cudaMemcpyToSymbol(_symbol: usize, _source: usize, _bytes: usize, _offset: usize, _kind: i32) {
+    fn cudaMemcpyToSymbol(
+        _symbol: usize, _source: usize, _bytes: usize, _offset: usize, _kind: i32
+    ) {
         Ok(())
     }
 }
 
 driver! {
     fn cuLaunchKernel(
-        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: usize,
+        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32,
+        stream: usize,
         _args: usize, _extra: usize,
     ) {
         launched(stream)
     }
 
     fn cuLaunchKernel_ptsz(
-        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: usize,
+        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32,
+        stream: usize,
         _args: usize, _extra: usize,
     ) {
         launched(own(stream))
     }
 
     fn cuLaunchCooperativeKernel(
-        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: usize,
+        _function: usize, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32,
+        stream: usize,
         _args: usize,
     ) {
         launched(stream)
     }
 
-    fn cuLaunchKernelEx(config: In<DriverLaunchConfig>, _function: usize, _args: usize, _extra: usize) {
+    fn cuLaunchKernelEx(
+        config: In<DriverLaunchConfig>, _function: usize, _args: usize, _extra: usize
+    ) {
         launched(config.get()?.stream)
     }
 
@@ -203,12 +229,17 @@ driver! {
     fn cuStreamAddCallback(
         stream: usize, function: Option<extern "C" fn(usize, u32, usize)>, data: usize, _flags: u32,
     ) {
-        gpu().host_function(stream, move || if let Some(function) = function { function(stream, 0, data) })
+        gpu()
+            .host_function(
+                stream, move || if let Some(function) = function { function(stream, 0, data) }
+            )
     }
 
     fn cuModuleLoad(out: Out<usize>, _path: usize) { out.put(1) }
     fn cuModuleLoadData(out: Out<usize>, _image: usize) { out.put(1) }
-    fn cuModuleLoadDataEx(out: Out<usize>, _image: usize, _n: u32, _options: usize, _values: usize) { out.put(1) }
+    fn cuModuleLoadDataEx(
+        out: Out<usize>, _image: usize, _n: u32, _options: usize, _values: usize
+    ) { out.put(1) }
     fn cuModuleUnload(_module: usize) { Ok(()) }
     fn cuModuleGetFunction(out: Out<usize>, _module: usize, _name: usize) { out.put(1) }
     fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, _module: usize, _name: usize) {
@@ -227,7 +258,9 @@ driver! {
     }
     fn cuFuncSetAttribute(_function: usize, _attribute: i32, _value: i32) { Ok(()) }
     fn cuFuncSetCacheConfig(_function: usize, _config: i32) { Ok(()) }
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(out: Out<i32>, _function: usize, _block: i32, _shared: usize) {
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        out: Out<i32>, _function: usize, _block: i32, _shared: usize
+    ) {
         out.put(2)
     }
 }

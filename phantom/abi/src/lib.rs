@@ -1,9 +1,11 @@
-//! The ABI face of the stand-in GPU: a library that stands in for libcuda, the CUDA runtime, cuBLAS and whatever else the real
-//! PyTorch wheel links, keeps exact books of device memory (through `gruyere-phantom`), and launches nothing.
+//! The ABI face of the stand-in GPU: a library that stands in for libcuda, the CUDA runtime, cuBLAS
+//! and whatever else the real PyTorch wheel links, keeps exact books of device memory (through
+//! `gruyere-phantom`), and launches nothing.
 //!
 //! # Use
-//! Preload it into Python, with a folder on `LD_LIBRARY_PATH` in which `libcuda.so.1` and the names of the CUDA libraries that
-//! torch is linked with are links to it. `tests/pytorch/run` makes that folder; it is the only place that does.
+//! Preload it into Python, with a folder on `LD_LIBRARY_PATH` in which `libcuda.so.1` and the names
+//! of the CUDA libraries that torch is linked with are links to it. `tests/pytorch/run` makes that
+//! folder; it is the only place that does.
 //!
 //! | variable | what | default |
 //! |---|---|---|
@@ -29,14 +31,15 @@
 //! | `PHANTOM_QUIET` | do not name functions that are not simulated on stderr | |
 //!
 //! # A missing function
-//! Python binds everything when it loads a library, so one that is not there at all is named by the import's own error
-//! ("undefined symbol: cudaX"): add it to the file of its concept, or to `unsupported.rs`. One that is there but not simulated
-//! names itself on stderr at its first call and is counted in the books (`calls`). For libraries that load lazily,
-//! `ldd -r LIBRARY` under the same preload lists what is missing.
+//! Python binds everything when it loads a library, so one that is not there at all is named by the
+//! import's own error ("undefined symbol: cudaX"): add it to the file of its concept, or to
+//! `unsupported.rs`. One that is there but not simulated names itself on stderr at its first call
+//! and is counted in the books (`calls`). For libraries that load lazily, `ldd -r LIBRARY` under
+//! the same preload lists what is missing.
 //!
 //! # Rules
-//! Nothing unwinds across the C interface; nothing in thread-local storage needs a destructor; in a forked child every call
-//! answers NOT_INITIALIZED at once.
+//! Nothing unwinds across the C interface; nothing in thread-local storage needs a destructor; in a
+//! forked child every call answers NOT_INITIALIZED at once.
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 

@@ -3,8 +3,8 @@
 use std::ffi::{CStr, CString, c_void};
 use std::sync::OnceLock;
 
-/// The functions whose newest version is not simply the one with the highest suffix: name, and the CUDA version from which on
-/// each variant is meant, newest first.
+/// The functions whose newest version is not simply the one with the highest suffix: name, and the
+/// CUDA version from which on each variant is meant, newest first.
 const VERSIONED: &[(&str, &[(i32, &str)])] = &[
     (
         "cuStreamGetCaptureInfo",
@@ -22,8 +22,8 @@ const VERSIONED: &[(&str, &[(i32, &str)])] = &[
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM` and its like in the runtime.
 const PER_THREAD: u64 = 2;
 
-/// The address of the function that `name` means in CUDA `version` (12020 for 12.2), and with the thread's own stream as stream 0
-/// where `flags` say so.
+/// The address of the function that `name` means in CUDA `version` (12020 for 12.2), and with the
+/// thread's own stream as stream 0 where `flags` say so.
 pub fn driver_symbol(name: &CStr, version: i32, flags: u64) -> Option<usize> {
     let text = name.to_str().ok()?;
     if !text.starts_with("cu") {
@@ -39,7 +39,8 @@ pub fn driver_symbol(name: &CStr, version: i32, flags: u64) -> Option<usize> {
     of_thread.chain(&plain).find_map(|ending| own_symbol(&format!("{text}{ending}")))
 }
 
-/// A function of this very library, wherever it was loaded from: other libraries of the process may define the same names.
+/// A function of this very library, wherever it was loaded from: other libraries of the process may
+/// define the same names.
 fn own_symbol(name: &str) -> Option<usize> {
     let name = CString::new(name).ok()?;
     // SAFETY: the handle is this library's own, and dlsym only reads the name.
@@ -52,8 +53,8 @@ fn own_handle() -> Option<usize> {
     *HANDLE.get_or_init(|| {
         let here = own_handle as *const c_void;
         let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: `here` is an address of this library; on success dladdr fills `info`, whose file name lives as long as the library,
-        // which dlopen then only finds again.
+        // SAFETY: `here` is an address of this library; on success dladdr fills `info`, whose file
+        // name lives as long as the library, which dlopen then only finds again.
         let handle = unsafe {
             if libc::dladdr(here, info.as_mut_ptr()) == 0 {
                 return None;

@@ -1,4 +1,5 @@
-//! The numbers of CUDA's that this library is asked with and answers, under the names that `cuda.h` has for them.
+//! The numbers of CUDA's that this library is asked with and answers, under the names that `cuda.h`
+//! has for them.
 //!
 //! `cargo xtask test` holds each to NVIDIA's own headers.
 

@@ -1,4 +1,5 @@
-//! The life of the process as CUDA sees it: before `cuInit`, running, a forked child, on the way out.
+//! The life of the process as CUDA sees it: before `cuInit`, running, a forked child, on the way
+//! out.
 
 use crate::books;
 use crate::gpu;
@@ -16,17 +17,20 @@ pub enum Phase {
     Running = 1,
     /// A child forked from a process in which CUDA ran: it has no usable CUDA.
     ForkedChild = 2,
-    /// Past the exit handlers, where `PHANTOM_EXIT=deinitialize` asks for the answer of a driver that is gone.
+    /// Past the exit handlers, where `PHANTOM_EXIT=deinitialize` asks for the answer of a driver
+    /// that is gone.
     Gone = 3,
 }
 
 /// ```text
 /// Fresh --(initialize, once)--> Running --(fork, in the child's only thread)--> ForkedChild
-///                               Running --(exit handler, only with PHANTOM_EXIT=deinitialize)--> Gone
+///                               Running --(exit handler, only with PHANTOM_EXIT=deinitialize)-->
+///                               Gone
 /// ```
 static PHASE: AtomicU8 = AtomicU8::new(Phase::Fresh as u8);
 
-/// Calls that forked children made, in a page that parent and children share. Null until initialisation, then never changes.
+/// Calls that forked children made, in a page that parent and children share. Null until
+/// initialisation, then never changes.
 static FORKED_CALLS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
 pub fn phase() -> Phase {
@@ -42,7 +46,8 @@ pub fn phase() -> Phase {
 pub fn initialize() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: plain libc calls with valid arguments; the handlers are functions of this library, which is never unloaded.
+        // SAFETY: plain libc calls with valid arguments; the handlers are functions of this
+        // library, which is never unloaded.
         unsafe {
             let page = libc::mmap(
                 ptr::null_mut(),
@@ -79,7 +84,8 @@ extern "C" fn at_exit() {
 
 pub fn count_forked_call() {
     if let Some(counter) = NonNull::new(FORKED_CALLS.load(Acquire)) {
-        // SAFETY: the page was mapped zeroed, is aligned, shared with the parent, and never unmapped.
+        // SAFETY: the page was mapped zeroed, is aligned, shared with the parent, and never
+        // unmapped.
         unsafe { counter.as_ref() }.fetch_add(1, Relaxed);
     }
 }
@@ -87,11 +93,12 @@ pub fn count_forked_call() {
 /// Calls that forked children of this process made.
 pub fn forked_calls() -> u64 {
     // SAFETY: as in `count_forked_call`.
-    NonNull::new(FORKED_CALLS.load(Acquire)).map_or(0, |counter| unsafe { counter.as_ref() }.load(Relaxed))
+    NonNull::new(FORKED_CALLS.load(Acquire))
+        .map_or(0, |counter| unsafe { counter.as_ref() }.load(Relaxed))
 }
 
-/// The last thing that happens: the finalisers of libraries that need this one run before its own, so the books see frees that
-/// come from static destructors too.
+/// The last thing that happens: the finalisers of libraries that need this one run before its own,
+/// so the books see frees that come from static destructors too.
 extern "C" fn finalize() {
     if matches!(phase(), Phase::Running | Phase::Gone) {
         let _ = std::panic::catch_unwind(books::write);

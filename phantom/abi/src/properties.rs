@@ -31,7 +31,8 @@ pub fn pci_bus(device: u32) -> i32 {
     0x10 + device as i32
 }
 
-/// `CUdevice_attribute` and `cudaDeviceAttr` (numbered alike). What a GPU of this kind does not have is 0.
+/// `CUdevice_attribute` and `cudaDeviceAttr` (numbered alike). What a GPU of this kind does not
+/// have is 0.
 pub fn attribute(device: u32, attribute: i32) -> i32 {
     match attribute {
         CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
@@ -75,8 +76,11 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
         | CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
         | CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH => 1,
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => SHARED_PER_BLOCK_OPTIN,
-        CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED => 1,
-        CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED => i32::from(gpu().has_vmm(device)),
+        CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+        | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED => 1,
+        CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED => {
+            i32::from(gpu().has_vmm(device))
+        }
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED => {
             offered(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         }
@@ -90,7 +94,9 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
         CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK => SHARED_RESERVED,
         CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED => 1,
         CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => i32::from(gpu().has_pools(device)),
-        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => {
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        }
         CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH => 1,
         CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
@@ -240,7 +246,9 @@ fn properties(device: u32) -> Result<DeviceProp, u32> {
         stream_priorities_supported: int(CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED),
         global_l1_cache_supported: int(CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED),
         local_l1_cache_supported: int(CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED),
-        shared_mem_per_multiprocessor: bytes(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        shared_mem_per_multiprocessor: bytes(
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+        ),
         regs_per_multiprocessor: int(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR),
         managed_memory: int(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY),
         is_multi_gpu_board: int(CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD),
@@ -257,21 +265,31 @@ fn properties(device: u32) -> Result<DeviceProp, u32> {
         pageable_memory_access_uses_host_page_tables: int(
             CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
         ),
-        direct_managed_mem_access_from_host: int(CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST),
+        direct_managed_mem_access_from_host: int(
+            CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
+        ),
         max_blocks_per_multi_processor: int(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
         access_policy_max_window_size: int(CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE),
         reserved_shared_mem_per_block: bytes(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK),
         host_register_supported: int(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),
         sparse_cuda_array_supported: int(CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED),
-        host_register_read_only_supported: int(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED),
-        timeline_semaphore_interop_supported: int(CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED),
+        host_register_read_only_supported: int(
+            CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED,
+        ),
+        timeline_semaphore_interop_supported: int(
+            CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED,
+        ),
         memory_pools_supported: int(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
         gpu_direct_rdma_supported: int(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
-        gpu_direct_rdma_flush_writes_options: int(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
-            as u32,
+        gpu_direct_rdma_flush_writes_options: int(
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
+        ) as u32,
         gpu_direct_rdma_writes_ordering: int(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
-        memory_pool_supported_handle_types: int(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES) as u32,
-        deferred_mapping_cuda_array_supported: int(CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED),
+        memory_pool_supported_handle_types: int(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)
+            as u32,
+        deferred_mapping_cuda_array_supported: int(
+            CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED,
+        ),
         ipc_event_supported: int(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED),
         cluster_launch: int(CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH),
         unified_function_pointers: int(CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS),
@@ -326,7 +344,9 @@ runtime! {
         })
     }
 
-    fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(out: Out<i32>, _function: In<u8>, _block: i32, _shared: usize) {
+    fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        out: Out<i32>, _function: In<u8>, _block: i32, _shared: usize
+    ) {
         out.put(2)
     }
 

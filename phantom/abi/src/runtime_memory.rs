@@ -3,8 +3,8 @@
 use crate::abi::{Answer, In, Out, SomeResult, runtime};
 use crate::context::runtime_device;
 use crate::driver_memory::{
-    AccessDesc, PoolProps, alloc_from_current, alloc_from_pool, alloc_rows, pool_create, pool_get_attribute,
-    pool_set_access, pool_set_attribute,
+    AccessDesc, PoolProps, alloc_from_current, alloc_from_pool, alloc_rows, pool_create,
+    pool_get_attribute, pool_set_access, pool_set_attribute,
 };
 use crate::gpu::{failed, gpu, own};
 use gruyere_phantom::error;
@@ -64,16 +64,24 @@ runtime! {
         out.put(PitchedPtr { address, pitch, width, height })
     }
 
-    fn cudaMallocAsync(out: Out<u64>, bytes: usize, stream: usize) { malloc_async(out, bytes, stream) }
-    fn cudaMallocAsync_ptsz(out: Out<u64>, bytes: usize, stream: usize) { malloc_async(out, bytes, own(stream)) }
+    fn cudaMallocAsync(out: Out<u64>, bytes: usize, stream: usize) {
+        malloc_async(out, bytes, stream)
+    }
+    fn cudaMallocAsync_ptsz(out: Out<u64>, bytes: usize, stream: usize) {
+        malloc_async(out, bytes, own(stream))
+    }
     fn cudaMallocFromPoolAsync(out: Out<u64>, bytes: usize, pool: usize, stream: usize) {
         alloc_from_pool(runtime_device(), out, bytes, pool, stream)
     }
     fn cudaMallocFromPoolAsync_ptsz(out: Out<u64>, bytes: usize, pool: usize, stream: usize) {
         alloc_from_pool(runtime_device(), out, bytes, pool, own(stream))
     }
-    fn cudaFreeAsync(address: u64, stream: usize) { gpu().free_async(runtime_device(), address, stream) }
-    fn cudaFreeAsync_ptsz(address: u64, stream: usize) { gpu().free_async(runtime_device(), address, own(stream)) }
+    fn cudaFreeAsync(address: u64, stream: usize) {
+        gpu().free_async(runtime_device(), address, stream)
+    }
+    fn cudaFreeAsync_ptsz(address: u64, stream: usize) {
+        gpu().free_async(runtime_device(), address, own(stream))
+    }
 
     fn cudaDeviceGetDefaultMemPool(out: Out<usize>, device: i32) {
         out.put(gpu().default_pool(gpu().device(device)?)?)
@@ -87,13 +95,25 @@ runtime! {
 
     fn cudaMemPoolCreate(out: Out<usize>, props: In<PoolProps>) { pool_create(out, props) }
     fn cudaMemPoolDestroy(pool: usize) { gpu().sim.pool_destroy(0, pool).map_err(failed) }
-    fn cudaMemPoolTrimTo(pool: usize, keep: usize) { gpu().sim.pool_trim(0, pool, keep as u64).map_err(failed) }
-    fn cudaMemPoolGetAttribute(pool: usize, number: i32, out: Out<SomeResult>) { pool_get_attribute(pool, number, out) }
-    fn cudaMemPoolSetAttribute(pool: usize, number: i32, value: In<u64>) { pool_set_attribute(pool, number, value) }
-    fn cudaMemPoolSetAccess(pool: usize, descs: In<AccessDesc>, n: usize) { pool_set_access(pool, descs, n) }
+    fn cudaMemPoolTrimTo(pool: usize, keep: usize) {
+        gpu().sim.pool_trim(0, pool, keep as u64).map_err(failed)
+    }
+    fn cudaMemPoolGetAttribute(pool: usize, number: i32, out: Out<SomeResult>) {
+        pool_get_attribute(pool, number, out)
+    }
+    fn cudaMemPoolSetAttribute(pool: usize, number: i32, value: In<u64>) {
+        pool_set_attribute(pool, number, value)
+    }
+    fn cudaMemPoolSetAccess(pool: usize, descs: In<AccessDesc>, n: usize) {
+        pool_set_access(pool, descs, n)
+    }
 
-    fn cudaMemcpy(to: u64, from: u64, bytes: usize, _kind: u32) { gpu().copy_and_wait(to, from, bytes, 0) }
-    fn cudaMemcpy_ptds(to: u64, from: u64, bytes: usize, _kind: u32) { gpu().copy_and_wait(to, from, bytes, own(0)) }
+    fn cudaMemcpy(to: u64, from: u64, bytes: usize, _kind: u32) {
+        gpu().copy_and_wait(to, from, bytes, 0)
+    }
+    fn cudaMemcpy_ptds(to: u64, from: u64, bytes: usize, _kind: u32) {
+        gpu().copy_and_wait(to, from, bytes, own(0))
+    }
     fn cudaMemcpyAsync(to: u64, from: u64, bytes: usize, _kind: u32, stream: usize) {
         gpu().copy(to, from, bytes, stream)
     }
@@ -103,27 +123,34 @@ runtime! {
     fn cudaMemcpyPeer(to: u64, _to_device: i32, from: u64, _from_device: i32, bytes: usize) {
         gpu().copy_and_wait(to, from, bytes, 0)
     }
-    fn cudaMemcpyPeerAsync(to: u64, _to_device: i32, from: u64, _from_device: i32, bytes: usize, stream: usize) {
+    fn cudaMemcpyPeerAsync(
+        to: u64, _to_device: i32, from: u64, _from_device: i32, bytes: usize, stream: usize
+    ) {
         gpu().copy(to, from, bytes, stream)
     }
     fn cudaMemcpy2DAsync(
-        to: u64, to_pitch: usize, from: u64, from_pitch: usize, width: usize, height: usize, _kind: u32, stream: usize,
+        to: u64, to_pitch: usize, from: u64, from_pitch: usize, width: usize, height: usize,
+        _kind: u32, stream: usize,
     ) {
         copy_rows(to, to_pitch, from, from_pitch, width, height, stream)
     }
     fn cudaMemcpy2DAsync_ptsz(
-        to: u64, to_pitch: usize, from: u64, from_pitch: usize, width: usize, height: usize, _kind: u32, stream: usize,
+        to: u64, to_pitch: usize, from: u64, from_pitch: usize, width: usize, height: usize,
+        _kind: u32, stream: usize,
     ) {
         copy_rows(to, to_pitch, from, from_pitch, width, height, own(stream))
     }
     fn cudaMemcpy2D(
-        to: u64, to_pitch: usize, from: u64, from_pitch: usize, width: usize, height: usize, _kind: u32,
+        to: u64, to_pitch: usize, from: u64, from_pitch: usize, width: usize, height: usize,
+        _kind: u32,
     ) {
         copy_rows(to, to_pitch, from, from_pitch, width, height, 0)?;
         gpu().wait_for_stream(0)
     }
     fn cudaMemset(address: u64, value: i32, n: usize) { gpu().fill(address, &[value as u8], n, 0) }
-    fn cudaMemset_ptds(address: u64, value: i32, n: usize) { gpu().fill(address, &[value as u8], n, own(0)) }
+    fn cudaMemset_ptds(address: u64, value: i32, n: usize) {
+        gpu().fill(address, &[value as u8], n, own(0))
+    }
     fn cudaMemsetAsync(address: u64, value: i32, n: usize, stream: usize) {
         gpu().fill(address, &[value as u8], n, stream)
     }
@@ -133,7 +160,9 @@ runtime! {
     fn cudaMemset2D(address: u64, pitch: usize, value: i32, width: usize, height: usize) {
         fill_rows(address, pitch, value, width, height, 0)
     }
-    fn cudaMemset2DAsync(address: u64, pitch: usize, value: i32, width: usize, height: usize, stream: usize) {
+    fn cudaMemset2DAsync(
+        address: u64, pitch: usize, value: i32, width: usize, height: usize, stream: usize
+    ) {
         fill_rows(address, pitch, value, width, height, stream)
     }
 }
@@ -148,12 +177,24 @@ fn copy_rows(
     stream: usize,
 ) -> Answer {
     for row in 0..height {
-        gpu().copy(to + (row * to_pitch) as u64, from + (row * from_pitch) as u64, width, stream)?;
+        gpu().copy(
+            to + (row * to_pitch) as u64,
+            from + (row * from_pitch) as u64,
+            width,
+            stream,
+        )?;
     }
     Ok(())
 }
 
-fn fill_rows(address: u64, pitch: usize, value: i32, width: usize, height: usize, stream: usize) -> Answer {
+fn fill_rows(
+    address: u64,
+    pitch: usize,
+    value: i32,
+    width: usize,
+    height: usize,
+    stream: usize,
+) -> Answer {
     for row in 0..height {
         gpu().fill(address + (row * pitch) as u64, &[value as u8], width, stream)?;
     }

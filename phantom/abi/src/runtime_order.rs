@@ -10,11 +10,15 @@ use std::ffi::c_char;
 
 runtime! {
     fn cudaStreamCreate(out: Out<usize>) { stream_create(out, 0, runtime_device()) }
-    fn cudaStreamCreateWithFlags(out: Out<usize>, flags: u32) { stream_create(out, flags, runtime_device()) }
+    fn cudaStreamCreateWithFlags(out: Out<usize>, flags: u32) {
+        stream_create(out, flags, runtime_device())
+    }
     fn cudaStreamCreateWithPriority(out: Out<usize>, flags: u32, _priority: i32) {
         stream_create(out, flags, runtime_device())
     }
-    fn cudaStreamDestroy(stream: usize) { gpu().sim.stream_destroy(runtime_device(), stream).map_err(failed) }
+    fn cudaStreamDestroy(stream: usize) {
+        gpu().sim.stream_destroy(runtime_device(), stream).map_err(failed)
+    }
     fn cudaStreamSynchronize_ptsz(stream: usize) {
         gpu().sim.stream_synchronize(runtime_device(), own(stream)).map_err(failed)
     }
@@ -33,7 +37,9 @@ runtime! {
     fn cudaEventRecordWithFlags_ptsz(event: usize, stream: usize, _flags: u32) {
         gpu().sim.event_record(runtime_device(), event, own(stream)).map_err(failed)
     }
-    fn cudaStreamQuery(stream: usize) { ready(gpu().sim.stream_query(runtime_device(), stream).map_err(failed)?) }
+    fn cudaStreamQuery(stream: usize) {
+        ready(gpu().sim.stream_query(runtime_device(), stream).map_err(failed)?)
+    }
     fn cudaStreamSynchronize(stream: usize) {
         gpu().sim.stream_synchronize(runtime_device(), stream).map_err(failed)
     }
@@ -44,11 +50,14 @@ runtime! {
     fn cudaStreamGetId(stream: usize, out: Out<u64>) {
         out.put(gpu().sim.stream_id(runtime_device(), stream).map_err(failed)?)
     }
-    fn cudaStreamIsCapturing(stream: usize, out: Out<u32>) { out.put(capture_info(runtime_device(), stream)?.0) }
+    fn cudaStreamIsCapturing(stream: usize, out: Out<u32>) {
+        out.put(capture_info(runtime_device(), stream)?.0)
+    }
 
     /// As CUDA 13 has it.
     fn cudaStreamGetCaptureInfo(
-        stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>, edges: Out<usize>,
+        stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>,
+        edges: Out<usize>,
         n: Out<usize>,
     ) {
         let (what, which) = capture_info(runtime_device(), stream)?;
@@ -62,7 +71,9 @@ runtime! {
 
     fn cudaThreadExchangeStreamCaptureMode(mode: Out<u32>) { exchange_mode(mode) }
 
-    fn cudaEventCreate(out: Out<usize>) { out.put(gpu().sim.event_create(runtime_device()).map_err(failed)?) }
+    fn cudaEventCreate(out: Out<usize>) {
+        out.put(gpu().sim.event_create(runtime_device()).map_err(failed)?)
+    }
     fn cudaEventCreateWithFlags(out: Out<usize>, _flags: u32) {
         out.put(gpu().sim.event_create(runtime_device()).map_err(failed)?)
     }
@@ -81,7 +92,9 @@ runtime! {
     fn cudaRuntimeGetVersion(out: Out<i32>) { out.put(VERSION) }
 
     /// Found 0, not found 1.
-    fn cudaGetDriverEntryPointByVersion(name: Text, out: Out<usize>, version: u32, flags: u64, status: Out<u32>) {
+    fn cudaGetDriverEntryPointByVersion(
+        name: Text, out: Out<usize>, version: u32, flags: u64, status: Out<u32>
+    ) {
         let address = lookup::driver_symbol(name.get()?, version as i32, flags);
         status.put_if_wanted(u32::from(address.is_none()));
         out.put(address.unwrap_or(0))

@@ -1,4 +1,5 @@
-//! What physical memory was asked to be: whether it can leave the process, and whether a NIC may reach it.
+//! What physical memory was asked to be: whether it can leave the process, and whether a NIC may
+//! reach it.
 
 use crate::abi::code;
 use crate::numbers::{CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
@@ -10,7 +11,8 @@ use std::sync::{Mutex, PoisonError};
 pub struct HandleTypes {
     /// A mask of `CUmemAllocationHandleType`.
     pub offered: u32,
-    /// An export is refused all the same, as that of a fabric handle is where no channel is set up (IMEX).
+    /// An export is refused all the same, as that of a fabric handle is where no channel is set up
+    /// (IMEX).
     pub refused: bool,
 }
 
@@ -31,8 +33,9 @@ impl HandleTypes {
     }
 }
 
-/// What becomes of the wish that a NIC may reach the memory (`PHANTOM_RDMA`). Seen on hardware: a device that says it can, and where access to such memory is refused
-/// (WSL2 before driver R615: pytorch/pytorch#192330).
+/// What becomes of the wish that a NIC may reach the memory (`PHANTOM_RDMA`). Seen on hardware: a
+/// device that says it can, and where access to such memory is refused (WSL2 before driver R615:
+/// pytorch/pytorch#192330).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rdma {
     /// The devices can do it.

@@ -1,7 +1,9 @@
-//! What torch's libraries need to be there when they are loaded, and nothing here simulates: cuDNN, cuSPARSE, cuSOLVER, NCCL and
-//! the like, and the driver calls that have no part in memory or order.
+//! What torch's libraries need to be there when they are loaded, and nothing here simulates: cuDNN,
+//! cuSPARSE, cuSOLVER, NCCL and the like, and the driver calls that have no part in memory or
+//! order.
 //!
-//! Each answers its library's "not supported", is counted in the books, and names itself on stderr the first time.
+//! Each answers its library's "not supported", is counted in the books, and names itself on stderr
+//! the first time.
 
 use crate::abi::{Counter, Out};
 use std::ffi::c_char;
@@ -45,7 +47,8 @@ macro_rules! versions {
 }
 
 texts! {
-    cudnnGetErrorString cusparseGetErrorString ncclGetErrorString ncclGetLastError nvrtcGetErrorString
+    cudnnGetErrorString cusparseGetErrorString ncclGetErrorString ncclGetLastError
+    nvrtcGetErrorString
 }
 
 versions! {
@@ -94,7 +97,8 @@ pub extern "C" fn nvshmemid_init_status() -> u32 {
 }
 
 unsupported! { 3000 =>
-    cudnnBackendCreateDescriptor cudnnBackendDestroyDescriptor cudnnBackendExecute cudnnBackendFinalize
+    cudnnBackendCreateDescriptor cudnnBackendDestroyDescriptor cudnnBackendExecute
+    cudnnBackendFinalize
     cudnnBackendGetAttribute cudnnBackendSetAttribute cudnnBatchNormalizationBackwardEx
     cudnnBatchNormalizationForwardInference cudnnBatchNormalizationForwardTrainingEx cudnnCTCLoss
     cudnnCTCLoss_v8 cudnnConvolutionBackwardData cudnnConvolutionBackwardFilter
@@ -105,7 +109,8 @@ unsupported! { 3000 =>
     cudnnCreateTensorDescriptor cudnnDestroyActivationDescriptor cudnnDestroyCTCLossDescriptor
     cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor
     cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor cudnnDestroySpatialTransformerDescriptor
-    cudnnDestroyTensorDescriptor cudnnDropoutGetStatesSize cudnnFindConvolutionBackwardDataAlgorithmEx
+    cudnnDestroyTensorDescriptor cudnnDropoutGetStatesSize
+    cudnnFindConvolutionBackwardDataAlgorithmEx
     cudnnFindConvolutionBackwardFilterAlgorithmEx cudnnFindConvolutionForwardAlgorithmEx
     cudnnGetBatchNormalizationBackwardExWorkspaceSize
     cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize
@@ -115,13 +120,16 @@ unsupported! { 3000 =>
     cudnnGetConvolutionBackwardFilterWorkspaceSize cudnnGetConvolutionForwardAlgorithm_v7
     cudnnGetConvolutionForwardWorkspaceSize cudnnGetFilterNdDescriptor cudnnGetProperty
     cudnnGetRNNTempSpaceSizes cudnnGetRNNWeightParams cudnnGetRNNWeightSpaceSize cudnnGetStream
-    cudnnGetTensorNdDescriptor cudnnPoolingForward cudnnRNNBackwardData_v8 cudnnRNNBackwardWeights_v8
-    cudnnRNNForward cudnnRestoreDropoutDescriptor cudnnSetActivationDescriptor cudnnSetCTCLossDescriptorEx
+    cudnnGetTensorNdDescriptor cudnnPoolingForward cudnnRNNBackwardData_v8
+    cudnnRNNBackwardWeights_v8
+    cudnnRNNForward cudnnRestoreDropoutDescriptor cudnnSetActivationDescriptor
+    cudnnSetCTCLossDescriptorEx
     cudnnSetCTCLossDescriptor_v9 cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType
     cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor
     cudnnSetPooling2dDescriptor cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8
     cudnnSetSpatialTransformerNdDescriptor cudnnSetStream cudnnSetTensorNdDescriptor
-    cudnnSpatialTfGridGeneratorBackward cudnnSpatialTfGridGeneratorForward cudnnSpatialTfSamplerBackward
+    cudnnSpatialTfGridGeneratorBackward cudnnSpatialTfGridGeneratorForward
+    cudnnSpatialTfSamplerBackward
     cudnnSpatialTfSamplerForward
 }
 
@@ -129,32 +137,41 @@ unsupported! { 10 =>
     cusparseCbsrmm cusparseCbsrmv cusparseCbsrsm2_analysis cusparseCbsrsm2_bufferSize
     cusparseCbsrsm2_solve cusparseCbsrsv2_analysis cusparseCbsrsv2_bufferSize cusparseCbsrsv2_solve
     cusparseCcsrgeam2 cusparseCcsrgeam2_bufferSizeExt cusparseCreate cusparseCreateBsrsm2Info
-    cusparseCreateBsrsv2Info cusparseCreateCoo cusparseCreateCsr cusparseCreateDnMat cusparseCreateDnVec
+    cusparseCreateBsrsv2Info cusparseCreateCoo cusparseCreateCsr cusparseCreateDnMat
+    cusparseCreateDnVec
     cusparseCreateIdentityPermutation cusparseCreateMatDescr cusparseCsrSetPointers
     cusparseCsrSetStridedBatch cusparseDbsrmm cusparseDbsrmv cusparseDbsrsm2_analysis
-    cusparseDbsrsm2_bufferSize cusparseDbsrsm2_solve cusparseDbsrsv2_analysis cusparseDbsrsv2_bufferSize
+    cusparseDbsrsm2_bufferSize cusparseDbsrsm2_solve cusparseDbsrsv2_analysis
+    cusparseDbsrsv2_bufferSize
     cusparseDbsrsv2_solve cusparseDcsrgeam2 cusparseDcsrgeam2_bufferSizeExt cusparseDestroy
     cusparseDestroyBsrsm2Info cusparseDestroyBsrsv2Info cusparseDestroyDnMat cusparseDestroyDnVec
     cusparseDestroyMatDescr cusparseDestroySpMat cusparseDnMatSetStridedBatch
     cusparseLtDenseDescriptorInit cusparseLtInit cusparseLtMatDescriptorDestroy cusparseLtMatmul
     cusparseLtMatmulAlgGetAttribute cusparseLtMatmulAlgSelectionInit cusparseLtMatmulAlgSetAttribute
     cusparseLtMatmulDescSetAttribute cusparseLtMatmulDescriptorInit cusparseLtMatmulGetWorkspace
-    cusparseLtMatmulPlanDestroy cusparseLtMatmulPlanInit cusparseLtMatmulSearch cusparseLtSpMMACompress2
+    cusparseLtMatmulPlanDestroy cusparseLtMatmulPlanInit cusparseLtMatmulSearch
+    cusparseLtSpMMACompress2
     cusparseLtSpMMACompressedSize2 cusparseLtStructuredDescriptorInit cusparseSDDMM
     cusparseSDDMM_bufferSize cusparseSDDMM_preprocess cusparseSbsrmm cusparseSbsrmv
-    cusparseSbsrsm2_analysis cusparseSbsrsm2_bufferSize cusparseSbsrsm2_solve cusparseSbsrsv2_analysis
-    cusparseSbsrsv2_bufferSize cusparseSbsrsv2_solve cusparseScsrgeam2 cusparseScsrgeam2_bufferSizeExt
+    cusparseSbsrsm2_analysis cusparseSbsrsm2_bufferSize cusparseSbsrsm2_solve
+    cusparseSbsrsv2_analysis
+    cusparseSbsrsv2_bufferSize cusparseSbsrsv2_solve cusparseScsrgeam2
+    cusparseScsrgeam2_bufferSizeExt
     cusparseSetMatDiagType cusparseSetMatFillMode cusparseSetMatIndexBase cusparseSetMatType
     cusparseSetPointerMode cusparseSetStream cusparseSpGEMM_compute cusparseSpGEMM_copy
-    cusparseSpGEMM_createDescr cusparseSpGEMM_destroyDescr cusparseSpGEMM_workEstimation cusparseSpMM
+    cusparseSpGEMM_createDescr cusparseSpGEMM_destroyDescr cusparseSpGEMM_workEstimation
+    cusparseSpMM
     cusparseSpMM_bufferSize cusparseSpMV cusparseSpMV_bufferSize cusparseSpMatGetSize
     cusparseSpMatSetAttribute cusparseSpSM_analysis cusparseSpSM_bufferSize cusparseSpSM_createDescr
     cusparseSpSM_destroyDescr cusparseSpSM_solve cusparseSpSV_analysis cusparseSpSV_bufferSize
     cusparseSpSV_createDescr cusparseSpSV_destroyDescr cusparseSpSV_solve cusparseXbsrsm2_zeroPivot
     cusparseXbsrsv2_zeroPivot cusparseXcoo2csr cusparseXcoosortByRow cusparseXcoosort_bufferSizeExt
-    cusparseXcsrgeam2Nnz cusparseXcsrsort cusparseXcsrsort_bufferSizeExt cusparseZbsrmm cusparseZbsrmv
-    cusparseZbsrsm2_analysis cusparseZbsrsm2_bufferSize cusparseZbsrsm2_solve cusparseZbsrsv2_analysis
-    cusparseZbsrsv2_bufferSize cusparseZbsrsv2_solve cusparseZcsrgeam2 cusparseZcsrgeam2_bufferSizeExt
+    cusparseXcsrgeam2Nnz cusparseXcsrsort cusparseXcsrsort_bufferSizeExt cusparseZbsrmm
+    cusparseZbsrmv
+    cusparseZbsrsm2_analysis cusparseZbsrsm2_bufferSize cusparseZbsrsm2_solve
+    cusparseZbsrsv2_analysis
+    cusparseZbsrsv2_bufferSize cusparseZbsrsv2_solve cusparseZcsrgeam2
+    cusparseZcsrgeam2_bufferSizeExt
 }
 
 unsupported! { 9 =>
@@ -189,7 +206,8 @@ unsupported! { 9 =>
     cusolverDnSsytrf_bufferSize cusolverDnXgeev cusolverDnXgeev_bufferSize cusolverDnXgeqrf
     cusolverDnXgeqrf_bufferSize cusolverDnXgesvdjSetMaxSweeps cusolverDnXgesvdjSetSortEig
     cusolverDnXgesvdjSetTolerance cusolverDnXpotrf cusolverDnXpotrf_bufferSize cusolverDnXpotrs
-    cusolverDnXsyevBatched cusolverDnXsyevBatched_bufferSize cusolverDnXsyevd cusolverDnXsyevd_bufferSize
+    cusolverDnXsyevBatched cusolverDnXsyevBatched_bufferSize cusolverDnXsyevd
+    cusolverDnXsyevd_bufferSize
     cusolverDnXsytrs cusolverDnXsytrs_bufferSize cusolverDnZgeqrf cusolverDnZgeqrf_bufferSize
     cusolverDnZgesvd cusolverDnZgesvd_bufferSize cusolverDnZgesvdaStridedBatched
     cusolverDnZgesvdaStridedBatched_bufferSize cusolverDnZgesvdj cusolverDnZgesvdjBatched
@@ -197,7 +215,8 @@ unsupported! { 9 =>
     cusolverDnZgetrf_bufferSize cusolverDnZgetrs cusolverDnZheevd cusolverDnZheevd_bufferSize
     cusolverDnZheevj cusolverDnZheevjBatched cusolverDnZheevjBatched_bufferSize
     cusolverDnZheevj_bufferSize cusolverDnZpotrf cusolverDnZpotrfBatched cusolverDnZpotrf_bufferSize
-    cusolverDnZpotrs cusolverDnZpotrsBatched cusolverDnZsytrf cusolverDnZsytrf_bufferSize cusolverDnZungqr
+    cusolverDnZpotrs cusolverDnZpotrsBatched cusolverDnZsytrf cusolverDnZsytrf_bufferSize
+    cusolverDnZungqr
     cusolverDnZungqr_bufferSize cusolverDnZunmqr cusolverDnZunmqr_bufferSize
 }
 
@@ -214,9 +233,11 @@ unsupported! { 5030 =>
 unsupported! { 27 =>
     cuptiActivityDisable cuptiActivityEnable cuptiActivityEnableCudaEventDeviceTimestamps
     cuptiActivityEnableDriverApi cuptiActivityEnableRuntimeApi cuptiActivityFlushAll
-    cuptiActivityGetNextRecord cuptiActivityGetNumDroppedRecords cuptiActivityPopExternalCorrelationId
+    cuptiActivityGetNextRecord cuptiActivityGetNumDroppedRecords
+    cuptiActivityPopExternalCorrelationId
     cuptiActivityPushExternalCorrelationId cuptiActivityRegisterCallbacks
-    cuptiActivityRegisterTimestampCallback cuptiActivitySetAttribute cuptiEnableCallback cuptiEnableDomain
+    cuptiActivityRegisterTimestampCallback cuptiActivitySetAttribute cuptiEnableCallback
+    cuptiEnableDomain
     cuptiFinalize cuptiSubscribe cuptiUnsubscribe
 }
 
@@ -226,7 +247,8 @@ unsupported! { 5 =>
     ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommRegister ncclCommShrink
     ncclCommSplit ncclCommUserRank ncclCommWindowDeregister ncclCommWindowRegister ncclDevCommCreate
     ncclDevCommDestroy ncclGetUniqueId ncclGroupEnd ncclGroupSimulateEnd ncclGroupStart ncclMemAlloc
-    ncclMemFree ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy ncclReduce ncclReduceScatter ncclSend
+    ncclMemFree ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy ncclReduce ncclReduceScatter
+    ncclSend
 }
 
 unsupported! { 7 =>
@@ -240,19 +262,23 @@ unsupported! { 7 =>
     nvshmem_team_split_strided nvshmemid_hostlib_finalize nvshmemid_hostlib_init_attr
     nvshmemx_alltoallmem_on_stream nvshmemx_broadcastmem_on_stream nvshmemx_cumodule_init
     nvshmemx_get_uniqueid nvshmemx_getmem_on_stream nvshmemx_mc_ptr nvshmemx_putmem_on_stream
-    nvshmemx_putmem_signal_on_stream nvshmemx_set_attr_uniqueid_args nvshmemx_signal_wait_until_on_stream
+    nvshmemx_putmem_signal_on_stream nvshmemx_set_attr_uniqueid_args
+    nvshmemx_signal_wait_until_on_stream
 }
 
 // The driver calls that cudarc 0.19 or torch 2.11 may look for and that are not simulated.
 unsupported! { 801 =>
-    cuArray3DCreate_v2 cuArray3DGetDescriptor_v2 cuArrayCreate_v2 cuArrayDestroy cuArrayGetDescriptor_v2
+    cuArray3DCreate_v2 cuArray3DGetDescriptor_v2 cuArrayCreate_v2 cuArrayDestroy
+    cuArrayGetDescriptor_v2
     cuArrayGetMemoryRequirements cuArrayGetPlane cuArrayGetSparseProperties
     cuCoredumpDeregisterCompleteCallback cuCoredumpDeregisterStartCallback cuCoredumpGetAttribute
     cuCoredumpGetAttributeGlobal cuCoredumpRegisterCompleteCallback cuCoredumpRegisterStartCallback
     cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxAttach cuCtxDetach cuCtxFromGreenCtx
     cuCtxGetCacheConfig cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetSharedMemConfig
-    cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags cuCtxSetSharedMemConfig cuCtxWaitEvent
-    cuDestroyExternalMemory cuDestroyExternalSemaphore cuDevResourceGenerateDesc cuDevSmResourceSplit
+    cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags cuCtxSetSharedMemConfig
+    cuCtxWaitEvent
+    cuDestroyExternalMemory cuDestroyExternalSemaphore cuDevResourceGenerateDesc
+    cuDevSmResourceSplit
     cuDevSmResourceSplitByCount cuDeviceGetByPCIBusId cuDeviceGetCliqueCount cuDeviceGetCliqueInfo
     cuDeviceGetDevResource cuDeviceGetExecAffinitySupport cuDeviceGetFabricClusterUuid
     cuDeviceGetGraphMemAttribute cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid
@@ -264,19 +290,25 @@ unsupported! { 801 =>
     cuFuncSetSharedMemConfig cuFuncSetSharedSize cuGetExportTable cuGraphAddBatchMemOpNode
     cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2 cuGraphAddEmptyNode
     cuGraphAddEventRecordNode cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
-    cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
-    cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphAddNode
-    cuGraphAddNode_v2 cuGraphAddNode_v3 cuGraphBatchMemOpNodeGetParams cuGraphBatchMemOpNodeSetParams
+    cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode
+    cuGraphAddKernelNode_v2
+    cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode
+    cuGraphAddNode
+    cuGraphAddNode_v2 cuGraphAddNode_v3 cuGraphBatchMemOpNodeGetParams
+    cuGraphBatchMemOpNodeSetParams
     cuGraphChildGraphNodeGetGraph cuGraphClone cuGraphConditionalHandleCreate
-    cuGraphDebugDotPrint cuGraphDestroyNode cuGraphEventRecordNodeGetEvent cuGraphEventRecordNodeSetEvent
+    cuGraphDebugDotPrint cuGraphDestroyNode cuGraphEventRecordNodeGetEvent
+    cuGraphEventRecordNodeSetEvent
     cuGraphEventWaitNodeGetEvent cuGraphEventWaitNodeSetEvent cuGraphExecBatchMemOpNodeSetParams
-    cuGraphExecChildGraphNodeSetParams cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
+    cuGraphExecChildGraphNodeSetParams cuGraphExecEventRecordNodeSetEvent
+    cuGraphExecEventWaitNodeSetEvent
     cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
     cuGraphExecGetFlags cuGraphExecGetId cuGraphExecHostNodeSetParams cuGraphExecKernelNodeSetParams
     cuGraphExecKernelNodeSetParams_v2 cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams
     cuGraphExecNodeSetParams cuGraphExecUpdate cuGraphExecUpdate_v2
     cuGraphExternalSemaphoresSignalNodeGetParams cuGraphExternalSemaphoresSignalNodeSetParams
-    cuGraphExternalSemaphoresWaitNodeGetParams cuGraphExternalSemaphoresWaitNodeSetParams cuGraphGetEdges
+    cuGraphExternalSemaphoresWaitNodeGetParams cuGraphExternalSemaphoresWaitNodeSetParams
+    cuGraphGetEdges
     cuGraphGetEdges_v2 cuGraphGetId cuGraphGetNodes cuGraphGetRootNodes cuGraphHostNodeGetParams
     cuGraphHostNodeSetParams cuGraphInstantiateWithParams cuGraphInstantiate_v2
     cuGraphKernelNodeCopyAttributes cuGraphKernelNodeGetAttribute cuGraphKernelNodeGetParams
@@ -295,48 +327,61 @@ unsupported! { 801 =>
     cuGreenCtxGetId cuGreenCtxRecordEvent cuGreenCtxStreamCreate cuGreenCtxWaitEvent
     cuImportExternalMemory cuImportExternalSemaphore cuIpcGetEventHandle
     cuIpcOpenEventHandle cuKernelGetAttribute cuKernelGetFunction
-    cuKernelGetLibrary cuKernelGetName cuKernelGetParamCount cuKernelGetParamInfo cuKernelSetAttribute
-    cuKernelSetCacheConfig cuLaunch cuLaunchCooperativeKernelMultiDevice cuLaunchGrid cuLaunchGridAsync
+    cuKernelGetLibrary cuKernelGetName cuKernelGetParamCount cuKernelGetParamInfo
+    cuKernelSetAttribute
+    cuKernelSetCacheConfig cuLaunch cuLaunchCooperativeKernelMultiDevice cuLaunchGrid
+    cuLaunchGridAsync
     cuLaunchHostFunc_v2 cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel
     cuLibraryGetKernelCount cuLibraryGetManaged cuLibraryGetModule cuLibraryGetUnifiedFunction
     cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData_v2 cuLinkAddFile_v2
-    cuLinkComplete cuLinkCreate_v2 cuLinkDestroy cuLogicalEndpointAddDevice cuLogicalEndpointBindAddr
-    cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy cuLogicalEndpointExport
+    cuLinkComplete cuLinkCreate_v2 cuLinkDestroy cuLogicalEndpointAddDevice
+    cuLogicalEndpointBindAddr
+    cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
+    cuLogicalEndpointExport
     cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
-    cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuLogsCurrent cuLogsDumpToFile
+    cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuLogsCurrent
+    cuLogsDumpToFile
     cuLogsDumpToMemory cuMemAdvise cuMemAdvise_v2
     cuMemAllocManaged cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync
     cuMemDiscardBatchAsync
-    cuMemGetAllocationPropertiesFromHandle cuMemRetainAllocationHandle cuMemGetDefaultMemPool cuMemGetHandleForAddressRange cuMemGetLocationInfo cuMemGetMemPool
+    cuMemGetAllocationPropertiesFromHandle cuMemRetainAllocationHandle cuMemGetDefaultMemPool
+    cuMemGetHandleForAddressRange cuMemGetLocationInfo cuMemGetMemPool
     cuMemImportFromShareableHandle cuMemMapArrayAsync cuMemPoolExportPointer
     cuMemPoolExportToShareableHandle cuMemPoolGetAccess cuMemPoolImportFromShareableHandle
     cuMemPoolImportPointer cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync
     cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemSetMemPool
     cuMemcpy2DAsync_v2 cuMemcpy2DUnaligned_v2 cuMemcpy2D_v2 cuMemcpy3DAsync_v2 cuMemcpy3DBatchAsync
-    cuMemcpy3DBatchAsync_v2 cuMemcpy3DPeer cuMemcpy3DPeerAsync cuMemcpy3DWithAttributesAsync cuMemcpy3D_v2
+    cuMemcpy3DBatchAsync_v2 cuMemcpy3DPeer cuMemcpy3DPeerAsync cuMemcpy3DWithAttributesAsync
+    cuMemcpy3D_v2
     cuMemcpyAtoA_v2 cuMemcpyAtoD_v2 cuMemcpyAtoHAsync_v2 cuMemcpyAtoH_v2 cuMemcpyBatchAsync
-    cuMemcpyBatchAsync_v2 cuMemcpyDtoA_v2 cuMemcpyHtoAAsync_v2 cuMemcpyHtoA_v2 cuMemcpyWithAttributesAsync
+    cuMemcpyBatchAsync_v2 cuMemcpyDtoA_v2 cuMemcpyHtoAAsync_v2 cuMemcpyHtoA_v2
+    cuMemcpyWithAttributesAsync
     cuMemsetD2D16Async cuMemsetD2D16_v2 cuMemsetD2D32Async cuMemsetD2D32_v2 cuMemsetD2D8Async
     cuMemsetD2D8_v2 cuMipmappedArrayCreate cuMipmappedArrayDestroy cuMipmappedArrayGetLevel
-    cuMipmappedArrayGetMemoryRequirements cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions
+    cuMipmappedArrayGetMemoryRequirements cuMipmappedArrayGetSparseProperties
+    cuModuleEnumerateFunctions
     cuModuleGetFunctionCount cuModuleGetLoadingMode cuModuleGetSurfRef cuModuleGetTexRef
     cuModuleLoadFatBinary cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindAddr_v2
-    cuMulticastBindMem cuMulticastBindMem_v2 cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
+    cuMulticastBindMem cuMulticastBindMem_v2 cuMulticastCreate cuMulticastGetGranularity
+    cuMulticastUnbind
     cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
     cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialBlockSize
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxPotentialClusterSize cuParamSetSize
     cuParamSetTexRef cuParamSetf cuParamSeti cuParamSetv cuProfilerInitialize cuProfilerStart
     cuProfilerStop cuSignalExternalSemaphoresAsync cuStreamAttachMemAsync cuStreamBatchMemOp
     cuStreamBatchMemOp_v2 cuStreamBeginCaptureToCig
-    cuStreamBeginRecaptureToGraph cuStreamCopyAttributes cuStreamEndCaptureToCig cuStreamGetAttribute
+    cuStreamBeginRecaptureToGraph cuStreamCopyAttributes cuStreamEndCaptureToCig
+    cuStreamGetAttribute
     cuStreamGetCtx_v2 cuStreamGetDevResource cuStreamGetGreenCtx cuStreamSetAttribute
     cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 cuStreamWaitValue32
     cuStreamWaitValue32_v2 cuStreamWaitValue64 cuStreamWaitValue64_v2 cuStreamWriteValue32
     cuStreamWriteValue64 cuSurfObjectCreate cuSurfObjectDestroy cuSurfObjectGetResourceDesc
     cuSurfRefGetArray cuSurfRefSetArray cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide
     cuTensorMapEncodeTiled cuTensorMapReplaceAddress cuTexObjectCreate cuTexObjectDestroy
-    cuTexObjectGetResourceDesc cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc cuTexRefCreate
-    cuTexRefDestroy cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray cuTexRefGetBorderColor
+    cuTexObjectGetResourceDesc cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc
+    cuTexRefCreate
+    cuTexRefDestroy cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray
+    cuTexRefGetBorderColor
     cuTexRefGetFilterMode cuTexRefGetFlags cuTexRefGetFormat cuTexRefGetMaxAnisotropy
     cuTexRefGetMipmapFilterMode cuTexRefGetMipmapLevelBias cuTexRefGetMipmapLevelClamp
     cuTexRefGetMipmappedArray cuTexRefSetAddress2D_v3 cuTexRefSetAddressMode cuTexRefSetAddress_v2
@@ -346,7 +391,8 @@ unsupported! { 801 =>
     cuUserObjectRetain cuWaitExternalSemaphoresAsync
 }
 
-// The runtime calls that torch 2.11 or a plain program needs to be there and that are not simulated. Managed memory is refused on purpose.
+// The runtime calls that torch 2.11 or a plain program needs to be there and that are not
+// simulated. Managed memory is refused on purpose.
 unsupported! { 801 =>
     cudaIpcGetEventHandle cudaIpcOpenEventHandle cudaMallocManaged
 }

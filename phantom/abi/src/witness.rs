@@ -1,8 +1,9 @@
-//! A witness between torch and an allocator: it forwards every malloc and free, keeps books of its own, and checks what came
-//! back. What it counts is what torch thinks is live.
+//! A witness between torch and an allocator: it forwards every malloc and free, keeps books of its
+//! own, and checks what came back. What it counts is what torch thinks is live.
 //!
-//! `phantom_witness_set(malloc, free)` names the allocator by address; then torch gets `phantom_witness_malloc` and
-//! `phantom_witness_free` as its functions. An exception that the allocator throws passes through.
+//! `phantom_witness_set(malloc, free)` names the allocator by address; then torch gets
+//! `phantom_witness_malloc` and `phantom_witness_free` as its functions. An exception that the
+//! allocator throws passes through.
 
 use crate::gpu::try_gpu;
 use crate::process::{self, Phase};
@@ -39,8 +40,13 @@ struct Books {
     violations: u64,
 }
 
-static BOOKS: Mutex<Books> =
-    Mutex::new(Books { blocks: BTreeMap::new(), live: BTreeMap::new(), mallocs: 0, frees: 0, violations: 0 });
+static BOOKS: Mutex<Books> = Mutex::new(Books {
+    blocks: BTreeMap::new(),
+    live: BTreeMap::new(),
+    mallocs: 0,
+    frees: 0,
+    violations: 0,
+});
 
 fn books() -> MutexGuard<'static, Books> {
     BOOKS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -66,9 +72,13 @@ impl Books {
                 block.bytes
             ));
         }
-        let backed = try_gpu().is_some_and(|gpu| gpu.sim.is_backed(address, block.requested as u64));
+        let backed =
+            try_gpu().is_some_and(|gpu| gpu.sim.is_backed(address, block.requested as u64));
         if !backed {
-            self.object(format_args!("{address:#x}+{} is not all backed by device memory", block.requested));
+            self.object(format_args!(
+                "{address:#x}+{} is not all backed by device memory",
+                block.requested
+            ));
         }
         self.blocks.insert(address, block);
         let (live, peak) = self.live.entry(block.device).or_default();
@@ -102,7 +112,11 @@ pub extern "C" fn phantom_witness_set(malloc: usize, free: usize) {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn phantom_witness_malloc(size: isize, device: i32, stream: usize) -> *mut c_void {
+pub extern "C-unwind" fn phantom_witness_malloc(
+    size: isize,
+    device: i32,
+    stream: usize,
+) -> *mut c_void {
     let function = MALLOC.load(Acquire);
     if function == 0 {
         return std::ptr::null_mut();
@@ -119,7 +133,12 @@ pub extern "C-unwind" fn phantom_witness_malloc(size: isize, device: i32, stream
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn phantom_witness_free(pointer: *mut c_void, size: isize, device: i32, stream: usize) {
+pub extern "C" fn phantom_witness_free(
+    pointer: *mut c_void,
+    size: isize,
+    device: i32,
+    stream: usize,
+) {
     // Before the allocator hears of it: another thread may get the address at once.
     if !pointer.is_null() && counting() {
         books().note_free(pointer as u64, size, device, stream);
@@ -156,7 +175,8 @@ pub extern "C" fn phantom_witness_frees() -> u64 {
     books().frees
 }
 
-/// Things that must not happen: overlapping, unaligned or unbacked blocks, frees of what is not live. Each is named on stderr.
+/// Things that must not happen: overlapping, unaligned or unbacked blocks, frees of what is not
+/// live. Each is named on stderr.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_witness_violations() -> u64 {
     books().violations

@@ -1,4 +1,5 @@
-/* What a plain program may expect of the stand-in's runtime. One part a run: the first argument names it. */
+/* What a plain program may expect of the stand-in's runtime. One part a run: the first argument
+ * names it. */
 #include "../../../tests/preload/cudart.h"
 #include <string.h>
 #include <sys/wait.h>
@@ -17,7 +18,8 @@ static void pitch(void) {
     OK(cudaFree(rows));
     struct cudaPitchedPtr volume;
     OK(cudaMalloc3D(&volume, (struct cudaExtent){513, 1024, 4}));
-    CHECK(volume.pitch == 1024 && volume.xsize == 513 && volume.ysize == 1024 && phantom_plain(0) == 4 * MIB);
+    CHECK(volume.pitch == 1024 && volume.xsize == 513 && volume.ysize == 1024 &&
+          phantom_plain(0) == 4 * MIB);
     OK(cudaFree(volume.ptr));
     OK(cudaMallocPitch(&rows, &step, 0, 3));
     CHECK(rows == NULL);
@@ -28,7 +30,8 @@ static void pitch(void) {
     CHECK(cuMemAllocPitch_v2(&address, &step, 100, 100, 3) == cudaErrorInvalidValue);
 }
 
-/* Stream 0 of the twins is the thread's own: a free on the legacy stream, which waits for it, may be reused there. */
+/* Stream 0 of the twins is the thread's own: a free on the legacy stream, which waits for it, may
+ * be reused there. */
 static void twins(void) {
     void *a, *b;
     OK(cudaMallocAsync_ptsz(&a, MIB, 0));
@@ -122,12 +125,18 @@ static void reset(void) {
 }
 
 /* The driver's calls for mapped memory, as far as contents() needs them. */
-struct physical { int kind, handle_types, location_kind, location; void *metadata; unsigned char flags[8]; };
+struct physical {
+    int kind, handle_types, location_kind, location;
+    void *metadata;
+    unsigned char flags[8];
+};
 struct access { int location_kind, location, flags; };
 int cuMemAddressFree(CUdeviceptr address, size_t bytes);
-int cuMemCreate(unsigned long long *handle, size_t bytes, const struct physical *properties, unsigned long long flags);
+int cuMemCreate(unsigned long long *handle, size_t bytes, const struct physical *properties,
+                unsigned long long flags);
 int cuMemRelease(unsigned long long handle);
-int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags);
+int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, unsigned long long handle,
+             unsigned long long flags);
 int cuMemUnmap(CUdeviceptr address, size_t bytes);
 int cuMemSetAccess(CUdeviceptr address, size_t bytes, const struct access *to, size_t count);
 int cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
@@ -166,7 +175,8 @@ static void contents(void) {
     OK(cuMemsetD8_v2(a, 0x5a, bytes));
     CHECK(all_are(b, 0x5a, bytes));
     /* Across mappings too, and where nothing is mapped it is an error. */
-    CHECK(cuMemcpyDtoD_v2(c, b, 1) == INVALID_VALUE && cuMemcpyDtoH_v2(host, c, 1) == INVALID_VALUE);
+    CHECK(cuMemcpyDtoD_v2(c, b, 1) == INVALID_VALUE &&
+          cuMemcpyDtoH_v2(host, c, 1) == INVALID_VALUE);
     /* Not gone with one mapping, nor with the handle. */
     OK(cuMemUnmap(a, bytes));
     CHECK(cuMemcpyDtoH_v2(host, a, 1) == INVALID_VALUE);
@@ -290,10 +300,12 @@ static void oracle(void) {
 }
 
 int main(int count, char **arguments) {
-    const struct { const char *name; void (*run)(void); } parts[] = {
-        {"pitch", pitch}, {"twins", twins}, {"pools", pools}, {"ipc", ipc}, {"reset", reset}, {"graphs", graphs},
-        {"context", context}, {"old_driver", old_driver}, {"managed", managed}, {"oracle", oracle},
-        {"contents", contents},
+    const struct { const char *name; void (*run)(void);
+    } parts[] = {
+        {"pitch", pitch},     {"twins", twins},           {"pools", pools},
+        {"ipc", ipc},         {"reset", reset},           {"graphs", graphs},
+        {"context", context}, {"old_driver", old_driver}, {"managed", managed},
+        {"oracle", oracle},   {"contents", contents},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (count == 2 && strcmp(arguments[1], parts[i].name) == 0) {

@@ -1,4 +1,5 @@
-//! Plain programs on the stand-in's runtime: C, built here, linked with the library as with libcudart.
+//! Plain programs on the stand-in's runtime: C, built here, linked with the library as with
+//! libcudart.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

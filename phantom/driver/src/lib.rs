@@ -1,7 +1,8 @@
-//! The in-process face of the stand-in GPU: [`gruyere_heap::driver::Driver`] over a [`gruyere_phantom::Gpu`].
+//! The in-process face of the stand-in GPU: [`gruyere_heap::driver::Driver`] over a
+//! [`gruyere_phantom::Gpu`].
 //!
-//! Every call is the allocator's (see [`gruyere_phantom::as_program`]) and runs under the relaxed capture mode, as the CUDA
-//! driver's side of gruyere runs its own.
+//! Every call is the allocator's (see [`gruyere_phantom::as_program`]) and runs under the relaxed
+//! capture mode, as the CUDA driver's side of gruyere runs its own.
 
 #![deny(unsafe_code)]
 
@@ -20,7 +21,8 @@ pub struct PhantomDriver {
 }
 
 impl PhantomDriver {
-    /// A driver over `gpu`, which others may share: the harness launches and waits on it, several drivers may allocate from it.
+    /// A driver over `gpu`, which others may share: the harness launches and waits on it, several
+    /// drivers may allocate from it.
     pub fn new(gpu: Arc<Gpu>) -> Self {
         Self { gpu }
     }
@@ -95,7 +97,12 @@ impl Driver for PhantomDriver {
         call(|| self.gpu.pool_destroy(device, pool.0))
     }
 
-    fn pool_attribute(&self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
+    fn pool_attribute(
+        &self,
+        device: DeviceId,
+        pool: PoolHandle,
+        attribute: PoolAttribute,
+    ) -> Result<u64> {
         call(|| self.gpu.pool_attribute(device, pool.0, attribute_of(attribute)))
     }
 
@@ -147,11 +154,23 @@ impl Driver for PhantomDriver {
         call(|| self.gpu.physical_release(device, handle.0))
     }
 
-    fn map(&self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Result<()> {
+    fn map(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        bytes: u64,
+        handle: PhysicalHandle,
+    ) -> Result<()> {
         call(|| self.gpu.map(device, address, bytes, 0, handle.0))
     }
 
-    fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()> {
+    fn set_access(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        bytes: u64,
+        peers: &[DeviceId],
+    ) -> Result<()> {
         let mut devices = Vec::with_capacity(peers.len() + 1);
         devices.push(device);
         devices.extend(peers.iter().copied().filter(|&peer| peer != device));
@@ -190,7 +209,12 @@ impl Driver for PhantomDriver {
         call(|| self.gpu.event_destroy(device, event.0))
     }
 
-    fn event_record(&self, device: DeviceId, event: EventHandle, stream: StreamHandle) -> Result<()> {
+    fn event_record(
+        &self,
+        device: DeviceId,
+        event: EventHandle,
+        stream: StreamHandle,
+    ) -> Result<()> {
         call(|| self.gpu.event_record(device, event.0, stream.0))
     }
 
@@ -206,7 +230,12 @@ impl Driver for PhantomDriver {
         call(|| self.gpu.event_synchronize(device, event.0))
     }
 
-    fn stream_wait_event(&self, device: DeviceId, stream: StreamHandle, event: EventHandle) -> Result<()> {
+    fn stream_wait_event(
+        &self,
+        device: DeviceId,
+        stream: StreamHandle,
+        event: EventHandle,
+    ) -> Result<()> {
         call(|| self.gpu.stream_wait_event(device, stream.0, event.0))
     }
 

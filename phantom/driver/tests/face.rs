@@ -30,7 +30,12 @@ fn errors_keep_their_code_and_get_their_kind() {
         (900, ErrorKind::Capturing),
     ] {
         let driver = driver();
-        driver.gpu().inject(Injection { kind: Some(CallKind::Create), nth: 1, code, from_then_on: false });
+        driver.gpu().inject(Injection {
+            kind: Some(CallKind::Create),
+            nth: 1,
+            code,
+            from_then_on: false,
+        });
         let error = driver.physical_create(0, PAGE).unwrap_err();
         assert_eq!((error.code, error.kind, error.call), (code, kind, "cuMemCreate"));
     }

@@ -8,18 +8,22 @@ use crate::calls::CallKind;
 use crate::error::{SimResult, code};
 
 impl Gpu {
-    /// An allocation that becomes a part of what `stream` captures. Its memory is there at once, where a driver waits for the
-    /// graph's first launch. Code 901 where the stream does not capture, or its capture has failed.
+    /// An allocation that becomes a part of what `stream` captures. Its memory is there at once,
+    /// where a driver waits for the graph's first launch. Code 901 where the stream does not
+    /// capture, or its capture has failed.
     pub fn graph_alloc(&self, device: u32, bytes: u64, stream: usize) -> SimResult<u64> {
         const KIND: CallKind = CallKind::PoolAlloc;
         let mut guard = self.lock();
         let state = &mut *guard;
         state.enter_for(KIND, device, state.config.costs.pool_hit)?;
         let key = state.stream(KIND, device, stream)?;
-        let Some(capture) = state.capture_of(key).filter(|capture| !capture.invalidated).map(|c| c.id) else {
+        let Some(capture) =
+            state.capture_of(key).filter(|capture| !capture.invalidated).map(|c| c.id)
+        else {
             return fail(KIND, code::CAPTURE_INVALIDATED);
         };
-        let Some(held) = bytes.checked_next_multiple_of(GRANULARITY).filter(|&held| held > 0) else {
+        let Some(held) = bytes.checked_next_multiple_of(GRANULARITY).filter(|&held| held > 0)
+        else {
             return state.refuse(KIND, "allocation of nothing", bytes);
         };
         let device = state.streams.get(key).device;
@@ -34,11 +38,20 @@ impl Gpu {
         let physical = state.number(held);
         let access = state.all_reaching(device);
         let source = Source::Graph { capture, freed: false };
-        state.backings.insert(Backing { address, bytes: held, physical, offset: 0, device, source, access });
+        state.backings.insert(Backing {
+            address,
+            bytes: held,
+            physical,
+            offset: 0,
+            device,
+            source,
+            access,
+        });
         Ok(address)
     }
 
-    /// Frees what [`Gpu::graph_alloc`] gave: at once, or, on a stream that captures, with the graph.
+    /// Frees what [`Gpu::graph_alloc`] gave: at once, or, on a stream that captures, with the
+    /// graph.
     pub fn graph_free(&self, device: u32, address: u64, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::PoolFree;
         let mut guard = self.lock();
@@ -63,7 +76,8 @@ impl Gpu {
     /// A graph is gone, and with it the memory that it freed itself.
     pub(super) fn drop_graph_memory(state: &mut super::State, graph: u64) {
         let freed = Source::Graph { capture: graph, freed: true };
-        let gone: Vec<Backing> = state.backings.iter().filter(|b| b.source == freed).copied().collect();
+        let gone: Vec<Backing> =
+            state.backings.iter().filter(|b| b.source == freed).copied().collect();
         for backing in gone {
             state.drop_allocation(backing);
         }

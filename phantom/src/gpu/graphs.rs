@@ -35,7 +35,8 @@ impl State {
         }
     }
 
-    /// Refuses a call that may not be made while anything captures in a mode that forbids it, and invalidates the capture.
+    /// Refuses a call that may not be made while anything captures in a mode that forbids it, and
+    /// invalidates the capture.
     pub(crate) fn forbidden_by_capture(&mut self, kind: CallKind) -> SimResult<()> {
         if self.captures.is_empty() {
             return Ok(());
@@ -73,11 +74,16 @@ impl State {
         }
     }
 
-    /// Refuses what encompasses a device on which streams capture (a wait for it, an event behind all its work), and invalidates their captures.
+    /// Refuses what encompasses a device on which streams capture (a wait for it, an event behind
+    /// all its work), and invalidates their captures.
     pub(crate) fn no_capture_on(&mut self, kind: CallKind, device: u32) -> SimResult<()> {
         let on_device = |capture: &&Capture| self.streams.get(capture.origin).device == device;
-        let conflicting: Vec<_> =
-            self.captures.iter().filter(on_device).map(|capture| (capture.id, capture.origin)).collect();
+        let conflicting: Vec<_> = self
+            .captures
+            .iter()
+            .filter(on_device)
+            .map(|capture| (capture.id, capture.origin))
+            .collect();
         for &(id, origin) in &conflicting {
             self.frown(kind, origin, id);
             self.invalidate(id);
@@ -104,7 +110,8 @@ impl State {
         let own = self.streams.get(key).capture;
         match (own, event) {
             (None, Recorded::Captured(id)) => {
-                let Some(capture) = self.captures.iter_mut().find(|c| c.id == id && !c.invalidated) else {
+                let Some(capture) = self.captures.iter_mut().find(|c| c.id == id && !c.invalidated)
+                else {
                     return fail(kind, code::CAPTURED_EVENT);
                 };
                 capture.streams.push(key);
@@ -162,8 +169,9 @@ impl Gpu {
         })
     }
 
-    /// Begins a capture on `stream`. Captures of one `group` may share memory, as those of one torch pool id do; `None`: a
-    /// group of its own. Gives the capture's id. Code 900 on the legacy default stream.
+    /// Begins a capture on `stream`. Captures of one `group` may share memory, as those of one
+    /// torch pool id do; `None`: a group of its own. Gives the capture's id. Code 900 on the legacy
+    /// default stream.
     pub fn begin_capture(
         &self,
         device: u32,
@@ -208,7 +216,8 @@ impl Gpu {
         Ok(id)
     }
 
-    /// Ends the capture that was begun on `stream` and gives the graph. Code 901 where the capture had failed: it is over then too.
+    /// Ends the capture that was begun on `stream` and gives the graph. Code 901 where the capture
+    /// had failed: it is over then too.
     pub fn end_capture(&self, device: u32, stream: usize) -> SimResult<u64> {
         const KIND: CallKind = CallKind::EndCapture;
         let mut guard = self.lock();
@@ -233,7 +242,8 @@ impl Gpu {
         Ok(id)
     }
 
-    /// Launches a graph on `stream`: its kernels run one after the other, and touch all memory of its captures.
+    /// Launches a graph on `stream`: its kernels run one after the other, and touch all memory of
+    /// its captures.
     pub fn replay(&self, device: u32, graph: u64, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::GraphLaunch;
         let mut guard = self.lock();

@@ -41,7 +41,8 @@ impl State {
 }
 
 impl Gpu {
-    /// Reserves `bytes` of address space, aligned to `align` (0: [`crate::Config::default_alignment`]). Code 2 where none is left.
+    /// Reserves `bytes` of address space, aligned to `align` (0:
+    /// [`crate::Config::default_alignment`]). Code 2 where none is left.
     pub fn address_reserve(&self, device: u32, bytes: u64, align: u64) -> SimResult<u64> {
         const KIND: CallKind = CallKind::AddressReserve;
         let mut state = self.lock();
@@ -122,7 +123,14 @@ impl Gpu {
     }
 
     /// Maps the whole of `handle` at `address`; `offset` must be 0, as the driver demands.
-    pub fn map(&self, device: u32, address: u64, bytes: u64, offset: u64, handle: u64) -> SimResult<()> {
+    pub fn map(
+        &self,
+        device: u32,
+        address: u64,
+        bytes: u64,
+        offset: u64,
+        handle: u64,
+    ) -> SimResult<()> {
         const KIND: CallKind = CallKind::Map;
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -134,7 +142,13 @@ impl Gpu {
     }
 
     /// Grants `devices` access to a range of whole mappings.
-    pub fn set_access(&self, device: u32, address: u64, bytes: u64, devices: &[u32]) -> SimResult<()> {
+    pub fn set_access(
+        &self,
+        device: u32,
+        address: u64,
+        bytes: u64,
+        devices: &[u32],
+    ) -> SimResult<()> {
         const KIND: CallKind = CallKind::SetAccess;
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -150,7 +164,11 @@ impl Gpu {
             }
             grant |= 1 << peer;
         }
-        state.time.spend(state.config.costs.set_access_of(bytes, whole.len() as u64, devices.len() as u64));
+        state.time.spend(state.config.costs.set_access_of(
+            bytes,
+            whole.len() as u64,
+            devices.len() as u64,
+        ));
         for mapping in &whole {
             state.backings.grant(mapping.address, grant);
         }
@@ -209,7 +227,15 @@ impl Gpu {
         let physical = state.number(held);
         let access = state.all_reaching(device);
         let source = Source::Plain;
-        state.backings.insert(Backing { address, bytes: held, physical, offset: 0, device, source, access });
+        state.backings.insert(Backing {
+            address,
+            bytes: held,
+            physical,
+            offset: 0,
+            device,
+            source,
+            access,
+        });
         Ok(address)
     }
 
@@ -223,7 +249,9 @@ impl Gpu {
             return Ok(());
         }
         state.forbidden_by_capture(KIND)?;
-        let Some(backing) = state.backings.get(address).copied().filter(|b| b.source == Source::Plain) else {
+        let Some(backing) =
+            state.backings.get(address).copied().filter(|b| b.source == Source::Plain)
+        else {
             return state.refuse(KIND, "free of an address that is no plain allocation", address);
         };
         state.no_endless_wait(KIND, backing.device)?;

@@ -34,7 +34,8 @@ use crate::vmm::{Refused, Vmm};
 pub use pools::PoolBooks;
 pub use queries::{Held, HostTime};
 
-/// A call whose caller broke the driver's rules; the simulator refused it, unless the rule is about whose stream it is.
+/// A call whose caller broke the driver's rules; the simulator refused it, unless the rule is about
+/// whose stream it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misuse {
     /// The call.
@@ -109,9 +110,10 @@ pub(crate) struct State {
 
 /// A stand-in GPU (or several).
 ///
-/// Methods named after the driver's calls take the device where the driver would take it from the current context. Streams,
-/// events and pools are raw handles, as the driver has them: stream 0 and 1 are the legacy default stream of the given device,
-/// 2 the calling thread's. Everything outside of [`crate::as_program`] is the allocator's call.
+/// Methods named after the driver's calls take the device where the driver would take it from the
+/// current context. Streams, events and pools are raw handles, as the driver has them: stream 0 and
+/// 1 are the legacy default stream of the given device, 2 the calling thread's. Everything outside
+/// of [`crate::as_program`] is the allocator's call.
 pub struct Gpu {
     state: Mutex<State>,
 }
@@ -185,7 +187,8 @@ impl Gpu {
 }
 
 impl State {
-    /// The beginning of every call: counts it, and fails it where the device is lost, does not exist, or a fault is armed.
+    /// The beginning of every call: counts it, and fails it where the device is lost, does not
+    /// exist, or a fault is armed.
     pub(crate) fn enter(&mut self, kind: CallKind, device: u32) -> SimResult<()> {
         self.counts[current_caller() as usize].add(kind, 1);
         if let Some(code) = self.lost {
@@ -217,7 +220,12 @@ impl State {
     }
 
     /// The stream that a handle names; code 400 where it names none.
-    pub(crate) fn stream(&mut self, kind: CallKind, device: u32, handle: usize) -> SimResult<StreamKey> {
+    pub(crate) fn stream(
+        &mut self,
+        kind: CallKind,
+        device: u32,
+        handle: usize,
+    ) -> SimResult<StreamKey> {
         let found = self.streams.resolve(device, handle);
         if handle > 2 && current_caller() == Caller::Allocator {
             self.judge_use_of(kind, handle, found);
@@ -238,7 +246,9 @@ impl State {
                 "a call on a destroyed stream"
             }
             Some(key)
-                if self.config.vouched_streams && !self.streams.get(key).lasting && !is_vouched(handle) =>
+                if self.config.vouched_streams
+                    && !self.streams.get(key).lasting
+                    && !is_vouched(handle) =>
             {
                 "a call on a stream for which nobody vouches"
             }

@@ -10,12 +10,17 @@ use crate::streams::{StreamKey, StreamKind};
 impl State {
     /// The rule of the legacy default stream: new work of `key` comes after what it implies.
     pub(crate) fn follow_default_stream(&mut self, key: StreamKey) {
-        let tail = self.streams.implied(key).iter().map(|&other| self.streams.get(other).tail).max();
+        let tail =
+            self.streams.implied(key).iter().map(|&other| self.streams.get(other).tail).max();
         if let Some(tail) = tail {
             self.raise_tail(key, tail);
         }
-        let open: Vec<_> =
-            self.streams.implied(key).iter().filter_map(|&other| self.streams.get(other).open).collect();
+        let open: Vec<_> = self
+            .streams
+            .implied(key)
+            .iter()
+            .filter_map(|&other| self.streams.get(other).open)
+            .collect();
         for other in open {
             self.follow_open(key, other);
         }
@@ -89,7 +94,9 @@ impl Gpu {
         state.enter_for(CallKind::EventCreate, device, state.config.costs.event)?;
         state.next_event += 1;
         let handle = 0x4000_0000 + state.next_event * 0x10;
-        state.events.insert(handle, Event { device, recorded: Recorded::Not, clock: Clock::default() });
+        state
+            .events
+            .insert(handle, Event { device, recorded: Recorded::Not, clock: Clock::default() });
         Ok(handle)
     }
 
@@ -105,7 +112,8 @@ impl Gpu {
         }
     }
 
-    /// Records the work enqueued on `stream` so far. Code 400 where event and stream are not of one device.
+    /// Records the work enqueued on `stream` so far. Code 400 where event and stream are not of one
+    /// device.
     pub fn event_record(&self, device: u32, event: usize, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::EventRecord;
         let mut guard = self.lock();
@@ -134,8 +142,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Records all work enqueued on `device` so far, whatever its stream. Code 801 where the driver cannot; code 900 while a stream of the
-    /// device captures, and the capture fails.
+    /// Records all work enqueued on `device` so far, whatever its stream. Code 801 where the driver
+    /// cannot; code 900 while a stream of the device captures, and the capture fails.
     pub fn context_event_record(&self, device: u32, event: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::ContextEventRecord;
         let mut guard = self.lock();
@@ -154,7 +162,11 @@ impl Gpu {
                 let marks = state.streams.marks(device);
                 let tail = state.devices[device as usize].tail;
                 state.streams.get_mut(marks).tail = tail;
-                Recorded::Behind(state.add_open(marks, works, Task::Run { nanoseconds: 0, floor: 0 }))
+                Recorded::Behind(state.add_open(
+                    marks,
+                    works,
+                    Task::Run { nanoseconds: 0, floor: 0 },
+                ))
             }
         };
         if let Some(event) = state.events.get_mut(&event) {
@@ -244,7 +256,8 @@ impl Gpu {
         Ok(handle)
     }
 
-    /// The program tells the allocator that this stream is there until it is destroyed (see [`crate::Config::vouched_streams`]). No call of the driver's.
+    /// The program tells the allocator that this stream is there until it is destroyed (see
+    /// [`crate::Config::vouched_streams`]). No call of the driver's.
     pub fn stream_lasts(&self, device: u32, stream: usize) {
         self.lock().outlasts(device, stream);
     }
@@ -309,7 +322,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// The stream's id, unique and never reused. Code 801 where the driver has none; on a capturing stream as [`crate::CapturingIds`] says.
+    /// The stream's id, unique and never reused. Code 801 where the driver has none; on a capturing
+    /// stream as [`crate::CapturingIds`] says.
     pub fn stream_id(&self, device: u32, stream: usize) -> SimResult<u64> {
         const KIND: CallKind = CallKind::StreamId;
         let mut guard = self.lock();
@@ -343,8 +357,9 @@ impl Gpu {
         Ok(())
     }
 
-    /// Launches `kernels` kernels of `each` nanoseconds on `stream`; while it captures, they become part of the graph. The host is
-    /// charged [`crate::Costs::launch`] for each, and blocks where the device lags too far behind.
+    /// Launches `kernels` kernels of `each` nanoseconds on `stream`; while it captures, they become
+    /// part of the graph. The host is charged [`crate::Costs::launch`] for each, and blocks where
+    /// the device lags too far behind.
     pub fn launch(&self, device: u32, stream: usize, kernels: u64, each: u64) -> SimResult<()> {
         const KIND: CallKind = CallKind::Launch;
         let mut guard = self.lock();
@@ -364,7 +379,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Fills memory in the order of `stream`: a kernel of no length here. Code 1 where the range is not backed.
+    /// Fills memory in the order of `stream`: a kernel of no length here. Code 1 where the range is
+    /// not backed.
     pub fn memset(&self, device: u32, address: u64, bytes: u64, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::Memset;
         let mut guard = self.lock();

@@ -29,7 +29,8 @@ impl State {
         self.pools.get_mut(&pool).ok_or(SimError { call: kind.name(), code: code::INVALID_HANDLE })
     }
 
-    /// A chunk with room for `bytes`; false: no memory, no room under the pool's bound, or no address space.
+    /// A chunk with room for `bytes`; false: no memory, no room under the pool's bound, or no
+    /// address space.
     fn grow_pool(&mut self, handle: usize, bytes: u64) -> bool {
         let Some(chunk_bytes) = bytes.checked_next_multiple_of(POOL_CHUNK) else { return false };
         let now = self.time.now();
@@ -47,7 +48,8 @@ impl State {
             return false;
         };
         let physical = self.number(chunk_bytes);
-        self.time.spend(self.config.costs.pool_growth_of(chunk_bytes, u64::from(access.count_ones())));
+        self.time
+            .spend(self.config.costs.pool_growth_of(chunk_bytes, u64::from(access.count_ones())));
         if let Some(pool) = self.pools.get_mut(&handle) {
             pool.grow(address, Chunk { bytes: chunk_bytes, physical });
         }
@@ -63,7 +65,13 @@ impl State {
         }
     }
 
-    pub(crate) fn drop_chunk(&mut self, call: &'static str, device: u32, address: u64, chunk: Chunk) {
+    pub(crate) fn drop_chunk(
+        &mut self,
+        call: &'static str,
+        device: u32,
+        address: u64,
+        chunk: Chunk,
+    ) {
         self.time.spend(self.config.costs.pool_shrink_of(chunk.bytes));
         let now = self.time.now();
         self.devices[device as usize].books.give(chunk.bytes, Part::Pools, now);
@@ -75,8 +83,8 @@ impl State {
         }
     }
 
-    /// What every host synchronisation does to the pools of a device: complete frees are shared, and what exceeds the
-    /// release threshold goes back.
+    /// What every host synchronisation does to the pools of a device: complete frees are shared,
+    /// and what exceeds the release threshold goes back.
     pub(crate) fn synchronize_pools(&mut self, device: u32) {
         if self.pools.is_empty() {
             return;
@@ -94,8 +102,9 @@ impl State {
 }
 
 impl Gpu {
-    /// Creates a pool on `device` that holds at most `max_size` bytes (0: no bound) and takes as much address space, or twice
-    /// the device's memory without a bound. Code 2 where no address space is left.
+    /// Creates a pool on `device` that holds at most `max_size` bytes (0: no bound) and takes as
+    /// much address space, or twice the device's memory without a bound. Code 2 where no address
+    /// space is left.
     pub fn pool_create(&self, device: u32, max_size: u64) -> SimResult<usize> {
         const KIND: CallKind = CallKind::PoolCreate;
         let mut guard = self.lock();
@@ -104,7 +113,11 @@ impl Gpu {
         if !state.config.devices[device as usize].pools {
             return fail(KIND, code::NOT_SUPPORTED);
         }
-        let space = if max_size == 0 { 2 * state.devices[device as usize].books.capacity } else { max_size };
+        let space = if max_size == 0 {
+            2 * state.devices[device as usize].books.capacity
+        } else {
+            max_size
+        };
         if !state.space.take(space) {
             return fail(KIND, code::OUT_OF_MEMORY);
         }
@@ -133,7 +146,12 @@ impl Gpu {
     }
 
     /// Reads an attribute.
-    pub fn pool_attribute(&self, device: u32, pool: usize, attribute: PoolAttribute) -> SimResult<u64> {
+    pub fn pool_attribute(
+        &self,
+        device: u32,
+        pool: usize,
+        attribute: PoolAttribute,
+    ) -> SimResult<u64> {
         const KIND: CallKind = CallKind::PoolGetAttribute;
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -186,8 +204,15 @@ impl Gpu {
         Ok(())
     }
 
-    /// Allocates `bytes` from `pool`, usable in the order of `stream`. Code 2 where the pool cannot grow.
-    pub fn pool_alloc(&self, device: u32, pool: usize, bytes: u64, stream: usize) -> SimResult<u64> {
+    /// Allocates `bytes` from `pool`, usable in the order of `stream`. Code 2 where the pool cannot
+    /// grow.
+    pub fn pool_alloc(
+        &self,
+        device: u32,
+        pool: usize,
+        bytes: u64,
+        stream: usize,
+    ) -> SimResult<u64> {
         const KIND: CallKind = CallKind::PoolAlloc;
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -203,7 +228,9 @@ impl Gpu {
         let now = state.time.now();
         let found = match state.pool(KIND, pool)?.alloc(rounded, key, now) {
             Some(address) => Some(address),
-            None if state.grow_pool(pool, rounded) => state.pool(KIND, pool)?.alloc(rounded, key, now),
+            None if state.grow_pool(pool, rounded) => {
+                state.pool(KIND, pool)?.alloc(rounded, key, now)
+            }
             None => None,
         };
         let Some(address) = found else { return fail(KIND, code::OUT_OF_MEMORY) };

@@ -52,7 +52,10 @@ impl State {
     pub(crate) fn reaches(&self, device: u32, owner: u32) -> bool {
         (device as usize) < self.devices.len()
             && (device == owner
-                || self.config.devices[owner as usize].peers.as_ref().is_none_or(|p| p.contains(&device)))
+                || self.config.devices[owner as usize]
+                    .peers
+                    .as_ref()
+                    .is_none_or(|p| p.contains(&device)))
     }
 
     /// The devices that can map memory of `owner`, a bit each.
@@ -102,7 +105,8 @@ impl Gpu {
         Ok((books.free(), books.capacity))
     }
 
-    /// Others (processes, libraries) take `bytes` of the device's memory from now on, in place of what they took before.
+    /// Others (processes, libraries) take `bytes` of the device's memory from now on, in place of
+    /// what they took before.
     ///
     /// # Panics
     /// Where there is no such device.
@@ -165,7 +169,8 @@ impl Gpu {
         self.lock().misuses.clone()
     }
 
-    /// What backs a range, piece by piece from its start to its first hole: by which handle, pool or allocation, at which offset.
+    /// What backs a range, piece by piece from its start to its first hole: by which handle, pool
+    /// or allocation, at which offset.
     pub fn backing(&self, address: u64, bytes: u64) -> Vec<Backing> {
         self.lock().backings.pieces(address, bytes).collect()
     }
@@ -180,7 +185,8 @@ impl Gpu {
         self.lock().backings.pieces(address, bytes).map(|piece| piece.bytes).sum::<u64>() == bytes
     }
 
-    /// Every backed range, by address: the driver's own map, for a heap that wants to check its own.
+    /// Every backed range, by address: the driver's own map, for a heap that wants to check its
+    /// own.
     pub fn all_backings(&self) -> Vec<Backing> {
         self.lock().backings.iter().copied().collect()
     }

@@ -49,8 +49,8 @@ impl State {
         streams.filter(|stream| stream.device == device).filter_map(|stream| stream.open).collect()
     }
 
-    /// Refuses a host wait for work of `device` that is open: with one host for all ranks it would never end. Real ranks end in
-    /// their watchdog, so the code is that of a timeout.
+    /// Refuses a host wait for work of `device` that is open: with one host for all ranks it would
+    /// never end. Real ranks end in their watchdog, so the code is that of a timeout.
     pub(crate) fn no_endless_wait(&self, kind: CallKind, device: u32) -> SimResult<()> {
         if self.rendezvous.any(|key| self.streams.get(key).device == device) {
             return fail(kind, code::LAUNCH_TIMEOUT);
@@ -65,11 +65,13 @@ impl State {
 }
 
 impl Gpu {
-    /// Launches a collective kernel, as NCCL does: the n-th launch of a device on a `communicator` of `ranks` devices runs when the n-th
-    /// launches of all of them have been reached by their streams, for `nanoseconds`.
+    /// Launches a collective kernel, as NCCL does: the n-th launch of a device on a `communicator`
+    /// of `ranks` devices runs when the n-th launches of all of them have been reached by their
+    /// streams, for `nanoseconds`.
     ///
-    /// Until then it is open, and what comes behind it too; a host wait for it is refused with code 702. Code 801 on a stream that captures,
-    /// code 1 where the communicator has another number of ranks.
+    /// Until then it is open, and what comes behind it too; a host wait for it is refused with
+    /// code 702. Code 801 on a stream that captures, code 1 where the communicator has another
+    /// number of ranks.
     pub fn launch_collective(
         &self,
         device: u32,
@@ -108,10 +110,14 @@ impl Gpu {
     pub fn open_streams(&self) -> Vec<StreamName> {
         let state = self.lock();
         let open = |&key: &StreamKey| state.streams.get(key).open.is_some();
-        (0..state.streams.len() as StreamKey).filter(open).map(|key| state.stream_name(key)).collect()
+        (0..state.streams.len() as StreamKey)
+            .filter(open)
+            .map(|key| state.stream_name(key))
+            .collect()
     }
 
-    /// A circle of streams that wait for each other, if there is one: they will wait for ever, whatever is launched yet.
+    /// A circle of streams that wait for each other, if there is one: they will wait for ever,
+    /// whatever is launched yet.
     pub fn deadlock(&self) -> Option<Deadlock> {
         let state = self.lock();
         let streams = state.rendezvous.cycle()?;

@@ -21,8 +21,9 @@ impl State {
 }
 
 impl Gpu {
-    /// `cuDevicePrimaryCtxReset`: waits for `device`, then drops its plain memory, its pools, its streams and its events. The
-    /// pool `keep`, its default one, becomes empty instead. What virtual memory management made is no context's: it stays.
+    /// `cuDevicePrimaryCtxReset`: waits for `device`, then drops its plain memory, its pools, its
+    /// streams and its events. The pool `keep`, its default one, becomes empty instead. What
+    /// virtual memory management made is no context's: it stays.
     pub fn reset_device(&self, device: u32, keep: Option<usize>) -> SimResult<()> {
         const KIND: CallKind = CallKind::DeviceReset;
         let mut guard = self.lock();
@@ -45,8 +46,12 @@ impl Gpu {
                 Source::Plain | Source::Graph { .. } => state.drop_allocation(backing),
             }
         }
-        let pools: Vec<usize> =
-            state.pools.iter().filter(|(_, pool)| pool.device == device).map(|(&handle, _)| handle).collect();
+        let pools: Vec<usize> = state
+            .pools
+            .iter()
+            .filter(|(_, pool)| pool.device == device)
+            .map(|(&handle, _)| handle)
+            .collect();
         for handle in pools {
             let Some(pool) = state.pools.remove(&handle) else { continue };
             for (address, chunk) in pool.chunks() {

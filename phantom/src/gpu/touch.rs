@@ -1,4 +1,5 @@
-//! What the harness says of a program that allocates and frees by CUDA's own rules: whose memory is whose, and what kernels touch.
+//! What the harness says of a program that allocates and frees by CUDA's own rules: whose memory is
+//! whose, and what kernels touch.
 
 use super::{Gpu, State};
 use crate::calls::CallKind;
@@ -28,8 +29,8 @@ impl State {
 }
 
 impl Gpu {
-    /// The program got `bytes` at `address`, usable in the order of `stream`, or (`None`, as from `cudaMalloc`) at once by any
-    /// stream. To be told after the call that gave it has returned.
+    /// The program got `bytes` at `address`, usable in the order of `stream`, or (`None`, as from
+    /// `cudaMalloc`) at once by any stream. To be told after the call that gave it has returned.
     pub fn owns(&self, address: u64, bytes: u64, stream: Option<usize>) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -47,7 +48,8 @@ impl Gpu {
         }
     }
 
-    /// The program gives the block at `address` back. To be told before the call that frees it is made.
+    /// The program gives the block at `address` back. To be told before the call that frees it is
+    /// made.
     pub fn disowns(&self, address: u64) {
         if let Some(oracle) = &mut self.lock().oracle {
             oracle.disowns(address);
@@ -59,8 +61,8 @@ impl Gpu {
         self.lock().oracle.as_ref().map_or((0, 0), |oracle| oracle.touches.owned())
     }
 
-    /// Launches a kernel of `nanoseconds` that reads and writes `ranges` (address, bytes). In a capture it is only launched: what
-    /// replays touch is not judged.
+    /// Launches a kernel of `nanoseconds` that reads and writes `ranges` (address, bytes). In a
+    /// capture it is only launched: what replays touch is not judged.
     pub fn launch_touching(
         &self,
         device: u32,

@@ -7,7 +7,12 @@ use crate::streams::StreamKey;
 
 impl State {
     /// The stream that the harness speaks of; a fault where there is none.
-    pub(crate) fn known_stream(&mut self, address: u64, device: u32, handle: usize) -> Option<StreamKey> {
+    pub(crate) fn known_stream(
+        &mut self,
+        address: u64,
+        device: u32,
+        handle: usize,
+    ) -> Option<StreamKey> {
         // What the harness tells of the program.
         let key = as_program(|| self.stream(CallKind::Launch, device, handle)).ok();
         if key.is_none()
@@ -20,8 +25,9 @@ impl State {
 }
 
 impl Gpu {
-    /// The allocator has handed out `bytes` at `address` for `stream` of `device`. `id` is the harness's name for the block, for
-    /// reports. To be told after the allocator's malloc has returned. An address of 0 is no block.
+    /// The allocator has handed out `bytes` at `address` for `stream` of `device`. `id` is the
+    /// harness's name for the block, for reports. To be told after the allocator's malloc has
+    /// returned. An address of 0 is no block.
     pub fn block_malloc(&self, id: u64, address: u64, bytes: u64, device: u32, stream: usize) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -34,11 +40,13 @@ impl Gpu {
             state.follow_default_stream(stream);
         }
         if let Some(oracle) = &mut state.oracle {
-            oracle.malloc(NewBlock { id, address, bytes, device, stream, capture }, &state.backings);
+            oracle
+                .malloc(NewBlock { id, address, bytes, device, stream, capture }, &state.backings);
         }
     }
 
-    /// The program gives the block at `address` back. To be told before the allocator's free is called.
+    /// The program gives the block at `address` back. To be told before the allocator's free is
+    /// called.
     pub fn block_free(&self, address: u64) {
         let mut guard = self.lock();
         let state = &mut *guard;

@@ -35,7 +35,9 @@ impl Places {
     /// Adds a place, as a part of the last one where it goes on there.
     fn push(&mut self, place: Place) {
         match &mut self.last {
-            Some(last) if last.physical + last.bytes == place.physical && last.mapped == place.mapped => {
+            Some(last)
+                if last.physical + last.bytes == place.physical && last.mapped == place.mapped =>
+            {
                 last.bytes += place.bytes;
             }
             last => self.before.extend(last.replace(place)),
@@ -116,7 +118,8 @@ impl Oracle {
         self.blocks.insert(address, Block { id, places, stream, recorded: Vec::new(), capture });
     }
 
-    /// Puts a block over what was in a place, and judges that. One fault of a kind is enough for a place.
+    /// Puts a block over what was in a place, and judges that. One fault of a kind is enough for a
+    /// place.
     fn occupy(&mut self, place: Place, new: NewBlock) {
         let live = Live { id: new.id, address: new.address, capture: new.capture };
         let mut faults: Vec<Fault> = Vec::new();
@@ -137,7 +140,9 @@ impl Oracle {
                     Content::Past(past) => self.judge_reuse(past, new, address),
                 };
                 let is_new = |fault: &Fault| {
-                    faults.iter().all(|known| std::mem::discriminant(known) != std::mem::discriminant(fault))
+                    faults
+                        .iter()
+                        .all(|known| std::mem::discriminant(known) != std::mem::discriminant(fault))
                 };
                 let fault = fault.filter(is_new);
                 faults.extend(fault);
@@ -160,7 +165,8 @@ impl Oracle {
     fn judge_reuse(&self, past: &Past, new: NewBlock, address: u64) -> Option<Fault> {
         if past.capture != 0 && past.capture != new.capture {
             if self.share_memory(past.capture, new.capture) {
-                // Graphs that share memory are replayed one after the other: that is the program's part.
+                // Graphs that share memory are replayed one after the other: that is the program's
+                // part.
                 return None;
             }
             if self.may_replay(past.capture) {
@@ -168,11 +174,15 @@ impl Oracle {
                 return Some(Fault::GraphMemory { by, address, capture: past.capture });
             }
         }
-        // Replays run on streams that the capture does not know, and no wait may be captured for them: what used the memory
-        // before a capture must be over.
+        // Replays run on streams that the capture does not know, and no wait may be captured for
+        // them: what used the memory before a capture must be over.
         let outside = past.capture != new.capture;
         let is_fine = |past| {
-            if outside && new.capture != 0 { self.is_over(past) } else { self.is_before(past, new.stream) }
+            if outside && new.capture != 0 {
+                self.is_over(past)
+            } else {
+                self.is_before(past, new.stream)
+            }
         };
         let replays = if outside { self.replays(past.capture) } else { &[] };
         let unordered = past.uses.as_slice().iter().chain(replays).find(|&&past| !is_fine(past))?;

@@ -2,7 +2,8 @@
 
 use crate::streams::StreamKey;
 
-/// For each stream, the position up to which its work is known to come before. Streams not mentioned stand at 0.
+/// For each stream, the position up to which its work is known to come before. Streams not
+/// mentioned stand at 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock(Vec<u64>);
 

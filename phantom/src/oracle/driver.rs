@@ -23,7 +23,8 @@ impl Taken {
 }
 
 impl Oracle {
-    /// A pool hands memory out: usable in the order of `stream`, and of nobody else before that position is known.
+    /// A pool hands memory out: usable in the order of `stream`, and of nobody else before that
+    /// position is known.
     pub(crate) fn pool_handed_out(&mut self, physical: u64, bytes: u64, stream: StreamKey) {
         let uses = Uses::One(self.advance(stream));
         let content = Content::Past(Past { id: None, capture: 0, uses });
@@ -33,8 +34,9 @@ impl Oracle {
     /// A pool takes memory back in the order of `stream`: all uses must come before.
     pub(crate) fn pool_took_back(&mut self, taken: Taken, stream: StreamKey) {
         let Taken { physical, bytes, .. } = taken;
-        let faults = self
-            .judge_taking(taken, CallKind::PoolFree.name(), |oracle, past| oracle.is_before(past, stream));
+        let faults = self.judge_taking(taken, CallKind::PoolFree.name(), |oracle, past| {
+            oracle.is_before(past, stream)
+        });
         self.report_all(faults);
         let uses = Uses::One(self.advance(stream));
         let content = Content::Past(Past { id: None, capture: 0, uses });
@@ -44,14 +46,15 @@ impl Oracle {
                 live.push((from, to, old.clone()));
             }
         });
-        // A live block stays where it is, so that whoever gets its memory next is found out as well.
+        // A live block stays where it is, so that whoever gets its memory next is found out as
+        // well.
         for (from, to, block) in live {
             self.physical.replace(from, to, block, |_, _, _| {});
         }
     }
 
-    /// A pool gives a chunk back to the device. It does so only when its own frees are complete: what can go wrong is a
-    /// block in it.
+    /// A pool gives a chunk back to the device. It does so only when its own frees are complete:
+    /// what can go wrong is a block in it.
     pub(crate) fn pool_gave_back(&mut self, call: &'static str, taken: Taken) {
         let faults = self.judge_taking(taken, call, |_, _| true);
         self.report_all(faults);
@@ -61,19 +64,21 @@ impl Oracle {
 
     /// Plain memory is freed, after the wait that this implies.
     pub(crate) fn plain_freed(&mut self, taken: Taken) {
-        let faults = self.judge_taking(taken, CallKind::Free.name(), |oracle, past| oracle.is_over(past));
+        let faults =
+            self.judge_taking(taken, CallKind::Free.name(), |oracle, past| oracle.is_over(past));
         self.report_all(faults);
         self.physical.clear(taken.physical, taken.physical + taken.bytes, |_, _, _| {});
         self.forget_touches(taken.physical, taken.bytes);
     }
 
-    /// A mapping goes away: everything that went through its addresses must be over, and the host must know.
+    /// A mapping goes away: everything that went through its addresses must be over, and the host
+    /// must know.
     pub(crate) fn unmapped(&mut self, address: u64, bytes: u64) {
         let mut mapped = std::mem::take(&mut self.mapped);
         let mut faults = Vec::new();
         mapped.clear(address, address + bytes, |start, _, content| {
-            let fault =
-                self.judge(content, start, CallKind::Unmap.name(), |oracle, past| oracle.is_over(past));
+            let fault = self
+                .judge(content, start, CallKind::Unmap.name(), |oracle, past| oracle.is_over(past));
             push_new(&mut faults, fault);
         });
         self.mapped = mapped;
@@ -115,8 +120,18 @@ impl Oracle {
             }
             Content::Past(past) => {
                 let replays = self.replays(past.capture);
-                let open = past.uses.as_slice().iter().chain(replays).find(|&&past| !is_fine(self, past))?;
-                Some(Fault::TakenUnderWork { call, address, block: past.id, on: self.name(open.stream) })
+                let open = past
+                    .uses
+                    .as_slice()
+                    .iter()
+                    .chain(replays)
+                    .find(|&&past| !is_fine(self, past))?;
+                Some(Fault::TakenUnderWork {
+                    call,
+                    address,
+                    block: past.id,
+                    on: self.name(open.stream),
+                })
             }
         }
     }

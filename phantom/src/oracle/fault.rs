@@ -34,7 +34,8 @@ pub enum Fault {
         address: u64,
         /// The stream that it is for.
         stream: StreamName,
-        /// The block that had the bytes before; `None`: the pool handed them out in the order of `on` only.
+        /// The block that had the bytes before; `None`: the pool handed them out in the order of
+        /// `on` only.
         previous: Option<u64>,
         /// The stream whose work is not known to be done.
         on: StreamName,
@@ -143,14 +144,16 @@ pub enum Fault {
         /// The kernel's stream.
         stream: StreamName,
     },
-    /// A block was handed out for a stream, or a stream recorded, that does not exist (any more): a fault of the harness.
+    /// A block was handed out for a stream, or a stream recorded, that does not exist (any more): a
+    /// fault of the harness.
     UnknownStream {
         /// The block's address.
         address: u64,
         /// The handle.
         handle: usize,
     },
-    /// A block was freed, or a stream recorded on it, that the oracle does not know: a fault of the harness.
+    /// A block was freed, or a stream recorded on it, that the oracle does not know: a fault of the
+    /// harness.
     UnknownBlock {
         /// Its address.
         address: u64,
@@ -171,20 +174,24 @@ impl fmt::Display for Fault {
         match *self {
             Fault::OutOfOrder { block, address, stream, previous: Some(previous), on } => write!(
                 f,
-                "block {block} at {address:#x} for {stream} reuses memory of block {previous}, whose work on {on} is not ordered before it"
+                "block {block} at {address:#x} for {stream} reuses memory of block {previous}, \
+                 whose work on {on} is not ordered before it"
             ),
             Fault::OutOfOrder { block, address, stream, previous: None, on } => write!(
                 f,
-                "block {block} at {address:#x} for {stream} lies in memory that the pool handed out in the order of {on} only"
+                "block {block} at {address:#x} for {stream} lies in memory that the pool handed \
+                 out in the order of {on} only"
             ),
             Fault::TwoLive { block, address, other, other_address } => write!(
                 f,
-                "block {block} at {address:#x} shares physical memory with block {other} at {other_address:#x}, which is live"
+                "block {block} at {address:#x} shares physical memory with block {other} at \
+                 {other_address:#x}, which is live"
             ),
             Fault::Unbacked { block, address, backed, bytes } => {
                 write!(
                     f,
-                    "block {block}: nothing backs {address:#x} ({backed} of its {bytes} bytes are backed)"
+                    "block {block}: nothing backs {address:#x} ({backed} of its {bytes} bytes are \
+                     backed)"
                 )
             }
             Fault::NoAccess { block, address, device } => {
@@ -196,13 +203,15 @@ impl fmt::Display for Fault {
             Fault::TakenUnderWork { call, address, block: Some(block), on } => {
                 write!(
                     f,
-                    "{call} at {address:#x} takes memory of block {block}, whose work on {on} is not known to be done"
+                    "{call} at {address:#x} takes memory of block {block}, whose work on {on} is \
+                     not known to be done"
                 )
             }
             Fault::TakenUnderWork { call, address, block: None, on } => {
                 write!(
                     f,
-                    "{call} at {address:#x} takes memory that the pool handed out in the order of {on} only"
+                    "{call} at {address:#x} takes memory that the pool handed out in the order of \
+                     {on} only"
                 )
             }
             Fault::Capturing { call, stream, capture } => {
@@ -210,12 +219,14 @@ impl fmt::Display for Fault {
             }
             Fault::GraphMemory { by: Taker::Block(block), address, capture } => write!(
                 f,
-                "block {block} at {address:#x} lies in memory of capture {capture}, whose graph may still be replayed"
+                "block {block} at {address:#x} lies in memory of capture {capture}, whose graph \
+                 may still be replayed"
             ),
             Fault::GraphMemory { by: Taker::Call(call), address, capture } => {
                 write!(
                     f,
-                    "{call} at {address:#x} takes memory of capture {capture}, whose graph may still be replayed"
+                    "{call} at {address:#x} takes memory of capture {capture}, whose graph may \
+                     still be replayed"
                 )
             }
             Fault::HandedOutBusy { block, address, stream, previous, on } => {
@@ -224,14 +235,21 @@ impl fmt::Display for Fault {
                     Some(stream) => write!(f, "{stream}")?,
                     None => f.write_str("every stream")?,
                 }
-                write!(f, " was handed out while a kernel on {on} still uses it as block {previous}")
+                write!(
+                    f,
+                    " was handed out while a kernel on {on} still uses it as block {previous}"
+                )
             }
             Fault::Race { block, address, stream, previous, on } => write!(
                 f,
-                "a kernel on {stream} uses block {block} at {address:#x} while one on {on}, not ordered before it, still uses it as block {previous}"
+                "a kernel on {stream} uses block {block} at {address:#x} while one on {on}, not \
+                 ordered before it, still uses it as block {previous}"
             ),
             Fault::TouchedNobodys { address, bytes, stream } => {
-                write!(f, "a kernel on {stream} uses {address:#x}+{bytes}, which is in no live block")
+                write!(
+                    f,
+                    "a kernel on {stream} uses {address:#x}+{bytes}, which is in no live block"
+                )
             }
             Fault::UnknownStream { address, handle } => {
                 write!(f, "the block at {address:#x} is for {handle:#x}, which is no stream")

@@ -1,4 +1,5 @@
-//! Memory of graphs: it is in use for as long as a graph may be replayed, on streams that nobody announced.
+//! Memory of graphs: it is in use for as long as a graph may be replayed, on streams that nobody
+//! announced.
 
 use crate::oracle::Oracle;
 use crate::oracle::content::Use;

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 /// Disjoint ranges with a value each.
 ///
-/// A write costs a lookup where it hits the very range that stands there (a slab's slot, over and over), and otherwise a step a
-/// range that it replaces; since a write leaves at most two ranges more than before, the steps are paid for by earlier writes.
+/// A write costs a lookup where it hits the very range that stands there (a slab's slot, over and
+/// over), and otherwise a step a range that it replaces; since a write leaves at most two ranges
+/// more than before, the steps are paid for by earlier writes.
 #[derive(Debug)]
 pub(crate) struct Intervals<T> {
     by_start: BTreeMap<u64, (u64, T)>,
@@ -59,7 +60,13 @@ impl<T: Clone> Intervals<T> {
     }
 
     /// Gives the range a value, showing what it replaces to `see` before.
-    pub(crate) fn replace(&mut self, start: u64, end: u64, value: T, mut see: impl FnMut(u64, u64, &T)) {
+    pub(crate) fn replace(
+        &mut self,
+        start: u64,
+        end: u64,
+        value: T,
+        mut see: impl FnMut(u64, u64, &T),
+    ) {
         if start >= end {
             return;
         }
@@ -113,10 +120,15 @@ mod tests {
                     Some(value) => map.replace(start, end, value, see),
                     None => map.clear(start, end, see),
                 }
-                prop_assert_eq!(&seen[start as usize..end as usize], &points[start as usize..end as usize]);
+                prop_assert_eq!(
+                    &seen[start as usize..end as usize], &points[start as usize..end as usize]
+                );
                 points[start as usize..end as usize].fill(value);
                 let mut all = [None::<u8>; 96];
-                map.visit(0, 96, |from, to, &value| all[from as usize..to as usize].fill(Some(value)));
+                map
+                    .visit(
+                        0, 96, |from, to, &value| all[from as usize..to as usize].fill(Some(value))
+                    );
                 prop_assert_eq!(all, points);
             }
         }

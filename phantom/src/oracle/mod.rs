@@ -1,23 +1,26 @@
 //! The oracle: judges whether the allocator keeps the order of streams.
 //!
-//! The harness tells it of blocks ([`crate::Gpu::block_malloc`] after the allocator's malloc has returned,
-//! [`crate::Gpu::block_free`] before the allocator's free is called, [`crate::Gpu::block_record_stream`]); launches, event records,
-//! waits, host synchronisations, pool calls and mappings it sees as they are made. It never looks at virtual time: what merely
+//! The harness tells it of blocks ([`crate::Gpu::block_malloc`] after the allocator's malloc has
+//! returned, [`crate::Gpu::block_free`] before the allocator's free is called,
+//! [`crate::Gpu::block_record_stream`]); launches, event records, waits, host synchronisations,
+//! pool calls and mappings it sees as they are made. It never looks at virtual time: what merely
 //! happens to be done is not in order; only what the program or the allocator made sure of is.
 //!
-//! **Positions.** A stream is a sequence of positions; each launch and each free takes the next one. A *free* means: the last
-//! possible use of the block is now, on its stream and on each stream recorded on it. So an event proves a free only if it was
-//! recorded after it.
+//! **Positions.** A stream is a sequence of positions; each launch and each free takes the next
+//! one. A *free* means: the last possible use of the block is now, on its stream and on each stream
+//! recorded on it. So an event proves a free only if it was recorded after it.
 //!
-//! **Clocks.** Each stream has a vector clock: the positions of other streams that come before its next work. An event carries the
-//! clock of its stream at its record; a stream that waits for it joins it. The host has one too, joined whenever the host has
-//! waited for an event, stream or device, or has asked and heard yes: work enqueued from then on, on any stream, comes after all
+//! **Clocks.** Each stream has a vector clock: the positions of other streams that come before its
+//! next work. An event carries the clock of its stream at its record; a stream that waits for it
+//! joins it. The host has one too, joined whenever the host has waited for an event, stream or
+//! device, or has asked and heard yes: work enqueued from then on, on any stream, comes after all
 //! of it, since it is done. (One clock for all host threads: they are taken to talk to each other.)
 //!
-//! **Bytes.** What the last uses of a byte were is kept by physical byte, so that remapping and aliases change nothing, and for
-//! mappings by address as well, since unmapping an address is judged by the work that went through that address.
-//! A pool orders its memory itself: what it takes back must be in order before the free on that stream, and what it hands out is
-//! usable in the order of the allocation's stream only.
+//! **Bytes.** What the last uses of a byte were is kept by physical byte, so that remapping and
+//! aliases change nothing, and for mappings by address as well, since unmapping an address is
+//! judged by the work that went through that address. A pool orders its memory itself: what it
+//! takes back must be in order before the free on that stream, and what it hands out is usable in
+//! the order of the allocation's stream only.
 
 mod blocks;
 mod clock;
@@ -81,7 +84,8 @@ impl Oracle {
         while self.streams.len() < streams.len() {
             let key = self.streams.len() as StreamKey;
             let stream = streams.get(key);
-            let name = StreamName { id: u64::from(key) + 1, handle: stream.handle, device: stream.device };
+            let name =
+                StreamName { id: u64::from(key) + 1, handle: stream.handle, device: stream.device };
             self.streams.push(Watched { name, clock: Clock::default(), destroyed: false });
             let device = stream.device as usize;
             if self.open.len() <= device {
@@ -99,7 +103,8 @@ impl Oracle {
         &mut self.streams[key as usize].clock
     }
 
-    /// Takes the next position of a stream. A destroyed one gets no more work: it stays where it is.
+    /// Takes the next position of a stream. A destroyed one gets no more work: it stays where it
+    /// is.
     pub(crate) fn advance(&mut self, key: StreamKey) -> Use {
         let stream = &mut self.streams[key as usize];
         let mut position = stream.clock.of(key);
@@ -212,14 +217,14 @@ impl Oracle {
 /// One fault about a pair of blocks says enough, however many pieces of them it was found in.
 fn push_of_block(faults: &mut Vec<Fault>, fault: Fault) {
     let pair = |fault: &Fault| match *fault {
-        Fault::HandedOutBusy { block, previous, on, .. } | Fault::Race { block, previous, on, .. } => {
-            (block, previous, on.id)
-        }
+        Fault::HandedOutBusy { block, previous, on, .. }
+        | Fault::Race { block, previous, on, .. } => (block, previous, on.id),
         Fault::TakenUnderWork { block, on, .. } => (0, block.unwrap_or(0), on.id),
         _ => (0, 0, 0),
     };
     let is_same = |known: &Fault| {
-        std::mem::discriminant(known) == std::mem::discriminant(&fault) && pair(known) == pair(&fault)
+        std::mem::discriminant(known) == std::mem::discriminant(&fault)
+            && pair(known) == pair(&fault)
     };
     if !faults.iter().any(is_same) {
         faults.push(fault);

@@ -1,10 +1,12 @@
 //! Touches: what kernels really use, for programs that allocate and free by CUDA's own rules.
 //!
-//! Torch's rule is that a free is the last possible use on the block's streams ([`super`]). `cudaFree` promises more: that no
-//! work of *any* stream still uses the memory. To judge that, the harness says what each kernel touches, and whose the memory is.
-//! The rule: when bytes are handed out again, or a kernel touches them, no other kernel may still be running on them, unless it
-//! comes before by the order of streams. Running is meant literally here, on the virtual clock: what is done is done, however one
-//! came to know it. So kernels must be long for this to see anything.
+//! Torch's rule is that a free is the last possible use on the block's streams ([`super`]).
+//! `cudaFree` promises more: that no work of *any* stream still uses the memory. To judge that, the
+//! harness says what each kernel touches, and whose the memory is. The rule: when bytes are handed
+//! out again, or a kernel touches them, no other kernel may still be running on them, unless it
+//! comes before by the order of streams. Running is meant literally here, on the virtual clock:
+//! what is done is done, however one came to know it. So kernels must be long for this to see
+//! anything.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +75,8 @@ impl Touches {
 }
 
 impl Oracle {
-    /// The program got `bytes` at `address`, to be used in the order of `stream`, or (`None`) by any stream at once.
+    /// The program got `bytes` at `address`, to be used in the order of `stream`, or (`None`) by
+    /// any stream at once.
     pub(crate) fn owns(
         &mut self,
         address: u64,
@@ -85,30 +88,48 @@ impl Oracle {
         self.touches.blocks += 1;
         let id = self.touches.blocks;
         let mut faults = Vec::new();
-        if let Some((&other_address, other)) = self.touches.owned.range(..address + bytes).next_back()
+        if let Some((&other_address, other)) =
+            self.touches.owned.range(..address + bytes).next_back()
             && other_address + other.bytes > address
         {
             let shared = address.max(other_address);
-            faults.push(Fault::TwoLive { block: id, address: shared, other: other.id, other_address });
+            faults.push(Fault::TwoLive {
+                block: id,
+                address: shared,
+                other: other.id,
+                other_address,
+            });
         }
         let mut backed = 0;
         for piece in backings.pieces(address, bytes) {
             backed += piece.bytes;
-            self.touches.by_byte.visit(piece.physical, piece.physical + piece.bytes, |start, _, touches| {
-                let is_fine = |past: Use| match stream {
-                    Some(stream) => self.is_before(past, stream),
-                    None => self.is_over(past),
-                };
-                if let Some(busy) = touches.iter().find(|touch| touch.end > now && !is_fine(touch.by)) {
-                    let address = piece.address + (start - piece.physical);
-                    let stream = stream.map(|key| self.name(key));
-                    let on = self.name(busy.by.stream);
-                    push_of_block(
-                        &mut faults,
-                        Fault::HandedOutBusy { block: id, address, stream, previous: busy.block, on },
-                    );
-                }
-            });
+            self.touches.by_byte.visit(
+                piece.physical,
+                piece.physical + piece.bytes,
+                |start, _, touches| {
+                    let is_fine = |past: Use| match stream {
+                        Some(stream) => self.is_before(past, stream),
+                        None => self.is_over(past),
+                    };
+                    if let Some(busy) =
+                        touches.iter().find(|touch| touch.end > now && !is_fine(touch.by))
+                    {
+                        let address = piece.address + (start - piece.physical);
+                        let stream = stream.map(|key| self.name(key));
+                        let on = self.name(busy.by.stream);
+                        push_of_block(
+                            &mut faults,
+                            Fault::HandedOutBusy {
+                                block: id,
+                                address,
+                                stream,
+                                previous: busy.block,
+                                on,
+                            },
+                        );
+                    }
+                },
+            );
         }
         if backed < bytes {
             faults.push(Fault::Unbacked { block: id, address: address + backed, backed, bytes });
@@ -125,7 +146,13 @@ impl Oracle {
     }
 
     /// A kernel reads and writes a range.
-    pub(crate) fn touched(&mut self, address: u64, bytes: u64, kernel: Kernel, backings: &Backings) {
+    pub(crate) fn touched(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        kernel: Kernel,
+        backings: &Backings,
+    ) {
         let Kernel { by, start, end } = kernel;
         let stream = self.name(by.stream);
         let mut faults = Vec::new();
@@ -143,13 +170,19 @@ impl Oracle {
             let (first, last) = (piece.physical, piece.physical + piece.bytes);
             let mut parts: Vec<(u64, u64, Vec<Touch>)> = Vec::new();
             touches.visit(first, last, |from, to, past| {
-                let unordered: Vec<Touch> =
-                    past.iter().copied().filter(|touch| !self.is_before(touch.by, by.stream)).collect();
+                let unordered: Vec<Touch> = past
+                    .iter()
+                    .copied()
+                    .filter(|touch| !self.is_before(touch.by, by.stream))
+                    .collect();
                 if let Some(other) = unordered.iter().find(|touch| touch.end > start) {
                     let address = piece.address + (from - piece.physical);
                     let on = self.name(other.by.stream);
                     let previous = other.block;
-                    push_of_block(&mut faults, Fault::Race { block, address, stream, previous, on });
+                    push_of_block(
+                        &mut faults,
+                        Fault::Race { block, address, stream, previous, on },
+                    );
                 }
                 parts.push((from, to, unordered));
             });
@@ -170,14 +203,15 @@ impl Oracle {
         self.report_all(faults);
     }
 
-    /// A driver call takes memory away at the time `now`: no kernel may still use it there. What goes through another mapping of it
-    /// goes on.
+    /// A driver call takes memory away at the time `now`: no kernel may still use it there. What
+    /// goes through another mapping of it goes on.
     pub(crate) fn taken_from_kernels(&mut self, call: &'static str, taken: Taken, now: u64) {
         let Taken { address, physical, bytes } = taken;
         let mut faults = Vec::new();
         self.touches.by_byte.visit(physical, physical + bytes, |start, _, touches| {
             let way = address.wrapping_sub(physical);
-            let is_busy = |touch: &&Touch| touch.way == way && touch.end > now && !self.is_over(touch.by);
+            let is_busy =
+                |touch: &&Touch| touch.way == way && touch.end > now && !self.is_over(touch.by);
             if let Some(busy) = touches.iter().find(is_busy) {
                 let address = address + (start - physical);
                 let (block, on) = (Some(busy.block), self.name(busy.by.stream));

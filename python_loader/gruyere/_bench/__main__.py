@@ -1,4 +1,5 @@
-"""python -m gruyere._bench: see the package. Functions called from here live elsewhere: a script of the user's takes this module's place."""
+"""python -m gruyere._bench: see the package. Functions called from here live elsewhere: a script of
+the user's takes this module's place."""
 
 import sys
 

@@ -24,7 +24,8 @@ from .runners import TORCH_CONF, Contender, Server, run_script
 # Exit codes, those of `gruyere bench`.
 _CODES = {COMPLETED: 0, FAILED: 1, FAULTS: 3, OUT_OF_MEMORY: 4}
 WRONG_ARGUMENTS = 2
-# Steps of a built-in program where the user has named no number, and of any the first that are not timed: they load kernels and take memory.
+# Steps of a built-in program where the user has named no number, and of any the first that are not
+# timed: they load kernels and take memory.
 STEPS = 12
 FIRST_STEPS = 2
 # The search for the smallest device ends within this share of the program's peak of live bytes.
@@ -80,10 +81,15 @@ class Report:
     seconds: float = 0.0
 
     def to_json(self) -> str:
-        return json.dumps({"schema": "gruyere.bench.torch", "version": 1, **asdict(self)}, indent=1) + "\n"
+        return (
+            json.dumps({"schema": "gruyere.bench.torch", "version": 1, **asdict(self)}, indent=1)
+            + "\n"
+        )
 
     def code(self) -> int:
-        return max((_CODES[row.outcome] for program in self.programs for row in program.rows), default=0)
+        return max(
+            (_CODES[row.outcome] for program in self.programs for row in program.rows), default=0
+        )
 
 
 def main(text: str) -> None:
@@ -102,17 +108,26 @@ def main(text: str) -> None:
 
 
 def checked(request: dict[str, Any]) -> list[Contender]:
-    """The rows that are asked for. Raises GruyereError where something is asked for that there is not."""
+    """The rows that are asked for. Raises GruyereError where something is asked for that there is
+    not."""
     for program in request["programs"]:
         if program not in PROGRAMS and not Path(program).is_file():
-            raise GruyereError(f"--program {program}: neither a built-in program ({', '.join(PROGRAMS)}) nor a file")
+            raise GruyereError(
+                f"--program {program}: neither a built-in program ({', '.join(PROGRAMS)}) nor "
+                "a file"
+            )
     unknown = [name for name in request["allocators"] if name not in TORCH_CONF]
     if unknown:
         raise GruyereError(f"--allocators {','.join(unknown)}: there are {', '.join(TORCH_CONF)}")
     if request["arguments"] and all(program in PROGRAMS for program in request["programs"]):
-        raise GruyereError(f"arguments after -- are for scripts, and every program is built in: {' '.join(request['arguments'])}")
+        raise GruyereError(
+            "arguments after -- are for scripts, and every program is built in: "
+            f"{' '.join(request['arguments'])}"
+        )
     if request["conf"] and "gruyere" not in request["allocators"]:
-        raise GruyereError(f"--conf {request['conf'][0]}: it configures Gruyère, which --allocators leaves out")
+        raise GruyereError(
+            f"--conf {request['conf'][0]}: it configures Gruyère, which --allocators leaves out"
+        )
     if "gruyere" in request["allocators"]:
         from .. import _settings
 
@@ -120,7 +135,10 @@ def checked(request: dict[str, Any]) -> list[Contender]:
             _settings.check(conf)
     contenders = []
     for name in dict.fromkeys(request["allocators"]):
-        contenders += [Contender(name, conf) for conf in (["", *request["conf"]] if name == "gruyere" else [""])]
+        contenders += [
+            Contender(name, conf)
+            for conf in (["", *request["conf"]] if name == "gruyere" else [""])
+        ]
     return contenders
 
 
@@ -140,7 +158,11 @@ class Comparison:
             links.mkdir()
             machine = choose(self.request["phantom"], self.request["beside"], links)
             # Scripts are no server's; one says what torch there is.
-            served = self.contenders if set(self.request["programs"]) & set(PROGRAMS) else self.contenders[:1]
+            served = (
+                self.contenders
+                if set(self.request["programs"]) & set(PROGRAMS)
+                else self.contenders[:1]
+            )
             servers = [Server(contender, machine, folder) for contender in served]
             try:
                 report = self._compare(machine, servers, folder)
@@ -156,7 +178,11 @@ class Comparison:
         for program in report.programs:
             for row in program.rows:
                 if row.outcome != COMPLETED:
-                    print(f"gruyere bench --torch: {program.program}, {row.name}: {row.outcome}: {row.reason}", file=sys.stderr)
+                    print(
+                        f"gruyere bench --torch: {program.program}, {row.name}: {row.outcome}: "
+                        f"{row.reason}",
+                        file=sys.stderr,
+                    )
         return report.code()
 
     def _compare(self, machine: Machine, servers: list[Server], folder: Path) -> Report:
@@ -174,7 +200,9 @@ class Comparison:
                     _write(Path(self.json), report.to_json())
         return report
 
-    def _measure(self, program: Program, machine: Machine, servers: list[Server], folder: Path) -> Iterator[None]:
+    def _measure(
+        self, program: Program, machine: Machine, servers: list[Server], folder: Path
+    ) -> Iterator[None]:
         """Fills in the program's rows."""
 
         def run(index: int, memory: Optional[int] = None) -> Result:
@@ -185,25 +213,39 @@ class Comparison:
         # Runs of each in turn, so that what else the machine does meanwhile meets all alike.
         found: list[list[Result]] = [[] for _ in self.contenders]
         for number in range(self.request["runs"]):
-            going = [index for index, results in enumerate(found) if not results or results[-1].outcome == COMPLETED]
+            going = [
+                index
+                for index, results in enumerate(found)
+                if not results or results[-1].outcome == COMPLETED
+            ]
             if machine.is_stand_in and program.program in PROGRAMS:
                 _progress(f"{program.program}, step by step in turn")
-                results = self._in_turn(program, [servers[index] for index in going], 1 + number % 255)
+                results = self._in_turn(
+                    program, [servers[index] for index in going], 1 + number % 255
+                )
             else:
                 results = [run(index) for index in going]
             for index, result in zip(going, results):
                 found[index].append(result)
-        program.rows = [_row(contender, results) for contender, results in zip(self.contenders, found)]
+        program.rows = [
+            _row(contender, results) for contender, results in zip(self.contenders, found)
+        ]
         program.peak_live = peak_live(program.rows)
-        default = next((results for row, results in zip(program.rows, found) if row.allocator == "default"), None)
+        default = next(
+            (results for row, results in zip(program.rows, found) if row.allocator == "default"),
+            None,
+        )
         for row, results in zip(program.rows, found):
             _relate(row, results, program, default)
         yield
         if not self.request["fit"]:
             return
-        # What torch lets cudaMallocAsync be allowed on a real GPU counts live bytes, not held ones: no bound on memory.
+        # What torch lets cudaMallocAsync be allowed on a real GPU counts live bytes, not held ones:
+        # no bound on memory.
         wanted = [
-            index for index, row in enumerate(program.rows) if row.outcome == COMPLETED and (row.allocator != "async" or machine.is_stand_in)
+            index
+            for index, row in enumerate(program.rows)
+            if row.outcome == COMPLETED and (row.allocator != "async" or machine.is_stand_in)
         ]
         # A GPU is everybody's; each process has a stand-in of its own.
         with ThreadPoolExecutor((os.cpu_count() or 1) if machine.is_stand_in else 1) as threads:
@@ -222,32 +264,61 @@ class Comparison:
         _progress("")
 
     def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
-        """A run of each, all at once and a step of each after the other: what is compared was measured within milliseconds. For the stand-in
-        only, of which each process has its own."""
+        """A run of each, all at once and a step of each after the other: what is compared was
+        measured within milliseconds. For the stand-in only, of which each process has its own."""
         for server in servers:
-            server.begin(program.program, self.request["steps"] or STEPS, None, self.request["timeout"], turn)
+            server.begin(
+                program.program, self.request["steps"] or STEPS, None, self.request["timeout"], turn
+            )
         going = list(servers)
         while going:
             going = [server for server in going if server.step()]
         return [server.end() for server in servers]
 
-    def _run(self, program: Program, machine: Machine, servers: list[Server], index: int, folder: Path, memory: Optional[int]) -> Result:
+    def _run(
+        self,
+        program: Program,
+        machine: Machine,
+        servers: list[Server],
+        index: int,
+        folder: Path,
+        memory: Optional[int],
+    ) -> Result:
         seconds = self.request["timeout"]
         steps = self.request["steps"]
         if program.program in PROGRAMS:
             return servers[index].run(program.program, steps or STEPS, memory, seconds)
         if "failed" in servers[0].facts:
             return Result(FAILED, servers[0].facts["failed"])
-        return run_script(self.contenders[index], machine, folder, program.program, program.arguments, steps, memory, seconds)
+        return run_script(
+            self.contenders[index],
+            machine,
+            folder,
+            program.program,
+            program.arguments,
+            steps,
+            memory,
+            seconds,
+        )
 
 
 def _row(contender: Contender, results: list[Result]) -> Row:
-    """What runs of one allocator come to: the worst outcome, the highest peaks, the median of the runs' medians."""
+    """What runs of one allocator come to: the worst outcome, the highest peaks, the median of the
+    runs' medians."""
     worst = max(results, key=lambda result: _CODES[result.outcome])
     row = Row(contender.allocator, contender.conf, worst.outcome, worst.reason)
-    for name in ("steps", "allocated_peak", "requested_peak", "reserved_peak", "physical_peak", "retries"):
+    for name in (
+        "steps",
+        "allocated_peak",
+        "requested_peak",
+        "reserved_peak",
+        "physical_peak",
+        "retries",
+    ):
         setattr(row, name, max(getattr(result, name) for result in results))
-    row.host_ns_of_runs = [median for result in results if (median := settled(result.host_ns)) is not None]
+    row.host_ns_of_runs = [
+        median for result in results if (median := settled(result.host_ns)) is not None
+    ]
     if row.outcome == COMPLETED and row.host_ns_of_runs:
         row.host_ns_a_step = statistics.median(row.host_ns_of_runs)
         steps = [median for result in results if (median := settled(result.step_ns)) is not None]
@@ -265,14 +336,22 @@ def _after_first(times: list[int]) -> list[int]:
 
 
 def peak_live(rows: list[Row]) -> int:
-    """The program's peak of live bytes, each block rounded up to 512 B: the least that an allocator counts. Gruyère and expandable segments count
-    just that; torch's default adds remainders that it does not split off. cudaMallocAsync does not round."""
-    counted = [row.allocated_peak for row in rows if row.outcome == COMPLETED and row.allocator != "async"]
-    return min(counted or [row.allocated_peak for row in rows if row.outcome == COMPLETED], default=0)
+    """The program's peak of live bytes, each block rounded up to 512 B: the least that an allocator
+    counts. Gruyère and expandable segments count just that; torch's default adds remainders that it
+    does not split off. cudaMallocAsync does not round."""
+    counted = [
+        row.allocated_peak for row in rows if row.outcome == COMPLETED and row.allocator != "async"
+    ]
+    return min(
+        counted or [row.allocated_peak for row in rows if row.outcome == COMPLETED], default=0
+    )
 
 
-def _relate(row: Row, results: list[Result], program: Program, default: Optional[list[Result]]) -> None:
-    """Fills in what is said in relation to the program and to torch's default (`default`: its runs)."""
+def _relate(
+    row: Row, results: list[Result], program: Program, default: Optional[list[Result]]
+) -> None:
+    """Fills in what is said in relation to the program and to torch's default (`default`: its
+    runs)."""
     if row.outcome != COMPLETED or not program.peak_live:
         return
     row.hold_ratio = row.physical_peak / program.peak_live
@@ -287,8 +366,8 @@ def _relate(row: Row, results: list[Result], program: Program, default: Optional
 
 
 def fit(row: Row, live: int, attempt: Callable[[int], Result]) -> None:
-    """Finds the smallest device on which the program completes, by bisection between its peak of live bytes and what it held with room to
-    spare."""
+    """Finds the smallest device on which the program completes, by bisection between its peak of
+    live bytes and what it held with room to spare."""
     low, high = whole_pages(live) - PAGE, whole_pages(row.physical_peak)
 
     def completes(memory: int) -> bool:
@@ -296,7 +375,10 @@ def fit(row: Row, live: int, attempt: Callable[[int], Result]) -> None:
         completed = result.outcome == COMPLETED
         row.fit_tries.append({"bytes": memory, "outcome": result.outcome})
         if result.outcome in (FAILED, FAULTS):
-            row.outcome, row.reason = result.outcome, f"on a device of {table.size(memory)}: {result.reason}"
+            row.outcome, row.reason = (
+                result.outcome,
+                f"on a device of {table.size(memory)}: {result.reason}",
+            )
         return completed
 
     while not completes(high):

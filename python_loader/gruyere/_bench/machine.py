@@ -12,24 +12,29 @@ from .._errors import GruyereError
 VARIABLE = "GRUYERE_PHANTOM"
 
 # Every library of NVIDIA's that a torch of CUDA 13 links or opens, and libcuda.
-_NAMES = """
-    libcuda.so.1 libcudart.so.13 libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcufile.so.0 libcupti.so.13
-    libcurand.so.10 libcusolver.so.12 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2 libnvrtc.so.13 libnvshmem_host.so.3
-""".split()
+_NAMES = """libcuda.so.1 libcudart.so.13 libcublas.so.13 libcublasLt.so.13 libcudnn.so.9
+    libcufft.so.12 libcufile.so.0 libcupti.so.13 libcurand.so.10 libcusolver.so.12 libcusparse.so.12
+    libcusparseLt.so.0 libnccl.so.2 libnvrtc.so.13 libnvshmem_host.so.3""".split()
 
-# What takes time on the stand-in's clock, where the user has said nothing: kernels of 20 us, 8 us of host a launch. So a device lags behind
-# its host, and memory that another stream has used is not free at once.
+# What takes time on the stand-in's clock, where the user has said nothing: kernels of 20 us, 8 us
+# of host a launch. So a device lags behind its host, and memory that another stream has used is not
+# free at once.
 _CLOCK = {"PHANTOM_KERNEL_NS": "20000", "PHANTOM_COSTS": "launches"}
 
 
 def gpu() -> Optional[str]:
-    """The name of the first GPU; None where there is none. Loads the driver into this process, and makes no context."""
+    """The name of the first GPU; None where there is none. Loads the driver into this process, and
+    makes no context."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
     count, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+    if (
+        driver.cuInit(0) != 0
+        or driver.cuDeviceGetCount(ctypes.byref(count)) != 0
+        or count.value == 0
+    ):
         return None
     driver.cuDeviceGetName(name, len(name), 0)
     return name.value.decode(errors="replace")
@@ -49,8 +54,8 @@ class Machine:
 
 
 def choose(phantom: bool, beside: Optional[str], folder: Path) -> Machine:
-    """A real GPU where there is one and `phantom` does not forbid it, else the stand-in. `beside`: a folder in which it may be. `folder`: of
-    ours, for links.
+    """A real GPU where there is one and `phantom` does not forbid it, else the stand-in. `beside`:
+    a folder in which it may be. `folder`: of ours, for links.
 
     Raises GruyereError where there is neither.
     """
@@ -60,9 +65,17 @@ def choose(phantom: bool, beside: Optional[str], folder: Path) -> Machine:
             return Machine(name, {})
     library = _stand_in(beside)
     if library is None:
-        problem = "the stand-in GPU was not found" if phantom else "there is no GPU here (no NVIDIA driver, or it shows no device), and no stand-in for one"
+        problem = (
+            "the stand-in GPU was not found"
+            if phantom
+            else (
+                "there is no GPU here (no NVIDIA driver, or it shows no device), and no "
+                "stand-in for one"
+            )
+        )
         raise GruyereError(
-            f"{problem}. To run without a GPU, build the stand-in in Gruyère's source tree (cargo build --release -p gruyere-phantom-abi) and"
+            f"{problem}. To run without a GPU, build the stand-in in Gruyère's source tree "
+            "(cargo build --release -p gruyere-phantom-abi) and"
             f" name it: {VARIABLE}=target/release/libphantom_cuda.so"
         )
     for name in _NAMES:
@@ -73,7 +86,9 @@ def choose(phantom: bool, beside: Optional[str], folder: Path) -> Machine:
         f"stand-in GPU, {os.environ.get('PHANTOM_MEMORY', '80GiB')}",
         {
             **{key: os.environ.get(key, value) for key, value in _CLOCK.items()},
-            "LD_PRELOAD": f"{library}:{preloaded}" if preloaded and str(library) not in preloaded else str(library),
+            "LD_PRELOAD": f"{library}:{preloaded}"
+            if preloaded and str(library) not in preloaded
+            else str(library),
             "LD_LIBRARY_PATH": f"{folder}:{found}" if found else str(folder),
         },
     )
@@ -83,7 +98,10 @@ def _stand_in(beside: Optional[str]) -> Optional[Path]:
     chosen = os.environ.get(VARIABLE)
     if chosen:
         if not Path(chosen).is_file():
-            raise GruyereError(f"{VARIABLE}={chosen}: no such file; name libphantom_cuda.so there, or unset {VARIABLE}")
+            raise GruyereError(
+                f"{VARIABLE}={chosen}: no such file; name libphantom_cuda.so there, or unset "
+                f"{VARIABLE}"
+            )
         return Path(chosen).absolute()
     file = Path(beside, "libphantom_cuda.so") if beside else None
     return file.absolute() if file and file.is_file() else None

@@ -22,7 +22,8 @@ class Result:
     steps: int = 0
     """Steps that ended."""
     allocated_peak: int = 0
-    """Peak of live bytes, as the allocator counts them (torch's default counts what it does not split off, too)."""
+    """Peak of live bytes, as the allocator counts them (torch's default counts what it does not
+    split off, too)."""
     requested_peak: int = 0
     """Peak of the bytes that the program asked for; 0 where the allocator does not count them."""
     reserved_peak: int = 0
@@ -58,7 +59,8 @@ class Meter:
     """The numbers of one run, from before CUDA is used to its end."""
 
     def __init__(self, allocator: str, memory: Optional[int]) -> None:
-        """`memory`: bytes that the device may seem to have; None: all. Before CUDA is initialised, and before torch is imported or after."""
+        """`memory`: bytes that the device may seem to have; None: all. Before CUDA is initialised,
+        and before torch is imported or after."""
         self.allocator = allocator
         self.memory = memory
         self.phantom = stand_in()
@@ -92,7 +94,10 @@ class Meter:
     def read(self, torch: Any, result: Result) -> None:
         """Fills in what was held. Raises Unfit where the run was not what it should have been."""
         if not torch.cuda.is_initialized():
-            raise Unfit("it used no CUDA memory in its own process; what its child processes use is not measured")
+            raise Unfit(
+                "it used no CUDA memory in its own process; what its child processes use is "
+                "not measured"
+            )
         self._check_allocator(torch)
         statistics = torch.cuda.memory_stats(0)
         result.allocated_peak = torch.cuda.max_memory_allocated(0)
@@ -109,7 +114,8 @@ class Meter:
             result.outcome, result.reason = FAULTS, faults[0]
 
     def _check_allocator(self, torch: Any) -> None:
-        """That the run had the allocator that its row names: a setting that torch does not know would pass in silence."""
+        """That the run had the allocator that its row names: a setting that torch does not know
+        would pass in silence."""
         if self.allocator == "gruyere":
             import gruyere
 
@@ -124,7 +130,10 @@ class Meter:
             segments = torch.cuda.memory_snapshot()
             expandable = [bool(segment.get("is_expandable")) for segment in segments]
             if any(expandable) != (self.allocator == "expandable") and segments:
-                raise Unfit(f"torch {torch.__version__} had {'' if any(expandable) else 'no '}expandable segments")
+                raise Unfit(
+                    f"torch {torch.__version__} had "
+                    f"{'' if any(expandable) else 'no '}expandable segments"
+                )
 
     def _faults(self, torch: Any) -> list[str]:
         """What the driver's books and the library's own check object to."""
@@ -134,7 +143,10 @@ class Meter:
                 books = os.path.join(folder, "books")
                 self.phantom.phantom_write_books(books.encode())
                 with open(books) as file:
-                    found += [f"the driver's rules were broken: {misuse}" for misuse in json.load(file)["misuse"]]
+                    found += [
+                        f"the driver's rules were broken: {misuse}"
+                        for misuse in json.load(file)["misuse"]
+                    ]
         if self.allocator == "gruyere":
             import gruyere
             from gruyere import _library
@@ -152,7 +164,9 @@ def is_out_of_memory(torch: Any, error: BaseException) -> bool:
     seen = set()
     cause: Optional[BaseException] = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, torch.cuda.OutOfMemoryError) or (isinstance(cause, RuntimeError) and "CUDA out of memory." in str(cause)):
+        if isinstance(cause, torch.cuda.OutOfMemoryError) or (
+            isinstance(cause, RuntimeError) and "CUDA out of memory." in str(cause)
+        ):
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__

@@ -1,7 +1,9 @@
-"""The built-in programs: generators that yield after each step. Seeded, so every allocator is asked for the same.
+"""The built-in programs: generators that yield after each step. Seeded, so every allocator is asked
+for the same.
 
-What would depend on values that kernels compute (how many tokens an expert gets) is drawn on the host, so that the programs ask for the
-same memory on a stand-in that runs no kernel. They need torch and nothing else.
+What would depend on values that kernels compute (how many tokens an expert gets) is drawn on the
+host, so that the programs ask for the same memory on a stand-in that runs no kernel. They need
+torch and nothing else.
 """
 
 from __future__ import annotations
@@ -25,13 +27,20 @@ class Block(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
         self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.down = nn.Linear(inner, width, bias=False)
 
     def attend(self, x: torch.Tensor, past: Optional[Cache] = None) -> tuple[torch.Tensor, Cache]:
         batch, length, width = x.shape
-        parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         q, k, v = parts.unbind(0)
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
@@ -75,7 +84,9 @@ def loss_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def llama(steps: int) -> Iterator[None]:
     width = 4096
     with torch.device("cuda"):
-        model = Decoder([Block(width, 32, 11008) for _ in range(8)], width, 32000).to(torch.bfloat16)
+        model = Decoder([Block(width, 32, 11008) for _ in range(8)], width, 32000).to(
+            torch.bfloat16
+        )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     for _ in range(steps):
         for _ in range(2):
@@ -115,7 +126,10 @@ class Experts(Block):
         del self.gate, self.up, self.down
         self.router = nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, inner, bias=False), nn.GELU(), nn.Linear(inner, width, bias=False)) for _ in range(experts)
+            nn.Sequential(
+                nn.Linear(width, inner, bias=False), nn.GELU(), nn.Linear(inner, width, bias=False)
+            )
+            for _ in range(experts)
         )
 
     def forward(self, x: torch.Tensor, order: Any = None, counts: Any = None) -> torch.Tensor:
@@ -131,7 +145,9 @@ class Experts(Block):
 def moe(steps: int) -> Iterator[None]:
     draw, width, experts = random.Random(SEED), 1024, 8
     with torch.device("cuda"):
-        model = Decoder([Experts(width, 16, 4096, experts) for _ in range(8)], width, 32000).to(torch.bfloat16)
+        model = Decoder([Experts(width, 16, 4096, experts) for _ in range(8)], width, 32000).to(
+            torch.bfloat16
+        )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     copies = torch.cuda.Stream()
     host = torch.Generator().manual_seed(SEED)
@@ -144,7 +160,11 @@ def moe(steps: int) -> Iterator[None]:
         counts[0] += chosen - sum(counts)
         order = (torch.randperm(chosen, generator=host) // Experts.CHOICES).pin_memory()
         with torch.cuda.stream(copies):
-            return torch.zeros(batch, length, dtype=torch.long, device="cuda"), order.cuda(non_blocking=True), counts
+            return (
+                torch.zeros(batch, length, dtype=torch.long, device="cuda"),
+                order.cuda(non_blocking=True),
+                counts,
+            )
 
     coming = load()
     for _ in range(steps):
@@ -162,7 +182,8 @@ def moe(steps: int) -> Iterator[None]:
 
 
 class Offload:
-    """Saved tensors of a MiB and more go to pinned host memory, and come back for the backward pass, on a stream of their own."""
+    """Saved tensors of a MiB and more go to pinned host memory, and come back for the backward
+    pass, on a stream of their own."""
 
     LEAST = 1 << 20
 
@@ -208,7 +229,8 @@ def offload(steps: int) -> Iterator[None]:
 
 
 def generate(steps: int) -> Iterator[None]:
-    """Up to 16 sequences at a time; each starts with a prompt and grows by a chunk a step until it is done."""
+    """Up to 16 sequences at a time; each starts with a prompt and grows by a chunk a step until it
+    is done."""
     with torch.device("cuda"):
         model = Decoder([Block(1024, 16, 2816) for _ in range(16)], 1024, 32000).to(torch.bfloat16)
     serving = Serving(model)
@@ -228,11 +250,17 @@ class Serving:
     def step(self) -> None:
         while len(self.sequences) < 16:
             length = self.draw.randrange(64, 1024)
-            self.sequences.append((length + 32 * self.draw.randrange(2, 12), [None] * len(self.model.layers)))
+            self.sequences.append(
+                (length + 32 * self.draw.randrange(2, 12), [None] * len(self.model.layers))
+            )
             self.advance(len(self.sequences) - 1, length)
         for index in range(len(self.sequences)):
             self.advance(index, 32)
-        self.sequences = [(wanted, caches) for wanted, caches in self.sequences if caches[0] and caches[0][0].shape[2] < wanted]
+        self.sequences = [
+            (wanted, caches)
+            for wanted, caches in self.sequences
+            if caches[0] and caches[0][0].shape[2] < wanted
+        ]
 
     def advance(self, index: int, count: int) -> None:
         wanted, caches = self.sequences[index]

@@ -1,4 +1,5 @@
-"""Runs of a program under one allocator: by a server for built-in programs, in a process each for scripts."""
+"""Runs of a program under one allocator: by a server for built-in programs, in a process each for
+scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from .measure import FAILED, Result
 from .server import ended
 
 # torch's settings for each of its own allocators.
-TORCH_CONF = {"default": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync", "gruyere": ""}
+TORCH_CONF = {
+    "default": "",
+    "expandable": "expandable_segments:True",
+    "async": "backend:cudaMallocAsync",
+    "gruyere": "",
+}
 # Newer versions of torch read the first of these, older ones know the second only.
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Settings of the caller's that would make rows other than what they are called.
@@ -53,7 +59,13 @@ class Server:
         self.turns, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gruyere._bench", "server", json.dumps({"allocator": contender.allocator, "turns": theirs.fileno()})],
+                [
+                    sys.executable,
+                    "-m",
+                    "gruyere._bench",
+                    "server",
+                    json.dumps({"allocator": contender.allocator, "turns": theirs.fileno()}),
+                ],
                 env=contender.environment(machine, of_script=False),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -85,13 +97,22 @@ class Server:
         self.begin(program, steps, memory, seconds)
         return self.end()
 
-    def begin(self, program: str, steps: int, memory: Optional[int], seconds: float, turn: int = 0) -> None:
-        """Begins a run; where `turn`, a number of this run's from 1 to 255, is given, its steps wait for `step`."""
+    def begin(
+        self, program: str, steps: int, memory: Optional[int], seconds: float, turn: int = 0
+    ) -> None:
+        """Begins a run; where `turn`, a number of this run's from 1 to 255, is given, its steps
+        wait for `step`."""
         self.turn = turn
         if "failed" in self.facts:
             return
         self.log.mark()
-        request = {"program": program, "steps": steps, "memory": memory, "seconds": seconds, "turn": turn}
+        request = {
+            "program": program,
+            "steps": steps,
+            "memory": memory,
+            "seconds": seconds,
+            "turn": turn,
+        }
         assert self.process.stdin
         try:
             print(json.dumps(request), file=self.process.stdin, flush=True)
@@ -134,7 +155,14 @@ class Server:
 
 
 def run_script(
-    contender: Contender, machine: Machine, folder: Path, script: str, arguments: list[str], steps: Optional[int], memory: Optional[int], seconds: float
+    contender: Contender,
+    machine: Machine,
+    folder: Path,
+    script: str,
+    arguments: list[str],
+    steps: Optional[int],
+    memory: Optional[int],
+    seconds: float,
 ) -> Result:
     """A script in a process of its own, in the current folder."""
     log = Log(folder)
@@ -156,7 +184,9 @@ def run_script(
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        return Result(FAILED, f"took more than {seconds:.0f} s; --timeout allows more, --steps ends it sooner")
+        return Result(
+            FAILED, f"took more than {seconds:.0f} s; --timeout allows more, --steps ends it sooner"
+        )
     finally:
         _end_session(process)
     result = Result(**json.loads(answer.read_text())) if answer.is_file() else None
@@ -188,6 +218,11 @@ class Log:
 
     def blame(self, how: str) -> str:
         """`how` it ended, with the last line that it said."""
-        lines = [line.strip() for line in self.path.read_bytes()[self.from_byte :].decode(errors="replace").splitlines()]
+        lines = [
+            line.strip()
+            for line in self.path.read_bytes()[self.from_byte :]
+            .decode(errors="replace")
+            .splitlines()
+        ]
         said = [line for line in lines if line]
         return f"{how}: {said[-1]}" if said else f"{how}, without a word"

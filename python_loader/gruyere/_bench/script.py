@@ -1,4 +1,5 @@
-"""A script of the user's: run as python itself would run it, measured from its import of torch to its end.
+"""A script of the user's: run as python itself would run it, measured from its import of torch to
+its end.
 
 Steps are told by the optimisers of torch: the first one's, where several take turns."""
 
@@ -71,9 +72,12 @@ class Watch:
             self._enough()
 
     def _note_host_time(self) -> None:
-        """A step has ended: the processor's time since the last on the stand-in, the wall's on a GPU."""
+        """A step has ended: the processor's time since the last on the stand-in, the wall's on a
+        GPU."""
         wall, processor = now()
-        self.found.host_ns.append(processor - self.last[1] if self.meter.phantom is not None else wall - self.last[0])
+        self.found.host_ns.append(
+            processor - self.last[1] if self.meter.phantom is not None else wall - self.last[0]
+        )
 
     def _enough(self) -> NoReturn:
         raise Enough(0)
@@ -101,7 +105,10 @@ class Watch:
         try:
             self.meter.read(self.torch, found)
         except Exception as error:
-            found.outcome, found.reason = FAILED, str(error) if isinstance(error, measure.Unfit) else measure.first_line(error)
+            found.outcome, found.reason = (
+                FAILED,
+                str(error) if isinstance(error, measure.Unfit) else measure.first_line(error),
+            )
         return found
 
 

@@ -1,7 +1,9 @@
-"""A process for one allocator. It imports torch once, and forks for each run of a built-in program: the child begins with torch imported and no
-CUDA, as a fresh process would, without the seconds that the import takes.
+"""A process for one allocator. It imports torch once, and forks for each run of a built-in program:
+the child begins with torch imported and no CUDA, as a fresh process would, without the seconds that
+the import takes.
 
-Requests are lines of JSON on stdin, answers lines of JSON on what stdout was when it started. The first line that it writes says what torch it has.
+Requests are lines of JSON on stdin, answers lines of JSON on what stdout was when it started. The
+first line that it writes says what torch it has.
 """
 
 from __future__ import annotations
@@ -54,15 +56,27 @@ def _torch() -> tuple[Any, dict[str, Any]]:
     version = str(torch.__version__)
     numbers = [int(part) if part.isdigit() else 0 for part in version.split("+")[0].split(".")[:2]]
     if tuple(numbers) < OLDEST:
-        raise RuntimeError(f"torch {version} is too old: install {'.'.join(map(str, OLDEST))} or newer, or name another interpreter with --python")
+        raise RuntimeError(
+            f"torch {version} is too old: install {'.'.join(map(str, OLDEST))} or newer, or "
+            "name another interpreter with --python"
+        )
     if torch.version.cuda is None:
-        raise RuntimeError(f"torch {version} is built without CUDA: install one that is built with it")
-    return torch, {"torch": version, "cuda": torch.version.cuda, "python": sys.version.split()[0], "executable": sys.executable}
+        raise RuntimeError(
+            f"torch {version} is built without CUDA: install one that is built with it"
+        )
+    return torch, {
+        "torch": version,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+        "executable": sys.executable,
+    }
 
 
 def _import_what_torch_puts_off(torch: Any) -> None:
-    """An optimiser's first use imports half of torch, some seconds of every run. Here once, before the first fork."""
-    # Some of it asks whether there is a GPU, after which torch refuses CUDA to forked children. So none is shown meanwhile.
+    """An optimiser's first use imports half of torch, some seconds of every run. Here once, before
+    the first fork."""
+    # Some of it asks whether there is a GPU, after which torch refuses CUDA to forked children. So
+    # none is shown meanwhile.
     shown = torch.cuda._is_compiled
     torch.cuda._is_compiled = lambda: False
     try:
@@ -96,8 +110,9 @@ def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.s
 
 
 def _exit(code: int) -> NoReturn:
-    """Ends the process as C ends it: exit handlers and destructors of libraries run (the record and the driver's books are put away in them). To take
-    the interpreter down with all modules of torch's would cost more than the run."""
+    """Ends the process as C ends it: exit handlers and destructors of libraries run (the record and
+    the driver's books are put away in them). To take the interpreter down with all modules of
+    torch's would cost more than the run."""
     sys.stderr.flush()
     ctypes.CDLL(None).exit(code)
     raise AssertionError("exit() returned")
@@ -113,7 +128,9 @@ def _answer_of(child: int, readable: int, seconds: float) -> str:
             if not ready:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                return Result(FAILED, f"took more than {seconds:.0f} s; --timeout allows more").to_json()
+                return Result(
+                    FAILED, f"took more than {seconds:.0f} s; --timeout allows more"
+                ).to_json()
             part = pipe.read(1 << 16)
             if not part:
                 break
@@ -125,12 +142,23 @@ def _answer_of(child: int, readable: int, seconds: float) -> str:
 
 
 def ended(code: int) -> str:
-    """A process's exit in words. The log's last line, where there is one, is the reader's to add."""
+    """A process's exit in words. The log's last line, where there is one, is the reader's to
+    add."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def run(torch: Any, allocator: str, program: str, steps: int, memory: Optional[int], seconds: float, turn: int, turns: socket.socket) -> Result:
-    """A built-in program, from nothing to its end, on a device of `memory` bytes. Where `turn` is not 0, each step waits for that number."""
+def run(
+    torch: Any,
+    allocator: str,
+    program: str,
+    steps: int,
+    memory: Optional[int],
+    seconds: float,
+    turn: int,
+    turns: socket.socket,
+) -> Result:
+    """A built-in program, from nothing to its end, on a device of `memory` bytes. Where `turn` is
+    not 0, each step waits for that number."""
     result = Result(COMPLETED)
     meter = Meter(allocator, memory)
     try:
@@ -151,11 +179,16 @@ def run(torch: Any, allocator: str, program: str, steps: int, memory: Optional[i
             result.outcome, result.reason = OUT_OF_MEMORY, measure.first_line(error)
         meter.read(torch, result)
     except Exception as error:
-        result.outcome, result.reason = FAILED, str(error) if isinstance(error, measure.Unfit) else measure.first_line(error)
+        result.outcome, result.reason = (
+            FAILED,
+            str(error) if isinstance(error, measure.Unfit) else measure.first_line(error),
+        )
     return result
 
 
-def _drive(torch: Any, steps: Iterator[None], meter: Meter, result: Result, turn: int, turns: socket.socket) -> None:
+def _drive(
+    torch: Any, steps: Iterator[None], meter: Meter, result: Result, turn: int, turns: socket.socket
+) -> None:
     while True:
         if turn:
             _await_turn(turn, turns)
@@ -169,7 +202,8 @@ def _drive(torch: Any, steps: Iterator[None], meter: Meter, result: Result, turn
         torch.cuda.synchronize(0)
         result.steps += 1
         if meter.phantom is not None:
-            # Nothing here waits for a device, so what the processor did is what a step costs, whoever else uses the machine.
+            # Nothing here waits for a device, so what the processor did is what a step costs,
+            # whoever else uses the machine.
             result.host_ns.append(worked)
         else:
             result.host_ns.append(host)

@@ -28,7 +28,10 @@ def draw(report: Report) -> str:
     for program in report.programs:
         for row in program.rows:
             lines.append(_cells(program, row, report.settings["fit"], on_gpu))
-    widths = [max(len(line[column]) for line in [heads, *lines] if column < len(line)) for column in range(len(heads))]
+    widths = [
+        max(len(line[column]) for line in [heads, *lines] if column < len(line))
+        for column in range(len(heads))
+    ]
     rule = "─" * (sum(widths) + 2 * len(widths) - 2)
     text = [_head(report), "", _line(heads, widths), rule]
     for number, line in enumerate(lines):
@@ -42,8 +45,17 @@ def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
     first = row is program.rows[0]
     named = [program.program if first else "", row.name]
     if row.outcome != COMPLETED:
-        return [*named, size(program.peak_live) if first and program.peak_live else "", f"{row.outcome.upper()}: {row.reason}"]
-    cells = [*named, size(program.peak_live) if first else "", size(row.physical_peak), _ratio(row.hold_ratio, 3)]
+        return [
+            *named,
+            size(program.peak_live) if first and program.peak_live else "",
+            f"{row.outcome.upper()}: {row.reason}",
+        ]
+    cells = [
+        *named,
+        size(program.peak_live) if first else "",
+        size(row.physical_peak),
+        _ratio(row.hold_ratio, 3),
+    ]
     if fit:
         cells += [size(row.fit_bytes), _ratio(row.fit_ratio, 3)] if row.fit_bytes else ["-", "-"]
     cells += [_time(row.host_ns_a_step), _ratio(row.host_ratio, 2)]
@@ -53,7 +65,12 @@ def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
 def _line(cells: list[str], widths: list[int]) -> str:
     # A reason goes on to the end of the line.
     ended = len(cells) < len(widths)
-    parts = [cell.ljust(width) if column < 2 or (ended and column == len(cells) - 1) else cell.rjust(width) for column, (cell, width) in enumerate(zip(cells, widths))]
+    parts = [
+        cell.ljust(width)
+        if column < 2 or (ended and column == len(cells) - 1)
+        else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths))
+    ]
     return "  ".join(parts).rstrip()
 
 
@@ -67,13 +84,16 @@ def _time(nanoseconds: Optional[float]) -> str:
 
 def _head(report: Report) -> str:
     machine = report.machine
-    torch = f"torch {machine['torch']}, CUDA {machine['cuda']}" if "torch" in machine else "no torch"
+    torch = (
+        f"torch {machine['torch']}, CUDA {machine['cuda']}" if "torch" in machine else "no torch"
+    )
     return f"{machine['device']}, {torch}, {report.seconds:.0f} s"
 
 
 def _notes(report: Report, on_gpu: bool) -> list[str]:
     held = (
-        "the most that the allocator says it held, or that the device had in use at the end of a step beyond what others used before, if more"
+        "the most that the allocator says it held, or that the device had in use at the end of "
+        "a step beyond what others used before, if more"
         if on_gpu
         else "by the stand-in's books"
     )
@@ -82,15 +102,23 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
         f"peak physical    {held}; hold: / peak live",
     ]
     if report.settings["fit"]:
-        least = "what the allocator must be allowed to hold" if on_gpu else "the memory of the stand-in"
-        notes.append(f"smallest device  {least} for the program to complete, to 0.5% of peak live; fit: / peak live")
+        least = (
+            "what the allocator must be allowed to hold" if on_gpu else "the memory of the stand-in"
+        )
+        notes.append(
+            f"smallest device  {least} for the program to complete, to 0.5% of peak live; fit: "
+            "/ peak live"
+        )
     host = (
         "until the step has been launched; a step: until the device is done with it"
         if on_gpu
         else "processor time of the real host code; a driver's calls cost next to nothing here"
     )
     runs = report.settings["runs"]
-    notes.append(f"host a step      {host}. Median of steps, then of {runs} runs; of default: / that of the same step, median")
+    notes.append(
+        f"host a step      {host}. Median of steps, then of {runs} runs; of default: / that of "
+        "the same step, median"
+    )
     builtin = [program.program for program in report.programs if program.program in PROGRAMS]
     notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]
     return notes

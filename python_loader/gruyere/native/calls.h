@@ -1,5 +1,5 @@
-// Calls of the library's table, and what may go wrong in them. One file is compiled (shim.cpp), and nothing of it is shared with another shim of the process: hence no
-// name outside of it.
+// Calls of the library's table, and what may go wrong in them. One file is compiled (shim.cpp), and
+// nothing of it is shared with another shim of the process: hence no name outside of it.
 
 #pragma once
 
@@ -28,7 +28,8 @@ using StreamFilter = std::function<bool(cudaStream_t)>;
 
 const GruyereNativeTable* table = nullptr;
 
-// What a function of torch's threw while the library called it: thrown again when the library's answer is here.
+// What a function of torch's threw while the library called it: thrown again when the library's
+// answer is here.
 thread_local std::exception_ptr thrown;
 
 void rethrow() {
@@ -52,8 +53,10 @@ void check(int code) {
 
 // Of functions that say by their code alone what is wrong.
 void check_device(int code, DeviceIndex device) {
-  TORCH_CHECK(code != GRUYERE_INVALID, "Invalid device argument ", static_cast<int>(device), ": this process has no such device");
-  TORCH_CHECK(code == GRUYERE_OK, "Gruyère cannot work in this process (it was forked from one that uses CUDA, or the log says why)");
+    TORCH_CHECK(code != GRUYERE_INVALID, "Invalid device argument ", static_cast<int>(device),
+                ": this process has no such device");
+    TORCH_CHECK(code == GRUYERE_OK, "Gruyère cannot work in this process (it was forked from one "
+                                    "that uses CUDA, or the log says why)");
 }
 
 GruyereMempoolId ours(MempoolId_t id) {
@@ -89,11 +92,12 @@ Totals totals(DeviceIndex device) {
 
 void report(void* block, int64_t bytes, DeviceIndex device) {
   Totals now = totals(device);
-  c10::reportMemoryUsageToProfiler(block, bytes, now.allocated, now.reserved, c10::Device(c10::kCUDA, device));
+  c10::reportMemoryUsageToProfiler(block, bytes, now.allocated, now.reserved,
+                                   c10::Device(c10::kCUDA, device));
 }
 
-// torch's streams never end, but for those that it was given (an even id other than 0 is the address of such a stream): once one is seen, the library
-// may ask about it at any time.
+// torch's streams never end, but for those that it was given (an even id other than 0 is the
+// address of such a stream): once one is seen, the library may ask about it at any time.
 void tell(const CUDAStream& stream) {
   constexpr size_t kDevices = 64;
   constexpr size_t kWords = 8;

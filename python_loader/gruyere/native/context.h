@@ -42,7 +42,8 @@ Recording& recording() {
 
 thread_local std::vector<std::string> compile_contexts;
 
-// While the history is on, tells the library where what the thread does comes from. Gathered before any lock of the library's is taken.
+// While the history is on, tells the library where what the thread does comes from. Gathered before
+// any lock of the library's is taken.
 class Noted {
  public:
   explicit Noted(RecordContext level) : on_(recording().on.load(std::memory_order_relaxed)) {

@@ -1,8 +1,11 @@
-// The native door's C++ side: torch's own allocator interface, each function of which is a call of libgruyere's table (gruyere.h).
+// The native door's C++ side: torch's own allocator interface, each function of which is a call of
+// libgruyere's table (gruyere.h).
 //
-// Built once on the user's machine against the headers of the installed torch (gruyere/_shim.py), and never unloaded. It knows nothing of the heap: what it
-// keeps itself is torch's (who recorded the history, observers, annotations). Errors of the library come as NULL or a code and are thrown here; what
-// torch's functions throw while the library calls them is caught here and thrown again once the library has answered.
+// Built once on the user's machine against the headers of the installed torch (gruyere/_shim.py),
+// and never unloaded. It knows nothing of the heap: what it keeps itself is torch's (who recorded
+// the history, observers, annotations). Errors of the library come as NULL or a code and are thrown
+// here; what torch's functions throw while the library calls them is caught here and thrown again
+// once the library has answered.
 
 #include <dlfcn.h>
 
@@ -22,35 +25,41 @@ namespace {
 constexpr size_t kExabyte = size_t{1} << 60;
 
 constexpr auto kNoIpc =
-    "CUDA tensors cannot be shared with other processes while Gruyère serves them: send a copy in host memory (tensor.cpu()), or use collectives "
+    "CUDA tensors cannot be shared with other processes while Gruyère serves them: send a copy in "
+    "host memory (tensor.cpu()), or use collectives "
     "(torch.distributed); gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 constexpr auto kNoCheckpoint =
-    "Gruyère's native door has no checkpoints of a graph's memory yet, which Inductor's CUDA graph trees need: turn CUDA graphs off "
-    "(torch._inductor.config.triton.cudagraphs = False), or use torch.cuda.graph or make_graphed_callables, which work here; "
+    "Gruyère's native door has no checkpoints of a graph's memory yet, which Inductor's CUDA graph "
+    "trees need: turn CUDA graphs off "
+    "(torch._inductor.config.triton.cudagraphs = False), or use torch.cuda.graph or "
+    "make_graphed_callables, which work here; "
     "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 constexpr auto kNoTracker =
-    "Gruyère's native door does not tell a tracker of its segments yet: unset TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK, collectives work without; "
+    "Gruyère's native door does not tell a tracker of its segments yet: unset "
+    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK, collectives work without; "
     "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 constexpr auto kNoSplit =
-    "Gruyère's native door has no pools whose segments are never split yet: leave out no_split=True, the pool is the same but for where its blocks lie";
-constexpr auto kNoForeign =
-    "Gruyère's native door has no pools over another allocator yet: leave the allocator out, and the pool's memory is Gruyère's; "
-    "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
+    "Gruyère's native door has no pools whose segments are never split yet: leave out "
+    "no_split=True, the pool is the same but for where its blocks lie";
+constexpr auto kNoForeign = "Gruyère's native door has no pools over another allocator yet: leave "
+                            "the allocator out, and the pool's memory is Gruyère's; "
+                            "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 
 class Gruyere final : public CUDAAllocator {
  public:
   // Memory.
 
   c10::DataPtr allocate(size_t size) override {
-    TORCH_CHECK_WITH(OutOfMemoryError, size < kExabyte, "CUDA out of memory. Tried to allocate more than 1EB memory.");
-    const DeviceIndex device = c10::cuda::current_device();
-    void* block = nullptr;
-    if (C10_UNLIKELY(is_uncached())) {
-      C10_CUDA_CHECK(cudaMalloc(&block, size));
-      trace_malloc(block);
-    } else if (size != 0) {
-      block = serve(size, device);
-    }
+      TORCH_CHECK_WITH(OutOfMemoryError, size < kExabyte,
+                       "CUDA out of memory. Tried to allocate more than 1EB memory.");
+      const DeviceIndex device = c10::cuda::current_device();
+      void *block = nullptr;
+      if (C10_UNLIKELY(is_uncached())) {
+          C10_CUDA_CHECK(cudaMalloc(&block, size));
+          trace_malloc(block);
+      } else if (size != 0) {
+          block = serve(size, device);
+      }
     return {block, block, raw_deleter(), c10::Device(c10::kCUDA, device)};
   }
 
@@ -127,9 +136,10 @@ class Gruyere final : public CUDAAllocator {
   }
 
   void setMemoryFraction(double fraction, DeviceIndex device) override {
-    TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
-    numbers(device);
-    table->set_fraction(fraction, device);
+      TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction,
+                  ". Please set within [0, 1].");
+      numbers(device);
+      table->set_fraction(fraction, device);
   }
 
   void cacheInfo(DeviceIndex device, size_t* largest) override {
@@ -137,7 +147,8 @@ class Gruyere final : public CUDAAllocator {
     stats.size = sizeof(stats);
     check_device(table->stats(device, &stats), device);
     if (*largest == 0) {
-      *largest = std::min<size_t>(stats.largest_request_growing, stats.largest_request + getMemoryInfo(device).first);
+        *largest = std::min<size_t>(stats.largest_request_growing,
+                                    stats.largest_request + getMemoryInfo(device).first);
     }
     *largest = std::max<size_t>(*largest, stats.largest_request);
   }
@@ -161,7 +172,8 @@ class Gruyere final : public CUDAAllocator {
     to.num_sync_all_streams = from.num_sync_all_streams;
     to.num_device_alloc = from.num_device_alloc;
     to.num_device_free = from.num_device_free;
-    // There is no size beyond which a block may not be cut: torch says so with the largest of its unsigned sizes, which is -1 here.
+    // There is no size beyond which a block may not be cut: torch says so with the largest of its
+    // unsigned sizes, which is -1 here.
     to.max_split_size = -1;
     return to;
   }
@@ -231,9 +243,10 @@ class Gruyere final : public CUDAAllocator {
     return static_cast<int>(table->pool_uses(device, ours(id)));
   }
 
-  void createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<CUDAAllocator> allocator) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(!allocator || allocator.get() == this, kNoForeign);
-    check(table->pool_create(device, ours(id)));
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
+                          std::shared_ptr<CUDAAllocator> allocator) override {
+      TORCH_CHECK_NOT_IMPLEMENTED(!allocator || allocator.get() == this, kNoForeign);
+      check(table->pool_create(device, ours(id)));
   }
 
   void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool wanted) override {
@@ -246,24 +259,21 @@ class Gruyere final : public CUDAAllocator {
     TORCH_CHECK_NOT_IMPLEMENTED(false, kNoSplit);
   }
 
-  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id, const std::unordered_set<void*>& expected) override {
-    TORCH_CHECK(table->pool_uses(device, ours(id)) > 0, "Could not find pool of id");
-    size_t live = 0;
-    const Snapshot taken(device);
-    for (const GruyereSegment& segment : taken.segments()) {
-      if (segment.pool_first != id.first || segment.pool_second != id.second) {
-        continue;
-      }
-      for (const GruyereBlock& block : taken.blocks(segment)) {
-        if (block.state == kAllocated) {
-          if (!expected.count(reinterpret_cast<void*>(block.address))) {
-            return false;
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
+                                const std::unordered_set<void *> &expected) override {
+      TORCH_CHECK(table->pool_uses(device, ours(id)) > 0, "Could not find pool of id");
+      size_t live = 0;
+      const Snapshot taken(device);
+      for (const GruyereSegment &segment : taken.segments()) {
+          if (segment.pool_first != id.first || segment.pool_second != id.second) { continue; }
+          for (const GruyereBlock &block : taken.blocks(segment)) {
+              if (block.state == kAllocated) {
+                  if (!expected.count(reinterpret_cast<void *>(block.address))) { return false; }
+                  ++live;
+              }
           }
-          ++live;
-        }
       }
-    }
-    return live == expected.size();
+      return live == expected.size();
   }
 
   std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex, MempoolId_t) override {
@@ -287,11 +297,12 @@ class Gruyere final : public CUDAAllocator {
       RecordContext when,
       bool clear,
       const std::vector<std::string>& skipped) override {
-    TORCH_CHECK(when == RecordContext::NEVER || recorder, "recordHistory: contexts are asked for, and nothing records them");
-    std::vector<TraceEntry::Action> actions;
-    for (const std::string& action : skipped) {
-      actions.push_back(parseTraceEntryAction(action));
-    }
+      TORCH_CHECK(when == RecordContext::NEVER || recorder,
+                  "recordHistory: contexts are asked for, and nothing records them");
+      std::vector<TraceEntry::Action> actions;
+      for (const std::string &action : skipped) {
+          actions.push_back(parseTraceEntryAction(action));
+      }
     Recording& state = recording();
     std::lock_guard<std::mutex> guard(history_);
     if (enabled) {
@@ -356,7 +367,8 @@ class Gruyere final : public CUDAAllocator {
   // Other devices, other processes.
 
   void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
-    // Gruyère's pages are open to all peers from the beginning; what others allocate by cudaMalloc is not.
+    // Gruyère's pages are open to all peers from the beginning; what others allocate by cudaMalloc
+    // is not.
     c10::cuda::CUDAGuard guard(device);
     const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
     if (error == cudaErrorPeerAccessAlreadyEnabled) {
@@ -366,12 +378,12 @@ class Gruyere final : public CUDAAllocator {
     }
   }
 
-  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t size, cudaStream_t stream, bool p2p_enabled)
-      override {
-    if (p2p_enabled || to_device == from_device) {
-      return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
-    }
-    return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
+  cudaError_t memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t size,
+                          cudaStream_t stream, bool p2p_enabled) override {
+      if (p2p_enabled || to_device == from_device) {
+          return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
+      }
+      return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
   }
 
   ShareableHandle shareIpcHandle(void*) override {
@@ -422,7 +434,8 @@ class Gruyere final : public CUDAAllocator {
     return block;
   }
 
-  // The library has refused. Others may have memory to give; else torch's own order: the profiler, the observers, the error.
+  // The library has refused. Others may have memory to give; else torch's own order: the profiler,
+  // the observers, the error.
   void* serve_at_last(size_t size, DeviceIndex device, cudaStream_t stream) {
     rethrow();
     if (!table->is_out_of_memory()) {
@@ -446,7 +459,8 @@ class Gruyere final : public CUDAAllocator {
     table->failure(&why);
     const std::string text = why.text;
     const Totals now = totals(device);
-    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(size), now.allocated, now.reserved, c10::Device(c10::kCUDA, device));
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(size), now.allocated, now.reserved,
+                                     c10::Device(c10::kCUDA, device));
     std::vector<OutOfMemoryObserver> observers;
     {
       std::lock_guard<std::mutex> guard(history_);
@@ -496,16 +510,17 @@ class Gruyere final : public CUDAAllocator {
 
 Gruyere* installed = nullptr;
 
-// torch's own function where it is to be had: then `torch.cuda.memory._get_current_allocator` knows of the change. It is not linked to.
+// torch's own function where it is to be had: then `torch.cuda.memory._get_current_allocator` knows
+// of the change. It is not linked to.
 void store(Gruyere* chosen) {
   // Its owners are torch's statics, which are destroyed at exit; the object is not.
   const std::shared_ptr<CUDAAllocator> shared(chosen, [](CUDAAllocator*) {});
   void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
-  void* function = library
-      ? dlsym(
-            library,
-            "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")
-      : nullptr;
+  void *function = library
+                       ? dlsym(library,
+                               "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt"
+                               "10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")
+                       : nullptr;
   if (function) {
     reinterpret_cast<void (*)(const std::shared_ptr<CUDAAllocator>&)>(function)(shared);
   }
@@ -524,15 +539,18 @@ const char* gruyere_shim_build() {
   return GRUYERE_SHIM_BUILD;
 }
 
-// Makes Gruyère torch's allocator. 0; else `message`, of which `room` bytes may be written, says why not, and nothing is changed.
+// Makes Gruyère torch's allocator. 0; else `message`, of which `room` bytes may be written, says
+// why not, and nothing is changed.
 int gruyere_shim_install(const GruyereNativeTable* (*find)(uint32_t), char* message, size_t room) {
   try {
     gruyere::table = find(GRUYERE_NATIVE_VERSION);
-    TORCH_CHECK(gruyere::table && gruyere::table->size >= sizeof(GruyereNativeTable), "libgruyere has no native door of version ", GRUYERE_NATIVE_VERSION);
+    TORCH_CHECK(gruyere::table && gruyere::table->size >= sizeof(GruyereNativeTable),
+                "libgruyere has no native door of version ", GRUYERE_NATIVE_VERSION);
     TORCH_CHECK(!gruyere::installed, "the native door is installed already");
     auto* before = c10::cuda::CUDACachingAllocator::allocator.load();
     TORCH_CHECK(!before || !before->initialized(), "torch's allocator is in use already");
-    TORCH_CHECK(!before || before->name() != "pluggable", "something has put another allocator in place before");
+    TORCH_CHECK(!before || before->name() != "pluggable",
+                "something has put another allocator in place before");
     // Never destroyed: memory is freed after everything else is gone.
     auto* chosen = new gruyere::Gruyere;
     gruyere::store(chosen);
@@ -548,6 +566,7 @@ int gruyere_shim_install(const GruyereNativeTable* (*find)(uint32_t), char* mess
 
 // Whether it still is.
 int gruyere_shim_is_current() {
-  return gruyere::installed && c10::cuda::CUDACachingAllocator::allocator.load() == gruyere::installed;
+    return gruyere::installed &&
+           c10::cuda::CUDACachingAllocator::allocator.load() == gruyere::installed;
 }
 }

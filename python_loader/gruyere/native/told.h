@@ -31,8 +31,9 @@ class Snapshot {
   };
 
   explicit Snapshot(DeviceIndex device) : taken_(table->snapshot(device)) {
-    TORCH_INTERNAL_ASSERT(
-        !taken_ || (taken_->segment_size == sizeof(GruyereSegment) && taken_->block_size == sizeof(GruyereBlock)), "another version of libgruyere");
+      TORCH_INTERNAL_ASSERT(!taken_ || (taken_->segment_size == sizeof(GruyereSegment) &&
+                                        taken_->block_size == sizeof(GruyereBlock)),
+                            "another version of libgruyere");
   }
   ~Snapshot() {
     table->snapshot_free(taken_);
@@ -41,7 +42,8 @@ class Snapshot {
   Snapshot& operator=(const Snapshot&) = delete;
 
   Range<GruyereSegment> segments() const {
-    return taken_ ? Range<GruyereSegment>{taken_->segments, taken_->segment_count} : Range<GruyereSegment>{nullptr, 0};
+      return taken_ ? Range<GruyereSegment>{taken_->segments, taken_->segment_count}
+                    : Range<GruyereSegment>{nullptr, 0};
   }
   Range<GruyereBlock> blocks(const GruyereSegment& segment) const {
     return {taken_->blocks + segment.first_block, segment.block_count};
@@ -89,10 +91,12 @@ void collect(SnapshotInfo& info, Origins& origins, bool include_traces) {
   if (!taken) {
     return;
   }
-  const std::unique_ptr<GruyereNativeHistory, decltype(table->history_free)> owner(taken, table->history_free);
+  const std::unique_ptr<GruyereNativeHistory, decltype(table->history_free)> owner(
+      taken, table->history_free);
   const GruyereHistory& noted = *taken->noted;
-  TORCH_INTERNAL_ASSERT(
-      noted.entry_size == sizeof(GruyereHistoryEntry) && noted.origin_size == sizeof(GruyereOrigin), "another version of libgruyere");
+  TORCH_INTERNAL_ASSERT(noted.entry_size == sizeof(GruyereHistoryEntry) &&
+                            noted.origin_size == sizeof(GruyereOrigin),
+                        "another version of libgruyere");
   for (size_t at = 0; at < noted.origin_count; ++at) {
     if (const auto* context = static_cast<const Context*>(taken->origin_contexts[at])) {
       origins.emplace(noted.origins[at].address, context->gathered);
@@ -110,8 +114,9 @@ void collect(SnapshotInfo& info, Origins& origins, bool include_traces) {
   for (size_t at = 0; at < noted.entry_count; ++at) {
     const GruyereHistoryEntry& from = noted.entries[at];
     const TraceEntry::Action action = action_of(from.action);
-    if (from.device >= info.device_traces.size() || std::count(skipped.begin(), skipped.end(), action)) {
-      continue;
+    if (from.device >= info.device_traces.size() ||
+        std::count(skipped.begin(), skipped.end(), action)) {
+        continue;
     }
     const auto* context = static_cast<const Context*>(taken->entry_contexts[at]);
     TraceEntry to(
@@ -130,46 +135,44 @@ void collect(SnapshotInfo& info, Origins& origins, bool include_traces) {
   }
 }
 
-void add_segments(std::vector<SegmentInfo>& segments, DeviceIndex device, MempoolId_t only, const Origins& origins) {
-  const Snapshot taken(device);
-  for (const GruyereSegment& from : taken.segments()) {
-    const MempoolId_t pool{from.pool_first, from.pool_second};
-    if (only != MempoolId_t{0, 0} && pool != only) {
-      continue;
-    }
-    SegmentInfo to;
-    to.device = device;
-    to.address = from.address;
-    to.total_size = from.bytes;
-    to.is_large = !from.small;
-    to.is_expandable = from.stitched != 0;
-    to.owner_private_pool_id = pool;
-    // Memory here belongs to no stream. A span in which all blocks are of one is told as that stream's; pages come and go in the history as nobody's.
-    bool is_of_one = !from.stitched;
-    void* stream = nullptr;
-    for (const GruyereBlock& block : taken.blocks(from)) {
-      c10::CachingDeviceAllocator::BlockInfo info;
-      info.size = block.bytes;
-      info.requested_size = block.requested;
-      info.allocated = block.state == kAllocated;
-      info.active = block.state != 0;
-      if (info.active) {
-        to.active_size += block.bytes;
-        to.requested_size += block.requested;
-        to.allocated_size += info.allocated ? block.bytes : 0;
-        auto* of = reinterpret_cast<void*>(block.stream);
-        is_of_one = is_of_one && (to.active_size == block.bytes || of == stream);
-        stream = of;
-        const auto origin = origins.find(block.address);
-        if (origin != origins.end()) {
-          info.context_when_allocated = origin->second;
+void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, MempoolId_t only,
+                  const Origins &origins) {
+    const Snapshot taken(device);
+    for (const GruyereSegment &from : taken.segments()) {
+        const MempoolId_t pool{from.pool_first, from.pool_second};
+        if (only != MempoolId_t{0, 0} && pool != only) { continue; }
+        SegmentInfo to;
+        to.device = device;
+        to.address = from.address;
+        to.total_size = from.bytes;
+        to.is_large = !from.small;
+        to.is_expandable = from.stitched != 0;
+        to.owner_private_pool_id = pool;
+        // Memory here belongs to no stream. A span in which all blocks are of one is told as that
+        // stream's; pages come and go in the history as nobody's.
+        bool is_of_one = !from.stitched;
+        void *stream = nullptr;
+        for (const GruyereBlock &block : taken.blocks(from)) {
+            c10::CachingDeviceAllocator::BlockInfo info;
+            info.size = block.bytes;
+            info.requested_size = block.requested;
+            info.allocated = block.state == kAllocated;
+            info.active = block.state != 0;
+            if (info.active) {
+                to.active_size += block.bytes;
+                to.requested_size += block.requested;
+                to.allocated_size += info.allocated ? block.bytes : 0;
+                auto *of = reinterpret_cast<void *>(block.stream);
+                is_of_one = is_of_one && (to.active_size == block.bytes || of == stream);
+                stream = of;
+                const auto origin = origins.find(block.address);
+                if (origin != origins.end()) { info.context_when_allocated = origin->second; }
+            }
+            to.blocks.push_back(std::move(info));
         }
-      }
-      to.blocks.push_back(std::move(info));
+        to.stream = is_of_one ? stream : nullptr;
+        segments.push_back(std::move(to));
     }
-    to.stream = is_of_one ? stream : nullptr;
-    segments.push_back(std::move(to));
-  }
 }
 
 void add_settings(AllocatorConfigInfo& to) {

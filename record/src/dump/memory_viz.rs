@@ -1,4 +1,5 @@
-//! A state in the form of torch's memory snapshots, as `torch.cuda.memory._snapshot()` gives them: what memory_viz and `torch.cuda._memory_viz` open.
+//! A state in the form of torch's memory snapshots, as `torch.cuda.memory._snapshot()` gives them:
+//! what memory_viz and `torch.cuda._memory_viz` open.
 #![deny(unsafe_code)]
 
 use super::state::{Block, BlockKind, Event, Segment, State};
@@ -92,7 +93,8 @@ pub struct Snapshot<'a> {
     external_annotations: Vec<()>,
 }
 
-/// What is known of a block, as the one frame of its stack: viewers show it where they would show where it came from.
+/// What is known of a block, as the one frame of its stack: viewers show it where they would show
+/// where it came from.
 fn frames(lifetime: &str, step: Option<u32>) -> Vec<Frame> {
     let step = step.map_or(String::new(), |step| format!(", step {step}"));
     vec![Frame { name: format!("lifetime {lifetime}{step}"), filename: "gruyere", line: 0 }]
@@ -102,8 +104,12 @@ fn block(address: u64, block: &Block) -> VizBlock {
     let &Block(size, kind, requested_size, lifetime, _, step) = block;
     let (state, frames) = match kind {
         BlockKind::Free => ("inactive", Vec::new()),
-        BlockKind::Live => ("active_allocated", frames(&super::state::lifetime_name(lifetime), step)),
-        BlockKind::Pending => ("active_pending_free", frames(&super::state::lifetime_name(lifetime), step)),
+        BlockKind::Live => {
+            ("active_allocated", frames(&super::state::lifetime_name(lifetime), step))
+        }
+        BlockKind::Pending => {
+            ("active_pending_free", frames(&super::state::lifetime_name(lifetime), step))
+        }
     };
     VizBlock { address, size, requested_size, state, frames }
 }
@@ -114,9 +120,14 @@ fn segment(device: u32, segment: &Segment) -> VizSegment<'_> {
         let chosen = segment.blocks.iter().filter(|block| kinds.contains(&block.1));
         chosen.map(bytes).fold(0, u64::saturating_add)
     };
-    // As in the Python package: memory belongs to no stream for good. A span in which all blocks are of one is told as that stream's.
-    let mut streams: Vec<u64> =
-        segment.blocks.iter().filter(|block| block.1 != BlockKind::Free).map(|block| block.4).collect();
+    // As in the Python package: memory belongs to no stream for good. A span in which all blocks
+    // are of one is told as that stream's.
+    let mut streams: Vec<u64> = segment
+        .blocks
+        .iter()
+        .filter(|block| block.1 != BlockKind::Free)
+        .map(|block| block.4)
+        .collect();
     streams.dedup();
     VizSegment {
         device,
@@ -163,7 +174,8 @@ impl<'a> Snapshot<'a> {
     /// The form of `state`.
     pub fn of(state: &'a State) -> Snapshot<'a> {
         // torch's lists are by the device's number.
-        let devices = state.devices.iter().map(|device| device.device as usize + 1).max().unwrap_or(0);
+        let devices =
+            state.devices.iter().map(|device| device.device as usize + 1).max().unwrap_or(0);
         let mut device_traces: Vec<Vec<Trace>> = (0..devices).map(|_| Vec::new()).collect();
         for event in &state.events.entries {
             if let Some(trace) = device_traces.get_mut(event.device as usize) {
@@ -185,7 +197,9 @@ impl<'a> Snapshot<'a> {
             segments: state
                 .devices
                 .iter()
-                .flat_map(|device| device.segments.iter().map(|entry| segment(device.device, entry)))
+                .flat_map(|device| {
+                    device.segments.iter().map(|entry| segment(device.device, entry))
+                })
                 .collect(),
             device_traces,
             allocator_settings: Settings {

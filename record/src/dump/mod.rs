@@ -1,6 +1,7 @@
 //! The state of a process's memory, as files have it: JSON, and a snapshot that memory_viz opens.
 //!
-//! [`state`] is the model. The library fills it from the heap's books, the `gruyere` command from the record of another process.
+//! [`state`] is the model. The library fills it from the heap's books, the `gruyere` command from
+//! the record of another process.
 
 pub mod memory_viz;
 pub mod pickle;

@@ -1,8 +1,10 @@
-//! Python pickles, protocol 4, of plain data: dictionaries, lists, tuples, texts, numbers, `None`, `True`, `False`.
+//! Python pickles, protocol 4, of plain data: dictionaries, lists, tuples, texts, numbers, `None`,
+//! `True`, `False`.
 //!
-//! PyTorch's viewers of memory snapshots read pickles. The kept crate for pickles (serde-pickle) writes protocols 2 and 3 only. The opcodes are those of Python's
-//! `pickletools`; framing is optional, and left out. Texts that come again are memoised, as Python does it: the keys of a million blocks are
-//! written once.
+//! PyTorch's viewers of memory snapshots read pickles. The kept crate for pickles (serde-pickle)
+//! writes protocols 2 and 3 only. The opcodes are those of Python's `pickletools`; framing is
+//! optional, and left out. Texts that come again are memoised, as Python does it: the keys of a
+//! million blocks are written once.
 #![deny(unsafe_code)]
 
 use serde::{Serialize, ser};
@@ -13,7 +15,8 @@ use std::io::{self, Write};
 /// The longest text that is memoised, and how many are: their numbers have one byte.
 const MEMO_BYTES: usize = 40;
 const MEMO_TEXTS: usize = 256;
-/// Items that the reader holds on its stack before they go into their list or dictionary; as many as Python writes.
+/// Items that the reader holds on its stack before they go into their list or dictionary; as many
+/// as Python writes.
 const BATCH: usize = 1000;
 
 /// Why nothing was written, or not all.
@@ -83,8 +86,8 @@ impl<W: Write> Pickler<W> {
         match u8::try_from(bytes.len()) {
             Ok(length) => self.out.write_all(&[short, length])?,
             Err(_) => {
-                let length =
-                    u32::try_from(bytes.len()).map_err(|_| Error::Other("more than 4 GiB".to_owned()))?;
+                let length = u32::try_from(bytes.len())
+                    .map_err(|_| Error::Other("more than 4 GiB".to_owned()))?;
                 self.code(long)?;
                 self.out.write_all(&length.to_le_bytes())?;
             }
@@ -286,7 +289,11 @@ impl<'a, W: Write> ser::Serializer for &'a mut Pickler<W> {
         self.tuple(length)
     }
 
-    fn serialize_tuple_struct(self, _name: &'static str, length: usize) -> Result<Items<'a, W>, Error> {
+    fn serialize_tuple_struct(
+        self,
+        _name: &'static str,
+        length: usize,
+    ) -> Result<Items<'a, W>, Error> {
         self.tuple(length)
     }
 
@@ -369,7 +376,11 @@ impl<W: Write> ser::SerializeMap for Items<'_, W> {
 impl<W: Write> ser::SerializeStruct for Items<'_, W> {
     type Ok = ();
     type Error = Error;
-    fn serialize_field<T: Serialize + ?Sized>(&mut self, key: &'static str, value: &T) -> Result<(), Error> {
+    fn serialize_field<T: Serialize + ?Sized>(
+        &mut self,
+        key: &'static str,
+        value: &T,
+    ) -> Result<(), Error> {
         self.entry(key, value)
     }
     fn end(self) -> Result<(), Error> {
@@ -437,7 +448,8 @@ mod tests {
             (0..2500).map(|n| (n.to_string(), n as f64 / 4.0)).collect();
         let script = "import pickle, sys\n\
                       inner, map, (), flag = pickle.load(sys.stdin.buffer)\n\
-                      assert inner == [{'long': 'é' * 200, 'pair': (n << 40, -n), 'none': None, 'five': (1, 2, 3, 4, 5)} for n in range(2500)]\n\
+                      assert inner == [{'long': 'é' * 200, 'pair': (n << 40, -n), 'none': None, \
+                      'five': (1, 2, 3, 4, 5)} for n in range(2500)]\n\
                       assert map == {str(n): n / 4 for n in range(2500)} and flag is True\n";
         let python = Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).spawn();
         let mut python = python.expect("python3, which the tests need");

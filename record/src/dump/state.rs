@@ -1,7 +1,8 @@
-//! The state of a process's memory as it goes into files: dumps at an out-of-memory, and what `gruyere snapshot --json` writes. Described by
-//! docs/schema/oom-dump.json.
+//! The state of a process's memory as it goes into files: dumps at an out-of-memory, and what
+//! `gruyere snapshot --json` writes. Described by docs/schema/oom-dump.json.
 //!
-//! All sizes are in bytes, and all times in nanoseconds since 1970. Blocks are short lists rather than objects: there are many.
+//! All sizes are in bytes, and all times in nanoseconds since 1970. Blocks are short lists rather
+//! than objects: there are many.
 #![deny(unsafe_code)]
 
 use crate::facts::Process;
@@ -56,7 +57,8 @@ pub struct ProcessState {
 
 impl From<Process> for ProcessState {
     fn from(process: Process) -> Self {
-        let Process { pid, rank, local_rank, world_size, host, command, configuration, .. } = process;
+        let Process { pid, rank, local_rank, world_size, host, command, configuration, .. } =
+            process;
         Self { pid, rank, local_rank, world_size, host, command, configuration }
     }
 }
@@ -96,7 +98,8 @@ pub struct OutOfMemory {
     pub ladder: Vec<Rung>,
 }
 
-/// The causes, as they were when the request was refused. They overlap: what CUDA graphs hold may be live, too. [`Held`] counts each byte once.
+/// The causes, as they were when the request was refused. They overlap: what CUDA graphs hold may
+/// be live, too. [`Held`] counts each byte once.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cause {
     /// Physical memory of the device.
@@ -178,7 +181,8 @@ pub struct DeviceState {
     pub torn: u64,
 }
 
-/// Where the bytes held are: `reserved_bytes` is the sum of the others, while nobody else allocates meanwhile.
+/// Where the bytes held are: `reserved_bytes` is the sum of the others, while nobody else allocates
+/// meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// All of it.
@@ -246,7 +250,8 @@ impl Sum {
 /// Live blocks of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Class {
-    /// Which: by size, the power of two that no block of it exceeds; by age, the most steps ago; else the step's or stream's number.
+    /// Which: by size, the power of two that no block of it exceeds; by age, the most steps ago;
+    /// else the step's or stream's number.
     pub class: u64,
     /// The blocks.
     #[serde(flatten)]
@@ -309,7 +314,9 @@ pub struct Segment {
 }
 
 /// What a block is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockKind {
     /// Nobody's.
@@ -321,7 +328,8 @@ pub enum BlockKind {
     Pending,
 }
 
-/// A piece of a segment: bytes, what it is, bytes asked for, the lifetime's number, the stream, the step.
+/// A piece of a segment: bytes, what it is, bytes asked for, the lifetime's number, the stream, the
+/// step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block(
     /// Length.

@@ -6,8 +6,13 @@ use crate::{BlockEntry, BlockState, SegmentEntry};
 /// The device's blocks as pieces, by address.
 pub fn blocks_of(picture: &mut Picture, blocks: &[(BlockEntry, BlockState)]) -> Vec<Piece> {
     let mut found = Vec::new();
-    for (block, state) in blocks.iter().filter(|(block, _)| u32::from(block.device) == picture.device) {
-        if block.size == 0 || block.address.checked_add(block.size).is_none() || *state == BlockState::Free {
+    for (block, state) in
+        blocks.iter().filter(|(block, _)| u32::from(block.device) == picture.device)
+    {
+        if block.size == 0
+            || block.address.checked_add(block.size).is_none()
+            || *state == BlockState::Free
+        {
             picture.misfits.blocks_dropped += 1;
             continue;
         }
@@ -152,7 +157,8 @@ impl Tiler<'_> {
             idle = false;
             self.between_slots(slab, slots_end, block.address, like);
             let offset = (block.address - slab.address) % slab.slot;
-            self.picture.misfits.blocks_off_slot += u64::from(offset != 0 || block.bytes > slab.slot);
+            self.picture.misfits.blocks_off_slot +=
+                u64::from(offset != 0 || block.bytes > slab.slot);
             self.place(Piece { slot: slab.slot, ..block }, end);
         }
         if idle {
@@ -162,7 +168,8 @@ impl Tiler<'_> {
         }
     }
 
-    /// What lies between the end of a slab's block and `to`: the rest of its slot, free slots, the tail.
+    /// What lies between the end of a slab's block and `to`: the rest of its slot, free slots, the
+    /// tail.
     fn between_slots(&mut self, slab: &SegmentEntry, slots_end: u64, to: u64, like: Piece) {
         let inside = (self.at - slab.address) % slab.slot;
         if inside != 0 && self.at < slots_end {
@@ -187,7 +194,9 @@ fn spread(pieces: &[Piece], range: &Range, pages: &mut [Page]) {
                 PieceKind::Live => &mut page.live,
                 PieceKind::Pending => &mut page.pending,
                 PieceKind::FreeRun | PieceKind::IdleSlab => &mut page.free,
-                PieceKind::FreeSlots | PieceKind::SlotRest | PieceKind::SlabTail => &mut page.slab_free,
+                PieceKind::FreeSlots | PieceKind::SlotRest | PieceKind::SlabTail => {
+                    &mut page.slab_free
+                }
             };
             *sum += (end - at) as u32;
             at = end;

@@ -30,9 +30,14 @@ impl Part {
     }
 }
 
-/// Fills in the picture's ranges, without their pieces, and its pages, stale aliases and reservations. `blocks`, by address, are asked for those that lie
-/// in no segment. The slabs, by address.
-pub fn build(picture: &mut Picture, segments: &[SegmentEntry], blocks: &[Piece]) -> Vec<SegmentEntry> {
+/// Fills in the picture's ranges, without their pieces, and its pages, stale aliases and
+/// reservations. `blocks`, by address, are asked for those that lie in no segment. The slabs, by
+/// address.
+pub fn build(
+    picture: &mut Picture,
+    segments: &[SegmentEntry],
+    blocks: &[Piece],
+) -> Vec<SegmentEntry> {
     let mut ours: Vec<&SegmentEntry> = Vec::new();
     for segment in segments.iter().filter(|segment| u32::from(segment.device) == picture.device) {
         match segment.address.checked_add(segment.bytes) {
@@ -101,7 +106,8 @@ fn chunks<'a>(
     for segment in segments {
         let pages = u32::try_from(segment.bytes / PAGE).unwrap_or(u32::MAX);
         let sound = segment.bytes % PAGE == 0 && pages <= CHUNK_PAGES;
-        // A number may be used again: the old chunk's entry and the new one's, where they were read at different moments.
+        // A number may be used again: the old chunk's entry and the new one's, where they were read
+        // at different moments.
         if !sound || chunks.contains_key(&segment.chunk) || !afford(budget, pages as usize) {
             picture.misfits.segments += 1;
             continue;
@@ -204,7 +210,8 @@ fn apart(picture: &mut Picture, mut parts: Vec<Part>) -> Vec<Part> {
             picture.misfits.segments += 1;
             // The pages before the cut are left out whole: their memory is another's here.
             let cut = (end - part.address).div_ceil(PAGE);
-            let Some(address) = cut.checked_mul(PAGE).and_then(|bytes| part.address.checked_add(bytes))
+            let Some(address) =
+                cut.checked_mul(PAGE).and_then(|bytes| part.address.checked_add(bytes))
             else {
                 return false;
             };
@@ -221,7 +228,12 @@ fn apart(picture: &mut Picture, mut parts: Vec<Part>) -> Vec<Part> {
 }
 
 /// Blocks that begin in no part become parts.
-fn add_lone_blocks(picture: &mut Picture, parts: &mut Vec<Part>, blocks: &[Piece], budget: &mut usize) {
+fn add_lone_blocks(
+    picture: &mut Picture,
+    parts: &mut Vec<Part>,
+    blocks: &[Piece],
+    budget: &mut usize,
+) {
     let has_segments = !parts.is_empty();
     let mut lone: Vec<Part> = Vec::new();
     let mut next = 0;
@@ -318,7 +330,12 @@ fn add_spare(picture: &mut Picture, parts: &[Part], chunks: &BTreeMap<u32, u32>)
     for (&chunk, &pages) in chunks {
         let mapped = mapped.get(&chunk).copied().unwrap_or(0);
         for number in (0..pages).filter(|page| mapped >> page & 1 == 0) {
-            picture.pages.push(Page { chunk: Some(chunk), number, bytes: PAGE as u32, ..Page::default() });
+            picture.pages.push(Page {
+                chunk: Some(chunk),
+                number,
+                bytes: PAGE as u32,
+                ..Page::default()
+            });
         }
     }
 }

@@ -5,8 +5,9 @@ use super::threshold::{Standing, Threshold};
 
 /// A threshold on one device, and when it spoke last.
 ///
-/// *Hysteresis:* it speaks when the value passes the bound, and is armed again once the value is back by a tenth of the bound. *Rate limit:* never
-/// twice within `every` seconds; a passing that falls into that time is spoken of at its end if it still stands.
+/// *Hysteresis:* it speaks when the value passes the bound, and is armed again once the value is
+/// back by a tenth of the bound. *Rate limit:* never twice within `every` seconds; a passing that
+/// falls into that time is spoken of at its end if it still stands.
 #[derive(Clone, Debug)]
 pub struct Alarm {
     threshold: Threshold,
@@ -36,7 +37,8 @@ impl Alarm {
         &self.threshold
     }
 
-    /// Looks at what there is at a moment (seconds on a clock that only goes on). A value that is not known changes nothing.
+    /// Looks at what there is at a moment (seconds on a clock that only goes on). A value that is
+    /// not known changes nothing.
     pub fn look(&mut self, seconds: f64, facts: &Facts<'_>) -> Option<Passed> {
         let value = self.threshold.metric.value(facts)?;
         match self.threshold.standing(value, facts) {
@@ -90,8 +92,10 @@ mod tests {
     #[test]
     fn below_a_bound_the_way_back_is_up() {
         let mut alarm = alarm("live<500B", 0.0);
-        let said: Vec<bool> =
-            [500, 499, 540, 400, 550, 499].iter().map(|&live| look(&mut alarm, 0.0, live)).collect();
+        let said: Vec<bool> = [500, 499, 540, 400, 550, 499]
+            .iter()
+            .map(|&live| look(&mut alarm, 0.0, live))
+            .collect();
         assert_eq!(said, [false, true, false, false, false, true]);
     }
 

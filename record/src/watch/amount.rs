@@ -13,9 +13,17 @@ pub struct Duration(
 /// The ways to write a duration, for messages.
 pub const DURATION_FORMS: &str = "a duration such as 500ms, 90s, 10min, 1.5h or 2d";
 
-/// The longest unit that a suffix could be comes first: `min` and `ms` end in neither `m` nor `s` alone.
-const UNITS: [(&str, f64); 7] =
-    [("ms", 1e-3), ("min", 60.0), ("sec", 1.0), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)];
+/// The longest unit that a suffix could be comes first: `min` and `ms` end in neither `m` nor `s`
+/// alone.
+const UNITS: [(&str, f64); 7] = [
+    ("ms", 1e-3),
+    ("min", 60.0),
+    ("sec", 1.0),
+    ("s", 1.0),
+    ("m", 60.0),
+    ("h", 3600.0),
+    ("d", 86400.0),
+];
 
 impl FromStr for Duration {
     type Err = String;
@@ -142,7 +150,10 @@ mod tests {
     fn no_text_of_a_unit_is_the_next_units_one() {
         for seconds in [0.9996, 59.99, 119.6, 7199.0, 172_799.0] {
             let text = Duration(seconds).to_string();
-            assert!(!text.starts_with("1000 ms") && !text.starts_with("120 s"), "{seconds}: {text}");
+            assert!(
+                !text.starts_with("1000 ms") && !text.starts_with("120 s"),
+                "{seconds}: {text}"
+            );
         }
         assert_eq!(Unit::Bytes.show(1023.999 * 1024.0), "1.00 MiB");
         assert_eq!(Unit::Bytes.show(512.0), "512 B");

@@ -1,21 +1,28 @@
 //! The time to out of memory.
 //!
-//! In every step of a program, what is live goes up and down by far more than a leak grows in it. So the forecast goes by the *lows* and the
-//! *highs* of windows, each of whole steps where steps are marked:
+//! In every step of a program, what is live goes up and down by far more than a leak grows in it.
+//! So the forecast goes by the *lows* and the *highs* of windows, each of whole steps where steps
+//! are marked:
 //!
-//! 1. The run's latest half is cut into windows, then its latest quarter, and so on down to a thirty-second: the longest of these *spans* that
-//!    grows is believed. So a leak from the start is measured over a long time, and one that has just begun is found soon.
-//! 2. A span grows if its lows do, or its highs, steadily and by no accident ([`Trend`]); where only the lows do, the highs must not speak
-//!    against it. The slope is that of the series whose slope is the surer.
-//! 3. What is needed now is the line of that slope above all highs: out of memory comes with the hungriest step, not with the mean.
-//! 4. The rest is the way from there to what can be used of the [`capacity`], divided by the slope. What can be used is the share of what was ever
-//!    held that was ever needed: blocks that stay between blocks that go leave pages partly used, and a leak leaves ever more of them.
+//! 1. The run's latest half is cut into windows, then its latest quarter, and so on down to a
+//!    thirty-second: the longest of these *spans* that grows is believed. So a leak from the start
+//!    is measured over a long time, and one that has just begun is found soon.
+//! 2. A span grows if its lows do, or its highs, steadily and by no accident ([`Trend`]); where
+//!    only the lows do, the highs must not speak against it. The slope is that of the series whose
+//!    slope is the surer.
+//! 3. What is needed now is the line of that slope above all highs: out of memory comes with the
+//!    hungriest step, not with the mean.
+//! 4. The rest is the way from there to what can be used of the [`capacity`], divided by the slope.
+//!    What can be used is the share of what was ever held that was ever needed: blocks that stay
+//!    between blocks that go leave pages partly used, and a leak leaves ever more of them.
 //!
-//! **What is no growth.** Where steps are marked, what was before the second one is not looked at (weights, optimizer state), and a span has ten
-//! steps at least. Where none are, a slow rhythm of the program could look like growth, so more is asked for: each quarter of the span must have
-//! gone beyond all that was needed before it, it must have gone up and down several times by much more than it grew meanwhile, and the run's first
-//! half must have needed most of what is needed now (or a model is just being loaded).
-//! Growth that would take far longer than it was seen for is none either.
+//! **What is no growth.** Where steps are marked, what was before the second one is not looked at
+//! (weights, optimizer state), and a span has ten steps at least. Where none are, a slow rhythm of
+//! the program could look like growth, so more is asked for: each quarter of the span must have
+//! gone beyond all that was needed before it, it must have gone up and down several times by much
+//! more than it grew meanwhile, and the run's first half must have needed most of what is needed
+//! now (or a model is just being loaded). Growth that would take far longer than it was seen for is
+//! none either.
 
 use super::trend::Trend;
 use crate::reader::DeviceSnapshot;
@@ -88,13 +95,15 @@ const WINDOWS: usize = 48;
 const LEAST_WINDOWS: usize = 10;
 /// The shortest span is this part of the run.
 const SHORTEST: f64 = 1.0 / 32.0;
-/// Of what can be held, at least so much can be used: more was held only because it had been needed for a moment between two looks.
+/// Of what can be held, at least so much can be used: more was held only because it had been needed
+/// for a moment between two looks.
 const LEAST_USABLE: f64 = 0.9;
 /// Growth is believed for so many times as long as it was seen.
 const HORIZON: f64 = 50.0;
 /// Steps that belong to the warm-up.
 const WARM_UP_STEPS: u64 = 2;
-/// Without marks: times that a span must have turned down, by so much of the way between its lowest and its highest.
+/// Without marks: times that a span must have turned down, by so much of the way between its lowest
+/// and its highest.
 const TURNS: usize = 4;
 const TURN: f64 = 0.3;
 /// Without marks: what the run's first half must have needed of what is needed now.
@@ -105,9 +114,12 @@ pub fn capacity(device: &DeviceSnapshot) -> u64 {
     super::metric::limit(device)
 }
 
-/// When memory will have run out, by a run's points in the order of time and what the device can hold (bytes).
+/// When memory will have run out, by a run's points in the order of time and what the device can
+/// hold (bytes).
 pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
-    let (Some(first), Some(last)) = (points.first(), points.last()) else { return Forecast::Unknown };
+    let (Some(first), Some(last)) = (points.first(), points.last()) else {
+        return Forecast::Unknown;
+    };
     if capacity == 0 {
         return Forecast::Unknown;
     }
@@ -130,7 +142,8 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
         if windows.len() >= LEAST_WINDOWS {
             seen = true;
             if (is_marked || is_new(before, span, begin + age / 2.0))
-                && let Some(growth) = growth(before, &windows, last.seconds, usable(points, capacity))
+                && let Some(growth) =
+                    growth(before, &windows, last.seconds, usable(points, capacity))
                 && growth.seconds <= HORIZON * age * share
             {
                 let steps = span.last().zip(span.first()).map(|(last, first)| {
@@ -145,11 +158,16 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
     if seen { Forecast::NoGrowth } else { Forecast::Unknown }
 }
 
-/// What of `capacity` can be used: partly used pages are held too. Of the most that was ever held, the most that was ever needed.
+/// What of `capacity` can be used: partly used pages are held too. Of the most that was ever held,
+/// the most that was ever needed.
 fn usable(points: &[Point], capacity: u64) -> f64 {
     let most = |value: fn(&Point) -> u64| points.iter().map(value).max().unwrap_or(0) as f64;
     let (needed, held) = (most(|point| point.high), most(|point| point.held));
-    if held > needed { capacity as f64 * (needed / held).max(LEAST_USABLE) } else { capacity as f64 }
+    if held > needed {
+        capacity as f64 * (needed / held).max(LEAST_USABLE)
+    } else {
+        capacity as f64
+    }
 }
 
 /// Points put together: as many as make a whole step and a fair share of the span.
@@ -166,7 +184,8 @@ fn windows(span: &[Point], is_marked: bool) -> Vec<Point> {
                 (begun, Point { low, high, held: whole.held.max(point.held), ..point })
             }
         };
-        let is_full = point.seconds - begun.seconds >= width && (!is_marked || point.step > begun.step);
+        let is_full =
+            point.seconds - begun.seconds >= width && (!is_marked || point.step > begun.step);
         open = if is_full { None } else { Some((begun, whole)) };
         if is_full {
             windows.push(Point { seconds: (begun.seconds + point.seconds) / 2.0, ..whole });
@@ -179,7 +198,8 @@ fn windows(span: &[Point], is_marked: bool) -> Vec<Point> {
     windows
 }
 
-/// Without marks: whether the span's highs go beyond all before, it is no rhythm, and not the run's beginning.
+/// Without marks: whether the span's highs go beyond all before, it is no rhythm, and not the run's
+/// beginning.
 fn is_new(before: &[Point], span: &[Point], middle: f64) -> bool {
     let highest = |points: &[Point]| points.iter().map(|point| point.high).max().unwrap_or(0);
     let n = span.len();
@@ -237,7 +257,8 @@ fn growth(before: &[Point], windows: &[Point], now: f64, usable: f64) -> Option<
     let above = |window: &Point| window.high as f64 + slope * (now - window.seconds);
     let needed = windows.iter().map(above).fold(0.0, f64::max);
     // As if it had only begun to grow with the span.
-    let earlier = before.iter().map(|point| point.high).max().unwrap_or(0) as f64 + slope * (now - first);
+    let earlier =
+        before.iter().map(|point| point.high).max().unwrap_or(0) as f64 + slope * (now - first);
     let needed = if before.is_empty() { needed } else { needed.max(earlier) };
     let seconds = ((usable - needed) / slope).max(0.0);
     Some(Growth { seconds, bytes_per_second: slope, steps: None })

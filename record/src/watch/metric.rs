@@ -99,7 +99,8 @@ impl Metric {
         let likeness = |metric: Metric| {
             let name = metric.name().replace('_', "-");
             let whole = strsim::jaro_winkler(&wanted, &name);
-            // `host-wait` is near `host_waits`, and `grow` is near `grows`: but a part is a likeness too, as `driver` of `driver_calls`.
+            // `host-wait` is near `host_waits`, and `grow` is near `grows`: but a part is a
+            // likeness too, as `driver` of `driver_calls`.
             if wanted.len() >= 3 && name.contains(&wanted) { whole.max(0.9) } else { whole }
         };
         let mut found: Vec<(f64, &'static str)> = Self::all()
@@ -119,13 +120,16 @@ impl Metric {
             Self::OomIn => Unit::Seconds,
             Self::Gauge(gauge) => match gauge.name() {
                 name if name.ends_with("_bytes") => Unit::Bytes,
-                name if name.ends_with("_nanoseconds") || name.ends_with("_microseconds") => Unit::Seconds,
+                name if name.ends_with("_nanoseconds") || name.ends_with("_microseconds") => {
+                    Unit::Seconds
+                }
                 _ => Unit::Count,
             },
         }
     }
 
-    /// Its value, in its unit. `None`: not known (yet), as where nothing was allocated on the device. `oom-in` is infinite where nothing grows.
+    /// Its value, in its unit. `None`: not known (yet), as where nothing was allocated on the
+    /// device. `oom-in` is infinite where nothing grows.
     pub fn value(self, facts: &Facts<'_>) -> Option<f64> {
         let device = facts.device;
         if facts.limit() == 0 {
@@ -136,7 +140,8 @@ impl Metric {
             Self::External => device.external_fragmentation(),
             Self::Internal => device.internal_fragmentation(),
             Self::Largest => {
-                // The gauge is as old as the last step mark; what may still be taken from the driver is known at every moment.
+                // The gauge is as old as the last step mark; what may still be taken from the
+                // driver is known at every moment.
                 let room = facts.limit().saturating_sub(device.gauge(DeviceGauge::Reserved));
                 device.gauge(DeviceGauge::LargestGrowing).max(room) as f64
             }
@@ -167,7 +172,8 @@ mod tests {
     use super::*;
 
     fn device(gauges: &[(DeviceGauge, u64)]) -> DeviceSnapshot {
-        let mut device = DeviceSnapshot { gauges: vec![0; DeviceGauge::ALL.len()], ..Default::default() };
+        let mut device =
+            DeviceSnapshot { gauges: vec![0; DeviceGauge::ALL.len()], ..Default::default() };
         for &(gauge, value) in gauges {
             device.gauges[gauge as usize] = value;
         }

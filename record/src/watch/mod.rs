@@ -1,11 +1,13 @@
 //! Thresholds on what a device's numbers say, and a forecast of when its memory will have run out.
 //!
-//! Pure logic: it is given what was read, and answers. `gruyere watch` and `gruyere top` give it what they read from outside, the process itself
-//! what its record says (`alert:` in the configuration), so that all of them mean the same by a name.
+//! Pure logic: it is given what was read, and answers. `gruyere watch` and `gruyere top` give it
+//! what they read from outside, the process itself what its record says (`alert:` in the
+//! configuration), so that all of them mean the same by a name.
 //!
 //! - [`Metric`]: what can be watched, by name. [`Facts`] are what its value is taken from.
 //! - [`Threshold`]: `fragmentation>30%`, `largest<2GiB`, `oom-in<10min`.
-//! - [`Alarm`]: a threshold that speaks once when it is passed, and again only after the value was back, and not too often.
+//! - [`Alarm`]: a threshold that speaks once when it is passed, and again only after the value was
+//!   back, and not too often.
 //! - [`Rule`]: a threshold with what the process does then, as `alert:` says it.
 //! - [`forecast`]: the time to out of memory.
 #![deny(unsafe_code, clippy::unwrap_used)]

@@ -1,6 +1,7 @@
 //! How much is allocated a second, from a counter that only grows.
 
-/// Two looks are at least so long apart, seconds: a shorter time would show the pattern of one step.
+/// Two looks are at least so long apart, seconds: a shorter time would show the pattern of one
+/// step.
 const SHORTEST: f64 = 0.4;
 
 /// The rate of a counter.
@@ -11,8 +12,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Looks at the counter; its rate a second, once there were two looks. A counter that went back (another process under the same
-    /// name) begins anew.
+    /// Looks at the counter; its rate a second, once there were two looks. A counter that went back
+    /// (another process under the same name) begins anew.
     pub fn look(&mut self, seconds: f64, counter: u64) -> Option<f64> {
         match self.last {
             Some((_, before)) if counter < before => {

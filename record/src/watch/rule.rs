@@ -32,7 +32,10 @@ pub struct Rule {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Action::ALL.iter().find(|(_, action)| *action == self.action).map_or("", |(name, _)| name);
+        let name = Action::ALL
+            .iter()
+            .find(|(_, action)| *action == self.action)
+            .map_or("", |(name, _)| name);
         write!(f, "{}={name}", self.threshold)
     }
 }
@@ -47,8 +50,9 @@ pub fn parse_rules(text: &str) -> Result<Vec<Rule>, ParseError> {
 
 fn parse_rule(text: &str) -> Result<Rule, ParseError> {
     // `>=` has an equals sign too: an action begins with a letter.
-    let split =
-        text.rsplit_once('=').filter(|(_, name)| name.trim().starts_with(|c: char| c.is_alphabetic()));
+    let split = text
+        .rsplit_once('=')
+        .filter(|(_, name)| name.trim().starts_with(|c: char| c.is_alphabetic()));
     let (threshold, action) = match split {
         None => (text, Action::default()),
         Some((threshold, name)) => {
@@ -70,8 +74,9 @@ mod tests {
 
     #[test]
     fn rules_are_thresholds_with_actions() {
-        let rules =
-            parse_rules("fragmentation>30%=log + oom-in<10min=callback+retries>=1=trim+largest<=2GiB");
+        let rules = parse_rules(
+            "fragmentation>30%=log + oom-in<10min=callback+retries>=1=trim+largest<=2GiB",
+        );
         let rules: Vec<(String, Action)> = rules
             .expect("valid")
             .into_iter()

@@ -65,14 +65,15 @@ impl FromStr for Threshold {
         let (name, rest) = compact.split_at(at);
         let is_above = rest.starts_with('>');
         let value = &rest[1..];
-        let (is_inclusive, value) = value.strip_prefix('=').map_or((false, value), |value| (true, value));
+        let (is_inclusive, value) =
+            value.strip_prefix('=').map_or((false, value), |value| (true, value));
         if name.is_empty() || value.is_empty() {
             let missing = if name.is_empty() { "the metric" } else { "the value" };
             return Err(error(format!("{missing} is missing; {SHAPE}")));
         }
         let metric = Metric::named(name).ok_or_else(|| error(unknown(name)))?;
-        let bound =
-            bound(metric, value).map_err(|reason| error(format!("{reason}, as {}", example(metric))))?;
+        let bound = bound(metric, value)
+            .map_err(|reason| error(format!("{reason}, as {}", example(metric))))?;
         Ok(Self { metric, is_above, is_inclusive, bound, text: compact })
     }
 }
@@ -82,7 +83,8 @@ fn unknown(name: &str) -> String {
     let names = "fragmentation, external, internal, largest, live, reserved, pending, rate, oom-in";
     match near.as_slice() {
         [] => format!(
-            "there is no metric \"{name}\"; there are {names}, and the gauges that `gruyere stat` prints"
+            "there is no metric \"{name}\"; there are {names}, and the gauges that `gruyere stat` \
+             prints"
         ),
         near => format!("there is no metric \"{name}\"; did you mean {}?", near.join(" or ")),
     }
@@ -107,14 +109,17 @@ fn bound(metric: Metric, value: &str) -> Result<Bound, String> {
     };
     match metric.unit() {
         Unit::Share => {
-            let percent = value.strip_suffix('%').and_then(decimal).filter(|percent| *percent <= 100.0);
+            let percent =
+                value.strip_suffix('%').and_then(decimal).filter(|percent| *percent <= 100.0);
             percent
                 .map(|percent| Bound::Value(percent / 100.0))
                 .ok_or_else(|| format!("\"{value}\" is not a share; expected 0% to 100%"))
         }
         Unit::Bytes => size(value),
         Unit::BytesPerSecond => match size(value.strip_suffix("/s").unwrap_or(value))? {
-            Bound::OfLimit(_) => Err(format!("\"{value}\" is not a rate; expected a size a second")),
+            Bound::OfLimit(_) => {
+                Err(format!("\"{value}\" is not a rate; expected a size a second"))
+            }
             bound => Ok(bound),
         },
         Unit::Seconds => value
@@ -200,7 +205,12 @@ mod tests {
             ("oom-in<10min", Metric::OomIn, false, Bound::Value(600.0)),
             ("rate>1GiB/s", Metric::Rate, true, Bound::Value(f64::from(1u32 << 30))),
             ("rate>1GiB", Metric::Rate, true, Bound::Value(f64::from(1u32 << 30))),
-            ("out_of_memories>0", Metric::Gauge(DeviceGauge::OutOfMemories), true, Bound::Value(0.0)),
+            (
+                "out_of_memories>0",
+                Metric::Gauge(DeviceGauge::OutOfMemories),
+                true,
+                Bound::Value(0.0),
+            ),
             (
                 "host_wait_nanoseconds>5s",
                 Metric::Gauge(DeviceGauge::HostWaitNanoseconds),
@@ -209,7 +219,11 @@ mod tests {
             ),
         ] {
             let read = threshold(text);
-            assert_eq!((read.metric, read.is_above, read.bound), (metric, is_above, bound), "{text}");
+            assert_eq!(
+                (read.metric, read.is_above, read.bound),
+                (metric, is_above, bound),
+                "{text}"
+            );
             assert_eq!(read.text(), text.replace(' ', ""));
         }
         assert!(threshold("retries>=1").is_inclusive && !threshold("retries>1").is_inclusive);

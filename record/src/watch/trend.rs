@@ -1,17 +1,21 @@
 //! Whether a series grows steadily, and how fast.
 //!
-//! The slope is Theil's and Sen's: the median of the slopes of all pairs of points, which up to 29% of wild points do not move
-//! (P. K. Sen, "Estimates of the regression coefficient based on Kendall's tau", JASA 63, 1968). Whether there is a trend at all is Mann's and
-//! Kendall's test, which counts the pairs that rise against those that fall (M. G. Kendall, "Rank Correlation Methods"; ties corrected).
+//! The slope is Theil's and Sen's: the median of the slopes of all pairs of points, which up to 29%
+//! of wild points do not move (P. K. Sen, "Estimates of the regression coefficient based on
+//! Kendall's tau", JASA 63, 1968). Whether there is a trend at all is Mann's and Kendall's test,
+//! which counts the pairs that rise against those that fall (M. G. Kendall, "Rank Correlation
+//! Methods"; ties corrected).
 
-/// Standard deviations beyond which growth is no accident. Looked at again and again, so far out: 1 in 4,000 looks at pure noise.
+/// Standard deviations beyond which growth is no accident. Looked at again and again, so far out: 1
+/// in 4,000 looks at pure noise.
 const SIGNIFICANT: f64 = 3.5;
-/// Each quarter of the series must grow by what is between this share of the mean growth a quarter, and one over it: a step up, or a
-/// warm-up that levels off, is no steady growth.
+/// Each quarter of the series must grow by what is between this share of the mean growth a quarter,
+/// and one over it: a step up, or a warm-up that levels off, is no steady growth.
 const EVEN: f64 = 0.3;
 /// Median absolute deviation to standard deviation, for a normal distribution.
 const MAD_TO_SIGMA: f64 = 1.4826;
-/// How much less efficient the median slope is than the least squares one, for a normal distribution.
+/// How much less efficient the median slope is than the least squares one, for a normal
+/// distribution.
 const MEDIAN_LOSS: f64 = 1.05;
 
 /// A line through a series.
@@ -28,7 +32,8 @@ pub struct Trend {
 }
 
 impl Trend {
-    /// The trend of `(seconds, value)` in the order of time; `None` for fewer than four points or none a second apart from another.
+    /// The trend of `(seconds, value)` in the order of time; `None` for fewer than four points or
+    /// none a second apart from another.
     pub fn of(points: &[(f64, f64)]) -> Option<Trend> {
         let n = points.len();
         if n < 4 {
@@ -47,7 +52,8 @@ impl Trend {
         let slope = median(&mut slopes)?;
         let mut residuals: Vec<f64> = points.iter().map(|&(t, y)| y - slope * t).collect();
         let level = median(&mut residuals)?;
-        let mut deviations: Vec<f64> = residuals.iter().map(|residual| (residual - level).abs()).collect();
+        let mut deviations: Vec<f64> =
+            residuals.iter().map(|residual| (residual - level).abs()).collect();
         let sigma = median(&mut deviations)? * MAD_TO_SIGMA;
         let mean = points.iter().map(|point| point.0).sum::<f64>() / n as f64;
         let spread = points.iter().map(|point| (point.0 - mean).powi(2)).sum::<f64>().sqrt();
@@ -118,7 +124,8 @@ mod tests {
     /// A noise that repeats: -1 to 1.
     fn noise(n: u64) -> f64 {
         let mixed = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (mixed ^ mixed >> 31).wrapping_mul(0xBF58_476D_1CE4_E5B9) as f64 / u64::MAX as f64 * 2.0 - 1.0
+        (mixed ^ mixed >> 31).wrapping_mul(0xBF58_476D_1CE4_E5B9) as f64 / u64::MAX as f64 * 2.0
+            - 1.0
     }
 
     fn series(n: u64, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
@@ -149,7 +156,9 @@ mod tests {
 
     #[test]
     fn neither_a_step_nor_a_warm_up_nor_a_fall_grows_steadily() {
-        let grows = |value: fn(f64) -> f64| Trend::of(&series(40, value)).is_some_and(|trend| trend.grows());
+        let grows = |value: fn(f64) -> f64| {
+            Trend::of(&series(40, value)).is_some_and(|trend| trend.grows())
+        };
         assert!(grows(|t| 2.0 * t));
         assert!(!grows(|_| 5.0));
         assert!(!grows(|t| if t < 20.0 { 1.0 } else { 2.0 }), "a step");

@@ -1,4 +1,5 @@
-//! The random programs of `random_trace.py`, each with the capacity of the device that it is meant for.
+//! The random programs of `random_trace.py`, each with the capacity of the device that it is meant
+//! for.
 
 use gruyere_replay::trace::Trace;
 use std::path::Path;
@@ -22,7 +23,9 @@ impl Program {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/random_trace.py");
         let said = Command::new("python3").arg(&script).arg(seed.to_string()).arg(file).output()?;
         if !said.status.success() {
-            return Err(format!("{}: {}", script.display(), String::from_utf8_lossy(&said.stderr)).into());
+            return Err(
+                format!("{}: {}", script.display(), String::from_utf8_lossy(&said.stderr)).into()
+            );
         }
         let said = String::from_utf8(said.stdout)?;
         let words: Vec<&str> = said.split_whitespace().collect();

@@ -30,7 +30,8 @@ pub(super) struct Block {
     pub segment: Option<u32>,
     pub prev: Option<BlockId>,
     pub next: Option<BlockId>,
-    /// Recorded streams, the allocation's own excluded; emptied when the free records an event on each.
+    /// Recorded streams, the allocation's own excluded; emptied when the free records an event on
+    /// each.
     pub uses: Vec<StreamHandle>,
     /// Events that must complete before the block is free.
     pub events: u32,
@@ -158,6 +159,9 @@ impl Pool {
 
     /// Unmapped address space of `stream`, lowest first.
     pub fn unmapped_of(&self, stream: StreamHandle) -> impl Iterator<Item = BlockId> + '_ {
-        self.unmapped.range((stream, 0, BlockId(0))..).take_while(move |key| key.0 == stream).map(|key| key.2)
+        self.unmapped
+            .range((stream, 0, BlockId(0))..)
+            .take_while(move |key| key.0 == stream)
+            .map(|key| key.2)
     }
 }

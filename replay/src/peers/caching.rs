@@ -1,4 +1,5 @@
-//! The caching allocator of one device: pools, best fit, splitting, merging, and the order in which memory is sought.
+//! The caching allocator of one device: pools, best fit, splitting, merging, and the order in which
+//! memory is sought.
 
 use super::blocks::{Block, BlockId, Blocks, Pool, PoolKind};
 use super::events::Events;
@@ -72,7 +73,8 @@ impl DeviceAllocator {
         self.reserved
     }
 
-    /// Completed events, a cached block, fresh memory, and fresh memory once all that is cached has been given back.
+    /// Completed events, a cached block, fresh memory, and fresh memory once all that is cached has
+    /// been given back.
     ///
     /// An out-of-memory error of the driver is the caller's: everything was tried.
     pub fn malloc(&mut self, requested: u64, stream: StreamHandle) -> Result<(BlockId, u64)> {
@@ -142,8 +144,8 @@ impl DeviceAllocator {
         Some(best)
     }
 
-    /// Best fit among the stream's free blocks. Where segments expand, a block counts with the address space after it,
-    /// so that the end of a segment is the last resort.
+    /// Best fit among the stream's free blocks. Where segments expand, a block counts with the
+    /// address space after it, so that the end of a segment is the last resort.
     fn best_fit(&self, pool: PoolKind, stream: StreamHandle, size: u64) -> Option<BlockId> {
         let mut fitting = self.pools[pool as usize].fitting(stream, size);
         let mut best = fitting.next()?;
@@ -188,7 +190,8 @@ impl DeviceAllocator {
     /// Cuts `id` down to `size`; what follows it becomes a free block.
     fn split(&mut self, id: BlockId, size: u64) {
         let block = &mut self.blocks[id];
-        let mut rest = Block::new(block.address + size, block.size - size, block.stream, block.pool);
+        let mut rest =
+            Block::new(block.address + size, block.size - size, block.stream, block.pool);
         rest.segment = block.segment;
         block.size = size;
         let after = block.next;
@@ -234,14 +237,20 @@ impl DeviceAllocator {
         }
     }
 
-    /// Waits for the blocks that other streams use and gives every idle segment back, large ones first.
+    /// Waits for the blocks that other streams use and gives every idle segment back, large ones
+    /// first.
     pub fn release_cached(&mut self) -> Result<()> {
-        self.with_finished(|events, driver, device, done| events.synchronize(driver, device, done))?;
+        self.with_finished(|events, driver, device, done| {
+            events.synchronize(driver, device, done)
+        })?;
         for pool in [PoolKind::Large, PoolKind::Small] {
-            let cached: Vec<BlockId> = self.pools[pool as usize].free.iter().map(|key| key.3).collect();
+            let cached: Vec<BlockId> =
+                self.pools[pool as usize].free.iter().map(|key| key.3).collect();
             let (expandable, plain): (Vec<_>, Vec<_>) =
                 cached.into_iter().partition(|&id| self.blocks[id].segment.is_some());
-            for id in plain.into_iter().filter(|&id| !self.blocks[id].is_split()).collect::<Vec<_>>() {
+            for id in
+                plain.into_iter().filter(|&id| !self.blocks[id].is_split()).collect::<Vec<_>>()
+            {
                 self.driver.free(self.device, self.blocks[id].address)?;
                 self.reserved -= self.blocks[id].size;
                 self.pool_remove(id);
@@ -271,7 +280,10 @@ impl DeviceAllocator {
                     return Err(format!("the block after {:#x} does not follow it", block.address));
                 }
                 if block.is_idle() && next.is_idle() && block.mapped == next.mapped {
-                    return Err(format!("{:#x} should have merged with its neighbour", block.address));
+                    return Err(format!(
+                        "{:#x} should have merged with its neighbour",
+                        block.address
+                    ));
                 }
             }
         }

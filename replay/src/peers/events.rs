@@ -4,7 +4,8 @@ use super::blocks::BlockId;
 use gruyere::driver::{DeviceId, Driver, EventHandle, Result, StreamHandle};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Outstanding events of a device, a queue for each stream, and the events that wait to be used again.
+/// Outstanding events of a device, a queue for each stream, and the events that wait to be used
+/// again.
 #[derive(Default)]
 pub(super) struct Events {
     queues: BTreeMap<StreamHandle, VecDeque<(EventHandle, BlockId)>>,
@@ -30,7 +31,12 @@ impl Events {
     }
 
     /// Blocks of completed events; each stream's queue is polled until its first unfinished event.
-    pub fn poll(&mut self, driver: &dyn Driver, device: DeviceId, done: &mut Vec<BlockId>) -> Result<()> {
+    pub fn poll(
+        &mut self,
+        driver: &dyn Driver,
+        device: DeviceId,
+        done: &mut Vec<BlockId>,
+    ) -> Result<()> {
         for queue in self.queues.values_mut() {
             while let Some(&(event, block)) = queue.front() {
                 if !driver.event_query(device, event)? {

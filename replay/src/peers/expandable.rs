@@ -1,4 +1,5 @@
-//! Expandable segments: address space for more than the device holds, memory mapped granule by granule.
+//! Expandable segments: address space for more than the device holds, memory mapped granule by
+//! granule.
 
 use super::blocks::{Block, BlockId, PoolKind};
 use super::caching::{DeviceAllocator, LARGE_SEGMENT, SMALL_SEGMENT};
@@ -17,10 +18,17 @@ impl Segment {
         self.granule * self.handles.len() as u64
     }
 
-    /// Backs the granules from `address` on that `size` bytes need; the bytes mapped, which may be more.
+    /// Backs the granules from `address` on that `size` bytes need; the bytes mapped, which may be
+    /// more.
     ///
     /// Either all of them or, out of memory, none.
-    fn map(&mut self, driver: &dyn Driver, device: DeviceId, address: u64, size: u64) -> Result<u64> {
+    fn map(
+        &mut self,
+        driver: &dyn Driver,
+        device: DeviceId,
+        address: u64,
+        size: u64,
+    ) -> Result<u64> {
         let first = ((address - self.base) / self.granule) as usize;
         let end = (address - self.base + size).div_ceil(self.granule) as usize;
         for index in first..end {
@@ -36,7 +44,12 @@ impl Segment {
         }
         for (index, handle) in self.handles.iter().enumerate().take(end).skip(first) {
             if let Some(handle) = *handle {
-                driver.map(device, self.base + index as u64 * self.granule, self.granule, handle)?;
+                driver.map(
+                    device,
+                    self.base + index as u64 * self.granule,
+                    self.granule,
+                    handle,
+                )?;
             }
         }
         let bytes = (end - first) as u64 * self.granule;
@@ -44,7 +57,8 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// Unmaps the whole granules of a range: where the unmapped part starts, and its bytes (0: there is no whole one).
+    /// Unmaps the whole granules of a range: where the unmapped part starts, and its bytes (0:
+    /// there is no whole one).
     fn unmap(
         &mut self,
         driver: &dyn Driver,
@@ -70,7 +84,8 @@ impl Segment {
 }
 
 impl DeviceAllocator {
-    /// A free block of at least `size` bytes at the lowest address space that has room, with memory mapped as needed.
+    /// A free block of at least `size` bytes at the lowest address space that has room, with memory
+    /// mapped as needed.
     pub(super) fn grow_segment(
         &mut self,
         pool: PoolKind,
@@ -84,7 +99,8 @@ impl DeviceAllocator {
         if !self.blocks[block].mapped {
             self.map_block(block, size.min(self.blocks[block].size))?;
         }
-        // What follows is unmapped space, free blocks and unmapped space in turn, until there is room.
+        // What follows is unmapped space, free blocks and unmapped space in turn, until there is
+        // room.
         while self.blocks[block].size < size {
             let missing = size - self.blocks[block].size;
             let Some(next) = self.blocks[block].next else { break };
@@ -95,7 +111,8 @@ impl DeviceAllocator {
         Ok(block)
     }
 
-    /// The lowest run of unmapped and free blocks with `size` bytes; a free block right before unmapped space counts.
+    /// The lowest run of unmapped and free blocks with `size` bytes; a free block right before
+    /// unmapped space counts.
     fn find_room(&self, pool: PoolKind, stream: StreamHandle, size: u64) -> Option<BlockId> {
         self.pools[pool as usize].unmapped_of(stream).find_map(|unmapped| {
             let before = self.blocks[unmapped].prev.filter(|&prev| self.blocks[prev].is_idle());
@@ -136,7 +153,8 @@ impl DeviceAllocator {
         self.segments.get_mut(index as usize)?.as_mut()
     }
 
-    /// Maps at least `size` bytes of the unmapped block `id`, which joins its free neighbours and enters the free set.
+    /// Maps at least `size` bytes of the unmapped block `id`, which joins its free neighbours and
+    /// enters the free set.
     fn map_block(&mut self, id: BlockId, size: u64) -> Result<()> {
         let (driver, device, address) = (self.driver.clone(), self.device, self.blocks[id].address);
         let Some(segment) = self.segment_of(id) else { return Ok(()) };
@@ -145,7 +163,8 @@ impl DeviceAllocator {
         self.blocks[id].mapped = true;
         if mapped < self.blocks[id].size {
             let block = &mut self.blocks[id];
-            let mut rest = Block::new(block.address + mapped, block.size - mapped, block.stream, block.pool);
+            let mut rest =
+                Block::new(block.address + mapped, block.size - mapped, block.stream, block.pool);
             rest.mapped = false;
             rest.segment = block.segment;
             block.size = mapped;

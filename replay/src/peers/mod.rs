@@ -1,9 +1,10 @@
 //! Models of the peers: torch's caching allocator as it comes, and with expandable segments.
 //!
-//! They follow the rules of `c10/cuda/CUDACachingAllocator.cpp` in PyTorch 2.11.0 to the byte, the retry paths included,
-//! and ask for memory and order through [`Driver`], as Gruyère does: so the same driver calls cost the same on the same
-//! device. What the traces do not use is left out: graph captures, memory pools of the user, garbage collection
-//! (`garbage_collection_threshold`), `max_split_size_mb` and memory fractions, all of which are off by default.
+//! They follow the rules of `c10/cuda/CUDACachingAllocator.cpp` in PyTorch 2.11.0 to the byte, the
+//! retry paths included, and ask for memory and order through [`Driver`], as Gruyère does: so the
+//! same driver calls cost the same on the same device. What the traces do not use is left out:
+//! graph captures, memory pools of the user, garbage collection (`garbage_collection_threshold`),
+//! `max_split_size_mb` and memory fractions, all of which are off by default.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -86,7 +87,8 @@ impl Allocator for Torch {
         if address == 0 {
             return Ok(());
         }
-        let (device, block) = self.owners.remove(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let (device, block) =
+            self.owners.remove(&address).ok_or(AllocError::UnknownAddress(address))?;
         Ok(self.devices[device as usize].free(block)?)
     }
 
@@ -98,7 +100,8 @@ impl Allocator for Torch {
         if address == 0 {
             return Ok(());
         }
-        let &(device, block) = self.owners.get(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let &(device, block) =
+            self.owners.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         self.devices[device as usize].record_stream(block, stream);
         Ok(())
     }

@@ -49,14 +49,20 @@ impl Damage {
         match self {
             Self::Unreadable(_) => "check the path and its permissions",
             Self::Compression(_) => "fetch or write the file again; `zstd -t FILE` checks it",
-            Self::CutShort => "write the trace again, or end the file with a newline if the line is complete",
+            Self::CutShort => {
+                "write the trace again, or end the file with a newline if the line is complete"
+            }
             Self::Empty => "record a trace first; traces/FORMAT.md describes the format",
-            Self::LineTooLong | Self::NotText => "is this a trace? It is read as zstd or as plain text",
+            Self::LineTooLong | Self::NotText => {
+                "is this a trace? It is read as zstd or as plain text"
+            }
             Self::Blank => "remove the line",
             Self::UnknownVerb(_) | Self::UnknownHostWait(_) => {
                 "the verbs are a, f, r, k, e, w, h (e, s or d) and m: see traces/FORMAT.md"
             }
-            Self::MissingField(_) | Self::ExtraField(_) => "traces/FORMAT.md lists the fields of each verb",
+            Self::MissingField(_) | Self::ExtraField(_) => {
+                "traces/FORMAT.md lists the fields of each verb"
+            }
             Self::BadNumber(..) => "numbers are decimal, without sign or unit",
             Self::IdReused(_) => "number allocations from 1 and never use a number twice",
             Self::UnknownId(_) => "allocate it first; or the beginning of the trace is missing",
@@ -78,14 +84,18 @@ impl fmt::Display for Damage {
             }
             Self::CutShort => write!(f, "the input ends in the middle of the line"),
             Self::Empty => write!(f, "there is no event in it"),
-            Self::LineTooLong => write!(f, "the line is longer than {} bytes", super::reader::LONGEST_LINE),
+            Self::LineTooLong => {
+                write!(f, "the line is longer than {} bytes", super::reader::LONGEST_LINE)
+            }
             Self::NotText => write!(f, "the line is not text"),
             Self::Blank => write!(f, "the line is blank"),
             Self::UnknownVerb(verb) => write!(f, "unknown verb {verb:?}"),
             Self::UnknownHostWait(what) => write!(f, "unknown kind of host wait {what:?}"),
             Self::MissingField(name) => write!(f, "{name} is missing"),
             Self::ExtraField(text) => write!(f, "there is a field too many: {text:?}"),
-            Self::BadNumber(name, text, max) => write!(f, "{name} is {text:?}, not a number from 0 to {max}"),
+            Self::BadNumber(name, text, max) => {
+                write!(f, "{name} is {text:?}, not a number from 0 to {max}")
+            }
             Self::IdReused(id) => write!(f, "id {id} has been allocated before"),
             Self::UnknownId(id) => write!(f, "id {id} was never allocated"),
             Self::DeadId(id, line) => write!(f, "id {id} was freed at line {line}"),

@@ -1,28 +1,35 @@
-//! Traces of other sizes: what a program of the same shape would have asked for, had its batches been longer or shorter.
+//! Traces of other sizes: what a program of the same shape would have asked for, had its batches
+//! been longer or shorter.
 //!
-//! A held-out set: whoever tunes an allocator to the bundled traces sees here whether the idea holds or only the numbers do.
+//! A held-out set: whoever tunes an allocator to the bundled traces sees here whether the idea
+//! holds or only the numbers do.
 
 use super::{Op, Trace, rounded};
 use std::collections::HashSet;
 
-/// Blocks that live over this many step marks are persistent: weights and optimiser state, not gradients that the next step drops.
+/// Blocks that live over this many step marks are persistent: weights and optimiser state, not
+/// gradients that the next step drops.
 const PERSISTENT_STEPS: u32 = 2;
 /// Sizes up to this many bytes are scalars and the like, which no batch makes longer.
 const SCALAR: u64 = 512;
-/// A step is between half and one and a half times as long as the traced one, and seldom the longest.
+/// A step is between half and one and a half times as long as the traced one, and seldom the
+/// longest.
 const SHORTEST: f64 = 0.5;
 const LONGEST: f64 = 1.5;
 /// A kind of block (one size in the trace) is up to so much wider or narrower in all steps.
 const WIDTH: f64 = 0.1;
-/// Sizes keep the power of two that divides them, up to this one, bytes: a tensor of half the tokens still has whole rows.
+/// Sizes keep the power of two that divides them, up to this one, bytes: a tensor of half the
+/// tokens still has whole rows.
 const ROW: u64 = 1024;
 
 impl Trace {
-    /// The trace with other sizes, drawn from `seed`: the same operations in the same order on the same streams.
+    /// The trace with other sizes, drawn from `seed`: the same operations in the same order on the
+    /// same streams.
     ///
-    /// What is persistent keeps its size, and so do gradients and copies of weights, which are known by having the size of
-    /// something persistent. Every other size is scaled by a factor of its step, drawn with a long tail as lengths are, and by a
-    /// factor of its kind; so what had one size within a step still has one.
+    /// What is persistent keeps its size, and so do gradients and copies of weights, which are
+    /// known by having the size of something persistent. Every other size is scaled by a factor of
+    /// its step, drawn with a long tail as lengths are, and by a factor of its kind; so what had
+    /// one size within a step still has one.
     #[must_use]
     pub fn jittered(&self, seed: u64) -> Self {
         let steps = self.steps();
@@ -111,8 +118,9 @@ fn uniform(seed: u64, what: u64, which: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): one step from `state`. A
-/// hash of few lines whose answers no library's next version changes, so that a seed names the same trace for good.
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+/// 2014): one step from `state`. A hash of few lines whose answers no library's next version
+/// changes, so that a seed names the same trace for good.
 pub(super) fn mixed(state: u64) -> u64 {
     let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -124,9 +132,12 @@ pub(super) fn mixed(state: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A weight of 1 MiB that stays, its gradient, and activations of 3 MiB, two a step, in three steps.
-    const PROGRAM: &str = "a 1 1048576 0 0\na 2 4 0 0\na 3 3145728 0 0\na 4 3145728 0 7\nk 0 3\nf 3\nf 4\nm step\n\
-        a 5 1048576 0 0\na 6 3145728 0 0\na 7 3145728 0 0\nr 7 7\nf 6\nf 7\nf 5\nm step\na 8 3145728 0 0\nf 8\nm step\n";
+    /// A weight of 1 MiB that stays, its gradient, and activations of 3 MiB, two a step, in three
+    /// steps.
+    const PROGRAM: &str = "a 1 1048576 0 0\na 2 4 0 0\na 3 3145728 0 0\na 4 3145728 0 7\nk 0 3\nf \
+                           3\nf 4\nm step\n\
+                           a 5 1048576 0 0\na 6 3145728 0 0\na 7 3145728 0 0\nr 7 7\nf 6\nf 7\nf \
+                           5\nm step\na 8 3145728 0 0\nf 8\nm step\n";
 
     fn program() -> Trace {
         Trace::read("program", PROGRAM.as_bytes()).expect("a trace")

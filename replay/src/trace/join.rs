@@ -5,11 +5,13 @@ use super::{Damage, Op, Trace, TraceError};
 use std::collections::HashMap;
 
 impl Trace {
-    /// `pieces` one after the other: blocks and events are numbered anew, a stream of one number is one stream in all of them, and
-    /// what a piece leaves live is freed, in the order of its allocation, before the next begins. A mark names each piece.
+    /// `pieces` one after the other: blocks and events are numbered anew, a stream of one number is
+    /// one stream in all of them, and what a piece leaves live is freed, in the order of its
+    /// allocation, before the next begins. A mark names each piece.
     ///
     /// # Errors
-    /// Where the pieces together have more blocks, events or streams than a replay can number, or where there is none.
+    /// Where the pieces together have more blocks, events or streams than a replay can number, or
+    /// where there is none.
     pub fn joined(name: &str, pieces: &[&Self]) -> Result<Self, TraceError> {
         if pieces.iter().all(|piece| piece.ops.is_empty()) {
             return Err(TraceError::new(0, Damage::Empty));
@@ -35,7 +37,8 @@ impl Trace {
     }
 }
 
-/// `count` picks among `of` things, each as often as the others to within one, in an order drawn from `seed`.
+/// `count` picks among `of` things, each as often as the others to within one, in an order drawn
+/// from `seed`.
 pub fn drawn_order(of: usize, count: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).map(|index| index % of.max(1)).collect();
     // Fisher and Yates.
@@ -59,17 +62,23 @@ impl Join {
         if first_block + piece.blocks() as u64 > u32::MAX.into() {
             return Err(too_many("allocations", u32::MAX.into()));
         }
-        self.trace.events =
-            first_event.checked_add(piece.events).ok_or_else(|| too_many("events", u32::MAX.into()))?;
-        let streams =
-            piece.streams.iter().map(|&number| self.stream(number)).collect::<Result<Vec<_>, _>>()?;
+        self.trace.events = first_event
+            .checked_add(piece.events)
+            .ok_or_else(|| too_many("events", u32::MAX.into()))?;
+        let streams = piece
+            .streams
+            .iter()
+            .map(|&number| self.stream(number))
+            .collect::<Result<Vec<_>, _>>()?;
         let first_block = first_block as u32;
         self.mark(&piece.name);
         let first_mark = self.trace.marks.len() as u32;
         self.trace.marks.extend(piece.marks.iter().cloned());
         self.trace.devices = self.trace.devices.max(piece.devices);
         // Identifiers start at 1, as in a file.
-        self.trace.ids.extend((0..piece.blocks() as u64).map(|block| u64::from(first_block) + block + 1));
+        self.trace
+            .ids
+            .extend((0..piece.blocks() as u64).map(|block| u64::from(first_block) + block + 1));
         let mut live = vec![false; piece.blocks()];
         let new = |stream: u16| streams[stream as usize];
         for &op in &piece.ops {
@@ -153,7 +162,9 @@ mod tests {
             match *op {
                 Op::Alloc { block, .. } => assert!(live.insert(block), "block {block} twice"),
                 Op::Free { block } => assert!(live.remove(&block), "block {block} is not live"),
-                Op::Mark { mark } if ["one", "two"].contains(&long.marks[mark as usize].as_str()) => {
+                Op::Mark { mark }
+                    if ["one", "two"].contains(&long.marks[mark as usize].as_str()) =>
+                {
                     begun += 1;
                     assert!(live.is_empty(), "{live:?} are live where piece {begun} begins");
                 }
@@ -169,14 +180,18 @@ mod tests {
         let [one, two] = two();
         let long = Trace::joined("long", &[&one, &two]).expect("joined");
         assert_eq!(long.streams, [0, 9, 5]);
-        let events: Vec<_> = long.ops.iter().filter(|op| matches!(op, Op::EventRecord { .. })).collect();
+        let events: Vec<_> =
+            long.ops.iter().filter(|op| matches!(op, Op::EventRecord { .. })).collect();
         assert_eq!(
             events,
             [&Op::EventRecord { event: 0, stream: 1 }, &Op::EventRecord { event: 1, stream: 2 }]
         );
         assert!(long.ops.contains(&Op::HostWaitEvent { event: 1 }));
         assert!(long.ops.contains(&Op::RecordStream { block: 2, stream: 1 }));
-        assert_eq!((long.events, long.marks), (2, ["one", "eval", "two"].map(str::to_owned).to_vec()));
+        assert_eq!(
+            (long.events, long.marks),
+            (2, ["one", "eval", "two"].map(str::to_owned).to_vec())
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Traces: what a program asked of its allocator, in order.
 //!
-//! The text format is described in `traces/FORMAT.md`. [`Trace::read`] checks every line and turns the text into a vector
-//! of small operations in which allocations, events and streams are dense indices: replaying touches no hash table of
-//! identifiers and no text.
+//! The text format is described in `traces/FORMAT.md`. [`Trace::read`] checks every line and turns
+//! the text into a vector of small operations in which allocations, events and streams are dense
+//! indices: replaying touches no hash table of identifiers and no text.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -25,7 +25,8 @@ pub const fn rounded(bytes: u64) -> u64 {
     bytes.div_ceil(ALIGNMENT) * ALIGNMENT
 }
 
-/// One operation of a trace. Blocks, events and streams are indices that start at 0 and have no gaps.
+/// One operation of a trace. Blocks, events and streams are indices that start at 0 and have no
+/// gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Allocate `size` bytes (as requested, may be 0) for `stream`.
@@ -93,7 +94,8 @@ pub enum Op {
     },
 }
 
-/// A trace that was read and checked: identifiers resolve, nothing is freed twice, nobody waits for what never was.
+/// A trace that was read and checked: identifiers resolve, nothing is freed twice, nobody waits for
+/// what never was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// Name for reports: the file's name without its extensions.
@@ -142,11 +144,13 @@ impl Trace {
         reader::read(name, input)
     }
 
-    /// The same without the program's kernels, events, waits and marks: what the allocator is asked, and nothing else.
+    /// The same without the program's kernels, events, waits and marks: what the allocator is
+    /// asked, and nothing else.
     #[must_use]
     pub fn allocator_calls_only(&self) -> Self {
-        let asked =
-            |op: &&Op| matches!(op, Op::Alloc { .. } | Op::Free { .. } | Op::RecordStream { .. } | Op::Step);
+        let asked = |op: &&Op| {
+            matches!(op, Op::Alloc { .. } | Op::Free { .. } | Op::RecordStream { .. } | Op::Step)
+        };
         Self { ops: self.ops.iter().filter(asked).copied().collect(), ..self.clone() }
     }
 }

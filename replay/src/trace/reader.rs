@@ -8,7 +8,8 @@ use zstd::stream::read::Decoder;
 
 /// Longest line accepted, bytes. Events take under 60; marks are free text.
 pub(super) const LONGEST_LINE: usize = 4096;
-/// Largest request accepted, bytes (1 PiB): no device is near it, and sums of live bytes cannot overflow.
+/// Largest request accepted, bytes (1 PiB): no device is near it, and sums of live bytes cannot
+/// overflow.
 const LARGEST_SIZE: u64 = 1 << 50;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
@@ -20,8 +21,9 @@ struct Known {
     freed_at: u64,
 }
 
-/// The text of compressed pieces (zstd frames), one after the other. Programs that write their own trace add a piece now and then, and may be killed while they do:
-/// a last piece that is cut short ends the text. Of one piece only, it is damage, as of any file that was not fetched whole.
+/// The text of compressed pieces (zstd frames), one after the other. Programs that write their own
+/// trace add a piece now and then, and may be killed while they do: a last piece that is cut short
+/// ends the text. Of one piece only, it is damage, as of any file that was not fetched whole.
 struct Pieces<'a, R: BufRead> {
     decoder: Option<Decoder<'static, R>>,
     first: bool,
@@ -76,10 +78,12 @@ pub(super) fn read(name: &str, input: impl Read) -> Result<Trace, TraceError> {
     let cut = Cell::new(false);
     let mut reader = Reader::new(name);
     if compressed {
-        let pieces =
-            Pieces::new(input, &cut).map_err(|e| TraceError::new(0, Damage::Compression(e.to_string())))?;
+        let pieces = Pieces::new(input, &cut)
+            .map_err(|e| TraceError::new(0, Damage::Compression(e.to_string())))?;
         reader.cut = Some(&cut);
-        reader.lines(BufReader::with_capacity(1 << 16, pieces), |e| Damage::Compression(e.to_string()))?;
+        reader.lines(BufReader::with_capacity(1 << 16, pieces), |e| {
+            Damage::Compression(e.to_string())
+        })?;
         if cut.get() {
             reader
                 .mark("cut short: its writer was killed while it wrote")
@@ -133,9 +137,9 @@ impl Reader<'_> {
                 None if line.len() > LONGEST_LINE => Err(Damage::LineTooLong),
                 None if self.cut.is_some_and(Cell::get) => return Ok(()),
                 None => Err(Damage::CutShort),
-                Some(text) => {
-                    std::str::from_utf8(text).map_err(|_| Damage::NotText).and_then(|t| self.event(t))
-                }
+                Some(text) => std::str::from_utf8(text)
+                    .map_err(|_| Damage::NotText)
+                    .and_then(|t| self.event(t)),
             };
             damage.map_err(|damage| TraceError::new(self.line, damage))?;
         }
@@ -196,7 +200,8 @@ impl Reader<'_> {
         self.trace.devices = self.trace.devices.max(device + 1);
         self.trace.operations += 1;
         // At most 2^32 blocks of 2^50 bytes: only a made-up trace gets near the end of u64.
-        self.live = self.live.checked_add(rounded(size)).ok_or(Damage::TooMany("live bytes", u64::MAX))?;
+        self.live =
+            self.live.checked_add(rounded(size)).ok_or(Damage::TooMany("live bytes", u64::MAX))?;
         self.trace.peak_live = self.trace.peak_live.max(self.live);
         Ok(Op::Alloc { size, block, stream, device })
     }
@@ -235,7 +240,8 @@ impl Reader<'_> {
         let next = self.trace.events;
         let event = *self.events.entry(number).or_insert(next);
         if event == next {
-            self.trace.events = next.checked_add(1).ok_or(Damage::TooMany("events", u32::MAX.into()))?;
+            self.trace.events =
+                next.checked_add(1).ok_or(Damage::TooMany("events", u32::MAX.into()))?;
         }
         Ok(event)
     }

@@ -1,4 +1,5 @@
-//! What torch hands over and the library keeps: a pointer that only the shim can read, and the function that drops it.
+//! What torch hands over and the library keeps: a pointer that only the shim can read, and the
+//! function that drops it.
 
 use super::super::torch::CudaStream;
 use std::ffi::{c_int, c_void};
@@ -38,7 +39,8 @@ impl Drop for Boxed {
     }
 }
 
-/// Tells whether a request on this stream, made by the calling thread, goes to the filter's pool: 1, or 0; -1: it failed. It never unwinds.
+/// Tells whether a request on this stream, made by the calling thread, goes to the filter's pool:
+/// 1, or 0; -1: it failed. It never unwinds.
 pub type GruyereFilter = extern "C" fn(filter: *mut c_void, stream: CudaStream) -> c_int;
 
 /// A pool's filter.
@@ -53,7 +55,8 @@ impl Filter {
         Self { boxed, ask }
     }
 
-    /// Whether a request goes to its pool; `None`: it failed. To be asked with no lock held: it calls the driver, and may call torch.
+    /// Whether a request goes to its pool; `None`: it failed. To be asked with no lock held: it
+    /// calls the driver, and may call torch.
     pub(super) fn matches(&self, stream: CudaStream) -> Option<bool> {
         match (self.ask)(self.boxed.object(), stream) {
             0 => Some(false),

@@ -1,7 +1,9 @@
-//! Where requests came from, in torch's words: the boxes that the shim makes while the history is on, by the numbers that the heap notes.
+//! Where requests came from, in torch's words: the boxes that the shim makes while the history is
+//! on, by the numbers that the heap notes.
 //!
-//! The heap's history keeps a number with each entry and drops entries that there is no room for without a word, so a box whose number nobody
-//! has is found by a look at all of them, each time that there are twice as many as were left by the last.
+//! The heap's history keeps a number with each entry and drops entries that there is no room for
+//! without a word, so a box whose number nobody has is found by a look at all of them, each time
+//! that there are twice as many as were left by the last.
 
 use super::boxed::Boxed;
 use crate::heap::Heap;
@@ -48,7 +50,8 @@ impl Contexts {
     }
 }
 
-/// The calling thread's requests come from here, until [`leave`]; the number of where they came from before.
+/// The calling thread's requests come from here, until [`leave`]; the number of where they came
+/// from before.
 pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
     let (number, running) = {
         let mut guard = contexts();
@@ -67,7 +70,8 @@ pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
     before
 }
 
-/// The calling thread's requests come from where they came from before: what [`enter`] has answered.
+/// The calling thread's requests come from where they came from before: what [`enter`] has
+/// answered.
 pub(super) fn leave(before: u64) {
     let number = history::set_context(before);
     if let Some(all) = contexts().as_mut() {

@@ -1,9 +1,11 @@
-//! The native door: the table of functions that the package's shim calls, a subclass of torch's own `CUDAAllocator` in C++ (`python_loader/gruyere/native/shim.cpp`).
+//! The native door: the table of functions that the package's shim calls, a subclass of torch's own
+//! `CUDAAllocator` in C++ (`python_loader/gruyere/native/shim.cpp`).
 //!
-//! The shim has no state of the heap, and this side knows nothing of C++: what torch hands over comes as a pointer with a function that drops it
-//! ([`boxed`]), and a failure goes as NULL or a code. What was wrong is then asked for on the same thread, and thrown by the shim: nothing unwinds in either
-//! direction. The shim is built on the user's machine and may be older or newer than the library, so the table has a version, and functions are
-//! only ever added at its end.
+//! The shim has no state of the heap, and this side knows nothing of C++: what torch hands over
+//! comes as a pointer with a function that drops it ([`boxed`]), and a failure goes as NULL or a
+//! code. What was wrong is then asked for on the same thread, and thrown by the shim: nothing
+//! unwinds in either direction. The shim is built on the user's machine and may be older or newer
+//! than the library, so the table has a version, and functions are only ever added at its end.
 
 mod boxed;
 mod contexts;
@@ -38,11 +40,13 @@ pub struct GruyereNativeFailure {
     pub asked: u64,
     /// Of an out-of-memory: the ceiling on what may be held, in bytes.
     pub limit: u64,
-    /// Of an out-of-memory: bytes of the device that the driver said were free; 0 where it could not say.
+    /// Of an out-of-memory: bytes of the device that the driver said were free; 0 where it could
+    /// not say.
     pub free: u64,
 }
 
-/// What the native door calls. Codes are 0, or one of the negative ones above; where one of those is returned by a function about pools, `failure` tells why.
+/// What the native door calls. Codes are 0, or one of the negative ones above; where one of those
+/// is returned by a function about pools, `failure` tells why.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereNativeTable {
@@ -50,15 +54,19 @@ pub struct GruyereNativeTable {
     pub size: u32,
     /// Its version.
     pub version: u32,
-    /// `size` bytes on `device`, for use in the order of `stream`. NULL: size 0, or a failure. Never throws.
+    /// `size` bytes on `device`, for use in the order of `stream`. NULL: size 0, or a failure.
+    /// Never throws.
     pub malloc: extern "C" fn(size: u64, device: c_int, stream: CudaStream) -> *mut c_void,
-    /// Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been told of it before `failure`.
+    /// Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been
+    /// told of it before `failure`.
     pub is_out_of_memory: extern "C" fn() -> c_int,
-    /// What it was; returns the code. An out-of-memory counts as the program's from now on: it is dumped and noted.
+    /// What it was; returns the code. An out-of-memory counts as the program's from now on: it is
+    /// dumped and noted.
     pub failure: unsafe extern "C" fn(failure: *mut GruyereNativeFailure) -> c_int,
     /// See `gruyere_free`.
     pub free: extern "C" fn(pointer: *mut c_void, size: isize, device: c_int, stream: CudaStream),
-    /// The live block that starts at `pointer`: its bytes, rounded up to 512, and its device. 0: there is none.
+    /// The live block that starts at `pointer`: its bytes, rounded up to 512, and its device. 0:
+    /// there is none.
     pub block: unsafe extern "C" fn(pointer: *mut c_void, device: *mut c_int) -> u64,
     /// See `gruyere_base_alloc`.
     pub base: unsafe extern "C" fn(pointer: *mut c_void, size: *mut usize) -> *mut c_void,
@@ -66,7 +74,8 @@ pub struct GruyereNativeTable {
     pub record_stream: extern "C" fn(pointer: *mut c_void, stream: CudaStream),
     /// See `gruyere_stream_lasts`.
     pub stream_lasts: extern "C" fn(device: c_int, stream: CudaStream) -> c_int,
-    /// Gives back to the devices what nobody uses: all of it, or (an id other than 0 and 0) of that pool.
+    /// Gives back to the devices what nobody uses: all of it, or (an id other than 0 and 0) of that
+    /// pool.
     pub empty_cache: extern "C" fn(pool: MempoolId),
     /// See `gruyere_memory_fraction`.
     pub set_fraction: extern "C" fn(fraction: f64, device: c_int),
@@ -84,22 +93,29 @@ pub struct GruyereNativeTable {
     pub snapshot_free: unsafe extern "C" fn(snapshot: *mut GruyereSnapshot),
     /// A reference to a pool more, which is made if need be.
     pub pool_create: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
-    /// Requests go to a pool until `pool_end`, those that `filter` says; no filter: those of a capture that begins now. It is a reference too.
-    pub pool_begin:
-        extern "C" fn(device: c_int, pool: MempoolId, filter: GruyereBoxed, ask: GruyereFilter) -> c_int,
+    /// Requests go to a pool until `pool_end`, those that `filter` says; no filter: those of a
+    /// capture that begins now. It is a reference too.
+    pub pool_begin: extern "C" fn(
+        device: c_int,
+        pool: MempoolId,
+        filter: GruyereBoxed,
+        ask: GruyereFilter,
+    ) -> c_int,
     /// The pool's latest `pool_begin` is over; 1: there is none.
     pub pool_end: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
     /// A reference less; 1: there is none.
     pub pool_release: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
     /// How many references there are.
     pub pool_uses: extern "C" fn(device: c_int, pool: MempoolId) -> u32,
-    /// Whether the pool serves other requests before they are out of memory; 1: there is no such pool.
+    /// Whether the pool serves other requests before they are out of memory; 1: there is no such
+    /// pool.
     pub pool_on_oom: extern "C" fn(device: c_int, pool: MempoolId, wanted: c_int) -> c_int,
     /// See `gruyere_history_start`. With `clear`, boxes are forgotten too.
     pub history_start: extern "C" fn(entries: u64, clear: c_int) -> c_int,
     /// See `gruyere_history_stop`. Forgets all boxes.
     pub history_stop: extern "C" fn(),
-    /// The calling thread's requests and frees come from `context`, which the library keeps as long as its history names it. What `context_leave` is to be given.
+    /// The calling thread's requests and frees come from `context`, which the library keeps as long
+    /// as its history names it. What `context_leave` is to be given.
     pub context_enter: extern "C" fn(context: GruyereBoxed) -> u64,
     /// They come from where they came from before that `context_enter`.
     pub context_leave: extern "C" fn(before: u64),
@@ -142,7 +158,8 @@ static TABLE: GruyereNativeTable = GruyereNativeTable {
     history_free: told::history_free,
 };
 
-/// What the native door calls, for a shim that was built for `version`. NULL: the library has no such version, so that shim is not to be used.
+/// What the native door calls, for a shim that was built for `version`. NULL: the library has no
+/// such version, so that shim is not to be used.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_native_table(version: u32) -> *const GruyereNativeTable {
     if version == GRUYERE_NATIVE_VERSION { &raw const TABLE } else { std::ptr::null() }
@@ -188,12 +205,16 @@ impl From<PoolError> for Failure {
 
 /// Runs `body` with the heap, made if need be; what is wrong is kept, and its code returned.
 fn answered(body: impl FnOnce(&'static Heap) -> Result<c_int, Failure>) -> c_int {
-    let panicked =
-        || Err(Failure::unavailable("gruyere: internal error; see the log, and please report it".into()));
+    let panicked = || {
+        Err(Failure::unavailable(
+            "gruyere: internal error; see the log, and please report it".into(),
+        ))
+    };
     let answer = if fork::is_forked_child() {
         Err(Failure::unavailable("a forked child cannot use CUDA; start it with spawn".into()))
     } else {
-        guarded(None, || Some(heap().map_err(Failure::unavailable).and_then(body))).unwrap_or_else(panicked)
+        guarded(None, || Some(heap().map_err(Failure::unavailable).and_then(body)))
+            .unwrap_or_else(panicked)
     };
     match answer {
         Ok(code) => code,
@@ -211,7 +232,9 @@ fn answered(body: impl FnOnce(&'static Heap) -> Result<c_int, Failure>) -> c_int
 extern "C" fn malloc(size: u64, device: c_int, stream: CudaStream) -> *mut c_void {
     // As in gruyere_malloc: the choice, and a jump.
     match current() {
-        Some(heap) if heap.is_plain() && !pools::has_filters() && size.wrapping_sub(1) < SMALL_MAX => {
+        Some(heap)
+            if heap.is_plain() && !pools::has_filters() && size.wrapping_sub(1) < SMALL_MAX =>
+        {
             malloc_hot::<false>(heap, size, device, stream)
         }
         _ if size == 0 => std::ptr::null_mut(),
@@ -249,15 +272,17 @@ fn malloc_slowly(size: u64, device: c_int, stream: CudaStream) -> *mut c_void {
 fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result<u64, Failure> {
     if super::is_only_watched() {
         return Err(Failure::unavailable(
-            "this process is only watched (preload:observe), so torch must keep its own allocator: leave out what makes gruyere torch's \
-             allocator (python -m gruyere, GRUYERE_ENABLE, gruyere.enable), or preload:observe"
+            "this process is only watched (preload:observe), so torch must keep its own allocator: \
+             leave out what makes gruyere torch's allocator (python -m gruyere, GRUYERE_ENABLE, \
+             gruyere.enable), or preload:observe"
                 .to_owned(),
         ));
     }
     heap.meet_hooks();
     let ask = || heap.malloc(size, i64::from(device), handle(stream));
     let pool = if pools::has_filters() {
-        let failed = |_| Failure::Other(GRUYERE_INVALID, "the filter of a memory pool failed".to_owned());
+        let failed =
+            |_| Failure::Other(GRUYERE_INVALID, "the filter of a memory pool failed".to_owned());
         pools::route(device, stream).map_err(failed)?
     } else {
         None
@@ -279,7 +304,8 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
 }
 
 extern "C" fn is_out_of_memory() -> c_int {
-    let is_it = |last: &RefCell<Option<Failure>>| matches!(*last.borrow(), Some(Failure::OutOfMemory(..)));
+    let is_it =
+        |last: &RefCell<Option<Failure>>| matches!(*last.borrow(), Some(Failure::OutOfMemory(..)));
     guarded(0, || FAILURE.try_with(is_it).unwrap_or(false).into())
 }
 
@@ -295,17 +321,24 @@ unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
                     run_file::at_an_out_of_memory(heap);
                     heap.note_out_of_memory(&report, handle(stream));
                 }
-                (GRUYERE_MEMORY, report.to_string(), [report.asked, report.limit, report.free.unwrap_or(0)])
+                (
+                    GRUYERE_MEMORY,
+                    report.to_string(),
+                    [report.asked, report.limit, report.free.unwrap_or(0)],
+                )
             }
             Some(Failure::Other(code, text)) => (code, text, [0; 3]),
-            None => {
-                (GRUYERE_UNAVAILABLE, "gruyere: nobody knows what failed; see the log".to_owned(), [0; 3])
-            }
+            None => (
+                GRUYERE_UNAVAILABLE,
+                "gruyere: nobody knows what failed; see the log".to_owned(),
+                [0; 3],
+            ),
         };
         let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
         // The buffer stays where it is when the string moves into its place.
         let face = text.as_ptr();
-        let face = if TEXT.try_with(|place| place.replace(text)).is_ok() { face } else { c"".as_ptr() };
+        let face =
+            if TEXT.try_with(|place| place.replace(text)).is_ok() { face } else { c"".as_ptr() };
         // SAFETY: the caller's promise.
         unsafe { failure.write(GruyereNativeFailure { text: face, asked, limit, free }) };
         code
@@ -345,7 +378,12 @@ extern "C" fn pool_create(device: c_int, pool: MempoolId) -> c_int {
     answered(|heap| Ok(pools::create(heap, device, pool.pair()).map(|()| GRUYERE_OK)?))
 }
 
-extern "C" fn pool_begin(device: c_int, pool: MempoolId, filter: GruyereBoxed, ask: GruyereFilter) -> c_int {
+extern "C" fn pool_begin(
+    device: c_int,
+    pool: MempoolId,
+    filter: GruyereBoxed,
+    ask: GruyereFilter,
+) -> c_int {
     // Owned before anything else may fail.
     let filter = Boxed::new(filter).map(|boxed| Filter::new(boxed, ask));
     answered(|heap| Ok(pools::begin(heap, device, pool.pair(), filter).map(|()| GRUYERE_OK)?))

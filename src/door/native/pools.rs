@@ -1,12 +1,15 @@
 //! torch's pools: `torch.cuda.MemPool`, and the pool scopes of captures.
 //!
-//! torch knows one kind of pool scope: a pool's id, and a filter that says for a stream whether a request belongs to it. A capture's filter matches
-//! once its stream captures, which the heap asks the driver about anyway (`heap/src/pool/capture.rs`), so it is only told. All other filters
-//! (this thread's requests, those of a stream, everybody's) match from the beginning, and are asked here at each request while they are open, in
-//! the order in which they were opened and with no lock held. What they match comes from a named pool of the heap.
+//! torch knows one kind of pool scope: a pool's id, and a filter that says for a stream whether a
+//! request belongs to it. A capture's filter matches once its stream captures, which the heap asks
+//! the driver about anyway (`heap/src/pool/capture.rs`), so it is only told. All other filters
+//! (this thread's requests, those of a stream, everybody's) match from the beginning, and are asked
+//! here at each request while they are open, in the order in which they were opened and with no
+//! lock held. What they match comes from a named pool of the heap.
 //!
-//! One id may serve both: a MemPool that a graph is captured into. Which of its references a release gives up is not said, so the pool's are
-//! given up first: a graph's memory stays until nothing can use it.
+//! One id may serve both: a MemPool that a graph is captured into. Which of its references a
+//! release gives up is not said, so the pool's are given up first: a graph's memory stays until
+//! nothing can use it.
 
 use super::super::torch::CudaStream;
 use super::boxed::Filter;
@@ -102,7 +105,11 @@ pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<PoolKey>, 
 }
 
 /// Runs `request` with the calling thread inside of pool `key`.
-pub(super) fn inside<T>(heap: &Heap, key: PoolKey, request: impl FnOnce() -> T) -> Result<T, PoolError> {
+pub(super) fn inside<T>(
+    heap: &Heap,
+    key: PoolKey,
+    request: impl FnOnce() -> T,
+) -> Result<T, PoolError> {
     heap.pool_enter(key)?;
     let answer = request();
     heap.pool_leave(key)?;
@@ -126,8 +133,14 @@ pub(super) fn create(heap: &Heap, device: i32, id: PoolId) -> Result<(), PoolErr
     Ok(())
 }
 
-/// A pool scope begins; `filter` is that of one that is no capture's. It is a reference to the pool.
-pub(super) fn begin(heap: &Heap, device: i32, id: PoolId, filter: Option<Filter>) -> Result<(), PoolError> {
+/// A pool scope begins; `filter` is that of one that is no capture's. It is a reference to the
+/// pool.
+pub(super) fn begin(
+    heap: &Heap,
+    device: i32,
+    id: PoolId,
+    filter: Option<Filter>,
+) -> Result<(), PoolError> {
     let thread = thread::current().id();
     let Some(filter) = filter else {
         heap.begin_allocate_to_pool(i64::from(device), id)?;
@@ -142,15 +155,20 @@ pub(super) fn begin(heap: &Heap, device: i32, id: PoolId, filter: Option<Filter>
     Ok(())
 }
 
-/// The latest pool scope of the pool ends: the calling thread's, where it has one. False: none is open.
+/// The latest pool scope of the pool ends: the calling thread's, where it has one. False: none is
+/// open.
 pub(super) fn end(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolError> {
     let mine = thread::current().id();
     let pool_scope = {
         let mut books = books();
         let of_pool = |pool_scope: &PoolScope| pool_scope.device == device && pool_scope.id == id;
-        let at =
-            books.pool_scopes.iter().rposition(|pool_scope| of_pool(pool_scope) && pool_scope.thread == mine);
-        let Some(at) = at.or_else(|| books.pool_scopes.iter().rposition(of_pool)) else { return Ok(false) };
+        let at = books
+            .pool_scopes
+            .iter()
+            .rposition(|pool_scope| of_pool(pool_scope) && pool_scope.thread == mine);
+        let Some(at) = at.or_else(|| books.pool_scopes.iter().rposition(of_pool)) else {
+            return Ok(false);
+        };
         books.pool_scopes.remove(at)
     };
     match pool_scope.filter {
@@ -196,7 +214,8 @@ pub(super) fn set_on_oom(device: i32, id: PoolId, wanted: bool) -> bool {
     books().known.get_mut(&(device, id)).map(|known| known.on_oom = wanted).is_some()
 }
 
-/// `emptyCache`, of all memory or of one pool's, on all devices: what nobody uses goes back to the device.
+/// `emptyCache`, of all memory or of one pool's, on all devices: what nobody uses goes back to the
+/// device.
 pub(super) fn empty(heap: &Heap, only: Option<PoolId>) {
     let mut whole = only.is_none();
     let keyed: Vec<(i32, PoolId, PoolKey, bool)> = {
@@ -216,7 +235,9 @@ pub(super) fn empty(heap: &Heap, only: Option<PoolId>) {
             Ok(_) | Err(PoolError::NoSuchPool(_)) => forget(device, id, key),
             // What lies idle between its blocks goes back with everybody's.
             Err(PoolError::Live { .. }) => whole = true,
-            Err(error) => log::debug!("pool {id:?} of device {device} keeps its memory for now: {error}"),
+            Err(error) => {
+                log::debug!("pool {id:?} of device {device} keeps its memory for now: {error}")
+            }
         }
     }
     if whole {

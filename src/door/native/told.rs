@@ -75,14 +75,17 @@ pub(super) extern "C" fn history() -> *mut GruyereNativeHistory {
         return std::ptr::null_mut();
     }
     guarded(std::ptr::null_mut(), || {
-        let Some(heap) = current().filter(|heap| heap.has_history()) else { return std::ptr::null_mut() };
+        let Some(heap) = current().filter(|heap| heap.has_history()) else {
+            return std::ptr::null_mut();
+        };
         let found = heap.history();
         let boxes = [
             contexts::of(found.entries.iter().map(|entry| entry.context)),
             contexts::of(found.origins.iter().map(|origin| origin.context)),
         ];
-        let object =
-            |boxed: &Option<Arc<Boxed>>| boxed.as_ref().map_or(std::ptr::null_mut(), |boxed| boxed.object());
+        let object = |boxed: &Option<Arc<Boxed>>| {
+            boxed.as_ref().map_or(std::ptr::null_mut(), |boxed| boxed.object())
+        };
         let objects = [0, 1].map(|kind| boxes[kind].iter().map(object).collect::<Vec<_>>());
         let face = GruyereNativeHistory {
             noted: give(&found),
@@ -100,7 +103,8 @@ pub(super) unsafe extern "C" fn history_free(history: *mut GruyereNativeHistory)
     if history.is_null() {
         return;
     }
-    // SAFETY: the caller's promise; `history` made it from a box of `Held`, whose first field the struct is.
+    // SAFETY: the caller's promise; `history` made it from a box of `Held`, whose first field the
+    // struct is.
     let held = unsafe { Box::from_raw(history.cast::<Held>()) };
     // SAFETY: `give` made it, and nobody else has it.
     unsafe { gruyere_history_free(held.face.noted) };

@@ -1,5 +1,6 @@
-//! Where the calling thread is: its device, its context, the device of a stream. Only primary contexts are served, as the
-//! runtime itself knows no others; memory of any other context is the real functions' business.
+//! Where the calling thread is: its device, its context, the device of a stream. Only primary
+//! contexts are served, as the runtime itself knows no others; memory of any other context is the
+//! real functions' business.
 
 use super::runtime::{Runtime, Stream, has};
 use crate::heap::MAX_DEVICES;
@@ -16,9 +17,11 @@ pub fn device(runtime: Runtime) -> Option<i64> {
     (unsafe { runtime.cudaGetDevice(&mut device) } == 0).then_some(i64::from(device))
 }
 
-/// The device on which a request of this thread can be served; `None` where another context than the device's primary one is current.
+/// The device on which a request of this thread can be served; `None` where another context than
+/// the device's primary one is current.
 ///
-/// A thread that has no context gets what the first call to the runtime would have given it: later calls to the driver may rely on that.
+/// A thread that has no context gets what the first call to the runtime would have given it: later
+/// calls to the driver may rely on that.
 pub fn served_device(runtime: Runtime) -> Option<i64> {
     let device = device(runtime)?;
     let Some(driver) = driver() else { return Some(device) };
@@ -32,8 +35,8 @@ pub fn served_device(runtime: Runtime) -> Option<i64> {
     (driver.primary(device) == Some(current)).then_some(device)
 }
 
-/// The device whose memory a request on `stream` gets: the stream's, where it has one. `None`: a stream of a context that is no primary
-/// one, or that the driver does not know.
+/// The device whose memory a request on `stream` gets: the stream's, where it has one. `None`: a
+/// stream of a context that is no primary one, or that the driver does not know.
 pub fn device_of_stream(runtime: Runtime, stream: Stream, devices: u32) -> Option<i64> {
     let device = served_device(runtime)?;
     // The default streams are of the current device; with one device there is no question.
@@ -55,7 +58,8 @@ pub fn is_default_pool(runtime: Runtime, pool: *mut c_void, device: i64) -> bool
     found && default == pool
 }
 
-/// Whether cudaMallocAsync takes from the default pool of `device`: the program may have put one of its own in its place.
+/// Whether cudaMallocAsync takes from the default pool of `device`: the program may have put one of
+/// its own in its place.
 pub fn default_pool_is_current(runtime: Runtime, device: i64) -> bool {
     if !has::cudaDeviceGetMemPool(runtime) {
         return true;
@@ -79,7 +83,8 @@ pub fn forget_context(device: i64) {
 /// 0 -> context   primary(), of any thread; all find the same
 /// context -> 0   forget_context(), before a reset
 /// ```
-static PRIMARY: [AtomicUsize; MAX_DEVICES as usize] = [const { AtomicUsize::new(0) }; MAX_DEVICES as usize];
+static PRIMARY: [AtomicUsize; MAX_DEVICES as usize] =
+    [const { AtomicUsize::new(0) }; MAX_DEVICES as usize];
 
 type GetCurrent = unsafe extern "C" fn(*mut usize) -> c_uint;
 type DeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_uint;
@@ -119,7 +124,8 @@ impl Driver {
             context => return Some(context),
         }
         let (mut handle, mut flags, mut active, mut context) = (0, 0, 0, 0);
-        // SAFETY: each writes what its type says. The reference is never released: the heap's driver keeps one as well.
+        // SAFETY: each writes what its type says. The reference is never released: the heap's
+        // driver keeps one as well.
         unsafe {
             let asked = (self.device_get)(&mut handle, device as c_int) == 0
                 && (self.primary_state)(handle, &mut flags, &mut active) == 0;
@@ -150,8 +156,10 @@ fn driver() -> Option<&'static Driver> {
 }
 
 fn find() -> Option<Driver> {
-    // SAFETY: dlopen and dlsym read NUL-terminated names; RTLD_NOLOAD loads nothing, and the handle is kept.
-    let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    // SAFETY: dlopen and dlsym read NUL-terminated names; RTLD_NOLOAD loads nothing, and the handle
+    // is kept.
+    let handle =
+        unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
     let look = |name: &CStr| {
         [libc::RTLD_DEFAULT, handle].into_iter().enumerate().find_map(|(place, scope)| {
             // RTLD_DEFAULT is null, as is a handle that was not got.
@@ -175,7 +183,9 @@ fn find() -> Option<Driver> {
             address_range: std::mem::transmute::<*mut c_void, AddressRange>(look(
                 c"cuMemGetAddressRange_v2",
             )?),
-            stream_context: std::mem::transmute::<*mut c_void, StreamContext>(look(c"cuStreamGetCtx")?),
+            stream_context: std::mem::transmute::<*mut c_void, StreamContext>(look(
+                c"cuStreamGetCtx",
+            )?),
         })
     }
 }

@@ -1,7 +1,8 @@
 //! The interposed functions: each decides who serves the call.
 //!
-//! A call goes straight through where the door is shut ([`mode`]) and where the thread is in the library already ([`inside`]). Bodies get the caller's return
-//! address as their last argument ([`shim`](super::shim)).
+//! A call goes straight through where the door is shut ([`mode`]) and where the thread is in the
+//! library already ([`inside`]). Bodies get the caller's return address as their last argument
+//! ([`shim`](super::shim)).
 
 use super::leave::saw_a_call;
 use super::mode;
@@ -43,8 +44,9 @@ export! {
     cudaIpcGetMemHandle after 2 => ipc_get_mem_handle;
 }
 
-// SAFETY of every body below: it is called by its shim alone, with the arguments of the program, which keep the promises of the CUDA function of that
-// name; they are handed to the real function, or to what stands in for it and asks for no more.
+// SAFETY of every body below: it is called by its shim alone, with the arguments of the program,
+// which keep the promises of the CUDA function of that name; they are handed to the real function,
+// or to what stands in for it and asks for no more.
 
 unsafe extern "C" fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
     // SAFETY: as above.
@@ -57,7 +59,8 @@ unsafe extern "C" fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller)
     }
 }
 
-/// `cudaMalloc` while watching the runtime alone. Apart from the other ways, so that it saves its own registers only.
+/// `cudaMalloc` while watching the runtime alone. Apart from the other ways, so that it saves its
+/// own registers only.
 #[inline(never)]
 unsafe fn watched_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
     let runtime = Runtime::of(caller);
@@ -203,7 +206,11 @@ unsafe extern "C" fn free_async(pointer: *mut c_void, stream: Stream, caller: Ca
     unsafe { any_free_async::<false>(pointer, stream, caller) }
 }
 
-unsafe extern "C" fn free_async_ptsz(pointer: *mut c_void, stream: Stream, caller: Caller) -> CudaError {
+unsafe extern "C" fn free_async_ptsz(
+    pointer: *mut c_void,
+    stream: Stream,
+    caller: Caller,
+) -> CudaError {
     // SAFETY: as above.
     unsafe { any_free_async::<true>(pointer, stream, caller) }
 }
@@ -328,7 +335,11 @@ unsafe extern "C" fn malloc_pitch(
     }
 }
 
-unsafe extern "C" fn malloc_3d(out: *mut PitchedPtr, extent: *const Extent, caller: Caller) -> CudaError {
+unsafe extern "C" fn malloc_3d(
+    out: *mut PitchedPtr,
+    extent: *const Extent,
+    caller: Caller,
+) -> CudaError {
     let runtime = Runtime::of(caller);
     saw_a_call();
     // SAFETY: as above; `extent` is the caller's argument, which lies in its frame until we return.
@@ -342,14 +353,24 @@ unsafe extern "C" fn malloc_3d(out: *mut PitchedPtr, extent: *const Extent, call
                     return error;
                 }
                 let bytes = (*out).pitch.saturating_mul(extent.height).saturating_mul(extent.depth);
-                observe::allocated(runtime, error, &raw const (*out).ptr, bytes, StreamHandle::ALL_STREAMS)
+                observe::allocated(
+                    runtime,
+                    error,
+                    &raw const (*out).ptr,
+                    bytes,
+                    StreamHandle::ALL_STREAMS,
+                )
             }
             _ => runtime.cudaMalloc3D(out, extent),
         }
     }
 }
 
-unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize, caller: Caller) -> CudaError {
+unsafe extern "C" fn mem_get_info(
+    free: *mut usize,
+    total: *mut usize,
+    caller: Caller,
+) -> CudaError {
     let runtime = Runtime::of(caller);
     // SAFETY: as above.
     unsafe {
@@ -433,7 +454,9 @@ unsafe extern "C" fn begin_capture(stream: Stream, mode: c_uint, caller: Caller)
 unsafe extern "C" fn begin_capture_ptsz(stream: Stream, mode: c_uint, caller: Caller) -> CudaError {
     let runtime = Runtime::of(caller);
     // SAFETY: as above.
-    capture(runtime, effective(true, stream), || unsafe { runtime.cudaStreamBeginCapture_ptsz(stream, mode) })
+    capture(runtime, effective(true, stream), || unsafe {
+        runtime.cudaStreamBeginCapture_ptsz(stream, mode)
+    })
 }
 
 unsafe extern "C" fn begin_capture_to_graph(
@@ -475,13 +498,21 @@ fn capture(runtime: Runtime, stream: Stream, real: impl FnOnce() -> CudaError) -
     }
 }
 
-unsafe extern "C" fn end_capture(stream: Stream, graph: *mut *mut c_void, caller: Caller) -> CudaError {
+unsafe extern "C" fn end_capture(
+    stream: Stream,
+    graph: *mut *mut c_void,
+    caller: Caller,
+) -> CudaError {
     let runtime = Runtime::of(caller);
     // SAFETY: as above.
     capture_end(runtime, stream, || unsafe { runtime.cudaStreamEndCapture(stream, graph) })
 }
 
-unsafe extern "C" fn end_capture_ptsz(stream: Stream, graph: *mut *mut c_void, caller: Caller) -> CudaError {
+unsafe extern "C" fn end_capture_ptsz(
+    stream: Stream,
+    graph: *mut *mut c_void,
+    caller: Caller,
+) -> CudaError {
     let runtime = Runtime::of(caller);
     // SAFETY: as above.
     capture_end(runtime, effective(true, stream), || unsafe {

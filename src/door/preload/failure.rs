@@ -1,4 +1,5 @@
-//! Errors of ours, as the CUDA runtime tells of its own: the code is answered, and the thread's last error says the same.
+//! Errors of ours, as the CUDA runtime tells of its own: the code is answered, and the thread's
+//! last error says the same.
 
 use super::super::{oom, run_file};
 use super::runtime::{CudaError, Runtime};
@@ -29,18 +30,24 @@ pub fn tell_of_out_of_memory(heap: &Heap, report: &Report, stream: StreamHandle)
 
 /// Answers `cudaErrorMemoryAllocation`.
 #[cold]
-pub fn out_of_memory(runtime: Runtime, heap: &Heap, report: &Report, stream: StreamHandle) -> CudaError {
+pub fn out_of_memory(
+    runtime: Runtime,
+    heap: &Heap,
+    report: &Report,
+    stream: StreamHandle,
+) -> CudaError {
     tell_of_out_of_memory(heap, report, stream);
     set_last_error_out_of_memory(runtime);
     OUT_OF_MEMORY
 }
 
-/// The runtime's last error becomes 2: only the runtime can set it, so it is asked for what it cannot give.
+/// The runtime's last error becomes 2: only the runtime can set it, so it is asked for what it
+/// cannot give.
 fn set_last_error_out_of_memory(runtime: Runtime) {
     let mut address = ptr::null_mut();
     let mut mode = RELAXED;
-    // SAFETY: `mode` and `address` may be written. In the relaxed mode an allocation disturbs no capture; the mode is put back. What should
-    // be impossible and was given is freed again.
+    // SAFETY: `mode` and `address` may be written. In the relaxed mode an allocation disturbs no
+    // capture; the mode is put back. What should be impossible and was given is freed again.
     unsafe {
         let relaxed = runtime.cudaThreadExchangeStreamCaptureMode(&mut mode) == 0;
         if runtime.cudaMalloc(&mut address, IMPOSSIBLE) == 0 {

@@ -1,13 +1,16 @@
-//! Knowing that the calling thread is already inside the library: what it calls from there goes straight to the real functions.
+//! Knowing that the calling thread is already inside the library: what it calls from there goes
+//! straight to the real functions.
 
 use std::cell::Cell;
 
 thread_local! {
-    /// Whether the thread is inside. A plain cell: nothing runs at the thread's end, so it works to its last instruction.
+    /// Whether the thread is inside. A plain cell: nothing runs at the thread's end, so it works to
+    /// its last instruction.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread is inside until this is dropped. (The address of the thread's cell: to look it up again would cost as much as all else here.)
+/// The thread is inside until this is dropped. (The address of the thread's cell: to look it up
+/// again would cost as much as all else here.)
 pub struct Inside(*const Cell<bool>);
 
 /// Enters, unless the thread is inside already.
@@ -20,7 +23,8 @@ pub fn enter() -> Option<Inside> {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the cell of this very thread, since a pointer keeps this from being sent to another; it stands as long as the thread does.
+        // SAFETY: the cell of this very thread, since a pointer keeps this from being sent to
+        // another; it stands as long as the thread does.
         unsafe { &*self.0 }.set(false);
     }
 }
@@ -47,7 +51,9 @@ mod tests {
     fn a_thread_is_inside_once_and_each_for_itself() {
         let first = enter();
         assert!(first.is_some() && enter().is_none());
-        std::thread::spawn(|| assert!(enter().is_some(), "another thread is outside")).join().unwrap();
+        std::thread::spawn(|| assert!(enter().is_some(), "another thread is outside"))
+            .join()
+            .unwrap();
         // The refused entry above must not have let the thread out.
         assert!(enter().is_none());
         let outside = leave();

@@ -23,14 +23,14 @@ pub fn watch() {
     extern "C" fn at_exit() {
         guarded((), tell);
     }
-    // SAFETY: the handler is a function of this library, which is never unloaded (`-z nodelete`). Where there is no memory for it, there is no
-    // message.
+    // SAFETY: the handler is a function of this library, which is never unloaded (`-z nodelete`).
+    // Where there is no memory for it, there is no message.
     unsafe { libc::atexit(at_exit) };
 }
 
 fn tell() {
-    // A forked child that ends by exit would say it once more. A program that uses the library by its own functions (gruyere.h, `python -m gruyere`) has
-    // its heap without an interposed call.
+    // A forked child that ends by exit would say it once more. A program that uses the library by
+    // its own functions (gruyere.h, `python -m gruyere`) has its heap without an interposed call.
     if SEEN.load(Ordering::Relaxed)
         || current().is_some()
         || fork::is_forked_child()
@@ -39,20 +39,25 @@ fn tell() {
         return;
     }
     let Ok(config) = Config::from_env() else { return };
-    if config.preload.mode == PreloadMode::Off || !is_loaded("libcuda.so") || mode::is_second_copy() {
+    if config.preload.mode == PreloadMode::Off || !is_loaded("libcuda.so") || mode::is_second_copy()
+    {
         return;
     }
     logging::init();
     let remedy = if config.preload.driver && is_loaded("libgruyere_driver.so") {
-        "libgruyere_driver.so is preloaded, so the program has allocated nothing itself, or there is no device (`gruyere doctor` tells), or \
-         another library or a loader of the program's own goes past it (one before it in LD_PRELOAD, RTLD_DEEPBIND)"
+        "libgruyere_driver.so is preloaded, so the program has allocated nothing itself, or there \
+         is no device (`gruyere doctor` tells), or another library or a loader of the program's \
+         own goes past it (one before it in LD_PRELOAD, RTLD_DEEPBIND)"
     } else if config.preload.driver {
         "libgruyere_driver.so is not preloaded: `gruyere run` does it"
     } else {
-        "Its CUDA runtime is linked in statically (nvcc's default, JAX, TensorFlow), or is called past the dynamic linker (RTLD_DEEPBIND, \
-         dlsym, a library that is preloaded before): GRUYERE_CONF=preload:driver, with `gruyere run`, sees its driver calls"
+        "Its CUDA runtime is linked in statically (nvcc's default, JAX, TensorFlow), or is called \
+         past the dynamic linker (RTLD_DEEPBIND, dlsym, a library that is preloaded before): \
+         GRUYERE_CONF=preload:driver, with `gruyere run`, sees its driver calls"
     };
-    log::warn!("this program loaded the CUDA driver, but made no allocation that could be seen. {remedy}");
+    log::warn!(
+        "this program loaded the CUDA driver, but made no allocation that could be seen. {remedy}"
+    );
 }
 
 /// Whether a library is among those of the process, in any version.
@@ -61,11 +66,17 @@ fn is_loaded(library: &str) -> bool {
         library: &'a str,
         found: bool,
     }
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader's own structure, and the search that was passed below, which nothing else refers to meanwhile.
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader's own structure, and the search that was passed below, which nothing
+        // else refers to meanwhile.
         let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
         // SAFETY: where it is not null, the loader's string.
-        search.found |= !name.is_null() && is_file_of(search.library, unsafe { CStr::from_ptr(name) });
+        search.found |=
+            !name.is_null() && is_file_of(search.library, unsafe { CStr::from_ptr(name) });
         c_int::from(search.found)
     }
     let mut search = Search { library, found: false };
@@ -76,7 +87,8 @@ fn is_loaded(library: &str) -> bool {
 
 fn is_file_of(library: &str, path: &CStr) -> bool {
     let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    name.strip_prefix(library.as_bytes()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
+    name.strip_prefix(library.as_bytes())
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
 }
 
 #[cfg(test)]

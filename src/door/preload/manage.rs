@@ -1,8 +1,9 @@
 //! `manage`: the heap serves the calls.
 //!
-//! A pointer of ours never reaches the real functions, which would not know it or, worse, would take it for the span that it lies in; and
-//! a pointer of anybody else's never stays here. What the heap cannot serve, short of an out-of-memory, goes to the real functions too:
-//! both kinds of memory may live side by side.
+//! A pointer of ours never reaches the real functions, which would not know it or, worse, would
+//! take it for the span that it lies in; and a pointer of anybody else's never stays here. What the
+//! heap cannot serve, short of an out-of-memory, goes to the real functions too: both kinds of
+//! memory may live side by side.
 
 use super::current;
 use super::failure::{invalid_value, out_of_memory};
@@ -39,7 +40,9 @@ fn allocate(
     let Some(device) = place(heap) else { return Outcome::NotOurs };
     match heap.malloc(bytes as u64, device, stream) {
         Ok(address) => Outcome::Served(address),
-        Err(Error::OutOfMemory(report)) => Outcome::Refused(out_of_memory(runtime, heap, &report, stream)),
+        Err(Error::OutOfMemory(report)) => {
+            Outcome::Refused(out_of_memory(runtime, heap, &report, stream))
+        }
         Err(other) => {
             complain(&other.to_string(), "runtime");
             Outcome::NotOurs
@@ -67,7 +70,11 @@ pub unsafe fn malloc(runtime: Runtime, out: *mut *mut c_void, bytes: usize) -> C
 ///
 /// # Safety
 /// `out` may be written where something was served.
-unsafe fn answer(outcome: Outcome, out: *mut *mut c_void, real: impl FnOnce() -> CudaError) -> CudaError {
+unsafe fn answer(
+    outcome: Outcome,
+    out: *mut *mut c_void,
+    real: impl FnOnce() -> CudaError,
+) -> CudaError {
     match outcome {
         Outcome::Served(address) => {
             // SAFETY: the caller's promise.
@@ -92,9 +99,13 @@ pub unsafe fn malloc_pitch(
 ) -> CudaError {
     let row = width.checked_next_multiple_of(PITCH);
     let outcome = match row.and_then(|row| row.checked_mul(height)) {
-        Some(bytes) if bytes > 0 && !out.is_null() && !pitch.is_null() => guarded(Outcome::NotOurs, || {
-            allocate(runtime, bytes, StreamHandle::ALL_STREAMS, |_| current::served_device(runtime))
-        }),
+        Some(bytes) if bytes > 0 && !out.is_null() && !pitch.is_null() => {
+            guarded(Outcome::NotOurs, || {
+                allocate(runtime, bytes, StreamHandle::ALL_STREAMS, |_| {
+                    current::served_device(runtime)
+                })
+            })
+        }
         _ => Outcome::NotOurs,
     };
     if let (Outcome::Served(_), Some(row)) = (&outcome, row) {
@@ -123,7 +134,8 @@ pub unsafe fn malloc_3d(runtime: Runtime, out: *mut PitchedPtr, extent: Extent) 
         (Outcome::Served(address), Some(pitch)) => {
             // SAFETY: not NULL, and so writable by the caller's promise.
             unsafe {
-                *out = PitchedPtr { ptr: address as *mut c_void, pitch, xsize: width, ysize: height };
+                *out =
+                    PitchedPtr { ptr: address as *mut c_void, pitch, xsize: width, ysize: height };
             }
             0
         }
@@ -133,8 +145,8 @@ pub unsafe fn malloc_3d(runtime: Runtime, out: *mut PitchedPtr, extent: Extent) 
     }
 }
 
-/// The device on which a request on `stream` may be served from the heap. Not while the stream captures: what a capture allocates becomes a
-/// node of its graph, which ours never are.
+/// The device on which a request on `stream` may be served from the heap. Not while the stream
+/// captures: what a capture allocates becomes a node of its graph, which ours never are.
 fn place_on_stream(runtime: Runtime, heap: &Heap, stream: Stream) -> Option<i64> {
     let device = current::device_of_stream(runtime, stream, heap.device_count())?;
     (capturing(runtime, stream) == Ok(false)).then_some(device)
@@ -143,7 +155,8 @@ fn place_on_stream(runtime: Runtime, heap: &Heap, stream: Stream) -> Option<i64>
 /// Whether `stream` captures.
 ///
 /// # Errors
-/// The runtime's, where the stream cannot be used: there is no such stream, or (the legacy default stream) another one captures.
+/// The runtime's, where the stream cannot be used: there is no such stream, or (the legacy default
+/// stream) another one captures.
 fn capturing(runtime: Runtime, stream: Stream) -> Result<bool, CudaError> {
     let mut status: c_uint = 0;
     // SAFETY: the stream is the caller's; `status` may be written.
@@ -153,8 +166,8 @@ fn capturing(runtime: Runtime, stream: Stream) -> Result<bool, CudaError> {
     }
 }
 
-/// `cudaMallocAsync`. Where the program has made a pool of its own the current one, its properties are the program's wish: the real
-/// function serves it.
+/// `cudaMallocAsync`. Where the program has made a pool of its own the current one, its properties
+/// are the program's wish: the real function serves it.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -180,7 +193,8 @@ pub unsafe fn malloc_async(
     unsafe { answer(outcome, out, || runtime.malloc_async(per_thread, stream, out, bytes)) }
 }
 
-/// `cudaMallocFromPoolAsync`: the default pool of a device is served, any other is the program's own.
+/// `cudaMallocFromPoolAsync`: the default pool of a device is served, any other is the program's
+/// own.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -204,7 +218,11 @@ pub unsafe fn malloc_from_pool_async(
         })
     };
     // SAFETY: the caller's promise.
-    unsafe { answer(outcome, out, || runtime.malloc_from_pool_async(per_thread, stream, out, bytes, pool)) }
+    unsafe {
+        answer(outcome, out, || {
+            runtime.malloc_from_pool_async(per_thread, stream, out, bytes, pool)
+        })
+    }
 }
 
 /// `cudaFree`.
@@ -230,8 +248,8 @@ fn is_of(runtime: Runtime, heap: &Heap, device: u32, stream: Stream) -> bool {
     devices <= 1 || current::device_of_stream(runtime, stream, devices) == Some(i64::from(device))
 }
 
-/// `cudaFreeAsync`. In a capture it would have to become a node of the graph, which takes graph memory only: CUDA refuses any other, and so
-/// do we.
+/// `cudaFreeAsync`. In a capture it would have to become a node of the graph, which takes graph
+/// memory only: CUDA refuses any other, and so do we.
 ///
 /// # Safety
 /// As cudaFreeAsync.
@@ -242,36 +260,42 @@ pub unsafe fn free_async(
     per_thread: bool,
 ) -> CudaError {
     let on = effective(per_thread, stream);
-    let done = guarded(None, || match whose(pointer as u64, "cudaFreeAsync", "cudaErrorInvalidValue") {
-        Whose::Ours(heap, device) => Some(match capturing(runtime, on) {
-            Ok(false) => {
-                if is_of(runtime, heap, device, on) {
-                    heap.free_on(pointer as u64, StreamHandle(on));
-                } else {
-                    // The heap has no events on another device's streams. Rare enough to be waited for.
-                    // SAFETY: the stream is the caller's, who promises that it is one.
-                    unsafe { runtime.cudaStreamSynchronize(on) };
-                    heap.free_device_wide(pointer as u64);
+    let done = guarded(None, || {
+        match whose(pointer as u64, "cudaFreeAsync", "cudaErrorInvalidValue") {
+            Whose::Ours(heap, device) => Some(match capturing(runtime, on) {
+                Ok(false) => {
+                    if is_of(runtime, heap, device, on) {
+                        heap.free_on(pointer as u64, StreamHandle(on));
+                    } else {
+                        // The heap has no events on another device's streams. Rare enough to be
+                        // waited for.
+                        // SAFETY: the stream is the caller's, who promises that it is one.
+                        unsafe { runtime.cudaStreamSynchronize(on) };
+                        heap.free_device_wide(pointer as u64);
+                    }
+                    0
                 }
-                0
-            }
-            Ok(true) => {
-                log::error!(
-                    "cudaFreeAsync({pointer:p}) on stream {on:#x}, which is capturing: the block was not allocated in the capture, so a graph \
-                     cannot free it. It stays allocated, and cudaErrorInvalidValue is answered; free it outside of the capture"
-                );
-                invalid_value(runtime)
-            }
-            // As the real function would answer; the runtime's last error is this one already.
-            Err(error) => {
-                log::error!(
-                    "cudaFreeAsync({pointer:p}): stream {on:#x} cannot be used now (error {error}); the block stays allocated"
-                );
-                error
-            }
-        }),
-        Whose::OursAndWrong => Some(invalid_value(runtime)),
-        Whose::NotOurs => None,
+                Ok(true) => {
+                    log::error!(
+                        "cudaFreeAsync({pointer:p}) on stream {on:#x}, which is capturing: the \
+                         block was not allocated in the capture, so a graph cannot free it. It \
+                         stays allocated, and cudaErrorInvalidValue is answered; free it outside \
+                         of the capture"
+                    );
+                    invalid_value(runtime)
+                }
+                // As the real function would answer; the runtime's last error is this one already.
+                Err(error) => {
+                    log::error!(
+                        "cudaFreeAsync({pointer:p}): stream {on:#x} cannot be used now (error \
+                         {error}); the block stays allocated"
+                    );
+                    error
+                }
+            }),
+            Whose::OursAndWrong => Some(invalid_value(runtime)),
+            Whose::NotOurs => None,
+        }
     });
     // SAFETY: the caller's promise, and the pointer is not ours.
     done.unwrap_or_else(|| unsafe { runtime.free_async(per_thread, stream, pointer) })
@@ -345,9 +369,13 @@ pub fn device_reset(runtime: Runtime, real: impl FnOnce() -> CudaError) -> CudaE
     real()
 }
 
-/// The current device may reach the memory of `peer` from now on, by `real`. Mapped memory does not follow by itself: the heap grants access once
-/// both devices are in use.
-pub fn enable_peer_access(runtime: Runtime, peer: c_int, real: impl FnOnce() -> CudaError) -> CudaError {
+/// The current device may reach the memory of `peer` from now on, by `real`. Mapped memory does not
+/// follow by itself: the heap grants access once both devices are in use.
+pub fn enable_peer_access(
+    runtime: Runtime,
+    peer: c_int,
+    real: impl FnOnce() -> CudaError,
+) -> CudaError {
     let error = real();
     // An error may say that it was enabled before, which is the same to us.
     guarded((), || {
@@ -361,9 +389,14 @@ pub fn enable_peer_access(runtime: Runtime, peer: c_int, real: impl FnOnce() -> 
 }
 
 /// A capture that `real` begins on `stream`.
-pub fn begin_capture(runtime: Runtime, stream: Stream, real: impl FnOnce() -> CudaError) -> CudaError {
+pub fn begin_capture(
+    runtime: Runtime,
+    stream: Stream,
+    real: impl FnOnce() -> CudaError,
+) -> CudaError {
     let place = guarded(None, || {
-        // A heap that is made while something captures would ask the driver what it must not be asked then.
+        // A heap that is made while something captures would ask the driver what it must not be
+        // asked then.
         let heap = heap().ok()?;
         let device = current::device_of_stream(runtime, stream, heap.device_count())?;
         heap.capture_begins(device, StreamHandle(stream));
@@ -378,9 +411,13 @@ pub fn begin_capture(runtime: Runtime, stream: Stream, real: impl FnOnce() -> Cu
     error
 }
 
-/// The end of the capture on `stream`, by `real`. A failed capture ends as well; a call that the runtime refuses (from another thread)
-/// leaves it open.
-pub fn end_capture(runtime: Runtime, stream: Stream, real: impl FnOnce() -> CudaError) -> CudaError {
+/// The end of the capture on `stream`, by `real`. A failed capture ends as well; a call that the
+/// runtime refuses (from another thread) leaves it open.
+pub fn end_capture(
+    runtime: Runtime,
+    stream: Stream,
+    real: impl FnOnce() -> CudaError,
+) -> CudaError {
     let error = real();
     guarded((), || {
         if let Some(heap) = heap_in_use()
@@ -393,8 +430,9 @@ pub fn end_capture(runtime: Runtime, stream: Stream, real: impl FnOnce() -> Cuda
     error
 }
 
-/// `cudaIpcGetMemHandle`. A handle names the driver's allocation that a pointer lies in, and opens at its start: so only a block that starts
-/// its span can be exported, and only where spans are the driver's plain allocations.
+/// `cudaIpcGetMemHandle`. A handle names the driver's allocation that a pointer lies in, and opens
+/// at its start: so only a block that starts its span can be exported, and only where spans are the
+/// driver's plain allocations.
 ///
 /// # Safety
 /// As cudaIpcGetMemHandle.
@@ -417,8 +455,9 @@ pub unsafe fn ipc_get_mem_handle(
             return false;
         };
         log::error!(
-            "cudaIpcGetMemHandle({pointer:p}): {reason}; cudaErrorInvalidValue is answered. GRUYERE_CONF=backing:fixed serves blocks of 1 MiB \
-             and more that can be exported, each by the address that cudaMalloc gave"
+            "cudaIpcGetMemHandle({pointer:p}): {reason}; cudaErrorInvalidValue is answered. \
+             GRUYERE_CONF=backing:fixed serves blocks of 1 MiB and more that can be exported, each \
+             by the address that cudaMalloc gave"
         );
         true
     });

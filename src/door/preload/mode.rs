@@ -1,4 +1,5 @@
-//! What the interposed calls of this process do: the configuration's wish, and how the library came in.
+//! What the interposed calls of this process do: the configuration's wish, and how the library came
+//! in.
 
 use super::runtime;
 use crate::config::{Config, Preload, PreloadMode, logging};
@@ -25,7 +26,8 @@ pub enum Mode {
 ///
 /// ```text
 /// 0              -> Off | Manage | Observe | 5   decide(), at the first call
-/// Manage         -> Off                          fall_back(): there can be no heap here; or in a forked child, whose parent had one
+/// Manage         -> Off                          fall_back(): there can be no heap here; or in a
+///                                                forked child, whose parent had one
 /// Manage         -> Leaving                      leave(), the exit handler
 /// Observe, 5     -> Off                          fall_back(), leave(), a forked child
 /// ```
@@ -34,12 +36,13 @@ static MODE: AtomicU8 = AtomicU8::new(UNDECIDED);
 const UNDECIDED: u8 = 0;
 const RUNTIME_ALONE: u8 = 5;
 
-/// The process in which the library was put in by LD_PRELOAD, 0 where it was not (or its initialiser has not run). States: 0 -> pid, once, in the
-/// initialiser; a forked child keeps its parent's.
+/// The process in which the library was put in by LD_PRELOAD, 0 where it was not (or its
+/// initialiser has not run). States: 0 -> pid, once, in the initialiser; a forked child keeps its
+/// parent's.
 static PRELOADED_IN: AtomicI32 = AtomicI32::new(0);
 
-/// Whether the library's initialiser has run. States: false -> true, once. Before that calls go through: Rust's own initialisers may be among
-/// those that have not run.
+/// Whether the library's initialiser has run. States: false -> true, once. Before that calls go
+/// through: Rust's own initialisers may be among those that have not run.
 static LOADED: AtomicBool = AtomicBool::new(false);
 
 /// The mode in force.
@@ -55,8 +58,8 @@ pub fn mode() -> Mode {
     }
 }
 
-/// Whether the runtime's calls are watched, and the driver's are not: then a watched call has no call inside it that would be seen again, and need not
-/// say that it is under way.
+/// Whether the runtime's calls are watched, and the driver's are not: then a watched call has no
+/// call inside it that would be seen again, and need not say that it is under way.
 #[inline(always)]
 pub fn watches_runtime_alone() -> bool {
     MODE.load(Ordering::Relaxed) == RUNTIME_ALONE
@@ -76,7 +79,8 @@ fn decide() -> Mode {
             Preload { mode: PreloadMode::Off, driver: false }
         }
     };
-    // A runtime inside the program may answer to the runtime's names itself; the driver's calls come here all the same.
+    // A runtime inside the program may answer to the runtime's names itself; the driver's calls
+    // come here all the same.
     let reached = || reached() || preload.driver && PRELOADED_IN.load(Ordering::Relaxed) != 0;
     let mode = match preload.mode {
         PreloadMode::Auto if PRELOADED_IN.load(Ordering::Relaxed) == 0 => Mode::Off,
@@ -84,7 +88,8 @@ fn decide() -> Mode {
         PreloadMode::Observe if reached() => Mode::Observe,
         _ => Mode::Off,
     };
-    // Threads that decide at once decide alike; only a change that came meanwhile (an exit) must stay.
+    // Threads that decide at once decide alike; only a change that came meanwhile (an exit) must
+    // stay.
     let state = if mode == Mode::Observe && !preload.driver { RUNTIME_ALONE } else { mode as u8 };
     match MODE.compare_exchange(UNDECIDED, state, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => mode,
@@ -92,8 +97,8 @@ fn decide() -> Mode {
     }
 }
 
-/// Whether the program's calls come here at all: not where the library was loaded by dlopen, or after the runtime. A second copy of the
-/// library in the process is behind the first.
+/// Whether the program's calls come here at all: not where the library was loaded by dlopen, or
+/// after the runtime. A second copy of the library in the process is behind the first.
 fn reached() -> bool {
     runtime::is_bound_to_us(c"cudaMalloc")
 }
@@ -103,7 +108,8 @@ pub fn may_open() -> bool {
     !LOADED.load(Ordering::Acquire) || mode() != Mode::Off
 }
 
-/// There can be no heap in this process, or it is a forked child whose parent had one: its calls go through. Async-signal-safe: one store.
+/// There can be no heap in this process, or it is a forked child whose parent had one: its calls go
+/// through. Async-signal-safe: one store.
 pub fn fall_back() {
     MODE.store(Mode::Off as u8, Ordering::Relaxed);
 }
@@ -117,7 +123,8 @@ pub fn leave() {
     });
 }
 
-/// Whether LD_PRELOAD put the library into this very process (not into one that it was forked from).
+/// Whether LD_PRELOAD put the library into this very process (not into one that it was forked
+/// from).
 pub fn was_preloaded_here() -> bool {
     // SAFETY: getpid has no preconditions.
     PRELOADED_IN.load(Ordering::Relaxed) == unsafe { libc::getpid() }
@@ -140,12 +147,13 @@ extern "C" fn initialize() {
 #[unsafe(link_section = ".init_array")]
 static INITIALIZE: extern "C" fn() = initialize;
 
-/// Whether LD_PRELOAD or /etc/ld.so.preload names a file of this library's name. (The program may change the variable later; the
-/// initialiser runs before it.)
+/// Whether LD_PRELOAD or /etc/ld.so.preload names a file of this library's name. (The program may
+/// change the variable later; the initialiser runs before it.)
 fn is_preloaded() -> bool {
     let Some(own) = own_name() else { return false };
     let variable = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-    names(variable.as_bytes(), own) || std::fs::read("/etc/ld.so.preload").is_ok_and(|list| names(&list, own))
+    names(variable.as_bytes(), own)
+        || std::fs::read("/etc/ld.so.preload").is_ok_and(|list| names(&list, own))
 }
 
 /// Whether the program's calls go to another copy of this library.
@@ -154,7 +162,8 @@ pub fn is_second_copy() -> bool {
     !reached() && bound_to.is_some_and(|path| path.file_name() == own_name())
 }
 
-/// Whether a list of the dynamic linker's (files, parted by spaces, colons or lines) names a file called `own`.
+/// Whether a list of the dynamic linker's (files, parted by spaces, colons or lines) names a file
+/// called `own`.
 fn names(list: &[u8], own: &OsStr) -> bool {
     let mut files = list.split(|byte| byte.is_ascii_whitespace() || *byte == b':');
     files.any(|file| Path::new(OsStr::from_bytes(file)).file_name() == Some(own))
@@ -163,7 +172,8 @@ fn names(list: &[u8], own: &OsStr) -> bool {
 /// The file name of this library.
 fn own_name() -> Option<&'static OsStr> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the address is of this library; dladdr fills `info` where it answers other than 0, and zeroed it is valid too.
+    // SAFETY: the address is of this library; dladdr fills `info` where it answers other than 0,
+    // and zeroed it is valid too.
     let (found, info): (c_int, _) =
         unsafe { (libc::dladdr(own_name as *const _, info.as_mut_ptr()), info.assume_init()) };
     if found == 0 || info.dli_fname.is_null() {

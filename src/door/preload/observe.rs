@@ -1,4 +1,5 @@
-//! `observe`: the real call with the caller's very arguments, its answer untouched; what it did is written down.
+//! `observe`: the real call with the caller's very arguments, its answer untouched; what it did is
+//! written down.
 //!
 //! Nothing of our own is called but cudaGetDevice, which makes no context.
 
@@ -48,7 +49,8 @@ fn begin() -> Option<&'static Heap> {
     heap().inspect_err(|_| mode::fall_back()).ok()
 }
 
-/// The block at `pointer` is about to be freed: noted before, as another thread may get the address at once.
+/// The block at `pointer` is about to be freed: noted before, as another thread may get the address
+/// at once.
 #[inline(always)]
 pub fn freeing(pointer: *const c_void, stream: StreamHandle) {
     if !pointer.is_null() {

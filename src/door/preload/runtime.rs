@@ -1,8 +1,10 @@
-//! The real CUDA runtime behind the interposed functions: whichever the caller would have called without us.
+//! The real CUDA runtime behind the interposed functions: whichever the caller would have called
+//! without us.
 //!
-//! Usually it is the next one in the global scope (`RTLD_NEXT`). It is not there where the runtime came in privately (Python loads
-//! extension modules so, with all that they need), and a process may have several runtimes. So the caller's own libraries are asked too: the
-//! object that the return address lies in, and what it depends on.
+//! Usually it is the next one in the global scope (`RTLD_NEXT`). It is not there where the runtime
+//! came in privately (Python loads extension modules so, with all that they need), and a process
+//! may have several runtimes. So the caller's own libraries are asked too: the object that the
+//! return address lies in, and what it depends on.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
@@ -78,7 +80,8 @@ macro_rules! functions {
 
         #[allow(non_snake_case)]
         impl Runtime {$(
-            #[doc = concat!("The real `", stringify!($name), "`; [`SYMBOL_NOT_FOUND`] where there is none.")]
+            #[doc = concat!("The real `", stringify!($name), "`; [`SYMBOL_NOT_FOUND`] where there \
+                is none.")]
             ///
             /// # Safety
             /// As the CUDA runtime's function of this name.
@@ -89,8 +92,8 @@ macro_rules! functions {
                 if address == 0 {
                     return missing(Function::$name);
                 }
-                // SAFETY: the address is of the runtime's function of this name, whose signature this is; the arguments are the caller's
-                // promise.
+                // SAFETY: the address is of the runtime's function of this name, whose signature
+                // this is; the arguments are the caller's promise.
                 unsafe { std::mem::transmute::<usize, Signature>(address)($($argument),*) }
             }
         )*}
@@ -118,7 +121,9 @@ functions! {
     cudaFreeAsync(pointer: *mut c_void, stream: Stream);
     cudaFreeAsync_ptsz(pointer: *mut c_void, stream: Stream);
     cudaMallocFromPoolAsync(out: *mut *mut c_void, bytes: usize, pool: *mut c_void, stream: Stream);
-    cudaMallocFromPoolAsync_ptsz(out: *mut *mut c_void, bytes: usize, pool: *mut c_void, stream: Stream);
+    cudaMallocFromPoolAsync_ptsz(
+        out: *mut *mut c_void, bytes: usize, pool: *mut c_void, stream: Stream
+    );
     cudaMallocPitch(out: *mut *mut c_void, pitch: *mut usize, width: usize, height: usize);
     cudaMalloc3D(out: *mut PitchedPtr, extent: Extent);
     cudaMemGetInfo(free: *mut usize, total: *mut usize);
@@ -132,10 +137,12 @@ functions! {
     cudaStreamBeginCapture(stream: Stream, mode: c_uint);
     cudaStreamBeginCapture_ptsz(stream: Stream, mode: c_uint);
     cudaStreamBeginCaptureToGraph(
-        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize, mode: c_uint
+        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void,
+        count: usize, mode: c_uint
     );
     cudaStreamBeginCaptureToGraph_ptsz(
-        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize, mode: c_uint
+        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void,
+        count: usize, mode: c_uint
     );
     cudaStreamEndCapture(stream: Stream, graph: *mut *mut c_void);
     cudaStreamEndCapture_ptsz(stream: Stream, graph: *mut *mut c_void);
@@ -151,22 +158,28 @@ functions! {
 macro_rules! twins {
     ($($name:ident, $twin:ident, $method:ident($($argument:ident: $type:ty),*);)*) => {
         impl Runtime {$(
-            #[doc = concat!("The real `", stringify!($name), "` or its twin for per-thread default streams, which `per_thread` names.")]
+            #[doc = concat!("The real `", stringify!($name), "` or its twin for per-thread default \
+                streams, which `per_thread` names.")]
             ///
             /// # Safety
             /// As the CUDA runtime's function.
             #[allow(clippy::too_many_arguments)]
             #[inline(always)]
-            pub unsafe fn $method(self, per_thread: bool, stream: Stream, $($argument: $type),*) -> CudaError {
-                // SAFETY: the caller's promise. Where a runtime lacks the twin, the plain function with the handle that means the
-                // same is its equal.
+            pub unsafe fn $method(
+                self, per_thread: bool, stream: Stream, $($argument: $type),*
+            ) -> CudaError {
+                // SAFETY: the caller's promise. Where a runtime lacks the twin, the plain function
+                // with the handle that means the same is its equal.
                 unsafe {
                     twins!(@call self, per_thread, stream, $name, $twin, ($($argument),*))
                 }
             }
         )*}
     };
-    (@call $self:ident, $per_thread:ident, $stream:ident, $name:ident, $twin:ident, ($a:ident, $b:ident)) => {
+    (
+        @call $self:ident, $per_thread:ident, $stream:ident, $name:ident, $twin:ident,
+        ($a:ident, $b:ident)
+    ) => {
         if $per_thread && $self.find(Function::$twin) != 0 { $self.$twin($a, $b, $stream) }
         else { $self.$name($a, $b, effective($per_thread, $stream)) }
     };
@@ -174,7 +187,10 @@ macro_rules! twins {
         if $per_thread && $self.find(Function::$twin) != 0 { $self.$twin($a, $stream) }
         else { $self.$name($a, effective($per_thread, $stream)) }
     };
-    (@call $self:ident, $per_thread:ident, $stream:ident, $name:ident, $twin:ident, ($a:ident, $b:ident, $c:ident)) => {
+    (
+        @call $self:ident, $per_thread:ident, $stream:ident, $name:ident, $twin:ident,
+        ($a:ident, $b:ident, $c:ident)
+    ) => {
         if $per_thread && $self.find(Function::$twin) != 0 { $self.$twin($a, $b, $c, $stream) }
         else { $self.$name($a, $b, $c, effective($per_thread, $stream)) }
     };
@@ -187,7 +203,8 @@ twins! {
         malloc_from_pool_async(out: *mut *mut c_void, bytes: usize, pool: *mut c_void);
 }
 
-/// The stream that a caller means: for those that were compiled for per-thread default streams, 0 is the thread's own (handle 2).
+/// The stream that a caller means: for those that were compiled for per-thread default streams, 0
+/// is the thread's own (handle 2).
 #[inline]
 pub fn effective(per_thread: bool, stream: Stream) -> Stream {
     if per_thread && stream == 0 { 2 } else { stream }
@@ -199,8 +216,8 @@ fn missing(function: Function) -> CudaError {
     TOLD.call_once(|| {
         crate::config::logging::init();
         log::error!(
-            "{}: this process has no CUDA runtime that defines it; the call is answered with error {SYMBOL_NOT_FOUND}. Load libcudart \
-             before the first call",
+            "{}: this process has no CUDA runtime that defines it; the call is answered with error \
+             {SYMBOL_NOT_FOUND}. Load libcudart before the first call",
             function.symbol().to_string_lossy()
         );
     });
@@ -214,8 +231,9 @@ fn missing(function: Function) -> CudaError {
 ///       BUSY -> key the same thread, after it has written `address` (release; readers acquire)
 ///       key         for good
 /// ```
-/// What is found stays right: libraries that were found are kept loaded. (A caller's library may be unloaded and another be loaded in
-/// its place, with another runtime: it would get the first one's. Nobody has been seen to do that.)
+/// What is found stays right: libraries that were found are kept loaded. (A caller's library may be
+/// unloaded and another be loaded in its place, with another runtime: it would get the first one's.
+/// Nobody has been seen to do that.)
 struct Found {
     key: AtomicUsize,
     address: AtomicUsize,
@@ -234,7 +252,8 @@ impl Runtime {
     /// The address of the real function, 0 where there is none.
     #[inline]
     fn find(self, function: Function) -> usize {
-        // Code lies below 2^48 on both architectures. The number is counted from 1, so that no key is 0 or BUSY.
+        // Code lies below 2^48 on both architectures. The number is counted from 1, so that no key
+        // is 0 or BUSY.
         let key = self.caller as usize ^ ((function as usize + 1) << 48);
         let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
         let first = &FOUND[hash as usize % SLOTS];
@@ -256,7 +275,8 @@ impl Runtime {
         let address = search(self.caller, function.symbol()) as usize;
         if address != 0 {
             for slot in slots {
-                if slot.key.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                if slot.key.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
+                {
                     slot.address.store(address, Ordering::Relaxed);
                     slot.key.store(key, Ordering::Release);
                     break;
@@ -269,14 +289,15 @@ impl Runtime {
 
 /// What the caller would have called, null where there is nothing.
 fn search(caller: *const c_void, symbol: &CStr) -> *mut c_void {
-    // SAFETY: dlsym reads a NUL-terminated name. RTLD_NEXT is relative to the library that the call is in, which is ours.
+    // SAFETY: dlsym reads a NUL-terminated name. RTLD_NEXT is relative to the library that the call
+    // is in, which is ours.
     let next = not_ours(unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) });
     let own = in_tree_of(caller, symbol);
     if next.is_null() {
         return if own.is_null() { in_any_runtime(symbol) } else { own };
     }
-    // References carry the runtime's version, ours satisfies them all: a caller that is linked with another major version than the next one's
-    // would have passed it by.
+    // References carry the runtime's version, ours satisfies them all: a caller that is linked with
+    // another major version than the next one's would have passed it by.
     match (runtime_version(next), runtime_version(own)) {
         (Some(one), Some(other)) if one != other => own,
         _ => next,
@@ -286,7 +307,8 @@ fn search(caller: *const c_void, symbol: &CStr) -> *mut c_void {
 /// The object that an address lies in.
 fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: dladdr takes any address and fills `info` where it answers other than 0; zeroed it is valid too.
+    // SAFETY: dladdr takes any address and fills `info` where it answers other than 0; zeroed it is
+    // valid too.
     let (found, info) = unsafe { (libc::dladdr(address, info.as_mut_ptr()), info.assume_init()) };
     (found != 0 && !info.dli_fname.is_null()).then_some(info)
 }
@@ -298,7 +320,8 @@ fn not_ours(address: *mut c_void) -> *mut c_void {
     if its.is_some() && its == ours { ptr::null_mut() } else { address }
 }
 
-/// Whether a symbol that this library exports is the one that the program's references are bound to.
+/// Whether a symbol that this library exports is the one that the program's references are bound
+/// to.
 pub fn is_bound_to_us(symbol: &CStr) -> bool {
     // SAFETY: dlsym reads a NUL-terminated name.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
@@ -310,7 +333,8 @@ pub fn file_of(symbol: &CStr) -> Option<&'static Path> {
     // SAFETY: dlsym reads a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
     let object = (!address.is_null()).then(|| object_of(address))??;
-    // SAFETY: the name of a loaded object, which stands as long as it is loaded: libraries of the global scope are.
+    // SAFETY: the name of a loaded object, which stands as long as it is loaded: libraries of the
+    // global scope are.
     let name = unsafe { CStr::from_ptr(object.dli_fname) };
     Some(Path::new(OsStr::from_bytes(name.to_bytes())))
 }
@@ -325,8 +349,8 @@ fn in_tree_of(caller: *const c_void, symbol: &CStr) -> *mut c_void {
 
 /// Looks in a library that is loaded, and in what it depends on; never loads one.
 fn in_loaded(file: *const c_char, symbol: &CStr) -> *mut c_void {
-    // SAFETY: `file` is the name of a loaded object, as the loader keeps it. The reference that the handle holds is leaked, so
-    // that what is found stays loaded.
+    // SAFETY: `file` is the name of a loaded object, as the loader keeps it. The reference that the
+    // handle holds is leaked, so that what is found stays loaded.
     unsafe {
         let handle = libc::dlopen(file, libc::RTLD_NOLOAD | libc::RTLD_LAZY);
         if handle.is_null() {
@@ -355,8 +379,13 @@ fn in_any_runtime(symbol: &CStr) -> *mut c_void {
         symbol: &'a CStr,
         files: Vec<std::ffi::CString>,
     }
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader's own structure, and the Search that was passed below; nothing else refers to it meanwhile.
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader's own structure, and the Search that was passed below; nothing else
+        // refers to it meanwhile.
         let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
         if !name.is_null() {
             // SAFETY: the loader's string.

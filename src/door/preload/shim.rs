@@ -1,10 +1,13 @@
-//! The exported functions: shims that jump to their bodies with the caller's return address as one argument more.
+//! The exported functions: shims that jump to their bodies with the caller's return address as one
+//! argument more.
 //!
-//! Who called tells which CUDA runtime is meant where the process has several, or where none is in the global scope ([`super::runtime`]). A
-//! function in Rust cannot know its return address, so the shims are two instructions of assembly: on entry it lies on top of the stack
-//! (x86-64) or in the link register (AArch64). What the caller passed stays where it is.
+//! Who called tells which CUDA runtime is meant where the process has several, or where none is in
+//! the global scope ([`super::runtime`]). A function in Rust cannot know its return address, so the
+//! shims are two instructions of assembly: on entry it lies on top of the stack (x86-64) or in the
+//! link register (AArch64). What the caller passed stays where it is.
 
-/// Exports `$name`, a shim before `$body`. `after n`: the function has n arguments that take a register each, n at most 5.
+/// Exports `$name`, a shim before `$body`. `after n`: the function has n arguments that take a
+/// register each, n at most 5.
 macro_rules! export {
     ($($name:ident after $count:tt => $body:path;)*) => {$(
         $crate::door::preload::shim::export_one!($name, $count, $body);
@@ -13,16 +16,23 @@ macro_rules! export {
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! export_one {
-    ($name:ident, 0, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rdi, [rsp]"); };
-    ($name:ident, 1, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rsi, [rsp]"); };
-    ($name:ident, 2, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rdx, [rsp]"); };
-    ($name:ident, 3, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rcx, [rsp]"); };
-    ($name:ident, 4, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov r8, [rsp]"); };
-    // One pointer, then a structure of 24 bytes by value: it lies on the stack, above the return address.
+    ($name:ident, 0, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rdi, \
+        [rsp]"); };
+    ($name:ident, 1, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rsi, \
+        [rsp]"); };
+    ($name:ident, 2, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rdx, \
+        [rsp]"); };
+    ($name:ident, 3, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov rcx, \
+        [rsp]"); };
+    ($name:ident, 4, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov r8, \
+        [rsp]"); };
+    // One pointer, then a structure of 24 bytes by value: it lies on the stack, above the return
+    // address.
     ($name:ident, extent, $body:path) => {
         $crate::door::preload::shim::bare!($name, $body, "mov rdx, [rsp]", "lea rsi, [rsp + 8]");
     };
-    // Six arguments fill the registers: the seventh goes on the stack, which is then aligned as at any call.
+    // Six arguments fill the registers: the seventh goes on the stack, which is then aligned as at
+    // any call.
     ($name:ident, 6, $body:path) => {
         #[doc = concat!("`", stringify!($name), "` of the CUDA runtime.")]
         ///

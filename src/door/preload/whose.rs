@@ -4,15 +4,16 @@ use crate::door::{current as heap_in_use, guarded};
 use crate::heap::Heap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Rows start at multiples of this (bytes), as the real cudaMallocPitch has it: the largest texture alignment.
+/// Rows start at multiples of this (bytes), as the real cudaMallocPitch has it: the largest texture
+/// alignment.
 pub(crate) const PITCH: usize = 512;
 
 /// Whose a pointer that is to be freed is.
 pub enum Whose {
     /// A live block of ours, on this device.
     Ours(&'static Heap, u32),
-    /// In memory of ours, but no live block starts there: freed twice, or never handed out. (The real function might take it for the span that
-    /// it lies in.)
+    /// In memory of ours, but no live block starts there: freed twice, or never handed out. (The
+    /// real function might take it for the span that it lies in.)
     OursAndWrong,
     /// Anybody else's.
     NotOurs,
@@ -28,13 +29,14 @@ pub fn whose(address: u64, call: &str, error: &str) -> Whose {
         return Whose::NotOurs;
     }
     log::error!(
-        "{call}({address:#x}): no live block starts there (it was freed before, or is the inside of a block); nothing is freed, and \
-         {error} is answered"
+        "{call}({address:#x}): no live block starts there (it was freed before, or is the inside \
+         of a block); nothing is freed, and {error} is answered"
     );
     Whose::OursAndWrong
 }
 
-/// Whether a pointer that is freed after the exit handlers is ours: then nothing is left to be done.
+/// Whether a pointer that is freed after the exit handlers is ours: then nothing is left to be
+/// done.
 pub fn is_ours_at_exit(address: u64) -> bool {
     guarded(false, || {
         let heap = heap_in_use().filter(|_| address != 0);

@@ -1,9 +1,12 @@
 //! As what physical memory is created: what a device says that it can do, tried once by doing it.
 //!
-//! Memory that was created without a handle type can never leave the process, and NCCL, which exports what it registers, ends the program over it (`p2p.cc`);
-//! torch asks for a POSIX file descriptor on every segment. Memory that a NIC is to reach must be created so too. Devices have said that they can do either, and then
-//! refused: an export where no fabric channel is set up, access to memory for RDMA under WSL2 before driver R615 (pytorch/pytorch#192330). So the first creation on a device is
-//! tried whole, of one granule: create, export, map, access; what does not work is left out from then on.
+//! Memory that was created without a handle type can never leave the process, and NCCL, which
+//! exports what it registers, ends the program over it (`p2p.cc`); torch asks for a POSIX file
+//! descriptor on every segment. Memory that a NIC is to reach must be created so too. Devices have
+//! said that they can do either, and then refused: an export where no fabric channel is set up,
+//! access to memory for RDMA under WSL2 before driver R615 (pytorch/pytorch#192330). So the first
+//! creation on a device is tried whole, of one granule: create, export, map, access; what does not
+//! work is left out from then on.
 
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -68,7 +71,8 @@ impl Offer {
             HandleType::Auto | HandleType::Posix if self.posix => {
                 Raw::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
             }
-            // Whether the device has them is an attribute that the bindings do not know: the attempt tells.
+            // Whether the device has them is an attribute that the bindings do not know: the
+            // attempt tells.
             HandleType::Fabric => FABRIC,
             _ => Raw::CU_MEM_HANDLE_TYPE_NONE,
         };
@@ -111,7 +115,8 @@ impl Offer {
             && chosen.handle_type == Raw::CU_MEM_HANDLE_TYPE_NONE
         {
             log::warn!(
-                "handle_type:{} was asked for, but device {} cannot do it{why}; its memory cannot be shared with other processes",
+                "handle_type:{} was asked for, but device {} cannot do it{why}; its memory cannot \
+                 be shared with other processes",
                 wish.name(),
                 self.device
             );
@@ -138,8 +143,8 @@ impl Offer {
         let mut handle = 0;
         // SAFETY: reads `properties`, writes one handle.
         unsafe { symbols.cuMemCreate(&mut handle, bytes, &properties, 0) }?;
-        let result =
-            export(symbols, handle, creation.handle_type).and_then(|()| self.access(symbols, handle));
+        let result = export(symbols, handle, creation.handle_type)
+            .and_then(|()| self.access(symbols, handle));
         // SAFETY: the handle is ours, and nothing is mapped.
         let released = unsafe { symbols.cuMemRelease(handle) };
         result.and(released)
@@ -184,7 +189,8 @@ fn export(symbols: &Symbols, handle: sys::CUmemGenericAllocationHandle, kind: Ra
     Ok(())
 }
 
-/// Times that access is asked for. It was answered so while other threads launched (comfy-aimdo#100); llama.cpp's forks ask 100 times too.
+/// Times that access is asked for. It was answered so while other threads launched
+/// (comfy-aimdo#100); llama.cpp's forks ask 100 times too.
 const ATTEMPTS: u32 = 100;
 /// The longest wait between two of them, microseconds: a tenth of a second in all.
 const LONGEST_WAIT: u64 = 1_000;
@@ -199,7 +205,8 @@ pub(super) fn set_access(
     let mut attempt = 0;
     loop {
         // SAFETY: `access.len()` descriptors are read. The driver checks the range.
-        let result = unsafe { symbols.cuMemSetAccess(address, bytes, access.as_ptr(), access.len()) };
+        let result =
+            unsafe { symbols.cuMemSetAccess(address, bytes, access.as_ptr(), access.len()) };
         attempt += 1;
         match result {
             Err(error) if error.code == NOT_READY && attempt < ATTEMPTS => {
@@ -223,7 +230,10 @@ mod tests {
 
     #[test]
     fn the_best_is_tried_first_and_nothing_special_last() {
-        assert_eq!(ways(true, true, HandleType::Auto), [(1, true), (1, false), (0, true), (0, false)]);
+        assert_eq!(
+            ways(true, true, HandleType::Auto),
+            [(1, true), (1, false), (0, true), (0, false)]
+        );
         assert_eq!(ways(true, false, HandleType::Fabric), [(8, false), (0, false)]);
         assert_eq!(ways(false, true, HandleType::Posix), [(0, true), (0, false)]);
         assert_eq!(ways(true, false, HandleType::None), [(0, false)]);

@@ -33,7 +33,8 @@ impl Device {
         })
     }
 
-    /// The primary context, retained at the first call and never released: memory is freed until the process is gone.
+    /// The primary context, retained at the first call and never released: memory is freed until
+    /// the process is gone.
     pub(super) fn context(&self, symbols: &Symbols) -> Result<sys::CUcontext> {
         let retain = || -> Result<usize> {
             let mut context = std::ptr::null_mut();
@@ -49,7 +50,8 @@ impl Device {
         self.capabilities.get_or_try_init(|| self.probe(symbols))
     }
 
-    /// As what physical memory is created here, tried out at the first call, with the device's context current.
+    /// As what physical memory is created here, tried out at the first call, with the device's
+    /// context current.
     pub(super) fn creation(&self, symbols: &Symbols, wish: HandleType) -> Result<Creation> {
         let choose = || {
             let can = self.capabilities(symbols)?;
@@ -68,11 +70,12 @@ impl Device {
         let mut total_memory = 0;
         // SAFETY: writes one usize.
         unsafe { symbols.cuDeviceTotalMem_v2(&mut total_memory, self.handle) }?;
-        let gpu_direct_rdma =
-            self.flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+        let gpu_direct_rdma = self
+            .flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
         // A device that says it has VMM and cannot tell its granularity has none that we could use.
         let granularity = if symbols.missing(VMM).is_empty()
-            && self.flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+            && self
+                .flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
         {
             self.granularity(symbols, gpu_direct_rdma)
                 .or_else(|_| self.granularity(symbols, false))
@@ -116,7 +119,10 @@ impl Device {
     pub(super) fn handle_types(&self, symbols: &Symbols) -> HandleTypes {
         let posix = Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
         let pools = Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES;
-        HandleTypes { pages_as_files: self.flag(symbols, posix), pools: self.number(symbols, pools) }
+        HandleTypes {
+            pages_as_files: self.flag(symbols, posix),
+            pools: self.number(symbols, pools),
+        }
     }
 
     fn flag(&self, symbols: &Symbols, attribute: Attribute) -> bool {
@@ -137,7 +143,9 @@ impl Device {
         let mut buffer = [0u8; 256];
         let length = buffer.len() as c_int - 1;
         // SAFETY: writes at most `length` bytes; the last byte of the buffer stays 0.
-        unsafe { symbols.cuDeviceGetName(buffer.as_mut_ptr().cast::<c_char>(), length, self.handle) }?;
+        unsafe {
+            symbols.cuDeviceGetName(buffer.as_mut_ptr().cast::<c_char>(), length, self.handle)
+        }?;
         Ok(CStr::from_bytes_until_nul(&buffer)
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default())
@@ -154,7 +162,8 @@ impl Device {
     }
 }
 
-/// What the kernel believes that programs can take without swapping (`MemAvailable` in /proc/meminfo), bytes.
+/// What the kernel believes that programs can take without swapping (`MemAvailable` in
+/// /proc/meminfo), bytes.
 fn available_host_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -175,7 +184,10 @@ pub(super) fn access(device: sys::CUdevice) -> sys::CUmemAccessDesc {
 }
 
 /// What `cuMemCreate` is asked for.
-pub(super) fn physical_properties(device: sys::CUdevice, creation: Creation) -> sys::CUmemAllocationProp {
+pub(super) fn physical_properties(
+    device: sys::CUdevice,
+    creation: Creation,
+) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: creation.handle_type,

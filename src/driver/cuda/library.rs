@@ -1,4 +1,5 @@
-//! Finding libcuda: the one that the process uses already, never a second one, never the toolkit's stub.
+//! Finding libcuda: the one that the process uses already, never a second one, never the toolkit's
+//! stub.
 
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
@@ -48,9 +49,10 @@ impl Library {
     /// Searches the process, then the system.
     pub(super) fn find() -> Result<Self, LoadError> {
         let mut search = Search::default();
-        // What the process uses already: preloaded or linked, then loaded by the CUDA runtime (privately, so not in the global
-        // scope). An interposer may define some of the functions only: the rest is behind it, so both are asked, in the
-        // order in which the dynamic linker would ask them.
+        // What the process uses already: preloaded or linked, then loaded by the CUDA runtime
+        // (privately, so not in the global scope). An interposer may define some of the functions
+        // only: the rest is behind it, so both are asked, in the order in which the dynamic linker
+        // would ask them.
         let mut scopes = Scopes::new();
         if !symbol(libc::RTLD_DEFAULT, c"cuInit").is_null() {
             scopes.push(libc::RTLD_DEFAULT);
@@ -113,8 +115,13 @@ impl Search {
         }
     }
 
-    /// `Some` ends the search: a library to use, or a genuine one that refuses. `None`: a stub or nothing, look further.
-    fn attempt(&mut self, what: &str, scopes: &[*mut c_void]) -> Option<Result<Library, LoadError>> {
+    /// `Some` ends the search: a library to use, or a genuine one that refuses. `None`: a stub or
+    /// nothing, look further.
+    fn attempt(
+        &mut self,
+        what: &str,
+        scopes: &[*mut c_void],
+    ) -> Option<Result<Library, LoadError>> {
         let find = |name: &CStr| {
             scopes
                 .iter()
@@ -123,10 +130,11 @@ impl Search {
                 .unwrap_or_default()
         };
         let path = path_of(find(c"cuInit")).unwrap_or_else(|| PathBuf::from(what));
-        // SAFETY: the names are libcuda's, and whoever defines them in this process stands in for it; the handles are never
-        // closed.
+        // SAFETY: the names are libcuda's, and whoever defines them in this process stands in for
+        // it; the handles are never closed.
         let symbols = unsafe { Symbols::look_up(find) };
-        // SAFETY: cuInit takes no pointer and may be called any number of times. A missing one answers an error.
+        // SAFETY: cuInit takes no pointer and may be called any number of times. A missing one
+        // answers an error.
         if let Err(error) = unsafe { symbols.cuInit(0) } {
             self.error = DriverError::new(error.call, ErrorKind::NoDriver, error.code);
             let reason = match error.code {
@@ -134,17 +142,25 @@ impl Search {
                 0 => "has no cuInit",
                 100 => "sees no device (CUDA_ERROR_NO_DEVICE)",
                 3 => {
-                    "is not usable here: the process was forked after CUDA was used (CUDA_ERROR_NOT_INITIALIZED)"
+                    "is not usable here: the process was forked after CUDA was used \
+                     (CUDA_ERROR_NOT_INITIALIZED)"
                 }
                 803 => "does not match the kernel's driver (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)",
                 804 => "is a compatibility library that this device does not support",
                 _ => "refused to initialise",
             };
-            self.tried.push(format!("{} {reason} (cuInit answered {})", path.display(), error.code));
+            self.tried.push(format!(
+                "{} {reason} (cuInit answered {})",
+                path.display(),
+                error.code
+            ));
             // A stub may hide the real library; any other refusal is the driver's last word.
             return match error.code {
                 STUB_LIBRARY | 0 => None,
-                _ => Some(Err(LoadError { error: self.error, tried: std::mem::take(&mut self.tried) })),
+                _ => Some(Err(LoadError {
+                    error: self.error,
+                    tried: std::mem::take(&mut self.tried),
+                })),
             };
         }
         let missing = symbols.missing(REQUIRED);
@@ -155,7 +171,10 @@ impl Search {
                 path.display(),
                 missing.join(", ")
             ));
-            return Some(Err(LoadError { error: self.error, tried: std::mem::take(&mut self.tried) }));
+            return Some(Err(LoadError {
+                error: self.error,
+                tried: std::mem::take(&mut self.tried),
+            }));
         }
         Some(Ok(Library { symbols, path }))
     }
@@ -163,12 +182,14 @@ impl Search {
 
 /// `dlopen`, with the linker's own words where it fails.
 fn open(name: &CStr, flags: libc::c_int) -> Result<*mut c_void, String> {
-    // SAFETY: `name` is NUL-terminated. Loading runs the library's initialisers, which is what a CUDA program asks for.
+    // SAFETY: `name` is NUL-terminated. Loading runs the library's initialisers, which is what a
+    // CUDA program asks for.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | flags) };
     if !handle.is_null() {
         return Ok(handle);
     }
-    // SAFETY: dlerror's string belongs to this thread and stands until its next call of the dl family.
+    // SAFETY: dlerror's string belongs to this thread and stands until its next call of the dl
+    // family.
     let reason = unsafe { libc::dlerror() };
     if reason.is_null() {
         return Err(format!("{} cannot be loaded", name.to_string_lossy()));

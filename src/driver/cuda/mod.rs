@@ -1,7 +1,8 @@
 //! The CUDA driver, through cudarc's bindings.
 //!
-//! [`CudaDriver::load`] finds the libcuda of this process and initialises it. Nothing here panics: a missing library is a
-//! [`LoadError`] that tells what was tried, a missing symbol is a capability that is not there.
+//! [`CudaDriver::load`] finds the libcuda of this process and initialises it. Nothing here panics:
+//! a missing library is a [`LoadError`] that tells what was tried, a missing symbol is a capability
+//! that is not there.
 
 mod context;
 mod creation;
@@ -26,7 +27,8 @@ use super::{
 
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
-/// Since this driver, `CUmemPoolProps` has `maxSize`; before, those bytes are reserved and must be 0.
+/// Since this driver, `CUmemPoolProps` has `maxSize`; before, those bytes are reserved and must
+/// be 0.
 const POOL_MAX_SIZE_SINCE: i32 = 12020;
 
 /// How memory of a device can be handed to other processes, as the device says: for reports.
@@ -47,11 +49,11 @@ pub struct CudaDriver {
 }
 
 impl CudaDriver {
-    /// Finds and initialises the driver: the libcuda that the process uses already (preloaded, linked, or loaded by the CUDA
-    /// runtime), else the system's.
+    /// Finds and initialises the driver: the libcuda that the process uses already (preloaded,
+    /// linked, or loaded by the CUDA runtime), else the system's.
     ///
-    /// This calls `cuInit`. Call it when CUDA is first needed, not before: a process that has initialised CUDA cannot use
-    /// it in its forked children.
+    /// This calls `cuInit`. Call it when CUDA is first needed, not before: a process that has
+    /// initialised CUDA cannot use it in its forked children.
     pub fn load() -> std::result::Result<Self, LoadError> {
         Self::over(Library::find()?)
     }
@@ -63,7 +65,9 @@ impl CudaDriver {
 
     fn over(library: Library) -> std::result::Result<Self, LoadError> {
         match Self::probe(&library.symbols) {
-            Ok((version, devices)) => Ok(Self { library, version, devices, handle_type: HandleType::Auto }),
+            Ok((version, devices)) => {
+                Ok(Self { library, version, devices, handle_type: HandleType::Auto })
+            }
             Err(error) => Err(LoadError {
                 error: DriverError::new(error.call, ErrorKind::NoDriver, error.code),
                 tried: vec![format!("{}: {error}", library.path.display())],
@@ -83,7 +87,8 @@ impl CudaDriver {
             symbols.cuDriverGetVersion(&mut version)?;
             symbols.cuDeviceGetCount(&mut count)?;
         }
-        let devices = (0..count).map(|ordinal| Device::new(symbols, ordinal)).collect::<Result<_>>()?;
+        let devices =
+            (0..count).map(|ordinal| Device::new(symbols, ordinal)).collect::<Result<_>>()?;
         Ok((version, devices))
     }
 
@@ -114,7 +119,8 @@ impl CudaDriver {
         self.devices.get(device as usize).ok_or(error)
     }
 
-    /// Enters the device's context for a call that respects stream order, and so cannot disturb a capture elsewhere.
+    /// Enters the device's context for a call that respects stream order, and so cannot disturb a
+    /// capture elsewhere.
     fn enter(&self, device: DeviceId) -> Result<Entered<'_>> {
         Entered::new(self.symbols(), self.device(device)?.context(self.symbols())?)
     }
@@ -144,7 +150,9 @@ fn pool_attribute(attribute: PoolAttribute) -> (sys::CUmemPool_attribute, bool) 
         PoolAttribute::ReuseFollowEventDependencies => {
             (Raw::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, true)
         }
-        PoolAttribute::ReuseAllowOpportunistic => (Raw::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, true),
+        PoolAttribute::ReuseAllowOpportunistic => {
+            (Raw::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, true)
+        }
         PoolAttribute::ReuseAllowInternalDependencies => {
             (Raw::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, true)
         }
@@ -161,9 +169,10 @@ fn length(bytes: u64) -> usize {
     bytes as usize
 }
 
-// SAFETY of every block below, unless it says more: pointers are to locals of the type that the signature (cudarc's) asks
-// for; the device's context is current; handles and addresses are values that the driver checks itself, and whose lifetimes
-// are the heap's to keep (a stale stream or event handle is the caller's error in CUDA's own terms).
+// SAFETY of every block below, unless it says more: pointers are to locals of the type that the
+// signature (cudarc's) asks for; the device's context is current; handles and addresses are values
+// that the driver checks itself, and whose lifetimes are the heap's to keep (a stale stream or
+// event handle is the caller's error in CUDA's own terms).
 impl Driver for CudaDriver {
     fn device_count(&self) -> Result<u32> {
         Ok(self.devices.len() as u32)
@@ -205,7 +214,12 @@ impl Driver for CudaDriver {
         unsafe { self.symbols().cuMemPoolDestroy(pool(handle)) }
     }
 
-    fn pool_attribute(&self, device: DeviceId, handle: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
+    fn pool_attribute(
+        &self,
+        device: DeviceId,
+        handle: PoolHandle,
+        attribute: PoolAttribute,
+    ) -> Result<u64> {
         let _entered = self.enter_relaxed(device)?;
         let (attribute, is_int) = pool_attribute(attribute);
         let (mut small, mut large) = (0i32, 0u64);
@@ -256,7 +270,12 @@ impl Driver for CudaDriver {
         let mut address = 0;
         // SAFETY: above.
         unsafe {
-            self.symbols().cuMemAllocFromPoolAsync(&mut address, length(bytes), pool(handle), stream(on))
+            self.symbols().cuMemAllocFromPoolAsync(
+                &mut address,
+                length(bytes),
+                pool(handle),
+                stream(on),
+            )
         }?;
         Ok(address)
     }
@@ -271,7 +290,9 @@ impl Driver for CudaDriver {
         let _entered = self.enter_relaxed(device)?;
         let mut address = 0;
         // SAFETY: above. No wish for a place.
-        unsafe { self.symbols().cuMemAddressReserve(&mut address, length(bytes), length(align), 0, 0) }?;
+        unsafe {
+            self.symbols().cuMemAddressReserve(&mut address, length(bytes), length(align), 0, 0)
+        }?;
         Ok(address)
     }
 
@@ -298,13 +319,25 @@ impl Driver for CudaDriver {
         unsafe { self.symbols().cuMemRelease(handle.0) }
     }
 
-    fn map(&self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Result<()> {
+    fn map(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        bytes: u64,
+        handle: PhysicalHandle,
+    ) -> Result<()> {
         let _entered = self.enter_relaxed(device)?;
         // SAFETY: above. The offset must be 0.
         unsafe { self.symbols().cuMemMap(address, length(bytes), 0, handle.0, 0) }
     }
 
-    fn set_access(&self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]) -> Result<()> {
+    fn set_access(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        bytes: u64,
+        peers: &[DeviceId],
+    ) -> Result<()> {
         let _entered = self.enter_relaxed(device)?;
         let own = device::access(self.device(device)?.handle);
         if peers.is_empty() {
@@ -394,7 +427,12 @@ impl Driver for CudaDriver {
         unsafe { self.symbols().cuEventSynchronize(event(handle)) }
     }
 
-    fn stream_wait_event(&self, device: DeviceId, on: StreamHandle, handle: EventHandle) -> Result<()> {
+    fn stream_wait_event(
+        &self,
+        device: DeviceId,
+        on: StreamHandle,
+        handle: EventHandle,
+    ) -> Result<()> {
         let _entered = self.enter(device)?;
         // SAFETY: above.
         unsafe { self.symbols().cuStreamWaitEvent(stream(on), event(handle), 0) }
@@ -433,8 +471,8 @@ impl Driver for CudaDriver {
         let _entered = self.enter(device)?;
         let (mut status, mut id) = (0u32, 0u64);
         let nowhere = std::ptr::null_mut;
-        // SAFETY: above. The status is written as the driver's 32-bit enum, which a u32 holds whatever it is; the last three
-        // outputs are optional.
+        // SAFETY: above. The status is written as the driver's 32-bit enum, which a u32 holds
+        // whatever it is; the last three outputs are optional.
         unsafe {
             self.symbols().cuStreamGetCaptureInfo_v2(
                 stream(handle),

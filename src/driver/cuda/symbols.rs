@@ -1,14 +1,16 @@
 //! The driver's entry points that we call, looked up once.
 //!
-//! The types are cudarc's, and so are the signatures: each one below is checked against cudarc's binding when this file is
-//! compiled (but for `newer`). cudarc's own functions are not called, because they cannot be used safely inside somebody's Python:
+//! The types are cudarc's, and so are the signatures: each one below is checked against cudarc's
+//! binding when this file is compiled (but for `newer`). cudarc's own functions are not called,
+//! because they cannot be used safely inside somebody's Python:
 //!
 //! - they panic on a missing library or symbol, and an old driver lacks some;
-//! - they open `libcuda.so` before `libcuda.so.1`. The first may be the toolkit's stub, in which every call fails, and opening
-//!   it beside the real one gives the process two drivers. There is no way to hand cudarc the library that is loaded
-//!   already (which a preloaded interposer or stand-in may be);
-//! - they return the enum `CUresult`, and a newer driver may answer a code that the enum of an older binding does not have,
-//!   which is undefined behaviour. Here a result is a plain `u32`.
+//! - they open `libcuda.so` before `libcuda.so.1`. The first may be the toolkit's stub, in which
+//!   every call fails, and opening it beside the real one gives the process two drivers. There is
+//!   no way to hand cudarc the library that is loaded already (which a preloaded interposer or
+//!   stand-in may be);
+//! - they return the enum `CUresult`, and a newer driver may answer a code that the enum of an
+//!   older binding does not have, which is undefined behaviour. Here a result is a plain `u32`.
 #![allow(non_snake_case)]
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
@@ -20,7 +22,11 @@ use super::super::error::{DriverError, ErrorKind, Result};
 macro_rules! symbols {
     (of_cudarc { $($bound:ident($($bound_argument:ident: $bound_type:ty),*);)* }
      newer { $($newer:ident($($newer_argument:ident: $newer_type:ty),*);)* }) => {
-        symbols! { all: $($bound($($bound_argument: $bound_type),*);)* $($newer($($newer_argument: $newer_type),*);)* }
+        symbols! {
+            all: $($bound($($bound_argument: $bound_type),*);)* $(
+                $newer($($newer_argument: $newer_type),*);
+            )*
+        }
 
         // The signatures are those of cudarc's bindings, or this does not compile.
         $(const _: unsafe fn($($bound_type),*) -> sys::CUresult = sys::$bound;)*
@@ -35,18 +41,21 @@ macro_rules! symbols {
             /// Looks every symbol up.
             ///
             /// # Safety
-            /// `find` gives, for a symbol's name, null or the address of the driver's function of that name (or of one with
-            /// the same signature) that stays loaded for good.
+            /// `find` gives, for a symbol's name, null or the address of the driver's function of
+            /// that name (or of one with the same signature) that stays loaded for good.
             pub(super) unsafe fn look_up(find: impl Fn(&CStr) -> *mut c_void) -> Self {
                 Self {
                     $($name: {
                         let address = find(
-                            CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).unwrap_or(c""),
+                            CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes())
+                                .unwrap_or(c""),
                         );
-                        // SAFETY: the caller vouches for the function behind the name; its signature is checked
-                        // against cudarc's below. A null pointer is `None` of the same size.
+                        // SAFETY: the caller vouches for the function behind the name; its
+                        // signature is checked against cudarc's below. A null pointer is `None` of
+                        // the same size.
                         unsafe {
-                            std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($type),*) -> u32>>(address)
+                            std::mem::transmute::<*mut c_void,
+                            Option<unsafe extern "C" fn($($type),*) -> u32>>(address)
                         }
                     },)*
                 }
@@ -66,7 +75,8 @@ macro_rules! symbols {
                 /// Calls the driver.
                 ///
                 /// # Safety
-                /// As the driver's documentation of the function says; pointers must be valid for its reads and writes.
+                /// As the driver's documentation of the function says; pointers must be valid for
+                /// its reads and writes.
                 #[inline]
                 pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
                     let Some(function) = self.$name else {
@@ -91,7 +101,9 @@ symbols! {
         cuDeviceGet(device: *mut sys::CUdevice, ordinal: c_int);
         cuDeviceGetName(name: *mut c_char, len: c_int, device: sys::CUdevice);
         cuDeviceGetUuid_v2(uuid: *mut sys::CUuuid, device: sys::CUdevice);
-        cuDeviceGetAttribute(value: *mut c_int, attribute: sys::CUdevice_attribute, device: sys::CUdevice);
+        cuDeviceGetAttribute(
+            value: *mut c_int, attribute: sys::CUdevice_attribute, device: sys::CUdevice
+        );
         cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
         cuDeviceCanAccessPeer(can: *mut c_int, device: sys::CUdevice, peer: sys::CUdevice);
         cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
@@ -105,15 +117,26 @@ symbols! {
         cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
         cuMemAlloc_v2(address: *mut sys::CUdeviceptr, bytes: usize);
         cuMemFree_v2(address: sys::CUdeviceptr);
-        cuMemsetD8Async(address: sys::CUdeviceptr, value: c_uchar, bytes: usize, stream: sys::CUstream);
+        cuMemsetD8Async(
+            address: sys::CUdeviceptr, value: c_uchar, bytes: usize, stream: sys::CUstream
+        );
 
         cuMemPoolCreate(pool: *mut sys::CUmemoryPool, properties: *const sys::CUmemPoolProps);
         cuMemPoolDestroy(pool: sys::CUmemoryPool);
-        cuMemPoolGetAttribute(pool: sys::CUmemoryPool, attribute: sys::CUmemPool_attribute, value: *mut c_void);
-        cuMemPoolSetAttribute(pool: sys::CUmemoryPool, attribute: sys::CUmemPool_attribute, value: *mut c_void);
+        cuMemPoolGetAttribute(
+            pool: sys::CUmemoryPool, attribute: sys::CUmemPool_attribute, value: *mut c_void
+        );
+        cuMemPoolSetAttribute(
+            pool: sys::CUmemoryPool, attribute: sys::CUmemPool_attribute, value: *mut c_void
+        );
         cuMemPoolTrimTo(pool: sys::CUmemoryPool, keep: usize);
-        cuMemPoolSetAccess(pool: sys::CUmemoryPool, access: *const sys::CUmemAccessDesc, count: usize);
-        cuMemAllocFromPoolAsync(address: *mut sys::CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream);
+        cuMemPoolSetAccess(
+            pool: sys::CUmemoryPool, access: *const sys::CUmemAccessDesc, count: usize
+        );
+        cuMemAllocFromPoolAsync(
+            address: *mut sys::CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool,
+            stream: sys::CUstream
+        );
         cuMemFreeAsync(address: sys::CUdeviceptr, stream: sys::CUstream);
 
         cuMemGetAllocationGranularity(
@@ -149,7 +172,10 @@ symbols! {
             handle: sys::CUmemGenericAllocationHandle,
             flags: c_ulonglong
         );
-        cuMemSetAccess(address: sys::CUdeviceptr, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize);
+        cuMemSetAccess(
+            address: sys::CUdeviceptr, bytes: usize, access: *const sys::CUmemAccessDesc,
+            count: usize
+        );
         cuMemUnmap(address: sys::CUdeviceptr, bytes: usize);
 
         cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
@@ -171,7 +197,8 @@ symbols! {
             dependency_count: *mut usize
         );
     }
-    // What the bindings of the CUDA version that we build against do not have yet, as later ones bind it.
+    // What the bindings of the CUDA version that we build against do not have yet, as later ones
+    // bind it.
     newer {
         cuCtxRecordEvent(context: sys::CUcontext, event: sys::CUevent);
     }

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# The first hour on a GPU: runs the parts of this folder, the most decisive first. README.md beside this says what each part decides.
+# The first hour on a GPU: runs the parts of this folder, the most decisive first. README.md beside
+# this says what each part decides.
 #
 #   ./session.sh            what has not been done yet, 25 minutes together
 #   ./session.sh PART ...   these parts, done or not
 #   ./session.sh --list     the parts
 #   ./session.sh --quick    in a tenth of the time: whether everything runs, not whether it holds
 #
-# Everything lands in results/ (GRUYERE_SESSION_RESULTS): summary.txt, summary.json, and a folder a part with all of its output.
-# Ends with 0 where nothing failed, 1 where something did, 2 where nothing can be run, 3 at corruption: nothing more is run then.
+# Everything lands in results/ (GRUYERE_SESSION_RESULTS): summary.txt, summary.json, and a folder a
+# part with all of its output. Ends with 0 where nothing failed, 1 where something did, 2 where
+# nothing can be run, 3 at corruption: nothing more is run then.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,11 +1,14 @@
-/* Canaries without torch: what a program of many threads and streams writes into blocks of libgruyere.so is what it reads (README.md).
+/* Canaries without torch: what a program of many threads and streams writes into blocks of
+ * libgruyere.so is what it reads (README.md).
  *
  *     cc -O2 -o canaries tests/gpu/canaries/main.c tests/gpu/probe/driver.c \
  *         tests/gpu/probe/kernels.c -Iinclude -ldl -lpthread
  *
- * Each block is filled with a number of its own and checked by kernels before it goes. Kernels that only last keep the device behind the host, so that a
- * block is freed, and its memory asked for again, while kernels still use it. Blocks pass from stream to stream; streams are created and, where that is
- * asked for, destroyed with their work under way. Where no kernel runs, a copy of each block's beginning is compared, and addresses are. */
+ * Each block is filled with a number of its own and checked by kernels before it goes. Kernels that
+ * only last keep the device behind the host, so that a block is freed, and its memory asked for
+ * again, while kernels still use it. Blocks pass from stream to stream; streams are created and,
+ * where that is asked for, destroyed with their work under way. Where no kernel runs, a copy of
+ * each block's beginning is compared, and addresses are. */
 #include "../probe/driver.h"
 #include "../probe/kernels.h"
 #include "gruyere.h"
@@ -92,8 +95,10 @@ static unsigned place_of(CUdeviceptr start) {
 static void enter_live(CUdeviceptr start, size_t bytes) {
     pthread_mutex_lock(&live.lock);
     unsigned at = place_of(start);
-    int over = (at < live.count && live.spans[at].start < start + bytes) || (at && live.spans[at - 1].end > start);
-    if (over && overlaps++ < 5) fprintf(stderr, "canaries: [%#llx, +%zu) was handed out over a live block\n", start, bytes);
+    int over = (at < live.count && live.spans[at].start < start + bytes) ||
+               (at && live.spans[at - 1].end > start);
+    if (over && overlaps++ < 5)
+        fprintf(stderr, "canaries: [%#llx, +%zu) was handed out over a live block\n", start, bytes);
     memmove(&live.spans[at + 1], &live.spans[at], (live.count - at) * sizeof *live.spans);
     live.spans[at].start = start;
     live.spans[at].end = start + bytes;
@@ -127,8 +132,12 @@ static uint64_t linger(struct worker *it) {
 static void write_block(struct worker *it, struct block *block, CUstream stream) {
     unsigned words = (unsigned)(block->bytes / 4);
     block->pattern = ++it->pattern;
-    if (count_kernel) MUST(fill(write_kernel, block->at, block->pattern, words, linger(it), stream));
-    else MUST(cuda.cuMemsetD32Async(block->at, block->pattern, words < WORDS_WITHOUT_KERNELS ? words : WORDS_WITHOUT_KERNELS, stream));
+    if (count_kernel)
+        MUST(fill(write_kernel, block->at, block->pattern, words, linger(it), stream));
+    else
+        MUST(cuda.cuMemsetD32Async(block->at, block->pattern,
+                                   words < WORDS_WITHOUT_KERNELS ? words : WORDS_WITHOUT_KERNELS,
+                                   stream));
     MUST(cuda.cuEventRecord(block->written, stream));
 }
 
@@ -139,13 +148,15 @@ static void check(struct worker *it, struct block *block, unsigned which) {
     MUST(cuda.cuStreamWaitEvent(stream, block->written, 0));
     if (count_kernel) {
         MUST(fill(write_kernel, it->counter, 0, 0, linger(it), stream));
-        MUST(launch(count_kernel, words / 4096 + 1, 256, stream, 0, (void *[]){&block->at, &block->pattern, &words, &it->counter}));
+        MUST(launch(count_kernel, words / 4096 + 1, 256, stream, 0,
+                    (void *[]){&block->at, &block->pattern, &words, &it->counter}));
     } else {
         if (words > WORDS_WITHOUT_KERNELS) words = WORDS_WITHOUT_KERNELS;
         MUST(cuda.cuMemcpyDtoH_v2(it->host, block->at, words * 4));
         for (unsigned i = 0; i < words; i++) it->wrong += it->host[i] != block->pattern;
     }
-    if (!options.leave_out_record_stream) hook_gruyere_record_stream((void *)block->at, it->streams[which]);
+    if (!options.leave_out_record_stream)
+        hook_gruyere_record_stream((void *)block->at, it->streams[which]);
     block->used_by |= 1u << which;
 }
 
@@ -199,7 +210,8 @@ static void create_stream(struct worker *it) {
         }
 }
 
-/* With its work under way, and live blocks that were allocated on it. Those that it was recorded for go first: to free them later would use it. */
+/* With its work under way, and live blocks that were allocated on it. Those that it was recorded
+ * for go first: to free them later would use it. */
 static void destroy_stream(struct worker *it) {
     unsigned which = LASTING + (unsigned)roll(it, OWN);
     if (!it->streams[which]) return;
@@ -257,12 +269,14 @@ static void *work(void *argument) {
         for (int i = 0; i < 50; i++) {
             uint64_t move = roll(it, 425);
             if (move < 200) allocate(it);
-            else if (move < 360 && it->block_count) drop(it, (unsigned)roll(it, it->block_count), any_stream(it));
+            else if (move < 360 && it->block_count)
+                drop(it, (unsigned)roll(it, it->block_count), any_stream(it));
             else if (move < 420) hand_over(it);
             else if (move < 424) create_stream(it);
             else if (options.destroy_streams) destroy_stream(it);
         }
-        if (options.overwrite && it->block_count) MUST(cuda.cuMemsetD32Async(it->blocks[0].at, 0, 1, it->streams[0]));
+        if (options.overwrite && it->block_count)
+            MUST(cuda.cuMemsetD32Async(it->blocks[0].at, 0, 1, it->streams[0]));
         /* The device may be behind, but not by minutes. Out of room: half of it goes. */
         MUST(cuda.cuStreamSynchronize(it->streams[roll(it, LASTING)]));
         if (it->bytes > it->budget * 9 / 10 || (it->refused && it->block_count > 16))
@@ -272,12 +286,18 @@ static void *work(void *argument) {
 }
 
 static int usage(FILE *to, int code) {
-    fprintf(to, "usage: canaries --library LIBGRUYERE [--seconds N] [--threads N] [--seed N] [--fill SHARE] [--destroy-streams] [--json FILE]\n"
-                "                [--driver LIBCUDA] [--leave-out-record-stream] [--overwrite]\n\n"
-                "--driver: another libcuda than the loader finds; the library is to find the same one (LD_PRELOAD). "
-                "--fill: the share of free memory that blocks take together (0.25). --leave-out-record-stream: a program that breaks the rule; a fault is then\n"
-                "the program's, and shows that the canaries see one. --overwrite: the program writes over its own blocks, to try the alarm.\n"
-                "Exit: 0 nothing was found; 1 something failed; 2 usage, or no driver; 3 corruption.\n");
+    fprintf(
+        to,
+        "usage: canaries --library LIBGRUYERE [--seconds N] [--threads N] [--seed N] [--fill "
+        "SHARE] [--destroy-streams] [--json FILE]\n"
+        "                [--driver LIBCUDA] [--leave-out-record-stream] [--overwrite]\n\n"
+        "--driver: another libcuda than the loader finds; the library is to find the same one "
+        "(LD_PRELOAD). "
+        "--fill: the share of free memory that blocks take together (0.25). "
+        "--leave-out-record-stream: a program that breaks the rule; a fault is then\n"
+        "the program's, and shows that the canaries see one. --overwrite: the program writes over "
+        "its own blocks, to try the alarm.\n"
+        "Exit: 0 nothing was found; 1 something failed; 2 usage, or no driver; 3 corruption.\n");
     return code;
 }
 
@@ -300,7 +320,8 @@ static int read_options(int count, char **words) {
             i++;
         }
     }
-    return options.library && options.seconds > 0 && options.threads >= 1 && options.threads <= MOST_THREADS && options.fill > 0 && options.fill < 1;
+    return options.library && options.seconds > 0 && options.threads >= 1 &&
+           options.threads <= MOST_THREADS && options.fill > 0 && options.fill < 1;
 }
 
 static const char *open_library(void) {
@@ -337,33 +358,49 @@ int main(int count, char **words) {
     for (unsigned i = 0; i < options.threads; i++) start(&workers[i], options.seed + i, budget);
     until = now() + options.seconds * 1e9;
     for (unsigned i = 0; i < options.threads; i++)
-        if (pthread_create(&threads[i], NULL, work, &workers[i])) return perror("canaries: pthread_create"), FAILED;
+        if (pthread_create(&threads[i], NULL, work, &workers[i]))
+            return perror("canaries: pthread_create"), FAILED;
     struct worker sum = {0};
     for (unsigned i = 0; i < options.threads; i++) pthread_join(threads[i], NULL);
     for (unsigned i = 0; i < options.threads; i++) {
         finish(&workers[i]);
-        sum.wrong += workers[i].wrong, sum.allocated += workers[i].allocated, sum.refused += workers[i].refused;
-        sum.handed_over += workers[i].handed_over, sum.created += workers[i].created, sum.destroyed += workers[i].destroyed;
+        sum.wrong += workers[i].wrong, sum.allocated += workers[i].allocated,
+            sum.refused += workers[i].refused;
+        sum.handed_over += workers[i].handed_over, sum.created += workers[i].created,
+            sum.destroyed += workers[i].destroyed;
     }
     struct GruyereStats stats = {.size = sizeof stats};
     hook_gruyere_trim();
-    int valid = hook_gruyere_validate() == GRUYERE_OK, told = hook_gruyere_stats(0, &stats) == GRUYERE_OK, clean = told && stats.live == 0;
+    int valid = hook_gruyere_validate() == GRUYERE_OK,
+        told = hook_gruyere_stats(0, &stats) == GRUYERE_OK, clean = told && stats.live == 0;
     int found = overlaps || (sum.wrong && !options.leave_out_record_stream);
     int result = found ? CORRUPTION : sees && valid && clean ? OK : FAILED;
-    printf("%s: %llu wrong words, %llu overlaps; %llu blocks, %llu refused, %llu handed over, %llu streams created, %llu destroyed; %s; the check %s a planted fault; "
+    printf("%s: %llu wrong words, %llu overlaps; %llu blocks, %llu refused, %llu handed over, %llu "
+           "streams created, %llu destroyed; %s; the check %s a planted fault; "
            "books %s, %llu bytes left\n",
-           result == OK ? "ok" : result == CORRUPTION ? "CORRUPTION" : "FAILED", (unsigned long long)sum.wrong, (unsigned long long)overlaps,
-           (unsigned long long)sum.allocated, (unsigned long long)sum.refused, (unsigned long long)sum.handed_over, (unsigned long long)sum.created,
-           (unsigned long long)sum.destroyed, run ? "by kernels" : "no kernel runs here: the beginning of each block, by copies", sees ? "sees" : "DOES NOT SEE",
-           valid ? "sound" : "BROKEN", told ? (unsigned long long)stats.live : 0ull);
+           result == OK           ? "ok"
+           : result == CORRUPTION ? "CORRUPTION"
+                                  : "FAILED",
+           (unsigned long long)sum.wrong, (unsigned long long)overlaps,
+           (unsigned long long)sum.allocated, (unsigned long long)sum.refused,
+           (unsigned long long)sum.handed_over, (unsigned long long)sum.created,
+           (unsigned long long)sum.destroyed,
+           run ? "by kernels" : "no kernel runs here: the beginning of each block, by copies",
+           sees ? "sees" : "DOES NOT SEE", valid ? "sound" : "BROKEN",
+           told ? (unsigned long long)stats.live : 0ull);
     FILE *json = options.json ? fopen(options.json, "w") : NULL;
     if (options.json && !json) return perror(options.json), FAILED;
     if (json) {
-        fprintf(json, "{\"wrong\": %llu, \"overlaps\": %llu, \"kernels\": %d, \"sees_a_fault\": %d, \"valid\": %d, \"left_bytes\": %llu, \"blocks\": %llu, \"refused\": %llu,\n"
-                      " \"handed_over\": %llu, \"streams_created\": %llu, \"streams_destroyed\": %llu, \"seconds\": %g, \"seed\": %u, \"fill\": %g, \"result\": %d}\n",
-                (unsigned long long)sum.wrong, (unsigned long long)overlaps, run, sees, valid, told ? (unsigned long long)stats.live : 0ull,
-                (unsigned long long)sum.allocated, (unsigned long long)sum.refused, (unsigned long long)sum.handed_over, (unsigned long long)sum.created,
-                (unsigned long long)sum.destroyed, options.seconds, options.seed, options.fill, result);
+        fprintf(json,
+                "{\"wrong\": %llu, \"overlaps\": %llu, \"kernels\": %d, \"sees_a_fault\": %d, "
+                "\"valid\": %d, \"left_bytes\": %llu, \"blocks\": %llu, \"refused\": %llu,\n"
+                " \"handed_over\": %llu, \"streams_created\": %llu, \"streams_destroyed\": %llu, "
+                "\"seconds\": %g, \"seed\": %u, \"fill\": %g, \"result\": %d}\n",
+                (unsigned long long)sum.wrong, (unsigned long long)overlaps, run, sees, valid,
+                told ? (unsigned long long)stats.live : 0ull, (unsigned long long)sum.allocated,
+                (unsigned long long)sum.refused, (unsigned long long)sum.handed_over,
+                (unsigned long long)sum.created, (unsigned long long)sum.destroyed, options.seconds,
+                options.seed, options.fill, result);
         if (fclose(json)) return perror(options.json), FAILED;
     }
     return result;

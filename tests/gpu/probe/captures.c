@@ -17,10 +17,13 @@ static CUresult end(CUstream stream) {
 
 /* One question about a capturing stream, in a capture of its own. */
 static void ask(int mode, int relaxed_thread, int question) {
-    static const char *const questions[] = {"stream_id", "capture_info", "is_capturing", "stream_query"};
+    static const char *const questions[] = {"stream_id", "capture_info", "is_capturing",
+                                            "stream_query"};
     char answered[96], survives[96];
-    snprintf(answered, sizeof answered, "capture.%s%s.%s_is_answered", modes[mode], relaxed_thread ? ".relaxed_thread" : "", questions[question]);
-    snprintf(survives, sizeof survives, "capture.%s%s.survives_%s", modes[mode], relaxed_thread ? ".relaxed_thread" : "", questions[question]);
+    snprintf(answered, sizeof answered, "capture.%s%s.%s_is_answered", modes[mode],
+             relaxed_thread ? ".relaxed_thread" : "", questions[question]);
+    snprintf(survives, sizeof survives, "capture.%s%s.survives_%s", modes[mode],
+             relaxed_thread ? ".relaxed_thread" : "", questions[question]);
     CUstream stream = new_stream();
     unsigned long long before = 0, id = 0;
     uint64_t capture = 0;
@@ -30,7 +33,8 @@ static void ask(int mode, int relaxed_thread, int question) {
     if (relaxed_thread) MUST(cuda.cuThreadExchangeStreamCaptureMode(&relaxed));
     pending(answered);
     CUresult code = question == 0   ? cuda.cuStreamGetId(stream, &id)
-                    : question == 1 ? cuda.cuStreamGetCaptureInfo_v2(stream, &status, &capture, NULL, NULL, NULL)
+                    : question == 1 ? cuda.cuStreamGetCaptureInfo_v2(stream, &status, &capture,
+                                                                     NULL, NULL, NULL)
                     : question == 2 ? cuda.cuStreamIsCapturing(stream, &status)
                                     : cuda.cuStreamQuery(stream);
     if (relaxed_thread) cuda.cuThreadExchangeStreamCaptureMode(&relaxed);
@@ -39,8 +43,12 @@ static void ask(int mode, int relaxed_thread, int question) {
         end(stream);
         return;
     }
-    enum answer good = is(code == CUDA_SUCCESS && (question == 0 ? id == before : question == 3 || status == CU_STREAM_CAPTURE_STATUS_ACTIVE));
-    rule(answered, good, "code %u%s", code, question == 0 && code == CUDA_SUCCESS && id != before ? ", another id than before" : "");
+    enum answer good = is(code == CUDA_SUCCESS &&
+                          (question == 0
+                               ? id == before
+                               : question == 3 || status == CU_STREAM_CAPTURE_STATUS_ACTIVE));
+    rule(answered, good, "code %u%s", code,
+         question == 0 && code == CUDA_SUCCESS && id != before ? ", another id than before" : "");
     CUresult ended = end(stream);
     rule(survives, is(ended == CUDA_SUCCESS), "the end of the capture answered %u", ended);
 }
@@ -50,13 +58,14 @@ void case_in_capture(int mode) {
         for (int question = 0; question < 4; question++) ask(mode, relaxed_thread, question);
 }
 
-/* A call beside somebody's capture in the global mode, on other streams and memory, as the library makes it: what touches no stream's order
- * with the thread relaxed, the rest as it is. */
+/* A call beside somebody's capture in the global mode, on other streams and memory, as the library
+ * makes it: what touches no stream's order with the thread relaxed, the rest as it is. */
 void case_beside_capture(int call) {
     static const char *const names[BESIDE_CAPTURE] = {
-        "stream_id_of_another",   "event_record_on_another",   "wait_on_another",    "fill_on_another",
-        "capture_info_of_legacy", "event_record_on_legacy",    "ctx_record_event",   "event_query_relaxed",
-        "create_map_relaxed",     "map_unmap_release_relaxed", "memory_info_relaxed", "alloc_async_on_another",
+        "stream_id_of_another",      "event_record_on_another", "wait_on_another",
+        "fill_on_another",           "capture_info_of_legacy",  "event_record_on_legacy",
+        "ctx_record_event",          "event_query_relaxed",     "create_map_relaxed",
+        "map_unmap_release_relaxed", "memory_info_relaxed",     "alloc_async_on_another",
     };
     const char *name = names[call];
     int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED, status = 0;
@@ -69,7 +78,8 @@ void case_beside_capture(int call) {
     CUmemGenericAllocationHandle handle = 0, mapped = create(PAGE);
     CUdeviceptr at = reserve(2 * PAGE), block = 0;
     CUmemoryPool pool = NULL;
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = own_access.location};
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = own_access.location};
     if (call == 11 && cuda.cuMemPoolCreate(&pool, &props) != CUDA_SUCCESS) return;
     map(at + PAGE, PAGE, mapped);
     MUST(cuda.cuEventRecord(event, other));

@@ -1,4 +1,5 @@
-/* The cases of the probe. Each runs in a process of its own, with the device's primary context current. */
+/* The cases of the probe. Each runs in a process of its own, with the device's primary context
+ * current. */
 #ifndef PROBE_CASES_H
 #define PROBE_CASES_H
 

@@ -48,7 +48,8 @@ void case_contents(int unused) {
         MUST(cuda.cuMemUnmap(second, PAGE));
         MUST(cuda.cuMemRelease(fresh));
     }
-    rule("contents.of_a_new_handle_are_zero", is(zero == 16), "%u of 16 were zero, %u showed what a released handle held", zero, old);
+    rule("contents.of_a_new_handle_are_zero", is(zero == 16),
+         "%u of 16 were zero, %u showed what a released handle held", zero, old);
     /* And plain memory that is mapped at an address where other memory was a moment ago. */
     CUmemGenericAllocationHandle one = create(PAGE), two = create(PAGE);
     CUdeviceptr third = reserve(PAGE);
@@ -59,7 +60,8 @@ void case_contents(int unused) {
     MUST(cuda.cuMemUnmap(first, PAGE));
     map(first, PAGE, two);
     wrong = differences(first, 2);
-    rule("contents.of_an_address_are_those_of_its_new_handle", is(!wrong), "%u of %d words differ", wrong, WORDS);
+    rule("contents.of_an_address_are_those_of_its_new_handle", is(!wrong), "%u of %d words differ",
+         wrong, WORDS);
 }
 
 static CUdeviceptr alias_a, alias_b;
@@ -88,7 +90,8 @@ void case_alias_copies(int unused) {
     }
     MUST(cuda.cuStreamSynchronize(stream));
     for (unsigned i = 0; i < ROUNDS; i++) stale += seen[i] != i + 1;
-    rule("alias.copies_see_fills_in_stream_order", is(!stale), "%u of %d reads were stale", stale, ROUNDS);
+    rule("alias.copies_see_fills_in_stream_order", is(!stale), "%u of %d reads were stale", stale,
+         ROUNDS);
 }
 
 /* The counters of differences: zeroed, and read. */
@@ -145,7 +148,8 @@ void case_alias_kernels(int unused) {
     CUfunction write = needed("alias.kernels_see_writes_in_stream_order", BASIC, "fill");
     if (!write) return;
     alternate("alias.kernels_see_writes_in_stream_order", write, kernel(BASIC, "differ", &code), 0);
-    alternate("alias.cached_reads_see_writes_in_stream_order", write, kernel(BASIC, "differ_nc", &code), 0);
+    alternate("alias.cached_reads_see_writes_in_stream_order", write,
+              kernel(BASIC, "differ_nc", &code), 0);
 
     /* A product of matrices: each element is read many times, by many multiprocessors. */
     enum { SIDE = 512, ROUNDS = 50 };
@@ -166,7 +170,8 @@ void case_alias_kernels(int unused) {
         MUST(differ(check, result, i * SIDE, words, wrong, stream, 0));
     }
     MUST(cuda.cuStreamSynchronize(stream));
-    rule("alias.a_product_sees_writes_in_stream_order", is(!count(wrong)), "%u wrong elements in %d products", count(wrong), ROUNDS);
+    rule("alias.a_product_sees_writes_in_stream_order", is(!count(wrong)),
+         "%u wrong elements in %d products", count(wrong), ROUNDS);
 
     /* The old name goes while work through the new one is still to run. */
     MUST(fill(write, alias_b, 7, words, 20000000, stream));
@@ -174,13 +179,15 @@ void case_alias_kernels(int unused) {
     CUresult ended = cuda.cuStreamSynchronize(stream);
     unsigned word = 0;
     if (!ended) MUST(cuda.cuMemcpyDtoH_v2(&word, alias_b, sizeof word));
-    rule("alias.unmapping_one_keeps_work_through_the_other", is(!ended && word == 7), "code %u, read %u for 7", ended, word);
+    rule("alias.unmapping_one_keeps_work_through_the_other", is(!ended && word == 7),
+         "code %u, read %u for 7", ended, word);
 
     /* Within one kernel: promised by nobody without a fence. */
     make_aliases(PAGE);
     CUfunction own[] = {kernel(BASIC, "write_read", &code), kernel(FENCED, "write_read", &code)};
     for (int fenced = 0; fenced < 2; fenced++) {
-        const char *name = fenced ? "alias.one_kernel_sees_its_writes_with_a_fence" : "alias.one_kernel_sees_its_writes";
+        const char *name = fenced ? "alias.one_kernel_sees_its_writes_with_a_fence"
+                                  : "alias.one_kernel_sees_its_writes";
         if (!own[fenced]) {
             rule(name, UNKNOWN, "the driver does not take the kernel");
             continue;

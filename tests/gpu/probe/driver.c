@@ -9,14 +9,16 @@
 
 struct driver cuda;
 CUcontext context;
-const CUmemAccessDesc own_access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+const CUmemAccessDesc own_access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                                    CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 
 static CUresult absent(void) { return ABSENT; }
 
 const char *driver_open(const char *library) {
     void *handle = dlopen(library ? library : "libcuda.so.1", RTLD_NOW);
     if (!handle) return dlerror();
-    /* A caller's arguments are the caller's on the ABIs that there are drivers for: `absent` may be called with any. */
+    /* A caller's arguments are the caller's on the ABIs that there are drivers for: `absent` may be
+     * called with any. */
 #define FIND(name, arguments)                                           \
     {                                                                   \
         void *found = dlsym(handle, #name), *none = (void *)absent;     \
@@ -29,7 +31,8 @@ const char *driver_open(const char *library) {
 void must(CUresult code, const char *call, const char *file, int line) {
     if (code == CUDA_SUCCESS) return;
     fprintf(stderr, "%s:%d: %s answered %u\n", file, line, call, code);
-    /* An illegal access, and whatever else a context does not survive: something touched what was not its own. */
+    /* An illegal access, and whatever else a context does not survive: something touched what was
+     * not its own. */
     exit(code == 700 || (code >= 714 && code <= 719) ? LOST : 1);
 }
 
@@ -81,8 +84,10 @@ CUmemAllocationProp ordinary(void) {
         memset(&prop, 0, sizeof prop);
         prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
         prop.location = own_access.location;
-        prop.allocFlags.gpuDirectRDMACapable = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
-        if (prop.allocFlags.gpuDirectRDMACapable) prop.allocFlags.gpuDirectRDMACapable = (unsigned char)rdma_works(prop);
+        prop.allocFlags.gpuDirectRDMACapable =
+            attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
+        if (prop.allocFlags.gpuDirectRDMACapable)
+            prop.allocFlags.gpuDirectRDMACapable = (unsigned char)rdma_works(prop);
     }
     return prop;
 }

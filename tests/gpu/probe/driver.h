@@ -1,4 +1,5 @@
-/* What the probe calls of libcuda: no toolkit is needed to build it. `cargo xtask test` holds what is declared here to NVIDIA's own cuda.h. */
+/* What the probe calls of libcuda: no toolkit is needed to build it. `cargo xtask test` holds what
+ * is declared here to NVIDIA's own cuda.h. */
 #ifndef PROBE_DRIVER_H
 #define PROBE_DRIVER_H
 
@@ -94,71 +95,76 @@ enum {
 };
 
 /* name as libcuda exports it, arguments */
-#define FUNCTIONS(F)                                                                                                     \
-    F(cuInit, (unsigned flags))                                                                                          \
-    F(cuDriverGetVersion, (int *version))                                                                                \
-    F(cuDeviceGetName, (char *name, int length, CUdevice device))                                                        \
-    F(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                                                \
-    F(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device))                                                            \
-    F(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                                  \
-    F(cuCtxSetCurrent, (CUcontext context))                                                                              \
-    F(cuCtxGetCurrent, (CUcontext * context))                                                                            \
-    F(cuCtxSynchronize, (void))                                                                                          \
-    F(cuCtxRecordEvent, (CUcontext context, CUevent event))                                                              \
-    F(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                    \
-    F(cuMemGetInfo_v2, (size_t * free, size_t *total))                                                                   \
-    F(cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))                                                              \
-    F(cuMemFree_v2, (CUdeviceptr address))                                                                               \
-    F(cuMemHostAlloc, (void **pointer, size_t bytes, unsigned flags))                                                    \
-    F(cuMemFreeHost, (void *pointer))                                                                                    \
-    F(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes))                                                 \
-    F(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes))                                                       \
-    F(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))                                 \
-    F(cuMemsetD32Async, (CUdeviceptr address, unsigned value, size_t words, CUstream stream))                            \
-    F(cuMemGetAllocationGranularity, (size_t * bytes, const CUmemAllocationProp *prop, int option))                      \
-    F(cuMemAddressReserve,                                                                                               \
-      (CUdeviceptr * address, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags))               \
-    F(cuMemAddressFree, (CUdeviceptr address, size_t bytes))                                                             \
-    F(cuMemCreate,                                                                                                       \
-      (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags))  \
-    F(cuMemRelease, (CUmemGenericAllocationHandle handle))                                                               \
-    F(cuMemMap,                                                                                                          \
-      (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)) \
-    F(cuMemUnmap, (CUdeviceptr address, size_t bytes))                                                                   \
-    F(cuMemSetAccess, (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count))                  \
-    F(cuMemExportToShareableHandle,                                                                                      \
-      (void *shared, CUmemGenericAllocationHandle handle, int type, unsigned long long flags))                           \
-    F(cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle * handle, void *shared, int type))                   \
-    F(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *props))                                               \
-    F(cuMemPoolDestroy, (CUmemoryPool pool))                                                                             \
-    F(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep))                                                                 \
-    F(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value))                                            \
-    F(cuMemPoolSetAccess, (CUmemoryPool pool, const CUmemAccessDesc *access, size_t count))                              \
-    F(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))                \
-    F(cuMemFreeAsync, (CUdeviceptr address, CUstream stream))                                                            \
-    F(cuStreamCreate, (CUstream * stream, unsigned flags))                                                               \
-    F(cuStreamDestroy_v2, (CUstream stream))                                                                             \
-    F(cuStreamSynchronize, (CUstream stream))                                                                            \
-    F(cuStreamQuery, (CUstream stream))                                                                                  \
-    F(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                               \
-    F(cuStreamGetId, (CUstream stream, unsigned long long *id))                                                          \
-    F(cuStreamIsCapturing, (CUstream stream, int *status))                                                               \
-    F(cuStreamGetCaptureInfo_v2, (CUstream stream, int *status, uint64_t *id, CUgraph *graph, void *nodes, size_t *count)) \
-    F(cuStreamBeginCapture_v2, (CUstream stream, int mode))                                                              \
-    F(cuStreamEndCapture, (CUstream stream, CUgraph *graph))                                                             \
-    F(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                        \
-    F(cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                                                \
-    F(cuGraphExecDestroy, (CUgraphExec exec))                                                                            \
-    F(cuGraphDestroy, (CUgraph graph))                                                                                   \
-    F(cuEventCreate, (CUevent * event, unsigned flags))                                                                  \
-    F(cuEventDestroy_v2, (CUevent event))                                                                                \
-    F(cuEventRecord, (CUevent event, CUstream stream))                                                                   \
-    F(cuEventQuery, (CUevent event))                                                                                     \
-    F(cuEventSynchronize, (CUevent event))                                                                               \
-    F(cuEventElapsedTime, (float *milliseconds, CUevent from, CUevent to))                                               \
-    F(cuModuleLoadData, (CUmodule * module, const void *image))                                                          \
-    F(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name))                                   \
-    F(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))
+#define FUNCTIONS(F)                                                                               \
+    F(cuInit, (unsigned flags))                                                                    \
+    F(cuDriverGetVersion, (int *version))                                                          \
+    F(cuDeviceGetName, (char *name, int length, CUdevice device))                                  \
+    F(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                          \
+    F(cuDeviceTotalMem_v2, (size_t *bytes, CUdevice device))                                       \
+    F(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                            \
+    F(cuCtxSetCurrent, (CUcontext context))                                                        \
+    F(cuCtxGetCurrent, (CUcontext * context))                                                      \
+    F(cuCtxSynchronize, (void))                                                                    \
+    F(cuCtxRecordEvent, (CUcontext context, CUevent event))                                        \
+    F(cuThreadExchangeStreamCaptureMode, (int *mode))                                              \
+    F(cuMemGetInfo_v2, (size_t *free, size_t *total))                                              \
+    F(cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))                                        \
+    F(cuMemFree_v2, (CUdeviceptr address))                                                         \
+    F(cuMemHostAlloc, (void **pointer, size_t bytes, unsigned flags))                              \
+    F(cuMemFreeHost, (void *pointer))                                                              \
+    F(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes))                           \
+    F(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes))                                 \
+    F(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))           \
+    F(cuMemsetD32Async, (CUdeviceptr address, unsigned value, size_t words, CUstream stream))      \
+    F(cuMemGetAllocationGranularity, (size_t *bytes, const CUmemAllocationProp *prop, int option)) \
+    F(cuMemAddressReserve, (CUdeviceptr * address, size_t bytes, size_t alignment,                 \
+                            CUdeviceptr wish, unsigned long long flags))                           \
+    F(cuMemAddressFree, (CUdeviceptr address, size_t bytes))                                       \
+    F(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t bytes,                           \
+                    const CUmemAllocationProp *prop, unsigned long long flags))                    \
+    F(cuMemRelease, (CUmemGenericAllocationHandle handle))                                         \
+    F(cuMemMap, (CUdeviceptr address, size_t bytes, size_t offset,                                 \
+                 CUmemGenericAllocationHandle handle, unsigned long long flags))                   \
+    F(cuMemUnmap, (CUdeviceptr address, size_t bytes))                                             \
+    F(cuMemSetAccess,                                                                              \
+      (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count))            \
+    F(cuMemExportToShareableHandle,                                                                \
+      (void *shared, CUmemGenericAllocationHandle handle, int type, unsigned long long flags))     \
+    F(cuMemImportFromShareableHandle,                                                              \
+      (CUmemGenericAllocationHandle * handle, void *shared, int type))                             \
+    F(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *props))                         \
+    F(cuMemPoolDestroy, (CUmemoryPool pool))                                                       \
+    F(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep))                                           \
+    F(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value))                      \
+    F(cuMemPoolSetAccess, (CUmemoryPool pool, const CUmemAccessDesc *access, size_t count))        \
+    F(cuMemAllocFromPoolAsync,                                                                     \
+      (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))                   \
+    F(cuMemFreeAsync, (CUdeviceptr address, CUstream stream))                                      \
+    F(cuStreamCreate, (CUstream * stream, unsigned flags))                                         \
+    F(cuStreamDestroy_v2, (CUstream stream))                                                       \
+    F(cuStreamSynchronize, (CUstream stream))                                                      \
+    F(cuStreamQuery, (CUstream stream))                                                            \
+    F(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                         \
+    F(cuStreamGetId, (CUstream stream, unsigned long long *id))                                    \
+    F(cuStreamIsCapturing, (CUstream stream, int *status))                                         \
+    F(cuStreamGetCaptureInfo_v2,                                                                   \
+      (CUstream stream, int *status, uint64_t *id, CUgraph *graph, void *nodes, size_t *count))    \
+    F(cuStreamBeginCapture_v2, (CUstream stream, int mode))                                        \
+    F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                      \
+    F(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags))  \
+    F(cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                          \
+    F(cuGraphExecDestroy, (CUgraphExec exec))                                                      \
+    F(cuGraphDestroy, (CUgraph graph))                                                             \
+    F(cuEventCreate, (CUevent * event, unsigned flags))                                            \
+    F(cuEventDestroy_v2, (CUevent event))                                                          \
+    F(cuEventRecord, (CUevent event, CUstream stream))                                             \
+    F(cuEventQuery, (CUevent event))                                                               \
+    F(cuEventSynchronize, (CUevent event))                                                         \
+    F(cuEventElapsedTime, (float *milliseconds, CUevent from, CUevent to))                         \
+    F(cuModuleLoadData, (CUmodule * module, const void *image))                                    \
+    F(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name))             \
+    F(cuLaunchKernelEx,                                                                            \
+      (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))
 
 #define DECLARE(name, arguments) CUresult name arguments;
 FUNCTIONS(DECLARE)
@@ -188,12 +194,14 @@ size_t total_memory(void);
 /* Nanoseconds. */
 double now(void);
 
-/* Memory of the device as the library makes it; with the RDMA flag where it works. Asked for the first time outside of captures. */
+/* Memory of the device as the library makes it; with the RDMA flag where it works. Asked for the
+ * first time outside of captures. */
 CUmemAllocationProp ordinary(void);
 extern const CUmemAccessDesc own_access;
 CUstream new_stream(void);
 CUevent new_event(void);
-/* Calls that cannot be gone on without: the process ends, and says which failed; with LOST where work of the device has gone wrong. */
+/* Calls that cannot be gone on without: the process ends, and says which failed; with LOST where
+ * work of the device has gone wrong. */
 #define LOST 3
 #define MUST(call) must(call, #call, __FILE__, __LINE__)
 void must(CUresult code, const char *call, const char *file, int line);

@@ -10,7 +10,8 @@ CUfunction kernel(const char *text, const char *name, CUresult *code) {
     return *code ? NULL : function;
 }
 
-CUresult launch(CUfunction function, unsigned blocks, unsigned threads, CUstream stream, int dependent, void **arguments) {
+CUresult launch(CUfunction function, unsigned blocks, unsigned threads, CUstream stream,
+                int dependent, void **arguments) {
     CUlaunchAttribute early;
     CUlaunchConfig config;
     memset(&early, 0, sizeof early);
@@ -26,12 +27,14 @@ CUresult launch(CUfunction function, unsigned blocks, unsigned threads, CUstream
     return cuda.cuLaunchKernelEx(&config, function, arguments, NULL);
 }
 
-CUresult fill(CUfunction function, CUdeviceptr at, unsigned value, unsigned words, uint64_t nanoseconds, CUstream stream) {
+CUresult fill(CUfunction function, CUdeviceptr at, unsigned value, unsigned words,
+              uint64_t nanoseconds, CUstream stream) {
     void *arguments[] = {&at, &value, &words, &nanoseconds};
     return launch(function, 256, 256, stream, 0, arguments);
 }
 
-CUresult differ(CUfunction function, CUdeviceptr at, unsigned value, unsigned words, CUdeviceptr counter, CUstream stream, int dependent) {
+CUresult differ(CUfunction function, CUdeviceptr at, unsigned value, unsigned words,
+                CUdeviceptr counter, CUstream stream, int dependent) {
     void *arguments[] = {&at, &value, &words, &counter};
     return launch(function, words / 1024, 256, stream, dependent, arguments);
 }
@@ -42,7 +45,9 @@ int kernels_run(void) {
     CUdeviceptr at = 0;
     unsigned word = 0;
     if (!write || cuda.cuMemAlloc_v2(&at, PAGE)) return 0;
-    if (cuda.cuMemsetD32Async(at, 0, 1, NULL) || fill(write, at, 4711, 1, 0, NULL) || cuda.cuCtxSynchronize()) return 0;
+    if (cuda.cuMemsetD32Async(at, 0, 1, NULL) || fill(write, at, 4711, 1, 0, NULL) ||
+        cuda.cuCtxSynchronize())
+        return 0;
     if (cuda.cuMemcpyDtoH_v2(&word, at, sizeof word)) return 0;
     cuda.cuMemFree_v2(at);
     return word == 4711;

@@ -2,7 +2,8 @@
  *
  *     cc -O2 -o probe tests/gpu/probe/[a-z]*.c -ldl && ./probe --json probe.json
  *
- * `gruyere doctor --gpu` has it inside (cli/build.rs). Each case runs in a process of its own and under a limit of time, so a crash or a hang is an answer. */
+ * `gruyere doctor --gpu` has it inside (cli/build.rs). Each case runs in a process of its own and
+ * under a limit of time, so a crash or a hang is an answer. */
 #include "cases.h"
 #include "driver.h"
 #include "output.h"
@@ -58,7 +59,8 @@ enum { GROUPS = sizeof groups / sizeof *groups };
 /* A case that does not stop when it is killed sits in the driver: it is left behind. */
 #define GRACE_NS 5e9
 
-/* Reads the case's lines until it ends; how it ended, NULL where all was well, and whether it died of a crash or a hang. */
+/* Reads the case's lines until it ends; how it ended, NULL where all was well, and whether it died
+ * of a crash or a hang. */
 static const char *follow(pid_t child, int from, int limit, int *died) {
     static char how[128];
     static char text[65536];
@@ -100,11 +102,14 @@ static const char *follow(pid_t child, int from, int limit, int *died) {
         usleep(1000);
     }
     if (killed) snprintf(how, sizeof how, "hung for %d s", limit);
-    else if (WIFSIGNALED(status)) snprintf(how, sizeof how, "killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else if (WIFSIGNALED(status))
+        snprintf(how, sizeof how, "killed by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
     else *died = 0;
     if (*died) return how;
     if (!WEXITSTATUS(status)) return NULL;
-    snprintf(how, sizeof how, "gave up with exit code %d: stderr says at which call", WEXITSTATUS(status));
+    snprintf(how, sizeof how, "gave up with exit code %d: stderr says at which call",
+             WEXITSTATUS(status));
     return how;
 }
 
@@ -140,30 +145,42 @@ static void run(const struct group *group, int number, int most) {
         _exit(0);
     }
     close(ends[1]);
-    const char *how = child < 0 ? strerror(errno) : follow(child, ends[0], most < group->limit ? most : group->limit, &died);
+    const char *how = child < 0 ? strerror(errno)
+                                : follow(child, ends[0], most < group->limit ? most : group->limit,
+                                         &died);
     end_of_case(name, how, died);
     close(ends[0]);
 }
 
 enum device { NONE, WITHOUT_MAPPINGS = 20, WHOLE };
 
-/* Whether there is a device that can be used, asked in a process of its own: this one must not have a context that others inherit. */
+/* Whether there is a device that can be used, asked in a process of its own: this one must not have
+ * a context that others inherit. */
 static enum device device(void) {
     pid_t child = fork_with_us();
     if (child == 0) {
         driver_enter();
-        _exit(attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) ? WHOLE : WITHOUT_MAPPINGS);
+        _exit(attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+                  ? WHOLE
+                  : WITHOUT_MAPPINGS);
     }
     int status = 0;
     if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return NONE;
     /* What `must` ends with is neither. */
-    return WEXITSTATUS(status) == WHOLE || WEXITSTATUS(status) == WITHOUT_MAPPINGS ? (enum device)WEXITSTATUS(status) : NONE;
+    return WEXITSTATUS(status) == WHOLE || WEXITSTATUS(status) == WITHOUT_MAPPINGS
+               ? (enum device)WEXITSTATUS(status)
+               : NONE;
 }
 
 static int usage(FILE *to, int code) {
-    fprintf(to, "usage: probe [--json FILE] [--library FILE] [--only NAME] [--limit SECONDS] [--list]\n\n"
-                "Asks the first CUDA device's driver what rules it has and what its calls cost. The summary goes to stderr, one JSON document to FILE\n"
-                "(without --json: to stdout). Each case has a limit of time of its own; --limit lowers them all. Exits with 0 where every case ran to its end, 1 where one did not, 2 where there is no device.\n");
+    fprintf(
+        to,
+        "usage: probe [--json FILE] [--library FILE] [--only NAME] [--limit SECONDS] [--list]\n\n"
+        "Asks the first CUDA device's driver what rules it has and what its calls cost. The "
+        "summary goes to stderr, one JSON document to FILE\n"
+        "(without --json: to stdout). Each case has a limit of time of its own; --limit lowers "
+        "them all. Exits with 0 where every case ran to its end, 1 where one did not, 2 where "
+        "there is no device.\n");
     return code;
 }
 
@@ -175,7 +192,11 @@ int main(int count, char **words) {
             for (int g = 0; g < GROUPS; g++) puts(groups[g].name);
             return 0;
         }
-        const char **value = !strcmp(words[i], "--json") ? &json : !strcmp(words[i], "--library") ? &library : !strcmp(words[i], "--only") ? &only : !strcmp(words[i], "--limit") ? &limit : NULL;
+        const char **value = !strcmp(words[i], "--json")      ? &json
+                             : !strcmp(words[i], "--library") ? &library
+                             : !strcmp(words[i], "--only")    ? &only
+                             : !strcmp(words[i], "--limit")   ? &limit
+                                                              : NULL;
         if (!value || ++i == count) return usage(stderr, 2);
         *value = words[i];
     }
@@ -191,7 +212,8 @@ int main(int count, char **words) {
     }
     enum device usable = device();
     if (usable == NONE) {
-        fprintf(stderr, "probe: the CUDA driver is there and no device of it can be used: the line above says what it answered\n");
+        fprintf(stderr, "probe: the CUDA driver is there and no device of it can be used: the line "
+                        "above says what it answered\n");
         return 2;
     }
     int known = !only;
@@ -213,7 +235,8 @@ int main(int count, char **words) {
     for (int g = 0; g < GROUPS; g++) {
         if (only && strcmp(groups[g].name, only)) continue;
         if (groups[g].takes_mappings && usable == WITHOUT_MAPPINGS) {
-            fprintf(stderr, "[%s] left out: the device has no virtual memory management\n", groups[g].name);
+            fprintf(stderr, "[%s] left out: the device has no virtual memory management\n",
+                    groups[g].name);
             continue;
         }
         for (int number = 0; number < groups[g].times; number++) run(&groups[g], number, most);

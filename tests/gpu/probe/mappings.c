@@ -35,17 +35,23 @@ void case_facts(int unused) {
         {"fabric_handles", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED},
         {"rdma_with_mappings", CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED},
     };
-    for (unsigned i = 0; i < sizeof attributes / sizeof *attributes; i++) fact_number(attributes[i].name, attribute(attributes[i].number));
+    for (unsigned i = 0; i < sizeof attributes / sizeof *attributes; i++)
+        fact_number(attributes[i].name, attribute(attributes[i].number));
     if (!attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) return;
     for (int rdma = 0; rdma < 2; rdma++)
-        for (int option = CU_MEM_ALLOC_GRANULARITY_MINIMUM; option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED; option++) {
+        for (int option = CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+             option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED; option++) {
             CUmemAllocationProp prop = ordinary();
             size_t bytes = 0;
             char what[64];
             prop.allocFlags.gpuDirectRDMACapable = (unsigned char)rdma;
-            snprintf(what, sizeof what, "granularity_%s%s_bytes", option ? "recommended" : "minimum", rdma ? "_rdma" : "");
-            if (cuda.cuMemGetAllocationGranularity(&bytes, &prop, option) == CUDA_SUCCESS) fact_number(what, (double)bytes);
-            if (!rdma && !option) rule("granularity.divides_2_mib", is(bytes && PAGE % bytes == 0), "%zu bytes", bytes);
+            snprintf(what, sizeof what, "granularity_%s%s_bytes",
+                     option ? "recommended" : "minimum", rdma ? "_rdma" : "");
+            if (cuda.cuMemGetAllocationGranularity(&bytes, &prop, option) == CUDA_SUCCESS)
+                fact_number(what, (double)bytes);
+            if (!rdma && !option)
+                rule("granularity.divides_2_mib", is(bytes && PAGE % bytes == 0), "%zu bytes",
+                     bytes);
         }
 }
 
@@ -53,9 +59,11 @@ void case_reservations(int unused) {
     (void)unused;
     CUdeviceptr at = 0;
     CUresult code = cuda.cuMemAddressReserve(&at, PAGE, 0, 0, 0);
-    rule("reserve.alignment_0_gives_2_mib", code ? UNKNOWN : is(at % PAGE == 0), "code %u, %#llx", code, at);
+    rule("reserve.alignment_0_gives_2_mib", code ? UNKNOWN : is(at % PAGE == 0), "code %u, %#llx",
+         code, at);
     code = cuda.cuMemAddressReserve(&at, PAGE, GIB, 0, 0);
-    rule("reserve.alignment_1_gib_is_kept", code ? UNKNOWN : is(at % GIB == 0), "code %u, %#llx", code, at);
+    rule("reserve.alignment_1_gib_is_kept", code ? UNKNOWN : is(at % GIB == 0), "code %u, %#llx",
+         code, at);
 
     /* Two neighbours: what one reservation had, reserved again in halves. */
     CUdeviceptr low = reserve(64 * MIB), high = 0;
@@ -91,7 +99,8 @@ void case_reservations(int unused) {
     if (code) {
         /* What a refusal leaves: both, one, none? */
         CUresult first = cuda.cuMemUnmap(high - PAGE, PAGE), second = cuda.cuMemUnmap(high, PAGE);
-        rule("two_reservations.refused_unmap_leaves_both", is(!first && !second), "unmapped one by one: %u, %u", first, second);
+        rule("two_reservations.refused_unmap_leaves_both", is(!first && !second),
+             "unmapped one by one: %u, %u", first, second);
     }
 }
 
@@ -120,10 +129,13 @@ void case_mappings(int unused) {
     TRY("unmap.part_of_a_mapping_is_accepted", cuda.cuMemUnmap(at, PAGE));
     if (code) MUST(cuda.cuMemUnmap(at, 4 * PAGE));
     MUST(cuda.cuMemMap(at + 8 * PAGE, PAGE, 0, one, 0));
-    TRY("map.second_mapping_of_a_handle_is_accepted", cuda.cuMemMap(at + 9 * PAGE, PAGE, 0, one, 0));
-    TRY("set_access.over_two_mappings_is_accepted", cuda.cuMemSetAccess(at + 8 * PAGE, 2 * PAGE, &own_access, 1));
+    TRY("map.second_mapping_of_a_handle_is_accepted",
+        cuda.cuMemMap(at + 9 * PAGE, PAGE, 0, one, 0));
+    TRY("set_access.over_two_mappings_is_accepted",
+        cuda.cuMemSetAccess(at + 8 * PAGE, 2 * PAGE, &own_access, 1));
     TRY("release.while_mapped_is_accepted", cuda.cuMemRelease(one));
-    TRY("map.of_a_released_handle_that_is_mapped_is_accepted", cuda.cuMemMap(at + 10 * PAGE, PAGE, 0, one, 0));
+    TRY("map.of_a_released_handle_that_is_mapped_is_accepted",
+        cuda.cuMemMap(at + 10 * PAGE, PAGE, 0, one, 0));
     if (!code) MUST(cuda.cuMemUnmap(at + 10 * PAGE, PAGE));
     TRY("unmap.two_mappings_at_once_is_accepted", cuda.cuMemUnmap(at + 8 * PAGE, 2 * PAGE));
     MUST(cuda.cuMemMap(at + 12 * PAGE, PAGE, 0, two, 0));
@@ -137,7 +149,9 @@ void case_handle_types(int unused) {
     static const struct {
         const char *name;
         int type;
-    } types[] = {{"posix", CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR}, {"fabric", CU_MEM_HANDLE_TYPE_FABRIC}, {"none", 0}};
+    } types[] = {{"posix", CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR},
+                 {"fabric", CU_MEM_HANDLE_TYPE_FABRIC},
+                 {"none", 0}};
     for (unsigned i = 0; i < 3; i++) {
         char name[96];
         union {
@@ -154,13 +168,16 @@ void case_handle_types(int unused) {
         if (code) continue;
         snprintf(name, sizeof name, "handle_type.%s_is_exported", types[i].name);
         pending(name);
-        code = cuda.cuMemExportToShareableHandle(&shared, handle, types[i].type ? types[i].type : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        code = cuda.cuMemExportToShareableHandle(
+            &shared, handle,
+            types[i].type ? types[i].type : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
         rule(name, is(code == CUDA_SUCCESS), "code %u", code);
         if (code) continue;
         snprintf(name, sizeof name, "handle_type.%s_is_imported", types[i].name);
         pending(name);
         int is_file = types[i].type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        code = cuda.cuMemImportFromShareableHandle(&again, is_file ? (void *)(uintptr_t)shared.descriptor : &shared, types[i].type);
+        code = cuda.cuMemImportFromShareableHandle(
+            &again, is_file ? (void *)(uintptr_t)shared.descriptor : &shared, types[i].type);
         rule(name, is(code == CUDA_SUCCESS), "code %u", code);
         if (is_file) close(shared.descriptor);
     }
@@ -180,7 +197,9 @@ void case_handle_types(int unused) {
 
 /* A copy from where nothing may be read: each breaks the context, or should. */
 void case_no_access(int what) {
-    static const char *const names[NO_ACCESS] = {"access.before_set_access_is_refused", "access.after_unmap_is_refused", "access.of_nothing_mapped_is_refused"};
+    static const char *const names[NO_ACCESS] = {"access.before_set_access_is_refused",
+                                                 "access.after_unmap_is_refused",
+                                                 "access.of_nothing_mapped_is_refused"};
     CUdeviceptr at = reserve(PAGE);
     CUmemGenericAllocationHandle handle = create(PAGE);
     unsigned word = 0;
@@ -191,5 +210,6 @@ void case_no_access(int what) {
     }
     pending(names[what]);
     CUresult code = cuda.cuMemcpyDtoH_v2(&word, at, sizeof word);
-    rule(names[what], is(code != CUDA_SUCCESS), "code %u, then cuCtxSynchronize %u", code, cuda.cuCtxSynchronize());
+    rule(names[what], is(code != CUDA_SUCCESS), "code %u, then cuCtxSynchronize %u", code,
+         cuda.cuCtxSynchronize());
 }

@@ -59,7 +59,8 @@ void take_line(char *line) {
     } else if (!strcmp(kind, "price") && sample_count < MOST) {
         struct sample *sample = &samples[sample_count++];
         COPY(sample->call, word(&rest));
-        double *numbers[] = {&sample->bytes, &sample->mappings, &sample->count, &sample->median, &sample->p99, &sample->max};
+        double *numbers[] = {&sample->bytes,  &sample->mappings, &sample->count,
+                             &sample->median, &sample->p99,      &sample->max};
         for (int i = 0; i < 6; i++) *numbers[i] = atof(word(&rest));
     }
 }
@@ -87,7 +88,8 @@ static void string(FILE *to, const char *text) {
     fputc('"', to);
 }
 
-/* median = by_call + by_mapping * mappings + by_page * pages, fitted so that each sample's error counts by its share; nothing negative. */
+/* median = by_call + by_mapping * mappings + by_page * pages, fitted so that each sample's error
+ * counts by its share; nothing negative. */
 struct fit {
     double by_call, by_mapping, by_page;
 };
@@ -97,7 +99,9 @@ static int solve(double matrix[3][4], const int *used, double *found) {
         if (!used[column]) continue;
         int pivot = -1;
         for (int row = column; row < 3; row++)
-            if (used[row] && (pivot < 0 || matrix[row][column] * matrix[row][column] > matrix[pivot][column] * matrix[pivot][column])) pivot = row;
+            if (used[row] && (pivot < 0 || matrix[row][column] * matrix[row][column] >
+                                               matrix[pivot][column] * matrix[pivot][column]))
+                pivot = row;
         double *a = matrix[column], *b = matrix[pivot];
         for (int i = 0; i < 4; i++) {
             double swapped = a[i];
@@ -132,7 +136,8 @@ static struct fit fitted(const char *call) {
             if (strcmp(samples[i].call, call) || samples[i].median <= 0) continue;
             double row[] = {1, samples[i].mappings, samples[i].bytes / GRANULE, samples[i].median};
             for (int a = 0; a < 3; a++)
-                for (int b = 0; b < 4; b++) matrix[a][b] += row[a] * row[b] / (samples[i].median * samples[i].median);
+                for (int b = 0; b < 4; b++)
+                    matrix[a][b] += row[a] * row[b] / (samples[i].median * samples[i].median);
         }
         if (!solve(matrix, used, found)) return (struct fit){0, 0, 0};
         int least = 0;
@@ -146,25 +151,32 @@ static struct fit fitted(const char *call) {
 }
 
 static void write_prices(FILE *to) {
-    fprintf(to, "  \"prices\": {\n    \"unit\": \"ns\",\n    \"page_bytes\": %d,\n    \"calls\": {", GRANULE);
+    fprintf(to, "  \"prices\": {\n    \"unit\": \"ns\",\n    \"page_bytes\": %d,\n    \"calls\": {",
+            GRANULE);
     for (int i = 0, any = 0; i < sample_count; i++) {
         int seen = 0;
-        for (int before = 0; before < i; before++) seen |= !strcmp(samples[before].call, samples[i].call);
+        for (int before = 0; before < i; before++)
+            seen |= !strcmp(samples[before].call, samples[i].call);
         if (seen) continue;
         struct fit fit = fitted(samples[i].call);
         fprintf(to, "%s\n      ", any++ ? "," : "");
         string(to, samples[i].call);
-        fprintf(to, ": {\"by_call\": %.0f, \"by_mapping\": %.0f, \"by_page\": %.1f, \"samples\": [", fit.by_call, fit.by_mapping, fit.by_page);
+        fprintf(to, ": {\"by_call\": %.0f, \"by_mapping\": %.0f, \"by_page\": %.1f, \"samples\": [",
+                fit.by_call, fit.by_mapping, fit.by_page);
         for (int j = i, first = 1; j < sample_count; j++) {
             struct sample *it = &samples[j];
             if (strcmp(it->call, samples[i].call)) continue;
-            fprintf(to, "%s\n        {\"bytes\": %.0f, \"mappings\": %.0f, \"count\": %.0f, \"median\": %.0f, \"p99\": %.0f, \"max\": %.0f}", first ? "" : ",", it->bytes,
-                    it->mappings, it->count, it->median, it->p99, it->max);
+            fprintf(to,
+                    "%s\n        {\"bytes\": %.0f, \"mappings\": %.0f, \"count\": %.0f, "
+                    "\"median\": %.0f, \"p99\": %.0f, \"max\": %.0f}",
+                    first ? "" : ",", it->bytes, it->mappings, it->count, it->median, it->p99,
+                    it->max);
             first = 0;
         }
         fprintf(to, "]}");
     }
-    /* The stand-in's own names (phantom/src/costs.rs): for the first page and mapping that a call covers, each further page, each further mapping. */
+    /* The stand-in's own names (phantom/src/costs.rs): for the first page and mapping that a call
+     * covers, each further page, each further mapping. */
     static const struct {
         const char *cost, *call, *more, *mapping;
     } costs[] = {
@@ -193,9 +205,11 @@ static void write_prices(FILE *to) {
         for (int j = 0; j < sample_count; j++) there |= !strcmp(samples[j].call, costs[i].call);
         if (!there) continue;
         struct fit fit = fitted(costs[i].call);
-        fprintf(to, "%s\n      \"%s\": %.0f", any++ ? "," : "", costs[i].cost, fit.by_call + fit.by_mapping + fit.by_page);
+        fprintf(to, "%s\n      \"%s\": %.0f", any++ ? "," : "", costs[i].cost,
+                fit.by_call + fit.by_mapping + fit.by_page);
         if (costs[i].more) fprintf(to, ",\n      \"%s\": %.0f", costs[i].more, fit.by_page);
-        if (costs[i].mapping) fprintf(to, ",\n      \"%s\": %.0f", costs[i].mapping, fit.by_mapping);
+        if (costs[i].mapping)
+            fprintf(to, ",\n      \"%s\": %.0f", costs[i].mapping, fit.by_mapping);
     }
     fprintf(to, "\n    }\n  }");
 }
@@ -233,14 +247,21 @@ void write_json(FILE *to, const char *date, double seconds) {
 }
 
 void write_summary(FILE *to, double seconds) {
-    for (int i = 0; i < fact_count; i++) fprintf(to, "          %-52s %s\n", facts[i].name, facts[i].text);
-    for (int i = 0; i < rule_count; i++) fprintf(to, "%-8s  %-52s %s\n", rules[i].answer, rules[i].name, rules[i].detail);
-    fprintf(to, "\n%-40s %8s %6s %12s %12s %12s\n", "microseconds a call", "MiB", "maps", "median", "99%", "max");
+    for (int i = 0; i < fact_count; i++)
+        fprintf(to, "          %-52s %s\n", facts[i].name, facts[i].text);
+    for (int i = 0; i < rule_count; i++)
+        fprintf(to, "%-8s  %-52s %s\n", rules[i].answer, rules[i].name, rules[i].detail);
+    fprintf(to, "\n%-40s %8s %6s %12s %12s %12s\n", "microseconds a call", "MiB", "maps", "median",
+            "99%", "max");
     for (int i = 0; i < sample_count; i++)
-        fprintf(to, "%-40s %8.0f %6.0f %12.2f %12.2f %12.2f\n", samples[i].call, samples[i].bytes / (1 << 20), samples[i].mappings, samples[i].median / 1e3, samples[i].p99 / 1e3,
-                samples[i].max / 1e3);
+        fprintf(to, "%-40s %8.0f %6.0f %12.2f %12.2f %12.2f\n", samples[i].call,
+                samples[i].bytes / (1 << 20), samples[i].mappings, samples[i].median / 1e3,
+                samples[i].p99 / 1e3, samples[i].max / 1e3);
     int counts[3] = {0, 0, 0};
-    for (int i = 0; i < rule_count; i++) counts[rules[i].answer[0] == 't' ? 0 : rules[i].answer[0] == 'f' ? 1 : 2]++;
-    fprintf(to, "\n%d rules: %d true, %d false, %d unknown; %d prices; %.1f s\n", rule_count, counts[0], counts[1], counts[2], sample_count, seconds);
-    for (int i = 0; i < ended_count; i++) fprintf(to, "BROKEN: %s: %s\n", ended[i].name, ended[i].how);
+    for (int i = 0; i < rule_count; i++)
+        counts[rules[i].answer[0] == 't' ? 0 : rules[i].answer[0] == 'f' ? 1 : 2]++;
+    fprintf(to, "\n%d rules: %d true, %d false, %d unknown; %d prices; %.1f s\n", rule_count,
+            counts[0], counts[1], counts[2], sample_count, seconds);
+    for (int i = 0; i < ended_count; i++)
+        fprintf(to, "BROKEN: %s: %s\n", ended[i].name, ended[i].how);
 }

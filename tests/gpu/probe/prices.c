@@ -33,9 +33,12 @@ static void begin(struct series *series, const char *call, size_t bytes, unsigne
     series->count = 0;
 }
 
-static void tell(struct series *series) { price(series->call, series->bytes, series->mappings, series->times, series->count); }
+static void tell(struct series *series) {
+    price(series->call, series->bytes, series->mappings, series->times, series->count);
+}
 
-/* Lives of `count` handles of `size` side by side: access and unmap in one call over all of them. */
+/* Lives of `count` handles of `size` side by side: access and unmap in one call over all of them.
+ * */
 static void life(size_t size, unsigned count, int rounds) {
     static struct series make, mapping, access, unmap, release;
     static CUmemGenericAllocationHandle handles[512];
@@ -47,8 +50,10 @@ static void life(size_t size, unsigned count, int rounds) {
     begin(&unmap, "cuMemUnmap", size * count, count);
     begin(&release, "cuMemRelease", size, 1);
     for (int round = 0; round < rounds; round++) {
-        for (unsigned i = 0; i < count; i++) TIMED(&make, cuda.cuMemCreate(&handles[i], size, &prop, 0));
-        for (unsigned i = 0; i < count; i++) TIMED(&mapping, cuda.cuMemMap(at + i * size, size, 0, handles[i], 0));
+        for (unsigned i = 0; i < count; i++)
+            TIMED(&make, cuda.cuMemCreate(&handles[i], size, &prop, 0));
+        for (unsigned i = 0; i < count; i++)
+            TIMED(&mapping, cuda.cuMemMap(at + i * size, size, 0, handles[i], 0));
         TIMED(&access, cuda.cuMemSetAccess(at, size * count, &own_access, 1));
         TIMED(&unmap, cuda.cuMemUnmap(at, size * count));
         for (unsigned i = 0; i < count; i++) TIMED(&release, cuda.cuMemRelease(handles[i]));
@@ -64,11 +69,13 @@ void case_prices_mappings(int unused) {
     (void)unused;
     static const struct {
         unsigned mib, count, rounds;
-    } lives[] = {{2, 1, 100}, {4, 1, 50},  {8, 1, 50},  {16, 1, 50}, {32, 1, 30},  {64, 1, 30},  {128, 1, 20}, {256, 1, 10}, {1024, 1, 6},
-                 {2, 8, 30},  {2, 64, 10}, {2, 256, 5}, {16, 8, 20}, {16, 64, 5}, {64, 16, 5}, {128, 8, 5}};
+    } lives[] = {{2, 1, 100},  {4, 1, 50},   {8, 1, 50},   {16, 1, 50}, {32, 1, 30}, {64, 1, 30},
+                 {128, 1, 20}, {256, 1, 10}, {1024, 1, 6}, {2, 8, 30},  {2, 64, 10}, {2, 256, 5},
+                 {16, 8, 20},  {16, 64, 5},  {64, 16, 5},  {128, 8, 5}};
     size_t room = free_memory() / 2;
     for (unsigned i = 0; i < sizeof lives / sizeof *lives; i++)
-        if (lives[i].mib * MIB * lives[i].count <= room) life(lives[i].mib * MIB, lives[i].count, (int)lives[i].rounds);
+        if (lives[i].mib * MIB * lives[i].count <= room)
+            life(lives[i].mib * MIB, lives[i].count, (int)lives[i].rounds);
     static struct series take, give;
     for (size_t bytes = PAGE; bytes <= 2 * total_memory(); bytes *= 64) {
         CUdeviceptr at = 0;
@@ -150,13 +157,14 @@ void case_prices_memory(int unused) {
 }
 
 /* Calls that a driver may lack are left out there. */
-#define EACH(name, times_, expression)                                                                 \
-    do {                                                                                               \
-        static struct series series_;                                                                  \
-        begin(&series_, name, 0, 1);                                                                   \
-        CUresult first_ = (expression);                                                                \
-        for (int i_ = 0; i_ < (times_) && first_ == CUDA_SUCCESS; i_++) TIMED(&series_, expression);   \
-        tell(&series_);                                                                                \
+#define EACH(name, times_, expression)                                  \
+    do {                                                                \
+        static struct series series_;                                   \
+        begin(&series_, name, 0, 1);                                    \
+        CUresult first_ = (expression);                                 \
+        for (int i_ = 0; i_ < (times_) && first_ == CUDA_SUCCESS; i_++) \
+            TIMED(&series_, expression);                                \
+        tell(&series_);                                                 \
     } while (0)
 
 void case_prices_small(int unused) {
@@ -176,9 +184,11 @@ void case_prices_small(int unused) {
     MUST(cuda.cuStreamSynchronize(stream));
     EACH("cuCtxGetCurrent", 4000, cuda.cuCtxGetCurrent(&current));
     EACH("cuStreamGetId", 4000, cuda.cuStreamGetId(stream, &id));
-    EACH("cuStreamGetCaptureInfo", 4000, cuda.cuStreamGetCaptureInfo_v2(stream, &status, &capture, NULL, NULL, NULL));
+    EACH("cuStreamGetCaptureInfo", 4000,
+         cuda.cuStreamGetCaptureInfo_v2(stream, &status, &capture, NULL, NULL, NULL));
     EACH("cuStreamIsCapturing", 4000, cuda.cuStreamIsCapturing(stream, &status));
-    EACH("cuThreadExchangeStreamCaptureMode", 4000, cuda.cuThreadExchangeStreamCaptureMode(&relaxed));
+    EACH("cuThreadExchangeStreamCaptureMode", 4000,
+         cuda.cuThreadExchangeStreamCaptureMode(&relaxed));
     EACH("cuMemGetInfo", 200, cuda.cuMemGetInfo_v2(&available, &total));
     EACH("cuEventQuery", 4000, cuda.cuEventQuery(event));
     EACH("cuEventRecord", 2000, cuda.cuEventRecord(event, stream));

@@ -54,5 +54,6 @@ void price(const char *call, size_t bytes, unsigned mappings, double *times, uns
     if (count == 0) return;
     qsort(times, count, sizeof *times, by_size);
     unsigned p99 = (count * 99 + 99) / 100 - 1;
-    line("price\t%s\t%zu\t%u\t%u\t%.0f\t%.0f\t%.0f", call, bytes, mappings, count, times[count / 2], times[p99], times[count - 1]);
+    line("price\t%s\t%zu\t%u\t%u\t%.0f\t%.0f\t%.0f", call, bytes, mappings, count, times[count / 2],
+         times[p99], times[count - 1]);
 }

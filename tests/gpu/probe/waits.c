@@ -9,11 +9,28 @@
 
 enum { CALLS = 18 };
 static const char *const names[CALLS] = {
-    "create",     "map",        "set_access",   "second_map",      "second_set_access", "unmap",        "release",      "address_reserve", "address_free",
-    "mem_alloc",  "mem_free",   "pool_create",  "pool_alloc_new",  "pool_trim",         "event_create", "stream_create", "stream_destroy", "memory_info",
+    "create",
+    "map",
+    "set_access",
+    "second_map",
+    "second_set_access",
+    "unmap",
+    "release",
+    "address_reserve",
+    "address_free",
+    "mem_alloc",
+    "mem_free",
+    "pool_create",
+    "pool_alloc_new",
+    "pool_trim",
+    "event_create",
+    "stream_create",
+    "stream_destroy",
+    "memory_info",
 };
 
-/* What the calls are made on: all of it is idle, and none of it is used by what the device is busy with. */
+/* What the calls are made on: all of it is idle, and none of it is used by what the device is busy
+ * with. */
 static struct {
     CUdeviceptr space, mapped, plain, block;
     CUmemGenericAllocationHandle made, idle, twice;
@@ -67,7 +84,9 @@ static CUresult call(int which) {
     case 9: return cuda.cuMemAlloc_v2(&it.block, PAGE);
     case 10: return cuda.cuMemFree_v2(it.block);
     case 11: return cuda.cuMemPoolCreate(&it.new_pool, &props);
-    case 12: return it.new_pool ? cuda.cuMemAllocFromPoolAsync(&it.block, PAGE, it.new_pool, it.stream) : ABSENT;
+    case 12:
+        return it.new_pool ? cuda.cuMemAllocFromPoolAsync(&it.block, PAGE, it.new_pool, it.stream)
+                           : ABSENT;
     case 13: return it.pool ? cuda.cuMemPoolTrimTo(it.pool, 0) : ABSENT;
     case 14: return cuda.cuEventCreate(&it.event, CU_EVENT_DISABLE_TIMING);
     case 15: return cuda.cuStreamCreate(&it.stream, CU_STREAM_NON_BLOCKING);
@@ -119,11 +138,13 @@ void case_waits(int copies) {
         int running = cuda.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
         MUST(cuda.cuStreamSynchronize(stream));
         enum answer answer = running ? TRUE : took > BUSY_NS / 2 ? FALSE : UNKNOWN;
-        rule(name, code ? UNKNOWN : answer, "code %u after %.0f us, the device was %s", code, took / 1e3, running ? "still busy" : "done");
+        rule(name, code ? UNKNOWN : answer, "code %u after %.0f us, the device was %s", code,
+             took / 1e3, running ? "still busy" : "done");
     }
 }
 
-/* Kernels that stream through memory, alone and with calls beside them that concern other memory. */
+/* Kernels that stream through memory, alone and with calls beside them that concern other memory.
+ * */
 void case_slower(int unused) {
     (void)unused;
     enum { PAGES = 64, PASSES = 60 };
@@ -141,7 +162,8 @@ void case_slower(int unused) {
     static const char *const calls[] = {"", "map", "set_access", "unmap"};
     for (int round = -1; round < 4; round++) {
         MUST(cuda.cuEventRecord(begin, stream));
-        for (int i = 0; i < PASSES; i++) MUST(cuda.cuMemsetD32Async(data, (unsigned)i, data_bytes / 4, stream));
+        for (int i = 0; i < PASSES; i++)
+            MUST(cuda.cuMemsetD32Async(data, (unsigned)i, data_bytes / 4, stream));
         MUST(cuda.cuEventRecord(end, stream));
         for (int i = 0; i < PAGES && round > 0; i++) {
             CUdeviceptr page = at + i * PAGE;

@@ -5,7 +5,8 @@
 enum { MIB = 1 << 20 };
 
 static uint64_t live_on(int device) {
-    int (*stats)(int, struct GruyereStats *) = (int (*)(int, struct GruyereStats *))of_gruyere("gruyere_stats");
+    int (*stats)(int, struct GruyereStats *) = (int (*)(int, struct GruyereStats *))of_gruyere(
+        "gruyere_stats");
     struct GruyereStats now;
     memset(&now, 0, sizeof now);
     now.size = sizeof now;

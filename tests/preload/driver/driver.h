@@ -1,5 +1,6 @@
-/* The CUDA driver as these programs get at it: STATIC_RUNTIME (as nvcc's default runtime: dlopen, dlsym of cuGetProcAddress_v2, and that
- * for everything else), BY_DLSYM (every function by dlsym), or linked to libcuda. And what the stand-in and libgruyere.so tell a test. */
+/* The CUDA driver as these programs get at it: STATIC_RUNTIME (as nvcc's default runtime: dlopen,
+ * dlsym of cuGetProcAddress_v2, and that for everything else), BY_DLSYM (every function by dlsym),
+ * or linked to libcuda. And what the stand-in and libgruyere.so tell a test. */
 #ifndef PRELOAD_DRIVER_H
 #define PRELOAD_DRIVER_H
 
@@ -23,34 +24,36 @@ typedef struct {
 } CUmemAllocationProp;
 
 /* name as cuGetProcAddress has it, name as libcuda exports it, arguments */
-#define DRIVER(F)                                                                              \
-    F(cuInit, cuInit, (unsigned))                                                              \
-    F(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext *, int))                  \
-    F(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (int))                              \
-    F(cuCtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                           \
-    F(cuCtxCreate, cuCtxCreate_v2, (CUcontext *, unsigned, int))                               \
-    F(cuCtxSynchronize, cuCtxSynchronize, (void))                                              \
-    F(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr *, size_t))                                      \
-    F(cuMemFree, cuMemFree_v2, (CUdeviceptr))                                                  \
+#define DRIVER(F)                                                                               \
+    F(cuInit, cuInit, (unsigned))                                                               \
+    F(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext *, int))                   \
+    F(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (int))                               \
+    F(cuCtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                            \
+    F(cuCtxCreate, cuCtxCreate_v2, (CUcontext *, unsigned, int))                                \
+    F(cuCtxSynchronize, cuCtxSynchronize, (void))                                               \
+    F(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr *, size_t))                                       \
+    F(cuMemFree, cuMemFree_v2, (CUdeviceptr))                                                   \
     F(cuMemAllocPitch, cuMemAllocPitch_v2, (CUdeviceptr *, size_t *, size_t, size_t, unsigned)) \
-    F(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *))                                     \
-    F(cuMemAllocAsync, cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream))                     \
-    F(cuMemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                 \
-    F(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream)) \
-    F(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, (CUmemoryPool *, int))             \
-    F(cuMemPoolCreate, cuMemPoolCreate, (CUmemoryPool *, const void *))                        \
-    F(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                      \
-    F(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                            \
-    F(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned))                                  \
-    F(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                         \
-    F(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                          \
-    F(cuStreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph *))                           \
-    F(cuIpcGetMemHandle, cuIpcGetMemHandle, (void *, CUdeviceptr))                             \
-    F(cuMemAddressReserve, cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t)) \
-    F(cuMemAddressFree, cuMemAddressFree, (CUdeviceptr, size_t))                               \
-    F(cuMemCreate, cuMemCreate, (uint64_t *, size_t, const CUmemAllocationProp *, uint64_t))   \
-    F(cuMemRelease, cuMemRelease, (uint64_t))                                                  \
-    F(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, uint64_t, uint64_t))                   \
+    F(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *))                                      \
+    F(cuMemAllocAsync, cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream))                      \
+    F(cuMemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                  \
+    F(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                         \
+      (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                                          \
+    F(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, (CUmemoryPool *, int))              \
+    F(cuMemPoolCreate, cuMemPoolCreate, (CUmemoryPool *, const void *))                         \
+    F(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                       \
+    F(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                             \
+    F(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned))                                   \
+    F(cuStreamDestroy, cuStreamDestroy_v2, (CUstream))                                          \
+    F(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                           \
+    F(cuStreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph *))                            \
+    F(cuIpcGetMemHandle, cuIpcGetMemHandle, (void *, CUdeviceptr))                              \
+    F(cuMemAddressReserve, cuMemAddressReserve,                                                 \
+      (CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t))                                   \
+    F(cuMemAddressFree, cuMemAddressFree, (CUdeviceptr, size_t))                                \
+    F(cuMemCreate, cuMemCreate, (uint64_t *, size_t, const CUmemAllocationProp *, uint64_t))    \
+    F(cuMemRelease, cuMemRelease, (uint64_t))                                                   \
+    F(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, uint64_t, uint64_t))                    \
     F(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t))
 
 #define CHECK(condition)                                                                \
@@ -131,7 +134,8 @@ static void *of_gruyere(const char *name) { return dlsym(RTLD_DEFAULT, name); }
 
 /* Bytes live in libgruyere.so's books; UINT64_MAX where there are none. */
 static inline uint64_t live(void) {
-    int (*stats)(int, struct GruyereStats *) = (int (*)(int, struct GruyereStats *))of_gruyere("gruyere_stats");
+    int (*stats)(int, struct GruyereStats *) = (int (*)(int, struct GruyereStats *))of_gruyere(
+        "gruyere_stats");
     struct GruyereStats now;
     memset(&now, 0, sizeof now);
     now.size = sizeof now;

@@ -1,4 +1,5 @@
-/* Allocations before main and after the exit handlers, a process that forks and one that executes itself. */
+/* Allocations before main and after the exit handlers, a process that forks and one that executes
+ * itself. */
 #define STATIC_RUNTIME
 #include "driver.h"
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
-/* dlsym and glibc's own beside each other, with names by chance from several threads: the same answer, whatever is asked. To be run with the
- * door shut, where nothing is stood in for. */
+/* dlsym and glibc's own beside each other, with names by chance from several threads: the same
+ * answer, whatever is asked. To be run with the door shut, where nothing is stood in for. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -14,9 +14,44 @@ static void *(*real)(void *, const char *);
 static void *handles[5];
 
 static const char *const parts[] = {
-    "cu",    "Cu",      "cuM",  "cuMem", "Alloc", "Free",  "Async", "_v2", "_ptsz", "_v3",  "GetProcAddress", "Ctx",
-    "Synchronize", "Stream", "Begin", "Capture", "End", "ToGraph", "\xff\x80", " ", "dlsym", "malloc", "cuda", "Pitch",
-    "Map", "Unmap", "Create", "Release", "Ipc", "MemHandle", "Device", "PrimaryCtxReset", "Info", "", "A", "Z", "[", "@",
+    "cu",
+    "Cu",
+    "cuM",
+    "cuMem",
+    "Alloc",
+    "Free",
+    "Async",
+    "_v2",
+    "_ptsz",
+    "_v3",
+    "GetProcAddress",
+    "Ctx",
+    "Synchronize",
+    "Stream",
+    "Begin",
+    "Capture",
+    "End",
+    "ToGraph",
+    "\xff\x80",
+    " ",
+    "dlsym",
+    "malloc",
+    "cuda",
+    "Pitch",
+    "Map",
+    "Unmap",
+    "Create",
+    "Release",
+    "Ipc",
+    "MemHandle",
+    "Device",
+    "PrimaryCtxReset",
+    "Info",
+    "",
+    "A",
+    "Z",
+    "[",
+    "@",
 };
 
 static void *worker(void *seed) {
@@ -32,15 +67,17 @@ static void *worker(void *seed) {
         int failed = dlerror() != NULL;
         void *expected = real(handle, name);
         int should_fail = dlerror() != NULL;
-        /* In the global scope a library that is preloaded has exports of its own, which nobody is to see. */
+        /* In the global scope a library that is preloaded has exports of its own, which nobody is
+         * to see. */
         Dl_info info;
-        if (expected && strcmp(name, "dlsym") != 0 && handle != RTLD_NEXT && dladdr(expected, &info) &&
-            strstr(info.dli_fname, "libgruyere_driver")) {
+        if (expected && strcmp(name, "dlsym") != 0 && handle != RTLD_NEXT &&
+            dladdr(expected, &info) && strstr(info.dli_fname, "libgruyere_driver")) {
             expected = NULL;
             should_fail = 1;
         }
         if (found != expected || failed != should_fail) {
-            fprintf(stderr, "'%s': %p, not %p; dlerror %d, not %d\n", name, found, expected, failed, should_fail);
+            fprintf(stderr, "'%s': %p, not %p; dlerror %d, not %d\n", name, found, expected, failed,
+                    should_fail);
             exit(1);
         }
     }
@@ -50,7 +87,8 @@ static void *worker(void *seed) {
 int main(void) {
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
     void *libc = dlopen("libc.so.6", RTLD_NOW);
-    for (unsigned i = 0; !real && i < 3; i++) real = (void *(*)(void *, const char *))dlvsym(libc, "dlsym", versions[i]);
+    for (unsigned i = 0; !real && i < 3; i++)
+        real = (void *(*)(void *, const char *))dlvsym(libc, "dlsym", versions[i]);
     handles[0] = RTLD_DEFAULT;
     handles[1] = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     handles[2] = libc;

@@ -1,4 +1,5 @@
-/* argv[1]: a library that is linked to libcuda, opened privately. Prints what lookups find; threads must find the same. */
+/* argv[1]: a library that is linked to libcuda, opened privately. Prints what lookups find; threads
+ * must find the same. */
 #include "lookups.h"
 #include <pthread.h>
 #include <sys/wait.h>
@@ -65,7 +66,8 @@ int main(int argc, char **argv) {
     }
     if (waitpid(child, &status, 0) != child || status != 0) return 1;
     /* What the real one refuses is its own business still. */
-    if (dlvsym(RTLD_DEFAULT, "malloc", "GLIBC_2.2.5") != dlvsym(libc, "malloc", "GLIBC_2.2.5")) return 1;
+    if (dlvsym(RTLD_DEFAULT, "malloc", "GLIBC_2.2.5") != dlvsym(libc, "malloc", "GLIBC_2.2.5"))
+        return 1;
     puts("kept");
     return 0;
 }

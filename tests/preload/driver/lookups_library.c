@@ -1,4 +1,5 @@
-/* A library that looks functions up: linked to the program, or opened privately with libcuda as its own dependency. */
+/* A library that looks functions up: linked to the program, or opened privately with libcuda as its
+ * own dependency. */
 #include "lookups.h"
 
 void own_function(void) {}

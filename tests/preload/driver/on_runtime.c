@@ -1,4 +1,5 @@
-/* Allocates through the runtime, which is interposed itself, over a driver that is interposed too. */
+/* Allocates through the runtime, which is interposed itself, over a driver that is interposed too.
+ * */
 #include "driver.h"
 
 int cudaMalloc(void **pointer, size_t bytes);

@@ -1,4 +1,5 @@
-/* A libgruyere.so of another version, whose table is not the one that is understood. TABLE: what it answers. */
+/* A libgruyere.so of another version, whose table is not the one that is understood. TABLE: what it
+ * answers. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* A CUDA runtime as the real one is built: on the driver, through cuGetProcAddress. To be a shared library. */
+/* A CUDA runtime as the real one is built: on the driver, through cuGetProcAddress. To be a shared
+ * library. */
 #define STATIC_RUNTIME
 #include "driver.h"
 

@@ -1,5 +1,6 @@
-/* A program's day: every allocating call of the driver, and the calls that say when memory is free again. argv[1]: what is expected,
- * "managed", "observed" or "alone"; argv[2]: "threads" for many of them. */
+/* A program's day: every allocating call of the driver, and the calls that say when memory is free
+ * again. argv[1]: what is expected, "managed", "observed" or "alone"; argv[2]: "threads" for many
+ * of them. */
 #include "driver.h"
 #include <pthread.h>
 
@@ -27,10 +28,14 @@ static void *worker(void *number) {
     int async[8] = {0};
     for (unsigned round = 0; round < ROUNDS; round++) {
         unsigned slot = round % 8;
-        size_t bytes = 512 + (size_t)((round * 7919u + (unsigned)(uintptr_t)number * 104729u) % (3u * MIB));
-        if (kept[slot]) OK(async[slot] && round % 3 ? cuMemFreeAsync(kept[slot], stream) : cuMemFree(kept[slot]));
+        size_t bytes = 512 + (size_t)((round * 7919u + (unsigned)(uintptr_t)number * 104729u) %
+                                      (3u * MIB));
+        if (kept[slot])
+            OK(async[slot] && round % 3 ? cuMemFreeAsync(kept[slot], stream)
+                                        : cuMemFree(kept[slot]));
         async[slot] = (round + round / 8) % 2;
-        OK(async[slot] ? cuMemAllocAsync(&kept[slot], bytes, stream) : cuMemAlloc(&kept[slot], bytes));
+        OK(async[slot] ? cuMemAllocAsync(&kept[slot], bytes, stream)
+                       : cuMemAlloc(&kept[slot], bytes));
         use(kept[slot], bytes, (unsigned char)round);
     }
     for (unsigned slot = 0; slot < 8; slot++) OK(cuMemFree(kept[slot]));
@@ -192,7 +197,8 @@ int main(int argc, char **argv) {
     shared();
     int wanted = argc > 2 ? THREADS : 1;
     pthread_t threads[THREADS];
-    for (int i = 0; i < wanted; i++) OK(pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)i));
+    for (int i = 0; i < wanted; i++)
+        OK(pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)i));
     for (int i = 0; i < wanted; i++) OK(pthread_join(threads[i], NULL));
     if (seen) CHECK(live() == 0);
     if (managed) {

@@ -1,4 +1,5 @@
-/* A library that stands in for dlsym too, as tracers and virtual GPUs do: counts, and hands on to the one behind it. */
+/* A library that stands in for dlsym too, as tracers and virtual GPUs do: counts, and hands on to
+ * the one behind it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -23,4 +24,6 @@ void *dlsym(void *handle, const char *name) {
     return real(handle, name);
 }
 
-__attribute__((destructor)) static void tell(void) { fprintf(stderr, "wrapped %s\n", calls > 0 ? "some" : "none"); }
+__attribute__((destructor)) static void tell(void) {
+    fprintf(stderr, "wrapped %s\n", calls > 0 ? "some" : "none");
+}

@@ -1,4 +1,5 @@
-"""accelerate: prepare, gradient accumulation, mixed precision, its own loader; a checkpoint saved and loaded."""
+"""accelerate: prepare, gradient accumulation, mixed precision, its own loader; a checkpoint saved
+and loaded."""
 
 import json
 import tempfile
@@ -12,7 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 def main():
     torch.manual_seed(0)
     accelerator = Accelerator(gradient_accumulation_steps=2)
-    model = nn.Sequential(nn.Linear(128, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 4))
+    model = nn.Sequential(
+        nn.Linear(128, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 4)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = TensorDataset(torch.randn(64, 32, 128), torch.randint(0, 4, (64,)))
     loader = DataLoader(data, batch_size=8, shuffle=True)

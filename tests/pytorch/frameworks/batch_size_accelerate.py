@@ -1,4 +1,5 @@
-"""accelerate's find_executable_batch_size around a training function, and transformers' Trainer, which uses it for auto_find_batch_size."""
+"""accelerate's find_executable_batch_size around a training function, and transformers' Trainer,
+which uses it for auto_find_batch_size."""
 
 import json
 import tempfile
@@ -18,7 +19,9 @@ accelerator = Accelerator()
 def train(batch_size):
     tried.append(batch_size)
     accelerator.free_memory()
-    layers = (nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(4))
+    layers = (
+        nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(4)
+    )
     model = nn.Sequential(nn.Embedding(100, 512), *layers)
     data = TensorDataset(torch.zeros(1024, 256, dtype=torch.long))
     model, optimizer, loader = accelerator.prepare(
@@ -32,7 +35,13 @@ def train(batch_size):
 
 
 def trainer_finds_its_own():
-    shape = dict(hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8, vocab_size=8000)
+    shape = dict(
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        vocab_size=8000,
+    )
     model = LlamaForCausalLM(LlamaConfig(**shape, use_cache=False)).cuda()
     tokens = torch.zeros(256, dtype=torch.long)
     data = [{"input_ids": tokens, "labels": tokens}] * 1024

@@ -1,4 +1,5 @@
-"""The loop that people write: try a batch, halve it on out-of-memory, go on training with what fits."""
+"""The loop that people write: try a batch, halve it on out-of-memory, go on training with what
+fits."""
 
 import json
 
@@ -17,7 +18,9 @@ def train(model, optimizer, batch, steps):
 
 def main():
     torch.manual_seed(0)
-    layers = (nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(4))
+    layers = (
+        nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(4)
+    )
     model = nn.Sequential(*layers).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     batch, tried, message = 512, [], None

@@ -15,11 +15,16 @@ class Model(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.batch_size = 8
-        layers = (nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(4))
+        layers = (
+            nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
+            for _ in range(4)
+        )
         self.layers = nn.Sequential(nn.Embedding(100, 512), *layers)
 
     def train_dataloader(self):
-        return DataLoader(TensorDataset(torch.zeros(4096, 256, dtype=torch.long)), batch_size=self.batch_size)
+        return DataLoader(
+            TensorDataset(torch.zeros(4096, 256, dtype=torch.long)), batch_size=self.batch_size
+        )
 
     def training_step(self, batch, _):
         return self.layers(batch[0]).square().mean()
@@ -41,7 +46,9 @@ def main(mode):
             enable_model_summary=False,
         )
         model = Model()
-        found = Tuner(trainer).scale_batch_size(model, mode=mode, init_val=8, steps_per_trial=2, max_trials=8)
+        found = Tuner(trainer).scale_batch_size(
+            model, mode=mode, init_val=8, steps_per_trial=2, max_trials=8
+        )
         trainer.fit(model)
     print(json.dumps({"batch": found, "steps": trainer.global_step}))
 

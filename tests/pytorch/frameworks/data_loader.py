@@ -1,4 +1,5 @@
-"""A plain training script: DataLoader workers, pinned memory, copies that do not block, a prefetching side stream."""
+"""A plain training script: DataLoader workers, pinned memory, copies that do not block, a
+prefetching side stream."""
 
 import json
 
@@ -42,10 +43,18 @@ def prefetched(loader):
 
 def main():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10)).cuda()
+    model = nn.Sequential(
+        nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10)
+    ).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(
-        Numbers(), batch_size=8, shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True, collate_fn=collate
+        Numbers(),
+        batch_size=8,
+        shuffle=True,
+        num_workers=2,
+        pin_memory=True,
+        persistent_workers=True,
+        collate_fn=collate,
     )
     steps = 0
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""diffusers: its transformer denoiser, trained on noise and then run through a scheduler's steps with growing images."""
+"""diffusers: its transformer denoiser, trained on noise and then run through a scheduler's steps
+with growing images."""
 
 import json
 
@@ -10,7 +11,12 @@ from torch.nn import functional as F
 def main():
     torch.manual_seed(0)
     model = DiTTransformer2DModel(
-        num_attention_heads=4, attention_head_dim=64, in_channels=4, num_layers=6, sample_size=32, num_embeds_ada_norm=1000
+        num_attention_heads=4,
+        attention_head_dim=64,
+        in_channels=4,
+        num_layers=6,
+        sample_size=32,
+        num_embeds_ada_norm=1000,
     ).cuda()
     scheduler = DDPMScheduler()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -1,11 +1,17 @@
-"""FSDP2: a transformer sharded over eight ranks, of which this process is one (torch's own fake process group stands for the rest)."""
+"""FSDP2: a transformer sharded over eight ranks, of which this process is one (torch's own fake
+process group stands for the rest)."""
 
 import json
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -14,7 +20,10 @@ def train(offload):
     with torch.device("cpu" if offload else "cuda"):
         model = nn.Sequential(
             nn.Embedding(1000, 512),
-            *(nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True) for _ in range(6)),
+            *(
+                nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
+                for _ in range(6)
+            ),
             nn.Linear(512, 1000),
         )
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

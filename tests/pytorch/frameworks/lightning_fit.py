@@ -1,4 +1,5 @@
-"""Lightning: a module fitted and validated by the Trainer, in mixed precision, with its monitor of the device's memory."""
+"""Lightning: a module fitted and validated by the Trainer, in mixed precision, with its monitor of
+the device's memory."""
 
 import json
 import tempfile
@@ -33,7 +34,9 @@ class Classifier(pl.LightningModule):
 def main():
     pl.seed_everything(0)
     data = TensorDataset(torch.randn(256, 128), torch.randint(0, 10, (256,)))
-    loader = DataLoader(data, batch_size=16, num_workers=2, persistent_workers=True, pin_memory=True)
+    loader = DataLoader(
+        data, batch_size=16, num_workers=2, persistent_workers=True, pin_memory=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
             accelerator="gpu",

@@ -10,10 +10,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 def main():
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=512, intermediate_size=1376, num_hidden_layers=6, num_attention_heads=8, vocab_size=2000, use_cache=False
+        hidden_size=512,
+        intermediate_size=1376,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        vocab_size=2000,
+        use_cache=False,
     )
     base = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
-    model = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=["q_proj", "v_proj"]))
+    model = get_peft_model(
+        base,
+        LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=["q_proj", "v_proj"]),
+    )
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     steps = 0

@@ -1,4 +1,5 @@
-"""What launchers start: a rank of several, each with a device of its own, a DataLoader with workers, and a process that it spawns itself."""
+"""What launchers start: a rank of several, each with a device of its own, a DataLoader with
+workers, and a process that it spawns itself."""
 
 import json
 import os
@@ -34,7 +35,8 @@ def main():
     device = int(os.environ["LOCAL_RANK"])
     steps = train(device)
     mp.spawn(work, (device,), nprocs=1)
-    # The line and its end in one write: two ranks share the pipe, and their launcher starts them unbuffered, where print writes the end by itself.
+    # The line and its end in one write: two ranks share the pipe, and their launcher starts them
+    # unbuffered, where print writes the end by itself.
     sys.stdout.write(json.dumps({"steps": steps, "world": int(os.environ["WORLD_SIZE"])}) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,5 @@
-"""torch.multiprocessing: a process a device, started with `spawn`; results come back through a queue."""
+"""torch.multiprocessing: a process a device, started with `spawn`; results come back through a
+queue."""
 
 import json
 
@@ -20,7 +21,13 @@ def work(rank, results):
         loss.backward()
         optimizer.step()
         steps += 1
-    results.put((rank, steps, {name: list(tensor.cpu().shape) for name, tensor in model.state_dict().items()}))
+    results.put(
+        (
+            rank,
+            steps,
+            {name: list(tensor.cpu().shape) for name, tensor in model.state_dict().items()},
+        )
+    )
 
 
 def main():
@@ -34,7 +41,9 @@ def main():
         pass
     steps = sum(steps for _, steps, _ in answers)
     ranks = sorted(rank for rank, _, _ in answers)
-    print(json.dumps({"steps": steps, "ranks": ranks, "shapes": answers[0][2], "here": here.numel()}))
+    print(
+        json.dumps({"steps": steps, "ranks": ranks, "shapes": answers[0][2], "here": here.numel()})
+    )
 
 
 if __name__ == "__main__":

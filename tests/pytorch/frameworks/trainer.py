@@ -1,4 +1,5 @@
-"""transformers: Trainer on a LLaMA, `trainer.py small` or `trainer.py 7b` (LLaMA-7B's shape: 6.7 billion parameters, bf16)."""
+"""transformers: Trainer on a LLaMA, `trainer.py small` or `trainer.py 7b` (LLaMA-7B's shape: 6.7
+billion parameters, bf16)."""
 
 import json
 import sys
@@ -9,8 +10,20 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 SHAPES = {
-    "small": dict(hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8, vocab_size=2000),
-    "7b": dict(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, vocab_size=32000),
+    "small": dict(
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        vocab_size=2000,
+    ),
+    "7b": dict(
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        vocab_size=32000,
+    ),
 }
 
 
@@ -32,7 +45,12 @@ def padded(items):
     longest = max(len(item["input_ids"]) for item in items)
     columns = {"input_ids": 0, "labels": -100}
     return {
-        name: torch.stack([torch.nn.functional.pad(item[name], (0, longest - len(item[name])), value=fill) for item in items])
+        name: torch.stack(
+            [
+                torch.nn.functional.pad(item[name], (0, longest - len(item[name])), value=fill)
+                for item in items
+            ]
+        )
         for name, fill in columns.items()
     }
 
@@ -41,7 +59,11 @@ def main(shape):
     big = shape == "7b"
     config = LlamaConfig(**SHAPES[shape], use_cache=False)
     with torch.device("cuda"):
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16) if big else LlamaForCausalLM(config)
+        model = (
+            LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+            if big
+            else LlamaForCausalLM(config)
+        )
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,

@@ -20,7 +20,8 @@ class Numbers(Dataset):
         return 64
 
     def __getitem__(self, index):
-        # The child's copy of the list: dropping a tensor there runs the allocator's free in the child.
+        # The child's copy of the list: dropping a tensor there runs the allocator's free in the
+        # child.
         if self.inherited:
             self.inherited.pop()
             gc.collect()
@@ -50,7 +51,11 @@ with open("/proc/self/stat") as stat:
     started = stat.read().rsplit(") ", 1)[1].split()[19]
 # Others of the same number may have left theirs, and a number is part of longer ones.
 mine = f"-{os.getpid()}-{started}-"
-records = [name for name in os.listdir(os.environ["GRUYERE_RECORD_DIR"]) if "gruyere" in name and mine in name]
+records = [
+    name
+    for name in os.listdir(os.environ["GRUYERE_RECORD_DIR"])
+    if "gruyere" in name and mine in name
+]
 del later
 kept.clear()
 gpu.check_nothing_is_left()

@@ -1,4 +1,5 @@
-"""What every program needs: the allocator that the test asked for, and its books next to torch's and the phantom's."""
+"""What every program needs: the allocator that the test asked for, and its books next to torch's
+and the phantom's."""
 
 import ctypes
 import gc
@@ -38,14 +39,16 @@ class Stats(ctypes.Structure):
 
     _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [
         (name, ctypes.c_uint64)
-        for name in """total_memory limit reserved reserved_peak live live_peak pending arena_free largest_free slab_bytes
-            slab_free captured retries out_of_memories bad_frees events_recorded events_queried""".split()
+        for name in """total_memory limit reserved reserved_peak live live_peak pending arena_free
+            largest_free slab_bytes slab_free captured retries out_of_memories bad_frees
+            events_recorded events_queried""".split()
     ]
 
 
 library = ctypes.CDLL(LIBRARY) if ALLOCATOR in ("bare", "hooked", "door") else None
 witnessed = ALLOCATOR == "hooked"
-# By torch's own interface: what torch's functions say is then what the library says, and need not be counted beside.
+# By torch's own interface: what torch's functions say is then what the library says, and need not
+# be counted beside.
 by_door = ALLOCATOR == "door"
 
 
@@ -65,11 +68,14 @@ def install():
     if library is not None:
         announce_streams()
     if ALLOCATOR == "bare":
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(LIBRARY, "gruyere_malloc", "gruyere_free")
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            LIBRARY, "gruyere_malloc", "gruyere_free"
+        )
         torch.cuda.memory.change_current_allocator(allocator)
     elif ALLOCATOR == "hooked":
         phantom.phantom_witness_set(
-            ctypes.c_size_t(address(library.gruyere_malloc)), ctypes.c_size_t(address(library.gruyere_free))
+            ctypes.c_size_t(address(library.gruyere_malloc)),
+            ctypes.c_size_t(address(library.gruyere_free)),
         )
         allocator = torch._C._cuda_customAllocator(
             address(phantom.phantom_witness_malloc), address(phantom.phantom_witness_free)
@@ -87,7 +93,9 @@ def install():
 
 
 def announce_streams():
-    """torch never destroys the streams of its pools, and the library is told so as the package does it (`gruyere_stream_lasts`): without, it may not ask such a stream whether a capture of its is over."""
+    """torch never destroys the streams of its pools, and the library is told so as the package does
+    it (`gruyere_stream_lasts`): without, it may not ask such a stream whether a capture of its is
+    over."""
     package = types.ModuleType("announcing")
     package.__path__ = []
     package._library = types.SimpleNamespace(library=lambda: library)
@@ -123,9 +131,15 @@ def stats(device=0):
 
 def from_outside(what="stat"):
     """What `gruyere stat` (or `map`) says of this process."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")
+    }
     command = [os.environ["GRUYERE_TEST_COMMAND"], what, str(os.getpid()), "--json"]
-    return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+    return json.loads(
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    )
 
 
 def placed():
@@ -137,10 +151,11 @@ def placed():
 
 
 def check_books(device=0, seen=None):
-    """What torch thinks live equals what the library says; held memory covers it; the phantom holds what the library says.
+    """What torch thinks live equals what the library says; held memory covers it; the phantom holds
+    what the library says.
 
-    What torch thinks live is the witness's count, or, under the bare constructor, `seen` (the bytes of the storages that the
-    program knows of: only where torch keeps none of its own)."""
+    What torch thinks live is the witness's count, or, under the bare constructor, `seen` (the bytes
+    of the storages that the program knows of: only where torch keeps none of its own)."""
     torch.cuda.synchronize(device)
     if library is None:
         assert phantom.phantom_physical(device) == torch.cuda.memory_reserved(device)
@@ -154,8 +169,14 @@ def check_books(device=0, seen=None):
         )
         assert phantom.phantom_witness_violations() == 0
     elif by_door:
-        assert numbers.live == torch.cuda.memory_allocated(device), (numbers.live, torch.cuda.memory_allocated(device))
-        assert numbers.reserved == torch.cuda.memory_reserved(device), (numbers.reserved, torch.cuda.memory_reserved(device))
+        assert numbers.live == torch.cuda.memory_allocated(device), (
+            numbers.live,
+            torch.cuda.memory_allocated(device),
+        )
+        assert numbers.reserved == torch.cuda.memory_reserved(device), (
+            numbers.reserved,
+            torch.cuda.memory_reserved(device),
+        )
     elif seen is not None:
         assert numbers.live == seen, (numbers.live, seen)
     assert numbers.live <= numbers.live_peak
@@ -171,8 +192,9 @@ def check_books(device=0, seen=None):
 
 
 def check_nothing_is_left(device=0, captured=False):
-    """Once the program has dropped everything, torch's own caches included, nothing is live and all memory can go back; but for
-    what was `captured` without the hooks: nobody tells when a graph is gone, so that memory is never used again."""
+    """Once the program has dropped everything, torch's own caches included, nothing is live and all
+    memory can go back; but for what was `captured` without the hooks: nobody tells when a graph is
+    gone, so that memory is never used again."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.synchronize(device)

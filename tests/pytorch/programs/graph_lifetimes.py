@@ -1,5 +1,6 @@
-"""What may happen to CUDA graphs in a program: callables made of modules, pools shared by several graphs, forks inside a capture, captures
-that fail or run out of memory, graphs that go before, with or after their outputs, and threads that allocate meanwhile."""
+"""What may happen to CUDA graphs in a program: callables made of modules, pools shared by several
+graphs, forks inside a capture, captures that fail or run out of memory, graphs that go before, with
+or after their outputs, and threads that allocate meanwhile."""
 
 import gc
 import threading
@@ -43,11 +44,16 @@ def captured(work, **how):
 
 
 def callables():
-    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 256)).cuda()
+    model = nn.Sequential(
+        nn.Linear(256, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 256)
+    ).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     first, second = torch.cuda.make_graphed_callables(
         (model[:2], model[2:]),
-        ((torch.zeros(64, 256, device="cuda"),), (torch.zeros(64, 512, device="cuda", requires_grad=True),)),
+        (
+            (torch.zeros(64, 256, device="cuda"),),
+            (torch.zeros(64, 512, device="cuda", requires_grad=True),),
+        ),
     )
     for step in range(4):
         eager = [torch.empty((step + 1) * MIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
@@ -113,9 +119,12 @@ def failing():
 
 
 def out_of_memory_inside():
-    """More than there is, asked for in a capture: torch's own exception, and the next capture works."""
+    """More than there is, asked for in a capture: torch's own exception, and the next capture
+    works."""
     try:
-        captured(lambda: [torch.empty(64 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4000)])
+        captured(
+            lambda: [torch.empty(64 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4000)]
+        )
     except torch.OutOfMemoryError as error:
         assert str(error).startswith("CUDA out of memory. Tried to allocate 64.00 MiB."), error
         caught = str(error)
@@ -136,7 +145,8 @@ def reset_and_capture_again():
 
 
 def in_flight_at_release():
-    """The graph goes while a replay of it runs: its memory must stay out of eager hands until the device is past it."""
+    """The graph goes while a replay of it runs: its memory must stay out of eager hands until the
+    device is past it."""
     side = torch.cuda.Stream()
     graph, out = captured(lambda: torch.cat([x * n for n in range(16)]))
     with torch.cuda.stream(side):
@@ -162,7 +172,13 @@ def threads():
             kept = []
             with torch.cuda.stream(stream):
                 while not done.is_set():
-                    kept.append(torch.empty(1 + seed * 70_001 * (len(kept) + 1) % (3 * MIB), dtype=torch.uint8, device="cuda"))
+                    kept.append(
+                        torch.empty(
+                            1 + seed * 70_001 * (len(kept) + 1) % (3 * MIB),
+                            dtype=torch.uint8,
+                            device="cuda",
+                        )
+                    )
                     if len(kept) > 20:
                         kept.pop(0).record_stream(torch.cuda.default_stream())
         except BaseException as error:
@@ -183,7 +199,8 @@ def threads():
 
 
 def after_a_failed_capture():
-    """torch never tells that a failed capture is over. What waits for other streams must come back all the same."""
+    """torch never tells that a failed capture is over. What waits for other streams must come back
+    all the same."""
     side = torch.cuda.Stream()
     for _ in range(20):
         with torch.cuda.stream(side):

@@ -1,4 +1,5 @@
-"""CUDA graphs: allocations inside captures, replays, release before the outputs are freed, eager work in between."""
+"""CUDA graphs: allocations inside captures, replays, release before the outputs are freed, eager
+work in between."""
 
 import torch
 

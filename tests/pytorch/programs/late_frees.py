@@ -1,4 +1,5 @@
-"""Tensors that outlive main: in globals, in a cycle, in an exit handler, and in what C++ destroys last."""
+"""Tensors that outlive main: in globals, in a cycle, in an exit handler, and in what C++ destroys
+last."""
 
 import atexit
 import sys

@@ -1,7 +1,9 @@
-"""What the package knows of lifetimes and steps in a real program, by optimiser: `lifetimes.py KIND`.
+"""What the package knows of lifetimes and steps in a real program, by optimiser:
+`lifetimes.py KIND`.
 
-Reports the bytes of parameters and of optimiser states; what is live by lifetime once the model is on the device, and at the end; what lies at
-the end in memory of which lifetime; and the steps counted."""
+Reports the bytes of parameters and of optimiser states; what is live by lifetime once the model is
+on the device, and at the end; what lies at the end in memory of which lifetime; and the steps
+counted."""
 
 import sys
 
@@ -18,7 +20,9 @@ STEPS = 5
 
 def transformer():
     layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
-    return nn.Sequential(nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4), nn.Linear(256, 1000))
+    return nn.Sequential(
+        nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4), nn.Linear(256, 1000)
+    )
 
 
 class Wrapping(torch.optim.Optimizer):
@@ -86,7 +90,13 @@ def storages(things):
         storage = things.untyped_storage()
         return {storage.data_ptr(): storage.nbytes()} if things.is_cuda and storage.nbytes() else {}
     found = {}
-    for thing in things.values() if isinstance(things, dict) else things if isinstance(things, (list, tuple)) else ():
+    for thing in (
+        things.values()
+        if isinstance(things, dict)
+        else things
+        if isinstance(things, (list, tuple))
+        else ()
+    ):
         found |= storages(thing)
     return found
 
@@ -153,7 +163,9 @@ def main(kind):
     if kind == "loaded":
         train(model, chosen)
         state = {key: value for key, value in chosen[0].state_dict().items()}
-        state = torch.utils._pytree.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, state)
+        state = torch.utils._pytree.tree_map(
+            lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, state
+        )
         chosen[0].load_state_dict(state)
         del state
     scaler = torch.amp.GradScaler("cuda", init_scale=1.0) if kind == "scaler" else None

@@ -21,7 +21,8 @@ class Block(nn.Module):
         batch, length, _ = x.shape
         h = self.norm1(x)
         q, k, v = (
-            part(h).view(batch, length, HEADS, WIDTH // HEADS).transpose(1, 2) for part in (self.q, self.k, self.v)
+            part(h).view(batch, length, HEADS, WIDTH // HEADS).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
         )
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(attended.transpose(1, 2).reshape(batch, length, WIDTH))

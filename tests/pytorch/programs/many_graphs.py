@@ -1,4 +1,5 @@
-"""Many CUDA graphs alive at once, as a server keeps one for each shape: each is captured into a pool of its own, all are replayed, then all go."""
+"""Many CUDA graphs alive at once, as a server keeps one for each shape: each is captured into a
+pool of its own, all are replayed, then all go."""
 
 import sys
 
@@ -24,7 +25,9 @@ for graph in graphs:
 torch.cuda.synchronize()
 gpu.check_books()
 # What one writes is no other's.
-spans = sorted((output.data_ptr(), output.data_ptr() + output.untyped_storage().nbytes()) for output in outputs)
+spans = sorted(
+    (output.data_ptr(), output.data_ptr() + output.untyped_storage().nbytes()) for output in outputs
+)
 assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
 
 del graph, graphs, large, outputs, x

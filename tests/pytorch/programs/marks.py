@@ -1,4 +1,5 @@
-"""Lifetimes, checkpoints, alerts and numbers from Python: `marks.py PART`. Each part asserts what the package promises."""
+"""Lifetimes, checkpoints, alerts and numbers from Python: `marks.py PART`. Each part asserts what
+the package promises."""
 
 import io
 import sys
@@ -24,7 +25,8 @@ def live():
 
 
 def lifetimes():
-    """What the program says counts: nested, as a decorator, on its own thread, and whatever is raised."""
+    """What the program says counts: nested, as a decorator, on its own thread, and whatever is
+    raised."""
     kept = [tensor(1)]
     with gruyere.lifetime("persistent"):
         kept.append(tensor(2))
@@ -66,7 +68,8 @@ def lifetimes():
 
 
 def placed():
-    """Where memory lies is the program's word: what it says places, before and after the package has counted what it knows by itself."""
+    """Where memory lies is the program's word: what it says places, before and after the package
+    has counted what it knows by itself."""
 
     def train(model):
         optimizer = torch.optim.AdamW(model.parameters())
@@ -92,26 +95,33 @@ def placed():
 
 
 def recurrent():
-    """Recurrent layers are persistent where cuDNN would have them: moved once more, when they are on the device."""
+    """Recurrent layers are persistent where cuDNN would have them: moved once more, when they are
+    on the device."""
 
     def flatten(layer):
         for parameter in layer.parameters():
             parameter.data = parameter.data.clone()
 
     torch.nn.RNNBase.flatten_parameters = flatten
-    alone, inside = torch.nn.LSTM(512, 512, bias=False), torch.nn.Sequential(torch.nn.GRU(512, 512, bias=False))
+    alone, inside = (
+        torch.nn.LSTM(512, 512, bias=False),
+        torch.nn.Sequential(torch.nn.GRU(512, 512, bias=False)),
+    )
     alone.cuda(), inside.cuda()
     assert live()["persistent"] == 8 + 6, live()
 
 
 def numbers():
-    """stats() says what the device holds, trim() gives back, and torch.save does at a low moment, not too often."""
+    """stats() says what the device holds, trim() gives back, and torch.save does at a low moment,
+    not too often."""
     kept, step = tensor(100), tensor(300)
     del step
     before = gruyere.stats()
     assert (before.live, before.live_peak) == (100 * MIB, 400 * MIB), before
     assert before.reserved == gpu.phantom.phantom_physical(0) >= 400 * MIB
-    assert 0.7 < before.fragmentation < 0.8 and before == gruyere.stats("cuda:0") == gruyere.stats(torch.device("cuda"))
+    assert 0.7 < before.fragmentation < 0.8 and before == gruyere.stats("cuda:0") == gruyere.stats(
+        torch.device("cuda")
+    )
     torch.save({"step": torch.ones(3)}, io.BytesIO())
     assert gruyere.stats().reserved < 200 * MIB, "trimmed around torch.save"
     del kept
@@ -146,9 +156,13 @@ def alerts():
     while len(heard) < 4 and time.monotonic() < end:
         time.sleep(0.01)
     kinds = [(alert.kind, alert.count) for alert in heard]
-    assert kinds == [("reclaim", 1), ("out_of_memory", 1), ("reclaim", 2), ("out_of_memory", 2)], kinds
+    assert kinds == [("reclaim", 1), ("out_of_memory", 1), ("reclaim", 2), ("out_of_memory", 2)], (
+        kinds
+    )
     assert all((alert.asked, alert.device, alert.lost) == (1 << 40, 0, 0) for alert in heard)
-    assert [thread.daemon for thread in threads] == [True] and threading.current_thread() not in threads
+    assert [thread.daemon for thread in threads] == [
+        True
+    ] and threading.current_thread() not in threads
 
 
 def thresholds():
@@ -161,9 +175,16 @@ def thresholds():
     while not heard and time.monotonic() < end:
         time.sleep(0.01)
     (alert,) = heard
-    assert (alert.kind, alert.threshold, alert.value, alert.count) == ("threshold", "live>500MiB", 600 * MIB, 1), alert
+    assert (alert.kind, alert.threshold, alert.value, alert.count) == (
+        "threshold",
+        "live>500MiB",
+        600 * MIB,
+        1,
+    ), alert
     assert (alert.device, alert.live, alert.asked) == (0, 600 * MIB, 0), alert
     del kept
 
 
-{part.__name__: part for part in (lifetimes, placed, recurrent, numbers, alerts, thresholds)}[sys.argv[1]]()
+{part.__name__: part for part in (lifetimes, placed, recurrent, numbers, alerts, thresholds)}[
+    sys.argv[1]
+]()

@@ -1,4 +1,5 @@
-"""More than there is: torch's own exception, with the text that tools look for, and the program goes on."""
+"""More than there is: torch's own exception, with the text that tools look for, and the program
+goes on."""
 
 import torch
 

@@ -1,8 +1,10 @@
-"""Passes over a trace, in turn through torch's own allocator and through the library, in one process.
+"""Passes over a trace, in turn through torch's own allocator and through the library, in one
+process.
 
     pace.py TRACE DRIVER PASSES
 
-Every pass frees what it allocates. The first pass of each allocator begins with nothing held and is reported by itself."""
+Every pass frees what it allocates. The first pass of each allocator begins with nothing held and is
+reported by itself."""
 
 import ctypes
 import os
@@ -24,12 +26,20 @@ class Pass(ctypes.Structure):
 driver = ctypes.CDLL(driver_path)
 driver.torch_driver_open.restype = ctypes.c_void_p
 driver.torch_driver_streams.argtypes = [ctypes.c_void_p]
-driver.torch_driver_pass.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
+driver.torch_driver_pass.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+]
 
 torch.cuda.init()
 gruyere = ctypes.CDLL(os.environ["GRUYERE_TEST_LIBRARY"])
 gruyere.gruyere_announce_hooks(3)
-functions = (ctypes.c_void_p * len(FUNCTIONS))(*(gpu.address(getattr(gruyere, name)) for name in FUNCTIONS))
+functions = (ctypes.c_void_p * len(FUNCTIONS))(
+    *(gpu.address(getattr(gruyere, name)) for name in FUNCTIONS)
+)
 trace = driver.torch_driver_open(path.encode())
 assert trace
 streams = [torch.cuda.Stream() for _ in range(driver.torch_driver_streams(trace) - 1)]

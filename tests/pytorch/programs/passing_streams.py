@@ -1,4 +1,5 @@
-"""Streams of torch's pools, which last, beside streams of somebody else's, which are destroyed without a word: `gruyere.enable()`, as users do it.
+"""Streams of torch's pools, which last, beside streams of somebody else's, which are destroyed
+without a word: `gruyere.enable()`, as users do it.
 
 Prints which handles the library was told of."""
 
@@ -66,9 +67,19 @@ with torch.cuda.stream(high):
 del tensor
 handle = external()
 torch.cuda.ExternalStream(handle)
-torch.cuda.Stream(stream_id=first.stream_id, device_index=first.device_index, device_type=first.device_type)
+torch.cuda.Stream(
+    stream_id=first.stream_id, device_index=first.device_index, device_type=first.device_type
+)
 assert len(told) == count == len(handles) and handle not in handles
 kept.clear()
 torch.cuda.empty_cache()
-print(json.dumps({"told": len(handles), "of_a_priority": len(set(rounds)), "first": first.cuda_stream == min(handles)}))
+print(
+    json.dumps(
+        {
+            "told": len(handles),
+            "of_a_priority": len(set(rounds)),
+            "first": first.cuda_stream == min(handles),
+        }
+    )
+)
 sys.stdout.flush()

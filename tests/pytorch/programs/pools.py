@@ -44,8 +44,19 @@ def whole():
         inside = [tensor(100), tensor(1), torch.empty(10, device="cuda")]
     outside = tensor(7)
     numbers = pool.stats()
-    assert (numbers.live, numbers.live_blocks, numbers.reserve) == (101 * MIB + 512, 3, 256 * MIB), numbers
-    error = refused(gruyere.PoolInUse, pool.release, "kv-cache", "3 blocks", "100.00 MiB of step 0", "drop every tensor")
+    assert (numbers.live, numbers.live_blocks, numbers.reserve) == (
+        101 * MIB + 512,
+        3,
+        256 * MIB,
+    ), numbers
+    error = refused(
+        gruyere.PoolInUse,
+        pool.release,
+        "kv-cache",
+        "3 blocks",
+        "100.00 MiB of step 0",
+        "drop every tensor",
+    )
     assert [block.bytes for block in error.blocks] == [100 * MIB, MIB, 40]
     assert error.blocks[0].step == 0 and error.blocks[0].address == inside[0].data_ptr()
     assert physical() >= before + 256 * MIB, "nothing has happened"
@@ -72,7 +83,9 @@ def routes():
     """Which allocations go to a pool."""
     gruyere.enable()
     outer, inner = gruyere.pool("outer"), gruyere.pool("inner", limit="64MiB")
-    assert gruyere.pool("outer", reserve=MIB).stats().reserve == 2 * MIB, "the same pool, in whole pages"
+    assert gruyere.pool("outer", reserve=MIB).stats().reserve == 2 * MIB, (
+        "the same pool, in whole pages"
+    )
 
     def live(pool):
         return pool.stats().live // MIB

@@ -1,5 +1,6 @@
-"""A training under LD_PRELOAD: torch knows nothing of the library, which serves or watches it. What torch, the library, the phantom and the commands
-from outside say of it, at its height and at its end."""
+"""A training under LD_PRELOAD: torch knows nothing of the library, which serves or watches it. What
+torch, the library, the phantom and the commands from outside say of it, at its height and at its
+end."""
 
 import ctypes
 import json
@@ -17,8 +18,17 @@ library = ctypes.CDLL(os.environ["GRUYERE_TEST_LIBRARY"])
 
 def outside(*arguments):
     """A command, without what is set for this program. Its answer."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("LD_", "PHANTOM_", "GRUYERE_CONF"))}
-    ran = subprocess.run([os.environ["GRUYERE_TEST_COMMAND"], *arguments], env=clean, stdout=subprocess.PIPE, text=True)
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("LD_", "PHANTOM_", "GRUYERE_CONF"))
+    }
+    ran = subprocess.run(
+        [os.environ["GRUYERE_TEST_COMMAND"], *arguments],
+        env=clean,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     return ran.stdout if ran.returncode == 0 else None
 
 
@@ -39,7 +49,9 @@ def state():
 
 torch.manual_seed(0)
 layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
-model = nn.Sequential(nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4), nn.Linear(256, 1000)).cuda()
+model = nn.Sequential(
+    nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4), nn.Linear(256, 1000)
+).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 side = torch.cuda.Stream()
 for step in range(6):
@@ -57,7 +69,11 @@ numbers = torch.arange(100, dtype=torch.int32)
 arrived = torch.equal(numbers.cuda().cpu(), numbers)
 high = state()
 top = outside("top", "--json")
-seen = [process for process in json.loads(top)["processes"] if process["pid"] == os.getpid()] if top else []
+seen = (
+    [process for process in json.loads(top)["processes"] if process["pid"] == os.getpid()]
+    if top
+    else []
+)
 picture = outside("map", str(os.getpid()), "--json")
 del model, optimizer, layer
 torch.cuda.empty_cache()

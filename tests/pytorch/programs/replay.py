@@ -47,7 +47,12 @@ _, capacity = torch.cuda.mem_get_info()
 
 def model(kernel, costs):
     outcome = Outcome()
-    assert driver.torch_driver_run_model(trace, expandable, capacity, kernel, costs, ctypes.byref(outcome)) == 0
+    assert (
+        driver.torch_driver_run_model(
+            trace, expandable, capacity, kernel, costs, ctypes.byref(outcome)
+        )
+        == 0
+    )
     return outcome.facts()
 
 

@@ -8,7 +8,9 @@ import gpu
 gpu.install()
 torch.manual_seed(0)
 layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
-model = nn.Sequential(nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4), nn.Linear(256, 1000)).cuda()
+model = nn.Sequential(
+    nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4), nn.Linear(256, 1000)
+).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(6):
     tokens = torch.zeros(4, 64 + 16 * step, dtype=torch.long, device="cuda")

@@ -1,4 +1,5 @@
-"""What torch's own functions say, step by step: the same program under torch's own allocator and under ours, with torch's functions mended."""
+"""What torch's own functions say, step by step: the same program under torch's own allocator and
+under ours, with torch's functions mended."""
 
 import os
 
@@ -22,7 +23,9 @@ def tell(what):
 
 
 layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
-model = nn.Sequential(nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 2), nn.Linear(256, 1000)).cuda()
+model = nn.Sequential(
+    nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 2), nn.Linear(256, 1000)
+).cuda()
 tell("model")
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(6):
@@ -42,7 +45,10 @@ for step in range(6):
         torch.cuda.reset_accumulated_memory_stats()
         tell("counts reset")
 # Odd sizes, around every limit that there is.
-kept = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1, 511, 513, 1 << 20, (1 << 20) + 1, 9_999_999, 20 << 20)]
+kept = [
+    torch.empty(size, dtype=torch.uint8, device="cuda")
+    for size in (1, 511, 513, 1 << 20, (1 << 20) + 1, 9_999_999, 20 << 20)
+]
 tell("odd sizes")
 torch.cuda.reset_peak_memory_stats()
 del kept[::2]
@@ -53,7 +59,11 @@ facts = {}
 if gpu.library is not None:
     numbers = gpu.stats()
     # Without a record there is nobody to ask.
-    outside = None if "record:off" in os.environ.get("GRUYERE_CONF", "") else gpu.from_outside()["devices"][0]
+    outside = (
+        None
+        if "record:off" in os.environ.get("GRUYERE_CONF", "")
+        else gpu.from_outside()["devices"][0]
+    )
     facts = {"live": numbers.live, "reserved": numbers.reserved, "outside": outside}
     facts["mallocs"] = gpu.phantom.phantom_witness_mallocs()
     tell("end")

@@ -1,8 +1,9 @@
-"""The phantom machine's own settings, for programs that know nothing of the phantom: Python runs this file at start because the
-tests put its folder on PYTHONPATH. Children inherit it.
+"""The phantom machine's own settings, for programs that know nothing of the phantom: Python runs
+this file at start because the tests put its folder on PYTHONPATH. Children inherit it.
 
-Once torch has been imported: cuDNN is off (the phantom has none), and the program's last state of memory is written to
-$GRUYERE_TEST_REPORTS/PID.json at exit. Nothing here puts Gruyère in: that is the launch line's doing.
+Once torch has been imported: cuDNN is off (the phantom has none), and the program's last state of
+memory is written to $GRUYERE_TEST_REPORTS/PID.json at exit. Nothing here puts Gruyère in: that is
+the launch line's doing.
 """
 
 import atexit
@@ -43,7 +44,8 @@ def prepare(torch):
 
 
 def report(torch, pid):
-    """What is held and was held, by the allocator's word and by the phantom's, with everything that Python can drop dropped."""
+    """What is held and was held, by the allocator's word and by the phantom's, with everything that
+    Python can drop dropped."""
     if os.getpid() != pid or not torch.cuda.is_initialized():
         return
     import ctypes
@@ -64,7 +66,10 @@ def report(torch, pid):
                 "reserved": torch.cuda.memory_reserved(device),
             }
         else:
-            numbers |= {"allocator": "gruyere", "validate": library.gruyere_validate()} | statistics(library, device)
+            numbers |= {
+                "allocator": "gruyere",
+                "validate": library.gruyere_validate(),
+            } | statistics(library, device)
             # What a program is told that asks torch.
             numbers |= {
                 "torch_live": torch.cuda.memory_allocated(device),
@@ -100,11 +105,14 @@ def statistics(library, device):
     """`gruyere_stats`, the fields of version 1 that the tests look at, by name."""
     import ctypes
 
-    names = """total_memory limit reserved reserved_peak live live_peak pending arena_free largest_free slab_bytes
-        slab_free captured retries out_of_memories bad_frees events_recorded events_queried""".split()
+    names = """total_memory limit reserved reserved_peak live live_peak pending arena_free
+        largest_free slab_bytes slab_free captured retries out_of_memories bad_frees events_recorded
+        events_queried""".split()
 
     class Stats(ctypes.Structure):
-        _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [(n, ctypes.c_uint64) for n in names]
+        _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [
+            (n, ctypes.c_uint64) for n in names
+        ]
 
     numbers = Stats(size=ctypes.sizeof(Stats))
     code = library.gruyere_stats(device, ctypes.byref(numbers))

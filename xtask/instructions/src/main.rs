@@ -1,5 +1,7 @@
-//! Replays a trace, or the random program of so many streams (`streams:N`), through Gruyère's C ABI on the stand-in GPU, configured by the second argument, and prints how many mallocs and frees that were. `cargo xtask
-//! instructions` runs this under callgrind, which counts inside `gruyere_malloc` and `gruyere_free` only.
+//! Replays a trace, or the random program of so many streams (`streams:N`), through Gruyère's C ABI
+//! on the stand-in GPU, configured by the second argument, and prints how many mallocs and frees
+//! that were. `cargo xtask instructions` runs this under callgrind, which counts inside
+//! `gruyere_malloc` and `gruyere_free` only.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -1,13 +1,17 @@
-//! Whether two declarations of one function agree in what the machine sees: how arguments are passed, and what pointers point to.
+//! Whether two declarations of one function agree in what the machine sees: how arguments are
+//! passed, and what pointers point to.
 //!
-//! A handle may be a number on one side and a pointer on the other, and signedness is nobody's concern: both are passed alike.
+//! A handle may be a number on one side and a pointer on the other, and signedness is nobody's
+//! concern: both are passed alike.
 
 use super::dwarf::{Field, Kind, Record, Signature, Type};
 
-/// What differs between ours and the header's, a line each. `is_callee`: ours is called as the header says, and may look at fewer arguments.
+/// What differs between ours and the header's, a line each. `is_callee`: ours is called as the
+/// header says, and may look at fewer arguments.
 pub fn differences(ours: &Signature, theirs: &Signature, is_callee: bool) -> Vec<String> {
     let (our, their) = (&ours.parameters, &theirs.parameters);
-    // One that ignores all its arguments is never asked which they are: on the ABIs that we know, they are the caller's.
+    // One that ignores all its arguments is never asked which they are: on the ABIs that we know,
+    // they are the caller's.
     if is_callee && our.is_empty() {
         return Vec::new();
     }
@@ -22,7 +26,9 @@ pub fn differences(ours: &Signature, theirs: &Signature, is_callee: bool) -> Vec
             Some(format!("argument {}: {}", index + 1, difference(our, their)?))
         })
         .collect();
-    found.extend(result_difference(&ours.result, &theirs.result).map(|what| format!("result: {what}")));
+    found.extend(
+        result_difference(&ours.result, &theirs.result).map(|what| format!("result: {what}")),
+    );
     found
 }
 
@@ -84,9 +90,14 @@ fn fields(ours: &Record, theirs: &Record) -> Option<String> {
         format!("{}.{} ({} bytes at {})", record.name, field.path, field.size, field.offset)
     };
     let of_ours = ours.fields.iter().filter(|field| field.kind != Kind::Bytes);
-    if let Some(field) = of_ours.clone().find(|field| !theirs.fields.iter().any(|other| covers(other, field)))
+    if let Some(field) =
+        of_ours.clone().find(|field| !theirs.fields.iter().any(|other| covers(other, field)))
     {
-        return Some(format!("{} is no field of {} in the header", named(ours, field), theirs.name));
+        return Some(format!(
+            "{} is no field of {} in the header",
+            named(ours, field),
+            theirs.name
+        ));
     }
     let mut of_theirs =
         theirs.fields.iter().filter(|field| field.kind != Kind::Bytes && field.offset < ours.size);
@@ -96,10 +107,12 @@ fn fields(ours: &Record, theirs: &Record) -> Option<String> {
 
 /// Whether `field` is the same as `other`, or lies in bytes whose use `other` does not tell.
 fn covers(other: &Field, field: &Field) -> bool {
-    let same_kind =
-        other.kind == field.kind || !matches!((other.kind, field.kind), (Kind::Float, _) | (_, Kind::Float));
+    let same_kind = other.kind == field.kind
+        || !matches!((other.kind, field.kind), (Kind::Float, _) | (_, Kind::Float));
     match other.kind {
-        Kind::Bytes => other.offset <= field.offset && field.offset + field.size <= other.offset + other.size,
+        Kind::Bytes => {
+            other.offset <= field.offset && field.offset + field.size <= other.offset + other.size
+        }
         _ => (other.offset, other.size) == (field.offset, field.size) && same_kind,
     }
 }
@@ -141,8 +154,10 @@ mod tests {
         assert!(found.iter().any(|line| line.contains(what)), "{ours} against {theirs}: {found:?}");
     }
 
-    const PROP: &str = "typedef struct { int type, handles; struct { int type, id; } where; void *win; \
-        struct { unsigned char a, b; unsigned short usage; unsigned char rest[4]; } flags; } Prop;";
+    const PROP: &str = "typedef struct { int type, handles; struct { int type, id; } where; void \
+                        *win; struct \
+                        { unsigned char a, b; unsigned short usage; unsigned char rest[4]; } \
+                        flags; } Prop;";
 
     #[test]
     fn what_is_passed_alike_is_the_same() {
@@ -154,7 +169,8 @@ mod tests {
         same("int f(unsigned char (*)[16]);", "struct id { char bytes[16]; }; int f(struct id *);");
         same("struct s { struct { int x; } one; }; int f(struct s);", "int f(int);");
         same(
-            "struct p { int kind, types, type, id; unsigned long win; char flags[8]; }; int f(const struct p *);",
+            "struct p { int kind, types, type, id; unsigned long win; char flags[8]; }; int \
+             f(const struct p *);",
             &format!("{PROP} int f(const Prop *);"),
         );
     }
@@ -189,10 +205,18 @@ mod tests {
         let theirs = format!("{PROP} int f(const Prop *);");
         // One that is as long, and has a pointer where two numbers are.
         differ(&ours("int kind, types; void *where; void *win; char flags[8];"), &theirs, "where");
-        differ(&ours("int kind, types, type, id; char win[4]; float rest; char flags[8];"), &theirs, "rest");
+        differ(
+            &ours("int kind, types, type, id; char win[4]; float rest; char flags[8];"),
+            &theirs,
+            "rest",
+        );
         differ(&ours("int kind, types, type, id; void *win, *flags, *more;"), &theirs, "bytes");
         // A hole where the header has a field.
-        differ(&ours("int kind; _Alignas(8) int type; void *win; char flags[8];"), &theirs, "handles");
+        differ(
+            &ours("int kind; _Alignas(8) int type; void *win; char flags[8];"),
+            &theirs,
+            "handles",
+        );
     }
 
     #[test]

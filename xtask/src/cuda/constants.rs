@@ -31,7 +31,8 @@ pub fn under(root: &Path, folder: &str) -> Result<Vec<Constant>, String> {
     files.sort();
     let mut found = Vec::new();
     for file in files {
-        let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text = std::fs::read_to_string(&file)
+            .map_err(|error| format!("{}: {error}", file.display()))?;
         let name = file.strip_prefix(root).unwrap_or(&file).display().to_string();
         found.extend(in_text(&text, &name));
     }
@@ -63,7 +64,8 @@ fn in_text(text: &str, file: &str) -> Vec<Constant> {
         }
         let place = || format!("{file}:{}", index + 1);
         if let Some((own, value)) = constant(line) {
-            let names = if is_cudas(own) { vec![own.to_owned()] } else { std::mem::take(&mut documented) };
+            let names =
+                if is_cudas(own) { vec![own.to_owned()] } else { std::mem::take(&mut documented) };
             found.extend(names.into_iter().map(|name| Constant { name, value, place: place() }));
         } else if let Some((name, value)) = arm(line) {
             found.push(Constant { name, value, place: place() });
@@ -78,7 +80,9 @@ fn names_at_start(comment: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut rest = comment.trim_start();
     while let Some((name, after)) = rest.strip_prefix('`').and_then(|rest| rest.split_once('`')) {
-        if !is_cudas(name) || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_') {
+        if !is_cudas(name)
+            || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+        {
             break;
         }
         names.push(name.to_owned());
@@ -90,8 +94,9 @@ fn names_at_start(comment: &str) -> Vec<String> {
 
 /// `const NAME: TYPE = 1;`, with whatever visibility.
 fn constant(line: &str) -> Option<(&str, i128)> {
-    let (_, after) =
-        line.split_once("const ").filter(|(before, _)| before.is_empty() || before.starts_with("pub"))?;
+    let (_, after) = line
+        .split_once("const ")
+        .filter(|(before, _)| before.is_empty() || before.starts_with("pub"))?;
     let (name, after) = after.split_once(':')?;
     let value = after.split_once('=')?.1.split(';').next()?;
     Some((name.trim(), literal(value)?))
@@ -128,7 +133,8 @@ mod tests {
             /// `CUresult` is a type.
             const TYPE: u32 = 6;
         ";
-        let found: Vec<_> = in_text(text, "f").into_iter().map(|it| (it.name, it.value, it.place)).collect();
+        let found: Vec<_> =
+            in_text(text, "f").into_iter().map(|it| (it.name, it.value, it.place)).collect();
         let told = |name: &str, value, line: u32| (name.to_owned(), value, format!("f:{line}"));
         assert_eq!(
             found,

@@ -1,9 +1,12 @@
-//! Signatures and layouts as a compiler wrote them down beside the code it made (DWARF): what a library really does, not what a table says of it.
+//! Signatures and layouts as a compiler wrote them down beside the code it made (DWARF): what a
+//! library really does, not what a table says of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use gimli::{AttributeValue, DebuggingInformationEntry, DwTag, EndianSlice, RunTimeEndian, UnitOffset};
+use gimli::{
+    AttributeValue, DebuggingInformationEntry, DwTag, EndianSlice, RunTimeEndian, UnitOffset,
+};
 use object::{Object, ObjectSection};
 
 type Slice<'a> = EndianSlice<'a, RunTimeEndian>;
@@ -81,7 +84,8 @@ pub fn read(file: &Path, wanted: &dyn Fn(&str, &str) -> bool) -> Result<Model, S
     let object = object::File::parse(&*data).map_err(|error| failed(&error))?;
     let endian = if object.is_little_endian() { RunTimeEndian::Little } else { RunTimeEndian::Big };
     let section = |id: gimli::SectionId| -> Result<Slice<'_>, gimli::Error> {
-        // Compressed sections are not looked into: neither rustc nor cc compresses unless it is told to.
+        // Compressed sections are not looked into: neither rustc nor cc compresses unless it is
+        // told to.
         let data = object.section_by_name(id.name()).and_then(|section| section.data().ok());
         Ok(EndianSlice::new(data.unwrap_or_default(), endian))
     };
@@ -92,7 +96,9 @@ pub fn read(file: &Path, wanted: &dyn Fn(&str, &str) -> bool) -> Result<Model, S
     while let Some(header) = units.next().map_err(|error| failed(&error))? {
         any = true;
         let unit = dwarf.unit(header).map_err(|error| failed(&error))?;
-        Unit { dwarf: &dwarf, unit: &unit }.collect(wanted, &mut model).map_err(|error| failed(&error))?;
+        Unit { dwarf: &dwarf, unit: &unit }
+            .collect(wanted, &mut model)
+            .map_err(|error| failed(&error))?;
     }
     if any {
         Ok(model)
@@ -117,7 +123,8 @@ impl<'a> Unit<'_, 'a> {
             let depth = entry.depth();
             scopes.retain(|(at, _)| *at < depth);
             let name = self.name(entry)?;
-            let scope = || scopes.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join("::");
+            let scope =
+                || scopes.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join("::");
             match entry.tag() {
                 gimli::DW_TAG_subprogram => {
                     if let Some(name) = &name {
@@ -160,7 +167,9 @@ impl<'a> Unit<'_, 'a> {
                 Some(AttributeValue::UnitRef(offset)) => offset,
                 _ => offset,
             };
-            let Some((scope, name)) = declared.get(&at.0).filter(|(scope, name)| wanted(scope, name)) else {
+            let Some((scope, name)) =
+                declared.get(&at.0).filter(|(scope, name)| wanted(scope, name))
+            else {
                 continue;
             };
             let result = match self.target(&entry)? {
@@ -171,7 +180,12 @@ impl<'a> Unit<'_, 'a> {
                     .map_or(Ok(Type::Nothing), |of| self.type_at(of, DEPTH))?,
             };
             let parameters = self.parameters(offset)?;
-            model.functions.push(Signature { scope: scope.clone(), name: name.clone(), result, parameters });
+            model.functions.push(Signature {
+                scope: scope.clone(),
+                name: name.clone(),
+                result,
+                parameters,
+            });
         }
         Ok(())
     }
@@ -206,8 +220,11 @@ impl<'a> Unit<'_, 'a> {
 
     fn parameters(&self, of: UnitOffset) -> gimli::Result<Vec<Type>> {
         let mut parameters = Vec::new();
-        for child in self.children(of)?.iter().filter(|child| child.tag() == gimli::DW_TAG_formal_parameter) {
-            parameters.push(self.target(child)?.map_or(Ok(Type::Unknown), |of| self.type_at(of, DEPTH))?);
+        for child in
+            self.children(of)?.iter().filter(|child| child.tag() == gimli::DW_TAG_formal_parameter)
+        {
+            parameters
+                .push(self.target(child)?.map_or(Ok(Type::Unknown), |of| self.type_at(of, DEPTH))?);
         }
         Ok(parameters)
     }
@@ -215,7 +232,8 @@ impl<'a> Unit<'_, 'a> {
     /// The function that a variable of type `of` points to.
     fn function_behind(&self, of: UnitOffset) -> gimli::Result<Option<(Type, Vec<Type>)>> {
         let pointer = self.unit.entry(of)?;
-        let Some(function) = self.target(&pointer)?.filter(|_| pointer.tag() == gimli::DW_TAG_pointer_type)
+        let Some(function) =
+            self.target(&pointer)?.filter(|_| pointer.tag() == gimli::DW_TAG_pointer_type)
         else {
             return Ok(None);
         };
@@ -223,7 +241,8 @@ impl<'a> Unit<'_, 'a> {
         if entry.tag() != gimli::DW_TAG_subroutine_type {
             return Ok(None);
         }
-        let result = self.target(&entry)?.map_or(Ok(Type::Nothing), |of| self.type_at(of, DEPTH))?;
+        let result =
+            self.target(&entry)?.map_or(Ok(Type::Nothing), |of| self.type_at(of, DEPTH))?;
         Ok(Some((result, self.parameters(function)?)))
     }
 
@@ -281,7 +300,8 @@ impl<'a> Unit<'_, 'a> {
         }
         // A wrapper of one value is passed as that value.
         let members = self.children(offset)?;
-        let members: Vec<_> = members.iter().filter(|child| child.tag() == gimli::DW_TAG_member).collect();
+        let members: Vec<_> =
+            members.iter().filter(|child| child.tag() == gimli::DW_TAG_member).collect();
         if let [only] = members[..]
             && entry.tag() == gimli::DW_TAG_structure_type
             && let Some(of) = self.target(only)?
@@ -291,10 +311,15 @@ impl<'a> Unit<'_, 'a> {
                 return Ok(inner);
             }
         }
-        Ok(Type::Record(Record { name: self.name(entry)?.unwrap_or_else(|| "unnamed".into()), size, fields }))
+        Ok(Type::Record(Record {
+            name: self.name(entry)?.unwrap_or_else(|| "unnamed".into()),
+            size,
+            fields,
+        }))
     }
 
-    /// Adds the fields of the type at `offset`, which lies `base` bytes into the whole; the type's size.
+    /// Adds the fields of the type at `offset`, which lies `base` bytes into the whole; the type's
+    /// size.
     fn flatten(
         &self,
         offset: UnitOffset,
@@ -304,7 +329,8 @@ impl<'a> Unit<'_, 'a> {
     ) -> gimli::Result<u64> {
         let entry = self.unit.entry(offset)?;
         let size = self.size(&entry);
-        let mut add = |kind, size| fields.push(Field { path: path.to_owned(), offset: base, size, kind });
+        let mut add =
+            |kind, size| fields.push(Field { path: path.to_owned(), offset: base, size, kind });
         match entry.tag() {
             tag if is_alias(tag) => match self.target(&entry)? {
                 Some(of) => self.flatten(of, base, path, fields),
@@ -358,16 +384,26 @@ impl<'a> Unit<'_, 'a> {
         fields: &mut Vec<Field>,
     ) -> gimli::Result<u64> {
         let mut count = 1;
-        for range in self.children(offset)?.iter().filter(|child| child.tag() == gimli::DW_TAG_subrange_type)
+        for range in
+            self.children(offset)?.iter().filter(|child| child.tag() == gimli::DW_TAG_subrange_type)
         {
-            let of = |name| range.attr_value(name).and_then(|value: AttributeValue<_>| value.udata_value());
-            count *= of(gimli::DW_AT_count).or_else(|| Some(of(gimli::DW_AT_upper_bound)? + 1)).unwrap_or(0);
+            let of = |name| {
+                range.attr_value(name).and_then(|value: AttributeValue<_>| value.udata_value())
+            };
+            count *= of(gimli::DW_AT_count)
+                .or_else(|| Some(of(gimli::DW_AT_upper_bound)? + 1))
+                .unwrap_or(0);
         }
         let Some(of) = self.target(entry)? else { return Ok(0) };
         let mut one = Vec::new();
         let size = self.flatten(of, 0, "", &mut one)?;
         if size == 1 {
-            fields.push(Field { path: path.to_owned(), offset: base, size: count, kind: Kind::Bytes });
+            fields.push(Field {
+                path: path.to_owned(),
+                offset: base,
+                size: count,
+                kind: Kind::Bytes,
+            });
             return Ok(count);
         }
         for index in 0..count {
@@ -402,7 +438,9 @@ fn is_alias(tag: DwTag) -> bool {
 /// Whether an enumerator or a constant is one of CUDA's by its name.
 pub fn is_cudas(name: &str) -> bool {
     let capital = |rest: &str| rest.starts_with(|first: char| first.is_ascii_uppercase());
-    name.starts_with("CU_") || name.starts_with("CUDA_") || name.strip_prefix("cuda").is_some_and(capital)
+    name.starts_with("CU_")
+        || name.starts_with("CUDA_")
+        || name.strip_prefix("cuda").is_some_and(capital)
 }
 
 fn number(value: Option<AttributeValue<Slice<'_>>>) -> Option<i128> {

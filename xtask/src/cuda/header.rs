@@ -61,7 +61,12 @@ struct Text {
 const ADDRESS_OF: &str = "address_of_";
 
 impl Header {
-    pub fn compile(root: &Path, headers: &Headers, mode: Mode, declared: &Declared) -> Result<Self, String> {
+    pub fn compile(
+        root: &Path,
+        headers: &Headers,
+        mode: Mode,
+        declared: &Declared,
+    ) -> Result<Self, String> {
         let folder = root.join("target/cuda-headers");
         let stem = folder.join(format!("check-{}-{mode:?}", headers.version));
         let mut flags: Vec<_> =
@@ -73,7 +78,8 @@ impl Header {
         let model = declarations(&stem, INCLUDES, &flags, &text.declared_of(names))?;
         let functions =
             model.functions.into_iter().map(|function| (function.name.clone(), function)).collect();
-        let mut header = Self { version: headers.version, functions, text, wrong_numbers: Vec::new() };
+        let mut header =
+            Self { version: headers.version, functions, text, wrong_numbers: Vec::new() };
         header.wrong_numbers = header.check_numbers(&stem, &flags, declared)?;
         Ok(header)
     }
@@ -94,13 +100,17 @@ impl Header {
         declared: &Declared,
     ) -> Result<Vec<String>, String> {
         let mut code = INCLUDES.to_owned();
-        for constant in declared.constants.iter().filter(|constant| self.has_number(&constant.name)) {
+        for constant in declared.constants.iter().filter(|constant| self.has_number(&constant.name))
+        {
             let (name, value) = (&constant.name, constant.value);
-            let message = format!("{name} ({}) is not {value} in CUDA {}", constant.place, self.version);
-            let _ = writeln!(code, "_Static_assert((long long)({name}) == {value}LL, \"{message}\");");
+            let message =
+                format!("{name} ({}) is not {value} in CUDA {}", constant.place, self.version);
+            let _ =
+                writeln!(code, "_Static_assert((long long)({name}) == {value}LL, \"{message}\");");
         }
         let file = written(stem, "numbers", &code)?;
-        let said = Command::new("cc").args(["-std=c11", "-fsyntax-only"]).args(flags).arg(&file).output();
+        let said =
+            Command::new("cc").args(["-std=c11", "-fsyntax-only"]).args(flags).arg(&file).output();
         let said = said.map_err(|error| format!("cc: {error}"))?;
         if said.status.success() {
             return Ok(Vec::new());
@@ -118,8 +128,9 @@ impl Header {
 impl Text {
     fn of(code: &str, macros: &str) -> Self {
         let called = functions_in(code).map(str::to_owned).collect();
-        let defined =
-            macros.lines().filter_map(|line| line.strip_prefix("#define ")?.split([' ', '(']).next());
+        let defined = macros
+            .lines()
+            .filter_map(|line| line.strip_prefix("#define ")?.split([' ', '(']).next());
         let numbers = words(code)
             .map(|(_, word)| word)
             .chain(defined)
@@ -131,18 +142,24 @@ impl Text {
 
     /// Those of `names` that are declared as functions.
     fn declared_of<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
-        names.filter(|name| self.called.contains(*name)).collect::<BTreeSet<_>>().into_iter().collect()
+        names
+            .filter(|name| self.called.contains(*name))
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
     }
 }
 
 /// The words of C code, and where they end.
 fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut at = 0;
-    code.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').filter_map(move |word| {
-        let end = at + word.len();
-        at = end + 1;
-        (!word.is_empty()).then_some((end, word))
-    })
+    code.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').filter_map(
+        move |word| {
+            let end = at + word.len();
+            at = end + 1;
+            (!word.is_empty()).then_some((end, word))
+        },
+    )
 }
 
 /// Whether a word is the name of a function of the driver's or the runtime's.
@@ -152,38 +169,55 @@ pub fn is_function_of_cuda(word: &str) -> bool {
     is_name && rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
-/// The names of CUDA's functions that stand before an opening parenthesis in `code`, once or more each.
+/// The names of CUDA's functions that stand before an opening parenthesis in `code`, once or more
+/// each.
 pub fn functions_in(code: &str) -> impl Iterator<Item = &str> {
     let is_called = |end: usize| code[end..].trim_start().starts_with('(');
-    words(code).filter(move |&(end, word)| is_function_of_cuda(word) && is_called(end)).map(|(_, word)| word)
+    words(code)
+        .filter(move |&(end, word)| is_function_of_cuda(word) && is_called(end))
+        .map(|(_, word)| word)
 }
 
 fn written(stem: &Path, what: &str, code: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(format!("{}-{what}.c", stem.display()));
     if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        std::fs::create_dir_all(folder)
+            .map_err(|error| format!("{}: {error}", folder.display()))?;
     }
     std::fs::write(&file, code).map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(file)
 }
 
 /// The code of C headers after the preprocessor; with `-dM`, its macros.
-pub fn preprocess(stem: &Path, includes: &str, flags: &[String], more: &[&str]) -> Result<String, String> {
+pub fn preprocess(
+    stem: &Path,
+    includes: &str,
+    flags: &[String],
+    more: &[&str],
+) -> Result<String, String> {
     let file = written(stem, "text", includes)?;
     output(Command::new("cc").args(["-std=c11", "-E", "-P"]).args(more).args(flags).arg(&file))
 }
 
 /// What C declares the functions `names` to be, and the enumerators that it has.
-pub fn declarations(stem: &Path, includes: &str, flags: &[String], names: &[&str]) -> Result<Model, String> {
+pub fn declarations(
+    stem: &Path,
+    includes: &str,
+    flags: &[String],
+    names: &[&str],
+) -> Result<Model, String> {
     let mut code = includes.to_owned();
     for name in names {
-        // Macros of the headers lead from a function's name to that of a version: here the very name is meant.
+        // Macros of the headers lead from a function's name to that of a version: here the very
+        // name is meant.
         let _ = write!(code, "#undef {name}\n__typeof__(&{name}) {ADDRESS_OF}{name};\n");
     }
     let file = written(stem, "functions", &code)?;
     let object = file.with_extension("o.so");
-    // A library and not an object file: nothing in it is left to be relocated. Enumerations that nothing uses are wanted too.
-    let made = ["-std=gnu11", "-g", "-O0", "-fPIC", "-shared", "-w", "-fno-eliminate-unused-debug-types"];
+    // A library and not an object file: nothing in it is left to be relocated. Enumerations that
+    // nothing uses are wanted too.
+    let made =
+        ["-std=gnu11", "-g", "-O0", "-fPIC", "-shared", "-w", "-fno-eliminate-unused-debug-types"];
     output(Command::new("cc").args(made).args(flags).arg(&file).arg("-o").arg(&object))?;
     let mut model = dwarf::read(&object, &|_, name| name.starts_with(ADDRESS_OF))?;
     for function in &mut model.functions {

@@ -1,9 +1,10 @@
 //! What we declare of CUDA, held to NVIDIA's own headers: signatures, structures and numbers.
 //!
-//! Nothing here is a list of what we declare. Ours is read from the libraries as the compiler made them, from the sources where a number
-//! stands for a name, and from the headers of the tests; theirs from `cuda.h` and `cuda_runtime_api.h`, compiled. Numbers are static
-//! assertions; signatures and structures are compared in what both compilers wrote down ([`dwarf`]), which knows every field of every
-//! structure that a pointer leads to, without anybody naming them.
+//! Nothing here is a list of what we declare. Ours is read from the libraries as the compiler made
+//! them, from the sources where a number stands for a name, and from the headers of the tests;
+//! theirs from `cuda.h` and `cuda_runtime_api.h`, compiled. Numbers are static assertions;
+//! signatures and structures are compared in what both compilers wrote down ([`dwarf`]), which
+//! knows every field of every structure that a pointer leads to, without anybody naming them.
 
 mod compare;
 mod constants;
@@ -20,7 +21,8 @@ use crate::runner::{Counts, Outcome};
 use header::{Header, Mode};
 use ours::Declared;
 
-/// Names that look like the driver's and are another library's, of which nothing is simulated: cuFile's.
+/// Names that look like the driver's and are another library's, of which nothing is simulated:
+/// cuFile's.
 const OF_OTHERS: &str = "cuFile";
 
 /// The part of the test run.
@@ -38,7 +40,8 @@ pub fn part(root: &Path) -> Outcome {
 fn check(root: &Path, headers: &[wheels::Headers]) -> Result<(), String> {
     let declared = ours::declared(root)?;
     let mut found = Found::default();
-    // The newest first: what is a stand-in for its runtime alone is asked of older ones only where the newest has no such function.
+    // The newest first: what is a stand-in for its runtime alone is asked of older ones only where
+    // the newest has no such function.
     for headers in headers.iter().rev() {
         for mode in Mode::ALL {
             let header = Header::compile(root, headers, mode, &declared)?;
@@ -86,7 +89,10 @@ impl<'a> Found<'a> {
             let Some(theirs) = header.function(&signature.name) else { continue };
             self.known.insert(&signature.name);
             let of_runtime = signature.name.starts_with("cuda");
-            if of_runtime && function.newest_runtime_alone && before.contains(signature.name.as_str()) {
+            if of_runtime
+                && function.newest_runtime_alone
+                && before.contains(signature.name.as_str())
+            {
                 continue;
             }
             self.comparisons += 1;

@@ -1,4 +1,5 @@
-//! What we declare of CUDA: functions that we call, functions that we are called as, and numbers that stand for names.
+//! What we declare of CUDA: functions that we call, functions that we are called as, and numbers
+//! that stand for names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,8 @@ pub struct Declared {
 }
 
 /// The sources that name numbers.
-const NUMBERS: [&str; 5] = ["heap/src/driver", "src/driver", "src/door", "phantom/src", "phantom/abi/src"];
+const NUMBERS: [&str; 5] =
+    ["heap/src/driver", "src/driver", "src/door", "phantom/src", "phantom/abi/src"];
 /// The headers that our C programs are built with, and what they need to be included.
 const HEADERS: [&str; 4] = [
     "tests/preload/cuda.h",
@@ -37,12 +39,16 @@ const HEADERS: [&str; 4] = [
 
 /// Builds the libraries and reads what they and the sources say.
 pub fn declared(root: &Path) -> Result<Declared, String> {
-    // Whatever the profiles say: the types of what is built are asked for, and a function that is inlined everywhere has none. In a folder of
-    // its own, so that the tests' libraries stay what they are.
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    // Whatever the profiles say: the types of what is built are asked for, and a function that is
+    // inlined everywhere has none. In a folder of its own, so that the tests' libraries stay what
+    // they are.
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let target = target.join("declared");
-    let mut build =
-        cargo(root, &["build", "--quiet", "--package", "gruyere", "--package", "gruyere-phantom-abi"]);
+    let mut build = cargo(
+        root,
+        &["build", "--quiet", "--package", "gruyere", "--package", "gruyere-phantom-abi"],
+    );
     build.arg("--target-dir").arg(&target).env("CARGO_PROFILE_DEV_DEBUG", "full");
     for package in ["gruyere", "gruyere-phantom"] {
         build.arg("--config").arg(format!("profile.dev.package.{package}.opt-level=0"));
@@ -64,14 +70,15 @@ pub fn declared(root: &Path) -> Result<Declared, String> {
     Ok(Declared { functions, constants: all })
 }
 
-/// Modules whose functions have CUDA's names and signatures: what the library calls, how many parameters come before CUDA's, and the file whose
-/// lines begin with each function once.
+/// Modules whose functions have CUDA's names and signatures: what the library calls, how many
+/// parameters come before CUDA's, and the file whose lines begin with each function once.
 const CALLED: [(&str, usize, &str); 3] = [
     ("gruyere::driver::cuda::symbols", 1, "src/driver/cuda/symbols.rs"),
     ("gruyere::door::preload::runtime", 1, "src/door/preload/runtime.rs"),
     ("gruyere::door::preload::driver::real", 0, "src/door/preload/driver/real.rs"),
 ];
-/// What the library is called as: the module of the functions, and the file that says under which names of CUDA's.
+/// What the library is called as: the module of the functions, and the file that says under which
+/// names of CUDA's.
 const SERVED: [(&str, &str); 2] = [
     ("gruyere::door::preload::entry", "src/door/preload/entry.rs"),
     ("gruyere::door::preload::driver::calls", "src/door/preload/driver/calls.rs"),
@@ -88,12 +95,15 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
     };
     let mut model = dwarf::read(library, &wanted)?;
     let mut functions = Vec::new();
-    for mut signature in model.functions.iter().filter(|function| of_cuda(&function.name)).cloned() {
-        let Some((module, before, _)) = CALLED.iter().find(|(module, ..)| is_in(&signature.scope, module))
+    for mut signature in model.functions.iter().filter(|function| of_cuda(&function.name)).cloned()
+    {
+        let Some((module, before, _)) =
+            CALLED.iter().find(|(module, ..)| is_in(&signature.scope, module))
         else {
             continue;
         };
-        // Methods take themselves first; `has::cudaX(runtime)` and the like are no functions of CUDA's.
+        // Methods take themselves first; `has::cudaX(runtime)` and the like are no functions of
+        // CUDA's.
         if signature.scope.ends_with("::has") {
             continue;
         }
@@ -109,14 +119,22 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
             newest_runtime_alone: false,
         });
     }
-    // A function that nobody uses is not in the library: the sources say which ones there have to be.
+    // A function that nobody uses is not in the library: the sources say which ones there have to
+    // be.
     for (module, _, file) in CALLED {
-        let text = std::fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"))?;
-        let named: BTreeSet<_> =
-            text.lines().filter_map(|line| line.trim().split_once('(')).map(|(name, _)| name).collect();
-        let named: Vec<_> = named.into_iter().filter(|name| header::is_function_of_cuda(name)).collect();
+        let text =
+            std::fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"))?;
+        let named: BTreeSet<_> = text
+            .lines()
+            .filter_map(|line| line.trim().split_once('('))
+            .map(|(name, _)| name)
+            .collect();
+        let named: Vec<_> =
+            named.into_iter().filter(|name| header::is_function_of_cuda(name)).collect();
         let found = |name: &&&str| {
-            functions.iter().any(|function| function.place == module && function.signature.name == ***name)
+            functions
+                .iter()
+                .any(|function| function.place == module && function.signature.name == ***name)
         };
         if named.is_empty() || named.iter().filter(found).count() != named.len() {
             let missing: Vec<_> = named.iter().filter(|name| !found(name)).collect();
@@ -128,11 +146,13 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
         }
     }
     for (module, file) in SERVED {
-        let text = std::fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"))?;
+        let text =
+            std::fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"))?;
         let served = if file.ends_with("entry.rs") { exported(&text) } else { handed_out(&text) };
         if served.is_empty() {
             return Err(format!(
-                "{file}: no line says which functions of CUDA's are served, as xtask/src/cuda/ours.rs reads it"
+                "{file}: no line says which functions of CUDA's are served, as \
+                 xtask/src/cuda/ours.rs reads it"
             ));
         }
         for Served { name, body, shim } in served {
@@ -168,11 +188,12 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
             });
         }
     }
-    // Those of the driver: our own enumerations of functions have the runtime's names. The last one of some only counts the others, and every
-    // version of CUDA has more.
+    // Those of the driver: our own enumerations of functions have the runtime's names. The last one
+    // of some only counts the others, and every version of CUDA has more.
     let counts = |name: &str| name.ends_with("_MAX") || name.ends_with("_NUM_OPTIONS");
     model.enumerators.retain(|(name, _)| name.starts_with("CU") && !counts(name));
-    let constant = |(name, value)| Constant { name, value, place: "cudarc, in libgruyere.so".into() };
+    let constant =
+        |(name, value)| Constant { name, value, place: "cudarc, in libgruyere.so".into() };
     Ok((functions, model.enumerators.into_iter().map(constant).collect()))
 }
 
@@ -183,7 +204,8 @@ struct Served {
     shim: Option<String>,
 }
 
-/// The arguments of `after extent`: a pointer, then a structure by value, to which the shim hands on a pointer.
+/// The arguments of `after extent`: a pointer, then a structure by value, to which the shim hands
+/// on a pointer.
 const EXTENT_ARGUMENTS: usize = 2;
 
 /// `cudaMalloc after 2 => malloc;`
@@ -227,7 +249,8 @@ fn of_c_header(root: &Path, file: &str) -> Result<(Vec<Function>, Vec<Constant>)
     let flags = [format!("-I{}", root.join("include").display())];
     let code = header::preprocess(&stem, &includes, &flags, &[])?;
     let names: BTreeSet<_> = header::functions_in(&code).collect();
-    let model = header::declarations(&stem, &includes, &flags, &names.into_iter().collect::<Vec<_>>())?;
+    let model =
+        header::declarations(&stem, &includes, &flags, &names.into_iter().collect::<Vec<_>>())?;
     let function = |signature| Function {
         place: file.to_owned(),
         signature,

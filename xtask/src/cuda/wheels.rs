@@ -13,11 +13,12 @@ pub struct Headers {
     pub folders: Vec<PathBuf>,
 }
 
-/// The wheels: what pip calls them, and where their headers lie. They hold no program of ours; for x86-64, whose headers are those of AArch64.
+/// The wheels: what pip calls them, and where their headers lie. They hold no program of ours; for
+/// x86-64, whose headers are those of AArch64.
 const CUDA_12: (&str, &str) = ("nvidia-cuda-runtime-cu12==12.9.79", "nvidia/cuda_runtime/include");
 const CUDA_13: (&str, &str) = ("nvidia-cuda-runtime==13.5.37", "nvidia/cu13/include");
-/// `crt/host_defines.h`, which they include, and the profiler's headers. CUDA 12 has them in a wheel of 40 MB; they are macros for the
-/// compilers, and three functions that have not changed.
+/// `crt/host_defines.h`, which they include, and the profiler's headers. CUDA 12 has them in a
+/// wheel of 40 MB; they are macros for the compilers, and three functions that have not changed.
 const BESIDE: [(&str, &str); 2] = [
     ("nvidia-cuda-crt==13.5.37", "nvidia/cu13/include"),
     ("nvidia-cuda-profiler-api==13.5.25", "nvidia/cu13/include"),
@@ -46,8 +47,9 @@ fn pip(root: &Path) -> Result<Command, String> {
         .output()
         .is_ok_and(|answer| answer.status.success())
     {
-        output(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
-            .map_err(|error| format!("python3 -m venv: {error} (Debian: apt install python3-venv)"))?;
+        output(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv)).map_err(
+            |error| format!("python3 -m venv: {error} (Debian: apt install python3-venv)"),
+        )?;
     }
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "--disable-pip-version-check"]);
@@ -72,7 +74,8 @@ fn unpacked(root: &Path, (wheel, headers): (&str, &str)) -> Result<PathBuf, Stri
             format!("pip could not download {wheel}: {error}; a package index is needed once")
         })?;
         // A wheel is a zip file.
-        let unpack = "import glob, sys, zipfile; zipfile.ZipFile(glob.glob(sys.argv[1] + '/*.whl')[0]).extractall(sys.argv[1])";
+        let unpack = "import glob, sys, zipfile; zipfile.ZipFile(glob.glob(sys.argv[1] + \
+                      '/*.whl')[0]).extractall(sys.argv[1])";
         output(Command::new("python3").args(["-c", unpack]).arg(&folder))?;
         std::fs::write(&stamp, "").map_err(|error| format!("{}: {error}", stamp.display()))?;
     }

@@ -1,7 +1,9 @@
-//! The shape of the heap's folder (`heap/src`): who knows whom, where the methods of a type stand, how long files are.
+//! The shape of the heap's folder (`heap/src`): who knows whom, where the methods of a type stand,
+//! how long files are.
 //!
-//! What is wished for: no cycle of files, an `impl X` in X's file or in its children, at most 600 lines a file. Where the heap is
-//! not there yet, a bar holds what has been reached: it is lowered with each step, and nothing may become worse.
+//! What is wished for: no cycle of files, an `impl X` in X's file or in its children, at most 600
+//! lines a file. Where the heap is not there yet, a bar holds what has been reached: it is lowered
+//! with each step, and nothing may become worse.
 //!
 //! And of the whole repository: no line has more than 100 columns ([`columns`]).
 
@@ -141,11 +143,12 @@ impl Findings {
         for (file, of) in &self.foreign_impls {
             by_type.entry(of).or_default().push(file);
         }
-        lines.extend(by_type.iter().map(|(of, files)| format!("impl {of} in {}", files.join(", "))));
+        lines
+            .extend(by_type.iter().map(|(of, files)| format!("impl {of} in {}", files.join(", "))));
         let many = self.methods.iter().filter(|(_, (count, _))| *count >= 20);
-        lines.extend(
-            many.map(|(name, (count, files))| format!("{name}: {count} methods in {} files", files.len())),
-        );
+        lines.extend(many.map(|(name, (count, files))| {
+            format!("{name}: {count} methods in {} files", files.len())
+        }));
         lines.join("\n") + "\n"
     }
 
@@ -158,7 +161,10 @@ impl Findings {
             && now.in_cycles <= reached.in_cycles
             && now.foreign_impls <= reached.foreign_impls;
         Err(if better {
-            format!("the heap's folder has become better: {now:?}; lower the bar in xtask/src/house/mod.rs")
+            format!(
+                "the heap's folder has become better: {now:?}; lower the bar in \
+                 xtask/src/house/mod.rs"
+            )
         } else {
             format!("the heap's folder has become worse: {now:?}, and it was {reached:?}")
         })
@@ -170,14 +176,18 @@ mod tests {
     use super::*;
 
     fn parsed(files: &[(&str, &str)]) -> Findings {
-        let modules: Vec<_> = files.iter().map(|(path, text)| modules::parse(path, text).unwrap()).collect();
+        let modules: Vec<_> =
+            files.iter().map(|(path, text)| modules::parse(path, text).unwrap()).collect();
         look(&modules)
     }
 
     #[test]
     fn files_that_know_each_other_are_a_cycle_and_those_in_a_row_are_none() {
-        let row =
-            [("heap", "pub mod a; mod b;"), ("heap::a", "use super::b::B;"), ("heap::b", "pub struct B;")];
+        let row = [
+            ("heap", "pub mod a; mod b;"),
+            ("heap::a", "use super::b::B;"),
+            ("heap::b", "pub struct B;"),
+        ];
         assert!(parsed(&row).cycles.is_empty());
         let ring = [
             ("heap", "pub mod a; mod b; pub struct Shared;"),
@@ -189,8 +199,10 @@ mod tests {
 
     #[test]
     fn a_file_that_uses_what_it_declares_knows_it() {
-        let files =
-            [("heap", "mod a; pub struct Shared; fn f() { a::g() }"), ("heap::a", "use super::Shared;")];
+        let files = [
+            ("heap", "mod a; pub struct Shared; fn f() { a::g() }"),
+            ("heap::a", "use super::Shared;"),
+        ];
         assert_eq!(parsed(&files).cycles, [["heap", "heap::a"]]);
     }
 
@@ -200,7 +212,8 @@ mod tests {
             ("heap", "mod a; mod b; pub use a::A;"),
             (
                 "heap::a",
-                "use super::A as _; pub struct A; #[cfg(test)] mod tests { use super::super::b::B; }",
+                "use super::A as _; pub struct A; #[cfg(test)] mod tests \
+                 { use super::super::b::B; }",
             ),
             ("heap::b", "use super::a::A; pub struct B(A);"),
         ];

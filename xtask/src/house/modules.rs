@@ -1,4 +1,5 @@
-//! What a file says, as far as the shape of a folder goes: the paths that it names, the types that it defines, its `impl` blocks.
+//! What a file says, as far as the shape of a folder goes: the paths that it names, the types that
+//! it defines, its `impl` blocks.
 
 use std::collections::HashSet;
 
@@ -11,8 +12,8 @@ pub struct Module {
     /// From the crate on: `heap::streams::naming`.
     pub path: String,
     pub lines: usize,
-    /// What it names outside of its tests, from the crate on. `mod x;` and a `use` that is not private name nothing: the
-    /// first declares, the second lets others name.
+    /// What it names outside of its tests, from the crate on. `mod x;` and a `use` that is not
+    /// private name nothing: the first declares, the second lets others name.
     pub paths: Vec<String>,
     /// Structures, enumerations, unions, aliases and traits.
     pub types: Vec<String>,
@@ -80,8 +81,8 @@ fn attributes(item: &Item) -> &[Attribute] {
 }
 
 impl Reader {
-    /// Notes what `segments` name, where that can be told from them: from `crate`, `self` or `super`, or from a module that the file
-    /// declares.
+    /// Notes what `segments` name, where that can be told from them: from `crate`, `self` or
+    /// `super`, or from a module that the file declares.
     fn note(&mut self, segments: &[String]) {
         let mut path = match segments.first().map(String::as_str) {
             Some("crate") => self.inside[..1].to_vec(),
@@ -152,7 +153,8 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_item_impl(&mut self, item: &'ast ItemImpl) {
         if let Some(of) = last_name(&item.self_ty) {
-            let name = |path: &syn::Path| path.segments.last().map(|segment| segment.ident.to_string());
+            let name =
+                |path: &syn::Path| path.segments.last().map(|segment| segment.ident.to_string());
             let of_trait = item.trait_.as_ref().and_then(|(_, path, _)| name(path));
             let methods = item.items.iter().filter(|item| matches!(item, ImplItem::Fn(_))).count();
             self.module.impls.push(Impl { of, of_trait, methods });
@@ -164,7 +166,8 @@ impl<'ast> Visit<'ast> for Reader {
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let segments: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        let segments: Vec<_> =
+            path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         // One name alone is a variable's or a type's.
         if segments.len() > 1 {
             self.note(&segments);

@@ -122,7 +122,13 @@ impl<'a> Judge<'a> {
             for (role, name) in [(Role::Torch, "torch"), (Role::Expandable, "expandable")] {
                 let Some(theirs) = self.runs(case, role).and_then(still) else { continue };
                 let what = format!("{:.4}, {name} {:.4}", ours.area_ratio, theirs.area_ratio);
-                self.bar(Figure::Area, case, Role::Default, ours.area_ratio < theirs.area_ratio, what);
+                self.bar(
+                    Figure::Area,
+                    case,
+                    Role::Default,
+                    ours.area_ratio < theirs.area_ratio,
+                    what,
+                );
             }
             self.no_worse(Figure::Hold, case, ours, still);
             if case.base() != OFFLOAD {
@@ -136,7 +142,13 @@ impl<'a> Judge<'a> {
         if let Some(fit) = ours.fit_ratio {
             self.at_most(Figure::Fit, case, Role::Default, fit, of_trace.fit, "");
         } else if ours.no_fit {
-            self.bar(Figure::Fit, case, Role::Default, false, "no device is large enough".to_owned());
+            self.bar(
+                Figure::Fit,
+                case,
+                Role::Default,
+                false,
+                "no device is large enough".to_owned(),
+            );
         }
     }
 
@@ -148,7 +160,14 @@ impl<'a> Judge<'a> {
         which: impl Fn(&'a Runs) -> Option<&'a Observed>,
     ) {
         if let Some(theirs) = self.runs(case, Role::Expandable).and_then(which) {
-            self.at_most(figure, case, Role::Default, ours.hold_ratio, theirs.hold_ratio, " (expandable)");
+            self.at_most(
+                figure,
+                case,
+                Role::Default,
+                ours.hold_ratio,
+                theirs.hold_ratio,
+                " (expandable)",
+            );
         }
     }
 
@@ -158,7 +177,9 @@ impl<'a> Judge<'a> {
                 self.no_worse(Figure::TimedHold, case, ours, |runs| runs.calls_free.as_ref());
             }
             if let Some(ours) = &runs.calls_charged {
-                self.no_worse(Figure::TimedHoldCharged, case, ours, |runs| runs.calls_charged.as_ref());
+                self.no_worse(Figure::TimedHoldCharged, case, ours, |runs| {
+                    runs.calls_charged.as_ref()
+                });
                 self.late(Figure::End, case, Role::Default, ours, DEFAULT_LATENESS);
                 let ms = ours.host_blocked_ns as f64 / 1e6;
                 self.bar(
@@ -184,11 +205,19 @@ impl<'a> Judge<'a> {
                 }
             }
         }
-        let Some(ours) = self.runs(case, Role::Tight).and_then(|runs| runs.calls_charged.as_ref()) else {
+        let Some(ours) = self.runs(case, Role::Tight).and_then(|runs| runs.calls_charged.as_ref())
+        else {
             return;
         };
         if case.base() != OFFLOAD {
-            self.at_most(Figure::TimedHoldCharged, case, Role::Tight, ours.hold_ratio, TIGHT_TIMED_HOLD, "");
+            self.at_most(
+                Figure::TimedHoldCharged,
+                case,
+                Role::Tight,
+                ours.hold_ratio,
+                TIGHT_TIMED_HOLD,
+                "",
+            );
             self.late(Figure::End, case, Role::Tight, ours, TIGHT_LATENESS);
             return;
         }
@@ -200,10 +229,13 @@ impl<'a> Judge<'a> {
                 late * 100.0,
                 by * 100.0
             );
-            // Two points of one curve: another configuration may reach the one that this one does not.
-            let reaches =
-                |run: &Observed| run.hold_ratio <= hold && case.lateness(run).is_some_and(|late| late <= by);
-            let by_another = self.others(case).find(|(_, run)| reaches(run)).filter(|_| !reaches(ours));
+            // Two points of one curve: another configuration may reach the one that this one does
+            // not.
+            let reaches = |run: &Observed| {
+                run.hold_ratio <= hold && case.lateness(run).is_some_and(|late| late <= by)
+            };
+            let by_another =
+                self.others(case).find(|(_, run)| reaches(run)).filter(|_| !reaches(ours));
             if let Some((name, _)) = by_another {
                 what.push_str(&format!("; reached by {name}"));
             }
@@ -215,15 +247,16 @@ impl<'a> Judge<'a> {
     /// The configurations without bars on the timeline.
     fn others(&self, case: &'a Case) -> impl Iterator<Item = (&'a str, &'a Observed)> {
         let settings = self.proof.settings.iter().zip(&case.runs);
-        settings
-            .filter(|(setting, _)| setting.role == Role::Other)
-            .filter_map(|(setting, runs)| Some((setting.name.as_str(), runs.calls_charged.as_ref()?)))
+        settings.filter(|(setting, _)| setting.role == Role::Other).filter_map(|(setting, runs)| {
+            Some((setting.name.as_str(), runs.calls_charged.as_ref()?))
+        })
     }
 
     fn late(&mut self, figure: Figure, case: &Case, role: Role, ours: &Observed, bar: f64) {
         let Some(late) = case.lateness(ours) else { return };
         let mut what = format!("{:+.2}%, bar {:+.1}%", late * 100.0, bar * 100.0);
-        if let Some(floor) = case.ends.and_then(|ends| case.over_perfect(ends.floor_ns)).filter(|&f| f > bar)
+        if let Some(floor) =
+            case.ends.and_then(|ends| case.over_perfect(ends.floor_ns)).filter(|&f| f > bar)
         {
             what.push_str(&format!("; the floor is {:+.2}%", floor * 100.0));
         }
@@ -240,7 +273,14 @@ impl<'a> Judge<'a> {
             self.no_worse(Figure::PublicHold, case, ours, still);
         }
         if let Some(ours) = self.runs(case, Role::Tight).and_then(still) {
-            self.at_most(Figure::PublicHold, case, Role::Tight, ours.hold_ratio, PUBLIC_TIGHT_HOLD, "");
+            self.at_most(
+                Figure::PublicHold,
+                case,
+                Role::Tight,
+                ours.hold_ratio,
+                PUBLIC_TIGHT_HOLD,
+                "",
+            );
         }
     }
 
@@ -254,7 +294,8 @@ impl<'a> Judge<'a> {
             let of = " (the worst alone + 0.002)";
             self.at_most(Figure::LongHold, long, role, ours.hold_ratio, worst + LONG_GROWTH, of);
             let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-            let what = format!("{:.1} GiB, the widest alone {:.1}", gib(ours.peak_address), gib(widest));
+            let what =
+                format!("{:.1} GiB, the widest alone {:.1}", gib(ours.peak_address), gib(widest));
             self.bar(Figure::LongAddress, long, role, ours.peak_address <= widest, what);
         }
     }
@@ -266,7 +307,11 @@ mod tests {
     use super::*;
 
     fn unmet(proof: &Proof) -> Vec<(Figure, Option<usize>)> {
-        judge(proof).into_iter().filter(|bar| !bar.met).map(|bar| (bar.figure, bar.setting)).collect()
+        judge(proof)
+            .into_iter()
+            .filter(|bar| !bar.met)
+            .map(|bar| (bar.figure, bar.setting))
+            .collect()
     }
 
     #[test]

@@ -146,11 +146,16 @@ pub mod fixture {
         }
     }
 
-    /// A proof of one trace: the runs of torch, expandable, default, tight and one more configuration, alike in all figures.
+    /// A proof of one trace: the runs of torch, expandable, default, tight and one more
+    /// configuration, alike in all figures.
     fn proof(trace: &str, runs: [(f64, f64); 5]) -> Proof {
         let roles = [Role::Torch, Role::Expandable, Role::Default, Role::Tight, Role::Other];
-        let setting =
-            |role| Setting { role, name: format!("{role:?}"), conf: Some(String::new()), refused: None };
+        let setting = |role| Setting {
+            role,
+            name: format!("{role:?}"),
+            conf: Some(String::new()),
+            refused: None,
+        };
         let runs = runs.map(|(hold, late)| Runs {
             still: Some(run(hold, 0.0)),
             calls_free: Some(run(hold, 0.0)),

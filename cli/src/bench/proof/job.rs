@@ -1,4 +1,5 @@
-//! One measurement of the proof, in a process of its own: Gruyère's heap is the process's, so what runs beside it needs another.
+//! One measurement of the proof, in a process of its own: Gruyère's heap is the process's, so what
+//! runs beside it needs another.
 
 use crate::signals;
 use gruyere_replay::allocator::AllocError;
@@ -117,9 +118,12 @@ impl Source {
             None if traces.len() == 1 => Ok(traces.remove(0)),
             None => Err("more than one file, and nothing said of joining them".to_owned()),
             Some((count, seed)) => {
-                let pieces: Vec<&Trace> =
-                    drawn_order(traces.len(), count, seed).into_iter().map(|index| &traces[index]).collect();
-                Trace::joined(&format!("{count} joined"), &pieces).map_err(|error| error.to_string())
+                let pieces: Vec<&Trace> = drawn_order(traces.len(), count, seed)
+                    .into_iter()
+                    .map(|index| &traces[index])
+                    .collect();
+                Trace::joined(&format!("{count} joined"), &pieces)
+                    .map_err(|error| error.to_string())
             }
         }
     }
@@ -139,7 +143,8 @@ impl Job {
     /// Does the job in this process.
     ///
     /// # Errors
-    /// What is wrong with the trace, or why it cannot be measured. A refused configuration is an answer.
+    /// What is wrong with the trace, or why it cannot be measured. A refused configuration is an
+    /// answer.
     pub fn run(&self) -> Result<Answer, String> {
         let trace = self.source.read()?;
         let prices = Prices::open(&self.prices).map_err(|error| error.to_string())?.costs;
@@ -148,7 +153,12 @@ impl Job {
             Err(BenchError::SetUp(AllocError::Setup(why))) => Found::Refused(why),
             Err(error) => return Err(format!("{}: {error}", trace.name)),
         };
-        Ok(Answer { operations: trace.operations, peak_live: trace.peak_live, trace: trace.name, found })
+        Ok(Answer {
+            operations: trace.operations,
+            peak_live: trace.peak_live,
+            trace: trace.name,
+            found,
+        })
     }
 
     fn measure(&self, trace: &Trace, prices: Costs) -> Result<Found, BenchError> {
@@ -175,7 +185,8 @@ impl Job {
     /// # Errors
     /// As [`Job::run`]; or the other process could not be run.
     pub fn run_apart(&self) -> Result<Answer, String> {
-        let this = std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
+        let this =
+            std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;
         let text = serde_json::to_string(self).map_err(|error| error.to_string())?;
         let mut command = Command::new(&this);
         let output = signals::ends_with_us(&mut command)
@@ -188,7 +199,10 @@ impl Job {
             return Err(format!("{} ({})", said.trim(), output.status));
         }
         serde_json::from_slice(&output.stdout).map_err(|error| {
-            format!("a process of the proof said {:?}: {error}", String::from_utf8_lossy(&output.stdout))
+            format!(
+                "a process of the proof said {:?}: {error}",
+                String::from_utf8_lossy(&output.stdout)
+            )
         })
     }
 }

@@ -1,4 +1,5 @@
-//! `gruyere bench proof`: every figure by which this allocator is judged, beside torch's, each with its bar.
+//! `gruyere bench proof`: every figure by which this allocator is judged, beside torch's, each with
+//! its bar.
 
 mod bars;
 mod figures;
@@ -27,7 +28,8 @@ const COUNTED: &str = "moe.trace.zst";
 
 const EXAMPLES: &str = "\
 Examples:
-  gruyere bench proof                               all parts on the seven bundled traces: a minute or two
+  gruyere bench proof                               all parts on the seven bundled traces: a \
+                                                    minute or two
   gruyere bench proof --part hold --part timeline   some parts
   gruyere bench proof --jitter 1 --jitter 2         traces of the same shapes with other sizes
   gruyere bench proof --public ../shared/traces/public --part public
@@ -37,13 +39,16 @@ Examples:
   gruyere bench proof --part timeline --prices by-mapping
                                                     time, where access costs by the mapping
 
-Exit status: 0 every bar is met; 1 something could not be read, written or run; 2 wrong arguments; 3 the oracle, the driver's
-books or an invariant found a fault; 4 a trace did not complete with room to spare; 5 a bar is not met.";
+Exit status: 0 every bar is met; 1 something could not be read, written or run; 2 wrong arguments; \
+3 the oracle, the driver's
+books or an invariant found a fault; 4 a trace did not complete with room to spare; 5 a bar is not \
+met.";
 
 /// Judge Gruyère by every figure that it promises, beside torch's allocators.
 ///
-/// Two settings have bars: Gruyère as it comes, and one told to hold little (`--tight`). Every run is on the stand-in GPU with the
-/// oracle of stream order on (the search for the smallest device excepted). No figure hangs on a clock.
+/// Two settings have bars: Gruyère as it comes, and one told to hold little (`--tight`). Every run
+/// is on the stand-in GPU with the oracle of stream order on (the search for the smallest device
+/// excepted). No figure hangs on a clock.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -65,13 +70,15 @@ pub struct Args {
     /// One more column for Gruyère configured by STRING, without bars; may be repeated.
     #[arg(long, value_name = "STRING")]
     conf: Vec<String>,
-    /// What driver calls cost on the timeline: by-call, by-mapping, by-mapping-and-page, or a JSON file (also that of tests/gpu/probe). The bars are those of by-call.
+    /// What driver calls cost on the timeline: by-call, by-mapping, by-mapping-and-page, or a JSON
+    /// file (also that of tests/gpu/probe). The bars are those of by-call.
     #[arg(long, value_name = "NAME|FILE", default_value = "by-call")]
     prices: String,
     /// Folder of public traces, of which only calls to the allocator are known.
     #[arg(long, value_name = "DIR")]
     public: Option<PathBuf>,
-    /// The long run joins so many traces, each as often as the others, in an order drawn from a seed.
+    /// The long run joins so many traces, each as often as the others, in an order drawn from a
+    /// seed.
     #[arg(long, value_name = "COUNT", default_value_t = 50)]
     long: usize,
     /// Processes that measure side by side; default: the cores that this one may use.
@@ -187,7 +194,11 @@ fn verdict(proof: &Proof, bars: &[bars::Bar]) -> u8 {
         let floor = case.ends.map_or(0, |ends| ends.floor_ns);
         let charged = runs.calls_charged.iter().chain(&runs.small);
         for run in charged.filter(|run| run.completed() && run.device_end_ns < floor) {
-            say(case, setting, &format!("done at {} ns, before the floor of {floor} ns", run.device_end_ns));
+            say(
+                case,
+                setting,
+                &format!("done at {} ns, before the floor of {floor} ns", run.device_end_ns),
+            );
             status = FAULTS;
         }
     }
@@ -217,12 +228,15 @@ impl<'a> Plan<'a> {
             [] => vec![None],
             seeds => seeds.iter().copied().map(Some).collect(),
         };
-        let traces =
-            seeds.iter().flat_map(|&seed| paths.iter().map(move |path| Source::file(path.clone(), seed)));
+        let traces = seeds
+            .iter()
+            .flat_map(|&seed| paths.iter().map(move |path| Source::file(path.clone(), seed)));
         if args.part.contains(&Part::Instructions) && !args.judges_what_is_bundled() {
-            return Err("instructions are counted with the bundled traces and default settings only; \
-                        `gruyere bench --instructions --trace FILE` counts them on another trace"
-                .to_owned());
+            return Err(
+                "instructions are counted with the bundled traces and default settings only; \
+                 `gruyere bench --instructions --trace FILE` counts them on another trace"
+                    .to_owned(),
+            );
         }
         let public = match &args.public {
             None if args.part.contains(&Part::Public) => {
@@ -232,7 +246,10 @@ impl<'a> Plan<'a> {
             Some(folder) => {
                 let paths = traces_in(folder);
                 if paths.is_empty() {
-                    return Err(format!("{}: there is no *.trace.zst in this folder", folder.display()));
+                    return Err(format!(
+                        "{}: there is no *.trace.zst in this folder",
+                        folder.display()
+                    ));
                 }
                 paths.into_iter().map(|path| Source::file(path, None)).collect()
             }
@@ -243,7 +260,8 @@ impl<'a> Plan<'a> {
             conf: Some(conf.to_owned()),
             refused: None,
         };
-        let model = |role, name: &str| Setting { role, name: name.to_owned(), conf: None, refused: None };
+        let model =
+            |role, name: &str| Setting { role, name: name.to_owned(), conf: None, refused: None };
         let mut settings = vec![
             model(Role::Torch, "torch"),
             model(Role::Expandable, "expandable"),
@@ -284,7 +302,13 @@ impl<'a> Plan<'a> {
                 joined: Some((self.args.long, LONG_SEED)),
             };
             for (place, who) in whos.iter().enumerate() {
-                add(Where::Long, &long, place, What::Still, observe(who, Clock::Still, Room::Ample));
+                add(
+                    Where::Long,
+                    &long,
+                    place,
+                    What::Still,
+                    observe(who, Clock::Still, Room::Ample),
+                );
             }
         }
         for (index, source) in self.traces.iter().enumerate() {
@@ -296,7 +320,13 @@ impl<'a> Plan<'a> {
                 if self.wants(Part::Timeline) {
                     let charged = observe(who, Clock::CallsCharged, Room::Ample);
                     add(case, source, place, What::CallsCharged, charged);
-                    add(case, source, place, What::CallsFree, observe(who, Clock::CallsFree, Room::Ample));
+                    add(
+                        case,
+                        source,
+                        place,
+                        What::CallsFree,
+                        observe(who, Clock::CallsFree, Room::Ample),
+                    );
                 }
                 if self.wants(Part::Small) {
                     let small = observe(who, Clock::CallsCharged, Room::Times(SMALL));
@@ -327,7 +357,10 @@ impl<'a> Plan<'a> {
         if counted {
             let path = bundled()?.into_iter().find(|path| path.ends_with(COUNTED));
             // First, for it takes longest.
-            works.insert(0, Work::Instructions(path.ok_or_else(|| format!("{COUNTED} is not bundled"))?));
+            works.insert(
+                0,
+                Work::Instructions(path.ok_or_else(|| format!("{COUNTED} is not bundled"))?),
+            );
         }
         let mut results = workers::all(&works, self.args.jobs)?;
         let instructions = if counted { results.remove(0).instructions() } else { None };
@@ -356,8 +389,9 @@ impl<'a> Plan<'a> {
 
     fn case(&self, case: Where, answers: &HashMap<Place, Answer>) -> Option<Case> {
         let facts = answers.iter().find(|(place, _)| place.case == case)?.1;
-        let find =
-            |setting, figure| answers.get(&Place { case, setting, figure }).map(|answer| &answer.found);
+        let find = |setting, figure| {
+            answers.get(&Place { case, setting, figure }).map(|answer| &answer.found)
+        };
         let observed = |setting, figure| match find(setting, figure) {
             Some(Found::Observed(observed)) => Some(Observed::clone(observed)),
             _ => None,
@@ -418,7 +452,9 @@ mod tests {
 
     #[test]
     fn an_end_before_the_floor_is_a_fault_of_the_bench() {
-        let floor = |over: u64| move |case: &mut Case| case.ends.as_mut().unwrap().floor_ns = PERFECT + over;
+        let floor = |over: u64| {
+            move |case: &mut Case| case.ends.as_mut().unwrap().floor_ns = PERFECT + over
+        };
         assert_eq!(status(floor(0)), 0);
         assert_eq!(status(floor(4_000_001)), FAULTS);
     }

@@ -54,7 +54,8 @@ const OF_TRACES: &[Section] = &[
         cell: |case, runs| runs.calls_charged.as_ref().and_then(|run| late(case, run)),
     },
     Section {
-        title: "Host blocked in waits of the allocator, and driver calls charged, on the timeline, ms",
+        title: "Host blocked in waits of the allocator, and driver calls charged, on the timeline, \
+                ms",
         figure: Some(Figure::Blocked),
         cell: |_, runs| {
             let ms = |ns: u64| ns as f64 / 1e6;
@@ -63,7 +64,8 @@ const OF_TRACES: &[Section] = &[
         },
     },
     Section {
-        title: "On a device of 1.02 times the peak of live, on the timeline: device end, driver calls",
+        title: "On a device of 1.02 times the peak of live, on the timeline: device end, driver \
+                calls",
         figure: Some(Figure::Small),
         cell: |case, runs| {
             let run = runs.small.as_ref()?;
@@ -86,7 +88,8 @@ const OF_LONG: &[Section] = &[
     Section { title: "A long run: area", figure: None, ..OF_TRACES[1] },
     Section { title: "A long run: driver calls", ..OF_TRACES[2] },
     Section {
-        title: "A long run: peak of reserved address space, GiB (it may grow with the device, which here has 8 peaks of live)",
+        title: "A long run: peak of reserved address space, GiB (it may grow with the device, \
+                which here has 8 peaks of live)",
         figure: Some(Figure::LongAddress),
         cell: |_, runs| {
             let peak = runs.still.as_ref()?.peak_address;
@@ -127,8 +130,10 @@ pub fn draw(proof: &Proof, bars: &[Bar]) -> String {
     match &proof.instructions {
         Some(Ok(count)) => {
             let mark = mark(bars, Figure::Instructions, "", None);
-            let _ =
-                writeln!(text, "Instructions a malloc or free, moe, C ABI, record on: {count:.0}{mark}\n");
+            let _ = writeln!(
+                text,
+                "Instructions a malloc or free, moe, C ABI, record on: {count:.0}{mark}\n"
+            );
         }
         Some(Err(why)) => {
             let _ = writeln!(text, "Instructions were not counted: {why}\n");
@@ -184,7 +189,14 @@ fn at_best(cases: &[Case]) -> String {
         return String::new();
     }
     let mut table = plain();
-    table.set_header(["trace", "perfect s", "program's calls", "floor", "at once", "taking the peak ms"]);
+    table.set_header([
+        "trace",
+        "perfect s",
+        "program's calls",
+        "floor",
+        "at once",
+        "taking the peak ms",
+    ]);
     for case in cases {
         let Some(ends) = case.ends else { continue };
         let over = |end| case.over_perfect(end).map(percent).unwrap_or_default();
@@ -198,9 +210,12 @@ fn at_best(cases: &[Case]) -> String {
         ]);
     }
     finish("Device end at best", table)
-        + "  program's calls: an allocator that costs nothing, the program's own events and waits charged\n\
-           \x20 floor: each page's own share of its cost, paid when live first needs the page, idle host time used: nobody is below it\n\
-           \x20 at once: the peak of live created, mapped and made accessible in one call each before anything else\n\n"
+        + "  program's calls: an allocator that costs nothing, the program's own events and waits \
+           charged\n\
+           \x20 floor: each page's own share of its cost, paid when live first needs the page, \
+           idle host time used: nobody is below it\n\
+           \x20 at once: the peak of live created, mapped and made accessible in one call each \
+           before anything else\n\n"
 }
 
 fn plain() -> Table {
@@ -212,7 +227,11 @@ fn plain() -> Table {
 fn finish(title: &str, mut table: Table) -> String {
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_constraint(ColumnConstraint::ContentWidth);
-        column.set_cell_alignment(if index == 0 { CellAlignment::Left } else { CellAlignment::Right });
+        column.set_cell_alignment(if index == 0 {
+            CellAlignment::Left
+        } else {
+            CellAlignment::Right
+        });
     }
     // Rows of figures need no rules between them.
     let rule = |line: &&str| !line.starts_with('─');
@@ -222,8 +241,9 @@ fn finish(title: &str, mut table: Table) -> String {
 }
 
 fn mark(bars: &[Bar], figure: Figure, trace: &str, setting: Option<usize>) -> &'static str {
-    let mut of =
-        bars.iter().filter(|bar| bar.figure == figure && bar.trace == trace && bar.setting == setting);
+    let mut of = bars
+        .iter()
+        .filter(|bar| bar.figure == figure && bar.trace == trace && bar.setting == setting);
     match of.next() {
         None => "  ",
         Some(first) if first.met && of.all(|bar| bar.met) => " ✓",
@@ -237,7 +257,13 @@ fn verdicts(proof: &Proof, bars: &[Bar]) -> String {
     let _ = writeln!(text, "{met} of {} bars are met.", bars.len());
     for bar in bars.iter().filter(|bar| !bar.met) {
         let setting = bar.setting.map_or("", |place| proof.settings[place].name.as_str());
-        let _ = writeln!(text, "  ✗ {:<17} {:<28} {setting:<8} {}", name(bar.figure), bar.trace, bar.what);
+        let _ = writeln!(
+            text,
+            "  ✗ {:<17} {:<28} {setting:<8} {}",
+            name(bar.figure),
+            bar.trace,
+            bar.what
+        );
     }
     let refused = proof.settings.iter().any(|s| s.role == Role::Tight && s.refused.is_some());
     if refused {

@@ -1,4 +1,5 @@
-//! Who measures when: as many processes side by side as there are cores. No figure hangs on a clock, so none disturbs another.
+//! Who measures when: as many processes side by side as there are cores. No figure hangs on a
+//! clock, so none disturbs another.
 
 use super::job::{Answer, Job};
 use crate::bench::instructions;
@@ -45,14 +46,19 @@ impl Done {
 /// # Errors
 /// The first that could not be done; what has not begun by then is left.
 pub fn all(works: &[Work], workers: Option<usize>) -> Result<Vec<Done>, String> {
-    let workers = workers.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
+    let workers =
+        workers.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
     let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
     let results = Mutex::new(works.iter().map(|_| None).collect::<Vec<_>>());
     let bar = progress(works.len());
     let work = || {
-        while let Some((index, work)) = works.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((index, work)) =
+            works.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
+        {
             match work.done() {
-                Ok(done) => results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(done),
+                Ok(done) => {
+                    results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(done)
+                }
                 Err(error) => {
                     next.store(works.len(), Ordering::Relaxed);
                     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -66,9 +72,12 @@ pub fn all(works: &[Work], workers: Option<usize>) -> Result<Vec<Done>, String> 
     bar.finish_and_clear();
     match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => {
-            Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect())
-        }
+        None => Ok(results
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+            .into_iter()
+            .flatten()
+            .collect()),
     }
 }
 
@@ -78,7 +87,8 @@ impl Work {
             Self::Apart(job) => job.run_apart().map(Done::Answer),
             Self::Instructions(path) => {
                 let trace = Trace::open(path).map_err(|error| error.to_string())?;
-                let counted = instructions::count(&trace, path).map(|counted| counted.warm.per_operation);
+                let counted =
+                    instructions::count(&trace, path).map(|counted| counted.warm.per_operation);
                 Ok(Done::Instructions(counted))
             }
         }

@@ -1,6 +1,8 @@
-//! `gruyere doctor --gpu`: the probe and a short stress on the first visible device, and what they mean for a program.
+//! `gruyere doctor --gpu`: the probe and a short stress on the first visible device, and what they
+//! mean for a program.
 //!
-//! Both are C programs that come with the command ([`program`]); each runs in a process of its own, within a limit of time ([`place`]).
+//! Both are C programs that come with the command ([`program`]); each runs in a process of its own,
+//! within a limit of time ([`place`]).
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 mod place;
@@ -26,14 +28,17 @@ use program::Program;
 /// What is asked for.
 #[derive(clap::Args)]
 pub struct Trial {
-    /// Try the first visible GPU too, for about a minute and a half: which rules its driver has and what calls cost (the probe), and whether blocks keep what is
-    /// written into them (a stress of 20 s). It takes most of the free memory for a moment.
+    /// Try the first visible GPU too, for about a minute and a half: which rules its driver has and
+    /// what calls cost (the probe), and whether blocks keep what is written into them (a stress of
+    /// 20 s). It takes most of the free memory for a moment.
     #[arg(long = "gpu")]
     pub is_wanted: bool,
-    /// The libgruyere.so that is stressed. Default: as `gruyere run` finds it ($GRUYERE_LIBRARY, beside this command, the Python package's).
+    /// The libgruyere.so that is stressed. Default: as `gruyere run` finds it ($GRUYERE_LIBRARY,
+    /// beside this command, the Python package's).
     #[arg(long, value_name = "PATH", requires = "is_wanted")]
     library: Option<PathBuf>,
-    /// Keep what probe and stress wrote in FOLDER: probe.json (also a file for `gruyere bench --prices`), stress.json, and what they said.
+    /// Keep what probe and stress wrote in FOLDER: probe.json (also a file for
+    /// `gruyere bench --prices`), stress.json, and what they said.
     #[arg(long, value_name = "FOLDER", requires = "is_wanted")]
     out: Option<PathBuf>,
     /// More options of the probe, and of the canaries: for tests.
@@ -58,7 +63,8 @@ pub fn examine(findings: &mut Findings, trial: &Trial, driver: Option<&DriverFac
     if !driver.is_some_and(DriverFacts::has_a_device) {
         findings.note(
             "probe",
-            "not run, and no stress either: there is no device that can be used (see driver, above)",
+            "not run, and no stress either: there is no device that can be used (see driver, \
+             above)",
         );
         return told;
     }
@@ -84,7 +90,9 @@ pub fn examine(findings: &mut Findings, trial: &Trial, driver: Option<&DriverFac
             Ok(found) => {
                 let seconds = STRESS_SECONDS.to_string();
                 let mut all: Vec<String> =
-                    ["--seconds", &seconds, "--threads", "4", "--destroy-streams"].map(str::to_owned).into();
+                    ["--seconds", &seconds, "--threads", "4", "--destroy-streams"]
+                        .map(str::to_owned)
+                        .into();
                 all.extend(["--library".to_owned(), found.library.display().to_string()]);
                 all.extend(words(&trial.stress_with));
                 let stress = place.run(Program::Canaries, "stress", &all, limit(STRESS_LIMIT));
@@ -97,7 +105,8 @@ pub fn examine(findings: &mut Findings, trial: &Trial, driver: Option<&DriverFac
     }
     told["probe"] = probe.document.unwrap_or_default();
     let is_named = |remedy: &String| remedy.contains(&files);
-    match place.keep(findings.0.iter().filter_map(|finding| finding.remedy.as_ref()).any(is_named)) {
+    match place.keep(findings.0.iter().filter_map(|finding| finding.remedy.as_ref()).any(is_named))
+    {
         Ok(Some(folder)) => {
             findings.ok("files", format!("what probe and stress wrote is in {}", folder.display()));
             told["folder"] = json!(folder);
@@ -116,7 +125,8 @@ fn judge_probe(findings: &mut Findings, probe: &Ran, files: &str) {
     match probe.document.as_ref().map(rules::Document::deserialize) {
         Ok(Ok(document)) if probe.is_whole() => {
             // What is wrong with it is a finding of its own.
-            let config = Config::parse(&std::env::var(VARIABLE).unwrap_or_default()).unwrap_or_default();
+            let config =
+                Config::parse(&std::env::var(VARIABLE).unwrap_or_default()).unwrap_or_default();
             rules::examine(findings, &document, config.heap.backing, files);
         }
         Ok(Err(reason)) if probe.is_whole() => no_document(findings, "probe", &reason, files),
@@ -125,11 +135,15 @@ fn judge_probe(findings: &mut Findings, probe: &Ran, files: &str) {
             let (within, remedy) = match &probe.ended {
                 Err(Silence::TooLate(_)) => (
                     probe.case().map_or(String::new(), |case| format!(", in the case {case}")),
-                    "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs needs a reset or a reboot".to_owned(),
+                    "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that \
+                     hangs needs a reset or a reboot"
+                        .to_owned(),
                 ),
                 Ok(status) if status.code() == Some(2) => (
                     String::new(),
-                    "the first visible device must be free to use: nvidia-smi -q -d COMPUTE,ECC; CUDA_VISIBLE_DEVICES names another".to_owned(),
+                    "the first visible device must be free to use: nvidia-smi -q -d COMPUTE,ECC; \
+                     CUDA_VISIBLE_DEVICES names another"
+                        .to_owned(),
                 ),
                 _ => (String::new(), format!("report it with {files}")),
             };
@@ -138,8 +152,17 @@ fn judge_probe(findings: &mut Findings, probe: &Ran, files: &str) {
     }
 }
 
-fn no_document(findings: &mut Findings, area: &'static str, reason: &serde_json::Error, files: &str) {
-    findings.problem(area, format!("its document is not one: {reason}"), format!("report it with {files}"));
+fn no_document(
+    findings: &mut Findings,
+    area: &'static str,
+    reason: &serde_json::Error,
+    files: &str,
+) {
+    findings.problem(
+        area,
+        format!("its document is not one: {reason}"),
+        format!("report it with {files}"),
+    );
 }
 
 fn judge_stress(findings: &mut Findings, stress: &Ran, files: &str) {
@@ -149,8 +172,14 @@ fn judge_stress(findings: &mut Findings, stress: &Ran, files: &str) {
         _ if stress.code() == Some(stress::CORRUPTION) => {
             stress::corruption(findings, &stress.trouble().to_string(), files);
         }
-        Ok(Err(reason)) if stress.code() == Some(0) => no_document(findings, "stress", &reason, files),
-        _ => findings.problem("stress", stress.trouble().to_string(), format!("report it with {files}")),
+        Ok(Err(reason)) if stress.code() == Some(0) => {
+            no_document(findings, "stress", &reason, files)
+        }
+        _ => findings.problem(
+            "stress",
+            stress.trouble().to_string(),
+            format!("report it with {files}"),
+        ),
     }
 }
 
@@ -204,7 +233,8 @@ mod tests {
     #[test]
     fn a_device_that_faults_under_the_stress_is_corruption() {
         let none = || Err("No such file".to_owned());
-        let text = told(judge_stress, &ran(3 << 8, "main.c:180: cuEventRecord answered 700\n", none()));
+        let text =
+            told(judge_stress, &ran(3 << 8, "main.c:180: cuEventRecord answered 700\n", none()));
         assert!(text.contains("CORRUPTION") && text.contains("answered 700"), "{text}");
         let text = told(judge_stress, &ran(9, "", none()));
         assert!(text.contains("killed by signal 9") && !text.contains("CORRUPTION"), "{text}");

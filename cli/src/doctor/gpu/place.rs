@@ -1,5 +1,5 @@
-//! Where the C programs run and write: a folder that nobody else can write to. What is kept goes from there to `--out`; without it, the folder stays if a finding asks
-//! for it.
+//! Where the C programs run and write: a folder that nobody else can write to. What is kept goes
+//! from there to `--out`; without it, the folder stays if a finding asks for it.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -38,7 +38,8 @@ impl Ran {
         self.ended.as_ref().ok()?.code()
     }
 
-    /// Whether the probe came to its end: with 1, some case of it did not, which the document tells.
+    /// Whether the probe came to its end: with 1, some case of it did not, which the document
+    /// tells.
     pub fn is_whole(&self) -> bool {
         matches!(self.code(), Some(0 | 1))
     }
@@ -52,7 +53,9 @@ impl Ran {
     pub fn trouble(&self) -> Silence {
         match (&self.ended, &self.document) {
             (Err(silence), _) => silence.clone(),
-            (Ok(status), Err(reason)) if status.success() => Silence::Died(format!("its document: {reason}")),
+            (Ok(status), Err(reason)) if status.success() => {
+                Silence::Died(format!("its document: {reason}"))
+            }
             (Ok(status), _) => died(*status, &self.words),
         }
     }
@@ -88,7 +91,8 @@ impl<'a> Place<'a> {
     pub fn make(out: Option<&'a Path>) -> Result<Place<'a>, Unwritten> {
         // Before the minutes that fill it.
         if let Some(out) = out {
-            std::fs::create_dir_all(out).map_err(|error| Unwritten::new(out, &error, ANOTHER_OUT))?;
+            std::fs::create_dir_all(out)
+                .map_err(|error| Unwritten::new(out, &error, ANOTHER_OUT))?;
         }
         let made = tempfile::Builder::new().prefix("gruyere-gpu-").tempdir();
         let failed = |error| {
@@ -106,7 +110,8 @@ impl<'a> Place<'a> {
         self.out.unwrap_or(self.folder.path()).display().to_string()
     }
 
-    /// Runs a program for no longer than `limit`, and tells a terminal how far it is. Its files are called `name`.
+    /// Runs a program for no longer than `limit`, and tells a terminal how far it is. Its files are
+    /// called `name`.
     pub fn run(&self, program: Program, name: &str, words: &[String], limit: Duration) -> Ran {
         let document = self.folder.path().join(format!("{name}.json"));
         let said = self.folder.path().join(format!("{name}.txt"));
@@ -134,7 +139,8 @@ impl<'a> Place<'a> {
         Ran { ended, words: last_words(&said), document: read(&document) }
     }
 
-    /// Copies the files to `--out`; without it leaves them where they are, if they `are_needed`. Where they are then.
+    /// Copies the files to `--out`; without it leaves them where they are, if they `are_needed`.
+    /// Where they are then.
     ///
     /// # Errors
     /// `--out` cannot be written: they are where the text says.
@@ -146,7 +152,8 @@ impl<'a> Place<'a> {
             Ok(()) => Ok(Some(out.to_owned())),
             Err(Unwritten { text, remedy }) => {
                 let folder = self.folder.keep();
-                let text = format!("{text}; what probe and stress wrote stays in {}", folder.display());
+                let text =
+                    format!("{text}; what probe and stress wrote stays in {}", folder.display());
                 Err(Unwritten { text, remedy })
             }
         }
@@ -156,9 +163,9 @@ impl<'a> Place<'a> {
         for name in ["probe.json", "probe.txt", "stress.json", "stress.txt"] {
             let to = out.join(name);
             let copied = match File::open(self.folder.path().join(name)) {
-                Ok(mut file) => {
-                    file::replace(&to, u64::MAX, file::PUBLIC, |to| io::copy(&mut file, to).map(drop))
-                }
+                Ok(mut file) => file::replace(&to, u64::MAX, file::PUBLIC, |to| {
+                    io::copy(&mut file, to).map(drop)
+                }),
                 // Nothing was written; what an earlier run left is not of this one.
                 Err(_) => match std::fs::remove_file(&to) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -188,7 +195,8 @@ fn last_words(file: &Path) -> String {
 
 fn read(document: &Path) -> Result<Value, String> {
     let file = File::open(document).map_err(|error| error.to_string())?;
-    serde_json::from_reader(io::BufReader::new(file.take(LONGEST))).map_err(|error| error.to_string())
+    serde_json::from_reader(io::BufReader::new(file.take(LONGEST)))
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

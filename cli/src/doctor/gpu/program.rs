@@ -1,7 +1,9 @@
-//! The C programs that come with the command: the probe and the canaries of tests/gpu, built by `build.rs`.
+//! The C programs that come with the command: the probe and the canaries of tests/gpu, built by
+//! `build.rs`.
 //!
-//! Each runs in a process of its own, which is this command started with one word that the help does not name, and enters the program before anything else is
-//! done: the probe forks, so there must be no second thread, and both bring a driver into their process that may crash or hang it.
+//! Each runs in a process of its own, which is this command started with one word that the help
+//! does not name, and enters the program before anything else is done: the probe forks, so there
+//! must be no second thread, and both bring a driver into their process that may crash or hang it.
 
 use std::ffi::{CString, OsString, c_char, c_int};
 use std::os::unix::ffi::OsStringExt as _;
@@ -45,15 +47,17 @@ impl Program {
 pub fn run_as_asked(mut words: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let own = words.next()?;
     let word = words.next()?;
-    let program = [Program::Probe, Program::Canaries].into_iter().find(|program| word == program.word())?;
+    let program =
+        [Program::Probe, Program::Canaries].into_iter().find(|program| word == program.word())?;
     let words = std::iter::once(own).chain(words);
     // A word of a command line has no zero byte.
     let words: Vec<CString> = words.filter_map(|word| CString::new(word.into_vec()).ok()).collect();
     let Ok(count) = c_int::try_from(words.len()) else { return Some(ExitCode::FAILURE) };
     let end = std::iter::once(std::ptr::null_mut());
     let mut words: Vec<*mut c_char> = words.into_iter().map(CString::into_raw).chain(end).collect();
-    // SAFETY: a C main's arguments: so many strings of its own, which end in zero and are never taken back, and a null pointer behind them. There is one
-    // thread yet, as where a program begins.
+    // SAFETY: a C main's arguments: so many strings of its own, which end in zero and are never
+    // taken back, and a null pointer behind them. There is one thread yet, as where a program
+    // begins.
     let code = unsafe {
         match program {
             Program::Probe => gruyere_probe_main(count, words.as_mut_ptr()),

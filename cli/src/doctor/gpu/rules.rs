@@ -1,4 +1,5 @@
-//! What Gruyère relies on of a driver, by what follows where it does not hold; and what the probe's document says of it.
+//! What Gruyère relies on of a driver, by what follows where it does not hold; and what the probe's
+//! document says of it.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -59,7 +60,8 @@ impl Document {
         self.number("kernels_run").map(|run| run != 0.0)
     }
 
-    /// The stand-in GPU without its tests' kernels: books of memory, and no contents that belong to a handle.
+    /// The stand-in GPU without its tests' kernels: books of memory, and no contents that belong to
+    /// a handle.
     fn keeps_books_only(&self) -> bool {
         self.device().starts_with("Phantom") && self.kernels_run() == Some(false)
     }
@@ -92,7 +94,8 @@ enum Weight {
     Problem(&'static str),
 }
 
-const POOLS_INSTEAD: &str = "GRUYERE_CONF=backing:pool takes the driver's pools, whose pages Gruyère does not map; and report it with";
+const POOLS_INSTEAD: &str = "GRUYERE_CONF=backing:pool takes the driver's pools, whose pages \
+                             Gruyère does not map; and report it with";
 
 const RELIED_ON: &[Reliance] = &[
     Reliance {
@@ -133,7 +136,8 @@ const RELIED_ON: &[Reliance] = &[
             "beside_capture.survives_memory_info_relaxed",
         ],
         weight: Weight::Problem(
-            "capture none under Gruyère (torch.compile without mode=\"reduce-overhead\"); and report it with",
+            "capture none under Gruyère (torch.compile without mode=\"reduce-overhead\"); and \
+             report it with",
         ),
         meaning: "CUDA graphs cannot be captured, or not while anything is allocated",
     },
@@ -185,14 +189,16 @@ const RELIED_ON: &[Reliance] = &[
         is_of_contents: false,
         rules: &["address_space.its_end_is_out_of_memory"],
         weight: Weight::Note,
-        meaning: "where addresses run out (very many live CUDA graphs), none are taken back to go on",
+        meaning: "where addresses run out (very many live CUDA graphs), none are taken back to go \
+                  on",
     },
     Reliance {
         by: By::Pages,
         is_of_contents: false,
         rules: &["handle_type.posix_is_created", "handle_type.posix_is_exported"],
         weight: Weight::Note,
-        meaning: "memory cannot leave the process as a file descriptor, so NCCL registers no buffers; handle_type:auto finds that out too",
+        meaning: "memory cannot leave the process as a file descriptor, so NCCL registers no \
+                  buffers; handle_type:auto finds that out too",
     },
     Reliance {
         by: By::Pages,
@@ -214,7 +220,8 @@ const RELIED_ON: &[Reliance] = &[
             "waits.address_reserve_does_not_wait_for_copies",
         ],
         weight: Weight::Note,
-        meaning: "growing the heap and moving pages make the program wait for the device; `slack:5%` makes both rarer",
+        meaning: "growing the heap and moving pages make the program wait for the device; \
+                  `slack:5%` makes both rarer",
     },
     Reliance {
         by: By::Pools,
@@ -247,7 +254,8 @@ const MOST_NAMES: usize = 3;
 
 /// Judges what the probe told. `backing` is the configured one, `files` is where the document lies.
 pub fn examine(findings: &mut Findings, document: &Document, backing: Backing, files: &str) {
-    let told: HashMap<&str, &Rule> = document.rules.iter().map(|rule| (rule.name.as_str(), rule)).collect();
+    let told: HashMap<&str, &Rule> =
+        document.rules.iter().map(|rule| (rule.name.as_str(), rule)).collect();
     let has_pages = document.number("virtual_memory_management") != Some(0.0);
     let relies = |by| match by {
         By::All => true,
@@ -281,8 +289,10 @@ pub fn examine(findings: &mut Findings, document: &Document, backing: Backing, f
         let text = format!("{}: {}", reliance.meaning, some_of(&broken));
         let with_files = |remedy: &str| format!("{remedy} {files}");
         match reliance.weight {
-            _ if reliance.is_of_contents && document.keeps_books_only() => findings
-                .note(AREA, format!("the stand-in GPU keeps no contents by handle: {}", some_of(&broken))),
+            _ if reliance.is_of_contents && document.keeps_books_only() => findings.note(
+                AREA,
+                format!("the stand-in GPU keeps no contents by handle: {}", some_of(&broken)),
+            ),
             Weight::Problem(remedy) => findings.problem(AREA, text, with_files(remedy)),
             Weight::Warning(remedy) => findings.warning(AREA, text, with_files(remedy)),
             Weight::Note => findings.note(AREA, text),
@@ -291,12 +301,17 @@ pub fn examine(findings: &mut Findings, document: &Document, backing: Backing, f
     if !unknown.is_empty() {
         let why = if document.kernels_run() == Some(false) { "no kernel runs here; " } else { "" };
         let count = unknown.len();
-        findings
-            .note(AREA, format!("{why}{count} more that it relies on are not known: {}", some_of(&unknown)));
+        findings.note(
+            AREA,
+            format!("{why}{count} more that it relies on are not known: {}", some_of(&unknown)),
+        );
     }
     if !document.broken_cases.is_empty() {
-        let cases: Vec<String> =
-            document.broken_cases.iter().map(|case| format!("{} {}", case.name, case.how)).collect();
+        let cases: Vec<String> = document
+            .broken_cases
+            .iter()
+            .map(|case| format!("{} {}", case.name, case.how))
+            .collect();
         findings.warning(
             "probe",
             format!("did not end as they should: {}", some_of(&cases)),
@@ -327,7 +342,9 @@ fn prices(findings: &mut Findings, prices: &Prices) {
     ];
     let told: Vec<String> = calls
         .into_iter()
-        .filter_map(|(cost, word)| Some(format!("{word} {}", span(*prices.costs.get(cost)? as u64))))
+        .filter_map(|(cost, word)| {
+            Some(format!("{word} {}", span(*prices.costs.get(cost)? as u64)))
+        })
         .collect();
     if !told.is_empty() {
         findings.ok("prices", format!("of 2 MiB: {}", told.join(", ")));

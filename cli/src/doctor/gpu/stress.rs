@@ -5,7 +5,8 @@ use serde::Deserialize;
 
 use super::super::finding::Findings;
 
-/// The exit code of the canaries for corruption: a word that was not what had been written, blocks that lay over each other, an access that the device refused.
+/// The exit code of the canaries for corruption: a word that was not what had been written, blocks
+/// that lay over each other, an access that the device refused.
 pub const CORRUPTION: i32 = 3;
 
 /// What the canaries write (tests/gpu/canaries), as far as it is read here.
@@ -29,15 +30,19 @@ const AREA: &str = "stress";
 
 /// Judges it. `files` is where all of it lies.
 pub fn examine(findings: &mut Findings, document: &Document, files: &str) {
-    let Document { wrong, overlaps, blocks, refused, handed_over, streams_destroyed, seconds, .. } = document;
+    let Document {
+        wrong, overlaps, blocks, refused, handed_over, streams_destroyed, seconds, ..
+    } = document;
     let did = format!(
-        "{blocks} blocks in {seconds} s, {handed_over} passed between streams, {refused} refused, {streams_destroyed} streams destroyed"
+        "{blocks} blocks in {seconds} s, {handed_over} passed between streams, {refused} refused, \
+         {streams_destroyed} streams destroyed"
     );
     if document.result == CORRUPTION {
         corruption(
             findings,
             &format!(
-                "{wrong} words were not what had been written, {overlaps} blocks lay over live ones; {did}"
+                "{wrong} words were not what had been written, {overlaps} blocks lay over live \
+                 ones; {did}"
             ),
             files,
         );
@@ -66,7 +71,10 @@ pub fn examine(findings: &mut Findings, document: &Document, files: &str) {
     } else {
         findings.ok(AREA, format!("every word was what had been written: {did}"));
         if document.kernels == 0 {
-            findings.note(AREA, "no kernel runs here: the beginning of each block was compared, by copies");
+            findings.note(
+                AREA,
+                "no kernel runs here: the beginning of each block was compared, by copies",
+            );
         }
     }
 }

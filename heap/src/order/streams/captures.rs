@@ -1,8 +1,11 @@
 //! Which streams capture: asked of those that may be asked now, remembered of the others.
 //!
-//! A capture must not be broken, so before anything is recorded behind all work of the device, or waited for, every stream is asked that may be: the lasting ones and the calling
-//! thread's own. A passing one may not, outside of its own calls; there counts what it did when a call named it last. A capture inside a pool scope is over with it. One that nobody announced
-//! is taken to go on until the stream is seen to capture nothing, or the program has synchronised the device, which it could not while it went on.
+//! A capture must not be broken, so before anything is recorded behind all work of the device, or
+//! waited for, every stream is asked that may be: the lasting ones and the calling thread's own. A
+//! passing one may not, outside of its own calls; there counts what it did when a call named it
+//! last. A capture inside a pool scope is over with it. One that nobody announced is taken to go on
+//! until the stream is seen to capture nothing, or the program has synchronised the device, which
+//! it could not while it went on.
 
 use super::Streams;
 use super::events::Reach;
@@ -13,7 +16,8 @@ use crate::sync::lock;
 use std::sync::atomic::Ordering;
 
 impl Streams {
-    /// Whether a stream is capturing, announced or not, or may be, as far as can be told: then nothing may be waited for. Asks the driver about each stream that lasts.
+    /// Whether a stream is capturing, announced or not, or may be, as far as can be told: then
+    /// nothing may be waited for. Asks the driver about each stream that lasts.
     pub fn any_capturing(&self, driver: &dyn Driver) -> bool {
         self.capturing(driver).unwrap_or(true)
     }
@@ -21,7 +25,8 @@ impl Streams {
     /// As [`Streams::any_capturing`].
     ///
     /// # Errors
-    /// That of a stream which cannot say, for another reason than a capture, where no other stream captures.
+    /// That of a stream which cannot say, for another reason than a capture, where no other stream
+    /// captures.
     pub fn capturing(&self, driver: &dyn Driver) -> Result<bool> {
         if self.was_seen_to_capture(UNANNOUNCED) {
             return Ok(true);
@@ -36,13 +41,18 @@ impl Streams {
         untold.map_or(Ok(false), Err)
     }
 
-    /// Whether every known stream says that it captures nothing, or said so last; one that cannot say might. Asks the driver about each stream that lasts.
+    /// Whether every known stream says that it captures nothing, or said so last; one that cannot
+    /// say might. Asks the driver about each stream that lasts.
     pub fn none_captures(&self, driver: &dyn Driver) -> bool {
         !self.was_seen_to_capture(IN_SCOPE)
-            && self.statuses(driver).into_iter().all(|status| matches!(status, Ok(CaptureStatus::None)))
+            && self
+                .statuses(driver)
+                .into_iter()
+                .all(|status| matches!(status, Ok(CaptureStatus::None)))
     }
 
-    /// The captures that known streams are in. Asks the driver about each stream that lasts; what others did before proves nothing.
+    /// The captures that known streams are in. Asks the driver about each stream that lasts; what
+    /// others did before proves nothing.
     pub fn running_captures(&self, driver: &dyn Driver) -> Vec<u64> {
         let active = |status| match status {
             Ok(CaptureStatus::Active(id)) => Some(id),
@@ -62,29 +72,37 @@ impl Streams {
         (0..self.count()).filter_map(status).filter(|status| !status.is_err_and(is_gone)).collect()
     }
 
-    /// Whether a stream that may not be asked now was seen to do this, or more, when a call named it last.
+    /// Whether a stream that may not be asked now was seen to do this, or more, when a call named
+    /// it last.
     fn was_seen_to_capture(&self, least: u8) -> bool {
         self.capturing.load(Ordering::Acquire) > 0
             && (0..self.count()).any(|number| {
-                let seen =
-                    |stream: &Stream| stream.seen.load(Ordering::Acquire) >= least && !stream.is_dead();
-                self.get(number).is_some_and(seen) && !matches!(self.reach(number, None), Reach::Here(_))
+                let seen = |stream: &Stream| {
+                    stream.seen.load(Ordering::Acquire) >= least && !stream.is_dead()
+                };
+                self.get(number).is_some_and(seen)
+                    && !matches!(self.reach(number, None), Reach::Here(_))
             })
     }
 
-    /// Whether a call that names a stream of this status has something to do beside what it was made for.
+    /// Whether a call that names a stream of this status has something to do beside what it was
+    /// made for.
     pub(super) fn is_due(&self, number: u32, status: Status) -> bool {
         let seen = self.get(number).map_or(QUIET, |stream| stream.seen.load(Ordering::Acquire));
         !is_quiet(status) || seen != QUIET || self.lost.contains(number)
     }
 
-    /// Remembers what a stream does about capture; `in_scope`: a capture that was announced is open.
+    /// Remembers what a stream does about capture; `in_scope`: a capture that was announced is
+    /// open.
     ///
-    /// An answer that failed for another reason than a capture tells nothing that lasts: the stream may capture in this call, and is remembered as it was.
+    /// An answer that failed for another reason than a capture tells nothing that lasts: the stream
+    /// may capture in this call, and is remembered as it was.
     pub fn note_capture(&self, found: &Resolved<'_>, in_scope: bool) {
         let Some(stream) = self.get(found.number) else { return };
-        if matches!(found.status, Some(Err(error)) if !is_quiet(Err(error)) && error.kind != ErrorKind::Capturing)
-        {
+        if matches!(
+            found.status,
+            Some(Err(error)) if !is_quiet(Err(error)) && error.kind != ErrorKind::Capturing
+        ) {
             return;
         }
         let seen = match (found.captures(), in_scope) {

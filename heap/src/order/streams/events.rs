@@ -8,8 +8,9 @@ use crate::sync::lock;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-/// Streams that a poll which is not the last resort finds busy before it stops, and streams that are asked whether they capture for the sake of one free: with
-/// thousands of streams, a malloc that looks for memory must not ask them all each time.
+/// Streams that a poll which is not the last resort finds busy before it stops, and streams that
+/// are asked whether they capture for the sake of one free: with thousands of streams, a malloc
+/// that looks for memory must not ask them all each time.
 const ENOUGH: usize = 16;
 
 /// From where a stream may be used.
@@ -39,8 +40,8 @@ impl Streams {
         self.poll_until(driver, usize::MAX)
     }
 
-    /// As [`Streams::poll`], where more may be had by other means: after [`ENOUGH`] streams that have got no further the rest are left to the next call,
-    /// which begins with them.
+    /// As [`Streams::poll`], where more may be had by other means: after [`ENOUGH`] streams that
+    /// have got no further the rest are left to the next call, which begins with them.
     pub fn poll_some(&self, driver: &dyn Driver) -> bool {
         self.poll_until(driver, ENOUGH)
     }
@@ -50,8 +51,11 @@ impl Streams {
         let fences = &mut *guard;
         let (mut further, mut busy) = (false, 0);
         for _ in 0..fences.pending.len() {
-            let after =
-                fences.pending.range(fences.next..).next().or_else(|| fences.pending.first_key_value());
+            let after = fences
+                .pending
+                .range(fences.next..)
+                .next()
+                .or_else(|| fences.pending.first_key_value());
             let Some((&number, _)) = after else { break };
             if busy == enough {
                 fences.next = number;
@@ -83,11 +87,13 @@ impl Streams {
                     polled.busy = true;
                     return polled;
                 }
-                Err(error) if matches!(error.kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized) => {
+                Err(error)
+                    if matches!(error.kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized) =>
+                {
                     return polled;
                 }
-                // An event that cannot be asked proves nothing, and those behind it must not wait for it: the next one
-                // stands for its frees.
+                // An event that cannot be asked proves nothing, and those behind it must not wait
+                // for it: the next one stands for its frees.
                 Err(_) => {
                     self.unfenced.insert(number);
                     self.mark_unfenced(&dead.remove(&age).unwrap_or_default());
@@ -100,9 +106,10 @@ impl Streams {
         polled
     }
 
-    /// Records an event behind the frees of every stream that has some, where that can be done: not on a dead stream, a capturing
-    /// one, another thread's per-thread stream, or a passing one other than `named`, which this call names. True if an event was recorded. Frees that only an event
-    /// behind all work of the device would do for wait until enough of them have gathered.
+    /// Records an event behind the frees of every stream that has some, where that can be done: not
+    /// on a dead stream, a capturing one, another thread's per-thread stream, or a passing one
+    /// other than `named`, which this call names. True if an event was recorded. Frees that only an
+    /// event behind all work of the device would do for wait until enough of them have gathered.
     ///
     /// Never call it while anything captures on the device of which we were told.
     pub fn fence(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
@@ -110,12 +117,18 @@ impl Streams {
     }
 
     /// As [`Streams::fence`], however few they are.
-    pub fn fence_all(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
+    pub fn fence_all(
+        &self,
+        driver: &dyn Driver,
+        hears_of_captures: bool,
+        named: Option<u32>,
+    ) -> bool {
         self.fence_each(driver, named) | self.fence_device(driver, hears_of_captures, u64::MAX)
     }
 
-    /// This call names a stream: records the event behind its frees that a call before would have recorded, had it named the stream too. So that is one event for each time
-    /// that memory was needed.
+    /// This call names a stream: records the event behind its frees that a call before would have
+    /// recorded, had it named the stream too. So that is one event for each time that memory was
+    /// needed.
     pub fn fence_lost(&self, driver: &dyn Driver, named: u32) -> bool {
         self.lost.contains(named) && self.fence_one(driver, named, Some(named))
     }
@@ -125,7 +138,8 @@ impl Streams {
         unfenced.fold(false, |any, number| self.fence_one(driver, number, named) | any)
     }
 
-    /// Whether the handle of a stream may be used now, in a call that names stream `named`. Under `fences`, where no call names the stream.
+    /// Whether the handle of a stream may be used now, in a call that names stream `named`. Under
+    /// `fences`, where no call names the stream.
     pub(super) fn reach(&self, number: u32, named: Option<u32>) -> Reach {
         let Some(stream) = self.get(number) else { return Reach::Nowhere };
         match (stream.handle(), stream.is_lasting()) {
@@ -137,7 +151,8 @@ impl Streams {
         }
     }
 
-    /// What `call` answers for the handle of a stream that is there whatever the program does meanwhile; `None`: it may be gone, or be used in its own thread or calls only.
+    /// What `call` answers for the handle of a stream that is there whatever the program does
+    /// meanwhile; `None`: it may be gone, or be used in its own thread or calls only.
     pub fn with_lasting<T>(&self, number: u32, call: impl FnOnce(StreamHandle) -> T) -> Option<T> {
         let _fences = lock(&self.fences);
         match self.reach(number, None) {
@@ -146,19 +161,23 @@ impl Streams {
         }
     }
 
-    /// Records an event behind all work of the device, where something is freed that waits for all streams, or for one that only its own thread can
-    /// record on, or only a call that names it; it stands for the streams that are no more too. Not while a stream captures: the driver would refuse, and
-    /// make the capture fail. So every stream that lasts is asked before, and so many `questions` are worth one free that waits.
+    /// Records an event behind all work of the device, where something is freed that waits for all
+    /// streams, or for one that only its own thread can record on, or only a call that names it; it
+    /// stands for the streams that are no more too. Not while a stream captures: the driver would
+    /// refuse, and make the capture fail. So every stream that lasts is asked before, and so many
+    /// `questions` are worth one free that waits.
     fn fence_device(&self, driver: &dyn Driver, hears_of_captures: bool, questions: u64) -> bool {
         if !self.records_context_events(hears_of_captures) {
             return false;
         }
         let is_others = |number: u32| {
-            self.get(number)
-                .is_some_and(|stream| stream.handle() == PER_THREAD && stream.identity() != thread_token())
+            self.get(number).is_some_and(|stream| {
+                stream.handle() == PER_THREAD && stream.identity() != thread_token()
+            })
         };
         // Dead streams alone are not worth it: there may be thousands.
-        let others = self.unfenced.iter(self.count()).filter(|&number| is_others(number)).count() as u64;
+        let others =
+            self.unfenced.iter(self.count()).filter(|&number| is_others(number)).count() as u64;
         let waiting = if self.unfenced.contains(ALL_STREAMS) {
             self.gathered.load(Ordering::Relaxed).max(1)
         } else {
@@ -166,20 +185,24 @@ impl Streams {
         };
         let stranded = self.stranded.load(Ordering::Relaxed);
         let worth = (waiting + others + stranded).saturating_mul(questions);
-        if worth == 0 || worth < self.lasting.load(Ordering::Relaxed) || self.any_capturing(driver) {
+        if worth == 0 || worth < self.lasting.load(Ordering::Relaxed) || self.any_capturing(driver)
+        {
             return false;
         }
         self.gathered.store(0, Ordering::Relaxed);
         self.stranded.store(0, Ordering::Relaxed);
-        let reopened =
-            self.unfenced.iter(self.count()).filter(|&number| self.is_dead(number) || is_others(number));
+        let reopened = self
+            .unfenced
+            .iter(self.count())
+            .filter(|&number| self.is_dead(number) || is_others(number));
         let mut numbers: Vec<u32> = reopened.chain(self.lost.iter(self.count())).collect();
         // The fence is one of an epoch of ALL_STREAMS.
         if !numbers.contains(&ALL_STREAMS) {
             numbers.push(ALL_STREAMS);
         }
         let mut fences = lock(&self.fences);
-        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
+        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok())
+        else {
             return false;
         };
         let close = |number| {
@@ -208,7 +231,8 @@ impl Streams {
         epochs.iter().for_each(|&(number, _)| self.unfenced.insert(number));
     }
 
-    /// A stream with unfenced frees is dead, or may be used in its own calls only: until one comes, only an event behind all work of the device is behind its frees.
+    /// A stream with unfenced frees is dead, or may be used in its own calls only: until one comes,
+    /// only an event behind all work of the device is behind its frees.
     fn give_up(&self, number: u32) {
         if !self.is_dead(number) {
             self.stranded.fetch_add(1, Ordering::Relaxed);
@@ -233,7 +257,8 @@ impl Streams {
         if !is_quiet(driver.capture_status(self.device, handle)) {
             return false;
         }
-        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok()) else {
+        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok())
+        else {
             return false;
         };
         self.unfenced.remove(number);
@@ -250,26 +275,33 @@ impl Streams {
         false
     }
 
-    /// The epochs whose events are recorded and not yet seen done, by stream, in the order in which they were recorded.
+    /// The epochs whose events are recorded and not yet seen done, by stream, in the order in which
+    /// they were recorded.
     pub fn unfinished(&self) -> Vec<(u32, u64)> {
         let fences = lock(&self.fences);
         let pending = fences.pending.iter();
         let mut found: Vec<(u64, u32, u64)> = pending
-            .flat_map(|(&number, queue)| queue.iter().map(move |fence| (fence.age, number, fence.epoch)))
+            .flat_map(|(&number, queue)| {
+                queue.iter().map(move |fence| (fence.age, number, fence.epoch))
+            })
             .collect();
         found.sort_unstable();
         found.into_iter().map(|(_, number, epoch)| (number, epoch)).collect()
     }
 
-    /// Makes `waiter`, which this call names, wait on the device until `stream` is past `epoch`, whose event is recorded: what `waiter` is given to do from now on comes
-    /// after all frees of that epoch and before. False: it cannot be done now, or the driver refused.
+    /// Makes `waiter`, which this call names, wait on the device until `stream` is past `epoch`,
+    /// whose event is recorded: what `waiter` is given to do from now on comes after all frees of
+    /// that epoch and before. False: it cannot be done now, or the driver refused.
     ///
     /// Never call it while anything captures on the device.
     pub fn make_wait(&self, driver: &dyn Driver, waiter: u32, stream: u32, epoch: u64) -> bool {
-        // Under this lock the number becomes no other stream's, and the event is not recorded again.
+        // Under this lock the number becomes no other stream's, and the event is not recorded
+        // again.
         let fences = lock(&self.fences);
-        let Some(fence) =
-            fences.pending.get(&stream).and_then(|queue| queue.iter().find(|fence| fence.epoch >= epoch))
+        let Some(fence) = fences
+            .pending
+            .get(&stream)
+            .and_then(|queue| queue.iter().find(|fence| fence.epoch >= epoch))
         else {
             return self.completed(stream) >= epoch;
         };
@@ -280,7 +312,8 @@ impl Streams {
         driver.stream_wait_event(self.device, handle, fence.event).is_ok()
     }
 
-    /// Waits on the host for the oldest event of the stream that has waited longest. False: there is none, or the wait failed.
+    /// Waits on the host for the oldest event of the stream that has waited longest. False: there
+    /// is none, or the wait failed.
     pub fn wait_for_oldest(&self, driver: &dyn Driver) -> bool {
         let event = {
             let fences = lock(&self.fences);
@@ -291,16 +324,20 @@ impl Streams {
                 .min_by_key(|fence| fence.age)
                 .map(|fence| fence.event)
         };
-        event.is_some_and(|event| driver.event_synchronize(self.device, event).is_ok() && self.poll(driver))
+        event.is_some_and(|event| {
+            driver.event_synchronize(self.device, event).is_ok() && self.poll(driver)
+        })
     }
 
-    /// The epochs that are open now, by stream: take them before a device-wide synchronisation, and hand them to
-    /// [`Streams::passed`] after it.
+    /// The epochs that are open now, by stream: take them before a device-wide synchronisation, and
+    /// hand them to [`Streams::passed`] after it.
     pub fn open_epochs(&self) -> HashMap<u32, u64> {
         let numbers = (0..self.count()).chain([ALL_STREAMS]);
         // Closes each epoch, so that frees during the synchronisation belong to a later one.
         numbers
-            .filter_map(|number| Some((number, self.get(number)?.epoch.fetch_add(1, Ordering::SeqCst))))
+            .filter_map(|number| {
+                Some((number, self.get(number)?.epoch.fetch_add(1, Ordering::SeqCst)))
+            })
             .collect()
     }
 

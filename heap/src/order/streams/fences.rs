@@ -15,9 +15,11 @@ pub(super) struct Fence {
 /// Events recorded and not yet seen done, and spare ones.
 #[derive(Default)]
 pub(super) struct Fences {
-    /// By stream, oldest first. In the order of numbers, so that a replay asks its events in the same order each time.
+    /// By stream, oldest first. In the order of numbers, so that a replay asks its events in the
+    /// same order each time.
     pub(super) pending: BTreeMap<u32, VecDeque<Fence>>,
-    /// By the age of a fence of [`super::ALL_STREAMS`]: the epochs of dead streams that it stands for too.
+    /// By the age of a fence of [`super::ALL_STREAMS`]: the epochs of dead streams that it stands
+    /// for too.
     pub(super) dead: HashMap<u64, Vec<(u32, u64)>>,
     pub(super) spare: Vec<EventHandle>,
     /// The number from which on the next poll asks.

@@ -1,28 +1,42 @@
 //! Stream order: who may reuse what, and when.
 //!
-//! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. A fence closes the open epoch:
-//! one event is recorded behind it; once the event is done, the stream is past every free of that epoch and of all before it.
-//! So one event stands for any number of frees, and is recorded only when somebody needs memory.
+//! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. A
+//! fence closes the open epoch: one event is recorded behind it; once the event is done, the stream
+//! is past every free of that epoch and of all before it. So one event stands for any number of
+//! frees, and is recorded only when somebody needs memory.
 //!
 //! ```text
-//!   epoch       1 -> 2 -> 3 ...   the open one; raised by the recorder (under `fences`) BEFORE it records the event. A free reads
-//!                                 it after its stream's last use was enqueued: if it reads e, the event of e is recorded later.
-//!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by whoever saw an event done or has
-//!                                 synchronised the device, never lowered.
-//!   unfenced    out <-> in        in the set: a free may belong to the open epoch. Put in by the freeing thread after it read `epoch`, taken
-//!                                 out by the recorder before it raises `epoch`: a free that slips between is covered by the event.
-//!   lost        out <-> in        in the set: unfenced, but dead, or passing and not named by the recorder's call. Moved there by the recorder, which would look at each in vain for
-//!                                 ever; taken out by an event behind all work of the device, and by the next call that names the stream.
-//!   further     out <-> in        in the set: `completed` was raised. Put in after that, taken out by whoever then looks at all that waits for
-//!                                 the stream, under the central lock.
-//!   state       passing          its handle may be used only in a call in which the program names it ([`naming`]); as every stream begins
-//!               lasting          announced: its handle may be used until its end; from passing, or at once
-//!               withdrawn        no call named it, and its number may be taken away; from passing, and back if something refers to it
-//!               dead             the program has destroyed it, or its handle names another by now: nothing is recorded on it again, and only what is behind all
-//!                                work of the device completes its epochs. A program that still uses the handle gets a new number for it. From all others
-//!   calls       n <-> n + 1      calls under way that name a passing stream; raised BEFORE `state` is looked at. Whoever withdraws it raises `state` BEFORE it looks at
-//!                                `calls`: of the two, one sees the other.
-//!   seen        quiet            what a passing stream did about capture when a call named it last: nothing
+//!   epoch       1 -> 2 -> 3 ...   the open one; raised by the recorder (under `fences`) BEFORE it
+//!                                 records the event. A free reads it after its stream's last use
+//!                                 was enqueued: if it reads e, the event of e is recorded later.
+//!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by whoever saw an
+//!                                 event done or has synchronised the device, never lowered.
+//!   unfenced    out <-> in        in the set: a free may belong to the open epoch. Put in by the
+//!                                 freeing thread after it read `epoch`, taken out by the recorder
+//!                                 before it raises `epoch`: a free that slips between is covered
+//!                                 by the event.
+//!   lost        out <-> in        in the set: unfenced, but dead, or passing and not named by the
+//!                                 recorder's call. Moved there by the recorder, which would look
+//!                                 at each in vain for ever; taken out by an event behind all work
+//!                                 of the device, and by the next call that names the stream.
+//!   further     out <-> in        in the set: `completed` was raised. Put in after that, taken out
+//!                                 by whoever then looks at all that waits for the stream, under
+//!                                 the central lock.
+//!   state       passing          its handle may be used only in a call in which the program names
+//!                                it ([`naming`]); as every stream begins
+//!               lasting          announced: its handle may be used until its end; from passing, or
+//!                                at once
+//!               withdrawn        no call named it, and its number may be taken away; from passing,
+//!                                and back if something refers to it
+//!               dead             the program has destroyed it, or its handle names another by now:
+//!                                nothing is recorded on it again, and only what is behind all work
+//!                                of the device completes its epochs. A program that still uses the
+//!                                handle gets a new number for it. From all others
+//!   calls       n <-> n + 1      calls under way that name a passing stream; raised BEFORE `state`
+//!                                is looked at. Whoever withdraws it raises `state` BEFORE it looks
+//!                                at `calls`: of the two, one sees the other.
+//!   seen        quiet            what a passing stream did about capture when a call named it
+//!                                last: nothing
 //!               in a pool scope  it captured, while a capture that was announced was open
 //!               unannounced      it captured, and none was
 //! ```
@@ -46,17 +60,21 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use stream::{DEAD, LASTING};
 pub use stream::{Status, Stream};
 
-/// Streams a device that are told apart at a time; the numbers of dead ones are used again once nothing refers to them.
+/// Streams a device that are told apart at a time; the numbers of dead ones are used again once
+/// nothing refers to them.
 pub const MAX_STREAMS: usize = NUMBERS as usize - 2;
 /// The number of the legacy default stream.
 pub const DEFAULT_STREAM: u32 = 0;
-/// The number that stands for all streams of the device, those included that nobody told us of: blocks of `cudaMalloc` are its own, and the
-/// free of a block used by a stream that got no number is one of its frees. Its events are recorded behind all work of the device's context, where
-/// the driver can; else only a synchronisation of the device completes its epochs.
+/// The number that stands for all streams of the device, those included that nobody told us of:
+/// blocks of `cudaMalloc` are its own, and the free of a block used by a stream that got no number
+/// is one of its frees. Its events are recorded behind all work of the device's context, where the
+/// driver can; else only a synchronisation of the device completes its epochs.
 ///
-/// Nothing that is freed on it is used again before such an event or synchronisation: unlike a stream it comes in no order with itself.
+/// Nothing that is freed on it is used again before such an event or synchronisation: unlike a
+/// stream it comes in no order with itself.
 pub const ALL_STREAMS: u32 = MAX_STREAMS as u32;
-const _: () = assert!(ALL_STREAMS == gruyere_record::stream::ALL_STREAMS, "readers know it by this number");
+const _: () =
+    assert!(ALL_STREAMS == gruyere_record::stream::ALL_STREAMS, "readers know it by this number");
 
 /// What the book-keeping of events did, for the gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,7 +108,8 @@ pub struct Streams {
     gathered: AtomicU64,
     /// Streams that last.
     lasting: AtomicU64,
-    /// Passing streams that freed something and were not named by the call that would have recorded an event, since the last one behind all work of the device.
+    /// Passing streams that freed something and were not named by the call that would have recorded
+    /// an event, since the last one behind all work of the device.
     stranded: AtomicU64,
     /// 1: a passing stream has been seen to capture; never 0 again.
     capturing: AtomicU8,
@@ -99,7 +118,8 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// The streams of `device`; `ids`: the driver tells stream ids; `context_events`: it records events behind all work of a context.
+    /// The streams of `device`; `ids`: the driver tells stream ids; `context_events`: it records
+    /// events behind all work of a context.
     pub fn new(device: DeviceId, ids: bool, context_events: bool) -> Self {
         let streams: Box<[OnceLock<Stream>]> = (0..=MAX_STREAMS).map(|_| OnceLock::new()).collect();
         let _ = streams[DEFAULT_STREAM as usize].set(Stream::new(StreamHandle(0), 0, LASTING));
@@ -163,13 +183,15 @@ impl Streams {
         epoch
     }
 
-    /// Whether frees wait for all streams, of a driver that only a synchronisation makes tell of them.
+    /// Whether frees wait for all streams, of a driver that only a synchronisation makes tell of
+    /// them.
     pub fn needs_synchronisation(&self, hears_of_captures: bool) -> bool {
         !self.records_context_events(hears_of_captures)
             && self.parked.load(Ordering::Relaxed) > self.completed(ALL_STREAMS)
     }
 
-    /// Whether events may be recorded behind all work of the context: the driver can, and captures are told of, as one that runs would fail.
+    /// Whether events may be recorded behind all work of the context: the driver can, and captures
+    /// are told of, as one that runs would fail.
     fn records_context_events(&self, hears_of_captures: bool) -> bool {
         self.context_events && hears_of_captures
     }
@@ -191,7 +213,8 @@ impl Streams {
         further
     }
 
-    /// The streams that have got further since this was called last; call it under the central lock.
+    /// The streams that have got further since this was called last; call it under the central
+    /// lock.
     pub fn take_further(&self) -> impl Iterator<Item = u32> {
         let every = self.further.remove_seen(ALL_STREAMS).then_some(ALL_STREAMS);
         self.further.take(self.count()).chain(every)

@@ -8,19 +8,24 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// Entries of the handle cache; a power of two.
 const CACHE: usize = 4096;
 
-/// Where a handle is in the cache. Handles are addresses of objects, so what tells them apart may be anywhere in the middle (Fibonacci hashing).
+/// Where a handle is in the cache. Handles are addresses of objects, so what tells them apart may
+/// be anywhere in the middle (Fibonacci hashing).
 #[inline(always)]
 pub(super) const fn cached_at(handle: usize) -> usize {
-    ((handle as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - CACHE.trailing_zeros())) as usize
+    ((handle as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - CACHE.trailing_zeros()))
+        as usize
 }
 
-/// What a handle was found to name, in a call in which the program names it. The stream is there, and its number its own, until this is dropped.
+/// What a handle was found to name, in a call in which the program names it. The stream is there,
+/// and its number its own, until this is dropped.
 pub struct Resolved<'a> {
     /// The stream's number.
     pub number: u32,
-    /// What the stream said when it was asked whether it captures. `None`: it was not, as it cannot.
+    /// What the stream said when it was asked whether it captures. `None`: it was not, as it
+    /// cannot.
     pub status: Option<Status>,
-    /// Whether something else is to be done while the stream can be reached ([`super::super::device::Device::attend`]).
+    /// Whether something else is to be done while the stream can be reached
+    /// ([`super::super::device::Device::attend`]).
     pub due: bool,
     /// Told when the call is over.
     pub(super) call: Option<&'a Stream>,
@@ -47,7 +52,8 @@ impl Drop for Resolved<'_> {
     }
 }
 
-/// From handles to numbers, direct mapped. A pair is published number first; a reader checks the stream's handle.
+/// From handles to numbers, direct mapped. A pair is published number first; a reader checks the
+/// stream's handle.
 pub(super) struct Cache(Box<[(AtomicUsize, AtomicU32)]>);
 
 impl Default for Cache {
@@ -61,7 +67,8 @@ impl Cache {
     #[inline]
     pub(super) fn get(&self, handle: StreamHandle) -> Option<u32> {
         let (cached, number) = &self.0[cached_at(handle.0)];
-        (cached.load(Ordering::Acquire) == handle.0).then(|| number.load(Ordering::Acquire).wrapping_sub(1))
+        (cached.load(Ordering::Acquire) == handle.0)
+            .then(|| number.load(Ordering::Acquire).wrapping_sub(1))
     }
 
     pub(super) fn put(&self, handle: StreamHandle, found: u32) {
@@ -86,12 +93,21 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) fn find(&self, handle: StreamHandle, identity: u64) -> Option<u32> {
-        if handle == PER_THREAD { self.by_thread.get(&identity) } else { self.by_handle.get(&handle.0) }
-            .copied()
+        if handle == PER_THREAD {
+            self.by_thread.get(&identity)
+        } else {
+            self.by_handle.get(&handle.0)
+        }
+        .copied()
     }
 
     /// Notes the number of a stream; the one that the handle named before, if another did.
-    pub(super) fn insert(&mut self, handle: StreamHandle, identity: u64, number: u32) -> Option<u32> {
+    pub(super) fn insert(
+        &mut self,
+        handle: StreamHandle,
+        identity: u64,
+        number: u32,
+    ) -> Option<u32> {
         if handle == PER_THREAD {
             self.by_thread.insert(identity, number)
         } else {

@@ -1,13 +1,17 @@
 //! Which stream a handle names, and for how long it may be used.
 //!
-//! Any call on a destroyed stream is undefined (cuda.h: "passing an invalid handle will result in undefined behavior"), and nobody can be asked whether a stream is there
-//! still. So a handle goes to the driver only while the stream is there for certain:
-//! - *lasting* streams, until their end: the default ones, those that were announced ([`Streams::lasts`]), and the calling thread's own;
-//! - *passing* ones, all others, inside a call in which the program names them, and in no other. [`Resolved`] is that call.
+//! Any call on a destroyed stream is undefined (cuda.h: "passing an invalid handle will result in
+//! undefined behavior"), and nobody can be asked whether a stream is there still. So a handle goes
+//! to the driver only while the stream is there for certain:
+//! - *lasting* streams, until their end: the default ones, those that were announced
+//!   ([`Streams::lasts`]), and the calling thread's own;
+//! - *passing* ones, all others, inside a call in which the program names them, and in no other.
+//!   [`Resolved`] is that call.
 
 use super::names::{Numbers, Resolved};
 use super::stream::{
-    DEAD, LASTING, PASSING, PER_THREAD, Stream, UNTOLD, WITHDRAWN, is_quiet, thread_has_ended, thread_token,
+    DEAD, LASTING, PASSING, PER_THREAD, Stream, UNTOLD, WITHDRAWN, is_quiet, thread_has_ended,
+    thread_token,
 };
 use super::{ALL_STREAMS, DEFAULT_STREAM, MAX_STREAMS, Streams};
 use crate::driver::{Driver, ErrorKind, StreamHandle};
@@ -16,11 +20,14 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 impl Streams {
-    /// The stream that `handle` names now, in a call in which the program names it. `None`: it has no number, and all are taken.
+    /// The stream that `handle` names now, in a call in which the program names it. `None`: it has
+    /// no number, and all are taken.
     ///
-    /// Where the driver tells ids, a handle that was recycled is found out here, by its id; the old stream is dead from then on. One that was announced is known by its
-    /// handle. The id of a stream that captures may be refused, and the question may end the capture: so the stream is asked first whether it captures. One that
-    /// does is the stream that its handle was last known to name, or a new one.
+    /// Where the driver tells ids, a handle that was recycled is found out here, by its id; the old
+    /// stream is dead from then on. One that was announced is known by its handle. The id of a
+    /// stream that captures may be refused, and the question may end the capture: so the stream is
+    /// asked first whether it captures. One that does is the stream that its handle was last known
+    /// to name, or a new one.
     pub fn resolve(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<Resolved<'_>> {
         if handle.0 <= 1 {
             return Some(Resolved::lasting(DEFAULT_STREAM, None));
@@ -58,8 +65,9 @@ impl Streams {
         Some(Resolved { number, status: Some(status), due: self.is_due(number, status), call })
     }
 
-    /// As [`Streams::resolve`], of default streams and those that were announced, while they capture nothing: the number alone. `None`: of any other, which may have
-    /// a number all the same.
+    /// As [`Streams::resolve`], of default streams and those that were announced, while they
+    /// capture nothing: the number alone. `None`: of any other, which may have a number all the
+    /// same.
     #[inline]
     pub fn resolve_lasting(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
         if handle.0 <= 1 {
@@ -81,7 +89,9 @@ impl Streams {
         let mut numbers = lock(&self.numbers);
         let number = match numbers.by_handle.get(&handle.0) {
             Some(&known) => known,
-            None if numbers.lasting.contains(&handle.0) => self.assign(&mut numbers, handle, UNTOLD)?,
+            None if numbers.lasting.contains(&handle.0) => {
+                self.assign(&mut numbers, handle, UNTOLD)?
+            }
             None => return None,
         };
         drop(numbers);
@@ -114,11 +124,16 @@ impl Streams {
         Some((number, self.get(number).and_then(Stream::enter)))
     }
 
-    fn resolve_identified(&self, handle: StreamHandle, identity: u64) -> Option<(u32, Option<&Stream>)> {
+    fn resolve_identified(
+        &self,
+        handle: StreamHandle,
+        identity: u64,
+    ) -> Option<(u32, Option<&Stream>)> {
         if let Some(number) = self.cached(handle)
             && let Some(stream) = self.get(number)
         {
-            // Looked at again once the call is known of: before that, the number may have become another's.
+            // Looked at again once the call is known of: before that, the number may have become
+            // another's.
             let call = stream.enter();
             if !stream.is_dead() && stream.handle() == handle && stream.identity() == identity {
                 return Some((number, call));
@@ -151,7 +166,8 @@ impl Streams {
         let lasting = handle != PER_THREAD && numbers.lasting.contains(&handle.0);
         let new = match numbers.unused.pop() {
             Some(unused) => {
-                // Whoever is about to record an event on the stream that had the number is done with that, or will find it changed.
+                // Whoever is about to record an event on the stream that had the number is done
+                // with that, or will find it changed.
                 let _fences = lock(&self.fences);
                 self.get(unused)?.becomes(handle, identity, lasting);
                 if self.lost.remove(unused) {
@@ -176,22 +192,29 @@ impl Streams {
         Some(new)
     }
 
-    /// The program promises that the stream of `handle`, which is there, is not destroyed before [`Streams::end`] is told of it.
+    /// The program promises that the stream of `handle`, which is there, is not destroyed before
+    /// [`Streams::end`] is told of it.
     pub fn lasts(&self, driver: &dyn Driver, handle: StreamHandle) {
-        if handle.0 <= PER_THREAD.0 || handle == StreamHandle::ALL_STREAMS || self.is_announced(handle) {
+        if handle.0 <= PER_THREAD.0
+            || handle == StreamHandle::ALL_STREAMS
+            || self.is_announced(handle)
+        {
             return;
         }
         let known = lock(&self.numbers).by_handle.contains_key(&handle.0);
-        // Who was known under the handle may be gone. One that cannot be asked who it is gets a new number.
+        // Who was known under the handle may be gone. One that cannot be asked who it is gets a new
+        // number.
         let same = known
             && is_quiet(driver.capture_status(self.device, handle))
             && (!self.ids || self.names(handle, driver.stream_id(self.device, handle).ok()));
         let mut numbers = lock(&self.numbers);
         numbers.lasting.insert(handle.0);
-        let Some(stream) = numbers.by_handle.get(&handle.0).and_then(|&number| self.get(number)) else {
+        let Some(stream) = numbers.by_handle.get(&handle.0).and_then(|&number| self.get(number))
+        else {
             return;
         };
-        let lasts = || stream.state.compare_exchange(PASSING, LASTING, Ordering::SeqCst, Ordering::SeqCst);
+        let lasts =
+            || stream.state.compare_exchange(PASSING, LASTING, Ordering::SeqCst, Ordering::SeqCst);
         if same && lasts().is_ok() {
             self.lasting.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -214,8 +237,8 @@ impl Streams {
         id.zip(stream).is_some_and(|(id, stream)| stream.identity() == id)
     }
 
-    /// The program destroys the stream that `handle` names: its number is a dead one's from now on, and nobody is in a call on it when this returns. Fence it
-    /// before, where that can be done.
+    /// The program destroys the stream that `handle` names: its number is a dead one's from now on,
+    /// and nobody is in a call on it when this returns. Fence it before, where that can be done.
     pub fn end(&self, handle: StreamHandle) {
         let mut numbers = lock(&self.numbers);
         numbers.lasting.remove(&handle.0);
@@ -223,12 +246,14 @@ impl Streams {
         drop(numbers);
         if let Some(stream) = ended.and_then(|number| self.get(number)) {
             self.bury(stream);
-            // Whoever asks a lasting stream that no call names does it under this lock, and looks whether it lasts under it.
+            // Whoever asks a lasting stream that no call names does it under this lock, and looks
+            // whether it lasts under it.
             drop(lock(&self.fences));
         }
     }
 
-    /// All streams but the default one are gone, and all that was enqueued is done: the device's context is made anew.
+    /// All streams but the default one are gone, and all that was enqueued is done: the device's
+    /// context is made anew.
     pub fn end_all(&self) {
         let mut numbers = lock(&self.numbers);
         for stream in (1..self.count()).filter_map(|number| self.get(number)) {
@@ -254,8 +279,9 @@ impl Streams {
         lock(&self.recycling)
     }
 
-    /// Takes the numbers away from streams that are gone, and from passing ones that no call is naming now: which of those are gone cannot be known, and one that comes
-    /// again gets another. To be followed by [`Streams::release`], under [`Streams::recycling`] both.
+    /// Takes the numbers away from streams that are gone, and from passing ones that no call is
+    /// naming now: which of those are gone cannot be known, and one that comes again gets another.
+    /// To be followed by [`Streams::release`], under [`Streams::recycling`] both.
     pub fn withdraw(&self) -> HashSet<u32> {
         let numbers = lock(&self.numbers);
         let unused: HashSet<u32> = numbers.unused.iter().copied().collect();
@@ -276,8 +302,9 @@ impl Streams {
             .collect()
     }
 
-    /// Lets those of the `withdrawn` numbers be used again that are in `released`, since nothing refers to them; the others are what they were, unless their streams have
-    /// got other numbers meanwhile.
+    /// Lets those of the `withdrawn` numbers be used again that are in `released`, since nothing
+    /// refers to them; the others are what they were, unless their streams have got other numbers
+    /// meanwhile.
     pub fn release(&self, withdrawn: &HashSet<u32>, released: &[u32]) {
         let released: HashSet<u32> = released.iter().copied().collect();
         let mut guard = lock(&self.numbers);
@@ -286,7 +313,8 @@ impl Streams {
             let Some(stream) = self.get(number) else { continue };
             let is_named = numbers.by_handle.get(&stream.handle().0) == Some(&number);
             let state = if is_named { PASSING } else { DEAD };
-            let _ = stream.state.compare_exchange(WITHDRAWN, state, Ordering::SeqCst, Ordering::SeqCst);
+            let _ =
+                stream.state.compare_exchange(WITHDRAWN, state, Ordering::SeqCst, Ordering::SeqCst);
         }
         numbers.by_handle.retain(|_, number| !released.contains(number));
         numbers.by_thread.retain(|_, number| !released.contains(number));

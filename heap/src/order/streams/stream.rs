@@ -24,7 +24,8 @@ pub(super) fn is_quiet(status: Status) -> bool {
     }
 }
 
-/// Whether the driver says that there is no such stream. No other error tells that: it may be a capture's.
+/// Whether the driver says that there is no such stream. No other error tells that: it may be a
+/// capture's.
 pub(super) fn is_gone(error: crate::driver::DriverError) -> bool {
     error.is_invalid_handle()
 }
@@ -40,7 +41,8 @@ pub(super) const UNANNOUNCED: u8 = 2;
 /// One stream.
 pub struct Stream {
     pub(super) handle: AtomicUsize,
-    /// The driver's id, 0 where it tells none, [`UNTOLD`] where it was never asked; for the per-thread handle, the thread's token.
+    /// The driver's id, 0 where it tells none, [`UNTOLD`] where it was never asked; for the
+    /// per-thread handle, the thread's token.
     pub(super) identity: AtomicU64,
     /// The system's id of the thread of a per-thread handle; 0: not known.
     pub(super) thread: AtomicU32,
@@ -85,7 +87,8 @@ impl Stream {
         self.state.load(Ordering::Acquire) == LASTING
     }
 
-    /// Whether its identity is this one; where it was never asked, it is from now on. (All that is known of such a stream was done in captures, by graphs that run elsewhere.)
+    /// Whether its identity is this one; where it was never asked, it is from now on. (All that is
+    /// known of such a stream was done in captures, by graphs that run elsewhere.)
     pub(super) fn is_called(&self, identity: u64) -> bool {
         let known = self.identity();
         if known == UNTOLD {
@@ -107,9 +110,14 @@ impl Stream {
         self.calls.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Takes a passing stream's number away, unless a call names it now. Under the lock of [`Numbers`].
+    /// Takes a passing stream's number away, unless a call names it now. Under the lock of
+    /// [`Numbers`].
     pub(super) fn withdraw(&self) -> bool {
-        if self.state.compare_exchange(PASSING, WITHDRAWN, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        if self
+            .state
+            .compare_exchange(PASSING, WITHDRAWN, Ordering::SeqCst, Ordering::SeqCst)
+            .is_err()
+        {
             return false;
         }
         // A call that is not seen here sees the state.
@@ -124,7 +132,8 @@ impl Stream {
     pub(super) fn becomes(&self, handle: StreamHandle, identity: u64, lasting: bool) {
         self.handle.store(handle.0, Ordering::Release);
         self.identity.store(identity, Ordering::Release);
-        self.thread.store(if handle == PER_THREAD { system_thread_id() } else { 0 }, Ordering::Release);
+        self.thread
+            .store(if handle == PER_THREAD { system_thread_id() } else { 0 }, Ordering::Release);
         self.seen.store(QUIET, Ordering::Release);
         self.state.store(if lasting { LASTING } else { PASSING }, Ordering::SeqCst);
     }
@@ -144,7 +153,8 @@ pub(super) fn thread_token() -> u64 {
     })
 }
 
-/// The system's id of the calling thread, as its folder in /proc is called; 0 where there is no /proc.
+/// The system's id of the calling thread, as its folder in /proc is called; 0 where there is no
+/// /proc.
 fn system_thread_id() -> u32 {
     let link = std::fs::read_link("/proc/thread-self").ok();
     let name = link.as_deref().and_then(|path| path.file_name()?.to_str()?.parse().ok());

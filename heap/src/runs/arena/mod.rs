@@ -1,11 +1,12 @@
 //! Runs: contiguous address space, free or live, cut and merged inside regions.
 //!
-//! A region is one piece of memory from the driver. Its runs tile it in address order. A space is a set of regions whose
-//! free runs are searched together: one for each lifetime, one for each capture pool. Slabs are runs too, at multiples of
-//! the page: best fit puts them into the gaps that large blocks leave. A free run belongs either to the
-//! stream that used it last, which may reuse it at once, or to no stream ([`UNOWNED`]), once an event has shown that the stream is past
-//! the free. Neighbours of one owner are always merged; neighbours of different owners are joined when somebody who may use both
-//! needs them ([`Arenas::join`]).
+//! A region is one piece of memory from the driver. Its runs tile it in address order. A space is a
+//! set of regions whose free runs are searched together: one for each lifetime, one for each
+//! capture pool. Slabs are runs too, at multiples of the page: best fit puts them into the gaps
+//! that large blocks leave. A free run belongs either to the stream that used it last, which may
+//! reuse it at once, or to no stream ([`UNOWNED`]), once an event has shown that the stream is past
+//! the free. Neighbours of one owner are always merged; neighbours of different owners are joined
+//! when somebody who may use both needs them ([`Arenas::join`]).
 //!
 //! Pure book-keeping: what is safe to reuse is told by the caller through epochs (`streams`).
 
@@ -39,10 +40,12 @@ pub struct Arenas {
     unused_regions: Vec<RegionId>,
     spaces: Vec<Space>,
     unused_spaces: Vec<SpaceId>,
-    /// Whether runs that are asked for at more than [`ALIGNMENT`] are only taken whole (`Heap::dedicate_allocations`).
+    /// Whether runs that are asked for at more than [`ALIGNMENT`] are only taken whole
+    /// (`Heap::dedicate_allocations`).
     pub whole_runs: bool,
     scratch: Vec<RunId>,
-    /// The places of owners of whose free runs some may be behind what their streams are past by now ([`Arenas::note_further`]).
+    /// The places of owners of whose free runs some may be behind what their streams are past by
+    /// now ([`Arenas::note_further`]).
     ripe: NumberSet,
     /// The stale aliases, by first byte.
     stale_aliases: BTreeMap<u64, RunId>,
@@ -123,7 +126,10 @@ impl Arenas {
         let region = self.regions[id as usize].clone();
         let mut run = region.first;
         while run != NO_RUN {
-            debug_assert!(matches!(self.runs[run as usize].state, RunState::Free | RunState::Unmapped));
+            debug_assert!(matches!(
+                self.runs[run as usize].state,
+                RunState::Free | RunState::Unmapped
+            ));
             let next = self.runs[run as usize].next;
             self.unlist(run);
             self.put_unused(run);
@@ -154,7 +160,8 @@ impl Arenas {
             .map(|(id, region)| (id as RegionId, region))
     }
 
-    /// The regions of a space whose runs are all free, and unowned or of streams that are past them (`completed`).
+    /// The regions of a space whose runs are all free, and unowned or of streams that are past them
+    /// (`completed`).
     pub fn empty_regions(&self, space: SpaceId, completed: &dyn Fn(u32) -> u64) -> Vec<RegionId> {
         let is_empty = |id: &RegionId| {
             if self.regions[*id as usize].stitched {
@@ -200,8 +207,15 @@ impl Arenas {
         self.runs.iter().filter(|run| run.state != RunState::Unused).map(|run| run.stream)
     }
 
-    /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's own free runs and unowned ones.
-    pub fn allocate(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
+    /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's
+    /// own free runs and unowned ones.
+    pub fn allocate(
+        &mut self,
+        space: SpaceId,
+        bytes: u64,
+        align: u64,
+        stream: u32,
+    ) -> Option<RunId> {
         if align <= ALIGNMENT {
             return self.allocate_block(space, bytes, stream, Label::default()).map(|(id, _)| id);
         }
@@ -209,8 +223,9 @@ impl Arenas {
         self.take(id, bytes, align, stream)
     }
 
-    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`], for the block that `label` describes; its address too. The front of the free
-    /// run becomes live: a longer run keeps its number and its place and only shrinks, and the block gets a new one, so one list is touched,
+    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`], for the block that `label`
+    /// describes; its address too. The front of the free run becomes live: a longer run keeps its
+    /// number and its place and only shrinks, and the block gets a new one, so one list is touched,
     /// if any.
     #[inline(always)]
     pub fn allocate_block(
@@ -222,7 +237,8 @@ impl Arenas {
     ) -> Option<(RunId, u64)> {
         let Space { owners, filled, .. } = self.spaces.get_mut(space as usize)?;
         let owners = &mut owners[..];
-        let contested = matches!(owners.get(owner_at(UNOWNED)), Some(Some(unowned)) if unowned.count != 0);
+        let contested =
+            matches!(owners.get(owner_at(UNOWNED)), Some(Some(unowned)) if unowned.count != 0);
         let (owner, found) = if contested {
             let (owner, found) = best_of_both(owners, &self.runs, bytes, ALIGNMENT, stream)?;
             (owner, Some(found))
@@ -274,7 +290,8 @@ impl Arenas {
         best_of_both(owners, &self.runs, bytes, align, stream).map(|(_, (id, _))| id)
     }
 
-    /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use, joined; the shortest such row.
+    /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use,
+    /// joined; the shortest such row.
     pub fn join(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
         let mut best: Option<(u64, RunId)> = None;
         for &region in &self.spaces[space as usize].regions {
@@ -282,7 +299,8 @@ impl Arenas {
             let mut id = self.regions[region as usize].first;
             while id != NO_RUN {
                 let run = &self.runs[id as usize];
-                let usable = run.state == RunState::Free && (run.stream == stream || run.stream == UNOWNED);
+                let usable =
+                    run.state == RunState::Free && (run.stream == stream || run.stream == UNOWNED);
                 if usable {
                     first = if row == 0 { id } else { first };
                     row += run.bytes;
@@ -360,7 +378,8 @@ impl Arenas {
         rest
     }
 
-    /// Frees a live or pending run to `stream` as of `epoch` (or to no stream), and merges it with neighbours of the same owner.
+    /// Frees a live or pending run to `stream` as of `epoch` (or to no stream), and merges it with
+    /// neighbours of the same owner.
     pub fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
         self.ripe.insert(owner_at(stream) as u32);
         let place = self.runs[id as usize].place();
@@ -378,7 +397,8 @@ impl Arenas {
         Some(())
     }
 
-    /// Makes an unlisted run free. A neighbour of the same owner takes it in and keeps its number and its place: mostly no list is touched.
+    /// Makes an unlisted run free. A neighbour of the same owner takes it in and keeps its number
+    /// and its place: mostly no list is touched.
     fn set_free(&mut self, id: RunId, owner: u32, epoch: u64) {
         self.ripe.insert(owner_at(owner) as u32);
         let place = self.runs[id as usize].place();
@@ -453,14 +473,16 @@ impl Arenas {
         self.busy
     }
 
-    /// The highest that [`Arenas::busy`] was since this was asked last, for samples of the timeline.
+    /// The highest that [`Arenas::busy`] was since this was asked last, for samples of the
+    /// timeline.
     pub fn sample_busy_peak(&mut self) -> u64 {
         let peak = std::mem::replace(&mut self.busy_peak, self.busy);
         self.sampled_peak = self.sampled_peak.max(peak);
         peak
     }
 
-    /// The highest that [`Arenas::busy`] was since this was asked last, whatever samples were taken meanwhile.
+    /// The highest that [`Arenas::busy`] was since this was asked last, whatever samples were taken
+    /// meanwhile.
     pub fn take_busy_peak(&mut self) -> u64 {
         let peak = self.sample_busy_peak();
         peak.max(std::mem::take(&mut self.sampled_peak))
@@ -549,8 +571,9 @@ impl Arenas {
 const _: () = assert!(owner_at(ALL_STREAMS) == 0 && owner_at(UNOWNED) == 1 && owner_at(0) == 2);
 const _: () = assert!(owner_in(1) == UNOWNED && owner_at(ALL_STREAMS - 1) == NUMBERS as usize - 1);
 
-/// The best fit among the stream's own free runs and unowned ones: whose it is, its number and its length. Of two equal fits the stream takes its
-/// own, and leaves the other to those who have no choice.
+/// The best fit among the stream's own free runs and unowned ones: whose it is, its number and its
+/// length. Of two equal fits the stream takes its own, and leaves the other to those who have no
+/// choice.
 #[inline(never)]
 fn best_of_both(
     owners: &[Option<Box<SizeIndex>>],

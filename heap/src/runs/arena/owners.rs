@@ -11,9 +11,13 @@ impl Arenas {
         self.ripe.insert(owner_at(stream) as u32);
     }
 
-    /// A stream that is past some of its free runs, which [`Arenas::promote_ripe`] would not look at: there must be none but those `known` to have got
-    /// further since it was called.
-    pub fn overlooked(&self, completed: &dyn Fn(u32) -> u64, known: &dyn Fn(u32) -> bool) -> Option<u32> {
+    /// A stream that is past some of its free runs, which [`Arenas::promote_ripe`] would not look
+    /// at: there must be none but those `known` to have got further since it was called.
+    pub fn overlooked(
+        &self,
+        completed: &dyn Fn(u32) -> u64,
+        known: &dyn Fn(u32) -> bool,
+    ) -> Option<u32> {
         let shared = self.spaces.iter().filter(|space| !space.private);
         let mut owners = shared.flat_map(Space::filled).filter(|(owner, _)| *owner != UNOWNED);
         let is_it = |(owner, index): &(u32, &SizeIndex)| {
@@ -24,9 +28,14 @@ impl Arenas {
         owners.find(is_it).map(|(owner, _)| owner)
     }
 
-    /// Makes unowned the free runs of `spaces` whose streams are past them; `completed` tells the last epoch that a stream is past. Looks only at
-    /// what has become free, or whose stream was noted to be further, since it was called last: always call it with the same spaces.
-    pub fn promote_ripe(&mut self, spaces: impl Iterator<Item = SpaceId>, completed: &dyn Fn(u32) -> u64) {
+    /// Makes unowned the free runs of `spaces` whose streams are past them; `completed` tells the
+    /// last epoch that a stream is past. Looks only at what has become free, or whose stream was
+    /// noted to be further, since it was called last: always call it with the same spaces.
+    pub fn promote_ripe(
+        &mut self,
+        spaces: impl Iterator<Item = SpaceId>,
+        completed: &dyn Fn(u32) -> u64,
+    ) {
         // Asked at every miss, when mostly no stream has got further.
         if self.ripe.is_empty() {
             return;
@@ -34,14 +43,16 @@ impl Arenas {
         let mut ripe = std::mem::take(&mut self.ripe);
         for space in spaces {
             if !self.spaces[space as usize].private {
-                ripe.iter().for_each(|place| self.make_owner_unowned(space, place as usize, completed));
+                ripe.iter()
+                    .for_each(|place| self.make_owner_unowned(space, place as usize, completed));
             }
         }
         ripe.clear();
         self.ripe = ripe;
     }
 
-    /// Makes unowned the free runs whose streams are past them; `completed` tells the last epoch that a stream is past.
+    /// Makes unowned the free runs whose streams are past them; `completed` tells the last epoch
+    /// that a stream is past.
     pub fn promote(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
         if !self.spaces[space as usize].private {
             self.make_unowned(space, completed);
@@ -75,7 +86,8 @@ impl Arenas {
                 continue;
             }
             self.unlist(id);
-            // Unowned neighbours take it in; another of `found` is not unowned yet, so none is lost.
+            // Unowned neighbours take it in; another of `found` is not unowned yet, so none is
+            // lost.
             self.set_free(id, UNOWNED, 0);
         }
         self.spaces[space as usize].owner_mut(owner).oldest = oldest;
@@ -89,8 +101,8 @@ impl Arenas {
             .is_some_and(|index| index.count > 0 && index.oldest <= epoch)
     }
 
-    /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of which `is_usable` says so (of owner
-    /// and epoch). Walks all free runs that are long enough.
+    /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of
+    /// which `is_usable` says so (of owner and epoch). Walks all free runs that are long enough.
     pub fn best_fit_ordered(
         &self,
         space: SpaceId,
@@ -99,7 +111,9 @@ impl Arenas {
         is_usable: &dyn Fn(u32, u64) -> bool,
     ) -> Option<RunId> {
         let mut ids = Vec::new();
-        for (_, index) in self.spaces[space as usize].filled().filter(|(_, index)| index.bytes >= bytes) {
+        for (_, index) in
+            self.spaces[space as usize].filled().filter(|(_, index)| index.bytes >= bytes)
+        {
             index.each_from(&self.runs, bytes, |id| ids.push(id));
         }
         let fits = |&id: &RunId| {

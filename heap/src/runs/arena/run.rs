@@ -27,7 +27,8 @@ pub enum RunState {
     Pending,
     /// Address space of a stitched region in which nothing is mapped.
     Unmapped,
-    /// Address space of a stitched region in which pages are mapped that belong elsewhere, or to nobody.
+    /// Address space of a stitched region in which pages are mapped that belong elsewhere, or to
+    /// nobody.
     StaleAlias,
 }
 
@@ -96,7 +97,8 @@ impl Run {
     /// Makes it a block of `stream`'s.
     #[inline(always)]
     pub(super) fn become_block(&mut self, stream: u32, label: Label) {
-        (self.state, self.stream, self.shared, self.is_slab) = (RunState::Live, stream, false, false);
+        (self.state, self.stream, self.shared, self.is_slab) =
+            (RunState::Live, stream, false, false);
         self.label(label);
     }
 
@@ -157,7 +159,8 @@ pub struct Region {
     pub address: u64,
     /// Length.
     pub bytes: u64,
-    /// What the driver gave, for giving it back: its address and bytes (a region may be the aligned inside of it).
+    /// What the driver gave, for giving it back: its address and bytes (a region may be the aligned
+    /// inside of it).
     pub span: (u64, u64),
     /// The space that it belongs to.
     pub space: SpaceId,

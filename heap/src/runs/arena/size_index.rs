@@ -1,8 +1,10 @@
 //! Free runs by size: a two-level segregated list with exact best fit.
 //!
-//! The index is the one of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004): a bin for each of
-//! sixteen steps of every doubling, found through two bitmaps. TLSF answers with a good fit; here the bin of the request is
-//! searched to the end, so the answer is the best fit, lowest address first. Bins are short: a step is 6% of the size.
+//! The index is the one of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for
+//! real-time systems", ECRTS 2004): a bin for each of sixteen steps of every doubling, found
+//! through two bitmaps. TLSF answers with a good fit; here the bin of the request is searched to
+//! the end, so the answer is the best fit, lowest address first. Bins are short: a step is 6% of
+//! the size.
 
 use super::run::{NO_RUN, Run, RunId};
 use crate::small::size_class::ALIGNMENT;
@@ -29,7 +31,13 @@ pub(super) struct SizeIndex {
 
 impl Default for SizeIndex {
     fn default() -> Self {
-        Self { filled: [0; BINS / WORD], heads: [NO_RUN; BINS], count: 0, bytes: 0, oldest: u64::MAX }
+        Self {
+            filled: [0; BINS / WORD],
+            heads: [NO_RUN; BINS],
+            count: 0,
+            bytes: 0,
+            oldest: u64::MAX,
+        }
     }
 }
 
@@ -41,7 +49,8 @@ fn bin_of(bytes: u64) -> usize {
     let log = (bytes | ALIGNMENT).ilog2() as usize;
     let shift = log - STEP_BITS;
     // The shifted size is its step and STEPS more.
-    (shift * STEPS + (bytes >> shift) as usize).wrapping_sub((FIRST - STEP_BITS + 1) * STEPS) & (BINS - 1)
+    (shift * STEPS + (bytes >> shift) as usize).wrapping_sub((FIRST - STEP_BITS + 1) * STEPS)
+        & (BINS - 1)
 }
 
 impl SizeIndex {
@@ -112,7 +121,8 @@ impl SizeIndex {
         }
     }
 
-    /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), the lowest address among equals; and its length.
+    /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), the lowest
+    /// address among equals; and its length.
     #[inline(always)]
     pub(super) fn best_fit(&self, runs: &[Run], bytes: u64, align: u64) -> Option<(RunId, u64)> {
         let first = bin_of(bytes);
@@ -124,14 +134,16 @@ impl SizeIndex {
                 filled = *self.filled.get(word)?;
             }
             let bin = word * WORD + filled.trailing_zeros() as usize;
-            // The bin of the request may hold runs that are too short, and runs below `bytes + align` may lie askew.
+            // The bin of the request may hold runs that are too short, and runs below
+            // `bytes + align` may lie askew.
             let (mut best, mut best_bytes, mut best_address) = (NO_RUN, u64::MAX, u64::MAX);
             let mut id = self.heads[bin & (BINS - 1)];
             while let Some(run) = runs.get(id as usize) {
                 // Every run begins at a multiple of ALIGNMENT.
                 let askew = if align > ALIGNMENT { run.askew(align) } else { 0 };
                 if run.bytes >= bytes + askew
-                    && (run.bytes < best_bytes || (run.bytes == best_bytes && run.address < best_address))
+                    && (run.bytes < best_bytes
+                        || (run.bytes == best_bytes && run.address < best_address))
                 {
                     (best, best_bytes, best_address) = (id, run.bytes, run.address);
                 }
@@ -146,7 +158,9 @@ impl SizeIndex {
 
     /// Bytes of the largest run, 0 where there is none.
     pub(super) fn largest(&self, runs: &[Run]) -> u64 {
-        let Some((word, filled)) = self.filled.iter().enumerate().rfind(|(_, filled)| **filled != 0) else {
+        let Some((word, filled)) =
+            self.filled.iter().enumerate().rfind(|(_, filled)| **filled != 0)
+        else {
             return 0;
         };
         let mut largest = 0;

@@ -38,12 +38,14 @@ impl Space {
 
     /// The owners that have free runs, and these.
     pub(super) fn filled(&self) -> impl Iterator<Item = (u32, &SizeIndex)> {
-        let index = |place| Some((owner_in(place as usize), self.owners.get(place as usize)?.as_deref()?));
+        let index =
+            |place| Some((owner_in(place as usize), self.owners.get(place as usize)?.as_deref()?));
         self.filled.iter().filter_map(index)
     }
 }
 
-/// The place of a stream's (or the unowned runs') index among the owners of a space: first that of all streams together, then that of unowned runs, then the streams'.
+/// The place of a stream's (or the unowned runs') index among the owners of a space: first that of
+/// all streams together, then that of unowned runs, then the streams'.
 #[inline(always)]
 pub(super) const fn owner_at(stream: u32) -> usize {
     (stream.wrapping_add(2) % NUMBERS) as usize

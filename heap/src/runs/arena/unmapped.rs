@@ -1,9 +1,11 @@
 //! Address space without memory: where a stitched region may grow, and what it may give.
 //!
-//! A stitched region is a reservation of address space. Its runs are blocks, free runs, unmapped ranges and stale aliases. An unmapped range covers whole pages and
-//! nothing is mapped there; in a stale alias something is, but no page belongs there. To serve a request that fits nowhere, a row of pages is
-//! planned ([`Arenas::plan`]) next to a free run that lacks the fewest, memory is found for it elsewhere, and the row becomes free memory
-//! ([`Arenas::commit`]). Pages of free runs may be given for that ([`Arenas::movable_runs`], [`Arenas::evict`]).
+//! A stitched region is a reservation of address space. Its runs are blocks, free runs, unmapped
+//! ranges and stale aliases. An unmapped range covers whole pages and nothing is mapped there; in a
+//! stale alias something is, but no page belongs there. To serve a request that fits nowhere, a row
+//! of pages is planned ([`Arenas::plan`]) next to a free run that lacks the fewest, memory is found
+//! for it elsewhere, and the row becomes free memory ([`Arenas::commit`]). Pages of free runs may
+//! be given for that ([`Arenas::movable_runs`], [`Arenas::evict`]).
 
 use super::Arenas;
 use super::run::{NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
@@ -75,7 +77,8 @@ impl Arenas {
 
     /// Address space that is reserved for a space, bytes.
     pub fn reserved_bytes(&self, space: SpaceId) -> u64 {
-        let regions = self.spaces[space as usize].regions.iter().map(|&id| &self.regions[id as usize]);
+        let regions =
+            self.spaces[space as usize].regions.iter().map(|&id| &self.regions[id as usize]);
         regions.filter(|region| region.stitched).map(|region| region.bytes).sum()
     }
 
@@ -90,8 +93,9 @@ impl Arenas {
         regions.min_by_key(|&id| self.regions[id as usize].address)
     }
 
-    /// The row of fewest pages that lets `stream` have `bytes` at a multiple of `align`: behind a free run that it may use,
-    /// before one, between two, or in an unmapped range by itself. The lowest address among equals. `None`: the address space is full.
+    /// The row of fewest pages that lets `stream` have `bytes` at a multiple of `align`: behind a
+    /// free run that it may use, before one, between two, or in an unmapped range by itself. The
+    /// lowest address among equals. `None`: the address space is full.
     pub fn plan(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<Plan> {
         let usable = |id: RunId| {
             let run = self.runs.get(id as usize)?;
@@ -131,8 +135,14 @@ impl Arenas {
         best
     }
 
-    /// A row of `bytes` in the lowest unmapped range that has room for it and for `before` bytes before and `behind` bytes behind it.
-    pub fn plan_alone(&self, space: SpaceId, bytes: u64, (before, behind): (u64, u64)) -> Option<Plan> {
+    /// A row of `bytes` in the lowest unmapped range that has room for it and for `before` bytes
+    /// before and `behind` bytes behind it.
+    pub fn plan_alone(
+        &self,
+        space: SpaceId,
+        bytes: u64,
+        (before, behind): (u64, u64),
+    ) -> Option<Plan> {
         let mut lowest: Option<(u64, RunId)> = None;
         self.spaces[space as usize].unmapped.each_from(&self.runs, before + bytes + behind, |id| {
             let run = &self.runs[id as usize];
@@ -148,11 +158,15 @@ impl Arenas {
     /// Bytes of the plan's unmapped range before its row and behind it.
     pub fn room_around(&self, plan: &Plan) -> (u64, u64) {
         let unmapped = &self.runs[plan.unmapped as usize];
-        (plan.address - unmapped.address, unmapped.address + unmapped.bytes - plan.address - plan.bytes)
+        (
+            plan.address - unmapped.address,
+            unmapped.address + unmapped.bytes - plan.address - plan.bytes,
+        )
     }
 
-    /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies beside it; work of `epoch` and before may
-    /// still touch it. `stale_aliases`: bytes before and behind the row in which something is mapped too.
+    /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies
+    /// beside it; work of `epoch` and before may still touch it. `stale_aliases`: bytes before and
+    /// behind the row in which something is mapped too.
     pub fn commit(&mut self, plan: &Plan, stale_aliases: (u64, u64), stream: u32, epoch: u64) {
         let mut row = plan.unmapped;
         self.unlist(row);
@@ -170,7 +184,8 @@ impl Arenas {
         if self.runs[row as usize].bytes > plan.bytes {
             let rest = self.cut(row, plan.bytes);
             if self.runs[rest as usize].bytes > stale_aliases.1 {
-                let unmapped = if stale_aliases.1 > 0 { self.cut(rest, stale_aliases.1) } else { rest };
+                let unmapped =
+                    if stale_aliases.1 > 0 { self.cut(rest, stale_aliases.1) } else { rest };
                 self.list_unmapped(unmapped);
             }
             if stale_aliases.1 > 0 {
@@ -180,9 +195,14 @@ impl Arenas {
         self.set_free(row, stream, epoch);
     }
 
-    /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` tells of a run's owner and epoch
-    /// whether its pages may move, and what the last work on them was if that may still run.
-    pub fn movable_runs(&self, spaces: &[SpaceId], used: &dyn Fn(u32, u64) -> Movable) -> Vec<MovablePages> {
+    /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` tells of a
+    /// run's owner and epoch whether its pages may move, and what the last work on them was if that
+    /// may still run.
+    pub fn movable_runs(
+        &self,
+        spaces: &[SpaceId],
+        used: &dyn Fn(u32, u64) -> Movable,
+    ) -> Vec<MovablePages> {
         // Who has less than a page has no whole page.
         let indexes = spaces.iter().flat_map(|&space| self.spaces[space as usize].filled());
         let indexes = indexes.filter(|(_, index)| index.bytes >= PAGE);
@@ -191,7 +211,11 @@ impl Arenas {
             if !self.regions[run.region as usize].stitched {
                 return None;
             }
-            let used = match if run.stream == UNOWNED { Movable::Idle } else { used(run.stream, run.epoch) } {
+            let used = match if run.stream == UNOWNED {
+                Movable::Idle
+            } else {
+                used(run.stream, run.epoch)
+            } {
                 Movable::No => return None,
                 Movable::Idle => None,
                 Movable::Used => Some((run.stream, run.epoch)),
@@ -207,14 +231,20 @@ impl Arenas {
         found
     }
 
-    /// All whole pages of free runs of stitched regions of `spaces` that are unowned, or of streams that are past them
-    /// (`completed`), in rows over neighbouring runs.
-    pub fn movable_rows(&self, spaces: &[SpaceId], completed: &dyn Fn(u32) -> u64) -> Vec<MovablePages> {
+    /// All whole pages of free runs of stitched regions of `spaces` that are unowned, or of streams
+    /// that are past them (`completed`), in rows over neighbouring runs.
+    pub fn movable_rows(
+        &self,
+        spaces: &[SpaceId],
+        completed: &dyn Fn(u32) -> u64,
+    ) -> Vec<MovablePages> {
         let mut found = Vec::new();
-        let pages =
-            |(run, start, end)| Some(MovablePages { run, pages: whole_pages(start..end)?, used: None });
+        let pages = |(run, start, end)| {
+            Some(MovablePages { run, pages: whole_pages(start..end)?, used: None })
+        };
         let regions = spaces.iter().flat_map(|&space| self.spaces[space as usize].regions.iter());
-        for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched) {
+        for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched)
+        {
             // Neighbours count together: a page may lie in several free runs.
             let mut row: Option<(RunId, u64, u64)> = None;
             let mut id = region.first;
@@ -223,7 +253,8 @@ impl Arenas {
                 let movable = run.state == RunState::Free
                     && (run.stream == UNOWNED || run.epoch <= completed(run.stream));
                 if movable {
-                    let (first, start) = row.map_or((id, run.address), |(first, start, _)| (first, start));
+                    let (first, start) =
+                        row.map_or((id, run.address), |(first, start, _)| (first, start));
                     row = Some((first, start, run.address + run.bytes));
                 } else {
                     found.extend(row.take().and_then(pages));
@@ -235,7 +266,8 @@ impl Arenas {
         found
     }
 
-    /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a stale alias (or several).
+    /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a
+    /// stale alias (or several).
     pub fn evict(&mut self, mut id: RunId, pages: Range<u64>) {
         while id != NO_RUN && self.runs[id as usize].address < pages.end {
             let Run { address, bytes, stream: owner, next, .. } = self.runs[id as usize];
@@ -309,8 +341,9 @@ impl Arenas {
     /// Makes an unlisted run unmapped, and merges it with unmapped ranges beside it.
     fn set_unmapped(&mut self, mut id: RunId) {
         let Run { previous, next, .. } = self.runs[id as usize];
-        let is_unmapped =
-            |arenas: &Self, id: RunId| id != NO_RUN && arenas.runs[id as usize].state == RunState::Unmapped;
+        let is_unmapped = |arenas: &Self, id: RunId| {
+            id != NO_RUN && arenas.runs[id as usize].state == RunState::Unmapped
+        };
         if is_unmapped(self, next) {
             self.unlist(next);
             self.absorb_next(id);
@@ -339,7 +372,8 @@ impl Arenas {
         regions - space.unmapped.bytes - space.stale_alias_bytes
     }
 
-    /// Bytes of the stitched regions that have memory, and that are stale aliases, by the arena's books.
+    /// Bytes of the stitched regions that have memory, and that are stale aliases, by the arena's
+    /// books.
     pub fn mapped_bytes(&self) -> (u64, u64) {
         let unmapped: u64 = self.spaces.iter().map(|space| space.unmapped.bytes).sum();
         let stale_aliases: u64 = self.spaces.iter().map(|space| space.stale_alias_bytes).sum();

@@ -24,13 +24,17 @@ impl Arenas {
                 let mut ids = Vec::new();
                 index.collect(&self.runs, &mut ids);
                 let bytes: u64 = ids.iter().map(|&id| self.runs[id as usize].bytes).sum();
-                if owner != UNMAPPED && space.filled.contains(owner_at(owner) as u32) == ids.is_empty() {
+                if owner != UNMAPPED
+                    && space.filled.contains(owner_at(owner) as u32) == ids.is_empty()
+                {
                     return Err(format!(
                         "space {number}: whether stream {owner} has free runs is miscounted"
                     ));
                 }
                 if ids.len() != index.count as usize || bytes != index.bytes {
-                    return Err(format!("space {number}: the index of stream {owner} miscounts its runs"));
+                    return Err(format!(
+                        "space {number}: the index of stream {owner} miscounts its runs"
+                    ));
                 }
                 for id in ids {
                     if listed.insert(id, (number, owner)).is_some() {
@@ -52,8 +56,15 @@ impl Arenas {
             while run_id != NO_RUN {
                 let run = &self.runs[run_id as usize];
                 tiled += 1;
-                if run.address != address || run.region != id || run.previous != previous || run.bytes == 0 {
-                    return Err(format!("region {id}: run {run_id} at {:#x} is out of place", run.address));
+                if run.address != address
+                    || run.region != id
+                    || run.previous != previous
+                    || run.bytes == 0
+                {
+                    return Err(format!(
+                        "region {id}: run {run_id} at {:#x} is out of place",
+                        run.address
+                    ));
                 }
                 let expected = match run.state {
                     RunState::Free => Some((region.space as usize, run.stream)),
@@ -65,21 +76,32 @@ impl Arenas {
                         && run.address.is_multiple_of(PAGE)
                         && run.bytes.is_multiple_of(PAGE))
                 {
-                    return Err(format!("unmapped range {run_id} at {:#x} is not whole pages", run.address));
+                    return Err(format!(
+                        "unmapped range {run_id} at {:#x} is not whole pages",
+                        run.address
+                    ));
                 }
                 if (run.state == RunState::StaleAlias)
                     != (self.stale_aliases.get(&run.address) == Some(&run_id))
                 {
-                    return Err(format!("run {run_id} ({:?}) is a stale alias and is not", run.state));
+                    return Err(format!(
+                        "run {run_id} ({:?}) is a stale alias and is not",
+                        run.state
+                    ));
                 }
                 if listed.get(&run_id).copied() != expected {
-                    return Err(format!("run {run_id} ({:?}) is not listed where it belongs", run.state));
+                    return Err(format!(
+                        "run {run_id} ({:?}) is not listed where it belongs",
+                        run.state
+                    ));
                 }
                 if previous != NO_RUN {
                     let before = &self.runs[previous as usize];
                     let free = matches!(run.state, RunState::Free | RunState::Unmapped);
                     if free && before.state == run.state && before.stream == run.stream {
-                        return Err(format!("free runs {previous} and {run_id} of one owner are not merged"));
+                        return Err(format!(
+                            "free runs {previous} and {run_id} of one owner are not merged"
+                        ));
                     }
                 }
                 if run.state == RunState::Unused {
@@ -94,7 +116,8 @@ impl Arenas {
         }
         for (number, space) in self.spaces.iter().enumerate() {
             let stale_aliases = self.stale_aliases.values().map(|&id| &self.runs[id as usize]);
-            let here = stale_aliases.filter(|run| self.regions[run.region as usize].space as usize == number);
+            let here = stale_aliases
+                .filter(|run| self.regions[run.region as usize].space as usize == number);
             if here.map(|run| run.bytes).sum::<u64>() != space.stale_alias_bytes {
                 return Err(format!("space {number} miscounts its stale aliases"));
             }

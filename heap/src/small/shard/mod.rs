@@ -1,8 +1,9 @@
 //! A shard: the small blocks of the streams that share one lock.
 //!
-//! Streams are spread over the shards of a device, so that threads on different streams do not meet. A bin is the slabs of one (stream,
-//! lifetime, size class) with a free slot. A shard never holds its lock while it asks the device's central part for memory:
-//! [`Shard::allocate`] answers that it needs a slab, and the caller comes back with one.
+//! Streams are spread over the shards of a device, so that threads on different streams do not
+//! meet. A bin is the slabs of one (stream, lifetime, size class) with a free slot. A shard never
+//! holds its lock while it asks the device's central part for memory: [`Shard::allocate`] answers
+//! that it needs a slab, and the caller comes back with one.
 
 mod validate;
 
@@ -70,7 +71,8 @@ pub enum FreeOutcome {
     Unknown,
 }
 
-/// The small blocks of some streams. Its user holds the lock, and the record's writer that goes with it.
+/// The small blocks of some streams. Its user holds the lock, and the record's writer that goes
+/// with it.
 pub struct Shard {
     /// Streams are numbered `1 << shift` apart in one shard.
     shift: u32,
@@ -90,8 +92,8 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// An empty shard, for streams whose numbers differ by multiples of `stride`, a power of two. `borrows`: whether classes with few blocks
-    /// take slots of larger ones.
+    /// An empty shard, for streams whose numbers differ by multiples of `stride`, a power of two.
+    /// `borrows`: whether classes with few blocks take slots of larger ones.
     pub fn new(stride: u32, borrows: bool) -> Self {
         Self {
             shift: stride.ilog2(),
@@ -115,8 +117,9 @@ impl Shard {
         &mut bins.all[Bins::at(lifetime, class)]
     }
 
-    /// A slot for `request`, which the record is told of; 0: the bin needs a slab. A class with few blocks has no slab of its own, which
-    /// would lie idle for the most part, but borrows slots of a larger one. [`Shard::class_of_next_slab`] is the one to bring.
+    /// A slot for `request`, which the record is told of; 0: the bin needs a slab. A class with few
+    /// blocks has no slab of its own, which would lie idle for the most part, but borrows slots of
+    /// a larger one. [`Shard::class_of_next_slab`] is the one to bring.
     #[inline(always)]
     pub fn allocate(
         &mut self,
@@ -127,7 +130,8 @@ impl Shard {
         let Request { size: requested, stream, lifetime, start } = request;
         let Some(Small { size, class: own, bucket }) = small(requested) else { return 0 };
         let lifetime = lifetime as u8;
-        let bins = self.bins.get_mut((stream >> self.shift) as usize).and_then(Option::as_deref_mut);
+        let bins =
+            self.bins.get_mut((stream >> self.shift) as usize).and_then(Option::as_deref_mut);
         let Some(bins) = bins else { return 0 };
         let mut first = bins.all[Bins::at(lifetime, own)].first;
         if first == NO_SLAB {
@@ -136,7 +140,9 @@ impl Shard {
             // The first slab of a list has a free slot: nothing fails from here on.
             bins.all[Bins::at(lifetime, own)].borrowed += 1;
         }
-        let Some(slab) = self.slabs.get_mut(first as usize).and_then(Option::as_deref_mut) else { return 0 };
+        let Some(slab) = self.slabs.get_mut(first as usize).and_then(Option::as_deref_mut) else {
+            return 0;
+        };
         let place = writer.place();
         let Some(slot) = slab.take(requested, own, place) else {
             writer.put_back(place);
@@ -197,8 +203,8 @@ impl Shard {
         id
     }
 
-    /// Puts a slab on its bin's list, before the first if it lies lower, else behind it: allocation drifts to low
-    /// addresses and lets the high slabs run empty.
+    /// Puts a slab on its bin's list, before the first if it lies lower, else behind it: allocation
+    /// drifts to low addresses and lets the high slabs run empty.
     fn link(&mut self, id: u32) {
         let Some(slab) = self.slabs[id as usize].as_deref() else { return };
         let (base, stream, lifetime, class) = (slab.base, slab.stream, slab.lifetime, slab.class);
@@ -247,7 +253,8 @@ impl Shard {
         }
     }
 
-    /// Frees the block at `address` in slab `id` (both may be anything) at `time`, and tells the record.
+    /// Frees the block at `address` in slab `id` (both may be anything) at `time`, and tells the
+    /// record.
     #[inline(always)]
     pub fn free(
         &mut self,
@@ -262,7 +269,8 @@ impl Shard {
         let Some((slot, Freed { requested, block, class })) = slab.plain_at(address) else {
             return self.free_other(writer, id, address, time, streams, None);
         };
-        // Before the slot is given back: what the record needs is at hand, and need not be kept through that.
+        // Before the slot is given back: what the record needs is at hand, and need not be kept
+        // through that.
         let (tag, Small { size, bucket, .. }) = (slab.tag, small_again(requested));
         writer.free(SMALL, block, Block { tag, address, size, requested, bucket }, time);
         let was_full = slab.free(slot);
@@ -283,8 +291,8 @@ impl Shard {
     fn freed_last(&mut self, id: u32, was_full: bool, streams: &Streams) -> FreeOutcome {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         if slab.is_idle() {
-            // While blocks are live, its free slots are for its own stream only, and nobody asks for the epoch. The one that is open
-            // now stands for the earlier frees too.
+            // While blocks are live, its free slots are for its own stream only, and nobody asks
+            // for the epoch. The one that is open now stands for the earlier frees too.
             slab.epoch = streams.note_free(slab.stream);
         }
         self.released(id, was_full)
@@ -330,7 +338,8 @@ impl Shard {
             self.return_borrowed(stream, of_slab, own);
         }
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
-        let users = if shared { self.users.remove(&address).unwrap_or_default() } else { Vec::new() };
+        let users =
+            if shared { self.users.remove(&address).unwrap_or_default() } else { Vec::new() };
         // Mostly none is, and a look would cost as much as the users did.
         let tagged = if self.tagged.is_empty() { None } else { self.tagged.remove(&address) };
         let lifetime = tagged.unwrap_or(of_slab);
@@ -380,7 +389,13 @@ impl Shard {
     }
 
     /// Frees the block at `address` for its program only: nothing ever uses its slot again.
-    pub fn freeze(&mut self, writer: &mut ShardWriter, id: u32, address: u64, time: u64) -> FreeOutcome {
+    pub fn freeze(
+        &mut self,
+        writer: &mut ShardWriter,
+        id: u32,
+        address: u64,
+        time: u64,
+    ) -> FreeOutcome {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
         let SlotState::Live { .. } = slab.state(slot) else { return FreeOutcome::Unknown };
@@ -396,15 +411,28 @@ impl Shard {
         matches!(slab.state(slot), SlotState::Live { .. }).then(|| slab.facts(slot).requested)
     }
 
-    /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no live block starts there.
-    pub fn tag(&mut self, writer: &mut ShardWriter, id: u32, address: u64, lifetime: u8) -> Option<()> {
+    /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no
+    /// live block starts there.
+    pub fn tag(
+        &mut self,
+        writer: &mut ShardWriter,
+        id: u32,
+        address: u64,
+        lifetime: u8,
+    ) -> Option<()> {
         let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
         let slot = slab.slot_at(address)?;
         let SlotState::Live { .. } = slab.state(slot) else { return None };
         let from = self.tagged.get(&address).copied().unwrap_or(slab.lifetime);
         if from != lifetime {
             let facts = slab.facts(slot);
-            writer.block_retag(facts.block, round(facts.requested), facts.requested, from, lifetime);
+            writer.block_retag(
+                facts.block,
+                round(facts.requested),
+                facts.requested,
+                from,
+                lifetime,
+            );
             // Its free leaves the straight path, and finds the tag there.
             slab.set_shared(slot);
             self.tagged.insert(address, lifetime);
@@ -437,7 +465,8 @@ impl Shard {
         !self.pending.is_empty()
     }
 
-    /// Whether a wait that is over would not be seen by [`Shard::complete_frees`]: there must be none.
+    /// Whether a wait that is over would not be seen by [`Shard::complete_frees`]: there must be
+    /// none.
     pub fn overlooks_waits(&self, streams: &Streams) -> bool {
         self.pending.overlooks(streams.strides(), |stream| streams.completed(stream))
     }
@@ -507,7 +536,10 @@ impl Shard {
 
     /// All slabs.
     pub fn slabs(&self) -> impl Iterator<Item = (u32, &Slab)> {
-        self.slabs.iter().enumerate().filter_map(|(id, slab)| slab.as_deref().map(|slab| (id as u32, slab)))
+        self.slabs
+            .iter()
+            .enumerate()
+            .filter_map(|(id, slab)| slab.as_deref().map(|slab| (id as u32, slab)))
     }
 
     /// A slab.

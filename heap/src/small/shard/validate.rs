@@ -35,7 +35,10 @@ impl Shard {
                     (previous, id) = (id, slab.next);
                 }
                 if empties != bin.empties {
-                    return Err(format!("a bin has {empties} empty slabs and counts {}", bin.empties));
+                    return Err(format!(
+                        "a bin has {empties} empty slabs and counts {}",
+                        bin.empties
+                    ));
                 }
             }
         }
@@ -46,7 +49,10 @@ impl Shard {
                 let SlotState::Live { .. } = slab.state(slot) else { continue };
                 let own = class_of(slab.facts(slot).requested) as u8;
                 if own != slab.facts(slot).class {
-                    return Err(format!("slab {:#x} has a block of class {own} under another", slab.base));
+                    return Err(format!(
+                        "slab {:#x} has a block of class {own} under another",
+                        slab.base
+                    ));
                 }
                 if own != slab.class {
                     *borrowed
@@ -69,7 +75,10 @@ impl Shard {
             for (at, bin) in bins.iter().flat_map(|bins| bins.all.iter().enumerate()) {
                 let counted = borrowed.get(&(group as u32, at)).copied().unwrap_or(0);
                 if counted != bin.borrowed {
-                    return Err(format!("a bin has borrowed {counted} slots and counts {}", bin.borrowed));
+                    return Err(format!(
+                        "a bin has borrowed {counted} slots and counts {}",
+                        bin.borrowed
+                    ));
                 }
             }
         }

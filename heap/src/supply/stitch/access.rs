@@ -1,10 +1,14 @@
-//! Which devices reach mapped pages: the device itself all of them, and each peer that the process uses too.
+//! Which devices reach mapped pages: the device itself all of them, and each peer that the process
+//! uses too.
 //!
-//! A call grants access to a row of mappings ([`crate::supply::addresses::Reservations::rows`]). Where the driver refuses one, each mapping is asked for by itself: one
-//! bad mapping must not keep its neighbours from a peer, and a peer that is refused must not keep the device from its own memory.
+//! A call grants access to a row of mappings ([`crate::supply::addresses::Reservations::rows`]).
+//! Where the driver refuses one, each mapping is asked for by itself: one bad mapping must not keep
+//! its neighbours from a peer, and a peer that is refused must not keep the device from its own
+//! memory.
 //!
 //! ```text
-//!   view   -- mapped, granted -->  reached by all;  granted without peers, or refused to a new peer -->  unshared
+//!   view   -- mapped, granted -->  reached by all;
+//!          granted without peers, or refused to a new peer -->  unshared
 //!          unshared -- asked again as the heap grows -->  reached by all
 //! ```
 
@@ -13,13 +17,20 @@ use crate::driver::{DeviceId, Driver, DriverError, Result};
 use std::ops::Range;
 
 impl Pages {
-    fn set_access(&mut self, driver: &dyn Driver, range: &Range<u64>, peers: &[DeviceId]) -> Result<()> {
+    fn set_access(
+        &mut self,
+        driver: &dyn Driver,
+        range: &Range<u64>,
+        peers: &[DeviceId],
+    ) -> Result<()> {
         let result = driver.set_access(self.device, range.start, range.end - range.start, peers);
         self.counted(result)
     }
 
-    /// Lets the device and its peers reach a row of mappings, which lie next to each other in one reservation: by one call where that is granted, else
-    /// mapping by mapping. What a peer is refused keeps nobody else from it: it is asked for again with each later row ([`Pages::share_rest`]).
+    /// Lets the device and its peers reach a row of mappings, which lie next to each other in one
+    /// reservation: by one call where that is granted, else mapping by mapping. What a peer is
+    /// refused keeps nobody else from it: it is asked for again with each later row
+    /// ([`Pages::share_rest`]).
     ///
     /// # Errors
     /// The driver's: the device itself does not reach all of it.
@@ -27,7 +38,9 @@ impl Pages {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         debug_assert!(self.reservations.end_of(first.start).is_none_or(|end| last.end <= end));
         let (peers, all_shared) = (self.peers.clone(), self.unshared.is_empty());
-        let Err(error) = self.set_access(driver, &(first.start..last.end), &peers) else { return Ok(()) };
+        let Err(error) = self.set_access(driver, &(first.start..last.end), &peers) else {
+            return Ok(());
+        };
         if error.is_final() || row.len() == 1 && peers.is_empty() {
             return Err(error);
         }
@@ -52,13 +65,14 @@ impl Pages {
         if !self.unshared.is_empty() {
             let (count, device, peers) = (self.unshared.len(), self.device, &self.peers);
             log::warn!(
-                "devices {peers:?} cannot all be given access to {count} mappings of device {device}: {error}; it is asked for again as the \
-                 heap grows"
+                "devices {peers:?} cannot all be given access to {count} mappings of device \
+                 {device}: {error}; it is asked for again as the heap grows"
             );
         }
     }
 
-    /// Asks again for what peers were refused: for one mapping, and as long as it is granted for the next. One that is refused again goes behind the others.
+    /// Asks again for what peers were refused: for one mapping, and as long as it is granted for
+    /// the next. One that is refused again goes behind the others.
     pub(super) fn share_rest(&mut self, driver: &dyn Driver) {
         let peers = self.peers.clone();
         while let Some(address) = self.unshared.pop_front() {

@@ -1,19 +1,26 @@
 //! Stitched pages: physical memory that can be mapped wherever a run of it is needed.
 //!
-//! A *chunk* is a physical handle of one or more pages. The driver maps and unmaps whole chunks only, but a chunk may be mapped at
-//! several addresses at once; each mapping is a *view*. Every page of a chunk belongs to the arena at exactly one address, or to nobody: its
-//! *owner*. So a move maps a second view of the chunk where its pages are needed and makes them belong there, a few pages of a chunk if
-//! need be; work that still runs through the old view is ahead of them in stream order, and nobody waits. A view to which no page belongs any
-//! more is *retired*; it is unmapped later, in batches, once the last work through it is known to be done.
+//! A *chunk* is a physical handle of one or more pages. The driver maps and unmaps whole chunks
+//! only, but a chunk may be mapped at several addresses at once; each mapping is a *view*. Every
+//! page of a chunk belongs to the arena at exactly one address, or to nobody: its *owner*. So a
+//! move maps a second view of the chunk where its pages are needed and makes them belong there, a
+//! few pages of a chunk if need be; work that still runs through the old view is ahead of them in
+//! stream order, and nobody waits. A view to which no page belongs any more is *retired*; it is
+//! unmapped later, in batches, once the last work through it is known to be done.
 //!
 //! ```text
-//!   chunk    (the driver's) -- create -->  spare: no page has an owner;  spare without views -- release --> (the driver's)
-//!   page     nobody's  -- map -->  owned at one address  -- map elsewhere -->  owned there  -- disown -->  nobody's
+//!   chunk    (the driver's) -- create -->  spare: no page has an owner;  spare without views --
+//!                                                                        release --> (the
+//!                                                                        driver's)
+//!   page     nobody's  -- map -->  owned at one address  -- map elsewhere -->  owned there
+//!            -- disown -->  nobody's
 //!   view     -- map -->  has pages  -- its last page goes -->  retired  -- unmap -->  gone
-//!            -- map, then a later call of the same move fails -->  unmapped at once, or retired where that fails too
+//!            -- map, then a later call of the same move fails -->  unmapped at once, or retired
+//!                                                                  where that fails too
 //! ```
 //!
-//! A move changes the owners only when every driver call of it has succeeded, so undoing one is to unmap what it mapped.
+//! A move changes the owners only when every driver call of it has succeeded, so undoing one is to
+//! unmap what it mapped.
 
 mod access;
 
@@ -125,7 +132,8 @@ pub struct Pages {
     views: BTreeMap<u64, View>,
     /// Views without pages, by first byte.
     retired: BTreeSet<u64>,
-    /// Views that the driver has refused to unmap: it is asked for each alone from then on, so that it is in the way of no other.
+    /// Views that the driver has refused to unmap: it is asked for each alone from then on, so that
+    /// it is in the way of no other.
     refused: BTreeSet<u64>,
     /// Views that not all of `peers` reach yet, because the driver refused.
     pub(crate) unshared: VecDeque<u64>,
@@ -196,7 +204,8 @@ impl Pages {
         self.spare.iter().map(move |&chunk| Piece { chunk, first: 0, count: count(chunk) })
     }
 
-    /// Takes `bytes` (whole pages) from the driver, in chunks of at most `longest`, spare then, and adds them to `pieces`.
+    /// Takes `bytes` (whole pages) from the driver, in chunks of at most `longest`, spare then, and
+    /// adds them to `pieces`.
     ///
     /// # Errors
     /// The driver's; what it gave before is spare.
@@ -252,7 +261,8 @@ impl Pages {
     /// The views that touch a range: first byte and view.
     fn views_in(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &View, &Chunk)> + use<'_> {
         let before = self.views.range(..range.start).next_back();
-        let (start, views) = (range.start, before.into_iter().chain(self.views.range(range.clone())));
+        let (start, views) =
+            (range.start, before.into_iter().chain(self.views.range(range.clone())));
         views
             .filter_map(|(&address, view)| Some((address, view, self.chunk(view.chunk)?)))
             .filter(move |(address, _, chunk)| address + chunk.bytes() > start)
@@ -292,12 +302,14 @@ impl Pages {
         views.map(|(address, _, chunk)| address..address + chunk.bytes()).collect()
     }
 
-    /// Maps a row: the pages of `pieces`, one behind the other from `start` on. They belong there then. `sources` are those of them that
-    /// belong elsewhere until then. Only the first piece may begin within its chunk and only the last may end within one; the address
-    /// space that the rest of those two chunks takes before and behind the row must be free too.
+    /// Maps a row: the pages of `pieces`, one behind the other from `start` on. They belong there
+    /// then. `sources` are those of them that belong elsewhere until then. Only the first piece may
+    /// begin within its chunk and only the last may end within one; the address space that the rest
+    /// of those two chunks takes before and behind the row must be free too.
     ///
     /// # Errors
-    /// The driver's. Nothing belongs elsewhere then, and the views that could not be taken away again are retired.
+    /// The driver's. Nothing belongs elsewhere then, and the views that could not be taken away
+    /// again are retired.
     pub fn map<'a>(
         &mut self,
         driver: &dyn Driver,
@@ -309,7 +321,8 @@ impl Pages {
         let mut result = Ok(());
         for piece in pieces {
             let Some(chunk) = self.chunk(piece.chunk) else { continue };
-            let (view, bytes, handle) = (next - u64::from(piece.first) * PAGE, chunk.bytes(), chunk.handle);
+            let (view, bytes, handle) =
+                (next - u64::from(piece.first) * PAGE, chunk.bytes(), chunk.handle);
             let mapped = driver.map(self.device, view, bytes, handle);
             result = self.counted(mapped);
             if result.is_err() {
@@ -337,7 +350,8 @@ impl Pages {
             self.own(piece, next);
             next += u64::from(piece.count) * PAGE;
         }
-        self.spare.retain(|&id| self.chunks[id as usize].as_ref().is_some_and(|chunk| chunk.owned == 0));
+        self.spare
+            .retain(|&id| self.chunks[id as usize].as_ref().is_some_and(|chunk| chunk.owned == 0));
         if !self.unshared.is_empty() {
             self.share_rest(driver);
         }
@@ -422,10 +436,16 @@ impl Pages {
         self.chunk(id).map_or(0, Chunk::bytes)
     }
 
-    /// Unmaps the retired views whose work is done (`completed` tells the last epoch that a stream is past), neighbours in one call; where that fails, each
-    /// by itself. The address ranges that are clear now.
-    pub fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) -> Vec<Range<u64>> {
-        let is_done = |view: &View| view.uses.iter().all(|&(stream, epoch)| completed(stream) >= epoch);
+    /// Unmaps the retired views whose work is done (`completed` tells the last epoch that a stream
+    /// is past), neighbours in one call; where that fails, each by itself. The address ranges that
+    /// are clear now.
+    pub fn unmap_retired(
+        &mut self,
+        driver: &dyn Driver,
+        completed: &dyn Fn(u32) -> u64,
+    ) -> Vec<Range<u64>> {
+        let is_done =
+            |view: &View| view.uses.iter().all(|&(stream, epoch)| completed(stream) >= epoch);
         let range = |&address: &u64| {
             let view = self.views.get(&address).filter(|view| is_done(view))?;
             Some((address..address + self.bytes_of(view.chunk), self.refused.contains(&address)))
@@ -491,7 +511,9 @@ impl Pages {
         // Of each chunk: its views, and their pages.
         let mut found = HashMap::new();
         for (&address, view) in &self.views {
-            let wrong = |what: &str| Err(format!("the view at {address:#x} of chunk {} {what}", view.chunk));
+            let wrong = |what: &str| {
+                Err(format!("the view at {address:#x} of chunk {} {what}", view.chunk))
+            };
             let Some(chunk) = self.chunk(view.chunk) else { return wrong("is of none") };
             if self.reservations.end_of(address).is_none_or(|end| address + chunk.bytes() > end) {
                 return wrong("lies in no one reservation");

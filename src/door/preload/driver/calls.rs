@@ -29,7 +29,9 @@ pub fn of(function: Function) -> Option<*const c_void> {
         Function::cuStreamBeginCapture_v2 => begin_capture::<false> as *const c_void,
         Function::cuStreamBeginCapture_v2_ptsz => begin_capture::<true> as *const c_void,
         Function::cuStreamBeginCaptureToGraph => begin_capture_to_graph::<false> as *const c_void,
-        Function::cuStreamBeginCaptureToGraph_ptsz => begin_capture_to_graph::<true> as *const c_void,
+        Function::cuStreamBeginCaptureToGraph_ptsz => {
+            begin_capture_to_graph::<true> as *const c_void
+        }
         Function::cuStreamEndCapture => end_capture::<false> as *const c_void,
         Function::cuStreamEndCapture_ptsz => end_capture::<true> as *const c_void,
         Function::cuIpcGetMemHandle => ipc_get_mem_handle as *const c_void,
@@ -42,8 +44,9 @@ pub fn of(function: Function) -> Option<*const c_void> {
     })
 }
 
-// SAFETY of every body below: it is called by the program alone, whose arguments keep the promises of the CUDA function of that name; they are handed
-// to the real function, or to what stands in for it and asks for no more.
+// SAFETY of every body below: it is called by the program alone, whose arguments keep the promises
+// of the CUDA function of that name; they are handed to the real function, or to what stands in for
+// it and asks for no more.
 
 unsafe extern "C" fn malloc(out: *mut DevicePtr, bytes: usize) -> CuResult {
     saw_a_call();
@@ -53,7 +56,9 @@ unsafe extern "C" fn malloc(out: *mut DevicePtr, bytes: usize) -> CuResult {
         // SAFETY: as above.
         Way::Manage(_inside) => unsafe { manage::malloc(out, bytes, real) },
         // SAFETY: as above.
-        Way::Observe(_inside) => unsafe { observe::allocated(real(), out, bytes, StreamHandle::ALL_STREAMS) },
+        Way::Observe(_inside) => unsafe {
+            observe::allocated(real(), out, bytes, StreamHandle::ALL_STREAMS)
+        },
         Way::Leaving(_) | Way::Through => real(),
     }
 }
@@ -70,7 +75,9 @@ unsafe extern "C" fn malloc_pitch(
     let real = || unsafe { real::cuMemAllocPitch_v2(out, pitch, width, height, element) };
     match way() {
         // SAFETY: as above.
-        Way::Manage(_inside) => unsafe { manage::malloc_pitch(out, pitch, width, height, element, real) },
+        Way::Manage(_inside) => unsafe {
+            manage::malloc_pitch(out, pitch, width, height, element, real)
+        },
         Way::Observe(_inside) => {
             let code = real();
             // SAFETY: as above: the real function has written the pitch where it succeeded.
@@ -145,7 +152,10 @@ unsafe extern "C" fn malloc_from_pool_async<const PER_THREAD: bool>(
     }
 }
 
-unsafe extern "C" fn free_async<const PER_THREAD: bool>(address: DevicePtr, stream: Stream) -> CuResult {
+unsafe extern "C" fn free_async<const PER_THREAD: bool>(
+    address: DevicePtr,
+    stream: Stream,
+) -> CuResult {
     // SAFETY: as above.
     let real = || unsafe {
         if PER_THREAD {
@@ -194,7 +204,10 @@ unsafe extern "C" fn stream_destroy(stream: Stream) -> CuResult {
     }
 }
 
-unsafe extern "C" fn begin_capture<const PER_THREAD: bool>(stream: Stream, mode: c_uint) -> CuResult {
+unsafe extern "C" fn begin_capture<const PER_THREAD: bool>(
+    stream: Stream,
+    mode: c_uint,
+) -> CuResult {
     // SAFETY: as above.
     let real = || unsafe {
         if PER_THREAD {

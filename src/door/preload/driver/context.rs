@@ -1,4 +1,5 @@
-//! Where the calling thread is, as the driver's functions see it: they act on the current context, and only a device's primary one is served.
+//! Where the calling thread is, as the driver's functions see it: they act on the current context,
+//! and only a device's primary one is served.
 
 use super::real::{self, Context, Stream};
 use crate::driver::StreamHandle;
@@ -16,7 +17,8 @@ const LAST_DEFAULT_STREAM: Stream = 2;
 /// 0 -> context   primary(), of any thread; all find the same
 /// context -> 0   forget(), before a reset
 /// ```
-static PRIMARY: [AtomicUsize; MAX_DEVICES as usize] = [const { AtomicUsize::new(0) }; MAX_DEVICES as usize];
+static PRIMARY: [AtomicUsize; MAX_DEVICES as usize] =
+    [const { AtomicUsize::new(0) }; MAX_DEVICES as usize];
 
 /// A stream as the heap has it.
 #[inline]
@@ -44,14 +46,16 @@ pub fn served_device() -> Option<i64> {
         return None;
     }
     // The one that was current the last time, nearly always: no second question then.
-    if let Some(device) = PRIMARY.iter().position(|known| known.load(Ordering::Relaxed) == context) {
+    if let Some(device) = PRIMARY.iter().position(|known| known.load(Ordering::Relaxed) == context)
+    {
         return Some(device as i64);
     }
     let device = device()?;
     (primary(device) == Some(context)).then_some(device)
 }
 
-/// The device that memory for `stream` is on; `None`: not one whose primary context it belongs to, or the driver does not know the stream.
+/// The device that memory for `stream` is on; `None`: not one whose primary context it belongs to,
+/// or the driver does not know the stream.
 pub fn device_of_stream(stream: Stream) -> Option<i64> {
     if is_default_stream(stream) {
         return served_device();
@@ -78,15 +82,19 @@ pub fn may_capture(stream: Stream) -> bool {
 pub fn is_default_pool(pool: *mut c_void, device: i64) -> bool {
     let mut default = ptr::null_mut();
     // SAFETY: writes one pool.
-    unsafe { real::cuDeviceGetDefaultMemPool(&mut default, device as c_int) == 0 && default == pool }
+    unsafe {
+        real::cuDeviceGetDefaultMemPool(&mut default, device as c_int) == 0 && default == pool
+    }
 }
 
-/// Whether `cuMemAllocAsync` takes from the default pool of `device`: the program may have put one of its own in its place.
+/// Whether `cuMemAllocAsync` takes from the default pool of `device`: the program may have put one
+/// of its own in its place.
 pub fn default_pool_is_current(device: i64) -> bool {
     let mut current = ptr::null_mut();
     // SAFETY: writes one pool.
     unsafe {
-        real::cuDeviceGetMemPool(&mut current, device as c_int) == 0 && is_default_pool(current, device)
+        real::cuDeviceGetMemPool(&mut current, device as c_int) == 0
+            && is_default_pool(current, device)
     }
 }
 
@@ -112,10 +120,14 @@ fn primary(device: i64) -> Option<Context> {
         context => return Some(context),
     }
     let (mut flags, mut active, mut context) = (0, 0, 0);
-    // SAFETY: each writes what its type says. The reference is never given back: the heap's driver keeps one as well.
+    // SAFETY: each writes what its type says. The reference is never given back: the heap's driver
+    // keeps one as well.
     unsafe {
         let asked = real::cuDevicePrimaryCtxGetState(device as c_int, &mut flags, &mut active) == 0;
-        if !asked || active == 0 || real::cuDevicePrimaryCtxRetain(&mut context, device as c_int) != 0 {
+        if !asked
+            || active == 0
+            || real::cuDevicePrimaryCtxRetain(&mut context, device as c_int) != 0
+        {
             return None;
         }
     }

@@ -1,5 +1,6 @@
-//! `manage`: the heap serves the driver's calls, by the rules of the runtime's ([`super::super`]): a pointer of ours never reaches the real
-//! functions, one of anybody else's never stays here, and what the heap cannot serve, short of an out-of-memory, is theirs.
+//! `manage`: the heap serves the driver's calls, by the rules of the runtime's ([`super::super`]):
+//! a pointer of ours never reaches the real functions, one of anybody else's never stays here, and
+//! what the heap cannot serve, short of an out-of-memory, is theirs.
 
 use super::context;
 use super::real::{self, CuResult, DevicePtr, INVALID_VALUE, OUT_OF_MEMORY, Stream};
@@ -65,11 +66,17 @@ fn allocate(bytes: usize, stream: StreamHandle, place: impl FnOnce() -> Option<i
 ///
 /// # Safety
 /// `out` is NULL or may be written.
-pub unsafe fn malloc(out: *mut DevicePtr, bytes: usize, real: impl FnOnce() -> CuResult) -> CuResult {
+pub unsafe fn malloc(
+    out: *mut DevicePtr,
+    bytes: usize,
+    real: impl FnOnce() -> CuResult,
+) -> CuResult {
     let outcome = if out.is_null() || bytes == 0 {
         Outcome::NotOurs
     } else {
-        guarded(Outcome::NotOurs, || allocate(bytes, StreamHandle::ALL_STREAMS, context::served_device))
+        guarded(Outcome::NotOurs, || {
+            allocate(bytes, StreamHandle::ALL_STREAMS, context::served_device)
+        })
     };
     // SAFETY: the caller's promise; not NULL where something was served.
     unsafe { outcome.answer(out, real) }
@@ -90,7 +97,9 @@ pub unsafe fn malloc_pitch(
     let row = width.checked_next_multiple_of(PITCH).filter(|_| matches!(element, 4 | 8 | 16));
     let outcome = match row.and_then(|row| row.checked_mul(height)) {
         Some(bytes) if bytes > 0 && !out.is_null() && !pitch.is_null() => {
-            guarded(Outcome::NotOurs, || allocate(bytes, StreamHandle::ALL_STREAMS, context::served_device))
+            guarded(Outcome::NotOurs, || {
+                allocate(bytes, StreamHandle::ALL_STREAMS, context::served_device)
+            })
         }
         _ => Outcome::NotOurs,
     };
@@ -102,8 +111,9 @@ pub unsafe fn malloc_pitch(
     unsafe { outcome.answer(out, real) }
 }
 
-/// `cuMemAllocAsync` (no pool is named) and `cuMemAllocFromPoolAsync`: the device's default pool is ours, any other the program's own. While
-/// the stream captures, an allocation becomes a node of its graph, which ours never are.
+/// `cuMemAllocAsync` (no pool is named) and `cuMemAllocFromPoolAsync`: the device's default pool is
+/// ours, any other the program's own. While the stream captures, an allocation becomes a node of
+/// its graph, which ours never are.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -144,30 +154,35 @@ pub fn free(address: DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
     done.unwrap_or_else(real)
 }
 
-/// `cuMemFreeAsync`. In a capture it would have to become a node of the graph, which takes graph memory only: the driver refuses any other,
-/// and so do we.
+/// `cuMemFreeAsync`. In a capture it would have to become a node of the graph, which takes graph
+/// memory only: the driver refuses any other, and so do we.
 pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult {
-    let done = guarded(None, || match whose(address, "cuMemFreeAsync", "CUDA_ERROR_INVALID_VALUE") {
-        Whose::Ours(..) if context::may_capture(stream) => {
-            log::error!(
-                "cuMemFreeAsync({address:#x}) on stream {stream:#x}, which is capturing: the block was not allocated in the capture, so a \
-                 graph cannot free it. It stays allocated, and CUDA_ERROR_INVALID_VALUE is answered; free it outside of the capture"
-            );
-            Some(INVALID_VALUE)
-        }
-        Whose::Ours(heap, device) => {
-            if context::device_of_stream(stream) == Some(i64::from(device)) {
-                heap.free_on(address, context::handle(stream));
-            } else {
-                // A stream of another device, or of another context: the heap has no events there. Rare enough to be waited for.
-                // SAFETY: the stream is the caller's, who promises that it is one.
-                unsafe { real::cuStreamSynchronize(stream) };
-                heap.free_device_wide(address);
+    let done = guarded(None, || {
+        match whose(address, "cuMemFreeAsync", "CUDA_ERROR_INVALID_VALUE") {
+            Whose::Ours(..) if context::may_capture(stream) => {
+                log::error!(
+                    "cuMemFreeAsync({address:#x}) on stream {stream:#x}, which is capturing: the \
+                     block was not allocated in the capture, so a graph cannot free it. It stays \
+                     allocated, and CUDA_ERROR_INVALID_VALUE is answered; free it outside of the \
+                     capture"
+                );
+                Some(INVALID_VALUE)
             }
-            Some(0)
+            Whose::Ours(heap, device) => {
+                if context::device_of_stream(stream) == Some(i64::from(device)) {
+                    heap.free_on(address, context::handle(stream));
+                } else {
+                    // A stream of another device, or of another context: the heap has no events
+                    // there. Rare enough to be waited for.
+                    // SAFETY: the stream is the caller's, who promises that it is one.
+                    unsafe { real::cuStreamSynchronize(stream) };
+                    heap.free_device_wide(address);
+                }
+                Some(0)
+            }
+            Whose::OursAndWrong => Some(INVALID_VALUE),
+            Whose::NotOurs => None,
         }
-        Whose::OursAndWrong => Some(INVALID_VALUE),
-        Whose::NotOurs => None,
     });
     done.unwrap_or_else(real)
 }
@@ -176,7 +191,11 @@ pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuR
 ///
 /// # Safety
 /// `free` and `total` are NULL or may be written.
-pub unsafe fn mem_get_info(free: *mut usize, total: *mut usize, real: impl FnOnce() -> CuResult) -> CuResult {
+pub unsafe fn mem_get_info(
+    free: *mut usize,
+    total: *mut usize,
+    real: impl FnOnce() -> CuResult,
+) -> CuResult {
     let code = real();
     if code == 0 && !free.is_null() {
         let more = guarded(0, || {
@@ -225,7 +244,8 @@ pub fn stream_destroy(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResu
 pub fn begin_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult {
     let place = guarded(None, || {
         let device = context::device_of_stream(stream)?;
-        // A heap that is made while something captures would ask the driver what it must not be asked then.
+        // A heap that is made while something captures would ask the driver what it must not be
+        // asked then.
         let heap = heap().ok()?;
         heap.capture_begins(device, context::handle(stream));
         Some((heap, device))
@@ -239,8 +259,8 @@ pub fn begin_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResul
     code
 }
 
-/// The end of the capture on `stream`, by `real`. A failed capture ends as well; a call that the driver refuses (from another thread) leaves
-/// it open.
+/// The end of the capture on `stream`, by `real`. A failed capture ends as well; a call that the
+/// driver refuses (from another thread) leaves it open.
 pub fn end_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult {
     let code = real();
     guarded((), || {
@@ -254,8 +274,9 @@ pub fn end_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult 
     code
 }
 
-/// `cuIpcGetMemHandle`. A handle names the driver's allocation that a pointer lies in, and opens at its start: so only a block that starts
-/// its span can be exported, and only where spans are the driver's plain allocations.
+/// `cuIpcGetMemHandle`. A handle names the driver's allocation that a pointer lies in, and opens at
+/// its start: so only a block that starts its span can be exported, and only where spans are the
+/// driver's plain allocations.
 pub fn ipc_get_mem_handle(address: DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
     let refused = guarded(true, || {
         let Some(heap) = heap_in_use() else { return false };
@@ -271,8 +292,9 @@ pub fn ipc_get_mem_handle(address: DevicePtr, real: impl FnOnce() -> CuResult) -
             return false;
         };
         log::error!(
-            "cuIpcGetMemHandle({address:#x}): {reason}; CUDA_ERROR_INVALID_VALUE is answered. GRUYERE_CONF=backing:fixed serves blocks of \
-             1 MiB and more that can be exported, each by the address that cuMemAlloc gave"
+            "cuIpcGetMemHandle({address:#x}): {reason}; CUDA_ERROR_INVALID_VALUE is answered. \
+             GRUYERE_CONF=backing:fixed serves blocks of 1 MiB and more that can be exported, each \
+             by the address that cuMemAlloc gave"
         );
         true
     });

@@ -1,4 +1,5 @@
-//! `observe`: the real call with the caller's very arguments, its answer untouched; what it did is written down.
+//! `observe`: the real call with the caller's very arguments, its answer untouched; what it did is
+//! written down.
 //!
 //! Nothing of our own is called but cuCtxGetDevice, which makes no context.
 
@@ -41,7 +42,8 @@ fn note(device: i64, address: DevicePtr, bytes: usize, stream: StreamHandle) {
     }
 }
 
-/// The block at `address` is about to be freed: noted before, as another thread may get the address at once.
+/// The block at `address` is about to be freed: noted before, as another thread may get the address
+/// at once.
 pub fn freeing(address: DevicePtr, stream: StreamHandle) {
     if address != 0 {
         guarded((), || {
@@ -61,8 +63,9 @@ pub fn resetting(device: c_int) {
     });
 }
 
-/// Pages that the program maps itself (torch's expandable segments, vLLM's sleep mode): a mapping is a block. Pages that are mapped twice are
-/// counted twice, and a range that is unmapped in pieces is unmapped whole: the driver takes whole mappings only.
+/// Pages that the program maps itself (torch's expandable segments, vLLM's sleep mode): a mapping
+/// is a block. Pages that are mapped twice are counted twice, and a range that is unmapped in
+/// pieces is unmapped whole: the driver takes whole mappings only.
 struct Pages {
     /// Devices of the handles that were created, by handle.
     devices: HashMap<c_ulonglong, i64>,

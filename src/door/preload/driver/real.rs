@@ -18,7 +18,8 @@ pub type Context = usize;
 pub(super) const INVALID_VALUE: CuResult = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(super) const OUT_OF_MEMORY: CuResult = 2;
-/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`: what is answered where the driver has no such function.
+/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`: what is answered where the driver has no such
+/// function.
 const SYMBOL_NOT_FOUND: CuResult = 302;
 
 /// `CUmemAllocationProp`, as far as it is read.
@@ -52,7 +53,8 @@ macro_rules! functions {
         }
 
         $(
-            #[doc = concat!("The real `", stringify!($name), "`; [`SYMBOL_NOT_FOUND`] where there is none.")]
+            #[doc = concat!("The real `", stringify!($name), "`; [`SYMBOL_NOT_FOUND`] where there \
+                is none.")]
             ///
             /// # Safety
             /// As the CUDA driver's function of this name.
@@ -62,8 +64,8 @@ macro_rules! functions {
                 if address == 0 {
                     return SYMBOL_NOT_FOUND;
                 }
-                // SAFETY: the address is of the driver's function of this name, whose signature this is; the arguments are the caller's
-                // promise.
+                // SAFETY: the address is of the driver's function of this name, whose signature
+                // this is; the arguments are the caller's promise.
                 unsafe { std::mem::transmute::<usize, Signature>(address)($($argument),*) }
             }
         )*
@@ -73,31 +75,42 @@ macro_rules! functions {
 functions! {
     cuMemAlloc_v2(out: *mut DevicePtr, bytes: usize);
     cuMemFree_v2(address: DevicePtr);
-    cuMemAllocPitch_v2(out: *mut DevicePtr, pitch: *mut usize, width: usize, height: usize, element: c_uint);
+    cuMemAllocPitch_v2(
+        out: *mut DevicePtr, pitch: *mut usize, width: usize, height: usize, element: c_uint
+    );
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemAllocAsync(out: *mut DevicePtr, bytes: usize, stream: Stream);
     cuMemAllocAsync_ptsz(out: *mut DevicePtr, bytes: usize, stream: Stream);
     cuMemFreeAsync(address: DevicePtr, stream: Stream);
     cuMemFreeAsync_ptsz(address: DevicePtr, stream: Stream);
     cuMemAllocFromPoolAsync(out: *mut DevicePtr, bytes: usize, pool: *mut c_void, stream: Stream);
-    cuMemAllocFromPoolAsync_ptsz(out: *mut DevicePtr, bytes: usize, pool: *mut c_void, stream: Stream);
+    cuMemAllocFromPoolAsync_ptsz(
+        out: *mut DevicePtr, bytes: usize, pool: *mut c_void, stream: Stream
+    );
     cuCtxSynchronize();
     cuStreamDestroy_v2(stream: Stream);
     cuStreamBeginCapture_v2(stream: Stream, mode: c_uint);
     cuStreamBeginCapture_v2_ptsz(stream: Stream, mode: c_uint);
     cuStreamBeginCaptureToGraph(
-        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize, mode: c_uint
+        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void,
+        count: usize, mode: c_uint
     );
     cuStreamBeginCaptureToGraph_ptsz(
-        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize, mode: c_uint
+        stream: Stream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void,
+        count: usize, mode: c_uint
     );
     cuStreamEndCapture(stream: Stream, graph: *mut *mut c_void);
     cuStreamEndCapture_ptsz(stream: Stream, graph: *mut *mut c_void);
     cuIpcGetMemHandle(handle: *mut c_void, address: DevicePtr);
     cuDevicePrimaryCtxReset_v2(device: c_int);
-    cuMemCreate(handle: *mut c_ulonglong, bytes: usize, properties: *const AllocationProp, flags: c_ulonglong);
+    cuMemCreate(
+        handle: *mut c_ulonglong, bytes: usize, properties: *const AllocationProp,
+        flags: c_ulonglong
+    );
     cuMemRelease(handle: c_ulonglong);
-    cuMemMap(address: DevicePtr, bytes: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong);
+    cuMemMap(
+        address: DevicePtr, bytes: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong
+    );
     cuMemUnmap(address: DevicePtr, bytes: usize);
     // Not interposed: what our versions ask.
     cuCtxGetCurrent(context: *mut Context);
@@ -117,11 +130,13 @@ const COUNT: usize = Function::cuStreamSynchronize as usize + 1;
 /// Where the driver's functions are.
 ///
 /// ```text
-/// 0 -> address   found(), with the address that a program looked up, or find(): the first stands, for good
+/// 0 -> address   found(), with the address that a program looked up, or find(): the first stands,
+///                for good
 /// ```
 static ADDRESSES: [AtomicUsize; COUNT] = [const { AtomicUsize::new(0) }; COUNT];
 
-/// An address in the libcuda that programs looked their functions up in. 0 -> address, at the first lookup.
+/// An address in the libcuda that programs looked their functions up in. 0 -> address, at the first
+/// lookup.
 static LIBRARY: AtomicUsize = AtomicUsize::new(0);
 
 /// A program has looked `function` up, and the driver's lies at `address`.
@@ -148,8 +163,8 @@ fn find_slowly(function: Function) -> usize {
     else {
         return 0;
     };
-    // SAFETY: the name of a loaded object, which is found again and not loaded; the handle is kept. What is looked up by this library, nobody
-    // replaces.
+    // SAFETY: the name of a loaded object, which is found again and not loaded; the handle is kept.
+    // What is looked up by this library, nobody replaces.
     let address = unsafe {
         let handle = libc::dlopen(path, libc::RTLD_NOLOAD | libc::RTLD_LAZY);
         if handle.is_null() {
@@ -166,7 +181,8 @@ fn find_slowly(function: Function) -> usize {
 /// The object that an address lies in.
 fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: dladdr takes any address and fills `info` where it answers other than 0; zeroed it is valid too.
+    // SAFETY: dladdr takes any address and fills `info` where it answers other than 0; zeroed it is
+    // valid too.
     let (found, info) = unsafe { (libc::dladdr(address, info.as_mut_ptr()), info.assume_init()) };
     (found != 0 && !info.dli_fname.is_null()).then_some(info)
 }
@@ -197,7 +213,9 @@ mod tests {
         assert_eq!(Function::ALL.len(), COUNT);
         assert_eq!(Function::cuMemAlloc_v2.symbol(), c"cuMemAlloc_v2");
         assert_eq!(Function::cuStreamSynchronize.symbol(), c"cuStreamSynchronize");
-        assert!(Function::ALL.iter().enumerate().all(|(index, function)| *function as usize == index));
+        assert!(
+            Function::ALL.iter().enumerate().all(|(index, function)| *function as usize == index)
+        );
     }
 
     #[test]

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// The version of [`DriverDoor`].
 const VERSION: u32 = 1;
 
-/// `struct gruyere_driver_door`: what libgruyere_driver.so knows of this library. Newer ones may be longer.
+/// `struct gruyere_driver_door`: what libgruyere_driver.so knows of this library. Newer ones may be
+/// longer.
 ///
 /// Not for programs: it is no part of gruyere.h.
 #[repr(C)]
@@ -21,13 +22,18 @@ pub struct DriverDoor {
     version: u32,
     /// Bytes of it.
     size: u32,
-    /// Our function for the one that the driver exports as `name` and has at `real`, for code at `caller`; NULL: hand out the real one. For
-    /// `cuGetProcAddress` and `cuGetProcAddress_v2` it answers `real`, where the door is open: libgruyere_driver.so has those itself.
-    replacement:
-        unsafe extern "C" fn(name: *const c_char, real: *mut c_void, caller: *const c_void) -> *mut c_void,
+    /// Our function for the one that the driver exports as `name` and has at `real`, for code at
+    /// `caller`; NULL: hand out the real one. For `cuGetProcAddress` and `cuGetProcAddress_v2` it
+    /// answers `real`, where the door is open: libgruyere_driver.so has those itself.
+    replacement: unsafe extern "C" fn(
+        name: *const c_char,
+        real: *mut c_void,
+        caller: *const c_void,
+    ) -> *mut c_void,
 }
 
-static DOOR: DriverDoor = DriverDoor { version: VERSION, size: size_of::<DriverDoor>() as u32, replacement };
+static DOOR: DriverDoor =
+    DriverDoor { version: VERSION, size: size_of::<DriverDoor>() as u32, replacement };
 
 /// The table, for a libgruyere_driver.so that understands `version`; NULL for any other.
 ///
@@ -75,7 +81,8 @@ unsafe extern "C" fn replacement(
 }
 
 fn choose(name: &CStr, real: *mut c_void, caller: *const c_void) -> *mut c_void {
-    // What is handed out before the library's initialiser has run may be kept for ever; ours goes straight through until then.
+    // What is handed out before the library's initialiser has run may be kept for ever; ours goes
+    // straight through until then.
     let shut = || !mode::may_open() || !is_wanted();
     // Our own lookups; the stub's functions, which all fail; a door that is shut.
     if real::same_object(caller, replacement as *const c_void) || real::is_in_stub(real) || shut() {
@@ -84,12 +91,14 @@ fn choose(name: &CStr, real: *mut c_void, caller: *const c_void) -> *mut c_void 
     if name == c"cuGetProcAddress" || name == c"cuGetProcAddress_v2" {
         return real;
     }
-    let Some(function) = Function::ALL.iter().copied().find(|function| function.symbol() == name) else {
+    let Some(function) = Function::ALL.iter().copied().find(|function| function.symbol() == name)
+    else {
         return ptr::null_mut();
     };
     let Some(ours) = calls::of(function) else { return ptr::null_mut() };
-    // Known before anybody can call ours. Of two addresses for one function (a name looked up in two ways), the first serves both: handing out
-    // the second as it is would part the frees from the mallocs.
+    // Known before anybody can call ours. Of two addresses for one function (a name looked up in
+    // two ways), the first serves both: handing out the second as it is would part the frees from
+    // the mallocs.
     real::found(function, real);
     ours.cast_mut()
 }

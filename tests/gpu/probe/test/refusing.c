@@ -1,4 +1,5 @@
-/* For the probe's own test: a driver that is the stand-in but for a few calls, each of which does what some real driver may do. */
+/* For the probe's own test: a driver that is the stand-in but for a few calls, each of which does
+ * what some real driver may do. */
 #define _GNU_SOURCE
 #include "../driver.h"
 
@@ -20,15 +21,20 @@ CUresult cuStreamGetId(CUstream stream, unsigned long long *id) {
 }
 
 /* A hang. */
-CUresult cuMemExportToShareableHandle(void *shared, CUmemGenericAllocationHandle handle, int type, unsigned long long flags) {
+CUresult cuMemExportToShareableHandle(void *shared, CUmemGenericAllocationHandle handle, int type,
+                                      unsigned long long flags) {
     (void)shared, (void)handle, (void)type, (void)flags;
     for (;;) pause();
 }
 
 /* The flag is offered, and refused. */
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags) {
-    return prop->allocFlags.gpuDirectRDMACapable ? CUDA_ERROR_NOT_SUPPORTED : NEXT(cuMemCreate)(handle, bytes, prop, flags);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                     const CUmemAllocationProp *prop, unsigned long long flags) {
+    return prop->allocFlags.gpuDirectRDMACapable ? CUDA_ERROR_NOT_SUPPORTED
+                                                 : NEXT(cuMemCreate)(handle, bytes, prop, flags);
 }
 
 /* Refused where no case reckons with it. */
-CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) { return bytes == 64 * MIB ? 999 : NEXT(cuMemAddressFree)(address, bytes); }
+CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+    return bytes == 64 * MIB ? 999 : NEXT(cuMemAddressFree)(address, bytes);
+}

@@ -1,6 +1,8 @@
-/* For the tests of the probe and of the canaries: a driver that is the stand-in, and besides runs the probe's kernels (on the host, one after another), keeps contents by
- * handle, and is busy for as long as a kernel says. RUNNING_STALE: contents are kept by address, so that what is written through one mapping is not
- * seen through another. (A kernel's memory lies in one mapping, unless they are.) */
+/* For the tests of the probe and of the canaries: a driver that is the stand-in, and besides runs
+ * the probe's kernels (on the host, one after another), keeps contents by handle, and is busy for
+ * as long as a kernel says. RUNNING_STALE: contents are kept by address, so that what is written
+ * through one mapping is not seen through another. (A kernel's memory lies in one mapping, unless
+ * they are.) */
 #define _GNU_SOURCE
 #include "../driver.h"
 
@@ -49,7 +51,8 @@ static void *host(CUdeviceptr at) {
     return found;
 }
 
-CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
     CUresult code = NEXT(cuMemMap)(at, bytes, offset, handle, flags);
     pthread_mutex_lock(&lock);
     if (!code && mapping_count < MAPPINGS) {
@@ -66,7 +69,8 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
     if (code) return code;
     pthread_mutex_lock(&lock);
     for (int i = mapping_count; i-- > 0;)
-        if (mappings[i].at >= at && mappings[i].at < at + bytes) mappings[i] = mappings[--mapping_count];
+        if (mappings[i].at >= at && mappings[i].at < at + bytes)
+            mappings[i] = mappings[--mapping_count];
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -99,7 +103,9 @@ static void wait_for_device(void) {
     while (is_busy()) usleep(100);
 }
 
-CUresult cuStreamQuery(CUstream stream) { return is_busy() ? CUDA_ERROR_NOT_READY : NEXT(cuStreamQuery)(stream); }
+CUresult cuStreamQuery(CUstream stream) {
+    return is_busy() ? CUDA_ERROR_NOT_READY : NEXT(cuStreamQuery)(stream);
+}
 
 CUresult cuStreamSynchronize(CUstream stream) {
     wait_for_device();
@@ -145,7 +151,8 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments,
+                          void **extra) {
     const char *name = (const char *)function;
     CUresult code = NEXT(cuLaunchKernelEx)(config, function, arguments, extra);
     if (code) return code;
@@ -158,11 +165,14 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         be_busy((double)ARGUMENT(uint64_t, 3));
     } else if (!strncmp(name, "differ", 6)) {
         /* A tile of 4 KiB for each block, where it is the copy engine that reads. */
-        const unsigned value = ARGUMENT(unsigned, 1), words = !strcmp(name, "differ_bulk") ? config->gridDimX * 1024 : ARGUMENT(unsigned, 2);
+        const unsigned value = ARGUMENT(unsigned, 1), words = !strcmp(name, "differ_bulk")
+                                                                  ? config->gridDimX * 1024
+                                                                  : ARGUMENT(unsigned, 2);
         for (unsigned i = 0; i < words; i++) found += first[i] != value;
         *(unsigned *)host(ARGUMENT(CUdeviceptr, 3)) += found;
     } else if (!strcmp(name, "product")) {
-        unsigned *second = host(ARGUMENT(CUdeviceptr, 1)), *result = host(ARGUMENT(CUdeviceptr, 2)), side = ARGUMENT(unsigned, 3);
+        unsigned *second = host(ARGUMENT(CUdeviceptr, 1)), *result = host(ARGUMENT(CUdeviceptr, 2)),
+                 side = ARGUMENT(unsigned, 3);
         if (threads != side * side) return CUDA_ERROR_INVALID_VALUE;
         /* The first row is enough of it to be wrong; the others are as it is. */
         for (unsigned column = 0; column < side; column++) {

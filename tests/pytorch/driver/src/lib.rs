@@ -1,7 +1,8 @@
-//! Replays a trace through the real libc10_cuda of the Python that has loaded this library, and through the model of it.
+//! Replays a trace through the real libc10_cuda of the Python that has loaded this library, and
+//! through the model of it.
 //!
-//! Python calls the `torch_driver_*` functions by ctypes. The real allocator is reached the way torch's own code reaches it:
-//! through its virtual functions ([`caching`]).
+//! Python calls the `torch_driver_*` functions by ctypes. The real allocator is reached the way
+//! torch's own code reaches it: through its virtual functions ([`caching`]).
 
 mod caching;
 mod model;
@@ -56,12 +57,14 @@ pub unsafe extern "C" fn torch_driver_streams(trace: *const Trace) -> u32 {
     unsafe { &*trace }.streams.len() as u32
 }
 
-/// Replays the trace's mallocs, frees and record_streams through the allocator that torch uses now, in order, without a pause.
-/// 0 for success, 1 where the allocator cannot be found (said on stderr), 2 where it ran out of memory.
+/// Replays the trace's mallocs, frees and record_streams through the allocator that torch uses now,
+/// in order, without a pause. 0 for success, 1 where the allocator cannot be found (said on
+/// stderr), 2 where it ran out of memory.
 ///
 /// # Safety
-/// `trace` came from [`torch_driver_open`]; `streams` points to as many CUDA streams as [`torch_driver_streams`] says, the first
-/// being 0; `measured` may be written. torch is initialised for CUDA.
+/// `trace` came from [`torch_driver_open`]; `streams` points to as many CUDA streams as
+/// [`torch_driver_streams`] says, the first being 0; `measured` may be written. torch is
+/// initialised for CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn torch_driver_replay(
     trace: *const Trace,
@@ -115,13 +118,13 @@ pub unsafe extern "C" fn torch_driver_replay(
     0
 }
 
-/// One timed pass over the trace's mallocs, frees, record_streams and steps, which frees all it allocates: through the allocator that
-/// torch uses now (`who` is 0), through `gruyere` (1), or through nobody (2: the loop alone). 0 for success, else the reason is on
-/// stderr.
+/// One timed pass over the trace's mallocs, frees, record_streams and steps, which frees all it
+/// allocates: through the allocator that torch uses now (`who` is 0), through `gruyere` (1), or
+/// through nobody (2: the loop alone). 0 for success, else the reason is on stderr.
 ///
 /// # Safety
-/// `trace` and `streams` are as for [`torch_driver_replay`]; `gruyere` points to functions of those types where `who` is 1; `pass` may
-/// be written. torch is initialised for CUDA where `who` is 0.
+/// `trace` and `streams` are as for [`torch_driver_replay`]; `gruyere` points to functions of those
+/// types where `who` is 1; `pass` may be written. torch is initialised for CUDA where `who` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn torch_driver_pass(
     trace: *const Trace,
@@ -156,7 +159,8 @@ pub unsafe extern "C" fn torch_driver_pass(
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
-    /// Operations of the trace that were served: all of them, or those before the one that ran out of memory.
+    /// Operations of the trace that were served: all of them, or those before the one that ran out
+    /// of memory.
     pub reached: u64,
     /// The peak of physical bytes held.
     pub held_peak: u64,
@@ -176,8 +180,8 @@ impl Outcome {
     }
 }
 
-/// How the device of a replay is set up: as the phantom's `PHANTOM_MEMORY`, `PHANTOM_KERNEL_NS` and `PHANTOM_COSTS` say for the
-/// real allocator, and as this says for the model.
+/// How the device of a replay is set up: as the phantom's `PHANTOM_MEMORY`, `PHANTOM_KERNEL_NS` and
+/// `PHANTOM_COSTS` say for the real allocator, and as this says for the model.
 fn setup(capacity: u64, kernel_ns: u64, costs: u32) -> Setup {
     let charge = match costs {
         0 => Charge::Nothing,
@@ -200,11 +204,13 @@ fn answer(result: Result<Outcome, String>, outcome: &mut Outcome) -> u32 {
     }
 }
 
-/// Replays the whole trace, the program's kernels, events and waits included, through the allocator that torch uses now.
-/// Mallocs and frees cost the host time where `charged`. 0 for success, else the reason is on stderr.
+/// Replays the whole trace, the program's kernels, events and waits included, through the allocator
+/// that torch uses now. Mallocs and frees cost the host time where `charged`. 0 for success, else
+/// the reason is on stderr.
 ///
 /// # Safety
-/// `trace` came from [`torch_driver_open`] and names one device; `outcome` may be written. torch is initialised for CUDA.
+/// `trace` came from [`torch_driver_open`] and names one device; `outcome` may be written. torch is
+/// initialised for CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn torch_driver_run_real(
     trace: *const Trace,
@@ -217,15 +223,17 @@ pub unsafe extern "C" fn torch_driver_run_real(
         let mut stage = AbiStage::new(trace, charged);
         let mut allocator = CachingAllocator::find()?;
         let (start, _) = stage.time();
-        let end = replay(trace, &mut stage, &mut allocator, &mut Blind).map_err(|error| error.to_string())?;
+        let end = replay(trace, &mut stage, &mut allocator, &mut Blind)
+            .map_err(|error| error.to_string())?;
         let (now, device_end) = stage.time();
         Ok(Outcome::new(&end, trace, stage.held_peak(), (now - start, device_end)))
     };
     answer(run(), outcome)
 }
 
-/// Replays the whole trace through the model of torch's allocator on a device of `capacity` bytes whose kernels take
-/// `kernel_ns`; `costs` is 0 for none, 1 for launches, 2 for driver calls too. 0 for success, else the reason is on stderr.
+/// Replays the whole trace through the model of torch's allocator on a device of `capacity` bytes
+/// whose kernels take `kernel_ns`; `costs` is 0 for none, 1 for launches, 2 for driver calls too. 0
+/// for success, else the reason is on stderr.
 ///
 /// # Safety
 /// `trace` came from [`torch_driver_open`]; `outcome` may be written.
@@ -243,7 +251,8 @@ pub unsafe extern "C" fn torch_driver_run_model(
     answer(model::run(trace, expandable, setup(capacity, kernel_ns, costs)), outcome)
 }
 
-/// The smallest device on which the model completes the trace's allocator calls, nothing taking time. 0: see stderr.
+/// The smallest device on which the model completes the trace's allocator calls, nothing taking
+/// time. 0: see stderr.
 ///
 /// # Safety
 /// `trace` came from [`torch_driver_open`].

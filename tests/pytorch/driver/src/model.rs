@@ -15,7 +15,8 @@ pub fn run(trace: &Trace, expandable: bool, setup: Setup) -> Result<Outcome, Str
     let made = if expandable { Torch::expandable(&driver) } else { Torch::native(&driver) };
     let mut torch = made.map_err(|error| error.to_string())?;
     let start = stage.time();
-    let end = replay(trace, &mut stage, &mut torch, &mut Blind).map_err(|error| error.to_string())?;
+    let end =
+        replay(trace, &mut stage, &mut torch, &mut Blind).map_err(|error| error.to_string())?;
     torch.validate()?;
     let time = stage.time();
     Ok(Outcome::new(&end, trace, stage.held_peak(), (time.now - start.now, time.device_end)))
@@ -25,7 +26,8 @@ pub fn run(trace: &Trace, expandable: bool, setup: Setup) -> Result<Outcome, Str
 pub fn fit(trace: &Trace, expandable: bool) -> Result<u64, String> {
     let trace = trace.allocator_calls_only();
     let complete = trace.ops.len() as u64;
-    let completes =
-        |capacity| Ok::<_, String>(run(&trace, expandable, Setup::instant(capacity))?.reached == complete);
+    let completes = |capacity| {
+        Ok::<_, String>(run(&trace, expandable, Setup::instant(capacity))?.reached == complete)
+    };
     fit::smallest(trace.peak_live, completes)?.ok_or_else(|| "no device is large enough".to_owned())
 }

@@ -1,4 +1,5 @@
-//! Passes over a trace through one allocator or another, timed: the real torch's and Gruyère's C functions by the same loop.
+//! Passes over a trace through one allocator or another, timed: the real torch's and Gruyère's C
+//! functions by the same loop.
 
 use crate::caching::CachingAllocator;
 use gruyere_replay::trace::{Op, Trace};
@@ -113,8 +114,8 @@ pub enum Who {
     Nobody,
 }
 
-/// One pass over the mallocs, frees, record_streams and steps of `trace`, in order, without a pause; then a free of what it leaves
-/// live, so that the next pass finds what this one found.
+/// One pass over the mallocs, frees, record_streams and steps of `trace`, in order, without a
+/// pause; then a free of what it leaves live, so that the next pass finds what this one found.
 ///
 /// # Errors
 /// Where the allocator cannot be found, or ran out of memory.

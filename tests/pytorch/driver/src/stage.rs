@@ -1,4 +1,5 @@
-//! The program's side of a replay on the phantom's C interface: what a real program would call, and the virtual clock.
+//! The program's side of a replay on the phantom's C interface: what a real program would call, and
+//! the virtual clock.
 
 use gruyere::driver::{DeviceId, StreamHandle};
 use gruyere_replay::stage::{OPERATION_NS, Stage, StageError};
@@ -37,10 +38,13 @@ pub struct AbiStage {
 /// Makes one call; the error is its code.
 macro_rules! call {
     ($name:ident($($argument:expr),*)) => {{
-        // SAFETY: the phantom's function has this type; result pointers are to locals or fields that outlive the call.
+        // SAFETY: the phantom's function has this type; result pointers are to locals or fields
+        // that outlive the call.
         match unsafe { c::$name($($argument),*) } {
             0 => Ok(()),
-            code => Err(StageError::from(gruyere_phantom::SimError { call: stringify!($name), code })),
+            code => Err(
+                StageError::from(gruyere_phantom::SimError { call: stringify!($name), code })
+            ),
         }
     }};
 }
@@ -48,7 +52,11 @@ macro_rules! call {
 impl AbiStage {
     /// For a trace of one device. `charged`: mallocs and frees cost the host time.
     pub fn new(trace: &Trace, charged: bool) -> Self {
-        Self { streams: vec![0; trace.streams.len()], events: vec![0; trace.events as usize], charged }
+        Self {
+            streams: vec![0; trace.streams.len()],
+            events: vec![0; trace.events as usize],
+            charged,
+        }
     }
 
     /// The host's clock, and when the device is done, virtual nanoseconds.
