@@ -32,7 +32,8 @@ options:
   -m module             runs a module, as python -m does:
                         -m torch.distributed.run --nproc-per-node 8 train.py
   --doctor              tries Gruyère here and tells what it finds
-  --build-shim          builds what `--door native` needs (once for a torch, with the machine's C++ compiler), also where it is there already
+  --build-shim          builds what `--door native` needs (once for a torch, with the machine's
+                        C++ compiler), also where it is there already
   --version             prints the version
   --help                prints this
 
