@@ -215,9 +215,15 @@ def _swap(torch: Any, mode: str, settings: dict[str, object], automatic: bool) -
     os.environ[_settings.VARIABLE] = whole
     _nccl.install(torch, whole)
     said = _torch_conf.line(limit is not None) if mode == "direct" else None
-    if said and os.environ.get("LOCAL_RANK", "0") == "0":
-        warn_once(said)
+    if said:
+        _say(said)
     return Enabled(mode, whole, automatic, allocator, chosen, why)
+
+
+def _say(line: str) -> None:
+    """Once a node: its ranks all find the same."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        warn_once(line)
 
 
 def _direct(torch: Any, settings: str) -> tuple[str, str, Any]:
@@ -228,7 +234,7 @@ def _direct(torch: Any, settings: str) -> tuple[str, str, Any]:
             _shim.install(torch)
         except _shim.Unavailable as error:
             why = f"door:native was asked for, and there is no native door here: {error}"
-            warn_once(f"{why}. The pluggable door serves")
+            _say(f"{why}. The pluggable door serves")
         else:
             _library.library().gruyere_announce_hooks(_ALL_HOOKS)
             _limits.install(torch, native=True)

@@ -28,6 +28,20 @@ from . import _library
 
 # What a compiler may take; it needs some seconds.
 _PATIENCE_SECONDS = 300
+# What a compiler says, whatever its exit code, where the machine was at fault: a full disk, or no
+# memory, for which parts of it are killed.
+_PASSING = (
+    *("no space left", "quota exceeded", "read-only file system", "input/output error"),
+    *(
+        "signal terminated",
+        "due to signal",
+        "unable to execute command",
+        "error: killed",
+        "out of memory",
+        "allocate memory",
+        "memory exhausted",
+    ),
+)
 _HERE = Path(__file__).resolve().parent
 _loaded: Optional[ctypes.CDLL] = None
 
@@ -36,11 +50,26 @@ class Unavailable(Exception):
     """There is no shim here; the text says why."""
 
 
+class _Refused(Unavailable):
+    """The compiler has seen the source and does not take it: it will not the next time either."""
+
+
+@contextlib.contextmanager
+def _unavailable() -> Iterator[None]:
+    """Whatever the machine refuses is a reason why there is no shim, and never an error of the
+    program."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"the shim cannot be had: {error}") from error
+
+
 def install(torch: Any) -> None:
     """Makes the native door's object torch's allocator, building the shim first where there is
     none. Raises Unavailable, and changes nothing, where that cannot be."""
     global _loaded
-    shim = _load(build(torch), key(torch))
+    with _unavailable():
+        shim = _load(build(torch), key(torch))
     message = ctypes.create_string_buffer(4096)
     try:
         find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
@@ -79,34 +108,49 @@ def _load(file: Path, wanted: str) -> ctypes.CDLL:
 def build(torch: Any, anew: bool = False) -> Path:
     """The shim's file, built where there is none (or `anew`). Raises Unavailable where it cannot be
     had."""
-    compiler, folder, name = _compiler(), cache(), f"shim-{key(torch)}"
-    if compiler is None:
-        # A node of a cluster, say, whose home another one has built it in.
-        found = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime)
-        if not found:
-            raise Unavailable(
-                "there is no C++ compiler to build it with (Debian: apt install g++), or name "
-                "one in CXX"
-            )
-        return found[-1]
-    file = folder / f"{name}-{_digest(*compiler)}.so"
-    failed = file.with_suffix(".failed")
-    with _alone(folder):
-        # Of many ranks the first one builds it.
-        if file.exists() and not anew:
-            return file
-        if failed.exists() and not anew:
-            before = failed.read_text(encoding="utf-8").strip()
-            raise Unavailable(f"{before} (python -m gruyere --build-shim tries again)")
-        failed.unlink(missing_ok=True)
+    with _unavailable():
+        compiler, folder, name = _compiler(), cache(), f"shim-{key(torch)}"
+        if compiler is None:
+            # A node of a cluster, say, whose home another one has built it in.
+            found = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime)
+            if not found:
+                raise Unavailable(
+                    "there is no C++ compiler to build it with (Debian: apt install g++), or "
+                    "name one in CXX"
+                )
+            return found[-1]
+        file = folder / f"{name}-{_digest(*compiler)}.so"
+        # What a compiler refused without CUDA's headers it may take with them.
+        failed = folder / f"{file.stem}-{_digest(*map(str, cuda_folders()))}.failed"
+        with _alone(folder):
+            # Of many ranks the first one builds it.
+            if file.exists() and not anew:
+                return file
+            if failed.exists() and not anew:
+                before = failed.read_text(encoding="utf-8").strip()
+                raise Unavailable(f"{before} (python -m gruyere --build-shim tries again)")
+            with contextlib.suppress(OSError):
+                failed.unlink()
+            try:
+                _compile(torch, compiler[0], file)
+            except _Refused as error:
+                _remember(failed, str(error))
+                raise
+            except OSError as error:
+                raise Unavailable(f"the shim could not be built in {folder}: {error}") from error
+        return file
+
+
+def _remember(failed: Path, why: str) -> None:
+    """Writes down, whole or not at all, that a build is in vain."""
+    with contextlib.suppress(OSError):
+        descriptor, name = tempfile.mkstemp(prefix=".failing-", dir=failed.parent)
         try:
-            _compile(torch, compiler[0], file)
-        except Unavailable as error:
-            failed.write_text(f"{error}\n", encoding="utf-8")
-            raise
-        except OSError as error:
-            raise Unavailable(f"the shim could not be built in {folder}: {error}") from error
-    return file
+            with os.fdopen(descriptor, "w", encoding="utf-8") as to:
+                to.write(f"{why}\n")
+            os.rename(name, failed)
+        except OSError:
+            os.unlink(name)
 
 
 def key(torch: Any) -> str:
@@ -179,19 +223,30 @@ def cache() -> Path:
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     # What is not absolute is to be ignored, says the specification.
     root = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / ".cache"
-    folder = root / "gruyere" / "shims"
+    if not root.is_absolute():
+        raise Unavailable(
+            "this user has no home to keep the shim in; name an absolute folder in XDG_CACHE_HOME"
+        )
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.lstat()
-        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and about.st_mode & 0o077:
-            folder.chmod(0o700)
-            about = folder.lstat()
+        root.mkdir(parents=True, exist_ok=True)
+        # Who may write to the folder above could put another in its place.
+        _make_private(root / "gruyere", 0o022)
+        return _make_private(root / "gruyere" / "shims", 0o077)
     except OSError as error:
         raise Unavailable(
             f"there is no folder to keep the shim in ({error}); name one that can be written "
             "in XDG_CACHE_HOME"
         ) from error
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+
+
+def _make_private(folder: Path, closed: int) -> Path:
+    """A folder of this user's, with the bits of `closed` taken away from others."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and about.st_mode & closed:
+        folder.chmod(stat.S_IMODE(about.st_mode) & ~closed)
+        about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & closed:
         raise Unavailable(
             f"{folder} is not a folder of this user's alone; remove it, or name another in "
             "XDG_CACHE_HOME"
@@ -229,7 +284,12 @@ def _compiler() -> Optional[tuple[str, str]]:
     """The C++ compiler's command, and what it says of its version."""
     chosen = os.environ.get("CXX")
     for command in [chosen] if chosen else ["c++", "g++", "clang++"]:
-        words = shlex.split(command)
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise Unavailable(
+                f"CXX={command} is no command ({error}): name a C++ compiler there, or nothing"
+            ) from error
         if words and shutil.which(words[0]):
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 told = subprocess.run(
@@ -264,9 +324,14 @@ def _compile(torch: Any, compiler: str, file: Path) -> None:
         except subprocess.SubprocessError as error:
             raise Unavailable(f"the C++ compiler did not end: {error}") from error
         if done.returncode != 0:
-            raise Unavailable(
+            output = done.stdout.decode(errors="replace")
+            is_final = 0 < done.returncode < 128 and not any(
+                words in output.lower() for words in _PASSING
+            )
+            kind = _Refused if is_final else Unavailable
+            raise kind(
                 f"this torch ({torch.__version__}) and {compiler} do not make a shim: "
-                f"{_cause(done.stdout.decode(errors='replace'))}"
+                f"{_cause(output)}"
             )
         os.chmod(name, 0o600)
         os.rename(name, file)

@@ -4,6 +4,7 @@ happens where it cannot be had.
 Most of it needs neither torch nor a real compiler: a torch that is a folder of headers, and a
 compiler that writes down that it was called."""
 
+import errno
 import importlib
 import os
 import subprocess
@@ -21,7 +22,7 @@ COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "a compiler, version ${FAKE_VERSION:-1}"; exit; fi
 echo "$@" >> "$FAKE_LOG"
 sleep ${FAKE_SECONDS:-0}
-if [ -n "$FAKE_ERROR" ]; then echo "shim.cpp:1: error: $FAKE_ERROR"; exit 1; fi
+if [ -n "$FAKE_ERROR" ]; then echo "shim.cpp:1: error: $FAKE_ERROR"; eval "$FAKE_END"; exit 1; fi
 while [ "$1" != -o ]; do shift; done
 echo built > "$2"
 """
@@ -174,6 +175,107 @@ def test_a_failed_build_is_remembered_until_it_is_asked_for(shim, machine):
     assert shim.build(machine.torch()).exists() and len(machine.calls()) == 2
 
 
+@pytest.mark.parametrize(
+    "passing",
+    [
+        "error writing to /tmp/a.s: No space left on device",
+        "Killed signal terminated program cc1plus",
+    ],
+)
+def test_a_failure_that_is_the_machines_is_not_remembered(shim, machine, passing):
+    machine.set("FAKE_ERROR", passing)
+    for tries in (1, 2):
+        with pytest.raises(shim.Unavailable, match="do not make a shim"):
+            shim.build(machine.torch())
+        assert len(machine.calls()) == tries
+    machine.set("FAKE_ERROR", "killed")
+    machine.set("FAKE_END", "kill -9 $$")
+    with pytest.raises(shim.Unavailable):
+        shim.build(machine.torch())
+    machine.set("FAKE_END", "")
+    machine.set("FAKE_ERROR", "")
+    machine.set("FAKE_SECONDS", 5)
+    machine.monkeypatch.setattr(shim, "_PATIENCE_SECONDS", 0.1)
+    with pytest.raises(shim.Unavailable, match="did not end"):
+        shim.build(machine.torch())
+    machine.set("FAKE_SECONDS", 0)
+    machine.monkeypatch.setattr(shim, "_PATIENCE_SECONDS", 60)
+    assert shim.build(machine.torch()).exists()
+
+
+def test_a_failure_without_cudas_headers_says_nothing_of_a_build_with_them(shim, machine):
+    folders = []
+    machine.monkeypatch.setattr(shim, "cuda_folders", lambda: folders)
+    machine.set("FAKE_ERROR", "cuda_runtime_api.h: No such file or directory")
+    with pytest.raises(shim.Unavailable, match="No such file"):
+        shim.build(machine.torch())
+    machine.set("FAKE_ERROR", "")
+    folders.append(machine.folder)
+    assert shim.build(machine.torch()).exists()
+
+
+def test_whatever_the_machine_refuses_is_a_reason_and_no_error(shim, machine):
+    """As on a mount that can only be read, on a full disk, with a name that nobody can split, and
+    with files that go meanwhile."""
+
+    def refusing(code):
+        def refuse(*_, **__):
+            raise OSError(code, os.strerror(code))
+        return refuse
+
+    real = shim.build(machine.torch())
+    for name in ("unlink", "write_text"):
+        with machine.monkeypatch.context() as patch:
+            patch.setattr(Path, name, refusing(errno.EROFS))
+            patch.setattr(os, "unlink", refusing(errno.EROFS))
+            patch.setattr(shim.tempfile, "mkstemp", refusing(errno.EROFS))
+            assert shim.build(machine.torch()) == real
+            with pytest.raises(shim.Unavailable, match="Read-only file system"):
+                shim.build(machine.torch(git="another"))
+    # No room to remember a failure in: it is the failure that is told, and nothing half is left.
+    machine.set("FAKE_ERROR", "abstract type")
+    with machine.monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", refusing(errno.ENOSPC))
+        with pytest.raises(shim.Unavailable, match="abstract type"):
+            shim.build(machine.torch(git="another"))
+    assert {path.name for path in real.parent.iterdir()} == {real.name, "lock"}
+    machine.set("FAKE_ERROR", "")
+    with machine.monkeypatch.context() as patch:
+        patch.setattr(Path, "lstat", refusing(errno.ENOENT))
+        with pytest.raises(shim.Unavailable):
+            shim.install(machine.torch())
+    machine.set("CXX", 'g++ "')
+    with pytest.raises(shim.Unavailable, match="CXX"):
+        shim.install(machine.torch())
+    machine.set("CXX", "/nowhere/c++")
+    with machine.monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", refusing(errno.EIO))
+        with pytest.raises(shim.Unavailable):
+            shim.build(machine.torch())
+
+
+def test_the_folder_above_is_the_users_own_too_and_there_must_be_a_home(shim, machine):
+    above = machine.folder / "open" / "gruyere"
+    above.mkdir(parents=True)
+    above.chmod(0o777)
+    machine.set("XDG_CACHE_HOME", above.parent)
+    shim.build(machine.torch())
+    assert above.stat().st_mode & 0o022 == 0
+    if os.geteuid() == 0:
+        os.chown(above, 12345, 12345)
+        with pytest.raises(shim.Unavailable, match="this user's alone"):
+            shim.build(machine.torch())
+    above.rename(above.with_name("elsewhere"))
+    above.symlink_to(above.with_name("elsewhere"))
+    with pytest.raises(shim.Unavailable, match="this user's alone"):
+        shim.build(machine.torch())
+    machine.set("XDG_CACHE_HOME", "relative")
+    machine.set("HOME", "relative")
+    with pytest.raises(shim.Unavailable, match="no home"):
+        shim.build(machine.torch())
+    assert not Path("relative").exists()
+
+
 def test_a_home_that_cannot_be_written_and_folders_of_others_are_refused(shim, machine):
     machine.set("XDG_CACHE_HOME", "/proc/nowhere")
     with pytest.raises(shim.Unavailable, match="XDG_CACHE_HOME"):
@@ -248,6 +350,14 @@ print(door, why)
     )
     (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
     assert "no C++ compiler" in line and "The pluggable door serves" in line
+    # The other ranks of the node keep silent.
+    ran = phantom.run(
+        "",
+        code=code,
+        allocator="door",
+        **settings(XDG_CACHE_HOME=tmp_path, CXX="/nowhere/c++", LOCAL_RANK=1),
+    )
+    assert ran.code == 0 and "GruyereWarning" not in ran.err, ran.err
 
 
 def test_the_doctor_says_how_the_better_door_is_had(phantom):

@@ -19,6 +19,7 @@ probe = ctypes.CDLL(os.environ["PROBE"])
 probe.probe_said.restype = ctypes.c_char_p
 probe.probe_largest.restype = probe.probe_callbacks.restype = ctypes.c_size_t
 probe.probe_largest.argtypes = [ctypes.c_size_t]
+probe.probe_vain_callback.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
 probe.probe_callbacks.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)]
 def said():
     return probe.probe_said().decode()
@@ -55,7 +56,9 @@ def probe():
 def test_a_pointer_its_context_its_deleter_and_both_registrations_are_as_torch_expects(
     phantom, probe
 ):
-    through(phantom, PROBE=probe, PHANTOM_DEVICES=2, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0", code=USE + """
+    through(
+        phantom, PROBE=probe, PHANTOM_DEVICES=2, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0",
+        code=USE + """
 wrong = probe.probe_data_pointer()
 assert wrong == 0, (wrong, said())
 assert probe.probe_copies(1) == 0
@@ -77,6 +80,8 @@ assert probe.probe_callbacks(700 * MIB, 600 * MIB, ctypes.byref(code)) == 1 and 
 assert probe.probe_callbacks(MIB, 2000 * MIB, ctypes.byref(code)) == 1
 assert code.value == 1 and said().startswith("CUDA out of memory. Tried to allocate 1.95 GiB.")
 assert torch.cuda.memory_stats()["num_ooms"] >= 1
+assert probe.probe_vain_callback(3000 * MIB, 2000 * MIB) == 1
+assert said().startswith("CUDA out of memory. Tried to allocate 1.95 GiB."), said()
 # The free in the middle of the second request is one of its own, and the request goes on as itself.
 torch.cuda.memory._record_memory_history(stacks="python")
 assert probe.probe_callbacks(700 * MIB, 600 * MIB, ctypes.byref(code)) == 1 and code.value == 0

@@ -65,17 +65,21 @@ assert any(
     for entry in entries
     if entry["action"] == "alloc"
 )
-# Contexts of what is recorded: blocks alone, allocations, all.
-for context, has_allocs, has_frees in (
-    ("state", False, False),
-    ("alloc", True, False),
-    ("all", True, True),
+# Contexts of what is recorded: blocks alone, allocations, all. Of a free of which none is recorded,
+# as torch tells it, that of its block.
+for context, alloc, end in (
+    ("state", None, None),
+    ("alloc", "makes", "makes"),
+    ("all", "makes", "frees"),
 ):
     record(context=context, stacks="python", clear_history=True)
-    makes()
-    allocs = [bool(entry.get("frames")) for entry in traces() if entry["action"] == "alloc"]
-    ends = [bool(entry.get("frames")) for entry in traces() if entry["action"] == "free_requested"]
-    assert (allocs, ends) == ([has_allocs], [has_frees]), (context, allocs, ends)
+    gone = [makes()]
+    frees(gone)
+    told = {
+        entry["action"]: [frame["name"] for frame in entry.get("frames", ())] for entry in traces()
+    }
+    for action, name in (("alloc", alloc), ("free_requested", end), ("free_completed", end)):
+        assert (name in told[action][:2]) if name else not told[action], (context, told)
 record(stacks="python", clear_history=True, max_entries=10)
 for _ in range(50):
     makes()
@@ -140,5 +144,44 @@ with torch.autograd.profiler.record_function("a phase"):
     block = tensor(1)
 found = torch.cuda.memory._snapshot()["external_annotations"]
 assert any("a phase" in json.dumps(entry) for entry in found), found
+torch.cuda.memory._record_memory_history(None)
+""")
+    # As many as of the history's entries.
+    through(phantom, code="""
+torch.cuda.memory._record_memory_history(
+    stacks="python", global_record_annotations=True, max_entries=10
+)
+for step in range(50):
+    with torch.autograd.profiler.record_function(f"step {step}"):
+        pass
+found = json.dumps(torch.cuda.memory._snapshot()["external_annotations"])
+assert "step 49" in found and "step 39" not in found and found.count("step ") == 10, found
+torch.cuda.memory._record_memory_history(None)
+""")
+
+
+def test_what_a_thread_says_of_itself_is_its_own(phantom):
+    through(phantom, code="""
+import threading
+torch.cuda.memory._record_memory_history(stacks="python")
+torch.cuda.memory._set_memory_metadata(
+    "a very long name of the main thread's own, longer than a string keeps inside of itself"
+)
+
+
+def work():
+    assert torch.cuda.memory._get_memory_metadata() == ""
+    torch.cuda.memory._set_memory_metadata("another")
+    block = tensor(3)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+block = tensor(2)
+told = {
+    entry["size"]: entry["user_metadata"][:6]
+    for entry in torch.cuda.memory._snapshot()["device_traces"][0]
+    if entry["action"] == "alloc"
+}
+assert told == {3 * MIB: "anothe", 2 * MIB: "a very"}, told
 torch.cuda.memory._record_memory_history(None)
 """)

@@ -100,21 +100,50 @@ gpu.check_nothing_is_left()
 """)
 
 
-def test_an_out_of_memory_in_a_pool_and_beside_one_that_may_be_used(phantom):
+def test_an_out_of_memory_in_a_pool_is_the_pools(phantom):
     through(phantom, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0", code=POOL + """
-pool, spare = torch.cuda.MemPool(), torch.cuda.MemPool(use_on_oom=True)
+pool = torch.cuda.MemPool()
 with torch.cuda.use_mem_pool(pool):
     kept = tensor(500)
     assert "Tried to allocate 700.00 MiB" in refused(tensor, 700, kind=torch.OutOfMemoryError)
-with torch.cuda.use_mem_pool(spare):
-    held = tensor(300)
-    place = held.data_ptr()
-    # Stays in the pool: another block keeps a part of its memory from going back.
-    del held
-after = tensor(400)
 assert "Tried to allocate 700.00 MiB" in refused(tensor, 700, kind=torch.OutOfMemoryError)
 gpu.check_books()
-del kept, after, pool, spare
+del kept, pool
+gpu.check_nothing_is_left()
+""")
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_what_lies_free_between_a_pools_blocks_serves_others_only_where_that_is_wished(
+    phantom, is_wanted
+):
+    through(
+        phantom, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0", WANTED=int(is_wanted),
+        code=POOL + """
+wanted = os.environ["WANTED"] == "1"
+def block():
+    return torch.empty(512 << 10, dtype=torch.uint8, device="cuda")
+pool = torch.cuda.MemPool(use_on_oom=wanted)
+with torch.cuda.use_mem_pool(pool):
+    blocks = [block() for _ in range(600)]
+places = {one.data_ptr() for one in blocks}
+# No page of the pool is idle as a whole, so none goes back.
+kept = blocks[::4]
+del blocks
+outside = []
+try:
+    while True:
+        outside.append(block())
+except torch.OutOfMemoryError:
+    pass
+landed = [one for one in outside if one.data_ptr() in places]
+assert len(outside) > 1000 and (len(landed) > 100) == wanted and (wanted or not landed), (
+    len(outside),
+    len(landed),
+)
+assert not {one.data_ptr() for one in kept} & {one.data_ptr() for one in outside}
+gpu.check_books()
+del kept, outside, landed, pool
 gpu.check_nothing_is_left()
 """)
 
@@ -158,7 +187,9 @@ def test_no_two_blocks_are_in_use_at_once_in_random_programs_of_pools_streams_an
 ):
     """The phantom's oracle judges the order of all work. It is made to find one mistake, of the
     program's own, at the end."""
-    ran = through(phantom, check=False, SEED=seed, PHANTOM_ORACLE="on", PHANTOM_KERNEL_NS=200000, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0", code="""
+    ran = through(
+        phantom, check=False, SEED=seed, PHANTOM_ORACLE="on", PHANTOM_KERNEL_NS=200000,
+        PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0", code="""
 import contextlib, ctypes, random
 random.seed(int(os.environ["SEED"]))
 words = ctypes.c_uint64

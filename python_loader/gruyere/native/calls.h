@@ -38,14 +38,29 @@ void rethrow() {
   }
 }
 
+// How many failures of this thread the library has kept, each in the place of the one before.
+thread_local uint64_t failures = 0;
+
+GruyereNativeFailure failure() {
+  GruyereNativeFailure why{};
+  why.text = "";
+  table->failure(&why);
+  return why;
+}
+
 [[noreturn]] void refuse() {
   rethrow();
-  GruyereNativeFailure why{};
-  table->failure(&why);
-  TORCH_CHECK(false, why.text);
+  TORCH_CHECK(false, failure().text);
+}
+
+// Notes what the library keeps of a failure.
+int counted(int code) {
+  failures += code < 0;
+  return code;
 }
 
 void check(int code) {
+  counted(code);
   if (code < 0) {
     refuse();
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -31,8 +32,16 @@ struct Recording {
   std::atomic<RecordContext> when{RecordContext::NEVER};
   std::mutex mutex;
   std::vector<TraceEntry::Action> skipped;
-  std::vector<AnnotationEntry> annotations;
-  std::string metadata;
+  // The latest `most`: a training loop annotates each of its steps.
+  std::deque<AnnotationEntry> annotations;
+  size_t most = 1;
+
+  // With the mutex held.
+  void trim() {
+    while (annotations.size() > most) {
+      annotations.pop_front();
+    }
+  }
 };
 
 Recording& recording() {
@@ -40,7 +49,19 @@ Recording& recording() {
   return kept;
 }
 
-thread_local std::vector<std::string> compile_contexts;
+// What the calling thread says of itself. Frees come after it is gone: from destructors of the
+// thread's own, and after those of the main thread.
+thread_local bool is_ended = false;
+
+struct Said {
+  std::vector<std::string> compile;
+  std::string metadata;
+  ~Said() {
+    is_ended = true;
+  }
+};
+
+thread_local Said said;
 
 // While the history is on, tells the library where what the thread does comes from. Gathered before
 // any lock of the library's is taken.
@@ -66,10 +87,12 @@ class Noted {
     if (recorder && recording().when.load() >= level) {
       context->gathered = recorder();
     }
-    context->compile = compile_contexts.empty() ? "N/A" : compile_contexts.back();
-    {
-      std::lock_guard<std::mutex> guard(recording().mutex);
-      context->metadata = recording().metadata;
+    context->compile = "N/A";
+    if (!is_ended) {
+      if (!said.compile.empty()) {
+        context->compile = said.compile.back();
+      }
+      context->metadata = said.metadata;
     }
     return table->context_enter({context.release(), drop_context});
   }

@@ -35,8 +35,9 @@ constexpr auto kNoCheckpoint =
     "make_graphed_callables, which work here; "
     "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 constexpr auto kNoTracker =
-    "Gruyère's native door does not tell a tracker of its segments yet: unset "
-    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK, collectives work without; "
+    "Gruyère's native door does not tell a tracker of its segments yet: where "
+    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK is set, leave it out "
+    "(collectives work without), and so whatever else attaches one; "
     "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 constexpr auto kNoSplit =
     "Gruyère's native door has no pools whose segments are never split yet: leave out "
@@ -54,17 +55,20 @@ class Gruyere final : public CUDAAllocator {
                        "CUDA out of memory. Tried to allocate more than 1EB memory.");
       const DeviceIndex device = c10::cuda::current_device();
       void *block = nullptr;
-      if (C10_UNLIKELY(is_uncached())) {
+      // Asked once: another thread may turn it on or off, and the deleter must be that of what is
+      // allocated.
+      const bool is_plain = is_uncached();
+      if (C10_UNLIKELY(is_plain)) {
           C10_CUDA_CHECK(cudaMalloc(&block, size));
           trace_malloc(block);
       } else if (size != 0) {
           block = serve(size, device);
       }
-    return {block, block, raw_deleter(), c10::Device(c10::kCUDA, device)};
+    return {block, block, deleter(is_plain), c10::Device(c10::kCUDA, device)};
   }
 
   c10::DeleterFnPtr raw_deleter() const override {
-    return C10_UNLIKELY(is_uncached()) ? &delete_uncached : &delete_block;
+    return deleter(is_uncached());
   }
 
   void* raw_alloc(size_t size) override {
@@ -208,7 +212,8 @@ class Gruyere final : public CUDAAllocator {
     }
     {
       std::lock_guard<std::mutex> guard(recording().mutex);
-      info.external_annotations = recording().annotations;
+      const auto& noted = recording().annotations;
+      info.external_annotations.assign(noted.begin(), noted.end());
     }
     add_settings(info.config_metadata);
     return info;
@@ -234,7 +239,8 @@ class Gruyere final : public CUDAAllocator {
 
   // Called by destructors: what is wrong is said, and not thrown.
   void releasePool(DeviceIndex device, MempoolId_t id) override {
-    if (table->pool_release(device, ours(id)) != GRUYERE_OK) {
+    // A forked child has none of its own, and lets go of its parent's without a word.
+    if (counted(table->pool_release(device, ours(id))) == 1) {
       TORCH_WARN_ONCE("Gruyère: releasePool: there is no such pool");
     }
   }
@@ -251,11 +257,15 @@ class Gruyere final : public CUDAAllocator {
 
   void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool wanted) override {
     // As with releasePool: MemPool's destructor takes the wish back.
-    const int code = table->pool_on_oom(device, ours(id), wanted);
+    const int code = counted(table->pool_on_oom(device, ours(id), wanted));
+    if (code != GRUYERE_OK && wanted) {
+      give_up(device, id);
+    }
     TORCH_CHECK(code == GRUYERE_OK || !wanted, "setUseOnOOM: there is no such pool");
   }
 
-  void setNoSplit(DeviceIndex, MempoolId_t) override {
+  void setNoSplit(DeviceIndex device, MempoolId_t id) override {
+    give_up(device, id);
     TORCH_CHECK_NOT_IMPLEMENTED(false, kNoSplit);
   }
 
@@ -319,6 +329,8 @@ class Gruyere final : public CUDAAllocator {
     if (!enabled || clear) {
       state.annotations.clear();
     }
+    state.most = std::max<size_t>(entries, 1);
+    state.trim();
   }
 
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override {
@@ -333,26 +345,25 @@ class Gruyere final : public CUDAAllocator {
     }
     std::lock_guard<std::mutex> guard(state.mutex);
     state.annotations.push_back(std::move(entry));
+    state.trim();
   }
 
   void pushCompileContext(std::string& context) override {
-    compile_contexts.push_back(context);
+    said.compile.push_back(context);
   }
 
   void popCompileContext() override {
-    if (!compile_contexts.empty()) {
-      compile_contexts.pop_back();
+    if (!said.compile.empty()) {
+      said.compile.pop_back();
     }
   }
 
   void setUserMetadata(const std::string& metadata) override {
-    std::lock_guard<std::mutex> guard(recording().mutex);
-    recording().metadata = metadata;
+    said.metadata = metadata;
   }
 
   std::string getUserMetadata() override {
-    std::lock_guard<std::mutex> guard(recording().mutex);
-    return recording().metadata;
+    return said.metadata;
   }
 
   void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override {
@@ -400,6 +411,18 @@ class Gruyere final : public CUDAAllocator {
     return forced || !isEnabled();
   }
 
+  static c10::DeleterFnPtr deleter(bool is_plain) {
+    return C10_UNLIKELY(is_plain) ? &delete_uncached : &delete_block;
+  }
+
+  // torch's MemPool takes its reference first and says what it wishes then: where that is refused,
+  // nobody gives the reference back but we.
+  static void give_up(DeviceIndex device, MempoolId_t id) {
+    table->pool_on_oom(device, ours(id), 0);
+    table->pool_release(device, ours(id));
+    table->empty_cache(ours(id));
+  }
+
   static void trace_malloc(void* block) {
     const c10::impl::PyInterpreter* python = c10::impl::GPUTrace::get_trace();
     if (C10_UNLIKELY(python)) {
@@ -442,11 +465,14 @@ class Gruyere final : public CUDAAllocator {
       refuse();
     }
     bool is_freed = false;
+    const uint64_t before = ++failures;
     auto* callbacks = c10::FreeCudaMemoryCallbacksRegistry();
     for (const auto& name : callbacks->Keys()) {
       is_freed |= callbacks->Create(name)->Execute();
     }
-    if (is_freed) {
+    // A request of a callback's own that failed, whoever has caught it, has taken the place of this
+    // one's failure: only asking again tells it.
+    if (is_freed || failures != before) {
       void* block = table->malloc(size, device, stream);
       if (block) {
         return block;
@@ -455,8 +481,7 @@ class Gruyere final : public CUDAAllocator {
         refuse();
       }
     }
-    GruyereNativeFailure why{};
-    table->failure(&why);
+    const GruyereNativeFailure why = failure();
     const std::string text = why.text;
     const Totals now = totals(device);
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(size), now.allocated, now.reserved,

@@ -111,14 +111,26 @@ void collect(SnapshotInfo& info, Origins& origins, bool include_traces) {
     skipped = recording().skipped;
   }
   const bool has_contexts = recording().when.load() >= RecordContext::ALLOC;
+  // Where frees of which nothing was gathered are told to come from, as torch does it: where their
+  // block came from.
+  std::unordered_map<uint64_t, std::shared_ptr<c10::GatheredContext>> allocated;
   for (size_t at = 0; at < noted.entry_count; ++at) {
     const GruyereHistoryEntry& from = noted.entries[at];
     const TraceEntry::Action action = action_of(from.action);
+    const auto* context = static_cast<const Context*>(taken->entry_contexts[at]);
+    std::shared_ptr<c10::GatheredContext> gathered = context && has_contexts ? context->gathered
+                                                                             : nullptr;
+    if (has_contexts && action == TraceEntry::ALLOC) {
+      allocated[from.address] = gathered;
+    } else if (has_contexts && !gathered &&
+               (action == TraceEntry::FREE_REQUESTED || action == TraceEntry::FREE_COMPLETED)) {
+        const auto of = allocated.find(from.address);
+        gathered = of == allocated.end() ? nullptr : of->second;
+    }
     if (from.device >= info.device_traces.size() ||
         std::count(skipped.begin(), skipped.end(), action)) {
         continue;
     }
-    const auto* context = static_cast<const Context*>(taken->entry_contexts[at]);
     TraceEntry to(
         action,
         static_cast<DeviceIndex>(from.device),
@@ -127,7 +139,7 @@ void collect(SnapshotInfo& info, Origins& origins, bool include_traces) {
         reinterpret_cast<void*>(from.stream),
         MempoolId_t{0, 0},
         0,
-        context && has_contexts ? context->gathered : nullptr,
+        std::move(gathered),
         context ? context->compile : "N/A",
         context ? context->metadata : "");
     to.time_.t_ = static_cast<c10::time_t>(from.time);

@@ -2,6 +2,7 @@
 //! function that drops it.
 
 use super::super::torch::CudaStream;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
 /// Something of torch's, kept by the library.
@@ -43,6 +44,11 @@ impl Drop for Boxed {
 /// 1, or 0; -1: it failed. It never unwinds.
 pub type GruyereFilter = extern "C" fn(filter: *mut c_void, stream: CudaStream) -> c_int;
 
+thread_local! {
+    /// How many filters the thread is in.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
 /// A pool's filter.
 #[derive(Debug)]
 pub(super) struct Filter {
@@ -58,10 +64,20 @@ impl Filter {
     /// Whether a request goes to its pool; `None`: it failed. To be asked with no lock held: it
     /// calls the driver, and may call torch.
     pub(super) fn matches(&self, stream: CudaStream) -> Option<bool> {
-        match (self.ask)(self.boxed.object(), stream) {
+        let step =
+            |by: i32| INSIDE.try_with(|inside| inside.set(inside.get().wrapping_add_signed(by)));
+        let _ = step(1);
+        let answer = (self.ask)(self.boxed.object(), stream);
+        let _ = step(-1);
+        match answer {
             0 => Some(false),
             1 => Some(true),
             _ => None,
         }
+    }
+
+    /// Whether the calling thread is in a filter.
+    pub(super) fn is_inside() -> bool {
+        INSIDE.try_with(|inside| inside.get() > 0).unwrap_or(true)
     }
 }

@@ -59,11 +59,18 @@ struct Books {
 }
 
 static BOOKS: Mutex<Books> = Mutex::new(Books { pool_scopes: Vec::new(), known: BTreeMap::new() });
+/// Held, before the books, while a pool is made or destroyed: what one finds unused another must
+/// not take up meanwhile.
+static CHANGES: Mutex<()> = Mutex::new(());
 /// Pool scopes with a filter that are open: requests look no further where there is none.
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 
 fn books() -> MutexGuard<'static, Books> {
     BOOKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn changes() -> MutexGuard<'static, ()> {
+    CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn name((first, second): PoolId) -> String {
@@ -125,6 +132,7 @@ pub(super) fn last_resorts(device: i32) -> Vec<PoolKey> {
 
 /// A pool is made, or gets one reference more.
 pub(super) fn create(heap: &Heap, device: i32, id: PoolId) -> Result<(), PoolError> {
+    let _changes = changes();
     let key = heap.pool_create(&name(id), i64::from(device), 0, None)?;
     let mut books = books();
     let known = books.known.entry((device, id)).or_default();
@@ -172,12 +180,26 @@ pub(super) fn end(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolErro
         books.pool_scopes.remove(at)
     };
     match pool_scope.filter {
-        Some(_) => {
+        Some(filter) => {
             FILTERS.fetch_sub(1, Ordering::AcqRel);
+            outlast(filter);
         }
         None => heap.end_allocate_to_pool(i64::from(device), id)?,
     }
     Ok(true)
+}
+
+/// Waits until no thread asks the filter any more: what it looks at may be gone once its pool scope
+/// has ended.
+fn outlast(mut filter: Arc<Filter>) {
+    // A filter that ends a pool scope itself would wait for itself.
+    while !Filter::is_inside() {
+        match Arc::try_unwrap(filter) {
+            Ok(_) => return,
+            Err(asked) => filter = asked,
+        }
+        thread::yield_now();
+    }
 }
 
 /// A reference to the pool is given up. False: there is none.
@@ -218,18 +240,22 @@ pub(super) fn set_on_oom(device: i32, id: PoolId, wanted: bool) -> bool {
 /// device.
 pub(super) fn empty(heap: &Heap, only: Option<PoolId>) {
     let mut whole = only.is_none();
-    let keyed: Vec<(i32, PoolId, PoolKey, bool)> = {
+    let keyed: Vec<(i32, PoolId, PoolKey)> = {
         let books = books();
         let wanted = books.known.iter().filter(|((_, id), _)| only.is_none_or(|only| only == *id));
         // A graph's memory has no key: only a look at everything finds it.
         wanted
             .filter_map(|(&(device, id), known)| {
                 whole |= known.captures > 0;
-                Some((device, id, known.key?, known.is_used()))
+                Some((device, id, known.key?))
             })
             .collect()
     };
-    for (device, id, key, is_used) in keyed {
+    for (device, id, key) in keyed {
+        let changes = changes();
+        let is_used = books().known.get(&(device, id)).is_some_and(Known::is_used);
+        // Only what is destroyed must not be taken up: giving memory back may take its time.
+        let _changes = (!is_used).then_some(changes);
         match if is_used { heap.pool_release(key) } else { heap.pool_destroy(key) } {
             Ok(_) if is_used => {}
             Ok(_) | Err(PoolError::NoSuchPool(_)) => forget(device, id, key),
@@ -260,7 +286,52 @@ fn forget(device: i32, id: PoolId, key: PoolKey) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::boxed::{Boxed, GruyereBoxed};
     use super::*;
+    use std::ffi::{c_int, c_void};
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    static ANSWERED: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn drop_nothing(_: *mut c_void) {}
+
+    extern "C" fn slow(_: *mut c_void, _: CudaStream) -> c_int {
+        ASKED.store(true, Ordering::Release);
+        thread::sleep(Duration::from_millis(50));
+        ANSWERED.store(true, Ordering::Release);
+        1
+    }
+
+    extern "C" fn ends_itself(filter: *mut c_void, _: CudaStream) -> c_int {
+        // SAFETY: the test's own pointer, to what outlives the call.
+        let filter = unsafe { &*filter.cast::<Mutex<Option<Arc<Filter>>>>() };
+        let kept = filter.lock().unwrap().take().unwrap();
+        outlast(kept);
+        0
+    }
+
+    fn filter(object: *mut c_void, ask: super::super::boxed::GruyereFilter) -> Arc<Filter> {
+        Arc::new(Filter::new(Boxed::new(GruyereBoxed { object, drop: drop_nothing }).unwrap(), ask))
+    }
+
+    #[test]
+    fn an_end_waits_for_those_that_ask_the_filter_but_not_for_its_own_thread() {
+        let asked = filter(std::ptr::dangling_mut(), slow);
+        let held = Arc::clone(&asked);
+        let other = thread::spawn(move || held.matches(std::ptr::null_mut()));
+        while !ASKED.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        outlast(asked);
+        assert!(ANSWERED.load(Ordering::Acquire));
+        assert_eq!(other.join().unwrap(), Some(true));
+        let own = Mutex::new(None);
+        let asked = filter((&raw const own).cast_mut().cast(), ends_itself);
+        *own.lock().unwrap() = Some(Arc::clone(&asked));
+        assert_eq!(asked.matches(std::ptr::null_mut()), Some(false));
+    }
 
     #[test]
     fn the_heaps_name_of_a_pool_tells_torchs_id() {
