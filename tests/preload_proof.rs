@@ -139,9 +139,12 @@ fn each_mistake_of_a_program_is_found() {
         ("early", "for every stream was handed out while a kernel on"),
         ("freed", "which is in no live block"),
     ] {
-        let run = workshop().preloaded("crowd", &["8", "4", "40000", "1", mistake], &settings);
-        assert!(count(&run, "hazards") > 0, "{mistake}");
-        assert!(run.stderr.contains(complaint), "{mistake}: {}", run.stderr);
+        // A mistake is one of order: a busy machine may run the threads so that it does no harm.
+        let found = ["1", "2", "3", "4"].into_iter().any(|seed| {
+            let run = workshop().preloaded("crowd", &["8", "4", "40000", seed, mistake], &settings);
+            count(&run, "hazards") > 0 && run.stderr.contains(complaint)
+        });
+        assert!(found, "{mistake}");
     }
 }
 

@@ -13,6 +13,20 @@ zero64, key = ctypes.c_uint64(0), ctypes.c_uint64(1)
 buffer = ctypes.create_string_buffer(4096)
 ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint32))[0] = 4096
 pointer = ctypes.c_void_p(0x7f0000000000)
+
+def by_table(table):
+    table.restype = ctypes.c_void_p
+    assert table(ctypes.c_uint32(0)) is None, "a version that there is not"
+    words = (ctypes.c_size_t * 6).from_address(table(ctypes.c_uint32(1)))
+    number, handle = ctypes.c_int, ctypes.c_void_p
+    malloc = ctypes.CFUNCTYPE(handle, ctypes.c_uint64, number, handle)(words[1])
+    is_out_of_memory = ctypes.CFUNCTYPE(number)(words[2])
+    free = ctypes.CFUNCTYPE(None, handle, ctypes.c_ssize_t, number, handle)(words[4])
+    block = ctypes.CFUNCTYPE(ctypes.c_uint64, handle, handle)(words[5])
+    assert malloc(1 << 20, 0, None) is None and is_out_of_memory() == 0
+    free(pointer, 1 << 20, 0, None)
+    assert block(pointer, ctypes.addressof(buffer)) == 0
+
 calls = {
     "gruyere_malloc": lambda f: f(ctypes.c_ssize_t(1 << 20), 0, None),
     "gruyere_free": lambda f: f(pointer, ctypes.c_ssize_t(1 << 20), 0, None),
@@ -66,6 +80,7 @@ calls = {
     "gruyere_pool_blocks": lambda f: f(
         key, None, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))
     ),
+    "gruyere_native_table": by_table,
     "gruyere_version": lambda f: f(),
     "gruyere_driver_door": lambda f: f(ctypes.c_uint32(1)),
 }
