@@ -102,17 +102,7 @@ impl<B> PendingFrees<B> {
 
     /// Lets the frees go of which `is_completed` says that it has completed them.
     pub(crate) fn complete_where(&mut self, mut is_completed: impl FnMut(&PendingFree<B>) -> bool) {
-        let mut kept = 0;
-        for at in 0..self.frees.len() {
-            if is_completed(&self.frees[at]) {
-                continue;
-            }
-            if kept != at {
-                self.frees.swap(kept, at);
-            }
-            kept += 1;
-        }
-        self.frees.truncate(kept);
+        self.frees.retain(|free| !is_completed(free));
     }
 
     /// Whether a wait is over and no look at it is due: there must be none.
