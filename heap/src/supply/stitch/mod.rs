@@ -237,22 +237,12 @@ impl Pages {
     }
 
     fn add_chunk(&mut self, handle: PhysicalHandle, bytes: u64) -> ChunkId {
-        let pages = (bytes / PAGE) as u32;
-        let new = Chunk { handle, pages, owned: 0, views: 0, slot: SegmentSlot::NONE };
-        let id = match self.unused.pop() {
-            Some(id) => {
-                self.chunks[id as usize] = Some(new);
-                id
-            }
-            None => {
-                self.chunks.push(Some(new));
-                self.chunks.len() as ChunkId - 1
-            }
-        };
-        let slot = self.book.add_chunk(id, bytes);
-        if let Some(chunk) = self.chunk_mut(id) {
-            chunk.slot = slot;
-        }
+        let id = self.unused.pop().unwrap_or_else(|| {
+            self.chunks.push(None);
+            self.chunks.len() as ChunkId - 1
+        });
+        let (pages, slot) = ((bytes / PAGE) as u32, self.book.add_chunk(id, bytes));
+        self.chunks[id as usize] = Some(Chunk { handle, pages, owned: 0, views: 0, slot });
         self.held += bytes;
         self.spare.push(id);
         id
@@ -540,8 +530,12 @@ impl Pages {
                 return Err(format!("chunk {id} is miscounted"));
             }
         }
-        if (held, owned) != (self.held, self.owned) || self.retired.len() > self.views.len() {
-            return Err(format!("chunks hold {held} B and {owned} pages, the books say otherwise"));
+        let retired = self.views.values().filter(|view| view.pages == 0).count();
+        if (held, owned, retired) != (self.held, self.owned, self.retired.len()) {
+            return Err(format!(
+                "chunks hold {held} B and {owned} pages and have {retired} retired views, the \
+                 books say otherwise"
+            ));
         }
         Ok(())
     }
