@@ -160,10 +160,16 @@ impl Device {
         })
     }
 
+    /// The number of a stream's shard.
+    #[inline]
+    pub(super) const fn shard_number(stream: u32) -> u32 {
+        stream % SHARDS as u32
+    }
+
     /// The shard of a stream, locked.
     #[inline]
     pub fn shard(&self, stream: u32) -> MutexGuard<'_, ShardCell> {
-        lock(&self.shards[stream as usize % SHARDS])
+        lock(&self.shards[Self::shard_number(stream) as usize])
     }
 
     /// As [`Streams::fence`], in a call that names stream `named`; while [`Device::query_guard`] is
@@ -312,7 +318,7 @@ impl Device {
             };
             let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
             let shard = &mut self.shard(request.stream).shard;
-            self.add_slab(shared, request.stream % SHARDS as u32, shard, slab);
+            self.add_slab(shared, Self::shard_number(request.stream), shard, slab);
         }
     }
 

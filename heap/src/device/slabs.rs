@@ -119,7 +119,7 @@ impl Device {
         // Asked at every growth past the slack: only of shards that a stream has, and mostly none
         // of them has anything.
         let known = self.streams.count();
-        let is_used = |&shard: &u32| shard < known || shard == ALL_STREAMS % SHARDS as u32;
+        let is_used = |&shard: &u32| shard < known || shard == Self::shard_number(ALL_STREAMS);
         for shard in (0..SHARDS as u32).filter(is_used) {
             let (waits, idles) = {
                 let shard = &self.shard(shard).shard;
