@@ -176,6 +176,11 @@ fn is_only_watched() -> bool {
     return false;
 }
 
+/// Why torch is served nothing in a process of which that is true, and what to do.
+const ONLY_WATCHED: &str = "this process is only watched (preload:observe), so torch must keep its \
+     own allocator: leave out what makes gruyere torch's allocator (python -m gruyere, \
+     GRUYERE_ENABLE, gruyere.enable), or preload:observe";
+
 /// Tells the heap which hooks are wired; the one that comes, where there is none yet.
 fn announce(bits: u32) {
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);

@@ -25,7 +25,7 @@
 //! in about 150 instructions. To hand over what the hot path knows was tried in three ways: it
 //! keeps that at hand for every request, which costs each malloc 7 to 10.
 
-use super::{current, fork, guarded, heap, oom, raise, run_file};
+use super::{ONLY_WATCHED, current, fork, guarded, heap, oom, raise};
 use crate::driver::StreamHandle;
 use crate::heap::device::Device;
 use crate::heap::runs::page_table::Page;
@@ -121,12 +121,7 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
         return Err(Refusal::Other(format!("gruyere_malloc: the size {size} is negative")));
     };
     if super::is_only_watched() {
-        return Err(Refusal::Other(
-            "gruyere_malloc: this process is only watched (preload:observe), so torch must keep \
-             its own allocator: leave out what makes gruyere torch's allocator (python -m gruyere, \
-             GRUYERE_ENABLE, gruyere.enable), or preload:observe"
-                .to_owned(),
-        ));
+        return Err(Refusal::Other(format!("gruyere_malloc: {ONLY_WATCHED}")));
     }
     heap.meet_hooks();
     heap.malloc(size, i64::from(device), handle(stream))
@@ -137,9 +132,7 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
 fn refusal(heap: &Heap, error: Error, stream: StreamHandle) -> Refusal {
     match error {
         Error::OutOfMemory(report) => {
-            oom::dump(heap, &report);
-            run_file::at_an_out_of_memory(heap);
-            heap.note_out_of_memory(&report, stream);
+            oom::note(heap, &report, stream);
             Refusal::OutOfMemory(report.to_string())
         }
         other => Refusal::Other(other.to_string()),

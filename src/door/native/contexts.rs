@@ -29,11 +29,13 @@ fn contexts() -> MutexGuard<'static, Option<Contexts>> {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Contexts {
-    const fn none(boxes: HashMap<u64, Arc<Boxed>>, running: HashSet<u64>) -> Self {
-        Self { boxes, running, last: 0, many: FEW }
+impl Default for Contexts {
+    fn default() -> Self {
+        Self { boxes: HashMap::new(), running: HashSet::new(), last: 0, many: FEW }
     }
+}
 
+impl Contexts {
     fn add(&mut self, boxed: Boxed) -> u64 {
         self.last += 1;
         self.boxes.insert(self.last, Arc::new(boxed));
@@ -55,7 +57,7 @@ impl Contexts {
 pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
     let (number, running) = {
         let mut guard = contexts();
-        let all = guard.get_or_insert_with(|| Contexts::none(HashMap::new(), HashSet::new()));
+        let all = guard.get_or_insert_default();
         let number = all.add(boxed);
         (number, (all.boxes.len() > all.many).then(|| all.running.clone()))
     };
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn boxes_go_when_neither_an_entry_nor_a_call_has_their_number() {
-        let mut all = Contexts::none(HashMap::new(), HashSet::new());
+        let mut all = Contexts::default();
         let [noted, gone, newer] = [boxed(), boxed(), boxed()].map(|boxed| all.add(boxed));
         drop(all.unused(&HashSet::from([noted]), gone));
         assert_eq!(DROPPED.load(Ordering::Relaxed), 1);

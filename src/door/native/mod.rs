@@ -16,7 +16,7 @@ use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, GruyereSt
 use super::pool::GRUYERE_MEMORY;
 use super::torch::{CudaStream, MempoolId, gruyere_free, gruyere_record_stream, handle};
 use super::torch_stats::{GruyereSnapshot, GruyereTorchStats};
-use super::{current, fork, guarded, heap, oom, run_file};
+use super::{ONLY_WATCHED, current, fork, guarded, heap, oom};
 use crate::heap::pool::named::PoolError;
 use crate::heap::report::oom::Report;
 use crate::heap::small::size_class::SMALL_MAX;
@@ -231,17 +231,12 @@ fn answered(body: impl FnOnce(&'static Heap) -> Result<c_int, Failure>) -> c_int
 
 extern "C" fn malloc(size: u64, device: c_int, stream: CudaStream) -> *mut c_void {
     // As in gruyere_malloc: the choice, and a jump.
-    match current() {
-        Some(heap)
-            if heap.is_plain() && !pools::has_filters() && size.wrapping_sub(1) < SMALL_MAX =>
-        {
-            malloc_hot::<false>(heap, size, device, stream)
-        }
+    let plain = current().filter(|heap| heap.is_plain() && !pools::has_filters());
+    match plain {
         _ if size == 0 => std::ptr::null_mut(),
-        Some(heap) if heap.is_plain() && !pools::has_filters() => {
-            malloc_hot::<true>(heap, size, device, stream)
-        }
-        _ => malloc_slowly(size, device, stream),
+        Some(heap) if size <= SMALL_MAX => malloc_hot::<false>(heap, size, device, stream),
+        Some(heap) => malloc_hot::<true>(heap, size, device, stream),
+        None => malloc_slowly(size, device, stream),
     }
 }
 
@@ -271,12 +266,7 @@ fn malloc_slowly(size: u64, device: c_int, stream: CudaStream) -> *mut c_void {
 
 fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result<u64, Failure> {
     if super::is_only_watched() {
-        return Err(Failure::unavailable(
-            "this process is only watched (preload:observe), so torch must keep its own allocator: \
-             leave out what makes gruyere torch's allocator (python -m gruyere, GRUYERE_ENABLE, \
-             gruyere.enable), or preload:observe"
-                .to_owned(),
-        ));
+        return Err(Failure::unavailable(ONLY_WATCHED.to_owned()));
     }
     heap.meet_hooks();
     let ask = || heap.malloc(size, i64::from(device), handle(stream));
@@ -317,9 +307,7 @@ unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
         let (code, text, [asked, limit, free]) = match last {
             Some(Failure::OutOfMemory(report, stream)) => {
                 if let Some(heap) = current() {
-                    oom::dump(heap, &report);
-                    run_file::at_an_out_of_memory(heap);
-                    heap.note_out_of_memory(&report, handle(stream));
+                    oom::note(heap, &report, handle(stream));
                 }
                 (
                     GRUYERE_MEMORY,

@@ -1,7 +1,7 @@
 //! Errors of ours, as the CUDA runtime tells of its own: the code is answered, and the thread's
 //! last error says the same.
 
-use super::super::{oom, run_file};
+use super::super::oom;
 use super::runtime::{CudaError, Runtime};
 use crate::driver::StreamHandle;
 use crate::heap::Heap;
@@ -21,9 +21,7 @@ const RELAXED: c_uint = 2;
 /// The dump and the log of any out-of-memory of ours.
 #[cold]
 pub fn tell_of_out_of_memory(heap: &Heap, report: &Report, stream: StreamHandle) {
-    oom::dump(heap, report);
-    run_file::at_an_out_of_memory(heap);
-    heap.note_out_of_memory(report, stream);
+    oom::note(heap, report, stream);
     // The program may have an answer to it: torch gives its cache back and asks again.
     log::warn!("{report}");
 }
