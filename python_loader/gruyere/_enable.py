@@ -207,7 +207,6 @@ def _swap(torch: Any, mode: str, settings: dict[str, object], automatic: bool) -
     _check_cuda(torch)
     if mode == "behind":
         _behind.check(torch)
-    if mode == "behind":
         chosen, why, allocator = "", "", _behind.install(torch)
     else:
         chosen, why, allocator = _direct(torch, whole)

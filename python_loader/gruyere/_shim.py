@@ -31,16 +31,17 @@ _PATIENCE_SECONDS = 300
 # What a compiler says, whatever its exit code, where the machine was at fault: a full disk, or no
 # memory, for which parts of it are killed.
 _PASSING = (
-    *("no space left", "quota exceeded", "read-only file system", "input/output error"),
-    *(
-        "signal terminated",
-        "due to signal",
-        "unable to execute command",
-        "error: killed",
-        "out of memory",
-        "allocate memory",
-        "memory exhausted",
-    ),
+    "no space left",
+    "quota exceeded",
+    "read-only file system",
+    "input/output error",
+    "signal terminated",
+    "due to signal",
+    "unable to execute command",
+    "error: killed",
+    "out of memory",
+    "allocate memory",
+    "memory exhausted",
 )
 _HERE = Path(__file__).resolve().parent
 _loaded: Optional[ctypes.CDLL] = None
@@ -69,7 +70,8 @@ def install(torch: Any) -> None:
     none. Raises Unavailable, and changes nothing, where that cannot be."""
     global _loaded
     with _unavailable():
-        shim = _load(build(torch), key(torch))
+        wanted = key(torch)
+        shim = _load(_build(torch, wanted), wanted)
     message = ctypes.create_string_buffer(4096)
     try:
         find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
@@ -108,8 +110,13 @@ def _load(file: Path, wanted: str) -> ctypes.CDLL:
 def build(torch: Any, anew: bool = False) -> Path:
     """The shim's file, built where there is none (or `anew`). Raises Unavailable where it cannot be
     had."""
+    return _build(torch, key(torch), anew)
+
+
+def _build(torch: Any, wanted: str, anew: bool = False) -> Path:
+    """As `build`, of a shim whose `key` is `wanted`."""
     with _unavailable():
-        compiler, folder, name = _compiler(), cache(), f"shim-{key(torch)}"
+        compiler, folder, name = _compiler(), cache(), f"shim-{wanted}"
         if compiler is None:
             # A node of a cluster, say, whose home another one has built it in.
             found = sorted(folder.glob(f"{name}-*.so"), key=lambda file: file.stat().st_mtime)
@@ -132,7 +139,7 @@ def build(torch: Any, anew: bool = False) -> Path:
             with contextlib.suppress(OSError):
                 failed.unlink()
             try:
-                _compile(torch, compiler[0], file)
+                _compile(torch, wanted, compiler[0], file)
             except _Refused as error:
                 _remember(failed, str(error))
                 raise
@@ -303,12 +310,12 @@ def _compiler() -> Optional[tuple[str, str]]:
     return None
 
 
-def _compile(torch: Any, compiler: str, file: Path) -> None:
+def _compile(torch: Any, wanted: str, compiler: str, file: Path) -> None:
     """Builds under a random name, and puts the whole file in place."""
     descriptor, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=file.parent)
     os.close(descriptor)
     try:
-        command = _command(torch, compiler, name)
+        command = _command(torch, wanted, compiler, name)
         # torch's libraries are found by their names, since they are loaded already: nothing of
         # where they are now is kept in the shim.
         environment = {**os.environ, "LC_ALL": "C", "LD_PRELOAD": ""}
@@ -349,14 +356,14 @@ def _cause(output: str) -> str:
     )
 
 
-def _command(torch: Any, compiler: str, output: str) -> list[str]:
+def _command(torch: Any, wanted: str, compiler: str, output: str) -> list[str]:
     root = Path(torch.__file__).parent
     folders = [root / "include", *cuda_folders()]
     return [
         *shlex.split(compiler),
         *("-std=c++17", "-O2", "-fPIC", "-shared", "-w"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        f'-DGRUYERE_SHIM_BUILD="{key(torch)}"',
+        f'-DGRUYERE_SHIM_BUILD="{wanted}"',
         f"-I{include()}",
         *(part for folder in folders for part in ("-isystem", str(folder))),
         str(sources()[-1]),

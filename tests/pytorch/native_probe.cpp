@@ -18,39 +18,37 @@ c10::DataPtr kept;
 // What a callback asks for itself, in vain.
 size_t in_vain = 0;
 
-template <class Body>
-int tried(Body body);
+template <class Body> int tried(Body body);
 
 struct GivesMemory : c10::FreeMemoryCallback {
-  bool Execute() override {
-    if (const size_t bytes = std::exchange(in_vain, 0)) {
-      tried([&] { get()->allocate(bytes); });
-      return false;
+    bool Execute() override {
+        if (const size_t bytes = std::exchange(in_vain, 0)) {
+            tried([&] { get()->allocate(bytes); });
+            return false;
+        }
+        ++callbacks;
+        const bool had = kept.get() != nullptr;
+        kept.clear();
+        return had;
     }
-    ++callbacks;
-    const bool had = kept.get() != nullptr;
-    kept.clear();
-    return had;
-  }
 };
 
 // 0; else the error's text is in `said`: 1 for torch's out of memory, 2 for its other errors, 3 for
 // anybody's.
-template <class Body>
-int tried(Body body) {
-  try {
-    body();
-    return 0;
-  } catch (const c10::OutOfMemoryError& error) {
-    said = error.what_without_backtrace();
-    return 1;
-  } catch (const c10::Error& error) {
-    said = error.what_without_backtrace();
-    return 2;
-  } catch (const std::exception& error) {
-    said = error.what();
-    return 3;
-  }
+template <class Body> int tried(Body body) {
+    try {
+        body();
+        return 0;
+    } catch (const c10::OutOfMemoryError &error) {
+        said = error.what_without_backtrace();
+        return 1;
+    } catch (const c10::Error &error) {
+        said = error.what_without_backtrace();
+        return 2;
+    } catch (const std::exception &error) {
+        said = error.what();
+        return 3;
+    }
 }
 
 } // namespace
@@ -61,121 +59,121 @@ REGISTER_FREE_MEMORY_CALLBACK("gruyere_probe", GivesMemory)
 
 extern "C" {
 
-const char* probe_said() {
-  return said.c_str();
+const char *probe_said() {
+    return said.c_str();
 }
 
 // A data pointer's traps. 0: as torch expects.
 int probe_data_pointer() {
-  auto* allocator = get();
-  auto* base = static_cast<c10::Allocator*>(allocator);
-  if (c10::GetAllocator(c10::kCUDA) != base || c10::getDeviceAllocator(c10::kCUDA) != allocator) {
-    return 1;
-  }
-  c10::DataPtr block = base->allocate(1000);
-  if (block.get() != block.get_context() || !block.get() ||
-      block.get_deleter() != base->raw_deleter()) {
-      return 2;
-  }
-  if (!base->is_simple_data_ptr(block) || block.device() != c10::Device(c10::kCUDA, 0)) {
-    return 3;
-  }
-  if (!block.compare_exchange_deleter(base->raw_deleter(), base->raw_deleter())) {
-    return 4;
-  }
-  c10::DataPtr nothing = base->allocate(0);
-  if (nothing.get() || nothing.get_context() || nothing.get_deleter() != base->raw_deleter()) {
-    return 5;
-  }
-  base->raw_deleter()(nullptr);
-  base->raw_deallocate(base->raw_allocate(1000));
-  size_t bytes = 0;
-  void* start = allocator->getBaseAllocation(static_cast<char*>(block.get()), &bytes);
-  if (start > block.get() ||
-      static_cast<char *>(start) + bytes < static_cast<char *>(block.get()) + 1000) {
-      return 6;
-  }
-  int on_the_host = 0;
-  if (tried([&] { allocator->getBaseAllocation(&on_the_host, nullptr); }) != 2 ||
-      said.find("invalid device pointer") == std::string::npos) {
-      return 7;
-  }
-  // Neither is its own: skipped.
-  allocator->recordStream(c10::DataPtr(), c10::cuda::getCurrentCUDAStream());
-  allocator->recordStream(c10::DataPtr(&on_the_host, c10::Device(c10::kCUDA, 0)),
-                          c10::cuda::getCurrentCUDAStream());
-  return 0;
+    auto *allocator = get();
+    auto *base = static_cast<c10::Allocator *>(allocator);
+    if (c10::GetAllocator(c10::kCUDA) != base || c10::getDeviceAllocator(c10::kCUDA) != allocator) {
+        return 1;
+    }
+    c10::DataPtr block = base->allocate(1000);
+    if (block.get() != block.get_context() || !block.get() ||
+        block.get_deleter() != base->raw_deleter()) {
+        return 2;
+    }
+    if (!base->is_simple_data_ptr(block) || block.device() != c10::Device(c10::kCUDA, 0)) {
+        return 3;
+    }
+    if (!block.compare_exchange_deleter(base->raw_deleter(), base->raw_deleter())) {
+        return 4;
+    }
+    c10::DataPtr nothing = base->allocate(0);
+    if (nothing.get() || nothing.get_context() || nothing.get_deleter() != base->raw_deleter()) {
+        return 5;
+    }
+    base->raw_deleter()(nullptr);
+    base->raw_deallocate(base->raw_allocate(1000));
+    size_t bytes = 0;
+    void *start = allocator->getBaseAllocation(static_cast<char *>(block.get()), &bytes);
+    if (start > block.get() ||
+        static_cast<char *>(start) + bytes < static_cast<char *>(block.get()) + 1000) {
+        return 6;
+    }
+    int on_the_host = 0;
+    if (tried([&] { allocator->getBaseAllocation(&on_the_host, nullptr); }) != 2 ||
+        said.find("invalid device pointer") == std::string::npos) {
+        return 7;
+    }
+    // Neither is its own: skipped.
+    allocator->recordStream(c10::DataPtr(), c10::cuda::getCurrentCUDAStream());
+    allocator->recordStream(c10::DataPtr(&on_the_host, c10::Device(c10::kCUDA, 0)),
+                            c10::cuda::getCurrentCUDAStream());
+    return 0;
 }
 
 size_t probe_largest(size_t begin) {
-  cacheInfo(0, &begin);
-  return begin;
+    cacheInfo(0, &begin);
+    return begin;
 }
 
 int probe_copies(int other_device) {
-  auto* allocator = get();
-  c10::DataPtr from = allocator->allocate(4096), to = allocator->allocate(4096);
-  allocator->copy_data(to.get(), from.get(), 4096);
-  auto stream = c10::cuda::getCurrentCUDAStream().stream();
-  if (allocator->memcpyAsync(to.get(), 0, from.get(), 0, 4096, stream, false) != cudaSuccess) {
-    return 1;
-  }
-  if (other_device > 0) {
-    allocator->enablePeerAccess(0, static_cast<c10::DeviceIndex>(other_device));
-    allocator->enablePeerAccess(0, static_cast<c10::DeviceIndex>(other_device));
-    if (cudaGetLastError() != cudaSuccess) {
-      return 2;
+    auto *allocator = get();
+    c10::DataPtr from = allocator->allocate(4096), to = allocator->allocate(4096);
+    allocator->copy_data(to.get(), from.get(), 4096);
+    auto stream = c10::cuda::getCurrentCUDAStream().stream();
+    if (allocator->memcpyAsync(to.get(), 0, from.get(), 0, 4096, stream, false) != cudaSuccess) {
+        return 1;
     }
-  }
-  return 0;
+    if (other_device > 0) {
+        allocator->enablePeerAccess(0, static_cast<c10::DeviceIndex>(other_device));
+        allocator->enablePeerAccess(0, static_cast<c10::DeviceIndex>(other_device));
+        if (cudaGetLastError() != cudaSuccess) {
+            return 2;
+        }
+    }
+    return 0;
 }
 
 // A filter that throws: torch's exception comes out of the request as it is, and the pool can be
 // ended.
 int probe_throwing_filter() {
-  auto* allocator = get();
-  const c10::MempoolId_t id{0, 77};
-  bool is_begun = false;
-  allocator->beginAllocateToPool(0, id, [&is_begun](cudaStream_t) -> bool {
-    if (is_begun) {
-      throw std::out_of_range("a filter's own error");
-    }
-    return true;
-  });
-  is_begun = true;
-  const int code = tried([&] { allocator->allocate(1000); });
-  allocator->endAllocateToPool(0, id);
-  allocator->releasePool(0, id);
-  return code;
+    auto *allocator = get();
+    const c10::MempoolId_t id{0, 77};
+    bool is_begun = false;
+    allocator->beginAllocateToPool(0, id, [&is_begun](cudaStream_t) -> bool {
+        if (is_begun) {
+            throw std::out_of_range("a filter's own error");
+        }
+        return true;
+    });
+    is_begun = true;
+    const int code = tried([&] { allocator->allocate(1000); });
+    allocator->endAllocateToPool(0, id);
+    allocator->releasePool(0, id);
+    return code;
 }
 
 // Who registered a callback is asked before an out-of-memory; gives the number of calls.
-size_t probe_callbacks(size_t held, size_t asked, int* code) {
-  callbacks = 0;
-  kept = get()->allocate(held);
-  *code = tried([&] { get()->allocate(asked); });
-  return callbacks;
+size_t probe_callbacks(size_t held, size_t asked, int *code) {
+    callbacks = 0;
+    kept = get()->allocate(held);
+    *code = tried([&] { get()->allocate(asked); });
+    return callbacks;
 }
 
 // A callback's own failure, which it catches, is not taken for the request's.
 int probe_vain_callback(size_t of_callback, size_t asked) {
-  in_vain = of_callback;
-  return tried([&] { get()->allocate(asked); });
+    in_vain = of_callback;
+    return tried([&] { get()->allocate(asked); });
 }
 
 int probe_checkpoint() {
-  return tried([] { get()->getCheckpointState(0, {0, 1}); });
+    return tried([] { get()->getCheckpointState(0, {0, 1}); });
 }
 
 int probe_restore() {
-  return tried([] { get()->setCheckpointPoolState(0, nullptr); });
+    return tried([] { get()->setCheckpointPoolState(0, nullptr); });
 }
 
 int probe_tracker() {
-  return tried([] { get()->attachAllocatorTraceTracker([](const TraceEntry&) {}); });
+    return tried([] { get()->attachAllocatorTraceTracker([](const TraceEntry &) {}); });
 }
 
 int probe_ipc() {
-  return tried([] { get()->getIpcDevPtr("handle"); });
+    return tried([] { get()->getIpcDevPtr("handle"); });
 }
 }

@@ -26,44 +26,44 @@ using c10::cuda::CUDAStream;
 
 using StreamFilter = std::function<bool(cudaStream_t)>;
 
-const GruyereNativeTable* table = nullptr;
+const GruyereNativeTable *table = nullptr;
 
 // What a function of torch's threw while the library called it: thrown again when the library's
 // answer is here.
 thread_local std::exception_ptr thrown;
 
 void rethrow() {
-  if (thrown) {
-    std::rethrow_exception(std::exchange(thrown, nullptr));
-  }
+    if (thrown) {
+        std::rethrow_exception(std::exchange(thrown, nullptr));
+    }
 }
 
 // How many failures of this thread the library has kept, each in the place of the one before.
 thread_local uint64_t failures = 0;
 
 GruyereNativeFailure failure() {
-  GruyereNativeFailure why{};
-  why.text = "";
-  table->failure(&why);
-  return why;
+    GruyereNativeFailure why{};
+    why.text = "";
+    table->failure(&why);
+    return why;
 }
 
 [[noreturn]] void refuse() {
-  rethrow();
-  TORCH_CHECK(false, failure().text);
+    rethrow();
+    TORCH_CHECK(false, failure().text);
 }
 
 // Notes what the library keeps of a failure.
 int counted(int code) {
-  failures += code < 0;
-  return code;
+    failures += code < 0;
+    return code;
 }
 
 void check(int code) {
-  counted(code);
-  if (code < 0) {
-    refuse();
-  }
+    counted(code);
+    if (code < 0) {
+        refuse();
+    }
 }
 
 // Of functions that say by their code alone what is wrong.
@@ -75,60 +75,60 @@ void check_device(int code, DeviceIndex device) {
 }
 
 GruyereMempoolId ours(MempoolId_t id) {
-  return {id.first, id.second};
+    return {id.first, id.second};
 }
 
-void drop_filter(void* filter) {
-  delete static_cast<StreamFilter*>(filter);
+void drop_filter(void *filter) {
+    delete static_cast<StreamFilter *>(filter);
 }
 
-int32_t ask_filter(void* filter, GruyereStream stream) {
-  try {
-    return (*static_cast<StreamFilter*>(filter))(static_cast<cudaStream_t>(stream)) ? 1 : 0;
-  } catch (...) {
-    thrown = std::current_exception();
-    return -1;
-  }
+int32_t ask_filter(void *filter, GruyereStream stream) {
+    try {
+        return (*static_cast<StreamFilter *>(filter))(static_cast<cudaStream_t>(stream)) ? 1 : 0;
+    } catch (...) {
+        thrown = std::current_exception();
+        return -1;
+    }
 }
 
 struct Totals {
-  size_t allocated = 0;
-  size_t reserved = 0;
+    size_t allocated = 0;
+    size_t reserved = 0;
 };
 
 Totals totals(DeviceIndex device) {
-  GruyereTorchStats stats{};
-  stats.size = sizeof(stats);
-  if (table->torch_stats(device, &stats) != GRUYERE_OK) {
-    return {};
-  }
-  return {stats.allocated_bytes[0].current, stats.reserved_bytes[0].current};
+    GruyereTorchStats stats{};
+    stats.size = sizeof(stats);
+    if (table->torch_stats(device, &stats) != GRUYERE_OK) {
+        return {};
+    }
+    return {stats.allocated_bytes[0].current, stats.reserved_bytes[0].current};
 }
 
-void report(void* block, int64_t bytes, DeviceIndex device) {
-  Totals now = totals(device);
-  c10::reportMemoryUsageToProfiler(block, bytes, now.allocated, now.reserved,
-                                   c10::Device(c10::kCUDA, device));
+void report(void *block, int64_t bytes, DeviceIndex device) {
+    Totals now = totals(device);
+    c10::reportMemoryUsageToProfiler(block, bytes, now.allocated, now.reserved,
+                                     c10::Device(c10::kCUDA, device));
 }
 
 // torch's streams never end, but for those that it was given (an even id other than 0 is the
 // address of such a stream): once one is seen, the library may ask about it at any time.
-void tell(const CUDAStream& stream) {
-  constexpr size_t kDevices = 64;
-  constexpr size_t kWords = 8;
-  static std::atomic<uint64_t> told[kDevices][kWords];
-  const auto id = static_cast<uint64_t>(stream.id());
-  const auto device = static_cast<size_t>(stream.device_index());
-  const uint64_t number = id >> 1;
-  if (!(id & 1) || number >= kWords * 64 || device >= kDevices) {
-    return;
-  }
-  auto& word = told[device][number / 64];
-  const uint64_t bit = uint64_t{1} << number % 64;
-  if (C10_UNLIKELY(!(word.load(std::memory_order_relaxed) & bit))) {
-    table->stream_lasts(stream.device_index(), stream.stream());
-    word.fetch_or(bit, std::memory_order_relaxed);
-  }
+void tell(const CUDAStream &stream) {
+    constexpr size_t kDevices = 64;
+    constexpr size_t kWords = 8;
+    static std::atomic<uint64_t> told[kDevices][kWords];
+    const auto id = static_cast<uint64_t>(stream.id());
+    const auto device = static_cast<size_t>(stream.device_index());
+    const uint64_t number = id >> 1;
+    if (!(id & 1) || number >= kWords * 64 || device >= kDevices) {
+        return;
+    }
+    auto &word = told[device][number / 64];
+    const uint64_t bit = uint64_t{1} << number % 64;
+    if (C10_UNLIKELY(!(word.load(std::memory_order_relaxed) & bit))) {
+        table->stream_lasts(stream.device_index(), stream.stream());
+        word.fetch_or(bit, std::memory_order_relaxed);
+    }
 }
 
 } // namespace

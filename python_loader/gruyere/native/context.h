@@ -16,37 +16,37 @@ namespace {
 
 // Where a request or a free came from, as torch's recorder saw it.
 struct Context {
-  std::shared_ptr<c10::GatheredContext> gathered;
-  std::string compile;
-  std::string metadata;
+    std::shared_ptr<c10::GatheredContext> gathered;
+    std::string compile;
+    std::string metadata;
 };
 
-void drop_context(void* context) {
-  delete static_cast<Context*>(context);
+void drop_context(void *context) {
+    delete static_cast<Context *>(context);
 }
 
 // torch's own, kept as long as the process: programs free memory after everything else is gone.
 struct Recording {
-  std::atomic<bool> on{false};
-  std::atomic<CreateContextFn> recorder{nullptr};
-  std::atomic<RecordContext> when{RecordContext::NEVER};
-  std::mutex mutex;
-  std::vector<TraceEntry::Action> skipped;
-  // The latest `most`: a training loop annotates each of its steps.
-  std::deque<AnnotationEntry> annotations;
-  size_t most = 1;
+    std::atomic<bool> on{false};
+    std::atomic<CreateContextFn> recorder{nullptr};
+    std::atomic<RecordContext> when{RecordContext::NEVER};
+    std::mutex mutex;
+    std::vector<TraceEntry::Action> skipped;
+    // The latest `most`: a training loop annotates each of its steps.
+    std::deque<AnnotationEntry> annotations;
+    size_t most = 1;
 
-  // With the mutex held.
-  void trim() {
-    while (annotations.size() > most) {
-      annotations.pop_front();
+    // With the mutex held.
+    void trim() {
+        while (annotations.size() > most) {
+            annotations.pop_front();
+        }
     }
-  }
 };
 
-Recording& recording() {
-  static Recording& kept = *new Recording;
-  return kept;
+Recording &recording() {
+    static Recording &kept = *new Recording;
+    return kept;
 }
 
 // What the calling thread says of itself. Frees come after it is gone: from destructors of the
@@ -54,11 +54,11 @@ Recording& recording() {
 thread_local bool is_ended = false;
 
 struct Said {
-  std::vector<std::string> compile;
-  std::string metadata;
-  ~Said() {
-    is_ended = true;
-  }
+    std::vector<std::string> compile;
+    std::string metadata;
+    ~Said() {
+        is_ended = true;
+    }
 };
 
 thread_local Said said;
@@ -66,40 +66,40 @@ thread_local Said said;
 // While the history is on, tells the library where what the thread does comes from. Gathered before
 // any lock of the library's is taken.
 class Noted {
- public:
-  explicit Noted(RecordContext level) : on_(recording().on.load(std::memory_order_relaxed)) {
-    if (C10_UNLIKELY(on_)) {
-      before_ = enter(level);
+public:
+    explicit Noted(RecordContext level) : on_(recording().on.load(std::memory_order_relaxed)) {
+        if (C10_UNLIKELY(on_)) {
+            before_ = enter(level);
+        }
     }
-  }
-  ~Noted() {
-    if (C10_UNLIKELY(on_)) {
-      table->context_leave(before_);
+    ~Noted() {
+        if (C10_UNLIKELY(on_)) {
+            table->context_leave(before_);
+        }
     }
-  }
-  Noted(const Noted&) = delete;
-  Noted& operator=(const Noted&) = delete;
+    Noted(const Noted &) = delete;
+    Noted &operator=(const Noted &) = delete;
 
- private:
-  static uint64_t enter(RecordContext level) {
-    auto context = std::make_unique<Context>();
-    CreateContextFn recorder = recording().recorder.load();
-    if (recorder && recording().when.load() >= level) {
-      context->gathered = recorder();
+private:
+    static uint64_t enter(RecordContext level) {
+        auto context = std::make_unique<Context>();
+        CreateContextFn recorder = recording().recorder.load();
+        if (recorder && recording().when.load() >= level) {
+            context->gathered = recorder();
+        }
+        context->compile = "N/A";
+        if (!is_ended) {
+            if (!said.compile.empty()) {
+                context->compile = said.compile.back();
+            }
+            context->metadata = said.metadata;
+        }
+        return table->context_enter({context.release(), drop_context});
     }
-    context->compile = "N/A";
-    if (!is_ended) {
-      if (!said.compile.empty()) {
-        context->compile = said.compile.back();
-      }
-      context->metadata = said.metadata;
-    }
-    return table->context_enter({context.release(), drop_context});
-  }
 
-  bool on_;
-  // Calls nest: what frees memory in the middle of a request is a free of its own.
-  uint64_t before_ = 0;
+    bool on_;
+    // Calls nest: what frees memory in the middle of a request is a free of its own.
+    uint64_t before_ = 0;
 };
 
 } // namespace

@@ -47,511 +47,511 @@ constexpr auto kNoForeign = "Gruyère's native door has no pools over another al
                             "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 
 class Gruyere final : public CUDAAllocator {
- public:
-  // Memory.
+public:
+    // Memory.
 
-  c10::DataPtr allocate(size_t size) override {
-      TORCH_CHECK_WITH(OutOfMemoryError, size < kExabyte,
-                       "CUDA out of memory. Tried to allocate more than 1EB memory.");
-      const DeviceIndex device = c10::cuda::current_device();
-      void *block = nullptr;
-      // Asked once: another thread may turn it on or off, and the deleter must be that of what is
-      // allocated.
-      const bool is_plain = is_uncached();
-      if (C10_UNLIKELY(is_plain)) {
-          C10_CUDA_CHECK(cudaMalloc(&block, size));
-          trace_malloc(block);
-      } else if (size != 0) {
-          block = serve(size, device);
-      }
-    return {block, block, deleter(is_plain), c10::Device(c10::kCUDA, device)};
-  }
-
-  c10::DeleterFnPtr raw_deleter() const override {
-    return deleter(is_uncached());
-  }
-
-  void* raw_alloc(size_t size) override {
-    return size == 0 ? nullptr : serve(size, c10::cuda::current_device());
-  }
-
-  void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
-    return size == 0 ? nullptr : serve(size, c10::cuda::current_device(), stream);
-  }
-
-  void raw_delete(void* block) override {
-    delete_block(block);
-  }
-
-  void copy_data(void* to, const void* from, std::size_t size) const override {
-    C10_CUDA_CHECK(cudaMemcpy(to, from, size, cudaMemcpyDeviceToDevice));
-  }
-
-  void recordStream(const c10::DataPtr& block, CUDAStream stream) override {
-    // Of a tensor without elements, or of another allocator's.
-    if (!block.get() || block.get_deleter() != &delete_block) {
-      return;
+    c10::DataPtr allocate(size_t size) override {
+        TORCH_CHECK_WITH(OutOfMemoryError, size < kExabyte,
+                         "CUDA out of memory. Tried to allocate more than 1EB memory.");
+        const DeviceIndex device = c10::cuda::current_device();
+        void *block = nullptr;
+        // Asked once: another thread may turn it on or off, and the deleter must be that of what is
+        // allocated.
+        const bool is_plain = is_uncached();
+        if (C10_UNLIKELY(is_plain)) {
+            C10_CUDA_CHECK(cudaMalloc(&block, size));
+            trace_malloc(block);
+        } else if (size != 0) {
+            block = serve(size, device);
+        }
+        return {block, block, deleter(is_plain), c10::Device(c10::kCUDA, device)};
     }
-    tell(stream);
-    table->record_stream(block.get(), stream.stream());
-  }
 
-  void* getBaseAllocation(void* block, size_t* size) override {
-    size_t bytes = 0;
-    void* base = table->base(block, &bytes);
-    TORCH_CHECK(bytes != 0, "invalid device pointer: ", block);
-    if (size) {
-      *size = bytes;
+    c10::DeleterFnPtr raw_deleter() const override {
+        return deleter(is_uncached());
     }
-    return base;
-  }
 
-  // The whole.
-
-  void init(int device_count) override {
-    int known = devices_.load();
-    while (known < device_count && !devices_.compare_exchange_weak(known, device_count)) {
+    void *raw_alloc(size_t size) override {
+        return size == 0 ? nullptr : serve(size, c10::cuda::current_device());
     }
-  }
 
-  bool initialized() override {
-    return devices_.load() > 0;
-  }
-
-  void enable(bool value) override {
-    enabled_ = value;
-  }
-
-  bool isEnabled() const override {
-    return enabled_.load(std::memory_order_relaxed);
-  }
-
-  std::string name() override {
-    return "gruyere";
-  }
-
-  void emptyCache(MempoolId_t id) override {
-    table->empty_cache(ours(id));
-  }
-
-  double getMemoryFraction(DeviceIndex device) override {
-    const GruyereTorchStats stats = numbers(device);
-    return static_cast<double>(stats.limit) / static_cast<double>(stats.total_memory);
-  }
-
-  void setMemoryFraction(double fraction, DeviceIndex device) override {
-      TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction,
-                  ". Please set within [0, 1].");
-      numbers(device);
-      table->set_fraction(fraction, device);
-  }
-
-  void cacheInfo(DeviceIndex device, size_t* largest) override {
-    GruyereStats stats{};
-    stats.size = sizeof(stats);
-    check_device(table->stats(device, &stats), device);
-    if (*largest == 0) {
-        *largest = std::min<size_t>(stats.largest_request_growing,
-                                    stats.largest_request + getMemoryInfo(device).first);
+    void *raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
+        return size == 0 ? nullptr : serve(size, c10::cuda::current_device(), stream);
     }
-    *largest = std::max<size_t>(*largest, stats.largest_request);
-  }
 
-  // Statistics.
-
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
-    const GruyereTorchStats from = numbers(device);
-    c10::CachingDeviceAllocator::DeviceStats to;
-    copy(from.allocation, to.allocation);
-    copy(from.segment, to.segment);
-    copy(from.active, to.active);
-    copy(from.inactive_split, to.inactive_split);
-    copy(from.allocated_bytes, to.allocated_bytes);
-    copy(from.reserved_bytes, to.reserved_bytes);
-    copy(from.active_bytes, to.active_bytes);
-    copy(from.inactive_split_bytes, to.inactive_split_bytes);
-    copy(from.requested_bytes, to.requested_bytes);
-    to.num_alloc_retries = from.num_alloc_retries;
-    to.num_ooms = from.num_ooms;
-    to.num_sync_all_streams = from.num_sync_all_streams;
-    to.num_device_alloc = from.num_device_alloc;
-    to.num_device_free = from.num_device_free;
-    // There is no size beyond which a block may not be cut: torch says so with the largest of its
-    // unsigned sizes, which is -1 here.
-    to.max_split_size = -1;
-    return to;
-  }
-
-  void resetAccumulatedStats(DeviceIndex device) override {
-    check_device(table->reset_accumulated(device), device);
-  }
-
-  void resetPeakStats(DeviceIndex device) override {
-    check_device(table->reset_peaks(device), device);
-  }
-
-  std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
-    std::vector<StreamSegmentSize> sizes;
-    const Snapshot taken(device);
-    for (const GruyereSegment& segment : taken.segments()) {
-      if (segment.stitched) {
-        sizes.emplace_back(nullptr, segment.small != 0, segment.bytes);
-      }
+    void raw_delete(void *block) override {
+        delete_block(block);
     }
-    return sizes;
-  }
 
-  SnapshotInfo snapshot(MempoolId_t id, bool include_traces) override {
-    SnapshotInfo info;
-    const int devices = devices_.load();
-    info.device_traces.resize(devices);
-    Origins origins;
-    collect(info, origins, include_traces);
-    for (int device = 0; device < devices; ++device) {
-      add_segments(info.segments, static_cast<DeviceIndex>(device), id, origins);
+    void copy_data(void *to, const void *from, std::size_t size) const override {
+        C10_CUDA_CHECK(cudaMemcpy(to, from, size, cudaMemcpyDeviceToDevice));
     }
-    {
-      std::lock_guard<std::mutex> guard(recording().mutex);
-      const auto& noted = recording().annotations;
-      info.external_annotations.assign(noted.begin(), noted.end());
+
+    void recordStream(const c10::DataPtr &block, CUDAStream stream) override {
+        // Of a tensor without elements, or of another allocator's.
+        if (!block.get() || block.get_deleter() != &delete_block) {
+            return;
+        }
+        tell(stream);
+        table->record_stream(block.get(), stream.stream());
     }
-    add_settings(info.config_metadata);
-    return info;
-  }
 
-  // Pools.
-
-  void beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) override {
-    // A capture's filter matches nothing yet, all others match what the caller does now.
-    const bool is_capture = !filter(c10::cuda::getCurrentCUDAStream(device).stream());
-    GruyereBoxed boxed{nullptr, drop_filter};
-    if (!is_capture) {
-      boxed.object = new StreamFilter(std::move(filter));
+    void *getBaseAllocation(void *block, size_t *size) override {
+        size_t bytes = 0;
+        void *base = table->base(block, &bytes);
+        TORCH_CHECK(bytes != 0, "invalid device pointer: ", block);
+        if (size) {
+            *size = bytes;
+        }
+        return base;
     }
-    check(table->pool_begin(device, ours(id), boxed, ask_filter));
-  }
 
-  void endAllocateToPool(DeviceIndex device, MempoolId_t id) override {
-    const int code = table->pool_end(device, ours(id));
-    check(code);
-    TORCH_CHECK(code == GRUYERE_OK, "endAllocatePool: not currently recording to mempool_id");
-  }
+    // The whole.
 
-  // Called by destructors: what is wrong is said, and not thrown.
-  void releasePool(DeviceIndex device, MempoolId_t id) override {
-    // A forked child has none of its own, and lets go of its parent's without a word.
-    if (counted(table->pool_release(device, ours(id))) == 1) {
-      TORCH_WARN_ONCE("Gruyère: releasePool: there is no such pool");
+    void init(int device_count) override {
+        int known = devices_.load();
+        while (known < device_count && !devices_.compare_exchange_weak(known, device_count)) {
+        }
     }
-  }
 
-  int getPoolUseCount(DeviceIndex device, MempoolId_t id) override {
-    return static_cast<int>(table->pool_uses(device, ours(id)));
-  }
-
-  void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
-                          std::shared_ptr<CUDAAllocator> allocator) override {
-      TORCH_CHECK_NOT_IMPLEMENTED(!allocator || allocator.get() == this, kNoForeign);
-      check(table->pool_create(device, ours(id)));
-  }
-
-  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool wanted) override {
-    // As with releasePool: MemPool's destructor takes the wish back.
-    const int code = counted(table->pool_on_oom(device, ours(id), wanted));
-    if (code != GRUYERE_OK && wanted) {
-      give_up(device, id);
+    bool initialized() override {
+        return devices_.load() > 0;
     }
-    TORCH_CHECK(code == GRUYERE_OK || !wanted, "setUseOnOOM: there is no such pool");
-  }
 
-  void setNoSplit(DeviceIndex device, MempoolId_t id) override {
-    give_up(device, id);
-    TORCH_CHECK_NOT_IMPLEMENTED(false, kNoSplit);
-  }
-
-  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
-                                const std::unordered_set<void *> &expected) override {
-      TORCH_CHECK(table->pool_uses(device, ours(id)) > 0, "Could not find pool of id");
-      size_t live = 0;
-      const Snapshot taken(device);
-      for (const GruyereSegment &segment : taken.segments()) {
-          if (segment.pool_first != id.first || segment.pool_second != id.second) { continue; }
-          for (const GruyereBlock &block : taken.blocks(segment)) {
-              if (block.state == kAllocated) {
-                  if (!expected.count(reinterpret_cast<void *>(block.address))) { return false; }
-                  ++live;
-              }
-          }
-      }
-      return live == expected.size();
-  }
-
-  std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex, MempoolId_t) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, kNoCheckpoint);
-  }
-
-  CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<AllocatorState>) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, kNoCheckpoint);
-  }
-
-  // History.
-
-  bool isHistoryEnabled() override {
-    return recording().on.load();
-  }
-
-  void recordHistory(
-      bool enabled,
-      CreateContextFn recorder,
-      size_t entries,
-      RecordContext when,
-      bool clear,
-      const std::vector<std::string>& skipped) override {
-      TORCH_CHECK(when == RecordContext::NEVER || recorder,
-                  "recordHistory: contexts are asked for, and nothing records them");
-      std::vector<TraceEntry::Action> actions;
-      for (const std::string &action : skipped) {
-          actions.push_back(parseTraceEntryAction(action));
-      }
-    Recording& state = recording();
-    std::lock_guard<std::mutex> guard(history_);
-    if (enabled) {
-      check_device(table->history_start(entries, clear), 0);
+    void enable(bool value) override {
+        enabled_ = value;
     }
-    state.recorder = enabled ? recorder : nullptr;
-    state.when = enabled ? when : RecordContext::NEVER;
-    state.on = enabled;
-    if (!enabled) {
-      table->history_stop();
+
+    bool isEnabled() const override {
+        return enabled_.load(std::memory_order_relaxed);
     }
-    std::lock_guard<std::mutex> told(state.mutex);
-    state.skipped = std::move(actions);
-    if (!enabled || clear) {
-      state.annotations.clear();
+
+    std::string name() override {
+        return "gruyere";
     }
-    state.most = std::max<size_t>(entries, 1);
-    state.trim();
-  }
 
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override {
-    Recording& state = recording();
-    if (!state.on) {
-      return;
+    void emptyCache(MempoolId_t id) override {
+        table->empty_cache(ours(id));
     }
-    AnnotationEntry entry(c10::cuda::current_device(), 0);
-    entry.time_.t_ = c10::getTime() / 1000;
-    for (const auto& [key, value] : pairs) {
-      entry.recordUserMetadata(key, value);
+
+    double getMemoryFraction(DeviceIndex device) override {
+        const GruyereTorchStats stats = numbers(device);
+        return static_cast<double>(stats.limit) / static_cast<double>(stats.total_memory);
     }
-    std::lock_guard<std::mutex> guard(state.mutex);
-    state.annotations.push_back(std::move(entry));
-    state.trim();
-  }
 
-  void pushCompileContext(std::string& context) override {
-    said.compile.push_back(context);
-  }
-
-  void popCompileContext() override {
-    if (!said.compile.empty()) {
-      said.compile.pop_back();
+    void setMemoryFraction(double fraction, DeviceIndex device) override {
+        TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction,
+                    ". Please set within [0, 1].");
+        numbers(device);
+        table->set_fraction(fraction, device);
     }
-  }
 
-  void setUserMetadata(const std::string& metadata) override {
-    said.metadata = metadata;
-  }
-
-  std::string getUserMetadata() override {
-    return said.metadata;
-  }
-
-  void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override {
-    std::lock_guard<std::mutex> guard(history_);
-    observers_.push_back(std::move(observer));
-  }
-
-  void attachAllocatorTraceTracker(AllocatorTraceTracker) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, kNoTracker);
-  }
-
-  // Other devices, other processes.
-
-  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
-    // Gruyère's pages are open to all peers from the beginning; what others allocate by cudaMalloc
-    // is not.
-    c10::cuda::CUDAGuard guard(device);
-    const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-    if (error == cudaErrorPeerAccessAlreadyEnabled) {
-      (void)cudaGetLastError();
-    } else {
-      C10_CUDA_CHECK(error);
+    void cacheInfo(DeviceIndex device, size_t *largest) override {
+        GruyereStats stats{};
+        stats.size = sizeof(stats);
+        check_device(table->stats(device, &stats), device);
+        if (*largest == 0) {
+            *largest = std::min<size_t>(stats.largest_request_growing,
+                                        stats.largest_request + getMemoryInfo(device).first);
+        }
+        *largest = std::max<size_t>(*largest, stats.largest_request);
     }
-  }
 
-  cudaError_t memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t size,
-                          cudaStream_t stream, bool p2p_enabled) override {
-      if (p2p_enabled || to_device == from_device) {
-          return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
-      }
-      return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
-  }
+    // Statistics.
 
-  ShareableHandle shareIpcHandle(void*) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, kNoIpc);
-  }
-
-  std::shared_ptr<void> getIpcDevPtr(std::string) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, kNoIpc);
-  }
-
- private:
-  bool is_uncached() const {
-    static const bool forced = c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING");
-    return forced || !isEnabled();
-  }
-
-  static c10::DeleterFnPtr deleter(bool is_plain) {
-    return C10_UNLIKELY(is_plain) ? &delete_uncached : &delete_block;
-  }
-
-  // torch's MemPool takes its reference first and says what it wishes then: where that is refused,
-  // nobody gives the reference back but we.
-  static void give_up(DeviceIndex device, MempoolId_t id) {
-    table->pool_on_oom(device, ours(id), 0);
-    table->pool_release(device, ours(id));
-    table->empty_cache(ours(id));
-  }
-
-  static void trace_malloc(void* block) {
-    const c10::impl::PyInterpreter* python = c10::impl::GPUTrace::get_trace();
-    if (C10_UNLIKELY(python)) {
-      (*python)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(block));
+    c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
+        const GruyereTorchStats from = numbers(device);
+        c10::CachingDeviceAllocator::DeviceStats to;
+        copy(from.allocation, to.allocation);
+        copy(from.segment, to.segment);
+        copy(from.active, to.active);
+        copy(from.inactive_split, to.inactive_split);
+        copy(from.allocated_bytes, to.allocated_bytes);
+        copy(from.reserved_bytes, to.reserved_bytes);
+        copy(from.active_bytes, to.active_bytes);
+        copy(from.inactive_split_bytes, to.inactive_split_bytes);
+        copy(from.requested_bytes, to.requested_bytes);
+        to.num_alloc_retries = from.num_alloc_retries;
+        to.num_ooms = from.num_ooms;
+        to.num_sync_all_streams = from.num_sync_all_streams;
+        to.num_device_alloc = from.num_device_alloc;
+        to.num_device_free = from.num_device_free;
+        // There is no size beyond which a block may not be cut: torch says so with the largest of
+        // its unsigned sizes, which is -1 here.
+        to.max_split_size = -1;
+        return to;
     }
-  }
 
-  static void trace_free(void* block) {
-    const c10::impl::PyInterpreter* python = c10::impl::GPUTrace::get_trace();
-    if (C10_UNLIKELY(python)) {
-      (*python)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(block));
+    void resetAccumulatedStats(DeviceIndex device) override {
+        check_device(table->reset_accumulated(device), device);
     }
-  }
 
-  void* serve(size_t size, DeviceIndex device) {
-    const CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
-    tell(stream);
-    return serve(size, device, stream.stream());
-  }
+    void resetPeakStats(DeviceIndex device) override {
+        check_device(table->reset_peaks(device), device);
+    }
 
-  void* serve(size_t size, DeviceIndex device, cudaStream_t stream) {
-    const Noted noted(RecordContext::STATE);
-    void* block = table->malloc(size, device, stream);
-    if (C10_UNLIKELY(!block)) {
-      block = serve_at_last(size, device, stream);
+    std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
+        std::vector<StreamSegmentSize> sizes;
+        const Snapshot taken(device);
+        for (const GruyereSegment &segment : taken.segments()) {
+            if (segment.stitched) {
+                sizes.emplace_back(nullptr, segment.small != 0, segment.bytes);
+            }
+        }
+        return sizes;
     }
-    if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-      DeviceIndex on = device;
-      report(block, static_cast<int64_t>(bytes_of(block, on)), on);
-    }
-    trace_malloc(block);
-    return block;
-  }
 
-  // The library has refused. Others may have memory to give; else torch's own order: the profiler,
-  // the observers, the error.
-  void* serve_at_last(size_t size, DeviceIndex device, cudaStream_t stream) {
-    rethrow();
-    if (!table->is_out_of_memory()) {
-      refuse();
+    SnapshotInfo snapshot(MempoolId_t id, bool include_traces) override {
+        SnapshotInfo info;
+        const int devices = devices_.load();
+        info.device_traces.resize(devices);
+        Origins origins;
+        collect(info, origins, include_traces);
+        for (int device = 0; device < devices; ++device) {
+            add_segments(info.segments, static_cast<DeviceIndex>(device), id, origins);
+        }
+        {
+            std::lock_guard<std::mutex> guard(recording().mutex);
+            const auto &noted = recording().annotations;
+            info.external_annotations.assign(noted.begin(), noted.end());
+        }
+        add_settings(info.config_metadata);
+        return info;
     }
-    bool is_freed = false;
-    const uint64_t before = ++failures;
-    auto* callbacks = c10::FreeCudaMemoryCallbacksRegistry();
-    for (const auto& name : callbacks->Keys()) {
-      is_freed |= callbacks->Create(name)->Execute();
+
+    // Pools.
+
+    void beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) override {
+        // A capture's filter matches nothing yet, all others match what the caller does now.
+        const bool is_capture = !filter(c10::cuda::getCurrentCUDAStream(device).stream());
+        GruyereBoxed boxed{nullptr, drop_filter};
+        if (!is_capture) {
+            boxed.object = new StreamFilter(std::move(filter));
+        }
+        check(table->pool_begin(device, ours(id), boxed, ask_filter));
     }
-    // A request of a callback's own that failed, whoever has caught it, has taken the place of this
-    // one's failure: only asking again tells it.
-    if (is_freed || failures != before) {
-      void* block = table->malloc(size, device, stream);
-      if (block) {
+
+    void endAllocateToPool(DeviceIndex device, MempoolId_t id) override {
+        const int code = table->pool_end(device, ours(id));
+        check(code);
+        TORCH_CHECK(code == GRUYERE_OK, "endAllocatePool: not currently recording to mempool_id");
+    }
+
+    // Called by destructors: what is wrong is said, and not thrown.
+    void releasePool(DeviceIndex device, MempoolId_t id) override {
+        // A forked child has none of its own, and lets go of its parent's without a word.
+        if (counted(table->pool_release(device, ours(id))) == 1) {
+            TORCH_WARN_ONCE("Gruyère: releasePool: there is no such pool");
+        }
+    }
+
+    int getPoolUseCount(DeviceIndex device, MempoolId_t id) override {
+        return static_cast<int>(table->pool_uses(device, ours(id)));
+    }
+
+    void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
+                            std::shared_ptr<CUDAAllocator> allocator) override {
+        TORCH_CHECK_NOT_IMPLEMENTED(!allocator || allocator.get() == this, kNoForeign);
+        check(table->pool_create(device, ours(id)));
+    }
+
+    void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool wanted) override {
+        // As with releasePool: MemPool's destructor takes the wish back.
+        const int code = counted(table->pool_on_oom(device, ours(id), wanted));
+        if (code != GRUYERE_OK && wanted) {
+            give_up(device, id);
+        }
+        TORCH_CHECK(code == GRUYERE_OK || !wanted, "setUseOnOOM: there is no such pool");
+    }
+
+    void setNoSplit(DeviceIndex device, MempoolId_t id) override {
+        give_up(device, id);
+        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoSplit);
+    }
+
+    bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
+                                  const std::unordered_set<void *> &expected) override {
+        TORCH_CHECK(table->pool_uses(device, ours(id)) > 0, "Could not find pool of id");
+        size_t live = 0;
+        const Snapshot taken(device);
+        for (const GruyereSegment &segment : taken.segments()) {
+            if (segment.pool_first != id.first || segment.pool_second != id.second) {
+                continue;
+            }
+            for (const GruyereBlock &block : taken.blocks(segment)) {
+                if (block.state == kAllocated) {
+                    if (!expected.count(reinterpret_cast<void *>(block.address))) {
+                        return false;
+                    }
+                    ++live;
+                }
+            }
+        }
+        return live == expected.size();
+    }
+
+    std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex, MempoolId_t) override {
+        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoCheckpoint);
+    }
+
+    CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<AllocatorState>) override {
+        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoCheckpoint);
+    }
+
+    // History.
+
+    bool isHistoryEnabled() override {
+        return recording().on.load();
+    }
+
+    void recordHistory(bool enabled, CreateContextFn recorder, size_t entries, RecordContext when,
+                       bool clear, const std::vector<std::string> &skipped) override {
+        TORCH_CHECK(when == RecordContext::NEVER || recorder,
+                    "recordHistory: contexts are asked for, and nothing records them");
+        std::vector<TraceEntry::Action> actions;
+        for (const std::string &action : skipped) {
+            actions.push_back(parseTraceEntryAction(action));
+        }
+        Recording &state = recording();
+        std::lock_guard<std::mutex> guard(history_);
+        if (enabled) {
+            check_device(table->history_start(entries, clear), 0);
+        }
+        state.recorder = enabled ? recorder : nullptr;
+        state.when = enabled ? when : RecordContext::NEVER;
+        state.on = enabled;
+        if (!enabled) {
+            table->history_stop();
+        }
+        std::lock_guard<std::mutex> told(state.mutex);
+        state.skipped = std::move(actions);
+        if (!enabled || clear) {
+            state.annotations.clear();
+        }
+        state.most = std::max<size_t>(entries, 1);
+        state.trim();
+    }
+
+    void recordAnnotation(const std::vector<std::pair<std::string, std::string>> &pairs) override {
+        Recording &state = recording();
+        if (!state.on) {
+            return;
+        }
+        AnnotationEntry entry(c10::cuda::current_device(), 0);
+        entry.time_.t_ = c10::getTime() / 1000;
+        for (const auto &[key, value] : pairs) {
+            entry.recordUserMetadata(key, value);
+        }
+        std::lock_guard<std::mutex> guard(state.mutex);
+        state.annotations.push_back(std::move(entry));
+        state.trim();
+    }
+
+    void pushCompileContext(std::string &context) override {
+        said.compile.push_back(context);
+    }
+
+    void popCompileContext() override {
+        if (!said.compile.empty()) {
+            said.compile.pop_back();
+        }
+    }
+
+    void setUserMetadata(const std::string &metadata) override {
+        said.metadata = metadata;
+    }
+
+    std::string getUserMetadata() override {
+        return said.metadata;
+    }
+
+    void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override {
+        std::lock_guard<std::mutex> guard(history_);
+        observers_.push_back(std::move(observer));
+    }
+
+    void attachAllocatorTraceTracker(AllocatorTraceTracker) override {
+        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoTracker);
+    }
+
+    // Other devices, other processes.
+
+    void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
+        // Gruyère's pages are open to all peers from the beginning; what others allocate by
+        // cudaMalloc is not.
+        c10::cuda::CUDAGuard guard(device);
+        const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+        if (error == cudaErrorPeerAccessAlreadyEnabled) {
+            (void)cudaGetLastError();
+        } else {
+            C10_CUDA_CHECK(error);
+        }
+    }
+
+    cudaError_t memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t size,
+                            cudaStream_t stream, bool p2p_enabled) override {
+        if (p2p_enabled || to_device == from_device) {
+            return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
+        }
+        return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
+    }
+
+    ShareableHandle shareIpcHandle(void *) override {
+        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoIpc);
+    }
+
+    std::shared_ptr<void> getIpcDevPtr(std::string) override {
+        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoIpc);
+    }
+
+private:
+    bool is_uncached() const {
+        static const bool forced = c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING");
+        return forced || !isEnabled();
+    }
+
+    static c10::DeleterFnPtr deleter(bool is_plain) {
+        return C10_UNLIKELY(is_plain) ? &delete_uncached : &delete_block;
+    }
+
+    // torch's MemPool takes its reference first and says what it wishes then: where that is
+    // refused, nobody gives the reference back but we.
+    static void give_up(DeviceIndex device, MempoolId_t id) {
+        table->pool_on_oom(device, ours(id), 0);
+        table->pool_release(device, ours(id));
+        table->empty_cache(ours(id));
+    }
+
+    static void trace_malloc(void *block) {
+        const c10::impl::PyInterpreter *python = c10::impl::GPUTrace::get_trace();
+        if (C10_UNLIKELY(python)) {
+            (*python)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(block));
+        }
+    }
+
+    static void trace_free(void *block) {
+        const c10::impl::PyInterpreter *python = c10::impl::GPUTrace::get_trace();
+        if (C10_UNLIKELY(python)) {
+            (*python)->trace_gpu_memory_deallocation(c10::kCUDA,
+                                                     reinterpret_cast<uintptr_t>(block));
+        }
+    }
+
+    void *serve(size_t size, DeviceIndex device) {
+        const CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
+        tell(stream);
+        return serve(size, device, stream.stream());
+    }
+
+    void *serve(size_t size, DeviceIndex device, cudaStream_t stream) {
+        const Noted noted(RecordContext::STATE);
+        void *block = table->malloc(size, device, stream);
+        if (C10_UNLIKELY(!block)) {
+            block = serve_at_last(size, device, stream);
+        }
+        if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+            DeviceIndex on = device;
+            report(block, static_cast<int64_t>(bytes_of(block, on)), on);
+        }
+        trace_malloc(block);
         return block;
-      }
-      if (!table->is_out_of_memory()) {
-        refuse();
-      }
     }
-    const GruyereNativeFailure why = failure();
-    const std::string text = why.text;
-    const Totals now = totals(device);
-    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(size), now.allocated, now.reserved,
-                                     c10::Device(c10::kCUDA, device));
-    std::vector<OutOfMemoryObserver> observers;
-    {
-      std::lock_guard<std::mutex> guard(history_);
-      observers = observers_;
-    }
-    for (const OutOfMemoryObserver& observer : observers) {
-      observer(device, size, why.limit, why.free);
-    }
-    TORCH_CHECK_WITH(OutOfMemoryError, false, text);
-  }
 
-  static size_t bytes_of(void* block, DeviceIndex& device) {
-    int on = device;
-    const size_t bytes = table->block(block, &on);
-    device = static_cast<DeviceIndex>(on);
-    return bytes;
-  }
-
-  static void delete_block(void* block) {
-    if (!block) {
-      return;
+    // The library has refused. Others may have memory to give; else torch's own order: the
+    // profiler, the observers, the error.
+    void *serve_at_last(size_t size, DeviceIndex device, cudaStream_t stream) {
+        rethrow();
+        if (!table->is_out_of_memory()) {
+            refuse();
+        }
+        bool is_freed = false;
+        const uint64_t before = ++failures;
+        auto *callbacks = c10::FreeCudaMemoryCallbacksRegistry();
+        for (const auto &name : callbacks->Keys()) {
+            is_freed |= callbacks->Create(name)->Execute();
+        }
+        // A request of a callback's own that failed, whoever has caught it, has taken the place of
+        // this one's failure: only asking again tells it.
+        if (is_freed || failures != before) {
+            void *block = table->malloc(size, device, stream);
+            if (block) {
+                return block;
+            }
+            if (!table->is_out_of_memory()) {
+                refuse();
+            }
+        }
+        const GruyereNativeFailure why = failure();
+        const std::string text = why.text;
+        const Totals now = totals(device);
+        c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(size), now.allocated, now.reserved,
+                                         c10::Device(c10::kCUDA, device));
+        std::vector<OutOfMemoryObserver> observers;
+        {
+            std::lock_guard<std::mutex> guard(history_);
+            observers = observers_;
+        }
+        for (const OutOfMemoryObserver &observer : observers) {
+            observer(device, size, why.limit, why.free);
+        }
+        TORCH_CHECK_WITH(OutOfMemoryError, false, text);
     }
-    trace_free(block);
-    DeviceIndex device = 0;
-    const bool is_watched = c10::memoryProfilingEnabled();
-    const size_t bytes = C10_UNLIKELY(is_watched) ? bytes_of(block, device) : 0;
-    {
-      const Noted noted(RecordContext::ALL);
-      table->free(block, 0, 0, nullptr);
-    }
-    if (C10_UNLIKELY(is_watched)) {
-      report(block, -static_cast<int64_t>(bytes), device);
-    }
-  }
 
-  static void delete_uncached(void* block) {
-    trace_free(block);
-    C10_CUDA_CHECK(cudaFree(block));
-  }
+    static size_t bytes_of(void *block, DeviceIndex &device) {
+        int on = device;
+        const size_t bytes = table->block(block, &on);
+        device = static_cast<DeviceIndex>(on);
+        return bytes;
+    }
 
-  std::atomic<int> devices_{0};
-  std::atomic<bool> enabled_{true};
-  // Guards who asks for the history, and the observers.
-  std::mutex history_;
-  std::vector<OutOfMemoryObserver> observers_;
+    static void delete_block(void *block) {
+        if (!block) {
+            return;
+        }
+        trace_free(block);
+        DeviceIndex device = 0;
+        const bool is_watched = c10::memoryProfilingEnabled();
+        const size_t bytes = C10_UNLIKELY(is_watched) ? bytes_of(block, device) : 0;
+        {
+            const Noted noted(RecordContext::ALL);
+            table->free(block, 0, 0, nullptr);
+        }
+        if (C10_UNLIKELY(is_watched)) {
+            report(block, -static_cast<int64_t>(bytes), device);
+        }
+    }
+
+    static void delete_uncached(void *block) {
+        trace_free(block);
+        C10_CUDA_CHECK(cudaFree(block));
+    }
+
+    std::atomic<int> devices_{0};
+    std::atomic<bool> enabled_{true};
+    // Guards who asks for the history, and the observers.
+    std::mutex history_;
+    std::vector<OutOfMemoryObserver> observers_;
 };
 
-Gruyere* installed = nullptr;
+Gruyere *installed = nullptr;
 
 // torch's own function where it is to be had: then `torch.cuda.memory._get_current_allocator` knows
 // of the change. It is not linked to.
-void store(Gruyere* chosen) {
-  // Its owners are torch's statics, which are destroyed at exit; the object is not.
-  const std::shared_ptr<CUDAAllocator> shared(chosen, [](CUDAAllocator*) {});
-  void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
-  void *function = library
-                       ? dlsym(library,
-                               "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt"
-                               "10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")
-                       : nullptr;
-  if (function) {
-    reinterpret_cast<void (*)(const std::shared_ptr<CUDAAllocator>&)>(function)(shared);
-  }
-  allocator.store(chosen);
-  // What asks for the allocator of a type of device (torch.accelerator) does not look there.
-  c10::SetAllocator(c10::kCUDA, chosen);
+void store(Gruyere *chosen) {
+    // Its owners are torch's statics, which are destroyed at exit; the object is not.
+    const std::shared_ptr<CUDAAllocator> shared(chosen, [](CUDAAllocator *) {});
+    void *library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    void *function =
+        library
+            ? dlsym(library, "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt"
+                             "10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")
+            : nullptr;
+    if (function) {
+        reinterpret_cast<void (*)(const std::shared_ptr<CUDAAllocator> &)>(function)(shared);
+    }
+    allocator.store(chosen);
+    // What asks for the allocator of a type of device (torch.accelerator) does not look there.
+    c10::SetAllocator(c10::kCUDA, chosen);
 }
 
 } // namespace
@@ -560,33 +560,33 @@ void store(Gruyere* chosen) {
 extern "C" {
 
 // What it was built from: a shim of another build is not used.
-const char* gruyere_shim_build() {
-  return GRUYERE_SHIM_BUILD;
+const char *gruyere_shim_build() {
+    return GRUYERE_SHIM_BUILD;
 }
 
 // Makes Gruyère torch's allocator. 0; else `message`, of which `room` bytes may be written, says
 // why not, and nothing is changed.
-int gruyere_shim_install(const GruyereNativeTable* (*find)(uint32_t), char* message, size_t room) {
-  try {
-    gruyere::table = find(GRUYERE_NATIVE_VERSION);
-    TORCH_CHECK(gruyere::table && gruyere::table->size >= sizeof(GruyereNativeTable),
-                "libgruyere has no native door of version ", GRUYERE_NATIVE_VERSION);
-    TORCH_CHECK(!gruyere::installed, "the native door is installed already");
-    auto* before = c10::cuda::CUDACachingAllocator::allocator.load();
-    TORCH_CHECK(!before || !before->initialized(), "torch's allocator is in use already");
-    TORCH_CHECK(!before || before->name() != "pluggable",
-                "something has put another allocator in place before");
-    // Never destroyed: memory is freed after everything else is gone.
-    auto* chosen = new gruyere::Gruyere;
-    gruyere::store(chosen);
-    gruyere::installed = chosen;
-    return 0;
-  } catch (const c10::Error& error) {
-    std::snprintf(message, room, "%s", error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    std::snprintf(message, room, "%s", error.what());
-  }
-  return -1;
+int gruyere_shim_install(const GruyereNativeTable *(*find)(uint32_t), char *message, size_t room) {
+    try {
+        gruyere::table = find(GRUYERE_NATIVE_VERSION);
+        TORCH_CHECK(gruyere::table && gruyere::table->size >= sizeof(GruyereNativeTable),
+                    "libgruyere has no native door of version ", GRUYERE_NATIVE_VERSION);
+        TORCH_CHECK(!gruyere::installed, "the native door is installed already");
+        auto *before = c10::cuda::CUDACachingAllocator::allocator.load();
+        TORCH_CHECK(!before || !before->initialized(), "torch's allocator is in use already");
+        TORCH_CHECK(!before || before->name() != "pluggable",
+                    "something has put another allocator in place before");
+        // Never destroyed: memory is freed after everything else is gone.
+        auto *chosen = new gruyere::Gruyere;
+        gruyere::store(chosen);
+        gruyere::installed = chosen;
+        return 0;
+    } catch (const c10::Error &error) {
+        std::snprintf(message, room, "%s", error.what_without_backtrace());
+    } catch (const std::exception &error) {
+        std::snprintf(message, room, "%s", error.what());
+    }
+    return -1;
 }
 
 // Whether it still is.

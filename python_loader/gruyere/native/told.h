@@ -17,134 +17,121 @@ constexpr uint32_t kAllocated = 1;
 
 // What lies where on a device; empty where nothing was ever allocated.
 class Snapshot {
- public:
-  template <class T>
-  struct Range {
-    const T* first;
-    size_t count;
-    const T* begin() const {
-      return first;
+public:
+    template <class T> struct Range {
+        const T *first;
+        size_t count;
+        const T *begin() const {
+            return first;
+        }
+        const T *end() const {
+            return first + count;
+        }
+    };
+
+    explicit Snapshot(DeviceIndex device) : taken_(table->snapshot(device)) {
+        TORCH_INTERNAL_ASSERT(!taken_ || (taken_->segment_size == sizeof(GruyereSegment) &&
+                                          taken_->block_size == sizeof(GruyereBlock)),
+                              "another version of libgruyere");
     }
-    const T* end() const {
-      return first + count;
+    ~Snapshot() {
+        table->snapshot_free(taken_);
     }
-  };
+    Snapshot(const Snapshot &) = delete;
+    Snapshot &operator=(const Snapshot &) = delete;
 
-  explicit Snapshot(DeviceIndex device) : taken_(table->snapshot(device)) {
-      TORCH_INTERNAL_ASSERT(!taken_ || (taken_->segment_size == sizeof(GruyereSegment) &&
-                                        taken_->block_size == sizeof(GruyereBlock)),
-                            "another version of libgruyere");
-  }
-  ~Snapshot() {
-    table->snapshot_free(taken_);
-  }
-  Snapshot(const Snapshot&) = delete;
-  Snapshot& operator=(const Snapshot&) = delete;
+    Range<GruyereSegment> segments() const {
+        return taken_ ? Range<GruyereSegment>{taken_->segments, taken_->segment_count}
+                      : Range<GruyereSegment>{nullptr, 0};
+    }
+    Range<GruyereBlock> blocks(const GruyereSegment &segment) const {
+        return {taken_->blocks + segment.first_block, segment.block_count};
+    }
 
-  Range<GruyereSegment> segments() const {
-      return taken_ ? Range<GruyereSegment>{taken_->segments, taken_->segment_count}
-                    : Range<GruyereSegment>{nullptr, 0};
-  }
-  Range<GruyereBlock> blocks(const GruyereSegment& segment) const {
-    return {taken_->blocks + segment.first_block, segment.block_count};
-  }
-
- private:
-  GruyereSnapshot* taken_;
+private:
+    GruyereSnapshot *taken_;
 };
 
 using Origins = std::unordered_map<uint64_t, std::shared_ptr<c10::GatheredContext>>;
 
 GruyereTorchStats numbers(DeviceIndex device) {
-  GruyereTorchStats stats{};
-  stats.size = sizeof(stats);
-  check_device(table->torch_stats(device, &stats), device);
-  return stats;
+    GruyereTorchStats stats{};
+    stats.size = sizeof(stats);
+    check_device(table->torch_stats(device, &stats), device);
+    return stats;
 }
 
-void copy(const GruyereStat (&from)[3], c10::CachingAllocator::StatArray& to) {
-  for (size_t pool = 0; pool < to.size(); ++pool) {
-    to[pool].current = from[pool].current;
-    to[pool].peak = from[pool].peak;
-    to[pool].allocated = from[pool].allocated;
-    to[pool].freed = from[pool].freed;
-  }
+void copy(const GruyereStat (&from)[3], c10::CachingAllocator::StatArray &to) {
+    for (size_t pool = 0; pool < to.size(); ++pool) {
+        to[pool].current = from[pool].current;
+        to[pool].peak = from[pool].peak;
+        to[pool].allocated = from[pool].allocated;
+        to[pool].freed = from[pool].freed;
+    }
 }
 
 TraceEntry::Action action_of(uint32_t action) {
-  // In the order of GruyereHistoryEntry.
-  constexpr TraceEntry::Action kActions[] = {
-      TraceEntry::ALLOC,
-      TraceEntry::FREE_REQUESTED,
-      TraceEntry::FREE_COMPLETED,
-      TraceEntry::SEGMENT_ALLOC,
-      TraceEntry::SEGMENT_FREE,
-      TraceEntry::OOM,
-      TraceEntry::SEGMENT_MAP,
-      TraceEntry::SEGMENT_UNMAP};
-  TORCH_INTERNAL_ASSERT(action < std::size(kActions), "another version of libgruyere");
-  return kActions[action];
+    // In the order of GruyereHistoryEntry.
+    constexpr TraceEntry::Action kActions[] = {
+        TraceEntry::ALLOC,         TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED,
+        TraceEntry::SEGMENT_ALLOC, TraceEntry::SEGMENT_FREE,   TraceEntry::OOM,
+        TraceEntry::SEGMENT_MAP,   TraceEntry::SEGMENT_UNMAP};
+    TORCH_INTERNAL_ASSERT(action < std::size(kActions), "another version of libgruyere");
+    return kActions[action];
 }
 
-void collect(SnapshotInfo& info, Origins& origins, bool include_traces) {
-  GruyereNativeHistory* taken = table->history();
-  if (!taken) {
-    return;
-  }
-  const std::unique_ptr<GruyereNativeHistory, decltype(table->history_free)> owner(
-      taken, table->history_free);
-  const GruyereHistory& noted = *taken->noted;
-  TORCH_INTERNAL_ASSERT(noted.entry_size == sizeof(GruyereHistoryEntry) &&
-                            noted.origin_size == sizeof(GruyereOrigin),
-                        "another version of libgruyere");
-  for (size_t at = 0; at < noted.origin_count; ++at) {
-    if (const auto* context = static_cast<const Context*>(taken->origin_contexts[at])) {
-      origins.emplace(noted.origins[at].address, context->gathered);
+void collect(SnapshotInfo &info, Origins &origins, bool include_traces) {
+    GruyereNativeHistory *taken = table->history();
+    if (!taken) {
+        return;
     }
-  }
-  if (!include_traces) {
-    return;
-  }
-  std::vector<TraceEntry::Action> skipped;
-  {
-    std::lock_guard<std::mutex> guard(recording().mutex);
-    skipped = recording().skipped;
-  }
-  const bool has_contexts = recording().when.load() >= RecordContext::ALLOC;
-  // Where frees of which nothing was gathered are told to come from, as torch does it: where their
-  // block came from.
-  std::unordered_map<uint64_t, std::shared_ptr<c10::GatheredContext>> allocated;
-  for (size_t at = 0; at < noted.entry_count; ++at) {
-    const GruyereHistoryEntry& from = noted.entries[at];
-    const TraceEntry::Action action = action_of(from.action);
-    const auto* context = static_cast<const Context*>(taken->entry_contexts[at]);
-    std::shared_ptr<c10::GatheredContext> gathered = context && has_contexts ? context->gathered
-                                                                             : nullptr;
-    if (has_contexts && action == TraceEntry::ALLOC) {
-      allocated[from.address] = gathered;
-    } else if (has_contexts && !gathered &&
-               (action == TraceEntry::FREE_REQUESTED || action == TraceEntry::FREE_COMPLETED)) {
-        const auto of = allocated.find(from.address);
-        gathered = of == allocated.end() ? nullptr : of->second;
+    const std::unique_ptr<GruyereNativeHistory, decltype(table->history_free)> owner(
+        taken, table->history_free);
+    const GruyereHistory &noted = *taken->noted;
+    TORCH_INTERNAL_ASSERT(noted.entry_size == sizeof(GruyereHistoryEntry) &&
+                              noted.origin_size == sizeof(GruyereOrigin),
+                          "another version of libgruyere");
+    for (size_t at = 0; at < noted.origin_count; ++at) {
+        if (const auto *context = static_cast<const Context *>(taken->origin_contexts[at])) {
+            origins.emplace(noted.origins[at].address, context->gathered);
+        }
     }
-    if (from.device >= info.device_traces.size() ||
-        std::count(skipped.begin(), skipped.end(), action)) {
-        continue;
+    if (!include_traces) {
+        return;
     }
-    TraceEntry to(
-        action,
-        static_cast<DeviceIndex>(from.device),
-        from.address,
-        from.bytes,
-        reinterpret_cast<void*>(from.stream),
-        MempoolId_t{0, 0},
-        0,
-        std::move(gathered),
-        context ? context->compile : "N/A",
-        context ? context->metadata : "");
-    to.time_.t_ = static_cast<c10::time_t>(from.time);
-    info.device_traces[from.device].push_back(std::move(to));
-  }
+    std::vector<TraceEntry::Action> skipped;
+    {
+        std::lock_guard<std::mutex> guard(recording().mutex);
+        skipped = recording().skipped;
+    }
+    const bool has_contexts = recording().when.load() >= RecordContext::ALLOC;
+    // Where frees of which nothing was gathered are told to come from, as torch does it: where
+    // their block came from.
+    std::unordered_map<uint64_t, std::shared_ptr<c10::GatheredContext>> allocated;
+    for (size_t at = 0; at < noted.entry_count; ++at) {
+        const GruyereHistoryEntry &from = noted.entries[at];
+        const TraceEntry::Action action = action_of(from.action);
+        const auto *context = static_cast<const Context *>(taken->entry_contexts[at]);
+        std::shared_ptr<c10::GatheredContext> gathered =
+            context && has_contexts ? context->gathered : nullptr;
+        if (has_contexts && action == TraceEntry::ALLOC) {
+            allocated[from.address] = gathered;
+        } else if (has_contexts && !gathered &&
+                   (action == TraceEntry::FREE_REQUESTED || action == TraceEntry::FREE_COMPLETED)) {
+            const auto of = allocated.find(from.address);
+            gathered = of == allocated.end() ? nullptr : of->second;
+        }
+        if (from.device >= info.device_traces.size() ||
+            std::count(skipped.begin(), skipped.end(), action)) {
+            continue;
+        }
+        TraceEntry to(action, static_cast<DeviceIndex>(from.device), from.address, from.bytes,
+                      reinterpret_cast<void *>(from.stream), MempoolId_t{0, 0}, 0,
+                      std::move(gathered), context ? context->compile : "N/A",
+                      context ? context->metadata : "");
+        to.time_.t_ = static_cast<c10::time_t>(from.time);
+        info.device_traces[from.device].push_back(std::move(to));
+    }
 }
 
 void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, MempoolId_t only,
@@ -152,7 +139,9 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
     const Snapshot taken(device);
     for (const GruyereSegment &from : taken.segments()) {
         const MempoolId_t pool{from.pool_first, from.pool_second};
-        if (only != MempoolId_t{0, 0} && pool != only) { continue; }
+        if (only != MempoolId_t{0, 0} && pool != only) {
+            continue;
+        }
         SegmentInfo to;
         to.device = device;
         to.address = from.address;
@@ -178,7 +167,9 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
                 is_of_one = is_of_one && (to.active_size == block.bytes || of == stream);
                 stream = of;
                 const auto origin = origins.find(block.address);
-                if (origin != origins.end()) { info.context_when_allocated = origin->second; }
+                if (origin != origins.end()) {
+                    info.context_when_allocated = origin->second;
+                }
             }
             to.blocks.push_back(std::move(info));
         }
@@ -187,17 +178,17 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
     }
 }
 
-void add_settings(AllocatorConfigInfo& to) {
-  using General = c10::CachingAllocator::AcceleratorAllocatorConfig;
-  to.garbage_collection_threshold = General::garbage_collection_threshold();
-  to.max_split_size = General::max_split_size();
-  to.pinned_num_register_threads = CUDAAllocatorConfig::pinned_num_register_threads();
-  to.expandable_segments = General::use_expandable_segments();
-  to.release_lock_on_malloc = CUDAAllocatorConfig::release_lock_on_cudamalloc();
-  to.pinned_use_host_register = CUDAAllocatorConfig::pinned_use_cuda_host_register();
-  to.graph_capture_record_stream_reuse = CUDAAllocatorConfig::graph_capture_record_stream_reuse();
-  to.last_allocator_settings = General::last_allocator_settings();
-  to.roundup_power2_divisions = General::roundup_power2_divisions();
+void add_settings(AllocatorConfigInfo &to) {
+    using General = c10::CachingAllocator::AcceleratorAllocatorConfig;
+    to.garbage_collection_threshold = General::garbage_collection_threshold();
+    to.max_split_size = General::max_split_size();
+    to.pinned_num_register_threads = CUDAAllocatorConfig::pinned_num_register_threads();
+    to.expandable_segments = General::use_expandable_segments();
+    to.release_lock_on_malloc = CUDAAllocatorConfig::release_lock_on_cudamalloc();
+    to.pinned_use_host_register = CUDAAllocatorConfig::pinned_use_cuda_host_register();
+    to.graph_capture_record_stream_reuse = CUDAAllocatorConfig::graph_capture_record_stream_reuse();
+    to.last_allocator_settings = General::last_allocator_settings();
+    to.roundup_power2_divisions = General::roundup_power2_divisions();
 }
 
 } // namespace
