@@ -2,6 +2,7 @@
 
 mod cuda;
 mod exports;
+mod figures;
 mod gpu_bundle;
 mod header;
 mod house;
@@ -11,6 +12,8 @@ mod parts;
 mod records;
 mod runner;
 mod rust_tests;
+mod site;
+mod wheels;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -43,6 +46,16 @@ enum Arguments {
         #[arg(long, value_name = "DIR", default_value = "target/gpu-bundle")]
         out: PathBuf,
     },
+    /// Make the files of a release: wheels for x86-64 and aarch64, stripped (zig links them, which
+    /// pip fetches; `rustup target add` both), the source, checksums, notes.
+    Wheels {
+        /// Where to.
+        #[arg(long, value_name = "DIR", default_value = "target/dist")]
+        out: PathBuf,
+        /// This machine's wheel only, with its own linker and glibc.
+        #[arg(long)]
+        here: bool,
+    },
     /// Count the instructions of one malloc and one free, under callgrind.
     Instructions,
 }
@@ -53,6 +66,10 @@ enum Write {
     Header,
     /// Write the tables of the documentation.
     Docs,
+    /// Run the bench, and write its figures and its picture where README and docs give them.
+    Figures,
+    /// Check every link of the documentation, and build its site (target/site/book); needs mdBook.
+    Site,
 }
 
 /// The root of the repository.
@@ -80,7 +97,10 @@ fn main() -> ExitCode {
         Arguments::Test { all, only } => test(&root, all, only.as_deref()),
         Arguments::Write(Write::Header) => header::write(&root),
         Arguments::Write(Write::Docs) => parts::write_docs(&root),
+        Arguments::Write(Write::Figures) => figures::write(&root),
+        Arguments::Write(Write::Site) => site::write(&root),
         Arguments::GpuBundle { out } => gpu_bundle::make(&root, &out).map(|_| ()),
+        Arguments::Wheels { out, here } => wheels::make(&root, &out, here),
         Arguments::Instructions => instructions::check(&root),
     };
     match done {

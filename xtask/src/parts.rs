@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::runner::{self, Counts, Outcome, Part};
-use crate::{cuda, exports, gpu_bundle, header, house, instructions, rust_tests};
+use crate::{
+    cuda, exports, figures, gpu_bundle, header, house, instructions, rust_tests, site, wheels,
+};
 
 /// A command in the repository's root.
 fn command(root: &Path, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
@@ -28,16 +30,20 @@ pub fn all(root: &Path) -> Vec<Part> {
     let slow = |name, run| Part { name, run: at(run), only_with_all: true };
     vec![
         part("house", |root| check(house::check(root))),
+        part("links", |root| check(site::check_links(root))),
+        slow("site", site::part),
         part("header", |root| check(header::check(root))),
         part("cuda headers", cuda::part),
         part("rust tests", rust_tests::part),
         part("exports", |root| check(exports::check(root))),
+        slow("figures", |root| check(figures::check(root))),
         slow("starts", starts),
         part("memcheck", memcheck),
         part("loom", loom),
         part("instructions", count_instructions),
         slow("prometheus", prometheus),
         slow("gpu rehearsal", |root| check(gpu_bundle::rehearse(root))),
+        slow("release", |root| check(wheels::check(root))),
         slow("pytorch", |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
         }),

@@ -30,6 +30,7 @@ Neue',Arial,sans-serif;font-size:14px;fill:#57606a}\
 .n{font-variant-numeric:tabular-nums;font-weight:600}.bg{fill:#fff;stroke:#d8dee4}\
 .g{stroke:#d8dee4;fill:none}\
 .l{fill:#e3e8ee}.k{fill:none;stroke-width:1.8;stroke-linejoin:round}\
+.p{fill:none;stroke:#57606a;stroke-width:1.4;stroke-dasharray:5 4}\
 .c0{stroke:#8a94a6}.c1{stroke:#3d7fd6}.c2{stroke:#e08a00;stroke-width:2.6}.c3{stroke:#b0408c}\
 .c4{stroke:#2f9e6e}.c5{stroke:#7a5bd0}\
 .f0{fill:#6b7687}.f1{fill:#2f6cc0}.f2{fill:#b86e00}.f3{fill:#b0408c}.f4{fill:#2f9e6e}\
@@ -37,7 +38,7 @@ Neue',Arial,sans-serif;font-size:14px;fill:#57606a}\
 .b0{fill:#8a94a6}.b1{fill:#3d7fd6}.b2{fill:#e08a00}.b3{fill:#b0408c}.b4{fill:#2f9e6e}\
 .b5{fill:#7a5bd0}\
 @media(prefers-color-scheme:dark){text{fill:#9198a1}.t,.h{fill:#f0f6fc}.bg{fill:#0d1117;\
-stroke:#30363d}.g{stroke:#30363d}.l{fill:#262c35}\
+stroke:#30363d}.g{stroke:#30363d}.l{fill:#262c35}.p{stroke:#9198a1}\
 .c0{stroke:#7d8796}.c1{stroke:#58a0f5}.c2{stroke:#ffb52e}.c3{stroke:#e07fc1}.c4{stroke:#56d39b}\
 .c5{stroke:#a78bfa}\
 .f0{fill:#9aa4b2}.f1{fill:#79b4ff}.f2{fill:#ffc04d}.f3{fill:#e07fc1}.f4{fill:#56d39b}\
@@ -78,8 +79,8 @@ pub fn draw(report: &Report) -> String {
     );
     let _ = writeln!(
         svg,
-        "<text x=\"{MARGIN}\" y=\"63\">Reserved over each run, against what is live. Under each \
-         name: peak reserved / peak live.</text>"
+        "<text x=\"{MARGIN}\" y=\"63\">Reserved over each run, against what is live; dashed: the \
+         peak of live. Under each name: peak reserved / peak live.</text>"
     );
     for (index, trace) in report.traces.iter().enumerate() {
         let (x, y) = place(index);
@@ -123,6 +124,13 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
         let _ = writeln!(svg, "<path class=\"g\" d=\"M0 {line}H{PANEL_WIDTH}\"/>");
     }
     let _ = writeln!(svg, "<path class=\"l\" d=\"{}V{PLOT}H0Z\"/>", steps(&trace.live_curve, top));
+    // Most peaks of live are shorter than a point of the curve is wide: without its line, nobody
+    // could see what the ratios compare.
+    let _ = writeln!(
+        svg,
+        "<path class=\"p\" d=\"M0 {:.1}H{PANEL_WIDTH}\"/>",
+        height_of(trace.peak_live, top)
+    );
     // Gruyère as it comes last, on top.
     let mut runs: Vec<_> = trace.runs.iter().enumerate().collect();
     runs.sort_by_key(|(_, run)| run.conf.as_deref() == Some(""));
@@ -144,13 +152,17 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
     );
 }
 
+/// Where `bytes` is drawn in a plot that ends at `top`, from the plot's upper edge.
+fn height_of(bytes: u64, top: u64) -> f64 {
+    PLOT as f64 - bytes as f64 / top as f64 * PLOT as f64
+}
+
 /// A path of steps, a point of `curve` each, with what does not move left out.
 fn steps(curve: &[u64], top: u64) -> String {
-    let scale = |bytes: u64| PLOT as f64 - bytes as f64 / top as f64 * PLOT as f64;
     let mut path = String::new();
     let mut last = String::new();
     for (index, &bytes) in curve.iter().enumerate() {
-        let y = format!("{:.1}", scale(bytes));
+        let y = format!("{:.1}", height_of(bytes, top));
         let x = index as f64 * PANEL_WIDTH as f64 / curve.len() as f64;
         if index == 0 {
             let _ = write!(path, "M0 {y}");
@@ -198,7 +210,9 @@ fn legend(svg: &mut String, x: usize, y: usize, report: &Report) {
         "<rect class=\"l\" x=\"0\" y=\"{}\" width=\"22\" height=\"12\" rx=\"3\"/>",
         row - 10
     );
-    let _ = writeln!(svg, "<text x=\"30\" y=\"{row}\">live</text></g>");
+    let _ = writeln!(svg, "<text x=\"30\" y=\"{row}\">live</text>");
+    let _ = writeln!(svg, "<path class=\"p\" d=\"M84 {}h22\"/>", row - 4);
+    let _ = writeln!(svg, "<text x=\"114\" y=\"{row}\">its peak</text></g>");
 }
 
 fn legend_row(index: usize) -> usize {

@@ -4,6 +4,7 @@
 //!
 //! - rows of Markdown tables, in comments too;
 //! - code blocks of Markdown pages: commands that are copied, and what they print;
+//! - marks in Markdown (`<!-- figure: NAME -->`), which no reader of a page sees, count nothing;
 //! - lines with a word of more than 80 characters: an address, a mangled name, a test's name.
 //!
 //! There is no mark that lets a line pass: test data is broken as other text is.
@@ -70,7 +71,7 @@ fn long_lines(ending: &str, text: &str) -> Vec<(usize, usize)> {
     let mut long = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let is_code = ending == "md" && page.is_code(line);
-        let columns = line.chars().count();
+        let columns = line.chars().count() - if ending == "md" { marks(line) } else { 0 };
         let is_broken_by = |word: &str| word.chars().count() > WORD;
         let may_be = is_code || is_row(ending, line) || line.split_whitespace().any(is_broken_by);
         if columns > WIDTH && !may_be {
@@ -78,6 +79,19 @@ fn long_lines(ending: &str, text: &str) -> Vec<(usize, usize)> {
         }
     }
     long
+}
+
+/// The characters of a line's marks.
+fn marks(line: &str) -> usize {
+    let mut count = 0;
+    let mut rest = line;
+    while let Some((_, from)) = rest.split_once("<!-- ")
+        && let Some((mark, after)) = from.split_once(" -->")
+    {
+        count += "<!-- ".len() + mark.chars().count() + " -->".len();
+        rest = after;
+    }
+    count
 }
 
 /// Whether `line` is a row of a Markdown table.
@@ -176,6 +190,14 @@ mod tests {
         assert_eq!(numbers("md", &format!("at https://{}", "a/".repeat(60))), NONE);
         assert_eq!(numbers("rs", &format!("fn {}() {{", "a_".repeat(50))), NONE);
         assert_eq!(numbers("rs", &format!("let name = \"{}\";", long_words(100))), [1]);
+    }
+
+    #[test]
+    fn marks_of_a_page_count_nothing() {
+        let (mark, prose) = ("<!-- figure: holds -->1<!-- . -->", long_words(90));
+        assert_eq!(numbers("md", &format!("{prose} {mark} {mark}\n")), NONE);
+        assert_eq!(numbers("md", &format!("{prose} {mark} and still more\n")), [1]);
+        assert_eq!(numbers("rs", &format!("// {prose} {mark}\n")), [1]);
     }
 
     #[test]

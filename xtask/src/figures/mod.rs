@@ -1,0 +1,176 @@
+//! The figures that README and docs give: measured by `gruyere bench --fit --timeline`, kept in
+//! `benches/results/figures.json`, and written between marks of the pages, so that none of them
+//! is older than the last measurement.
+//!
+//! All of them repeat to the byte on any machine (they are of the traces, the stand-in's books and
+//! its virtual clock), so the test measures again and compares.
+
+mod pages;
+mod tables;
+
+use serde_json::Value;
+use std::path::Path;
+
+use crate::parts::{cargo, succeed};
+
+/// What was measured last.
+const KEPT: &str = "benches/results/figures.json";
+/// The picture that the bench draws.
+const PICTURE: &str = "docs/bench.svg";
+/// Where a run writes its own.
+const FRESH: &str = "target/figures";
+
+/// One allocator on one trace.
+struct Run {
+    /// As the bench calls it: `torch`, `expandable`, `gruyere`.
+    allocator: String,
+    /// Bytes.
+    peak_reserved: u64,
+    /// Peak reserved over peak live.
+    hold: f64,
+    /// Smallest device that completes over peak live.
+    fit: f64,
+    /// `hold` where kernels take time.
+    hold_on_time: f64,
+    /// End of the device's work over that with an allocator that costs nothing.
+    device_end: f64,
+    /// Calls of the driver.
+    driver_calls: u64,
+}
+
+/// One trace.
+struct Trace {
+    name: String,
+    /// Bytes.
+    peak_live: u64,
+    runs: Vec<Run>,
+}
+
+/// `cargo xtask figures`: measures, and writes what is kept, the picture and the pages.
+pub fn write(root: &Path) -> Result<(), String> {
+    let report = measure(root)?;
+    put(&root.join(KEPT), &kept(&report)?)?;
+    put(&root.join(PICTURE), &text(&root.join(FRESH).join("bench.svg"))?)?;
+    for (path, text) in pages::fresh(root, &traces(&report)?)? {
+        put(&path, &text)?;
+    }
+    Ok(())
+}
+
+/// The part of the test run: what is kept is what is measured now, and the pages say it.
+pub fn check(root: &Path) -> Result<(), String> {
+    let report = measure(root)?;
+    let last = read(&root.join(KEPT))?;
+    let mut stale = Vec::new();
+    if last["figures"].as_array() != Some(&figures(&report)?) {
+        stale.push(KEPT.to_owned());
+    }
+    if text(&root.join(PICTURE))? != text(&root.join(FRESH).join("bench.svg"))? {
+        stale.push(PICTURE.to_owned());
+    }
+    for (path, fresh) in pages::fresh(root, &traces(&report)?)? {
+        if text(&path)? != fresh {
+            stale.push(path.display().to_string());
+        }
+    }
+    if stale.is_empty() {
+        return Ok(());
+    }
+    Err(format!("older than what is measured now: {}; `cargo xtask figures`", stale.join(", ")))
+}
+
+/// The report of a run of now.
+fn measure(root: &Path) -> Result<Value, String> {
+    let bench = ["run", "--release", "--quiet", "--locked", "--package", "gruyere-cli", "--"];
+    let options = ["bench", "--fit", "--timeline", "--out", FRESH];
+    succeed(cargo(root, &bench).args(options))?;
+    read(&root.join(FRESH).join("bench.json"))
+}
+
+fn text(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn read(path: &Path) -> Result<Value, String> {
+    serde_json::from_str(&text(path)?).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn put(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// What is kept of a report: when and where it was measured, and its figures, a run a line.
+fn kept(report: &Value) -> Result<String, String> {
+    let head = serde_json::json!({
+        "command": "gruyere bench --fit --timeline", "date": report["date"],
+        "git_commit": report["git_commit"], "machine": report["machine"],
+    });
+    let lines: Vec<_> = figures(report)?.iter().map(Value::to_string).collect();
+    Ok(format!("{{\n\"measured\": {head},\n\"figures\": [\n{}\n]\n}}\n", lines.join(",\n")))
+}
+
+/// The figures of a report, a run each.
+fn figures(report: &Value) -> Result<Vec<Value>, String> {
+    let figures = |trace: &Trace| {
+        let one = |run: &Run| {
+            serde_json::json!({
+                "trace": trace.name, "peak_live": trace.peak_live, "allocator": run.allocator,
+                "peak_reserved": run.peak_reserved, "hold": short(run.hold),
+                "fit": short(run.fit), "hold_on_time": short(run.hold_on_time),
+                "device_end": short(run.device_end),
+                "driver_calls": run.driver_calls,
+            })
+        };
+        trace.runs.iter().map(one).collect::<Vec<_>>()
+    };
+    Ok(traces(report)?.iter().flat_map(figures).collect())
+}
+
+/// So many digits as a reader of JSON gives back unchanged.
+fn short(ratio: f64) -> f64 {
+    (ratio * 1e6).round() / 1e6
+}
+
+/// The traces of a report.
+fn traces(report: &Value) -> Result<Vec<Trace>, String> {
+    let list = |value: &Value, what: &str| {
+        value[what].as_array().cloned().ok_or_else(|| format!("bench.json: no list {what:?}"))
+    };
+    let trace = |trace: &Value| {
+        Ok(Trace {
+            name: word(trace, "trace")?,
+            peak_live: count(trace, "peak_live")?,
+            runs: list(trace, "runs")?.iter().map(run).collect::<Result<_, String>>()?,
+        })
+    };
+    list(report, "traces")?.iter().map(trace).collect()
+}
+
+fn run(run: &Value) -> Result<Run, String> {
+    let time = &run["timeline"];
+    Ok(Run {
+        allocator: word(run, "allocator")?,
+        peak_reserved: count(run, "peak_reserved")?,
+        hold: number(run, "hold_ratio")?,
+        fit: number(run, "fit_ratio")?,
+        hold_on_time: number(time, "hold_ratio")?,
+        device_end: number(time, "device_end_ns")? / number(time, "perfect_end_ns")?,
+        driver_calls: count(run, "driver_calls")?,
+    })
+}
+
+fn missing(what: &str) -> String {
+    format!("bench.json: no {what:?} where one belongs")
+}
+
+fn word(value: &Value, what: &str) -> Result<String, String> {
+    value[what].as_str().map(str::to_owned).ok_or_else(|| missing(what))
+}
+
+fn count(value: &Value, what: &str) -> Result<u64, String> {
+    value[what].as_u64().ok_or_else(|| missing(what))
+}
+
+fn number(value: &Value, what: &str) -> Result<f64, String> {
+    value[what].as_f64().ok_or_else(|| missing(what))
+}

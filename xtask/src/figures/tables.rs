@@ -1,0 +1,198 @@
+//! What the marks of the pages stand for.
+
+use super::{Run, Trace};
+use std::fmt::Write as _;
+
+/// The allocators, as the bench calls them and as people do.
+const ALLOCATORS: [(&str, &str); 3] = [
+    ("torch", "torch, default"),
+    ("expandable", "torch, expandable segments"),
+    ("gruyere", "**Gruyère**"),
+];
+
+/// What stands between the marks of `name`; `None`: there is no such figure.
+pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
+    let known = |allocator: &str| ALLOCATORS.iter().any(|(name, _)| *name == allocator);
+    match name.split_once(' ').unwrap_or((name, "")) {
+        ("holds", "") => Some(holds(traces)),
+        ("everything", "") => Some(everything(traces)),
+        ("summary", "") => Some(summary(traces)),
+        ("excess", allocator) if known(allocator) => Some(range(excesses(traces, allocator))),
+        ("held-more-than", allocator) if known(allocator) => {
+            Some(worse(traces, allocator, |run| run.hold))
+        }
+        ("fits-larger-than", allocator) if known(allocator) => {
+            Some(worse(traces, allocator, |run| run.fit))
+        }
+        _ => None,
+    }
+}
+
+fn runs<'a>(traces: &'a [Trace], allocator: &'a str) -> impl Iterator<Item = &'a Run> {
+    let all = traces.iter().flat_map(|trace| &trace.runs);
+    all.filter(move |run| run.allocator == allocator)
+}
+
+/// Percent that is held beyond the peak of live.
+fn excesses(traces: &[Trace], allocator: &str) -> Vec<f64> {
+    runs(traces, allocator).map(|run| (run.hold - 1.0) * 100.0).collect()
+}
+
+fn least(values: &[f64]) -> f64 {
+    values.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+fn most(values: &[f64]) -> f64 {
+    values.iter().copied().fold(f64::NEG_INFINITY, f64::max)
+}
+
+fn range(percents: Vec<f64>) -> String {
+    format!("{} to {}", percent(least(&percents)), percent(most(&percents)))
+}
+
+/// Two digits that say something.
+fn percent(value: f64) -> String {
+    if value < 9.95 { format!("{value:.1}%") } else { format!("{value:.0}%") }
+}
+
+/// The traces on which Gruyère's figure is above `other`'s, as it is printed.
+fn worse(traces: &[Trace], other: &str, of: impl Fn(&Run) -> f64) -> String {
+    let one = |trace: &Trace, allocator: &str| {
+        let run = trace.runs.iter().find(|run| run.allocator == allocator)?;
+        // As the table shows it: what nobody can see there is no difference.
+        Some((of(run) * 1000.0).round())
+    };
+    let worse: Vec<String> = traces
+        .iter()
+        .filter(|trace| one(trace, "gruyere") > one(trace, other))
+        .map(|trace| format!("`{}`", trace.name))
+        .collect();
+    match worse.split_last() {
+        None => "no trace".to_owned(),
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
+}
+
+/// One row a trace: what each allocator holds beyond the peak of live.
+fn holds(traces: &[Trace]) -> String {
+    let mut table = "\n\n| trace | peak live |".to_owned();
+    ALLOCATORS.iter().for_each(|(_, name)| {
+        let _ = write!(table, " {name} |");
+    });
+    table.push_str("\n|---|---:|---:|---:|---:|\n");
+    for trace in traces {
+        let _ = write!(table, "| {} | {} GiB |", trace.name, gib(trace.peak_live));
+        for (allocator, _) in ALLOCATORS {
+            let run = trace.runs.iter().find(|run| run.allocator == allocator);
+            let excess = run.map_or("-".into(), |run| percent((run.hold - 1.0) * 100.0));
+            let _ = write!(table, " +{excess} |");
+        }
+        table.push('\n');
+    }
+    table + "\n"
+}
+
+/// A row an allocator, over all traces.
+fn summary(traces: &[Trace]) -> String {
+    let mut table = "\n\n| allocator | held beyond live | on average | fit |\n\
+                     |---|---:|---:|---:|\n"
+        .to_owned();
+    for (allocator, name) in ALLOCATORS {
+        let excesses = excesses(traces, allocator);
+        let fits: Vec<f64> = runs(traces, allocator).map(|run| run.fit).collect();
+        let mean = excesses.iter().sum::<f64>() / excesses.len().max(1) as f64;
+        let (excess, mean) = (range(excesses), percent(mean));
+        let (least, most) = (least(&fits), most(&fits));
+        let _ = writeln!(table, "| {name} | {excess} | {mean} | {least:.3} to {most:.3} |");
+    }
+    table + "\n"
+}
+
+/// Every figure, a row an allocator and trace.
+fn everything(traces: &[Trace]) -> String {
+    let mut table =
+        "\n\n| trace | allocator | peak live | peak reserved | hold | fit | hold on time \
+                     | device end | driver calls |\n|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
+            .to_owned();
+    for trace in traces {
+        for (index, run) in trace.runs.iter().enumerate() {
+            let (name, live) = match index {
+                0 => (trace.name.as_str(), gib(trace.peak_live)),
+                _ => ("", String::new()),
+            };
+            let allocator = ALLOCATORS.iter().find(|(name, _)| *name == run.allocator);
+            let _ = writeln!(
+                table,
+                "| {name} | {} | {live} | {} | {:.4} | {:.3} | {:.2} | {:+.2}% | {} |",
+                allocator.map_or(run.allocator.as_str(), |(_, name)| name),
+                gib(run.peak_reserved),
+                run.hold,
+                run.fit,
+                run.hold_on_time,
+                (run.device_end - 1.0) * 100.0,
+                thousands(run.driver_calls),
+            );
+        }
+    }
+    table + "\n"
+}
+
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&[u8]> = digits.as_bytes().rchunks(3).rev().collect();
+    let groups = groups.into_iter().map(|group| String::from_utf8_lossy(group));
+    groups.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(allocator: &str, hold: f64, fit: f64) -> Run {
+        let allocator = allocator.to_owned();
+        let (hold_on_time, device_end) = (hold, 1.02);
+        let peak_reserved = (hold * (1u64 << 30) as f64) as u64;
+        Run { allocator, peak_reserved, hold, fit, hold_on_time, device_end, driver_calls: 1234567 }
+    }
+
+    fn two() -> Vec<Trace> {
+        [("a", 1.5, 1.01, 1.004), ("b", 1.029, 1.0, 1.007)]
+            .map(|(name, torch, expandable, ours)| Trace {
+                name: name.to_owned(),
+                peak_live: 1 << 30,
+                runs: vec![
+                    run("torch", torch, 1.02),
+                    run("expandable", expandable, 1.0),
+                    run("gruyere", ours, 1.001),
+                ],
+            })
+            .into()
+    }
+
+    #[test]
+    fn a_figure_is_computed_from_the_runs() {
+        let of = |name| figure(name, &two());
+        assert_eq!(of("excess torch").unwrap(), "2.9% to 50%");
+        assert_eq!(of("excess gruyere").unwrap(), "0.4% to 0.7%");
+        assert_eq!(of("held-more-than expandable").unwrap(), "`b`");
+        assert_eq!(of("held-more-than torch").unwrap(), "no trace");
+        assert_eq!(of("fits-larger-than expandable").unwrap(), "`a` and `b`");
+        assert_eq!((of("excess nobody"), of("weather")), (None, None));
+    }
+
+    #[test]
+    fn tables_have_a_row_for_each_trace_and_run() {
+        assert!(holds(&two()).contains("| b | 1.00 GiB | +2.9% | +0.0% | +0.7% |\n"));
+        let row = "| torch, default | 2.9% to 50% | 26% | 1.020 to 1.020 |\n";
+        assert!(summary(&two()).contains(row), "{}", summary(&two()));
+        let everything = everything(&two());
+        assert_eq!(everything.lines().count(), 4 + 6 + 1);
+        let row = "|  | **Gruyère** |  | 1.00 | 1.0040 | 1.001 | 1.00 | +2.00% | 1,234,567 |";
+        assert!(everything.contains(row), "{everything}");
+    }
+}

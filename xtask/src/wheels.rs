@@ -1,0 +1,131 @@
+//! `cargo xtask wheels`: what a release is made of. Wheels for pip, the source, their checksums,
+//! and the notes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::parts::{output, succeed};
+
+/// Machines that wheels are for, and the oldest glibc: that of torch's own wheels.
+const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu.2.28", "aarch64-unknown-linux-gnu.2.28"];
+/// The most that a wheel may have, bytes: it is stripped.
+const MOST: u64 = 7_000_000;
+/// Where a release's files are made, for the part of the test run.
+const OUT: &str = "target/dist";
+
+/// Makes all files of a release under `out`: wheels for all machines, or for this one (`here`),
+/// which needs neither zig nor another machine's Rust.
+pub fn make(root: &Path, out: &Path, here: bool) -> Result<(), String> {
+    let out = root.join(out);
+    let wrong = |error: std::io::Error| format!("{}: {error}", out.display());
+    if out.exists() {
+        std::fs::remove_dir_all(&out).map_err(wrong)?;
+    }
+    std::fs::create_dir_all(&out).map_err(wrong)?;
+    let python = environment(root, "target/dist-build")?;
+    let targets: &[&str] = if here { &[""] } else { &TARGETS };
+    for target in targets {
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+        pip.arg("--wheel-dir").arg(&out).arg(root.join("python_loader"));
+        succeed(pip.env("GRUYERE_WHEEL_TARGET", target))?;
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let archive = out.join(format!("gruyere-{version}.tar.gz"));
+    let mut git = Command::new("git");
+    git.args(["archive", "--format=tar.gz", "HEAD", "--output"]).arg(&archive);
+    succeed(git.arg(format!("--prefix=gruyere-{version}/")).current_dir(root))?;
+    let notes = notes(&read(&root.join("CHANGELOG.md"))?, version)?;
+    std::fs::write(out.join("NOTES.md"), notes).map_err(wrong)?;
+    let mut names = files(&out)?;
+    names.retain(|name| name != "NOTES.md");
+    let sums = output(Command::new("sha256sum").args(&names).current_dir(&out))?;
+    std::fs::write(out.join("SHA256SUMS"), sums).map_err(wrong)?;
+    for name in files(&out)? {
+        let bytes = std::fs::metadata(out.join(&name)).map_err(wrong)?.len();
+        println!("{bytes:>10}  {}", out.join(&name).display());
+        if name.ends_with(".whl") && bytes > MOST {
+            return Err(format!("{name} has {bytes} bytes, at most {MOST} are wanted"));
+        }
+    }
+    Ok(())
+}
+
+/// The part of the test run: this machine's wheel, installed where there is no Rust.
+pub fn check(root: &Path) -> Result<(), String> {
+    make(root, Path::new(OUT), true)?;
+    let name = files(&root.join(OUT))?.into_iter().find(|name| name.ends_with(".whl"));
+    let wheel = root.join(OUT).join(name.ok_or("pip made no wheel")?);
+    let python = environment(root, "target/dist-user")?;
+    let path = "/usr/bin:/bin";
+    // A user's environment: nothing of ours, and no cargo to be found.
+    let user = |program: &Path| {
+        let mut command = Command::new(program);
+        command.env_clear().env("PATH", path).env("HOME", root.join("target/dist-user"));
+        command.current_dir(root.join("target"));
+        command
+    };
+    let mut pip = user(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]);
+    succeed(pip.arg("--force-reinstall").arg(&wheel))?;
+    let said = output(user(&python.with_file_name("gruyere")).arg("--version"))?;
+    if !said.contains(env!("CARGO_PKG_VERSION")) {
+        return Err(format!("the installed command says {said:?}"));
+    }
+    let asked = "from gruyere import _library; _library.library(); print('loaded')";
+    let said = output(user(&python).args(["-c", asked]))?;
+    if said.trim() == "loaded" { Ok(()) } else { Err(format!("python said {said:?}")) }
+}
+
+/// The Python of a virtual environment, made if need be.
+fn environment(root: &Path, folder: &str) -> Result<PathBuf, String> {
+    let folder = root.join(folder);
+    let python = folder.join("bin/python");
+    if !python.exists() {
+        succeed(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    }
+    Ok(python)
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The names of a folder's files, in order.
+fn files(folder: &Path) -> Result<Vec<String>, String> {
+    let wrong = |error| format!("{}: {error}", folder.display());
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(wrong)? {
+        names.push(entry.map_err(wrong)?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// What the changelog says of `version`.
+fn notes(changelog: &str, version: &str) -> Result<String, String> {
+    let heading = format!("## [{version}]");
+    let from = changelog
+        .lines()
+        .skip_while(|line| !line.starts_with(&heading))
+        .skip(1)
+        .take_while(|line| !line.starts_with("## ["));
+    let notes = from.collect::<Vec<_>>().join("\n");
+    if notes.trim().is_empty() {
+        return Err(format!("CHANGELOG.md says nothing under {heading:?}"));
+    }
+    Ok(notes.trim().to_owned() + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_notes_are_what_the_changelog_says_of_the_version() {
+        let changelog = "# Log\n\n## [0.2.0] - x\n\n- new\n- more\n\n## [0.1.0]\n\n- old\n";
+        assert_eq!(notes(changelog, "0.2.0").unwrap(), "- new\n- more\n");
+        assert_eq!(notes(changelog, "0.1.0").unwrap(), "- old\n");
+        assert!(notes(changelog, "0.3.0").unwrap_err().contains("## [0.3.0]"));
+    }
+}
