@@ -1,5 +1,5 @@
-//! The tables of the documentation are made from the code; `cargo xtask docs` (GRUYERE_BLESS=1)
-//! writes them anew.
+//! The table of the configuration is made from the code; `cargo xtask docs` (GRUYERE_BLESS=1)
+//! writes it anew.
 
 use std::path::Path;
 
@@ -16,19 +16,18 @@ fn with_table(text: &str, table: &str) -> Option<String> {
 }
 
 #[test]
-fn configuration_tables_are_the_code_s() {
+fn the_configuration_s_table_is_the_code_s() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = markdown_table();
-    for page in ["docs/configuration.md", "README.md"] {
-        let path = root.join(page);
-        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"));
-        let fresh = with_table(&text, &table)
-            .unwrap_or_else(|| panic!("{page} lacks the marks {BEGIN}{END}"));
-        if std::env::var_os("GRUYERE_BLESS").is_some() {
-            std::fs::write(&path, &fresh).unwrap();
-        } else {
-            assert!(text == fresh, "{page} is stale: run `cargo xtask docs`");
-        }
+    let page = "docs/configuration.md";
+    let path = root.join(page);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"));
+    let fresh =
+        with_table(&text, &table).unwrap_or_else(|| panic!("{page} lacks the marks {BEGIN}{END}"));
+    if std::env::var_os("GRUYERE_BLESS").is_some() {
+        std::fs::write(&path, &fresh).unwrap();
+    } else {
+        assert!(text == fresh, "{page} is stale: run `cargo xtask docs`");
     }
 }
 

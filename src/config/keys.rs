@@ -18,7 +18,7 @@ pub struct Key {
     pub name: &'static str,
     /// The default, as users would write it.
     pub default: &'static str,
-    /// What it does, for the README's table.
+    /// What it does, for docs/configuration.md's table.
     pub meaning: &'static str,
     kind: Kind,
 }
@@ -67,7 +67,7 @@ enum Kind {
 const LIFETIMES: [(&str, usize); 4] =
     [("auto", 0), ("transient", 1), ("step", 2), ("persistent", 3)];
 
-/// Every key, in the order of the README's table.
+/// Every key, in the order of docs/configuration.md's table.
 pub static KEYS: &[Key] = &[
     Key {
         name: "backing",
@@ -531,7 +531,7 @@ fn at_least(least: u64, value: &str) -> Result<Size, String> {
     if too_small { Err(format!("too small: at least {}", Size::Bytes(least))) } else { Ok(size) }
 }
 
-/// The Markdown table of all keys, as the README and docs/configuration.md show it.
+/// The Markdown table of all keys, as docs/configuration.md shows it.
 pub fn markdown_table() -> String {
     let mut table = String::from("| key | values | default | meaning |\n|---|---|---|---|\n");
     for key in KEYS {

@@ -1,8 +1,8 @@
 //! `GRUYERE_CONF`: what the user may choose, in the habit of `PYTORCH_CUDA_ALLOC_CONF`.
 //!
 //! `GRUYERE_CONF="key:value,key:value"`. The keys are data ([`keys::KEYS`]): the parser, its error
-//! messages and the table of the README are all made from that one table, so none of them can fall
-//! behind the others.
+//! messages and the table of docs/configuration.md are all made from that one table, so none of
+//! them can fall behind the others.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 pub mod dropped;
