@@ -316,7 +316,7 @@ typedef struct GruyereSegment {
   uint64_t first_block;
   // The number of its blocks.
   uint64_t block_count;
-  // 1: it is cut into blocks of up to 1 MiB only.
+  // 1: it serves blocks of up to 1 MiB, and no larger one; what is free in it does not count.
   uint32_t small;
   // 1: it grows and shrinks page by page.
   uint32_t stitched;

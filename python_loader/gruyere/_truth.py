@@ -58,6 +58,7 @@ def install() -> None:
         "_cuda_resetPeakMemoryStats": reset_peak_memory_stats,
         "_cuda_resetAccumulatedMemoryStats": reset_accumulated_memory_stats,
         "_cuda_getMemoryFraction": memory_fraction,
+        "_cuda_setMemoryFraction": set_memory_fraction,
         "_cuda_memorySnapshot": memory_snapshot,
         "_cuda_record_memory_history": _history.record,
         "_cuda_record_memory_history_legacy": _history.record_legacy,
@@ -113,6 +114,16 @@ def memory_fraction(device: int) -> float:
     so."""
     limit, total_memory = _stats(device)[-2:]
     return limit / total_memory
+
+
+def set_memory_fraction(fraction: float, device: int) -> None:
+    """Caps what may be held of the device's memory, in torch's own bounds: they are its own
+    allocator's, not torch's, and the hook of another could not say what is wrong."""
+    memory_fraction(device)
+    # As torch has it: what is no number is not between the two either.
+    if not 0 <= fraction <= 1:
+        raise RuntimeError(f"invalid fraction:{fraction:g}. Please set within [0, 1].")
+    _library.library().gruyere_memory_fraction(ctypes.c_double(fraction), ctypes.c_int(device))
 
 
 def memory_snapshot(argument: Any = None) -> dict[str, Any]:

@@ -56,6 +56,9 @@ pub(super) fn handle(stream: CudaStream) -> StreamHandle {
     StreamHandle(stream as usize)
 }
 
+/// From here on torch's own allocator refuses a size (bytes) as no program's, and asks nobody.
+const EXABYTE: u64 = 1 << 60;
+
 /// What keeps a request from being served.
 enum Refusal {
     OutOfMemory(String),
@@ -117,9 +120,12 @@ fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void 
 
 fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refusal> {
     let heap = heap().map_err(Refusal::Unavailable)?;
-    let Ok(size) = u64::try_from(size) else {
-        return Err(Refusal::Other(format!("gruyere_malloc: the size {size} is negative")));
-    };
+    // torch's sizes have no sign: a negative one is a product that has overflowed.
+    let size = size as u64;
+    if size >= EXABYTE {
+        let message = "CUDA out of memory. Tried to allocate more than 1EB memory.";
+        return Err(Refusal::OutOfMemory(message.to_owned()));
+    }
     if super::is_only_watched() {
         return Err(Refusal::Other(format!("gruyere_malloc: {ONLY_WATCHED}")));
     }

@@ -211,7 +211,7 @@ pub struct GruyereSegment {
     pub first_block: u64,
     /// The number of its blocks.
     pub block_count: u64,
-    /// 1: it is cut into blocks of up to 1 MiB only.
+    /// 1: it serves blocks of up to 1 MiB, and no larger one; what is free in it does not count.
     pub small: u32,
     /// 1: it grows and shrinks page by page.
     pub stitched: u32,
@@ -285,7 +285,7 @@ fn hold(snapshot: &Snapshot, pool_of: impl Fn(&Segment) -> PoolId) -> Box<Held> 
             pool_second,
             first_block: blocks.len() as u64,
             block_count: segment.blocks.len() as u64,
-            small: segment.small.into(),
+            small: segment.is_small().into(),
             stitched: segment.stitched.into(),
         });
         blocks.extend(segment.blocks.iter().map(|block| GruyereBlock {

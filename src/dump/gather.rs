@@ -215,7 +215,7 @@ fn segments(snapshot: Snapshot) -> Vec<Segment> {
         holder: holder(&segment.holder),
         pool_id: segment.pool,
         stitched: segment.stitched,
-        small: segment.small,
+        small: segment.is_small(),
         blocks: segment.blocks.iter().map(block).collect(),
     };
     snapshot.segments.into_iter().map(segment).collect()

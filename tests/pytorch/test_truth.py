@@ -165,6 +165,74 @@ gpu.report(said=said, ooms=stats["num_ooms"], retries=stats["num_alloc_retries"]
     assert (report["ooms"], report["retries"]) == (1, 1)
 
 
+# What is asked of a fraction, under Gruyère and under torch's own allocator. That names a device by
+# the character of its number, so of those errors only the kind is compared.
+FRACTIONS = """
+kept = torch.ones(3, device="cuda")
+said = []
+for function, arguments in (
+    (torch.cuda.set_per_process_memory_fraction, (1,)),
+    (torch.cuda.set_per_process_memory_fraction, (1.5,)),
+    (torch.cuda.set_per_process_memory_fraction, (-0.25,)),
+    (torch.cuda.set_per_process_memory_fraction, (float("nan"),)),
+    (torch.cuda.set_per_process_memory_fraction, (0.5, "cpu")),
+    (torch.cuda.set_per_process_memory_fraction, (0.5, torch.device("cuda"))),
+    (torch.cuda.set_per_process_memory_fraction, (0.5, 7)),
+    (torch.cuda.set_per_process_memory_fraction, (0.5, "cuda:7")),
+    (torch.cuda.set_per_process_memory_fraction, (0.5, "cuda:0")),
+    (torch._C._cuda_setMemoryFraction, (1.5, 0)),
+    (torch._C._cuda_setMemoryFraction, (-1e-7, 0)),
+    (torch._C._cuda_setMemoryFraction, (float("inf"), 0)),
+    (torch._C._cuda_setMemoryFraction, (0.5, 7)),
+    (torch._C._cuda_setMemoryFraction, (1, 0)),
+    (torch._C._cuda_setMemoryFraction, (0, 0)),
+):
+    try:
+        function(*arguments)
+    except Exception as error:
+        names_it = arguments[-1] in (7, "cuda:7")
+        said.append([type(error).__name__, None if names_it else str(error).splitlines()[0]])
+    else:
+        said.append(["set", round(torch._C._cuda_getMemoryFraction(0), 6)])
+"""
+
+
+def test_a_fraction_has_torchs_own_bounds_and_errors(phantom):
+    code = FRACTIONS + "gpu.report(said=said)\n"
+    ours = mended(phantom, code=code).report["said"]
+    theirs = phantom.run(
+        "", code="import torch, gpu\n" + code, PYTHONPATH=HERE / "programs"
+    ).check().report["said"]
+    assert ours == theirs
+    assert ["ValueError", "Invalid fraction value: 1.5. Allowed range: 0~1"] in ours
+    assert ["RuntimeError", "invalid fraction:inf. Please set within [0, 1]."] in ours
+
+
+def test_a_size_that_no_program_means_is_refused_in_torchs_words_and_counts_as_no_attempt(phantom):
+    code = """
+kept = torch.ones(3, device="cuda")
+said = []
+for bytes_ in (1 << 60, (1 << 63) - 1):
+    try:
+        torch.empty(bytes_, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        said.append(str(error).splitlines()[0])
+ooms = torch.cuda.memory_stats()["num_ooms"]
+try:
+    torch.empty((1 << 60) - 1, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError as error:
+    said.append(str(error)[: str(error).index("GiB")])
+gpu.report(said=said, ooms=[ooms, torch.cuda.memory_stats()["num_ooms"]])
+"""
+    ours = mended(phantom, code=code).report
+    theirs = phantom.run(
+        "", code="import torch, gpu\n" + code, PYTHONPATH=HERE / "programs"
+    ).check().report
+    assert ours == theirs
+    assert ours["ooms"] == [0, 1]
+    assert ours["said"][0] == "CUDA out of memory. Tried to allocate more than 1EB memory."
+
+
 def test_the_accelerator_says_what_cuda_says(phantom):
     code = """
 kept = [torch.empty(n << 19, dtype=torch.uint8, device="cuda") for n in range(1, 9)]
@@ -374,6 +442,44 @@ gpu.report(counts=counts, empty=empty, reserved=torch.cuda.memory_reserved(), fr
     assert counts["segment_map" if stitched else "segment_alloc"] > 1
     assert counts["segment_unmap" if stitched else "segment_free"] > 1
     assert not {"segment_alloc", "segment_map"} <= set(counts)
+
+
+def test_a_row_of_pages_is_of_the_type_of_the_blocks_in_it_as_torchs_are(phantom):
+    code = """
+import collections
+draw = [1000 + 997 * n % 60_000 for n in range(3000)]
+kept = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in draw]
+# Holes between them, and empty pages: torch's segments of small blocks have those too.
+del kept[500:1500], kept[::3]
+
+def types():
+    found = collections.Counter()
+    for segment in torch.cuda.memory_snapshot():
+        used = [block["size"] for block in segment["blocks"] if block["state"] != "inactive"]
+        found[segment["segment_type"]] += len(used)
+        if used:
+            wanted = "small" if max(used) <= 1 << 20 else "large"
+            assert segment["segment_type"] == wanted, (segment["segment_type"], max(used))
+    return found
+
+small = types()
+large = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in (2, 5, 30)]
+both = types()
+count = len(kept)
+kept.clear()
+gpu.report(small=small, both=both, alone=types(), count=count)
+"""
+    reports = [
+        mended(phantom, code=code, GRUYERE_CONF=conf).report
+        for conf in ("", "backing:fixed", "backing:passthrough")
+    ]
+    torchs = phantom.run(
+        "", code="import torch, gpu\n" + code, allocator="expandable", PYTHONPATH=HERE / "programs"
+    )
+    for report in (*reports, torchs.check().report):
+        assert report["small"] == {"small": report["count"]}
+        assert report["both"]["large"] >= 3
+        assert {type_ for type_, blocks in report["alone"].items() if blocks} == {"large"}
 
 
 def test_a_block_that_waits_for_a_stream_is_pending_in_the_snapshot(phantom):

@@ -11,7 +11,7 @@ use crate::report::segment_stats::{Place, SegmentStats};
 use crate::report::snapshot::Snapshot;
 use crate::report::stats::{free_rows, partial_page_bytes};
 use crate::runs::arena::{Region, RegionId, Run, RunId, RunState, SpaceId};
-use crate::small::size_class::round;
+use crate::small::size_class::{SMALL_MAX, round};
 use crate::small::slab::{Slab, SlotState};
 use gruyere_record::ShardWriter;
 use std::collections::HashMap;
@@ -145,8 +145,10 @@ impl Picture<'_> {
     fn add_run(&mut self, run: &Run, writer: &ShardWriter) {
         let Some(segment) = self.segments.last_mut() else { return };
         let stream = handle(self.streams, run.stream);
+        if run.state != RunState::Free {
+            segment.note_served(run.is_slab || run.bytes <= SMALL_MAX);
+        }
         if !run.is_slab || run.state == RunState::Free {
-            segment.small = false;
             let state = match run.state {
                 RunState::Live => BlockState::Allocated,
                 RunState::Pending => BlockState::PendingFree,
@@ -227,15 +229,14 @@ impl Device {
         let Ok(central) = self.walk(&mut picture);
         let Picture { mut segment_stats, merged, mut segments, .. } = picture;
         segments.retain(|segment| segment.bytes > 0);
-        let whole = |address, bytes, holder, block| Segment {
-            bytes,
-            small: false,
-            blocks: vec![block],
-            ..Segment::new(address, (0, 0), false, holder)
+        let whole = |address, holder, block| {
+            let mut segment = Segment::new(address, (0, 0), false, holder);
+            segment.push(block);
+            segment
         };
         segments.extend(central.backing.orphans().map(|(address, bytes)| {
             segment_stats.free(Place::Orphan, bytes);
-            whole(address, bytes, Holder::Orphan, free(address, bytes, 0))
+            whole(address, Holder::Orphan, free(address, bytes, 0))
         }));
         segments.extend(central.direct_facts().map(|(entry, slot)| {
             let block = Block {
@@ -248,7 +249,9 @@ impl Device {
                 step: central.writer.step_of(slot),
             };
             segment_stats.block(&block, entry.stream);
-            whole(entry.address, entry.size, Holder::Direct, block)
+            let mut segment = whole(entry.address, Holder::Direct, block);
+            segment.note_served(entry.size <= SMALL_MAX);
+            segment
         }));
         segments.sort_by_key(|segment| segment.address);
         let unmapped = central.backing.pages.spare();

@@ -58,8 +58,8 @@ pub struct Segment {
     pub bytes: u64,
     /// torch's id of the capture pool that it belongs to; (0, 0): none.
     pub pool: PoolId,
-    /// It is cut into small blocks only.
-    pub small: bool,
+    /// Whether all blocks in it are small; `None`: there are none.
+    small: Option<bool>,
     /// It may grow and shrink page by page.
     pub stitched: bool,
     /// Whose memory the segment is.
@@ -70,7 +70,18 @@ pub struct Segment {
 
 impl Segment {
     pub(crate) fn new(address: u64, pool: PoolId, stitched: bool, holder: Holder) -> Self {
-        Self { address, bytes: 0, pool, small: true, stitched, holder, blocks: Vec::new() }
+        Self { address, bytes: 0, pool, small: None, stitched, holder, blocks: Vec::new() }
+    }
+
+    /// Notes that a part of it serves `small` blocks, or a larger one.
+    pub(crate) fn note_served(&mut self, small: bool) {
+        self.small = Some(small && self.small != Some(false));
+    }
+
+    /// Whether torch would call it small: it serves blocks of up to 1 MiB, and no larger one. What
+    /// lies free between them says nothing: torch's segments of small blocks have that too.
+    pub fn is_small(&self) -> bool {
+        self.small == Some(true)
     }
 
     /// Adds a piece at its end. Free pieces of one stream are one.

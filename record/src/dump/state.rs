@@ -307,7 +307,7 @@ pub struct Segment {
     pub pool_id: (u64, u64),
     /// It may grow and shrink page by page.
     pub stitched: bool,
-    /// It is cut into small blocks only.
+    /// It serves small blocks, and no larger one.
     pub small: bool,
     /// The blocks that tile the segment, by address.
     pub blocks: Vec<Block>,
