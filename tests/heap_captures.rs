@@ -545,9 +545,9 @@ fn memory_of_a_graph_goes_to_others_after_a_device_wide_point_later_than_release
 #[test]
 fn many_graphs_hold_little_more_than_they_use() {
     const BLOCK: u64 = 4 * MIB;
-    const SPAN: u64 = 32 * MIB;
+    const LITTLE: u64 = BLOCK / 8 * 9;
     for (backing, most) in
-        [("backing:stitch", BLOCK / 8 * 9), ("backing:pool", SPAN), ("backing:fixed", SPAN)]
+        [("backing:stitch", LITTLE), ("backing:pool", 32 * MIB), ("backing:fixed", LITTLE)]
     {
         let world = World::new(64 * GIB, backing);
         let stream = world.rig.stream();
@@ -567,6 +567,61 @@ fn many_graphs_hold_little_more_than_they_use() {
             world.release(pool);
         }
         world.free(eager);
+        world.check_all_comes_back();
+    }
+}
+
+#[test]
+fn what_little_a_graph_captures_takes_a_page_however_much_the_heap_held() {
+    // The driver's pools give no less than a step of theirs.
+    for (backing, most) in
+        [("backing:stitch", 2 * MIB), ("backing:pool", 32 * MIB), ("backing:fixed", 2 * MIB)]
+    {
+        let world = World::new(64 * GIB, backing);
+        let stream = world.rig.stream();
+        let eager: Vec<u64> = (0..40).map(|_| world.malloc(GIB / 2, stream)).collect();
+        for (at, block) in eager.into_iter().enumerate() {
+            world.free(block);
+            if at == 20 {
+                world.rig.heap.trim();
+            }
+        }
+        world.begin(1, stream);
+        let block = world.malloc(512, stream);
+        let graph = world.end(1, stream);
+        assert_eq!(world.captured(), most, "{backing}");
+        world.free(block);
+        world.destroy(graph);
+        world.release(1);
+        world.check_all_comes_back();
+    }
+}
+
+/// Memory that is nobody's, and that the driver has not been given back yet, comes in the long
+/// chunks of the peak.
+#[test]
+fn what_little_a_graph_captures_takes_no_long_chunk_while_there_is_other_memory() {
+    for full in [false, true] {
+        let world = World::new(16 * GIB, "backing:stitch,headroom:0");
+        let stream = world.rig.stream();
+        let failing = |kind| Injection { kind: Some(kind), nth: 1, code: 2, from_then_on: true };
+        world.rig.gpu.inject(failing(CallKind::Map));
+        world.rig.gpu.inject(failing(CallKind::Release));
+        let wanted = if full { 16 * GIB } else { 8 * GIB };
+        assert!(world.try_malloc(wanted, 0, stream).is_err());
+        world.rig.gpu.clear_injections();
+        assert_eq!(world.rig.heap.stats(0).unwrap().reserved, wanted);
+        world.begin(1, stream);
+        let block = world.malloc(512, stream);
+        let graph = world.end(1, stream);
+        if full {
+            assert!(world.captured() > 2 * MIB, "a long chunk is better than none");
+        } else {
+            assert_eq!(world.captured(), 2 * MIB);
+        }
+        world.free(block);
+        world.destroy(graph);
+        world.release(1);
         world.check_all_comes_back();
     }
 }

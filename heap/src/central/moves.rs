@@ -203,12 +203,34 @@ impl Central {
             // A split chunk ends the row.
             let room = if stale_aliases.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
             let (fresh, bytes) =
-                self.fresh_pieces(ctx, missing, step.min(room), room, found.idle)?;
+                self.fresh_row(ctx, want.space, missing, step, room, found.idle)?;
             plan.bytes += bytes - missing;
             let at = pieces.len() - usize::from(stale_aliases.1 > 0);
             pieces.splice(at..at, fresh);
         }
         self.map_row(ctx, want, &plan, &pieces, found)
+    }
+
+    /// As [`Central::fresh_pieces`], for `space`. What only a graph or a named pool can use takes no
+    /// spare chunk that is much longer than it needs (after a large peak those are whole ones),
+    /// unless there is nothing else.
+    fn fresh_row(
+        &mut self,
+        ctx: &Growth<'_>,
+        space: SpaceId,
+        missing: u64,
+        step: u64,
+        room: u64,
+        idle: u64,
+    ) -> Result<(Vec<Piece>, u64)> {
+        let (step, own) = (step.min(room), self.longest_step(space));
+        if own < room {
+            match self.fresh_pieces(ctx, missing, step, own, idle) {
+                Err(error) if error.is_out_of_memory() => {}
+                done => return done,
+            }
+        }
+        self.fresh_pieces(ctx, missing, step, room, idle)
     }
 
     /// Chunks without owners for `missing` bytes and `step` more (`idle`: see [`Gathered`]): spare

@@ -133,14 +133,18 @@ impl Spans {
 /// long one holds too much is held for nothing. A sixteenth of what is held, up to 256 MiB, then
 /// about a hundredth, came out best on the traces. Where little of the device is left, long spans
 /// are what a program dies of, and where sizes lie apart, a span is as long as it must be
-/// (docs/decisions/near-capacity.md).
+/// (docs/decisions/near-capacity.md). What only a graph or a named pool can use is no longer than
+/// it must be, and some.
 fn span_for(central: &Central, space: SpaceId, pages: u64) -> u64 {
     if central.spaces.are_apart() {
         return pages;
     }
     let held = central.backing.held;
     let left = central.limit.min(central.total_memory).saturating_sub(held);
-    let most = (left / LEFT_SPANS).min(central.longest_step(space).max(SPAN));
+    let most = left / LEFT_SPANS;
+    if !central.spaces.is_ordinary(space) {
+        return pages.saturating_add(central.longest_step(space).min(most / PAGE * PAGE));
+    }
     let share = (held / 16).min(SMALL_HEAP_SPAN).max(held / 88).min(most);
     let step = if most < SPAN { PAGE } else { SPAN };
     pages.max(share).checked_next_multiple_of(step).unwrap_or(pages)
