@@ -255,6 +255,21 @@ fn check_tiling(snapshot: &Snapshot, reserved: u64) {
 }
 
 #[test]
+fn requests_are_off_the_hot_path_while_somebody_is_told_of_blocks_and_on_it_afterwards() {
+    let rig = Rig::new("");
+    rig.heap.announce_hooks(3);
+    let block = rig.malloc(5000, DEFAULT);
+    for told in [false, true, false] {
+        rig.heap.tell_of_blocks(told);
+        assert_eq!(rig.heap.tells_of_blocks(), told);
+        assert_eq!(rig.heap.is_plain(), !told);
+        assert_eq!(rig.heap.owner(block).is_none(), told);
+        assert!(rig.heap.owns(block).is_some());
+    }
+    assert!(rig.heap.free(block));
+}
+
+#[test]
 fn a_device_that_nobody_has_used_has_no_segments_and_one_that_there_is_not_is_named() {
     let rig = Rig::new("");
     assert_eq!(rig.heap.snapshot(0).unwrap(), Snapshot::default());

@@ -163,6 +163,7 @@ def _enable(mode: str, settings: dict[str, object], automatic: bool) -> None:
         # Behind torch's own allocator, and by torch's own interface, what torch says of memory is
         # true as it is.
         _install("_truth")
+        _install("_profiler")
     _install("_steps")
     _install("_streams")
 

@@ -12,6 +12,7 @@ mod oom;
 pub mod pool;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub mod preload;
+pub mod profiler;
 pub mod raise;
 pub mod run_file;
 pub mod torch;
@@ -46,13 +47,16 @@ struct Installed {
 static HEAP: AtomicPtr<Installed> = AtomicPtr::new(std::ptr::null_mut());
 
 /// What is known before there is a heap.
-static INIT: Mutex<Beginning> = Mutex::new(Beginning { failure: None, announced: 0 });
+static INIT: Mutex<Beginning> =
+    Mutex::new(Beginning { failure: None, announced: 0, tells_of_blocks: false });
 
 struct Beginning {
     /// Why there is no heap, once that is known: it is not tried again.
     failure: Option<String>,
     /// The hooks that a loader announced, for the heap that comes.
     announced: u32,
+    /// Whether torch's profiler hears of blocks, in the heap that comes.
+    tells_of_blocks: bool,
 }
 
 /// The heap; made from `GRUYERE_CONF` and the process's libcuda at the first call.
@@ -131,6 +135,7 @@ fn make() -> Result<&'static Heap, String> {
         Ok((mut heap, config)) => {
             // Before anybody can use it: nothing has been handed out yet.
             heap.announce_hooks(beginning.announced);
+            heap.tell_of_blocks(beginning.tells_of_blocks);
             if is_program_served() {
                 heap.dedicate_allocations();
                 heap.announce_ordered_callers();
@@ -187,6 +192,16 @@ fn announce(bits: u32) {
     match current() {
         Some(heap) => heap.announce_hooks(bits),
         None => beginning.announced |= bits,
+    }
+}
+
+/// Takes requests off the hot path, where torch's profiler hears of blocks, or back to it; those of
+/// the heap that comes, where there is none yet.
+fn tell_of_blocks(wanted: bool) {
+    let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    beginning.tells_of_blocks = wanted;
+    if let Some(heap) = current() {
+        heap.tell_of_blocks(wanted);
     }
 }
 

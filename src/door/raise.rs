@@ -101,7 +101,7 @@ fn c_string(message: String) -> CString {
 
 /// Looks a symbol of torch or of its C++ runtime up: in the global scope (interposers come first,
 /// as they do for torch itself), then in what Python has loaded privately. Never loads anything.
-fn symbol(name: &CStr) -> *mut c_void {
+pub(super) fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: dlsym and dlopen read NUL-terminated strings. RTLD_NOLOAD handles are of libraries
     // that are loaded already; torch is never unloaded, and the reference that each handle holds is
     // leaked, so it could not be.

@@ -25,7 +25,7 @@
 //! in about 150 instructions. To hand over what the hot path knows was tried in three ways: it
 //! keeps that at hand for every request, which costs each malloc 7 to 10.
 
-use super::{ONLY_WATCHED, current, fork, guarded, heap, oom, raise};
+use super::{ONLY_WATCHED, current, fork, guarded, heap, oom, profiler, raise};
 use crate::driver::StreamHandle;
 use crate::heap::device::Device;
 use crate::heap::runs::page_table::Page;
@@ -62,6 +62,8 @@ const EXABYTE: u64 = 1 << 60;
 /// What keeps a request from being served.
 enum Refusal {
     OutOfMemory(String),
+    /// So much that nothing was tried.
+    Exabyte,
     Other(String),
     /// There is no heap; the log has said why.
     Unavailable(String),
@@ -110,8 +112,16 @@ fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void 
     }
     let panicked = Err(Refusal::Other(String::new()));
     match guarded(panicked, || allocate(size, device, stream)) {
-        Ok(address) => address as *mut c_void,
+        Ok(address) => {
+            if let Some(block) = profiler::block(address) {
+                profiler::came(address, block);
+            }
+            address as *mut c_void
+        }
         Err(refusal) => {
+            if matches!(refusal, Refusal::OutOfMemory(_)) {
+                profiler::refused(size as u64, device as u32);
+            }
             refuse(refusal);
             std::ptr::null_mut()
         }
@@ -123,8 +133,7 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
     // torch's sizes have no sign: a negative one is a product that has overflowed.
     let size = size as u64;
     if size >= EXABYTE {
-        let message = "CUDA out of memory. Tried to allocate more than 1EB memory.";
-        return Err(Refusal::OutOfMemory(message.to_owned()));
+        return Err(Refusal::Exabyte);
     }
     if super::is_only_watched() {
         return Err(Refusal::Other(format!("gruyere_malloc: {ONLY_WATCHED}")));
@@ -151,6 +160,10 @@ fn refusal(heap: &Heap, error: Error, stream: StreamHandle) -> Refusal {
 fn refuse(refusal: Refusal) {
     let unraisable = match refusal {
         Refusal::OutOfMemory(message) => raise::raise_out_of_memory(message),
+        Refusal::Exabyte => {
+            let message = "CUDA out of memory. Tried to allocate more than 1EB memory.";
+            raise::raise_out_of_memory(message.to_owned())
+        }
         Refusal::Other(message) if message.is_empty() => {
             raise::raise_runtime_error("gruyere: internal error; see the log".to_owned())
         }
@@ -201,9 +214,12 @@ extern "C" fn free_large(heap: &Heap, device: &Device, page: Page<'_>, address: 
 #[cold]
 #[inline(never)]
 extern "C" fn free_slowly(heap: &Heap, address: u64) {
-    guarded((), || {
-        heap.free(address);
-    });
+    let block = profiler::block(address);
+    if guarded(false, || heap.free(address))
+        && let Some(block) = block
+    {
+        profiler::went(address, block);
+    }
 }
 
 #[cold]

@@ -245,6 +245,9 @@ for accelerator, cuda in (
     (torch.accelerator.memory_stats, torch.cuda.memory_stats),
 ):
     assert accelerator() == cuda() == accelerator(0), accelerator
+info = getattr(torch.accelerator, "get_memory_info", torch.cuda.mem_get_info)
+free, total = info()
+assert (free, total) == torch.cuda.mem_get_info() and total - free >= torch.cuda.memory_reserved()
 peak = torch.cuda.max_memory_allocated()
 torch.accelerator.reset_peak_memory_stats()
 torch.accelerator.reset_accumulated_memory_stats()
@@ -253,10 +256,11 @@ assert torch.cuda.memory_stats()["allocation.all.allocated"] == 0
 before = torch.cuda.memory_reserved()
 kept.clear()
 torch.accelerator.empty_cache()
-gpu.report(before=before, after=torch.cuda.memory_reserved())
+after, held = torch.cuda.memory_reserved(), gpu.stats().reserved
+gpu.report(before=before, after=after, given=info()[0] - free, held=held)
 """
     report = mended(phantom, code=code).report
-    assert report["before"] > 0 and report["after"] == 0
+    assert report["given"] == report["before"] > 0 == report["after"] == report["held"], report
 
 
 def test_a_device_that_is_not_there_is_an_error_that_names_it(phantom):

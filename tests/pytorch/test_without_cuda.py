@@ -41,6 +41,7 @@ calls = {
     "gruyere_announce_hooks": lambda f: f(3),
     "gruyere_stream_lasts": lambda f: f(0, ctypes.c_void_p(64)),
     "gruyere_stream_ends": lambda f: f(0, ctypes.c_void_p(64)),
+    "gruyere_tell_profiler": lambda f: f(1),
     "gruyere_check_configuration": lambda f: f(b"bogus:1", buffer, ctypes.c_size_t(4096)),
     "gruyere_segment_malloc": lambda f: f(ctypes.c_ssize_t(1 << 20), 0, None),
     "gruyere_lifetime_push": lambda f: f(1),

@@ -1,7 +1,7 @@
 //! Frees, and uses by other streams.
 
 use super::serve::sample_latency;
-use super::{DEBUG, HISTORY, Heap, PASSTHROUGH, POISON_FREED, TRACE};
+use super::{DEBUG, HISTORY, Heap, PASSTHROUGH, POISON_FREED, TOLD, TRACE};
 use crate::device::{Device, Owned};
 use crate::driver::{CaptureStatus, StreamHandle};
 use crate::order::streams;
@@ -32,7 +32,7 @@ impl Heap {
     /// the ordinary: then [`Heap::free`] knows.
     #[inline(always)]
     pub fn owner(&self, address: u64) -> Option<Owned<'_>> {
-        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE);
+        let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE | TOLD);
         if special != 0 { None } else { self.find_owner(address) }
     }
 

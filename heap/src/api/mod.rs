@@ -44,6 +44,8 @@ pub(super) const TRACE: u32 = 16;
 pub(super) const UNANNOUNCED: u32 = 32;
 /// Blocks from 1 MiB on get dedicated allocations.
 const DEDICATED: u32 = 64;
+/// Somebody outside is told of each malloc and free.
+pub(super) const TOLD: u32 = 128;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;
@@ -59,8 +61,8 @@ pub struct Heap {
     making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set
     /// while the hooks are not announced or a pool scope is open anywhere, HISTORY while a history
-    /// is kept, UNANNOUNCED from the first call of a CUDA program until torch's hooks are announced
-    /// or met; the others never change.
+    /// is kept, TOLD while somebody is told of blocks, UNANNOUNCED from the first call of a CUDA
+    /// program until torch's hooks are announced or met; the others never change.
     special: AtomicU32,
     /// Pool scopes open on all devices; guards the setting of WATCH_CAPTURES.
     pool_scopes: Mutex<u32>,

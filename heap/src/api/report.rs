@@ -1,6 +1,6 @@
 //! What the heap says of itself.
 
-use super::Heap;
+use super::{Heap, TOLD};
 use crate::device::Device;
 use crate::driver::DeviceId;
 use crate::error::Error;
@@ -10,6 +10,7 @@ use crate::report::snapshot::Snapshot;
 use crate::report::stats::{CapturePoolHeld, Stats, TorchStats};
 use crate::sync::lock;
 use gruyere_record::Reader;
+use std::sync::atomic::Ordering;
 
 impl Heap {
     /// The numbers of a device.
@@ -19,7 +20,7 @@ impl Heap {
     pub fn stats(&self, device: i64) -> Result<Stats, Error> {
         let device = self.device(device)?;
         let mut stats = device.stats(&self.shared);
-        stats.bad_frees = self.bad_frees.load(std::sync::atomic::Ordering::Relaxed);
+        stats.bad_frees = self.bad_frees.load(Ordering::Relaxed);
         let snapshot = Reader::own(self.shared.record).and_then(|reader| reader.device(device.id));
         stats.request_p99 = snapshot.map_or(0, |snapshot| snapshot.request_p99());
         device.publish_gauges(&self.shared);
@@ -32,6 +33,21 @@ impl Heap {
     /// A device that there is not.
     pub fn torch_stats(&self, device: i64) -> Result<TorchStats, Error> {
         Ok(self.device(device)?.torch_stats(&self.shared))
+    }
+
+    /// Whether a door tells somebody of each block that comes and goes: while it does,
+    /// [`Heap::is_plain`] and [`Heap::owner`] say no.
+    pub fn tell_of_blocks(&self, wanted: bool) {
+        if wanted {
+            self.special.fetch_or(TOLD, Ordering::AcqRel);
+        } else {
+            self.special.fetch_and(!TOLD, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether somebody is told of blocks.
+    pub fn tells_of_blocks(&self) -> bool {
+        self.special.load(Ordering::Relaxed) & TOLD != 0
     }
 
     /// What each capture pool of a device holds that torch has an id for. Nothing where the device

@@ -1,0 +1,57 @@
+"""torch's profiler hears of memory.
+
+torch's own allocator tells the profiler of each malloc and free, and asks it each time whether it
+wants to hear. Here the library is told when a profiler with `profile_memory` starts and stops, so
+nobody else pays: meanwhile requests leave its hot path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import threading
+from typing import Any
+
+from . import _library
+
+_lock = threading.Lock()
+# Profilers that run, of whatever thread.
+_running: set[int] = set()
+
+
+def install() -> None:
+    """Watches torch's profilers start and stop: all of them in Python come by these two classes."""
+    for module in ("torch.autograd.profiler", "torch.autograd.profiler_legacy"):
+        _watch(importlib.import_module(module).profile)
+
+
+def _watch(profile: Any) -> None:
+    start, stop = profile._start_trace, profile.__exit__
+
+    @functools.wraps(start)
+    def _start_trace(self: Any) -> Any:
+        if self.profile_memory:
+            _tell(self, True)
+        try:
+            return start(self)
+        except BaseException:
+            _tell(self, False)
+            raise
+
+    @functools.wraps(stop)
+    def __exit__(self: Any, *arguments: Any) -> Any:
+        try:
+            return stop(self, *arguments)
+        finally:
+            _tell(self, False)
+
+    profile._start_trace, profile.__exit__ = _start_trace, __exit__
+
+
+def _tell(profile: Any, runs: bool) -> None:
+    with _lock:
+        before = bool(_running)
+        (_running.add if runs else _running.discard)(id(profile))
+        if bool(_running) != before:
+            _library.library().gruyere_tell_profiler(ctypes.c_int(runs))
