@@ -181,3 +181,19 @@ fn every_run_is_the_same() {
     };
     assert_eq!(run(), run());
 }
+
+#[test]
+fn between_two_events_lies_the_work_between_them() {
+    let gpu = gpu(1_000_000);
+    let s = stream(&gpu);
+    let [before, after, never] = [(); 3].map(|()| gpu.event_create(0).unwrap());
+    gpu.launch(0, s, 1, 3_000).unwrap();
+    gpu.event_record(0, before, s).unwrap();
+    gpu.launch(0, s, 2, 250_000).unwrap();
+    gpu.event_record(0, after, s).unwrap();
+    assert_eq!(gpu.event_elapsed(0, before, after), Ok(None));
+    gpu.event_synchronize(0, after).unwrap();
+    assert_eq!(gpu.event_elapsed(0, before, after), Ok(Some(500_000)));
+    assert_eq!(gpu.event_elapsed(0, after, before), Ok(Some(-500_000)));
+    assert!(gpu.event_elapsed(0, before, never).is_err());
+}

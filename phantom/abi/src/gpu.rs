@@ -422,6 +422,12 @@ impl Phantom {
         self.sim.launch(device, stream, count, self.kernel).map_err(failed)
     }
 
+    /// One kernel on `stream` of which is known how long it runs.
+    pub fn launch_of_length(&self, stream: usize, nanoseconds: u64) -> Answer {
+        let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        self.sim.launch(device, stream, 1, nanoseconds).map_err(failed)
+    }
+
     /// One kernel on `stream`, that reads and writes a range.
     pub fn touch(&self, stream: usize, address: u64, bytes: u64) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());

@@ -196,6 +196,27 @@ impl Gpu {
         }
     }
 
+    /// Nanoseconds from the end of what `from` was recorded behind to the end of what `to` was;
+    /// `None`: not done yet. Refused where one was never recorded, and of two devices.
+    pub fn event_elapsed(&self, device: u32, from: usize, to: usize) -> SimResult<Option<i64>> {
+        const KIND: CallKind = CallKind::EventQuery;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.event)?;
+        if state.event(KIND, from)?.device != state.event(KIND, to)?.device {
+            return fail(KIND, code::INVALID_HANDLE);
+        }
+        let mut times = [0; 2];
+        for (time, event) in times.iter_mut().zip([from, to]) {
+            match state.event(KIND, event)?.recorded {
+                Recorded::At(at) if at <= state.time.now() => *time = at,
+                Recorded::At(_) | Recorded::Behind(_) => return Ok(None),
+                Recorded::Not | Recorded::Captured(_) => return fail(KIND, code::INVALID_HANDLE),
+            }
+        }
+        Ok(Some(times[1].cast_signed() - times[0].cast_signed()))
+    }
+
     /// Waits on the host until the recorded work is done.
     pub fn event_synchronize(&self, device: u32, event: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::EventSynchronize;
