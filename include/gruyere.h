@@ -164,7 +164,7 @@ typedef struct GruyereHistoryEntry {
   uint32_t device;
   // Where; of an out-of-memory, the bytes that the driver said are free.
   uint64_t address;
-  // How much, rounded up to 512.
+  // How much: of a block, what was asked for; of an out-of-memory, that rounded up to 512.
   uint64_t bytes;
   // The stream's handle.
   uint64_t stream;
@@ -172,6 +172,8 @@ typedef struct GruyereHistoryEntry {
   uint64_t time;
   // See [`gruyere_history_context`].
   uint64_t context;
+  // Of a free: that of its block's allocation, where it was noted; else 0.
+  uint64_t origin;
 } GruyereHistoryEntry;
 
 // Where a live block came from.
@@ -397,7 +399,39 @@ typedef struct GruyereNativeHistory {
   void *const *entry_contexts;
   // The object of each origin's context, NULL where it has none.
   void *const *origin_contexts;
+  // The object of the context of the allocation that an entry's free is of, NULL where it is
+  // none or that has none.
+  void *const *entry_origins;
 } GruyereNativeHistory;
+
+// Gives `bytes` on `device`, as the allocator `object` does for a request of the calling thread's
+// on `stream`; NULL: it cannot. It never unwinds; `failed` says whether it threw.
+typedef void *(*GruyereGive)(void *object,
+                             uint64_t bytes,
+                             int device,
+                             GruyereStream stream,
+                             int *failed);
+
+// Takes back what [`GruyereGive`] gave, once. It never unwinds.
+typedef void (*GruyereTake)(void *object, void *block);
+
+// A segment of a MemPool comes or goes.
+typedef struct GruyereSegmentEvent {
+  // 0: it is there, and nobody has used it yet; 1: it is about to go, and still there.
+  int is_freed;
+  // Its device.
+  int device;
+  // Its pool.
+  struct GruyereMempoolId pool;
+  // First byte.
+  uint64_t address;
+  // Length.
+  uint64_t bytes;
+} GruyereSegmentEvent;
+
+// Hears of segments, with no lock of the library held, on the thread that asks or gives back. It
+// never unwinds.
+typedef void (*GruyereTracker)(const struct GruyereSegmentEvent *event);
 
 // What the native door calls. Codes are 0, or one of the negative ones above; where one of those
 // is returned by a function about pools, `failure` tells why.
@@ -412,8 +446,8 @@ typedef struct GruyereNativeTable {
   // Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been
   // told of it before `failure`.
   int (*is_out_of_memory)(void);
-  // What it was; returns the code. An out-of-memory counts as the program's from now on: it is
-  // dumped and noted.
+  // What it was; returns the code. An out-of-memory is the program's from now on: it is
+  // counted, dumped and noted, and alerts are raised.
   int (*failure)(struct GruyereNativeFailure *failure);
   // See `gruyere_free`.
   void (*free)(void *pointer, ptrdiff_t size, int device, GruyereStream stream);
@@ -473,6 +507,20 @@ typedef struct GruyereNativeTable {
   struct GruyereNativeHistory *(*history)(void);
   // Frees what `history` gave.
   void (*history_free)(struct GruyereNativeHistory *history);
+  // As `pool_create`, of a pool that there is not yet, whose segments `give` gets of `allocator`
+  // and `take` gives back to it, each once and on any thread. It is dropped after the last.
+  int (*pool_create_over)(int device,
+                          struct GruyereMempoolId pool,
+                          struct GruyereBoxed allocator,
+                          GruyereGive give,
+                          GruyereTake take);
+  // Blocks of a pool that holds nothing yet have segments of their own; 1: there is no such
+  // pool.
+  int (*pool_no_split)(int device, struct GruyereMempoolId pool);
+  // Tells `tracker` of the segments of pools from now on. Once.
+  void (*track)(GruyereTracker tracker);
+  // How many segments of pools came before the one at `address`; -1: there is none.
+  int (*segment_number)(int device, uint64_t address);
 } GruyereNativeTable;
 
 // Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end

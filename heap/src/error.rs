@@ -17,6 +17,9 @@ pub enum Error {
     NoSuchDevice(i64),
     /// [`streams::MAX_STREAMS`] streams of a device were announced, or have blocks that are alive.
     TooManyStreams,
+    /// The memory of the pool that it was for comes from outside, and nothing that it has fits: a
+    /// segment of so many bytes would.
+    NoSegment(u64),
     /// What `reserve:` asks for could not be had.
     Reserve(Box<reserve::Refused>),
     /// An invariant of the heap is broken; what was asked for was not done.
@@ -43,6 +46,10 @@ impl fmt::Display for Error {
                  or so many were seen and a capture keeps the allocator from looking which have \
                  none; create streams once and keep them",
                 streams::MAX_STREAMS
+            ),
+            Self::NoSegment(bytes) => write!(
+                f,
+                "gruyere: the pool needs a segment of {bytes} bytes, which only its maker can bring"
             ),
             Self::Reserve(refused) => refused.fmt(f),
             Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),

@@ -54,6 +54,7 @@ class _Entry(ctypes.Structure):
         ("stream", ctypes.c_uint64),
         ("time", ctypes.c_uint64),
         ("context", ctypes.c_uint64),
+        ("origin", ctypes.c_uint64),
     ]
 
 

@@ -51,9 +51,9 @@ def install(torch: Any, native: bool = False) -> None:
     """Watches for what cannot work. In direct mode only. By the native door there is less of it,
     and what torch asks for says itself why not."""
     _inductor(torch)
-    _nccl_hook()
     if native:
         return
+    _nccl_hook()
     _cudnn(torch)
     # torch 2.4 asks CUDA itself for the handle, which it refuses for memory that is mapped page by
     # page.

@@ -202,7 +202,8 @@ def _headers(torch: Any) -> str:
 def sources() -> list[Path]:
     """What is compiled, and before it what it includes."""
     folder = _HERE / "native"
-    return [*(folder / name for name in ("calls.h", "context.h", "told.h")), folder / "shim.cpp"]
+    headers = ("calls.h", "context.h", "foreign.h", "told.h", "tracked.h")
+    return [*(folder / name for name in headers), folder / "shim.cpp"]
 
 
 def include() -> Path:

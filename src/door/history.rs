@@ -60,7 +60,7 @@ pub struct GruyereHistoryEntry {
     pub device: u32,
     /// Where; of an out-of-memory, the bytes that the driver said are free.
     pub address: u64,
-    /// How much, rounded up to 512.
+    /// How much: of a block, what was asked for; of an out-of-memory, that rounded up to 512.
     pub bytes: u64,
     /// The stream's handle.
     pub stream: u64,
@@ -68,6 +68,8 @@ pub struct GruyereHistoryEntry {
     pub time: u64,
     /// See [`gruyere_history_context`].
     pub context: u64,
+    /// Of a free: that of its block's allocation, where it was noted; else 0.
+    pub origin: u64,
 }
 
 /// Where a live block came from.
@@ -126,6 +128,7 @@ fn hold(found: &Collected) -> Box<Held> {
         stream: entry.stream,
         time: entry.time / 1000,
         context: entry.context,
+        origin: entry.origin,
     };
     let origin = |origin: &history::Origin| {
         let history::Origin { address, device, context } = *origin;

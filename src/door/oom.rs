@@ -6,12 +6,12 @@ use crate::driver::StreamHandle;
 use crate::heap::Heap;
 use crate::heap::report::oom::Report;
 
-/// An out-of-memory becomes the program's: it is dumped, and noted in the run's file and the
-/// history.
-pub(super) fn note(heap: &Heap, report: &Report, stream: StreamHandle) {
+/// An out-of-memory becomes the program's: it is counted, dumped, and noted in the run's file and
+/// the history.
+pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
+    heap.note_out_of_memory(report, stream);
     dump(heap, report);
     run_file::at_an_out_of_memory(heap);
-    heap.note_out_of_memory(report, stream);
 }
 
 /// Writes the dumps ([`crate::dump`]). Whatever happens there, the program gets its out-of-memory.

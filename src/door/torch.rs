@@ -146,8 +146,8 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
 #[cold]
 fn refusal(heap: &Heap, error: Error, stream: StreamHandle) -> Refusal {
     match error {
-        Error::OutOfMemory(report) => {
-            oom::note(heap, &report, stream);
+        Error::OutOfMemory(mut report) => {
+            oom::note(heap, &mut report, stream);
             Refusal::OutOfMemory(report.to_string())
         }
         other => Refusal::Other(other.to_string()),

@@ -4,8 +4,11 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -50,6 +53,26 @@ template <class Body> int tried(Body body) {
         return 3;
     }
 }
+
+// Another allocator, in the terms of torch.cuda.memory.CUDAPluggableAllocator.
+struct Other {
+    std::mutex mutex;
+    // Addresses, and what the driver gave for them.
+    std::map<void *, std::pair<void *, size_t>> held;
+    size_t gave = 0, took = 0, wrong = 0;
+    // 0: it gives; 1: NULL; 2: it throws.
+    int mood = 0;
+    // How far into its memory it hands it out.
+    size_t skew = 0;
+} other;
+
+struct Told {
+    int is_freed;
+    uint64_t address, bytes, pool;
+    // Whether the other allocator had it then.
+    int is_held;
+};
+std::vector<Told> told;
 
 } // namespace
 
@@ -169,8 +192,86 @@ int probe_restore() {
     return tried([] { get()->setCheckpointPoolState(0, nullptr); });
 }
 
+void *probe_other_give(ssize_t size, int, cudaStream_t) {
+    std::lock_guard<std::mutex> guard(other.mutex);
+    if (other.mood == 2) {
+        throw std::runtime_error("the other allocator's own error");
+    }
+    void *origin = nullptr;
+    if (other.mood == 1 || cudaMalloc(&origin, size + other.skew) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return nullptr;
+    }
+    void *block = static_cast<char *>(origin) + other.skew;
+    other.held[block] = {origin, size};
+    ++other.gave;
+    return block;
+}
+
+void probe_other_take(void *block, ssize_t, int, cudaStream_t) {
+    std::lock_guard<std::mutex> guard(other.mutex);
+    const auto found = other.held.find(block);
+    if (found == other.held.end()) {
+        ++other.wrong;
+        return;
+    }
+    cudaFree(found->second.first);
+    other.held.erase(found);
+    ++other.took;
+}
+
+void probe_other_set(int mood, size_t skew) {
+    other.mood = mood;
+    other.skew = skew;
+}
+
+size_t probe_other_count(int what) {
+    return what == 0 ? other.gave : what == 1 ? other.took : other.wrong;
+}
+
+// Bytes of the segment at an address; 0: none of the other allocator's starts there.
+size_t probe_other_bytes(void *block) {
+    const auto found = other.held.find(block);
+    return found == other.held.end() ? 0 : found->second.second;
+}
+
 int probe_tracker() {
-    return tried([] { get()->attachAllocatorTraceTracker([](const TraceEntry &) {}); });
+    return tried([] {
+        attachAllocatorTraceTracker([](const TraceEntry &entry) {
+            const bool is_freed = entry.action_ == TraceEntry::SEGMENT_FREE;
+            if (!is_freed && entry.action_ != TraceEntry::SEGMENT_ALLOC) {
+                return;
+            }
+            // Asks the allocator itself: no lock of its is held.
+            get()->getDeviceStats(entry.device_);
+            auto *block = reinterpret_cast<void *>(entry.addr_);
+            std::lock_guard<std::mutex> guard(other.mutex);
+            told.push_back({is_freed, entry.addr_, entry.size_, entry.mempool_.second,
+                            other.held.count(block) != 0});
+        });
+    });
+}
+
+size_t probe_told(size_t at, uint64_t *fields) {
+    if (at < told.size()) {
+        const Told &one = told[at];
+        fields[0] = one.is_freed;
+        fields[1] = one.address;
+        fields[2] = one.bytes;
+        fields[3] = one.pool;
+        fields[4] = one.is_held;
+    }
+    return told.size();
+}
+
+// The registration counter of the segment at an address; -2: there is none.
+int probe_registered(uint64_t pool, uint64_t address) {
+    for (const SegmentInfo &segment : get()->snapshot({0, pool}, false).segments) {
+        if (segment.address == address) {
+            return segment.registration_counter;
+        }
+    }
+    return -2;
 }
 
 int probe_ipc() {

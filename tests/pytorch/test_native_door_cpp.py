@@ -1,56 +1,7 @@
 """The native door from torch's C++ side: what Python cannot ask of an allocator."""
 
-import importlib.util
-import os
-import subprocess
-from pathlib import Path
-
-import pytest
-from filelock import FileLock
-
-from conftest import HERE, TARGET
-from door import TOOLKIT, through
-
-PROBE = TARGET / "native_probe.so"
-USE = """
-import ctypes
-torch.cuda.init()
-probe = ctypes.CDLL(os.environ["PROBE"])
-probe.probe_said.restype = ctypes.c_char_p
-probe.probe_largest.restype = probe.probe_callbacks.restype = ctypes.c_size_t
-probe.probe_largest.argtypes = [ctypes.c_size_t]
-probe.probe_vain_callback.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
-probe.probe_callbacks.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)]
-def said():
-    return probe.probe_said().decode()
-"""
-
-
-@pytest.fixture(scope="module")
-def probe():
-    # Found and not imported: nothing of NVIDIA's is in this process.
-    (root,) = importlib.util.find_spec("torch").submodule_search_locations
-    source = HERE / "native_probe.cpp"
-    wanted = Path(root, "version.py").read_text() + source.read_text()
-    stamp = PROBE.with_suffix(".stamp")
-    with FileLock(PROBE.with_suffix(".lock")):
-        if not PROBE.exists() or not stamp.exists() or stamp.read_text() != wanted:
-            folders = [f"{root}/include", TOOLKIT / "include"]
-            command = [
-                os.environ.get("CXX", "c++"),
-                "-std=c++17",
-                "-O1",
-                "-fPIC",
-                "-shared",
-                "-w",
-                "-D_GLIBCXX_USE_CXX11_ABI=1",
-            ]
-            command += [word for folder in folders for word in ("-isystem", folder)]
-            subprocess.run(
-                [*command, source, "-o", PROBE, f"-L{root}/lib", "-lc10_cuda", "-lc10"], check=True
-            )
-            stamp.write_text(wanted)
-    return PROBE
+from door import through
+from probe import USE, probe  # noqa: F401
 
 
 def test_a_pointer_its_context_its_deleter_and_both_registrations_are_as_torch_expects(
@@ -101,7 +52,6 @@ torch.cuda.memory._record_memory_history(None)
 for refuse, remedy in (
     (probe.probe_checkpoint, "make_graphed_callables"),
     (probe.probe_restore, "make_graphed_callables"),
-    (probe.probe_tracker, "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"),
     (probe.probe_ipc, "tensor.cpu()"),
 ):
     assert refuse() == 2 and remedy in said(), said()

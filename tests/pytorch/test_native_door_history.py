@@ -84,6 +84,27 @@ record(stacks="python", clear_history=True, max_entries=10)
 for _ in range(50):
     makes()
 assert len(traces()) == 10
+# A free knows where its block came from when the allocation is no entry any more.
+record(context="alloc", stacks="python", clear_history=True, max_entries=10)
+gone = [makes()]
+place = gone[0].data_ptr()
+for _ in range(20):
+    elsewhere = torch.empty(1000, dtype=torch.uint8, device="cuda")
+frees(gone)
+entries = traces()
+told = [entry for entry in entries if entry["addr"] == place]
+assert [entry["action"] for entry in told] == ["free_requested", "free_completed"], told
+assert all(entry["frames"][1]["name"] == "makes" for entry in told), told
+# Sizes are those that were asked for.
+assert {entry["size"] for entry in entries} == {1000, 3 * MIB}, entries
+of = {
+    block["address"]: block
+    for segment in torch.cuda.memory._snapshot()["segments"]
+    for block in segment["blocks"]
+}
+block = of[elsewhere.data_ptr()]
+assert (block["requested_size"], block["size"]) == (1000, 1024)
+del elsewhere
 record(stacks="python", clear_history=True, skip_actions=["free_requested", "free_completed"])
 makes()
 assert {entry["action"] for entry in traces()} <= {

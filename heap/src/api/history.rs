@@ -83,7 +83,7 @@ impl Heap {
 
     /// A block was handed out.
     pub(super) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
-        let (bytes, context) = (round(size), context());
+        let context = context();
         let mut books = lock(&self.history.0);
         // A block that lies there now shows that the wait of the one before is over; the others are
         // asked in turns.
@@ -97,10 +97,11 @@ impl Heap {
             action: Action::Alloc,
             device,
             address,
-            bytes,
+            bytes: size,
             stream,
             time: now(),
             context,
+            origin: 0,
         });
         books.origins.insert(address, (device, context));
     }
@@ -118,17 +119,17 @@ impl Heap {
         });
         let Some((device, facts)) = found else { return };
         let stream = device.streams.handle(facts.stream).map_or(0, |handle| handle.0 as u64);
+        let mut books = lock(&self.history.0);
         let entry = Entry {
             action: Action::FreeRequested,
             device: device.id,
             address,
-            bytes: facts.bytes,
+            bytes: facts.requested,
             stream,
             time: now(),
             context: context(),
+            origin: books.origins.remove(&address).map_or(0, |(_, context)| context),
         };
-        let mut books = lock(&self.history.0);
-        books.origins.remove(&address);
         books.latest.add(entry);
         let entry = Entry { action: Action::FreeCompleted, ..entry };
         if facts.waits() {
@@ -158,8 +159,13 @@ impl Heap {
             .is_some_and(|facts| facts.is_pending)
     }
 
-    /// A request was answered with out of memory.
-    pub fn note_out_of_memory(&self, report: &Report, stream: StreamHandle) {
+    /// An out-of-memory that [`Heap::malloc`] has answered is the program's, whom nobody else could
+    /// serve: it is counted (in `report` too) and noted, and who listens to alerts hears of it. To
+    /// be called once, with no lock held.
+    pub fn note_out_of_memory(&self, report: &mut Report, stream: StreamHandle) {
+        if let Ok(Some(device)) = self.device_in_use(report.device.into()) {
+            device.count_out_of_memory(&self.shared, report);
+        }
         let mut books = lock(&self.history.0);
         books.latest_oom = Some(report.clone());
         if self.has_history() {
@@ -171,6 +177,7 @@ impl Heap {
                 stream: stream.0 as u64,
                 time: now(),
                 context: context(),
+                origin: 0,
             });
         }
     }

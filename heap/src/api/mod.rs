@@ -5,6 +5,7 @@ mod captures;
 mod device_wide;
 mod free;
 mod history;
+mod outside;
 mod pools;
 mod report;
 mod serve;

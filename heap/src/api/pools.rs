@@ -8,7 +8,7 @@ use crate::small::size_class::{PAGE, round_up};
 use crate::sync::lock;
 
 impl Heap {
-    fn pool_device(&self, key: PoolKey) -> Result<&Device, PoolError> {
+    pub(super) fn pool_device(&self, key: PoolKey) -> Result<&Device, PoolError> {
         self.devices().find(|device| device.id == key.device()).ok_or(PoolError::NoSuchPool(key))
     }
 

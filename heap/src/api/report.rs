@@ -122,7 +122,7 @@ impl Heap {
             }
             for (_, pool) in central.pools.iter() {
                 let Some(name) = pool.name() else { continue };
-                let held = central.arenas.held_bytes(pool.space());
+                let held = central.held_by(pool);
                 let _ = writeln!(
                     text,
                     "  pool {name:?}: {held} B held, {} B in {} live blocks",

@@ -5,7 +5,9 @@ mod addresses;
 mod direct;
 mod ladder;
 pub(crate) mod moves;
+pub(crate) mod outside;
 mod pools;
+mod regions;
 mod small_runs;
 mod watcher;
 

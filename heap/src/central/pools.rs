@@ -3,7 +3,7 @@
 use crate::central::Central;
 use crate::pool::capture::{CapturePool, Capturing, Found, PoolId};
 use crate::pool::named::{LiveBlock, PoolError, PoolKey, PoolStats};
-use crate::pool::{PoolNumber, Purpose, Reuse, capture_tag, of_capture};
+use crate::pool::{Pool, PoolNumber, Purpose, Reuse, capture_tag, of_capture};
 use crate::request::{Request, Want};
 use crate::runs::arena::{RunId, RunState, SpaceId};
 use crate::shared::Shared;
@@ -36,7 +36,9 @@ impl Central {
 
     /// The spaces whose memory the ladder may give back.
     pub(crate) fn open_spaces(&self) -> Vec<SpaceId> {
-        self.pools.shared_spaces().collect()
+        let supplied =
+            |&space: &SpaceId| self.pools.of_space(space).is_some_and(|pool| !pool.is_outside());
+        self.pools.shared_spaces().filter(supplied).collect()
     }
 
     /// A new named pool. `None`: so many have been made that there are no numbers left.
@@ -124,12 +126,18 @@ impl Central {
         run: RunId,
         request: &Request,
     ) -> Option<u64> {
+        let bytes = self.arenas.run(run)?.bytes;
         let address = self.publish(&shared.table, run, request, shared.step(), capture_tag(number));
         if address == 0 {
             return None;
         }
-        self.pools.get_mut(number)?.note_malloc(round(request.size));
+        self.pools.get_mut(number)?.note_malloc(bytes);
         Some(address)
+    }
+
+    /// Bytes that a pool holds.
+    pub(crate) fn held_by(&self, pool: &Pool) -> u64 {
+        pool.spaces().iter().map(|&space| self.arenas.held_bytes(space)).sum()
     }
 
     /// Numbers of a pool.
@@ -139,14 +147,14 @@ impl Central {
         let large: u64 = runs
             .filter(|run| {
                 run.state == RunState::Pending
-                    && self.arenas.region(run.region).space == pool.space()
+                    && pool.spaces().contains(&self.arenas.region(run.region).space)
             })
             .map(|run| run.bytes)
             .sum();
         Some(PoolStats {
             reserve: pool.rules.reserve,
             limit: pool.rules.limit,
-            held: self.arenas.held_bytes(pool.space()),
+            held: self.held_by(pool),
             live: pool.live_bytes,
             live_blocks: pool.live,
             pending: large + pool.shard.as_ref()?.pending_bytes(),
@@ -159,7 +167,7 @@ impl Central {
         let runs = self.arenas.blocks().map(|(_, run)| run).filter(|run| {
             run.state == RunState::Live
                 && !run.is_slab
-                && self.arenas.region(run.region).space == pool.space()
+                && pool.spaces().contains(&self.arenas.region(run.region).space)
         });
         let large = runs.map(|run| LiveBlock {
             address: run.address,
@@ -227,11 +235,13 @@ impl Central {
 
     /// Forgets a pool, if nothing is left of its memory and its addresses. False: it stays.
     pub(crate) fn forget_pool(&mut self, number: PoolNumber, space: SpaceId) -> bool {
-        if !self.arenas.is_empty(space) {
+        let small = self.pools.get(number).and_then(|pool| pool.spaces().get(1).copied());
+        let spaces = || [space].into_iter().chain(small);
+        if spaces().any(|space| !self.arenas.is_empty(space)) {
             return false;
         }
         self.pools.remove(number);
-        self.arenas.remove_space(space);
+        spaces().for_each(|space| self.arenas.remove_space(space));
         true
     }
 }

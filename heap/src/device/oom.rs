@@ -1,15 +1,24 @@
-//! Why memory ran out: what the report says is gathered.
+//! Why memory ran out: what the report says is gathered, and counted once it is the program's.
+//!
+//! A request that the heap refuses is not yet an out-of-memory of the program's: a door may have
+//! another pool to ask, or somebody who gives memory back. So the answer only says why, and who
+//! hands it to the program counts it.
 
 use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
+use crate::error::Error;
+use crate::policy::alerts::AlertKind;
 use crate::pool::lifetime;
 use crate::pool::{Pool, PoolNumber, Purpose};
+use crate::profiler::{self, What};
 use crate::report::entry;
 use crate::report::oom::Report;
 use crate::report::stats::{free_rows, partial_page_bytes};
 use crate::runs::arena::{Region, RegionId};
 use crate::shared::Shared;
+use crate::sync::lock;
+use gruyere_record::{DeviceGauge, EventKind, clock};
 use std::convert::Infallible;
 
 /// The report, while a walk fills it in.
@@ -31,7 +40,7 @@ impl Visitor for Cause {
     }
 
     fn pool(&mut self, _: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
-        let held = central.arenas.held_bytes(pool.space());
+        let held = central.held_by(pool);
         match pool.purpose {
             Purpose::Ordinary(lifetime) => {
                 let free = pool.spaces().iter().map(|&space| central.arenas.free_bytes(space));
@@ -54,19 +63,36 @@ impl Visitor for Cause {
 }
 
 impl Device {
+    /// The out-of-memory answer to a request of `asked` bytes, with the cause.
+    #[cold]
+    pub(crate) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
+        Error::OutOfMemory(Box::new(self.why_memory_ran_out(shared, asked, stream)))
+    }
+
+    /// An out-of-memory is the program's: it is counted, and told to who listens. The holder of no
+    /// lock has come here.
+    #[cold]
+    pub(crate) fn count_out_of_memory(&self, shared: &Shared, report: &mut Report) {
+        {
+            let mut central = lock(&self.central);
+            central.out_of_memories += 1;
+            report.count = central.out_of_memories;
+            central.gauges.set(&[(DeviceGauge::OutOfMemories, report.count)]);
+        }
+        let (asked, stream) = (report.asked, report.stream.0);
+        profiler::mark(What::OutOfMemory, asked);
+        let kind = AlertKind::OutOfMemory;
+        self.alert(shared, kind, asked, report.reserved, report.count);
+        let kind = EventKind::OutOfMemory;
+        shared.record.event(kind, self.id as u8, 0, stream, 0, asked, clock::now());
+    }
+
     /// Looks at everything; takes one lock after the other.
-    pub(super) fn why_memory_ran_out(
-        &self,
-        shared: &Shared,
-        asked: u64,
-        stream: u32,
-        count: u64,
-    ) -> Report {
+    fn why_memory_ran_out(&self, shared: &Shared, asked: u64, stream: u32) -> Report {
         let (live, live_peak) = shared.record.live(self.id);
         let info = shared.driver.memory_info(self.id).ok();
         let mut cause = Cause(Report {
             device: self.id,
-            count,
             asked,
             stream: (stream, self.streams.handle(stream).map_or(0, |handle| handle.0 as u64)),
             lifetime: lifetime::current(),

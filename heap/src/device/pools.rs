@@ -8,7 +8,7 @@ use crate::central::{self, Central};
 use crate::device::Device;
 use crate::error::Error;
 use crate::pool::named::{PoolError, PoolKey};
-use crate::pool::{PoolNumber, Reuse, capture_tag};
+use crate::pool::{Pool, PoolNumber, Reuse, capture_tag};
 use crate::report::oom::PoolNote;
 use crate::request::{Eviction, Request};
 use crate::runs::arena::RunId;
@@ -53,6 +53,9 @@ impl Device {
             drop(guard);
             let error = self.out_of_memory(shared, request.size, request.stream);
             return Err(self.with_pool_note(error, number));
+        }
+        if central.pools.get(number).is_some_and(Pool::is_outside) {
+            return self.malloc_outside(shared, guard, &request, number);
         }
         if let Some(address) = central.block_of_pool(shared, number, &request) {
             return Ok(address);
@@ -113,13 +116,13 @@ impl Device {
     }
 
     /// Adds what is known of the pool to an out-of-memory.
-    fn with_pool_note(&self, error: Error, number: PoolNumber) -> Error {
+    pub(super) fn with_pool_note(&self, error: Error, number: PoolNumber) -> Error {
         let Error::OutOfMemory(mut report) = error else { return error };
         let central = lock(&self.central);
         report.pool = central.pools.get(number).and_then(|pool| {
             Some(PoolNote {
                 name: pool.name()?.to_owned(),
-                held: central.arenas.held_bytes(pool.space()),
+                held: central.held_by(pool),
                 live: pool.live_bytes,
                 limit: pool.rules.limit,
             })
@@ -178,6 +181,9 @@ impl Device {
             {
                 let mut central = lock(&self.central);
                 central.pool_is_unused(key)?;
+                if central.pools.get(number).is_some_and(Pool::is_outside) {
+                    return Err(PoolError::Outside(key));
+                }
                 if self.is_given(shared, &mut central, number, forget) {
                     return Ok(given);
                 }

@@ -465,28 +465,4 @@ impl Device {
             None => self.out_of_memory(shared, request.size, request.stream),
         }
     }
-
-    /// The out-of-memory answer to a request of `asked` bytes, with the cause.
-    #[cold]
-    pub(crate) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
-        let (count, reserved) = {
-            let mut central = lock(&self.central);
-            central.out_of_memories += 1;
-            let count = central.out_of_memories;
-            central.gauges.set(&[(DeviceGauge::OutOfMemories, count)]);
-            (count, central.backing.reserved)
-        };
-        profiler::mark(What::OutOfMemory, asked);
-        self.alert(shared, AlertKind::OutOfMemory, asked, reserved, count);
-        shared.record.event(
-            EventKind::OutOfMemory,
-            self.id as u8,
-            0,
-            stream,
-            0,
-            asked,
-            clock::now(),
-        );
-        Error::OutOfMemory(Box::new(self.why_memory_ran_out(shared, asked, stream, count)))
-    }
 }

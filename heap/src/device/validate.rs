@@ -3,7 +3,7 @@
 use super::walk::{Visitor, WalkedShard, live_slots};
 use crate::central::Central;
 use crate::device::Device;
-use crate::pool::{Pool, PoolNumber, Purpose};
+use crate::pool::{Pool, PoolNumber, Purpose, Source};
 use crate::runs::arena::{Run, RunId, RunState};
 use crate::runs::page_table::Owner;
 use crate::shared::Shared;
@@ -78,11 +78,16 @@ impl Visitor for Audit<'_> {
         {
             return Err(format!("block {:#x} is not the one that its address names", run.address));
         }
-        if round(run.requested()) != run.bytes {
+        let space = central.arenas.region(run.region).space;
+        let is_whole = central
+            .pools
+            .of_space(space)
+            .is_some_and(|pool| pool.rules.source == Source::Outside { split: false });
+        if round(run.requested()) != run.bytes && !is_whole {
             return Err(format!("block {:#x} is not as long as what was asked for", run.address));
         }
         self.live += run.bytes;
-        let number = self.by_space.get(&central.arenas.region(run.region).space);
+        let number = self.by_space.get(&space);
         if let Some((_, [found, _])) = number.and_then(|number| self.pools.get_mut(number)) {
             *found += run.bytes;
         }

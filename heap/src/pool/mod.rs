@@ -15,6 +15,7 @@ use crate::pool::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::SpaceId;
 use crate::runs::spaces::Spaces;
 use crate::small::shard::{SHARDS, Shard};
+use crate::small::size_class::SMALL_MAX;
 use std::collections::BTreeMap;
 
 /// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the shard that the page
@@ -54,6 +55,19 @@ pub enum Reuse {
     Never,
 }
 
+/// Where a pool's memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The device's supply.
+    Supply,
+    /// Who made the pool brings it, in whole segments, and takes it back: it never moves, and
+    /// nobody else gets it. Small blocks lie in segments of their own.
+    Outside {
+        /// Whether several blocks may lie in one segment.
+        split: bool,
+    },
+}
+
 /// What is allowed with a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -63,12 +77,14 @@ pub struct Rules {
     pub limit: Option<u64>,
     /// Who gets freed memory.
     pub reuse: Reuse,
+    /// Where memory comes from.
+    pub source: Source,
 }
 
 impl Rules {
     /// Nothing reserved, no limit.
     pub const fn new(reuse: Reuse) -> Self {
-        Self { reserve: 0, limit: None, reuse }
+        Self { reserve: 0, limit: None, reuse, source: Source::Supply }
     }
 }
 
@@ -116,6 +132,17 @@ impl Pool {
     /// The spaces in which its runs are.
     pub fn spaces(&self) -> &[SpaceId] {
         &self.spaces
+    }
+
+    /// The space of a block of `size` bytes, where segments come from outside.
+    pub fn space_of_size(&self, size: u64) -> SpaceId {
+        let small = self.spaces.get(1).filter(|_| size <= SMALL_MAX);
+        small.copied().unwrap_or(self.space())
+    }
+
+    /// Whether its segments come from outside.
+    pub fn is_outside(&self) -> bool {
+        self.rules.source != Source::Supply
     }
 
     /// Whether it is ordinary memory.
@@ -199,6 +226,19 @@ impl Pools {
         Some(FIRST_NAMED + number)
     }
 
+    /// A pool without memory gets it from outside from now on; `small` is the space of its small
+    /// blocks, a new one. False: there is no such pool, or it has such a space already.
+    pub fn open_to_outside(&mut self, number: PoolNumber, small: SpaceId, split: bool) -> bool {
+        let Some(mut pool) = self.pools.remove(&number) else { return false };
+        let is_new = !pool.is_outside();
+        pool.rules.source = Source::Outside { split };
+        if is_new {
+            pool.spaces.push(small);
+        }
+        self.insert(number, pool);
+        is_new
+    }
+
     /// Forgets a pool; its spaces are its caller's.
     pub fn remove(&mut self, number: PoolNumber) {
         let Some(pool) = self.pools.remove(&number) else { return };
@@ -234,9 +274,11 @@ impl Pools {
         self.get_mut(lifetime as PoolNumber)
     }
 
-    /// The named pool of that name.
+    /// The named pool of that name, whose memory is the supply's.
     pub fn find(&self, name: &str) -> Option<PoolNumber> {
-        self.iter().find(|(_, pool)| pool.name() == Some(name)).map(|(number, _)| number)
+        self.iter()
+            .find(|(_, pool)| !pool.is_outside() && pool.name() == Some(name))
+            .map(|(number, _)| number)
     }
 
     fn number_of(&self, space: SpaceId) -> PoolNumber {

@@ -110,6 +110,12 @@ pub enum PoolError {
     },
     /// A thread is allocating from it at this moment.
     Busy,
+    /// Its memory comes from outside, so it is for who brings it to take it back.
+    Outside(PoolKey),
+    /// It holds memory already, or keeps some, so its memory cannot come from outside.
+    Begun(PoolKey),
+    /// A segment that cannot be managed was brought to it: its address.
+    Segment(u64),
     /// Whether its memory is still used cannot be found out: a CUDA graph is being captured, or the
     /// device did not answer.
     Unquiet,
@@ -186,6 +192,22 @@ impl fmt::Display for PoolError {
             Self::Busy => {
                 write!(f, "another thread is allocating from it; let it finish and leave first")
             }
+            Self::Outside(key) => write!(
+                f,
+                "the memory of pool {:#x} comes from another allocator, which alone takes it back",
+                key.0
+            ),
+            Self::Begun(key) => write!(
+                f,
+                "pool {:#x} holds memory of Gruyère's already: say where its memory is to come \
+                 from before the first request",
+                key.0
+            ),
+            Self::Segment(address) => write!(
+                f,
+                "the pool's allocator gave memory at {address:#x}, which cannot be served from: \
+                 an address must be a multiple of 512 below 2^48"
+            ),
             Self::Unquiet => write!(
                 f,
                 "its memory may still be in use: a CUDA graph is being captured, or the device \

@@ -54,7 +54,8 @@ pub struct Entry {
     pub device: u32,
     /// Where; of an out-of-memory, what the driver says is free (bytes).
     pub address: u64,
-    /// How much, rounded up to 512 B.
+    /// How much: of a block, what was asked for, as torch notes it; of an out-of-memory, that
+    /// rounded up to 512 B.
     pub bytes: u64,
     /// The stream's handle.
     pub stream: u64,
@@ -62,4 +63,6 @@ pub struct Entry {
     pub time: u64,
     /// See [`set_context`].
     pub context: u64,
+    /// Of a free: the context of its block's allocation, where that was noted; else 0.
+    pub origin: u64,
 }

@@ -10,7 +10,7 @@ use std::fmt;
 pub struct Report {
     /// The device.
     pub device: u32,
-    /// How many there were on it, this one included.
+    /// How many there were on it, this one included; 0 until it is the program's.
     pub count: u64,
     /// What was asked for.
     pub asked: u64,

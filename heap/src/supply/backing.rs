@@ -57,7 +57,10 @@ pub struct Backing {
     pub log: SegmentLog,
     /// Bytes of the spans that are not of the driver's pools, orphans included.
     plain: u64,
-    /// Bytes of spans or pages held, orphans included, as asked of the driver.
+    /// Segments that others brought: bytes, and how many.
+    outside: (u64, u64),
+    /// Bytes of spans or pages held, orphans and what others brought included, as asked of the
+    /// driver.
     pub held: u64,
     /// Physical bytes held, as the driver counts them.
     pub reserved: u64,
@@ -80,6 +83,7 @@ impl Backing {
             pages: Pages::new(device),
             log: SegmentLog::new(device),
             plain: 0,
+            outside: (0, 0),
             held: 0,
             reserved: 0,
             pieces: 0,
@@ -116,6 +120,22 @@ impl Backing {
     pub fn unhold(&mut self, bytes: u64) {
         self.held -= bytes;
         self.pieces -= 1;
+    }
+
+    /// A segment that others brought is held.
+    pub fn hold_outside(&mut self, address: u64, bytes: u64) {
+        self.outside = (self.outside.0 + bytes, self.outside.1 + 1);
+        self.hold(bytes);
+        self.reserved += bytes;
+        self.log.note(Action::SegmentAlloc, address, bytes);
+    }
+
+    /// A segment that others brought goes back to them.
+    pub fn unhold_outside(&mut self, address: u64, bytes: u64) {
+        self.outside = (self.outside.0 - bytes, self.outside.1 - 1);
+        self.unhold(bytes);
+        self.reserved -= bytes;
+        self.log.note(Action::SegmentFree, address, bytes);
     }
 
     fn counted<T>(&mut self, result: Result<T>) -> Result<T> {
@@ -274,11 +294,12 @@ impl Backing {
         [&self.log, &self.pages.log]
     }
 
-    /// Takes the count of pages over, after they have changed: they are all that is held.
+    /// Takes the count of pages over, after they have changed: beside what others brought they are
+    /// all that is held.
     pub fn refresh_pages(&mut self) {
-        self.held = self.pages.held();
+        self.held = self.pages.held() + self.outside.0;
         self.reserved = self.held;
-        self.pieces = self.held / PAGE;
+        self.pieces = self.pages.held() / PAGE + self.outside.1;
         self.calls += std::mem::take(&mut self.pages.calls);
         self.errors += std::mem::take(&mut self.pages.errors);
     }
@@ -289,7 +310,7 @@ impl Backing {
             self.reserved = self.held;
             return;
         }
-        let mut reserved = self.plain;
+        let mut reserved = self.plain + self.outside.0;
         for pool in self.made_pools() {
             let result = driver.pool_attribute(self.device, pool, PoolAttribute::ReservedCurrent);
             match self.counted(result) {
@@ -388,7 +409,10 @@ impl Backing {
     pub fn used_by_driver(&self, driver: &dyn Driver) -> Option<u64> {
         self.pools.as_ref()?;
         let used = |pool| driver.pool_attribute(self.device, pool, PoolAttribute::UsedCurrent).ok();
-        self.made_pools().map(used).sum::<Option<u64>>().map(|used| used + self.plain)
+        self.made_pools()
+            .map(used)
+            .sum::<Option<u64>>()
+            .map(|used| used + self.plain + self.outside.0)
     }
 
     /// Gives the pools and the private stream back (at the heap's end, when no span is held).

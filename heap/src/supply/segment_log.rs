@@ -42,7 +42,16 @@ impl SegmentLog {
     #[cold]
     fn add(&mut self, action: Action, address: u64, bytes: u64) {
         let (device, time, context) = (self.device, now(), context());
-        self.latest.add(Entry { action, device, address, bytes, stream: 0, time, context });
+        self.latest.add(Entry {
+            action,
+            device,
+            address,
+            bytes,
+            stream: 0,
+            time,
+            context,
+            origin: 0,
+        });
     }
 
     /// See [`Latest::told`].

@@ -6,11 +6,10 @@ use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Want};
-use crate::runs::arena::{Region, RegionId, RunId, SpaceId, UNOWNED};
+use crate::runs::arena::{Region, RegionId, RunId, SpaceId};
 use crate::settings::Settings;
 use crate::small::size_class::{PAGE, SMALL_MAX, round_up};
 use crate::supply::backing::{Backing, SPAN};
-use gruyere_record::{DeviceGauge, EventKind, SegmentEntry, SegmentKind, clock};
 
 /// A span is at most one part in this of what is left of the device, unless a request is longer.
 const LEFT_SPANS: u64 = 256;
@@ -69,25 +68,7 @@ impl Spans {
             );
             return Err(DriverError::new("address range", ErrorKind::Other, 0));
         }
-        let origin = (span.origin, span.taken);
-        let region = central.arenas.add_region(space, span.address, span.bytes, origin, UNOWNED);
-        let (device, lifetime) = (central.device as u8, ctx.lifetime as u8);
-        let slot = ctx.record.segment_insert(&SegmentEntry {
-            kind: SegmentKind::Span,
-            address: span.address,
-            bytes: span.bytes,
-            slot: 0,
-            stream: UNOWNED,
-            device,
-            lifetime,
-            capture: ctx.capture,
-            ..SegmentEntry::default()
-        });
-        central.arenas.set_region_slot(region, slot);
-        central.gauges.add(DeviceGauge::Grows, 1);
-        central.publish_reserved();
-        let now = clock::now();
-        ctx.record.event(EventKind::Grow, device, lifetime, UNOWNED, span.address, span.bytes, now);
+        central.add_span(ctx.record, space, span, ctx.lifetime, ctx.capture);
         Ok(())
     }
 
@@ -102,12 +83,7 @@ impl Spans {
             );
             return false;
         }
-        central.arenas.remove_region(id);
-        ctx.record.segment_remove(region.slot);
-        central.gauges.add(DeviceGauge::Releases, 1);
-        central.publish_reserved();
-        let (device, now) = (central.device as u8, clock::now());
-        ctx.record.event(EventKind::Release, device, 0, UNOWNED, region.address, region.bytes, now);
+        central.remove_span(ctx.record, id);
         true
     }
 

@@ -17,7 +17,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/env.h>
 
+#include "foreign.h"
 #include "told.h"
+#include "tracked.h"
 
 namespace gruyere {
 namespace {
@@ -34,17 +36,6 @@ constexpr auto kNoCheckpoint =
     "(torch._inductor.config.triton.cudagraphs = False), or use torch.cuda.graph or "
     "make_graphed_callables, which work here; "
     "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
-constexpr auto kNoTracker =
-    "Gruyère's native door does not tell a tracker of its segments yet: where "
-    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK is set, leave it out "
-    "(collectives work without), and so whatever else attaches one; "
-    "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
-constexpr auto kNoSplit =
-    "Gruyère's native door has no pools whose segments are never split yet: leave out "
-    "no_split=True, the pool is the same but for where its blocks lie";
-constexpr auto kNoForeign = "Gruyère's native door has no pools over another allocator yet: leave "
-                            "the allocator out, and the pool's memory is Gruyère's; "
-                            "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 
 class Gruyere final : public CUDAAllocator {
 public:
@@ -251,8 +242,12 @@ public:
 
     void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
                             std::shared_ptr<CUDAAllocator> allocator) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(!allocator || allocator.get() == this, kNoForeign);
-        check(table->pool_create(device, ours(id)));
+        if (!allocator || allocator.get() == this) {
+            check(table->pool_create(device, ours(id)));
+            return;
+        }
+        const GruyereBoxed boxed{new Foreign{std::move(allocator)}, drop_foreign};
+        check(table->pool_create_over(device, ours(id), boxed, give_foreign, take_foreign));
     }
 
     void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool wanted) override {
@@ -265,8 +260,11 @@ public:
     }
 
     void setNoSplit(DeviceIndex device, MempoolId_t id) override {
-        give_up(device, id);
-        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoSplit);
+        const int code = counted(table->pool_no_split(device, ours(id)));
+        if (code != GRUYERE_OK) {
+            give_up(device, id);
+        }
+        TORCH_CHECK(code == GRUYERE_OK, "setNoSplit: there is no such pool, or it is in use");
     }
 
     bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
@@ -370,8 +368,8 @@ public:
         observers_.push_back(std::move(observer));
     }
 
-    void attachAllocatorTraceTracker(AllocatorTraceTracker) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoTracker);
+    void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
+        attach(std::move(tracker));
     }
 
     // Other devices, other processes.

@@ -105,21 +105,16 @@ void collect(SnapshotInfo &info, Origins &origins, bool include_traces) {
         skipped = recording().skipped;
     }
     const bool has_contexts = recording().when.load() >= RecordContext::ALLOC;
-    // Where frees of which nothing was gathered are told to come from, as torch does it: where
-    // their block came from.
-    std::unordered_map<uint64_t, std::shared_ptr<c10::GatheredContext>> allocated;
     for (size_t at = 0; at < noted.entry_count; ++at) {
         const GruyereHistoryEntry &from = noted.entries[at];
         const TraceEntry::Action action = action_of(from.action);
         const auto *context = static_cast<const Context *>(taken->entry_contexts[at]);
         std::shared_ptr<c10::GatheredContext> gathered =
             context && has_contexts ? context->gathered : nullptr;
-        if (has_contexts && action == TraceEntry::ALLOC) {
-            allocated[from.address] = gathered;
-        } else if (has_contexts && !gathered &&
-                   (action == TraceEntry::FREE_REQUESTED || action == TraceEntry::FREE_COMPLETED)) {
-            const auto of = allocated.find(from.address);
-            gathered = of == allocated.end() ? nullptr : of->second;
+        // Frees of which nothing was gathered are told to come from where their block came from.
+        const auto *origin = static_cast<const Context *>(taken->entry_origins[at]);
+        if (!gathered && origin && has_contexts) {
+            gathered = origin->gathered;
         }
         if (from.device >= info.device_traces.size() ||
             std::count(skipped.begin(), skipped.end(), action)) {
@@ -149,6 +144,7 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
         to.is_large = !from.small;
         to.is_expandable = from.stitched != 0;
         to.owner_private_pool_id = pool;
+        to.registration_counter = table->segment_number(device, from.address);
         // Memory here belongs to no stream. A span in which all blocks are of one is told as that
         // stream's; pages come and go in the history as nobody's.
         bool is_of_one = !from.stitched;

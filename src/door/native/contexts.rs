@@ -91,7 +91,7 @@ pub(super) fn forget() {
 }
 
 fn numbers(collected: &Collected) -> HashSet<u64> {
-    let entries = collected.entries.iter().map(|entry| entry.context);
+    let entries = collected.entries.iter().flat_map(|entry| [entry.context, entry.origin]);
     entries.chain(collected.origins.iter().map(|origin| origin.context)).collect()
 }
 

@@ -10,7 +10,9 @@
 mod boxed;
 mod contexts;
 mod pools;
+mod segments;
 mod told;
+mod trackers;
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, GruyereStats};
 use super::pool::GRUYERE_MEMORY;
@@ -23,9 +25,12 @@ use crate::heap::small::size_class::SMALL_MAX;
 use crate::heap::{Error, Heap};
 use boxed::{Boxed, Filter};
 pub use boxed::{GruyereBoxed, GruyereFilter};
+use segments::Source;
+pub use segments::{GruyereGive, GruyereTake};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
 pub use told::GruyereNativeHistory;
+pub use trackers::{GruyereSegmentEvent, GruyereTracker};
 
 /// The version of [`GruyereNativeTable`] that this header describes.
 pub const GRUYERE_NATIVE_VERSION: u32 = 1;
@@ -60,8 +65,8 @@ pub struct GruyereNativeTable {
     /// Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been
     /// told of it before `failure`.
     pub is_out_of_memory: extern "C" fn() -> c_int,
-    /// What it was; returns the code. An out-of-memory counts as the program's from now on: it is
-    /// dumped and noted.
+    /// What it was; returns the code. An out-of-memory is the program's from now on: it is
+    /// counted, dumped and noted, and alerts are raised.
     pub failure: unsafe extern "C" fn(failure: *mut GruyereNativeFailure) -> c_int,
     /// See `gruyere_free`.
     pub free: extern "C" fn(pointer: *mut c_void, size: isize, device: c_int, stream: CudaStream),
@@ -123,6 +128,22 @@ pub struct GruyereNativeTable {
     pub history: extern "C" fn() -> *mut GruyereNativeHistory,
     /// Frees what `history` gave.
     pub history_free: unsafe extern "C" fn(history: *mut GruyereNativeHistory),
+    /// As `pool_create`, of a pool that there is not yet, whose segments `give` gets of `allocator`
+    /// and `take` gives back to it, each once and on any thread. It is dropped after the last.
+    pub pool_create_over: extern "C" fn(
+        device: c_int,
+        pool: MempoolId,
+        allocator: GruyereBoxed,
+        give: GruyereGive,
+        take: GruyereTake,
+    ) -> c_int,
+    /// Blocks of a pool that holds nothing yet have segments of their own; 1: there is no such
+    /// pool.
+    pub pool_no_split: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
+    /// Tells `tracker` of the segments of pools from now on. Once.
+    pub track: extern "C" fn(tracker: GruyereTracker),
+    /// How many segments of pools came before the one at `address`; -1: there is none.
+    pub segment_number: extern "C" fn(device: c_int, address: u64) -> c_int,
 }
 
 static TABLE: GruyereNativeTable = GruyereNativeTable {
@@ -156,6 +177,10 @@ static TABLE: GruyereNativeTable = GruyereNativeTable {
     context_leave: told::context_leave,
     history: told::history,
     history_free: told::history_free,
+    pool_create_over,
+    pool_no_split,
+    track: trackers::track,
+    segment_number,
 };
 
 /// What the native door calls, for a shim that was built for `version`. NULL: the library has no
@@ -182,6 +207,10 @@ thread_local! {
 impl Failure {
     fn unavailable(reason: String) -> Self {
         Self::Other(GRUYERE_UNAVAILABLE, reason)
+    }
+
+    fn invalid(reason: &str) -> Self {
+        Self::Other(GRUYERE_INVALID, reason.to_owned())
     }
 
     fn of(error: Error, stream: CudaStream) -> Self {
@@ -271,19 +300,29 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
     heap.meet_hooks();
     let ask = || heap.malloc(size, i64::from(device), handle(stream));
     let pool = if pools::has_filters() {
-        let failed =
-            |_| Failure::Other(GRUYERE_INVALID, "the filter of a memory pool failed".to_owned());
+        let failed = |_| Failure::invalid("the filter of a memory pool failed");
         pools::route(device, stream).map_err(failed)?
     } else {
         None
     };
-    if let Some(key) = pool {
-        return pools::inside(heap, key, ask)?.map_err(|error| Failure::of(error, stream));
+    if let Some((id, memory)) = pool {
+        let make_room = || {
+            pools::give_back_unused(heap, device);
+            heap.trim();
+        };
+        let held = memory.held(heap, device, id);
+        return held.serve(size, (stream, handle(stream)), ask, make_room);
     }
-    let refused = match ask() {
+    let mut refused = match ask() {
         Err(Error::OutOfMemory(report)) => report,
         other => return other.map_err(|error| Failure::of(error, stream)),
     };
+    if pools::give_back_unused(heap, device) {
+        refused = match ask() {
+            Err(Error::OutOfMemory(report)) => report,
+            other => return other.map_err(|error| Failure::of(error, stream)),
+        };
+    }
     for key in pools::last_resorts(device) {
         // A pool that is gone meanwhile, or has nothing, is not the one.
         if let Ok(Ok(address)) = pools::inside(heap, key, ask) {
@@ -305,9 +344,9 @@ unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
     guarded(GRUYERE_UNAVAILABLE, || {
         let last = FAILURE.try_with(RefCell::take).ok().flatten();
         let (code, text, [asked, limit, free]) = match last {
-            Some(Failure::OutOfMemory(report, stream)) => {
+            Some(Failure::OutOfMemory(mut report, stream)) => {
                 if let Some(heap) = current() {
-                    oom::note(heap, &report, handle(stream));
+                    oom::note(heap, &mut report, handle(stream));
                 }
                 (
                     GRUYERE_MEMORY,
@@ -363,7 +402,7 @@ fn found(is_there: bool) -> c_int {
 }
 
 extern "C" fn pool_create(device: c_int, pool: MempoolId) -> c_int {
-    answered(|heap| Ok(pools::create(heap, device, pool.pair()).map(|()| GRUYERE_OK)?))
+    answered(|heap| Ok(pools::create(heap, device, pool.pair(), None).map(|()| GRUYERE_OK)?))
 }
 
 extern "C" fn pool_begin(
@@ -391,4 +430,28 @@ extern "C" fn pool_uses(device: c_int, pool: MempoolId) -> u32 {
 
 extern "C" fn pool_on_oom(device: c_int, pool: MempoolId, wanted: c_int) -> c_int {
     answered(|_| Ok(found(pools::set_on_oom(device, pool.pair(), wanted != 0))))
+}
+
+extern "C" fn pool_create_over(
+    device: c_int,
+    pool: MempoolId,
+    allocator: GruyereBoxed,
+    give: GruyereGive,
+    take: GruyereTake,
+) -> c_int {
+    // Owned before anything else may fail.
+    let allocator = Boxed::new(allocator);
+    answered(|heap| {
+        let none = || Failure::invalid("a memory pool has no allocator to be over");
+        let source = Source::Foreign { allocator: allocator.ok_or_else(none)?, give, take };
+        Ok(pools::create(heap, device, pool.pair(), Some(source)).map(|()| GRUYERE_OK)?)
+    })
+}
+
+extern "C" fn pool_no_split(device: c_int, pool: MempoolId) -> c_int {
+    answered(|heap| Ok(found(pools::set_no_split(heap, device, pool.pair())?)))
+}
+
+extern "C" fn segment_number(device: c_int, address: u64) -> c_int {
+    if fork::is_forked_child() { -1 } else { guarded(-1, || segments::number_of(device, address)) }
 }

@@ -5,7 +5,8 @@
 //! the driver about anyway (`heap/src/pool/capture.rs`), so it is only told. All other filters
 //! (this thread's requests, those of a stream, everybody's) match from the beginning, and are asked
 //! here at each request while they are open, in the order in which they were opened and with no
-//! lock held. What they match comes from a named pool of the heap.
+//! lock held. What they match comes from a named pool of the heap, whose memory is brought to it
+//! ([`super::segments`]).
 //!
 //! One id may serve both: a MemPool that a graph is captured into. Which of its references a
 //! release gives up is not said, so the pool's are given up first: a graph's memory stays until
@@ -13,6 +14,7 @@
 
 use super::super::torch::CudaStream;
 use super::boxed::Filter;
+use super::segments::{Held, Source};
 use crate::heap::Heap;
 use crate::heap::pool::capture::PoolId;
 use crate::heap::pool::named::{PoolError, PoolKey};
@@ -40,10 +42,24 @@ struct Known {
     uses: u32,
     /// Captures begun and not released.
     captures: u32,
-    /// Its memory, where it has any.
-    key: Option<PoolKey>,
+    /// Its memory, where it has any, and where that comes from.
+    memory: Option<Memory>,
     /// Whether it serves others before there is an out-of-memory.
     on_oom: bool,
+}
+
+/// The memory of a pool.
+#[derive(Clone)]
+pub(super) struct Memory {
+    pub(super) key: PoolKey,
+    pub(super) source: Arc<Source>,
+}
+
+impl Memory {
+    /// What the pool that has it is called.
+    pub(super) fn held<'a>(&'a self, heap: &'a Heap, device: i32, id: PoolId) -> Held<'a> {
+        Held { heap, device, id, key: self.key, source: &self.source }
+    }
 }
 
 impl Known {
@@ -93,19 +109,23 @@ pub(super) fn has_filters() -> bool {
 pub(super) struct FilterFailed;
 
 /// The pool that a request goes to.
-pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<PoolKey>, FilterFailed> {
-    let open: Vec<(Arc<Filter>, Option<PoolKey>)> = {
+pub(super) fn route(
+    device: i32,
+    stream: CudaStream,
+) -> Result<Option<(PoolId, Memory)>, FilterFailed> {
+    let open: Vec<(Arc<Filter>, PoolId, Option<Memory>)> = {
         let books = books();
         let here = books.pool_scopes.iter().filter(|pool_scope| pool_scope.device == device);
         here.filter_map(|pool_scope| {
-            let key = books.known.get(&(device, pool_scope.id)).and_then(|known| known.key);
-            Some((Arc::clone(pool_scope.filter.as_ref()?), key))
+            let known = books.known.get(&(device, pool_scope.id));
+            let memory = known.and_then(|known| known.memory.clone());
+            Some((Arc::clone(pool_scope.filter.as_ref()?), pool_scope.id, memory))
         })
         .collect()
     };
-    for (filter, key) in &open {
+    for (filter, id, memory) in open {
         if filter.matches(stream).ok_or(FilterFailed)? {
-            return Ok(*key);
+            return Ok(memory.map(|memory| (id, memory)));
         }
     }
     Ok(None)
@@ -127,18 +147,72 @@ pub(super) fn inside<T>(
 pub(super) fn last_resorts(device: i32) -> Vec<PoolKey> {
     let books = books();
     let here = books.known.iter().filter(|((on, _), known)| *on == device && known.on_oom);
-    here.filter_map(|(_, known)| known.key).collect()
+    here.filter_map(|(_, known)| Some(known.memory.as_ref()?.key)).collect()
 }
 
-/// A pool is made, or gets one reference more.
-pub(super) fn create(heap: &Heap, device: i32, id: PoolId) -> Result<(), PoolError> {
+/// A pool is made, or gets one reference more. A new one's segments come from `foreign`; where
+/// there is none, from the driver.
+pub(super) fn create(
+    heap: &Heap,
+    device: i32,
+    id: PoolId,
+    foreign: Option<Source>,
+) -> Result<(), PoolError> {
     let _changes = changes();
-    let key = heap.pool_create(&name(id), i64::from(device), 0, None)?;
+    let known = books().known.get(&(device, id)).and_then(|known| known.memory.clone());
+    let memory = match known {
+        Some(memory) if foreign.is_some() => return Err(PoolError::Begun(memory.key)),
+        Some(memory) => memory,
+        None => {
+            let key = heap.pool_create(&name(id), i64::from(device), 0, None)?;
+            heap.pool_from_outside(key, true)?;
+            Memory { key, source: Arc::new(foreign.unwrap_or(Source::Driver)) }
+        }
+    };
     let mut books = books();
     let known = books.known.entry((device, id)).or_default();
     known.uses += 1;
-    known.key = Some(key);
+    known.memory = Some(memory);
     Ok(())
+}
+
+/// Blocks of the pool have segments of their own from now on. False: there is no such pool.
+pub(super) fn set_no_split(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolError> {
+    let memory = books().known.get(&(device, id)).and_then(|known| known.memory.clone());
+    let Some(memory) = memory else { return Ok(false) };
+    heap.pool_from_outside(memory.key, false).map(|()| true)
+}
+
+/// Gives back what the pools of `device` hold that nobody uses any more. Whether any did.
+pub(super) fn give_back_unused(heap: &Heap, device: i32) -> bool {
+    let unused: Vec<(PoolId, Memory)> = {
+        let books = books();
+        let here = books.known.iter().filter(|((on, _), known)| *on == device && !known.is_used());
+        here.filter_map(|(&(_, id), known)| Some((id, known.memory.clone()?))).collect()
+    };
+    for (id, memory) in &unused {
+        give_back(heap, device, *id, memory);
+    }
+    !unused.is_empty()
+}
+
+/// Gives back what lies idle of a pool that nobody uses any more, and forgets it where that was
+/// all.
+fn give_back(heap: &Heap, device: i32, id: PoolId, memory: &Memory) {
+    // Whoever takes the pool up meanwhile has to ask for its segments anew.
+    memory.held(heap, device, id).give_back();
+    // Dropped last, with no lock held: its allocator goes with it.
+    let mut _gone = None;
+    let _changes = changes();
+    let mut books = books();
+    let Some(known) = books.known.get_mut(&(device, id)) else { return };
+    if !known.is_used()
+        && known.memory.as_ref().is_some_and(|now| now.key == memory.key)
+        && heap.pool_forget(memory.key)
+    {
+        _gone = known.memory.take();
+        books.known.remove(&(device, id));
+    }
 }
 
 /// A pool scope begins; `filter` is that of one that is no capture's. It is a reference to the
@@ -157,7 +231,7 @@ pub(super) fn begin(
         books.pool_scopes.push(PoolScope { device, id, thread, filter: None });
         return Ok(());
     };
-    create(heap, device, id)?;
+    create(heap, device, id, None)?;
     books().pool_scopes.push(PoolScope { device, id, thread, filter: Some(Arc::new(filter)) });
     FILTERS.fetch_add(1, Ordering::AcqRel);
     Ok(())
@@ -215,7 +289,7 @@ pub(super) fn release(heap: &Heap, device: i32, id: PoolId) -> Result<bool, Pool
         } else {
             known.uses -= 1;
         }
-        if !known.is_used() && known.key.is_none() {
+        if !known.is_used() && known.memory.is_none() {
             books.known.remove(&(device, id));
         }
         of_capture
@@ -237,50 +311,26 @@ pub(super) fn set_on_oom(device: i32, id: PoolId, wanted: bool) -> bool {
 }
 
 /// `emptyCache`, of all memory or of one pool's, on all devices: what nobody uses goes back to the
-/// device.
+/// device. A pool that is in use keeps what it holds, as under torch's own allocator: only its
+/// maker knows whether memory of another allocator is there at the moment.
 pub(super) fn empty(heap: &Heap, only: Option<PoolId>) {
     let mut whole = only.is_none();
-    let keyed: Vec<(i32, PoolId, PoolKey)> = {
+    let unused: Vec<(i32, PoolId, Memory)> = {
         let books = books();
         let wanted = books.known.iter().filter(|((_, id), _)| only.is_none_or(|only| only == *id));
-        // A graph's memory has no key: only a look at everything finds it.
+        // A graph's memory is no pool's: only a look at everything finds it.
         wanted
             .filter_map(|(&(device, id), known)| {
                 whole |= known.captures > 0;
-                Some((device, id, known.key?))
+                Some((device, id, known.memory.clone().filter(|_| !known.is_used())?))
             })
             .collect()
     };
-    for (device, id, key) in keyed {
-        let changes = changes();
-        let is_used = books().known.get(&(device, id)).is_some_and(Known::is_used);
-        // Only what is destroyed must not be taken up: giving memory back may take its time.
-        let _changes = (!is_used).then_some(changes);
-        match if is_used { heap.pool_release(key) } else { heap.pool_destroy(key) } {
-            Ok(_) if is_used => {}
-            Ok(_) | Err(PoolError::NoSuchPool(_)) => forget(device, id, key),
-            // What lies idle between its blocks goes back with everybody's.
-            Err(PoolError::Live { .. }) => whole = true,
-            Err(error) => {
-                log::debug!("pool {id:?} of device {device} keeps its memory for now: {error}")
-            }
-        }
+    for (device, id, memory) in &unused {
+        give_back(heap, *device, *id, memory);
     }
     if whole {
         heap.trim();
-    }
-}
-
-/// The memory of a pool that nobody uses is gone.
-fn forget(device: i32, id: PoolId, key: PoolKey) {
-    let mut books = books();
-    if let Some(known) = books.known.get_mut(&(device, id))
-        && known.key == Some(key)
-    {
-        known.key = None;
-        if !known.is_used() {
-            books.known.remove(&(device, id));
-        }
     }
 }
 

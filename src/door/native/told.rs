@@ -22,15 +22,18 @@ pub struct GruyereNativeHistory {
     pub entry_contexts: *const *mut c_void,
     /// The object of each origin's context, NULL where it has none.
     pub origin_contexts: *const *mut c_void,
+    /// The object of the context of the allocation that an entry's free is of, NULL where it is
+    /// none or that has none.
+    pub entry_origins: *const *mut c_void,
 }
 
 /// What [`GruyereNativeHistory`] points into; the struct is its first field.
 #[repr(C)]
 struct Held {
     face: GruyereNativeHistory,
-    objects: [Vec<*mut c_void>; 2],
+    objects: [Vec<*mut c_void>; 3],
     /// The objects' owners.
-    boxes: [Vec<Option<Arc<Boxed>>>; 2],
+    boxes: [Vec<Option<Arc<Boxed>>>; 3],
 }
 
 pub(super) extern "C" fn snapshot(device: c_int) -> *mut GruyereSnapshot {
@@ -82,15 +85,17 @@ pub(super) extern "C" fn history() -> *mut GruyereNativeHistory {
         let boxes = [
             contexts::of(found.entries.iter().map(|entry| entry.context)),
             contexts::of(found.origins.iter().map(|origin| origin.context)),
+            contexts::of(found.entries.iter().map(|entry| entry.origin)),
         ];
         let object = |boxed: &Option<Arc<Boxed>>| {
             boxed.as_ref().map_or(std::ptr::null_mut(), |boxed| boxed.object())
         };
-        let objects = [0, 1].map(|kind| boxes[kind].iter().map(object).collect::<Vec<_>>());
+        let objects = [0, 1, 2].map(|kind| boxes[kind].iter().map(object).collect::<Vec<_>>());
         let face = GruyereNativeHistory {
             noted: give(&found),
             entry_contexts: objects[0].as_ptr(),
             origin_contexts: objects[1].as_ptr(),
+            entry_origins: objects[2].as_ptr(),
         };
         // A vector's buffer stays where it is when the vector moves.
         Box::into_raw(Box::new(Held { face, objects, boxes })).cast()

@@ -20,7 +20,7 @@ const RELAXED: c_uint = 2;
 
 /// The dump and the log of any out-of-memory of ours.
 #[cold]
-pub fn tell_of_out_of_memory(heap: &Heap, report: &Report, stream: StreamHandle) {
+pub fn tell_of_out_of_memory(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     oom::note(heap, report, stream);
     // The program may have an answer to it: torch gives its cache back and asks again.
     log::warn!("{report}");
@@ -31,7 +31,7 @@ pub fn tell_of_out_of_memory(heap: &Heap, report: &Report, stream: StreamHandle)
 pub fn out_of_memory(
     runtime: Runtime,
     heap: &Heap,
-    report: &Report,
+    report: &mut Report,
     stream: StreamHandle,
 ) -> CudaError {
     tell_of_out_of_memory(heap, report, stream);

@@ -40,8 +40,8 @@ fn allocate(
     let Some(device) = place(heap) else { return Outcome::NotOurs };
     match heap.malloc(bytes as u64, device, stream) {
         Ok(address) => Outcome::Served(address),
-        Err(Error::OutOfMemory(report)) => {
-            Outcome::Refused(out_of_memory(runtime, heap, &report, stream))
+        Err(Error::OutOfMemory(mut report)) => {
+            Outcome::Refused(out_of_memory(runtime, heap, &mut report, stream))
         }
         Err(other) => {
             complain(&other.to_string(), "runtime");

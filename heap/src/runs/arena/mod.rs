@@ -18,6 +18,7 @@ mod unmapped;
 mod usage;
 mod validate;
 mod walk;
+mod whole;
 
 use crate::number_set::NumberSet;
 use crate::order::streams::{ALL_STREAMS, NUMBERS, Streams};

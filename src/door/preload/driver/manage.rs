@@ -51,8 +51,8 @@ fn allocate(bytes: usize, stream: StreamHandle, place: impl FnOnce() -> Option<i
     };
     match heap.malloc(bytes as u64, device, stream) {
         Ok(address) => Outcome::Served(address),
-        Err(Error::OutOfMemory(report)) => {
-            tell_of_out_of_memory(heap, &report, stream);
+        Err(Error::OutOfMemory(mut report)) => {
+            tell_of_out_of_memory(heap, &mut report, stream);
             Outcome::Refused(OUT_OF_MEMORY)
         }
         Err(other) => {

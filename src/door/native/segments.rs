@@ -1,0 +1,183 @@
+//! Where the segments of torch's MemPools come from: another allocator of torch's, which the pool
+//! was made over, or the driver.
+//!
+//! A MemPool's memory is whole segments, as under torch's own allocator: what is registered with
+//! NCCL or a network card, or belongs to another allocator, must never move, nor be in pieces. The
+//! heap says when a pool needs one; it is got, told of and given back here, with no lock held.
+
+use super::super::torch::{CudaStream, MempoolId};
+use super::Failure;
+use super::boxed::Boxed;
+use super::pools::inside;
+use super::trackers::{self, GruyereSegmentEvent};
+use crate::driver::StreamHandle;
+use crate::heap::pool::capture::PoolId;
+use crate::heap::pool::named::PoolKey;
+use crate::heap::{Error, Heap};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// Gives `bytes` on `device`, as the allocator `object` does for a request of the calling thread's
+/// on `stream`; NULL: it cannot. It never unwinds; `failed` says whether it threw.
+pub type GruyereGive = extern "C" fn(
+    object: *mut c_void,
+    bytes: u64,
+    device: c_int,
+    stream: CudaStream,
+    failed: *mut c_int,
+) -> *mut c_void;
+
+/// Takes back what [`GruyereGive`] gave, once. It never unwinds.
+pub type GruyereTake = extern "C" fn(object: *mut c_void, block: *mut c_void);
+
+/// Where the segments of a pool come from.
+pub(super) enum Source {
+    /// The driver's plain allocations.
+    Driver,
+    /// Another allocator's, kept until the last of them is given back.
+    Foreign { allocator: Boxed, give: GruyereGive, take: GruyereTake },
+}
+
+/// Segments of small blocks have this length (bytes), and no others.
+const SHORTEST: u64 = 2 << 20;
+
+/// The allocator threw: the shim knows what.
+struct Threw;
+
+/// The segments that there are, by device and address, with how many there were before each.
+static ORDER: Mutex<(i32, Option<HashMap<(i32, u64), i32>>)> = Mutex::new((0, None));
+
+fn in_order<T>(body: impl FnOnce(&mut i32, &mut HashMap<(i32, u64), i32>) -> T) -> T {
+    let mut order = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
+    let (next, known) = &mut *order;
+    body(next, known.get_or_insert_default())
+}
+
+/// How many segments there were before the one at `address`; -1: none of a MemPool's is there.
+pub(super) fn number_of(device: i32, address: u64) -> i32 {
+    in_order(|_, known| known.get(&(device, address)).copied().unwrap_or(-1))
+}
+
+/// A MemPool, as far as its segments go.
+pub(super) struct Held<'a> {
+    pub(super) heap: &'a Heap,
+    pub(super) device: i32,
+    pub(super) id: PoolId,
+    pub(super) key: PoolKey,
+    pub(super) source: &'a Source,
+}
+
+impl Held<'_> {
+    /// A block of `size` bytes of the pool, which `ask` asks the heap for. What else can be done
+    /// where no segment can be had, `make_room` does.
+    pub(super) fn serve(
+        &self,
+        size: u64,
+        stream: (CudaStream, StreamHandle),
+        ask: impl Fn() -> Result<u64, Error>,
+        make_room: impl Fn(),
+    ) -> Result<u64, Failure> {
+        let mut is_last = false;
+        loop {
+            let bytes = match inside(self.heap, self.key, &ask)? {
+                Err(Error::NoSegment(bytes)) => bytes,
+                other => return other.map_err(|error| Failure::of(error, stream.0)),
+            };
+            match self.get(bytes, stream.0) {
+                Ok(Some(address)) => self.bring(size, address, bytes)?,
+                Ok(None) if is_last => {
+                    let refused = self.heap.pool_refusal(self.key, size, stream.1);
+                    return Err(Failure::of(refused, stream.0));
+                }
+                // As torch: what is cached goes back, and the allocator is asked once more.
+                Ok(None) => {
+                    is_last = true;
+                    make_room();
+                }
+                Err(Threw) => {
+                    return Err(Failure::invalid("the allocator of a memory pool failed"));
+                }
+            }
+        }
+    }
+
+    /// A segment; `None`: there is none to be had.
+    fn get(&self, bytes: u64, stream: CudaStream) -> Result<Option<u64>, Threw> {
+        if !self.heap.pool_has_room(self.key, bytes) {
+            return Ok(None);
+        }
+        match self.source {
+            Source::Driver => Ok(self.heap.plain_segment(self.key, bytes).ok()),
+            Source::Foreign { allocator, give, .. } => {
+                let mut failed = 0;
+                let object = allocator.object();
+                let block = give(object, bytes, self.device, stream, &raw mut failed);
+                match block as u64 {
+                    _ if failed != 0 => Err(Threw),
+                    0 => Ok(None),
+                    address => Ok(Some(address)),
+                }
+            }
+        }
+    }
+
+    /// Hands a segment to the heap, for a block of `size` bytes.
+    fn bring(&self, size: u64, address: u64, bytes: u64) -> Result<(), Failure> {
+        self.announce(address, bytes);
+        self.heap.pool_bring(self.key, size, address, bytes).map_err(|error| {
+            self.put(address, bytes);
+            error.into()
+        })
+    }
+
+    /// Numbers a segment and tells of it, before anybody can use it.
+    fn announce(&self, address: u64, bytes: u64) {
+        in_order(|next, known| {
+            known.insert((self.device, address), *next);
+            *next = next.checked_add(1).unwrap_or(0);
+        });
+        self.tell(false, address, bytes);
+    }
+
+    /// Gives back, each once, what no work uses any more.
+    pub(super) fn give_back(&self) {
+        for (address, bytes) in self.heap.pool_take(self.key) {
+            self.put(address, bytes);
+        }
+    }
+
+    /// Tells that a segment goes, and gives it to where it came from.
+    fn put(&self, address: u64, bytes: u64) {
+        self.tell(true, address, bytes);
+        in_order(|_, known| known.remove(&(self.device, address)));
+        match self.source {
+            Source::Driver => {
+                if let Err(error) = self.heap.free_plain(self.key, address) {
+                    log::warn!(
+                        "the driver did not take the segment {address:#x} back: {error}; it stays \
+                         in its pool"
+                    );
+                    self.announce(address, bytes);
+                    let size = if bytes == SHORTEST { 1 } else { bytes };
+                    if let Err(error) = self.heap.pool_bring(self.key, size, address, bytes) {
+                        log::error!("the segment {address:#x} is lost: {error}");
+                    }
+                }
+            }
+            Source::Foreign { allocator, take, .. } => {
+                take(allocator.object(), address as *mut c_void);
+            }
+        }
+    }
+
+    fn tell(&self, is_freed: bool, address: u64, bytes: u64) {
+        trackers::tell(&GruyereSegmentEvent {
+            is_freed: is_freed.into(),
+            device: self.device,
+            pool: MempoolId { first: self.id.0, second: self.id.1 },
+            address,
+            bytes,
+        });
+    }
+}
