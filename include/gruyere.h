@@ -37,7 +37,7 @@
 #define GRUYERE_BROKEN -4
 
 // The version of [`GruyereStats`] that this header describes.
-#define GRUYERE_STATS_VERSION 2
+#define GRUYERE_STATS_VERSION 3
 
 // The version of [`GruyereHistory`] that this header describes.
 #define GRUYERE_HISTORY_VERSION 1
@@ -147,12 +147,22 @@ typedef struct GruyereStats {
   uint64_t low_phase_trims;
   // The memory that went back so.
   uint64_t low_phase_bytes;
-  // 1 - live / reserved.
+  // lost / reserved: the share of what is held that is free and cannot serve.
   double fragmentation;
   // 1 - largest_request / (reserved - live - pending).
   double external_fragmentation;
   // 1 - requested / live.
   double internal_fragmentation;
+  // Free, and unable to serve: parts of pages between blocks, or, with typical_request, what a
+  // typical request does not fit into. Here begins what version 3 has added.
+  uint64_t lost;
+  // Free, and able to serve: whole pages.
+  uint64_t idle;
+  // 0 where pages move (lost is by pages). Else the request by which lost is told: half of all
+  // bytes are asked for in requests of at most this size.
+  uint64_t typical_request;
+  // 1 - live / reserved.
+  double unused;
 } GruyereStats;
 
 // Something that happened.

@@ -5,6 +5,7 @@ mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::Error;
+use gruyere::record::watch::{Alarm, Facts, Forecast};
 use gruyere::record::{DeviceGauge, Reader, missing_share};
 use gruyere_phantom::as_program;
 
@@ -95,13 +96,14 @@ fn the_three_fragmentations_are_what_they_are_defined_as() {
     blocks.iter().step_by(2).for_each(|&address| assert!(rig.heap.free(address)));
     let stats = rig.heap.stats(0).unwrap();
     assert_eq!((stats.live, stats.requested), (40 * MIB, 40 * MIB - 1200));
-    assert_eq!(stats.fragmentation(), 1.0 - stats.live as f64 / stats.reserved as f64);
+    assert_eq!(stats.held().unused(), 1.0 - stats.live as f64 / stats.reserved as f64);
+    assert_eq!(stats.held().fragmentation(), stats.lost as f64 / stats.reserved as f64);
     assert_eq!(stats.internal_fragmentation(), 1200.0 / (40 * MIB) as f64);
     let free = stats.reserved - stats.live;
     assert_eq!(stats.external_fragmentation(), missing_share(stats.largest_request, free));
     // And the record tells other processes the same.
     let snapshot = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
-    assert_eq!(snapshot.fragmentation(), stats.fragmentation());
+    assert_eq!(snapshot.held(), stats.held());
     assert_eq!(snapshot.external_fragmentation(), stats.external_fragmentation());
     assert_eq!(snapshot.internal_fragmentation(), stats.internal_fragmentation());
     assert_eq!(snapshot.gauge(DeviceGauge::LargestRequest), stats.largest_request);
@@ -149,4 +151,25 @@ fn the_gauges_are_written_without_any_mark() {
     };
     (0..600).for_each(|_| assert!(rig.heap.free(rig.malloc(5 * MIB, DEFAULT))));
     assert!(largest() > 0);
+}
+
+#[test]
+fn a_healthy_program_is_not_fragmented_between_its_steps() {
+    let rig = Rig::bare(8 * GIB, "record:on,headroom:0,alert:fragmentation>30%=log");
+    rig.heap.announce_hooks(3);
+    let _weights: Vec<u64> = (0..64).map(|_| rig.malloc(16 * MIB, DEFAULT)).collect();
+    for _ in 0..4 {
+        // What a step needs lies idle until the next one.
+        let step: Vec<u64> = (0..64).map(|_| rig.malloc(16 * MIB, DEFAULT)).collect();
+        step.iter().for_each(|&block| assert!(rig.heap.free(block)));
+        rig.heap.mark_step();
+        let device = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
+        let held = device.held();
+        assert!(held.unused() > 0.45, "torn in two by the field's ratio: {held:?}");
+        assert!(held.fragmentation() < 0.001, "{held:?}");
+        assert!(held.idle() >= GIB, "{held:?}");
+        let facts = Facts { device, rate: None, forecast: Forecast::Unknown };
+        let mut alarm = Alarm::new("fragmentation>30%".parse().unwrap(), 0.0);
+        assert!(alarm.look(0.0, &facts).is_none(), "the first documented alert");
+    }
 }

@@ -58,7 +58,7 @@ fn the_out_of_memory_message_and_the_dump_tell_what_was_tried() {
     run_out(&rig);
     let error = rig.heap.malloc(2 * GIB, 0, DEFAULT).unwrap_err().to_string();
     assert!(
-        error.contains("Tried so far: ask events ") && error.contains("synchronise "),
+        error.contains("Tried for this request: ask events ") && error.contains("synchronise "),
         "{error}"
     );
     let dump = rig.heap.dump();

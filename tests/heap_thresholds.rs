@@ -102,7 +102,7 @@ fn without_a_step_mark_a_threshold_is_seen_all_the_same() {
 
 #[test]
 fn trim_gives_back_what_lies_idle() {
-    let rig = rig("record:on,headroom:0,auto_trim:off,alert:fragmentation>50%=trim");
+    let rig = rig("record:on,headroom:0,auto_trim:off,alert:unused>50%=trim");
     let kept = rig.malloc(512 * MIB, DEFAULT);
     let large = rig.malloc(4 * GIB, DEFAULT);
     assert!(rig.heap.free(large));

@@ -136,7 +136,12 @@ fn compare(rig: &Rig, backing: &str) -> Picture {
     assert_eq!(picture.sums.live, device.live);
     assert_eq!(picture.sums.live_requested, device.total().live_requested());
     assert_eq!(picture.sums.pending, device.total().pending_bytes());
-    let reserved = rig.heap.stats(0).unwrap().reserved;
+    let stats = rig.heap.stats(0).unwrap();
+    // The gauges are written with the statistics.
+    let by_map = self::picture(rig).held();
+    assert_eq!(by_map, stats.held(), "{backing}: what is lost, by the map");
+    assert_eq!((stats.typical_request == 0), backing == "backing:stitch", "{backing}");
+    let reserved = stats.reserved;
     match backing {
         "backing:stitch" => {
             assert_eq!(picture.sums.held, rig.gpu.books(0).in_handles);

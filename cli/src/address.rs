@@ -18,7 +18,9 @@ use crate::target::Target;
 
 /// Tells what lies at a device's address, and which blocks lay there before.
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_missing_positional = true,
+    after_help = "\
 Examples:
   gruyere address 4242 0x7f3a40200400   an address that compute-sanitizer or cuda-gdb named
   gruyere address 4242 0x7f3a40200400 --json | jq '.before[0]'
@@ -32,12 +34,13 @@ docs/after-the-crash.md has the whole way.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
 but some values are not of
-one moment (marked torn: the process was killed while it wrote).")]
+one moment (marked torn: the process was killed while it wrote)."
+)]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
     /// The address: hexadecimal with 0x, or decimal.
-    #[arg(value_parser = parse)]
+    #[arg(value_parser = parse, required = true)]
     address: u64,
     /// Print JSON. Bytes are bytes, times nanoseconds.
     #[arg(long)]

@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments) -> Ended {
 const MOST_BYTES: u64 = 4 << 30;
 
 fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
-    let target = Target { target: name.to_owned(), folder: folder.clone() };
+    let target = Target { target: Some(name.to_owned()), folder: folder.clone() };
     if name.parse::<u64>().is_err() && begins_with(Path::new(name), b"{") {
         return load_json(Path::new(name));
     }

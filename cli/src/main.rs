@@ -2,6 +2,7 @@
 
 mod address;
 mod bench;
+mod compare;
 mod completions;
 mod device_uuid;
 mod diff;
@@ -17,6 +18,7 @@ mod ps;
 mod record;
 mod report;
 mod run;
+mod shares;
 mod signals;
 mod snapshot;
 mod stat;
@@ -28,9 +30,48 @@ mod watch;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
+/// The commands by what one wants to know; in each group the commonest first.
+const HELP: &str = "\
+{about-with-newline}
+{usage-heading} {usage}
+
+Try it:
+  python -m gruyere train.py   (not this command: the Python package) a script, served by Gruyère
+  compare      Run a script under torch's allocators and Gruyère, and print the table
+  doctor       Look for what stands in the way: driver, devices, memory, configuration, torch
+  run          Run a program that is not PyTorch with the library in it: managed, or only watched
+  bench        Replay real PyTorch traffic through Gruyère and through torch's own allocators
+
+What runs now:
+  top          Watch all processes on one screen
+  ps           List the processes that use Gruyère, with what they hold
+  stat         Print all gauges of one process
+  map          Draw the layout of a device's memory: blocks, free runs, partly used pages
+  watch        Say when a threshold is passed
+  export       Serve Prometheus metrics of all processes
+
+What went wrong:
+  post         Show the last state of a process that was killed
+  diff         Compare two states of a process's memory: what is new, what is gone
+  address      Tell what lies, and lay, at an address of a device
+  snapshot     Write a snapshot of a process's memory for PyTorch's memory_viz
+
+Runs, kept:
+  report       Compare a run with an earlier one
+  record       Write a trace of a running process, for `gruyere bench --trace`
+
+  completions  Print the completions of this command for a shell
+  help         Print this message or the help of a command
+
+Options:
+{options}
+
+Where a command wants a process, it may be left out while there is only one.
+";
+
 /// A CUDA memory allocator for PyTorch with almost no holes.
 #[derive(Parser)]
-#[command(name = "gruyere", version, arg_required_else_help = true)]
+#[command(name = "gruyere", version, arg_required_else_help = true, help_template = HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -41,6 +82,7 @@ enum Command {
     /// Tell what lies, and lay, at an address of a device.
     Address(address::Arguments),
     Bench(bench::Args),
+    Compare(compare::Arguments),
     /// Print the completions of this command for a shell.
     Completions(completions::Arguments),
     /// Compare two states of a process's memory: what is new, what is gone.
@@ -84,6 +126,7 @@ fn main() -> ExitCode {
     match command {
         Command::Address(args) => failure::end("address", address::run(&args)),
         Command::Bench(args) => bench::main(&args),
+        Command::Compare(args) => compare::main(&args),
         Command::Completions(args) => failure::end(
             "completions",
             completions::run(&args, <Cli as clap::CommandFactory>::command()),
@@ -101,5 +144,20 @@ fn main() -> ExitCode {
         Command::Stat(args) => failure::end("stat", stat::run(&args)),
         Command::Top(args) => failure::end("top", top::run(&args)),
         Command::Watch(args) => failure::end("watch", watch::run(&args)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_help_has_each_command_once() {
+        for command in Cli::command().get_subcommands() {
+            let line = format!("\n  {} ", command.get_name());
+            assert_eq!(HELP.matches(&line).count(), 1, "{}", command.get_name());
+        }
+        Cli::command().debug_assert();
     }
 }

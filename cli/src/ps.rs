@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Listing, State};
 use gruyere_record::{DeviceGauge, ReadError, Reader};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
 use crate::failure::{Ended, Exit, Failure, say};
+use crate::shares;
 use crate::target::{Folder, Whose};
 
 /// Lists the live processes that use gruyere: one line for each device they use.
@@ -112,15 +114,15 @@ pub fn run(arguments: &Arguments) -> Ended {
 
 fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize, foreign: usize) -> io::Result<()> {
     let device = |device: &DeviceSnapshot| {
-        json!({
+        let value = json!({
             "device": device.device,
             "name": device.facts.name,
             "live_bytes": device.live,
             "live_peak_bytes": device.live_peak,
             "reserved_bytes": device.gauge(DeviceGauge::Reserved),
             "reserved_peak_bytes": device.gauge(DeviceGauge::ReservedPeak),
-            "fragmentation": device.fragmentation(),
-        })
+        });
+        shares::told(value, device)
     };
     let process = |row: &Row| {
         json!({
@@ -151,11 +153,11 @@ fn print_table(rows: &[Row], stale: usize, swept: Option<usize>, foreign: usize)
     if rows.is_empty() {
         writeln!(out, "no live process uses gruyere here")?;
     } else {
-        let head = ("PID", "RANK", "DEVICE", "LIVE", "RESERVED", "FRAG");
+        let head = ("PID", "RANK", "DEVICE", "LIVE", "RESERVED", "IDLE", "FRAG");
         writeln!(
             out,
-            "{:>8} {:>5} {:>6} {:>11} {:>11} {:>6}  COMMAND",
-            head.0, head.1, head.2, head.3, head.4, head.5
+            "{:>8} {:>5} {:>6} {:>11} {:>11} {:>11} {:>6}  COMMAND",
+            head.0, head.1, head.2, head.3, head.4, head.5, head.6
         )?;
     }
     for row in rows {
@@ -163,23 +165,27 @@ fn print_table(rows: &[Row], stale: usize, swept: Option<usize>, foreign: usize)
         let pid = row.process.pid;
         let note = row.whose.note();
         let note = if note.is_empty() { note } else { format!("{}: ", note.trim()) };
-        let command: String = note.chars().chain(row.process.command.chars()).take(80).collect();
+        let command: String =
+            note.chars().chain(shown_command(&row.process.command).chars()).take(80).collect();
         for device in &row.devices {
             let (live, reserved) =
                 (BinaryBytes(device.live), BinaryBytes(device.gauge(DeviceGauge::Reserved)));
-            let (number, fragmentation) = (device.device, device.fragmentation() * 100.0);
+            let held = device.held();
+            let (number, fragmentation) = (device.device, held.fragmentation() * 100.0);
             writeln!(
                 out,
-                "{pid:>8} {rank:>5} {number:>6} {:>11} {:>11} {fragmentation:>5.1}%  {command}",
+                "{pid:>8} {rank:>5} {number:>6} {:>11} {:>11} {:>11} {fragmentation:>5.1}%  \
+                 {command}",
                 live.to_string(),
-                reserved.to_string()
+                reserved.to_string(),
+                BinaryBytes(held.idle()).to_string()
             )?;
         }
         if row.devices.is_empty() {
             writeln!(
                 out,
-                "{pid:>8} {rank:>5} {:>6} {:>11} {:>11} {:>6}  {command}",
-                "-", "-", "-", "-"
+                "{pid:>8} {rank:>5} {:>6} {:>11} {:>11} {:>11} {:>6}  {command}",
+                "-", "-", "-", "-", "-"
             )?;
         }
     }

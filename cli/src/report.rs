@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use gruyere_record::missing_share;
 use gruyere_record::plain;
 use gruyere_record::run::{self, Run, RunDevice, Steps};
 use indicatif::BinaryBytes;
@@ -16,7 +15,7 @@ use crate::failure::{Ended, Exit, Failure, say};
 use crate::output;
 use crate::target::{Folder, Target};
 
-/// Compares a run's peaks and fragmentation, by step, with those of an earlier run of the same
+/// Compares a run's peaks and their ratio, by step, with those of an earlier run of the same
 /// name.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -27,15 +26,16 @@ Examples:
                                         its latest run, compared with the one before
   gruyere report 4242 --against /var/lib/gruyere/train.rank0.1763763600-31.run.json
                                         a process that runs now, or its record, against a kept run
-  gruyere report --history runs --name train --max-growth 2% --max-fragmentation 1%
+  gruyere report --history runs --name train --max-growth 2% --max-ratio 1%
                                         for continuous integration: exit code 4 where it got worse \
                                         than that
 
 A run is the file that `history:` makes, a process, or the file of its record. Steps are those \
 that the program (or an optimiser) marks;
-they are compared as far as both runs went. In use: blocks above 1 MiB, and slabs. Fragmentation \
-by step: 1 - in use / held, both at their
-highest in these steps; of the run: 1 - live / held, both at their highest.
+they are compared as far as both runs went. In use: blocks above 1 MiB, and slabs. Ratio: held / in \
+use, both at their highest
+in these steps; peak ratio: held / live, both at their highest in the run (1 is the least there \
+can be).
 
 Exit codes: 0 all well; 1 a run is missing or can't be read; 2 wrong usage; 4 it got worse than a \
 bound.")]
@@ -61,10 +61,10 @@ pub struct Arguments {
     /// what it was.
     #[arg(long, value_name = "PERCENT")]
     max_growth: Option<Share>,
-    /// Worse: fragmentation, of the run or in any steps, rose by more than this part of the whole
-    /// (5% to 6.5% is 1.5%).
+    /// Worse: the peak ratio (held / live), or held / in use in any steps, rose by more than this
+    /// (1.05 to 1.065 is 1.5%).
     #[arg(long, value_name = "PERCENT")]
-    max_fragmentation: Option<Share>,
+    max_ratio: Option<Share>,
     /// How many parts the steps are told in.
     #[arg(
         long, value_name = "COUNT", default_value_t = 16,
@@ -136,12 +136,16 @@ impl<'a> Comparison<'a> {
         Self { now, before, steps }
     }
 
+    fn ratios(&self, of: impl Fn(&RunDevice) -> Option<f64>) -> Option<Pair<f64>> {
+        Some(Pair { before: self.before.and_then(&of), now: of(self.now)? })
+    }
+
     fn pair<T>(&self, of: impl Fn(&RunDevice) -> T) -> Pair<T> {
         Pair { before: self.before.map(&of), now: of(self.now) }
     }
 
     /// What got worse than the bounds, in words.
-    fn worse(&self, growth: Option<Share>, fragmentation: Option<Share>) -> Vec<String> {
+    fn worse(&self, growth: Option<Share>, ratio: Option<Share>) -> Vec<String> {
         let device = self.now.device;
         let mut worse = Vec::new();
         let mut look_at_growth = |what: String, pair: Pair<u64>| {
@@ -167,25 +171,25 @@ impl<'a> Comparison<'a> {
             look_at_growth(format!("held in {steps}"), of(|steps| steps.reserved));
             look_at_growth(format!("in use in {steps}"), of(|steps| steps.in_use));
         }
-        let mut look_at_fragmentation = |what: String, pair: Pair<f64>| {
-            if let (Some(Share(bound)), Some(rise)) = (fragmentation, pair.rise())
+        let mut look_at_ratio = |what: String, pair: Pair<f64>| {
+            if let (Some(Share(bound)), Some(rise)) = (ratio, pair.rise())
                 && rise > bound
             {
-                let (before, now) = (pair.before.unwrap_or(0.0) * 100.0, pair.now * 100.0);
+                let (before, now) = (pair.before.unwrap_or(0.0), pair.now);
                 worse.push(format!(
-                    "device {device}: fragmentation {what} rose from {before:.2}% to {now:.2}% \
-                     (bound +{:.2}%)",
-                    bound * 100.0
+                    "device {device}: {what} rose from {before:.4} to {now:.4} (bound +{bound:.4})"
                 ));
             }
         };
-        look_at_fragmentation("of the run".into(), self.pair(fragmentation_of));
+        if let Some(pair) = self.ratios(RunDevice::peak_ratio) {
+            look_at_ratio("the peak ratio".into(), pair);
+        }
         for pair in &self.steps {
-            let of = Pair {
-                before: pair.before.as_ref().map(Steps::fragmentation),
-                now: pair.now.fragmentation(),
-            };
-            look_at_fragmentation(format!("in {}", steps_text(&pair.now)), of);
+            if let Some(now) = pair.now.ratio() {
+                let before = pair.before.as_ref().and_then(Steps::ratio);
+                let what = format!("held / in use in {}", steps_text(&pair.now));
+                look_at_ratio(what, Pair { before, now });
+            }
         }
         worse
     }
@@ -193,11 +197,6 @@ impl<'a> Comparison<'a> {
 
 /// A number of a device of a run.
 type Amount = fn(&RunDevice) -> u64;
-
-/// 1 - live / held, both at their highest.
-fn fragmentation_of(run: &RunDevice) -> f64 {
-    missing_share(run.live_peak_bytes, run.reserved_peak_bytes)
-}
 
 /// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
@@ -214,8 +213,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
         (None, None) => None,
     };
-    if before.is_none() && (arguments.max_growth.is_some() || arguments.max_fragmentation.is_some())
-    {
+    if before.is_none() && (arguments.max_growth.is_some() || arguments.max_ratio.is_some()) {
         say(
             "report",
             format_args!(
@@ -235,7 +233,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         .collect();
     let worse: Vec<String> = comparisons
         .iter()
-        .flat_map(|comparison| comparison.worse(arguments.max_growth, arguments.max_fragmentation))
+        .flat_map(|comparison| comparison.worse(arguments.max_growth, arguments.max_ratio))
         .collect();
     let text = if arguments.json {
         format!("{:#}", value(&now, before.as_ref(), &comparisons, &worse))
@@ -264,7 +262,7 @@ fn load(name: &str, folder: &Folder) -> Result<Run, Failure> {
     if name.ends_with(run::FILE_SUFFIX) {
         return read(Path::new(name));
     }
-    let target = Target { target: name.to_owned(), folder: folder.clone() };
+    let target = Target { target: Some(name.to_owned()), folder: folder.clone() };
     let reader = target.open()?;
     let run = Run::of(&reader, None);
     reader.expect_sound()?;
@@ -390,7 +388,7 @@ fn device_value(run: &RunDevice) -> Value {
     json!({
         "live_peak_bytes": run.live_peak_bytes,
         "reserved_peak_bytes": run.reserved_peak_bytes,
-        "fragmentation": fragmentation_of(run),
+        "peak_ratio": run.peak_ratio(),
         "mallocs": run.mallocs,
         "driver_calls": run.driver_calls,
         "retries": run.retries,
@@ -403,7 +401,7 @@ fn value(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[S
     let steps = |steps: &Steps| {
         json!({
             "in_use_bytes": steps.in_use, "reserved_bytes": steps.reserved,
-            "fragmentation": steps.fragmentation()
+            "ratio": steps.ratio()
         })
     };
     let device = |comparison: &Comparison| {
@@ -466,7 +464,8 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[St
                 (before.unwrap_or_else(|| "-".into()), change.unwrap_or_default());
             line(format_args!("  {name:<26} {before:>12} {now:>12} {change:>9}"));
         };
-        let percent = |share: f64| format!("{:.2}%", share * 100.0);
+        let ratio = |ratio: f64| format!("{ratio:.4}");
+        let rise = |rise: f64| format!("{rise:+.4}");
         let change = |share: f64| format!("{:+.2}%", share * 100.0);
         let amounts: [(&str, Amount); 2] = [
             ("live at the peak", |run| run.live_peak_bytes),
@@ -476,8 +475,10 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[St
             let pair = comparison.pair(of);
             row(name, pair.before.map(bytes), bytes(pair.now), pair.growth().map(change));
         }
-        let pair = comparison.pair(fragmentation_of);
-        row("fragmentation", pair.before.map(percent), percent(pair.now), pair.rise().map(change));
+        if let Some(pair) = comparison.ratios(RunDevice::peak_ratio) {
+            let (before, now) = (pair.before.map(ratio), ratio(pair.now));
+            row("peak ratio (held / live)", before, now, pair.rise().map(rise));
+        }
         let counts: [(&str, Amount); 4] = [
             ("steps", |run| run.steps),
             ("driver calls", |run| run.driver_calls),
@@ -492,19 +493,16 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[St
             line(format_args!("  no step was marked, so nothing is told by step"));
             continue;
         }
-        let head = ["IN USE", "HELD", "FRAG", "IN USE", "HELD", "FRAG"];
+        let head = ["IN USE", "HELD", "RATIO", "IN USE", "HELD", "RATIO"];
         let [a, b, c, d, e, f] = head;
         line(format_args!("\n  {:<18} {:>32}   {:>32}", "", "BEFORE", "NOW"));
         line(format_args!("  {:<18} {a:>12} {b:>12} {c:>6}   {d:>12} {e:>12} {f:>6}", "STEPS"));
         for pair in &comparison.steps {
             let cells = |steps: Option<&Steps>| match steps {
                 Some(steps) => {
-                    let fragmentation = format!("{:.1}%", steps.fragmentation() * 100.0);
-                    format!(
-                        "{:>12} {:>12} {fragmentation:>6}",
-                        bytes(steps.in_use),
-                        bytes(steps.reserved)
-                    )
+                    let ratio =
+                        steps.ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
+                    format!("{:>12} {:>12} {ratio:>6}", bytes(steps.in_use), bytes(steps.reserved))
                 }
                 None => format!("{:>12} {:>12} {:>6}", "-", "-", "-"),
             };

@@ -11,6 +11,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use gruyere::config::PreloadMode;
+
 use crate::failure::{Failure, say};
 use crate::target::Folder;
 use environment::{Environment, Wanted};
@@ -109,6 +111,12 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
         Finding::Doubtful(reason) => say("run", reason),
         Finding::Impossible(reason) => return Err(Failure::new(reason)),
     }
+    if !arguments.quiet
+        && environment.config().preload.mode != PreloadMode::Observe
+        && let Some(note) = caches_above(&arguments.program)
+    {
+        say("run", note);
+    }
     let ended = match child::run(program, words, environment.variables()) {
         Ok(ended) => ended,
         Err(error) => {
@@ -124,4 +132,33 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
     // What is temporary goes before a signal ends us.
     drop(environment);
     Ok(ended.pass_on())
+}
+
+/// What is to be said of a Python program, whose torch has a cache of its own above `cudaMalloc`.
+fn caches_above(program: &[OsString]) -> Option<String> {
+    let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+    let interpreter = words.first()?.rsplit('/').next()?.to_owned();
+    let is_launched = words.windows(2).any(|pair| pair[0] == "-m" && pair[1] == "gruyere");
+    (interpreter.starts_with("python") && !is_launched).then(|| {
+        let rest = words[1..].join(" ");
+        format!(
+            "PyTorch keeps a cache of its own above cudaMalloc, so Gruyère serves the cache here, \
+             and not the tensors; for those: {interpreter} -m gruyere {rest}"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_python_program_is_pointed_to_the_package_and_others_are_not() {
+        let note =
+            |line: &str| caches_above(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        let said = note("/usr/bin/python3 train.py --lr 3").unwrap();
+        assert!(said.ends_with("python3 -m gruyere train.py --lr 3"), "{said}");
+        assert_eq!(note("python -m gruyere train.py"), None);
+        assert_eq!(note("./simulation --grid 512"), None);
+    }
 }

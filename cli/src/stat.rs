@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use gruyere::heap::policy::ladder::RUNG_NAMES;
 use gruyere_record::facts::Process;
 use gruyere_record::gauges::BlockCounts;
 use gruyere_record::histogram::Counts;
@@ -12,8 +13,10 @@ use indicatif::BinaryBytes;
 use serde_json::{Map, Value, json};
 
 use crate::driver_calls;
+use crate::export::RUNGS;
 use crate::failure::{Ended, Exit};
 use crate::output;
+use crate::shares;
 use crate::target::Target;
 
 /// Prints all gauges of one process, living or killed.
@@ -26,9 +29,9 @@ Examples:
   gruyere stat 4242 --json | jq '.devices[0].lifetimes'
 
 Bytes live are rounded as they were handed out; `requested` is what the program asked for.
-The largest requests are of when the gauges were written last: at a step's mark, or every few \
-thousand frees.
-`p99_fits` is how many times the 99th-percentile request the largest one is, growth included.
+Lost, which fragmentation is told from, and the largest requests are of when the gauges were \
+written last: at a step's mark, or every few
+thousand frees. `gruyere map` tells what is lost by the map of the moment.
 Latencies are of sampled calls.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage;
@@ -83,16 +86,15 @@ fn device(snapshot: &DeviceSnapshot) -> Value {
             (name.to_owned(), counts(&snapshot.sum(|_, lifetime| lifetime == number)))
         })
         .collect();
-    json!({
+    let value = json!({
         "device": snapshot.device,
         "name": snapshot.facts.name,
         "uuid": snapshot.facts.uuid.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
         "live_bytes": snapshot.live,
         "live_peak_bytes": snapshot.live_peak,
-        "fragmentation": snapshot.fragmentation(),
         "external_fragmentation": snapshot.external_fragmentation(),
         "internal_fragmentation": snapshot.internal_fragmentation(),
-        "free_held_bytes": snapshot.free_held(),
+        "free_held_bytes": snapshot.held().free(),
         "request_p99_bytes": snapshot.request_p99(),
         "p99_fits": snapshot.p99_fits(),
         "gauges": gauges,
@@ -101,7 +103,8 @@ fn device(snapshot: &DeviceSnapshot) -> Value {
         "large_pool": counts(&snapshot.sum(|pool, _| pool == 1)),
         "lifetimes": lifetimes,
         "torn": snapshot.torn_shards > 0 || snapshot.torn_gauges,
-    })
+    });
+    shares::told(value, snapshot)
 }
 
 const QUANTILES: [(&str, f64); 5] =
@@ -213,6 +216,37 @@ pub fn configuration(process: &Process) -> &str {
 }
 
 /// A gauge for people: bytes with their unit, counts as they are.
+/// What a gauge is called on the screen. `None`: it is told elsewhere there.
+pub fn words(gauge: DeviceGauge) -> Option<String> {
+    use DeviceGauge as G;
+    if RUNGS.iter().flatten().any(|&rung| rung == gauge) {
+        return None;
+    }
+    let said = match gauge {
+        G::Lost | G::TypicalRequest => return None,
+        G::Reserved => "held",
+        G::ReservedPeak => "held, at the peak",
+        G::ArenaFree => "free between blocks",
+        G::LargestFree => "largest free piece",
+        G::CapturePinned => "kept for CUDA graphs",
+        G::Pending => "freed, waiting for streams",
+        G::SlabBytes => "slabs of small blocks",
+        G::Limit => "ceiling",
+        G::TotalMemory => "memory of the device",
+        G::BadFrees => "frees of no live block",
+        G::Retries => "requests after a retry",
+        G::OutOfMemories => "out of memory",
+        G::HostWaitNanoseconds => "time in host waits",
+        G::LowPhaseTrims => "low-memory phases, trims",
+        G::LowPhaseBytes => "low-memory phases, given back",
+        G::LargestRequest => "largest request, as held",
+        G::LargestGrowing => "largest request, with growth",
+        G::MovedBytes => "moved pages",
+        other => return Some(other.name().replace('_', " ")),
+    };
+    Some(said.to_owned())
+}
+
 fn gauge_text(gauge: DeviceGauge, value: u64) -> String {
     match gauge.name() {
         name if name.ends_with("_bytes") => bytes(value),
@@ -251,21 +285,47 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
             ""
         };
         line(format_args!("\ndevice {} {}{torn}", snapshot.device, snapshot.facts.name));
-        line(format_args!("  {:<30} {:>14}", "live_bytes", bytes(snapshot.live)));
-        line(format_args!("  {:<30} {:>14}", "live_peak_bytes", bytes(snapshot.live_peak)));
-        for name in ["fragmentation", "external_fragmentation", "internal_fragmentation"] {
-            let share = value["devices"][snapshot.device as usize][name].as_f64().unwrap_or(0.0);
-            line(format_args!("  {name:<30} {:>13.2}%", share * 100.0));
+        let fact = |name: &str, value: String| format!("  {name:<30} {value:>14}");
+        let percent = |share: f64| format!("{:.2}%", share * 100.0);
+        let held = snapshot.held();
+        line(format_args!("{}", fact("live", bytes(snapshot.live))));
+        line(format_args!("{}", fact("live, at the peak", bytes(snapshot.live_peak))));
+        if let Some(ratio) = snapshot.peak_ratio() {
+            line(format_args!("{}", fact("peak ratio (held / live)", format!("{ratio:.4}"))));
         }
+        let by = match held.typical_request {
+            0 => "  parts of pages between blocks".to_owned(),
+            request => format!("  what a request of {} does not fit into", bytes(request)),
+        };
+        line(format_args!("{}{by}", fact("lost", bytes(held.lost()))));
+        line(format_args!(
+            "{}",
+            fact("fragmentation (lost / held)", percent(held.fragmentation()))
+        ));
+        line(format_args!("{}", fact("idle", bytes(held.idle()))));
+        line(format_args!("{}", fact("unused (1 - live / held)", percent(held.unused()))));
+        let external = percent(snapshot.external_fragmentation());
+        line(format_args!("{}", fact("external fragmentation", external)));
+        let internal = percent(snapshot.internal_fragmentation());
+        line(format_args!("{}", fact("internal fragmentation", internal)));
         let fits = snapshot.p99_fits().map_or("-".to_owned(), |times| format!("{times:.1} times"));
-        line(format_args!("  {:<30} {:>14}", "request_p99_bytes", bytes(snapshot.request_p99())));
-        line(format_args!("  {:<30} {fits:>14}", "p99_fits"));
+        line(format_args!("{}", fact("99th-percentile request", bytes(snapshot.request_p99()))));
+        line(format_args!("{}", fact("  which would fit", fits)));
         for &gauge in DeviceGauge::ALL {
+            if let Some(name) = words(gauge) {
+                line(format_args!("{}", fact(&name, gauge_text(gauge, snapshot.gauge(gauge)))));
+            }
+        }
+        let climbed = |rung: &[DeviceGauge; 3]| snapshot.gauge(rung[0]) > 0;
+        if RUNGS.iter().any(climbed) {
             line(format_args!(
-                "  {:<30} {:>14}",
-                gauge.name(),
-                gauge_text(gauge, snapshot.gauge(gauge))
+                "\n  {:<30} {:>14} {:>11} {:>11}",
+                "memory reclaimed, by what", "TIMES", "GAINED", "TOOK"
             ));
+        }
+        for (name, rung) in RUNG_NAMES.iter().zip(RUNGS).filter(|(_, rung)| climbed(rung)) {
+            let [calls, gained, took] = rung.map(|gauge| gauge_text(gauge, snapshot.gauge(gauge)));
+            line(format_args!("  {name:<30} {calls:>14} {gained:>11} {took:>11}"));
         }
         let head = ["BLOCKS", "LIVE", "REQUESTED", "PENDING", "MALLOCS", "FREES"];
         let [blocks, live, requested, pending, mallocs, frees] = head;
@@ -325,7 +385,12 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
             .into_iter()
             .flatten()
             .filter(|(name, _)| *name != "path")
-            .map(|(name, value)| format!("{name} {value}"))
+            .map(|(name, value)| {
+                let bytes = value.as_u64().filter(|_| name.ends_with("_bytes")).map(bytes);
+                let told = bytes.unwrap_or_else(|| value.to_string());
+                let name = name.trim_end_matches("_bytes").replace("retired_view", "old_mapping");
+                format!("{} {told}", name.replace('_', " "))
+            })
             .collect();
         line(format_args!("{title:<10} {}", facts.join("  ")));
     }

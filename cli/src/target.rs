@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use gruyere_record::claim::Claim;
 use gruyere_record::open::effective_user;
+use gruyere_record::plain;
 use gruyere_record::record_dir::record_dir;
+use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Listing, Opened, State};
 use gruyere_record::{Owners, Reader, facts};
 
@@ -91,9 +93,10 @@ impl Whose {
 /// One record, named on the command line.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Target {
-    /// The process (its pid in its own pid namespace) or the file of its record.
+    /// The process (its pid in its own pid namespace) or the file of its record. Without it: the
+    /// one process that uses Gruyère, where there is one.
     #[arg(value_name = "PID|FILE")]
-    pub target: String,
+    pub target: Option<String>,
     #[command(flatten)]
     pub folder: Folder,
 }
@@ -105,9 +108,47 @@ impl Target {
     /// # Errors
     /// There is none, more than one, or it can't be read.
     pub fn open(&self) -> Result<Reader<'static>, Failure> {
-        match self.target.parse::<u64>() {
+        let Some(target) = &self.target else { return only(&self.folder) };
+        match target.parse::<u64>() {
             Ok(pid) => of_process(pid, &self.folder),
-            Err(_) => Ok(Reader::open_of(Path::new(&self.target), self.folder.owners())?),
+            Err(_) => Ok(Reader::open_of(Path::new(target), self.folder.owners())?),
+        }
+    }
+}
+
+/// The record of the one process that lives; where none does, that of the one that was killed.
+fn only(folder: &Folder) -> Result<Reader<'static>, Failure> {
+    let listed = |wanted: State| {
+        let listing = folder.list()?;
+        let readers = listing
+            .found
+            .into_iter()
+            .filter(|found| found.state == wanted && !matches!(found.claim, Claim::False(_)));
+        Ok::<Vec<_>, Failure>(readers.filter_map(|found| found.reader.ok()).collect())
+    };
+    let mut living = listed(State::Live)?;
+    let mut found =
+        if living.is_empty() { listed(State::Stale)? } else { std::mem::take(&mut living) };
+    match (found.len(), found.pop()) {
+        (1, Some(reader)) => Ok(reader),
+        (0, _) | (_, None) => Err(Failure::new(format_args!(
+            "no process uses gruyere here: start one, as with `python -m gruyere train.py`, or name \
+             the file of a record (records are in {})",
+            folder.directory.display()
+        ))),
+        (_, Some(last)) => {
+            found.push(last);
+            let name = |reader: &Reader<'_>| {
+                let process = reader.process();
+                let rank = process.rank.map(|rank| format!(", rank {rank}")).unwrap_or_default();
+                format!("{} ({}{rank})", process.pid, shown_command(&process.command))
+            };
+            let names: Vec<String> = found.iter().map(name).collect();
+            Err(Failure::new(format_args!(
+                "there are {} processes; name one: {}",
+                names.len(),
+                plain(&names.join(", "))
+            )))
         }
     }
 }

@@ -103,7 +103,10 @@ impl Arguments {
         let read = |word: &String| word.parse().unwrap_or_else(|error| wrong_usage(error));
         let which = match target {
             "all" => Which::All(self.folder.clone()),
-            target => Which::One(Target { target: target.to_owned(), folder: self.folder.clone() }),
+            target => {
+                let target = Some(target.to_owned());
+                Which::One(Target { target, folder: self.folder.clone() })
+            }
         };
         (which, rest.iter().map(read).collect())
     }

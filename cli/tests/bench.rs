@@ -41,7 +41,13 @@ fn a_trace_of_ones_own_gives_table_json_and_chart() {
     {
         assert!(table.contains(word), "{word} is missing in\n{table}");
     }
-    assert_eq!(text(&output.stderr), "", "no progress bar where stderr is no terminal");
+    let progress = text(&output.stderr);
+    assert_eq!(progress.lines().count(), 6, "a line a run where stderr is no terminal: {progress}");
+    assert!(progress.lines().all(|line| line.contains("of 6 done; small · ")), "{progress}");
+    let last: Vec<&str> = table.lines().rev().take(2).collect();
+    assert!(last[0].starts_with("verdict: Gruyère holds the least on 1 of 1 traces"), "{table}");
+    assert!(last[0].ends_with("no faults; every run completed"), "{table}");
+    assert_eq!(last[1], "written: ./bench.json and ./bench.svg");
     let svg = std::fs::read_to_string(folder.path().join("bench.svg")).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     let json = std::fs::read_to_string(folder.path().join("bench.json")).unwrap();

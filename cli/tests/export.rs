@@ -64,7 +64,10 @@ fn every_device_in_use_is_told_in_base_units_with_its_labels() {
     assert_eq!(value("gruyere_live_bytes", &["lifetime=\"auto\""]), f64::from(32 << 20));
     assert_eq!(value("gruyere_pending_bytes", &["lifetime=\"transient\""]), f64::from(4 << 20));
     assert_eq!(value("gruyere_reserved_bytes", &[]), f64::from(112 << 20));
-    assert_eq!(value("gruyere_fragmentation_ratio", &[]), 0.5);
+    assert_eq!(value("gruyere_fragmentation_ratio", &[]), 0.25);
+    assert_eq!(value("gruyere_unused_ratio", &[]), 0.5);
+    assert_eq!(value("gruyere_lost_bytes", &[]), f64::from(28 << 20));
+    assert_eq!(value("gruyere_idle_bytes", &[]), f64::from(24 << 20));
     // 56 MiB live and 4 pending.
     assert_eq!(value("gruyere_in_use_peak_bytes", &[]), f64::from(60 << 20));
     assert_eq!(value("gruyere_allocations_total", &["pool=\"large\""]), 5.0);

@@ -43,7 +43,9 @@ fn record(directory: &Path) -> &'static Record {
     record.device(1).set(&[
         (DeviceGauge::Reserved, 56 << 20),
         (DeviceGauge::ReservedPeak, 60 << 20),
+        (DeviceGauge::Rung4Calls, 3),
         (DeviceGauge::Rung4Microseconds, 1500),
+        (DeviceGauge::Lost, 14 << 20),
         (DeviceGauge::LargestRequest, 13 << 20),
         (DeviceGauge::LargestGrowing, 320 << 20),
     ]);
@@ -97,7 +99,8 @@ fn ps_lists_a_line_a_device_of_each_live_process() {
     assert!(
         lines[2].contains("28.00 MiB")
             && lines[2].contains("56.00 MiB")
-            && lines[2].contains("50.0%"),
+            && lines[2].contains("12.00 MiB")
+            && lines[2].contains("25.0%"),
         "{table}"
     );
     assert!(lines[2].contains("record_commands"), "{table}");
@@ -106,7 +109,12 @@ fn ps_lists_a_line_a_device_of_each_live_process() {
     assert_eq!(process["pid"], std::process::id());
     assert_eq!(process["devices"][1]["live_bytes"], 28 << 20);
     assert_eq!(process["devices"][1]["live_peak_bytes"], 28 << 20);
-    assert_eq!(process["devices"][1]["fragmentation"], 0.5);
+    let device = &process["devices"][1];
+    assert_eq!((&device["fragmentation"], &device["unused"]), (&0.25.into(), &0.5.into()));
+    assert_eq!(
+        (&device["lost_bytes"], &device["idle_bytes"]),
+        (&(14 << 20).into(), &(12 << 20).into())
+    );
     record.close();
 }
 
@@ -148,8 +156,9 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     // 56 MiB held, 28 live, 2 waiting: 26 free.
     assert_eq!(
         (&device["fragmentation"], &device["external_fragmentation"]),
-        (&0.5.into(), &0.5.into())
+        (&0.25.into(), &0.5.into())
     );
+    assert_eq!(device["peak_ratio"], 60.0 / 28.0);
     let internal = device["internal_fragmentation"].as_f64().unwrap();
     assert!((internal - 300.0 / (28 << 20) as f64).abs() < 1e-12, "{internal}");
     let p99 = device["request_p99_bytes"].as_u64().unwrap();
@@ -180,16 +189,21 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     for part in [
         "(live)",
         "device 1 Phantom 1",
-        "reserved_bytes",
+        "held, at the peak",
         "56.00 MiB",
+        "fragmentation (lost / held)            25.00%",
+        "synchronise",
         "persistent",
         "p99.9",
         "lost 0",
         "1.500 ms",
-        "request_p99_bytes",
+        "99th-percentile request",
         " times",
     ] {
         assert!(page.contains(part), "no {part:?} in\n{page}");
+    }
+    for part in ["_bytes", "_microseconds", "rung", "retired"] {
+        assert!(!page.contains(part), "{part:?} is no word for people:\n{page}");
     }
     record.close();
 }

@@ -92,7 +92,7 @@ fn a_run_that_got_worse_than_a_bound_ends_with_4_and_names_where() {
     let same = keep(folder.path(), 2, |_| 1005, 0);
     let grown = keep(folder.path(), 3, |step| if step < 30 { 1000 } else { 1030 }, 0);
     let torn = keep(folder.path(), 4, |_| 1000, 50);
-    let bounds = ["--history", ".", "--max-growth", "2%", "--max-fragmentation", "1%", "--against"];
+    let bounds = ["--history", ".", "--max-growth", "2%", "--max-ratio", "1%", "--against"];
     let first = "train.rank0.1-7.run.json";
     let check = |run: &Path| {
         let mut arguments = vec![run.file_name().unwrap().to_str().unwrap()];
@@ -106,13 +106,13 @@ fn a_run_that_got_worse_than_a_bound_ends_with_4_and_names_where() {
     assert_eq!(output.status.code(), Some(4), "{shown}");
     assert!(shown.contains("device 0: in use in steps 30 to 32 grew by 3.00%"), "{shown}");
     assert!(
-        !shown.contains("steps 0 to 2 grew") && !shown.contains("fragmentation of the run rose"),
+        !shown.contains("steps 0 to 2 grew") && !shown.contains("the peak ratio rose"),
         "{shown}"
     );
     let output = check(&torn);
     let shown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(4), "{shown}");
-    assert!(shown.contains("fragmentation of the run rose from 5.88% to 10.11%"), "{shown}");
+    assert!(shown.contains("the peak ratio rose from 1.0625 to 1.1125"), "{shown}");
 }
 
 #[test]

@@ -34,6 +34,8 @@ fn record(directory: &Path) -> &'static Record {
         (DeviceGauge::Limit, 80 << 30),
         (DeviceGauge::TotalMemory, 80 << 30),
         (DeviceGauge::Step, 7),
+        (DeviceGauge::Lost, 59 << 30),
+        (DeviceGauge::CapturePinned, 2 << 30),
     ]);
     record
 }
@@ -85,6 +87,8 @@ fn a_passed_threshold_is_said_once_and_exit_ends_with_4() {
         "fragmentation>30%",
         "live<2GiB",
         "live>2GiB",
+        "lost>1GiB",
+        "capture-pinned>1GiB",
         "--for",
         "600ms",
         "--interval",
@@ -93,7 +97,9 @@ fn a_passed_threshold_is_said_once_and_exit_ends_with_4() {
     let output = gruyere(&all, folder.path());
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said = text(&output.stdout);
-    assert_eq!(said.lines().count(), 2, "each once: {said}");
+    assert_eq!(said.lines().count(), 4, "each once: {said}");
+    assert!(said.contains("lost>1GiB is passed: lost is 59.00 GiB"), "{said}");
+    assert!(said.contains("capture_pinned_bytes is 2.00 GiB"), "bytes of any gauge: {said}");
     assert!(said.contains("fragmentation>30% is passed: fragmentation is 98.3%"), "{said}");
     assert!(
         said.contains(&format!("pid {}", pid()))
@@ -318,8 +324,11 @@ fn usage_lines_are_whole() {
     // Brackets and angles of every command's help are those of whole arguments.
     let all =
         text(&Command::new(env!("CARGO_BIN_EXE_gruyere")).arg("--help").output().unwrap().stdout);
-    let listed = all.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap().to_owned();
-    for name in listed.lines().filter_map(|line| line.split_whitespace().next()) {
+    let listed = all.split("Options:\n").next().unwrap();
+    let groups = listed.lines().filter_map(|line| line.strip_prefix("  ")?.split("  ").next());
+    let names: Vec<&str> = groups.filter(|name| !name.contains(' ')).collect();
+    assert!(names.len() > 15 && names.contains(&"compare"), "{names:?}");
+    for name in names {
         let help =
             Command::new(env!("CARGO_BIN_EXE_gruyere")).args([name, "--help"]).output().unwrap();
         let help = text(&help.stdout);

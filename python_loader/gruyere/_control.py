@@ -49,11 +49,32 @@ class Stats:
     """Frees of what was no live block, on all devices."""
     events_recorded: int
     events_queried: int
-
-    @property
-    def fragmentation(self) -> float:
-        """The share of what is held that is not live: 1 - live / reserved."""
-        return 1 - self.live / self.reserved if self.reserved else 0.0
+    requested: int
+    """Live blocks as they were asked for."""
+    largest_request: int
+    """The largest request that what is held could satisfy."""
+    largest_request_growing: int
+    """The largest request that could be satisfied if the ceiling is reached for it."""
+    request_p99: int
+    """The size that 99 of 100 requests so far do not exceed."""
+    low_phase_trims: int
+    """Times that a low-memory phase gave memory back."""
+    low_phase_bytes: int
+    """The memory that went back so."""
+    fragmentation: float
+    """The share of what is held that is free and cannot serve: lost / reserved."""
+    external_fragmentation: float
+    """1 - largest request / free memory held."""
+    internal_fragmentation: float
+    """1 - requested / live."""
+    lost: int
+    """Free, and unable to serve: parts of pages between blocks."""
+    idle: int
+    """Free, and able to serve: whole pages."""
+    typical_request: int
+    """0 where pages move. Else the request by which `lost` is told: what it does not fit into."""
+    unused: float
+    """The share of what is held that is not live, torch's 1 - allocated / reserved."""
 
 
 class _Stats(ctypes.Structure):
@@ -61,7 +82,10 @@ class _Stats(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_uint32),
         ("version", ctypes.c_uint32),
-        *((field.name, ctypes.c_uint64) for field in fields(Stats)),
+        *(
+            (field.name, ctypes.c_double if field.type in (float, "float") else ctypes.c_uint64)
+            for field in fields(Stats)
+        ),
     ]
 
 

@@ -69,9 +69,9 @@ def enable(mode: str = "direct", **settings: object) -> None:
     `enable(limit="90%", share=False)`; they come after those of the environment.
 
     Raises GruyereError, and changes nothing, where it is too late (CUDA is in use), where it has
-    been called before, where there is no CUDA or no library, where torch lacks something, and where
-    a setting is wrong. After a launch with `python -m gruyere` or GRUYERE_ENABLE=1 a call that asks
-    for nothing else does nothing.
+    been called before with other settings, where there is no CUDA or no library, where torch lacks
+    something, and where a setting is wrong. A call that asks for nothing else than an earlier one,
+    or than a launch with `python -m gruyere` or GRUYERE_ENABLE=1, does nothing.
     """
     _enable(mode, settings, automatic=False)
 
@@ -81,10 +81,12 @@ def enable_automatically(required: bool) -> None:
     `required`, else the program goes on."""
     try:
         _enable(wanted_mode() or "direct", {}, automatic=True)
-    except NoCuda:
+    except NoCuda as error:
         # disable_reason() tells. A launcher, a data worker or a node without a GPU has nothing to
         # allocate.
         if required:
+            # Before the traceback of the import: the reason is what one needs to read.
+            print(f"gruyere: {error}", file=sys.stderr)
             raise
 
 
@@ -169,16 +171,20 @@ def _enable(mode: str, settings: dict[str, object], automatic: bool) -> None:
 
 
 def _check_again(before: Enabled, mode: str, settings: dict[str, object]) -> None:
-    """A second call is a mistake, but for one that asks for what the launch line has brought
-    already."""
-    if not before.automatic:
-        raise GruyereError(
-            "gruyere.enable() was called before in this process, and one call is enough: "
-            "remove this one, or ask gruyere.is_enabled() first"
-        )
+    """A second call is a mistake, but for one that asks for nothing else: the launch line has
+    brought it already, or a notebook's cell runs again."""
     asked = {entry for entry in before.settings.split(",") if entry}
     new = sorted(f"{key}:{_settings.value(key, value)}" for key, value in settings.items())
     missing = [entry for entry in new if entry not in asked]
+    if not before.automatic:
+        if mode != before.mode or missing:
+            raise GruyereError(
+                "gruyere.enable() was called before in this process, with other settings "
+                f"({before.settings!r}; now {', '.join(missing) or mode}): one call is enough, "
+                "and the first one counts until the process ends; restart it (a notebook: its "
+                "kernel) for other settings"
+            )
+        return
     if mode != before.mode or missing:
         raise GruyereError(
             f"Gruyère was enabled by the launch line already (mode {before.mode!r}, settings "

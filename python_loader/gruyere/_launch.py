@@ -16,6 +16,7 @@ from ._errors import GruyereError
 USAGE = """\
 usage: python -m gruyere [options] script.py [arguments]
        python -m gruyere [options] -m module [arguments]
+       python -m gruyere [options] -c code [arguments]
        python -m gruyere --doctor
        python -m gruyere --build-shim
 
@@ -31,6 +32,7 @@ options:
                         with the list
   -m module             runs a module, as python -m does:
                         -m torch.distributed.run --nproc-per-node 8 train.py
+  -c code               runs a line of code, as python -c does
   --doctor              tries Gruyère here and tells what it finds
   --build-shim          builds what `--door native` needs (once for a torch, with the machine's
                         C++ compiler), also where it is there already
@@ -56,6 +58,7 @@ class Options:
         self.settings: dict[str, object] = {}
         self.action = "run"
         self.is_module = False
+        self.is_code = False
         self.program: list[str] = []
         rest = list(arguments)
         while rest:
@@ -71,6 +74,10 @@ class Options:
             elif word == "-m" or (word.startswith("-m") and not word.startswith("--")):
                 self.is_module = True
                 self.program = ([word[2:]] if word != "-m" else []) + rest
+                break
+            elif word == "-c" or (word.startswith("-c") and not word.startswith("--")):
+                self.is_code = True
+                self.program = ([word[2:]] if word != "-c" else []) + rest
                 break
             elif word.startswith("--") and word != "--":
                 key, given, value = word[2:].partition("=")
@@ -90,9 +97,8 @@ class Options:
                 self.program = rest if word == "--" else [word, *rest]
                 break
         if self.action == "run" and not self.program:
-            raise UsageError(
-                "no program was named" if not self.is_module else "-m: no module was named"
-            )
+            missing = "-m: no module was named" if self.is_module else "no program was named"
+            raise UsageError("-c: no code was given" if self.is_code else missing)
 
 
 def main() -> None:
@@ -120,6 +126,8 @@ def main() -> None:
         _refuse(str(error))
     if options.is_module:
         _run_module(options.program)
+    elif options.is_code:
+        _run_code(options.program)
     else:
         _run_script(options.program)
 
@@ -163,6 +171,15 @@ def _run_module(program: list[str]) -> None:
     sys.argv = ["-m", *program[1:]]
     _become_main()
     runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
+
+
+def _run_code(program: list[str]) -> None:
+    # As `python -c` has it: the current folder is searched as "" (with -I or -P it is not).
+    sys.argv = ["-c", *program[1:]]
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated) and sys.path:
+        sys.path[0] = ""
+    code = compile(program[0], "<string>", "exec", dont_inherit=True)
+    exec(code, _become_main())
 
 
 def _run_script(program: list[str]) -> None:

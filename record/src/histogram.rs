@@ -87,6 +87,21 @@ impl Counts {
         self.0.iter().fold(0, |sum, &count| sum.wrapping_add(count))
     }
 
+    /// The value that half of the sum of all values comes from values of at most: the least that
+    /// one of its bucket has. 0 where there are none.
+    pub fn middle_of_bytes(&self) -> u64 {
+        let of = |(bucket, &count): (usize, &u64)| {
+            u128::from(bucket_floor(bucket)) * u128::from(count.min(MOST_COUNT))
+        };
+        let whole: u128 = self.0.iter().enumerate().map(of).sum();
+        let mut so_far = 0;
+        let middle = self.0.iter().enumerate().position(|bucket| {
+            so_far += of(bucket);
+            so_far > 0 && so_far * 2 >= whole
+        });
+        middle.map_or(0, bucket_floor)
+    }
+
     /// As an [`hdrhistogram::Histogram`] of two significant digits, each value scaled by `scale`
     /// (ticks to nanoseconds; 1.0 for bytes). A value stands for its bucket's middle: at most 6.3%
     /// off.
@@ -109,6 +124,18 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_middle_of_bytes_is_where_half_of_the_bytes_are_and_not_half_of_the_requests() {
+        let mut counts = Counts::default();
+        assert_eq!(counts.middle_of_bytes(), 0);
+        counts.0[bucket_of(512)] = 10_000;
+        assert_eq!(counts.middle_of_bytes(), 512);
+        counts.0[bucket_of(8 << 20)] = 100;
+        assert_eq!(counts.middle_of_bytes(), 8 << 20);
+        counts.0.fill(u64::MAX);
+        assert!(counts.middle_of_bytes() > 0, "a damaged record says so");
+    }
 
     #[test]
     fn every_value_is_between_its_buckets_floor_and_ceiling_and_buckets_are_within_an_eighth() {

@@ -19,6 +19,7 @@ pub mod facts;
 pub mod file;
 pub mod gauges;
 mod guard;
+pub mod held;
 pub mod histogram;
 pub mod layout;
 pub mod mapping;
@@ -398,6 +399,10 @@ gauges! {
     Moves "moves",
     /// The bytes of those pages.
     MovedBytes "moved_bytes",
+    /// Free and unable to serve ([`held::Held::found_lost`]).
+    Lost "lost_bytes",
+    /// The request by which that was told; 0: by pages ([`held::Held::typical_request`]).
+    TypicalRequest "typical_request_bytes",
 }
 
 /// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one

@@ -22,6 +22,7 @@ mod ranges;
 
 use std::ops;
 
+use super::held::Held;
 use super::{BlockEntry, BlockState, DeviceGauge, LIFETIMES, Reader, SegmentEntry};
 
 /// A page (bytes): the unit in which physical memory is mapped and moved.
@@ -345,6 +346,8 @@ pub struct Picture {
     pub device: u32,
     /// The training step now; 0 where it is not known.
     pub step: u32,
+    /// The request by which is told what is lost; 0: by pages ([`Held::typical_request`]).
+    pub typical_request: u64,
     /// The ranges, by address.
     pub ranges: Vec<Range>,
     /// By address; those of a range are next to each other.
@@ -366,12 +369,14 @@ impl Picture {
     /// is being written is looked at again, up to twice, where the first look does not fit
     /// together.
     pub fn read(reader: &Reader<'_>, device: u32) -> Option<Picture> {
-        let step = reader.device(device)?.gauge(DeviceGauge::Step);
+        let recorded = reader.device(device)?;
+        let step = recorded.gauge(DeviceGauge::Step);
         let mut best: Option<Picture> = None;
         for _ in 0..TRIES {
             let (blocks, segments) = (reader.blocks(), reader.segments());
             let mut picture = Picture::of(device, &segments.entries, &blocks.entries);
             picture.step = u32::try_from(step).unwrap_or(u32::MAX);
+            picture.typical_request = recorded.gauge(DeviceGauge::TypicalRequest);
             picture.misfits.torn = blocks.torn + segments.torn;
             let misfits = picture.misfits.total();
             if best.as_ref().is_none_or(|best| misfits < best.misfits.total()) {
@@ -447,6 +452,21 @@ impl Picture {
                 Piece { lifetime: range.lifetime, capture: range.capture, ..free }
             })
         })
+    }
+
+    /// What is held, and what of it serves nobody, as [`Held`] tells it.
+    pub fn held(&self) -> Held {
+        let Picture { sums, typical_request, .. } = self;
+        let typical_request = *typical_request;
+        let found_lost = match typical_request {
+            0 => sums.free_partial,
+            least => {
+                let runs = self.free_runs().map(|run| run.bytes).filter(|&bytes| bytes >= least);
+                sums.free().saturating_sub(runs.sum::<u64>() + sums.spare)
+            }
+        };
+        let Sums { held, live, pending: waiting, .. } = *sums;
+        Held { held, live, waiting, found_lost, typical_request }
     }
 
     fn sum_up(&mut self) {

@@ -12,6 +12,7 @@ use super::calls::{CallTime, CallTimes, Calls, DriverCall, RECORDED_CALLS};
 use super::clock::{COUNTER, Scale};
 use super::facts::{Process, ProcessFacts, boot_id};
 use super::gauges::{BlockCounts, DeviceArea, DeviceFactsRead, Shard, ShardSizes};
+use super::held::{Held, peak_ratio};
 use super::histogram::{Buckets, Counts};
 use super::layout::{Header, MAGIC, PAGE, SECTIONS, Section, Shared, VERSION};
 use super::mapping::{Mapping, is_locked};
@@ -102,21 +103,27 @@ impl DeviceSnapshot {
         sum
     }
 
-    /// 1 - live / reserved: what dashboards call fragmentation. 0 where nothing is reserved.
-    pub fn fragmentation(&self) -> f64 {
-        missing_share(self.live, self.gauge(DeviceGauge::Reserved))
+    /// What is held, and what of it serves nobody. What is lost was true when the gauges were
+    /// written last.
+    pub fn held(&self) -> Held {
+        Held {
+            held: self.gauge(DeviceGauge::Reserved),
+            live: self.live,
+            waiting: self.total().pending_bytes(),
+            found_lost: self.gauge(DeviceGauge::Lost),
+            typical_request: self.gauge(DeviceGauge::TypicalRequest),
+        }
     }
 
-    /// Bytes held that are neither live nor waiting for streams.
-    pub fn free_held(&self) -> u64 {
-        let taken = self.live.saturating_add(self.total().pending_bytes());
-        self.gauge(DeviceGauge::Reserved).saturating_sub(taken)
+    /// Peak held / peak live; `None` where nothing was live.
+    pub fn peak_ratio(&self) -> Option<f64> {
+        peak_ratio(self.gauge(DeviceGauge::ReservedPeak), self.live_peak)
     }
 
     /// 1 - largest satisfiable request / free bytes held. The first was true when the gauges were
     /// written last.
     pub fn external_fragmentation(&self) -> f64 {
-        missing_share(self.gauge(DeviceGauge::LargestRequest), self.free_held())
+        missing_share(self.gauge(DeviceGauge::LargestRequest), self.held().free())
     }
 
     /// 1 - requested / live.
@@ -131,6 +138,12 @@ impl DeviceSnapshot {
             return 0;
         }
         self.malloc_sizes.to_hdr(1.0).value_at_quantile(0.99)
+    }
+
+    /// The size that half of all bytes are asked for in requests of at most; within an eighth, 0
+    /// before the first.
+    pub fn typical_request(&self) -> u64 {
+        self.malloc_sizes.middle_of_bytes()
     }
 
     /// How many times the 99th-percentile request the largest satisfiable one is, the ceiling

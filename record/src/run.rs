@@ -11,6 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::calls::CallTime;
+use super::held::peak_ratio;
 use super::histogram::bucket_floor;
 use super::timeline::Sample;
 use super::{DeviceGauge, Reader};
@@ -133,9 +134,9 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// 1 - in use / held, both at their highest in these steps.
-    pub fn fragmentation(&self) -> f64 {
-        super::missing_share(self.in_use, self.reserved)
+    /// Held / in use, both at their highest in these steps; `None` where nothing was in use.
+    pub fn ratio(&self) -> Option<f64> {
+        peak_ratio(self.reserved, self.in_use)
     }
 }
 
@@ -216,6 +217,11 @@ fn join(pair: &[Cell]) -> Cell {
 }
 
 impl RunDevice {
+    /// Peak held / peak live; `None` where nothing was live.
+    pub fn peak_ratio(&self) -> Option<f64> {
+        peak_ratio(self.reserved_peak_bytes, self.live_peak_bytes)
+    }
+
     /// How steps `first` to `last` went, in at most `parts` parts of as many steps each. A cell of
     /// the timeline that lies in several of them counts for each. Nothing where no step was marked.
     pub fn by_steps(&self, first: u64, last: u64, parts: u64) -> Vec<Steps> {
@@ -250,6 +256,27 @@ pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && !name.starts_with('.')
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
+
+/// A command line as people know it: without `-m gruyere` and its options, and without the path of
+/// the interpreter. Options take a value each, as `python -m gruyere` reads them.
+pub fn shown_command(command: &str) -> String {
+    let mut words: Vec<&str> = command.split(' ').filter(|word| !word.is_empty()).collect();
+    if let Some(program) = words.first_mut() {
+        *program = Path::new(*program).file_name().and_then(OsStr::to_str).unwrap_or(*program);
+    }
+    let launcher = words.windows(2).position(|pair| pair == ["-m", "gruyere"]);
+    // A script's own arguments may say anything.
+    let scripts = words.iter().position(|word| word.ends_with(".py")).unwrap_or(words.len());
+    let is_python = words.first().is_some_and(|program| program.starts_with("python"));
+    if let Some(at) = launcher.filter(|&at| is_python && at < scripts) {
+        let mut end = at + 2;
+        while let Some(word) = words.get(end).filter(|word| word.starts_with("--")) {
+            end += if *word == "--" || word.contains('=') { 1 } else { 2 };
+        }
+        words.drain(at..end.min(words.len()));
+    }
+    words.join(" ")
 }
 
 /// The name of a run with this command line: its script's or module's, else its program's.
@@ -311,6 +338,22 @@ mod tests {
         for (command, name) in cases {
             assert_eq!(name_of(command), name, "{command:?}");
             assert!(is_name(&name_of(command)));
+        }
+    }
+
+    #[test]
+    fn the_launcher_is_left_out_of_what_is_shown() {
+        let cases = [
+            ("/usr/bin/python3 -m gruyere --limit 90% train.py --lr 3", "python3 train.py --lr 3"),
+            ("python -u -m gruyere --share=off -m my.train --x", "python -u -m my.train --x"),
+            ("python -m gruyere -- train.py", "python train.py"),
+            ("python train.py -m gruyere", "python train.py -m gruyere"),
+            ("/opt/bin/server -m gruyere", "server -m gruyere"),
+            ("python -m gruyere", "python"),
+            ("", ""),
+        ];
+        for (command, shown) in cases {
+            assert_eq!(shown_command(command), shown, "{command:?}");
         }
     }
 

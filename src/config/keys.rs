@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
-use super::{Backing, Config, Door, PoolReuse, Preload, PreloadMode, Waits};
+use super::{Backing, Config, Door, PoolReuse, Preload, PreloadMode, Summary, Waits};
 use crate::driver::cuda::HandleType;
 use crate::record::run::{MAX_NAME, is_name};
 use crate::watch::{Rule, parse_rules};
@@ -33,6 +33,7 @@ enum Kind {
     PoolReuse(&'static [(&'static str, PoolReuse)], fn(&mut Config) -> &mut PoolReuse),
     HandleType(&'static [(&'static str, HandleType)], fn(&mut Config) -> &mut HandleType),
     Door(&'static [(&'static str, Door)], fn(&mut Config) -> &mut Door),
+    Summary(&'static [(&'static str, Summary)], fn(&mut Config) -> &mut Summary),
     Switch(SwitchField),
     /// Any of the names, joined by `+`, or `off`.
     Flags(&'static [(&'static str, SwitchField)]),
@@ -251,6 +252,17 @@ pub static KEYS: &[Key] = &[
         kind: Kind::Name(|config| &mut config.name),
     },
     Key {
+        name: "summary",
+        default: "auto",
+        meaning: "One line on stderr when the program ends: what was live and held at the peak, and \
+                  where more is said. `auto`: under the Python package, where stderr is a terminal, \
+                  of rank 0.",
+        kind: Kind::Summary(
+            &[("auto", Summary::Auto), ("on", Summary::On), ("off", Summary::Off)],
+            |config| &mut config.summary,
+        ),
+    },
+    Key {
         name: "release_threshold",
         default: "all",
         meaning: "Free memory that each driver pool may keep when the device synchronises, in \
@@ -347,6 +359,7 @@ impl Key {
             Kind::PoolReuse(choices, _) => names(choices),
             Kind::HandleType(choices, _) => names(choices),
             Kind::Door(choices, _) => names(choices),
+            Kind::Summary(choices, _) => names(choices),
             Kind::Switch(_) => "on|off".into(),
             Kind::Flags(flags) => format!("off|{}", names(flags)),
             Kind::Size { .. } => "SIZE".into(),
@@ -368,6 +381,7 @@ impl Key {
             | Kind::PoolReuse(..)
             | Kind::HandleType(..)
             | Kind::Door(..)
+            | Kind::Summary(..)
             | Kind::Switch(_) => {
                 format!("expected {}", self.values())
             }
@@ -423,6 +437,9 @@ impl Key {
                 *field(config) = pick(choices, value).ok_or_else(refuse)?;
             }
             Kind::Door(choices, field) => {
+                *field(config) = pick(choices, value).ok_or_else(refuse)?;
+            }
+            Kind::Summary(choices, field) => {
                 *field(config) = pick(choices, value).ok_or_else(refuse)?;
             }
             Kind::Switch(field) => {

@@ -59,6 +59,18 @@ pub enum Door {
     Pluggable,
 }
 
+/// Whether a program's end has one line of ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Summary {
+    /// Under the Python package, on a terminal, of rank 0.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
 /// Everything `GRUYERE_CONF` can say. The default is what an empty variable means.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -74,6 +86,8 @@ pub struct Config {
     pub name: Option<String>,
     /// By which door torch comes in.
     pub door: Door,
+    /// Whether one line tells at the end what the program did.
+    pub summary: Summary,
     /// What the interposed CUDA calls do.
     pub preload: Preload,
     /// Whether a profiler is told what the heap does.
@@ -91,6 +105,7 @@ impl Default for Config {
             history: None,
             name: None,
             door: Door::default(),
+            summary: Summary::default(),
             preload: Preload::default(),
             nvtx: false,
             dropped: Vec::new(),
@@ -200,7 +215,7 @@ mod tests {
                     step=2GiB,record:off,record_blocks:4096,records_kept:3,ring_events:2048,\
                     dump_dir:/tmp/a:b,release_threshold:2MiB,pool_reuse:exact , \
                     history:/var/runs,name:llama-7b,nvtx:on,preload:observe+driver,door:native,\
-                    trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
+                    summary:on,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             heap: Settings {
                 backing: Backing::Fixed,
@@ -231,6 +246,7 @@ mod tests {
             history: Some("/var/runs".into()),
             name: Some("llama-7b".into()),
             door: Door::Native,
+            summary: Summary::On,
             preload: Preload { mode: PreloadMode::Observe, driver: true },
             nvtx: true,
             dropped: Vec::new(),

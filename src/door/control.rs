@@ -149,7 +149,7 @@ pub extern "C" fn gruyere_trim() -> u64 {
 }
 
 /// The version of [`GruyereStats`] that this header describes.
-pub const GRUYERE_STATS_VERSION: u32 = 2;
+pub const GRUYERE_STATS_VERSION: u32 = 3;
 
 /// Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end
 /// only.
@@ -208,12 +208,22 @@ pub struct GruyereStats {
     pub low_phase_trims: u64,
     /// The memory that went back so.
     pub low_phase_bytes: u64,
-    /// 1 - live / reserved.
+    /// lost / reserved: the share of what is held that is free and cannot serve.
     pub fragmentation: f64,
     /// 1 - largest_request / (reserved - live - pending).
     pub external_fragmentation: f64,
     /// 1 - requested / live.
     pub internal_fragmentation: f64,
+    /// Free, and unable to serve: parts of pages between blocks, or, with typical_request, what a
+    /// typical request does not fit into. Here begins what version 3 has added.
+    pub lost: u64,
+    /// Free, and able to serve: whole pages.
+    pub idle: u64,
+    /// 0 where pages move (lost is by pages). Else the request by which lost is told: half of all
+    /// bytes are asked for in requests of at most this size.
+    pub typical_request: u64,
+    /// 1 - live / reserved.
+    pub unused: f64,
 }
 
 /// Writes the numbers of `device` to `*stats`, whose `size` the caller has set; as much as fits.
@@ -266,9 +276,13 @@ pub unsafe extern "C" fn gruyere_stats(device: c_int, stats: *mut GruyereStats) 
             request_p99: numbers.request_p99,
             low_phase_trims: numbers.low_phase_trims,
             low_phase_bytes: numbers.low_phase_bytes,
-            fragmentation: numbers.fragmentation(),
+            fragmentation: numbers.held().fragmentation(),
             external_fragmentation: numbers.external_fragmentation(),
             internal_fragmentation: numbers.internal_fragmentation(),
+            lost: numbers.held().lost(),
+            idle: numbers.held().idle(),
+            typical_request: numbers.typical_request,
+            unused: numbers.held().unused(),
         };
         // SAFETY: `written` bytes are inside what the caller has room for, and inside `answer`; the
         // two do not overlap.

@@ -15,10 +15,11 @@ pub mod preload;
 pub mod profiler;
 pub mod raise;
 pub mod run_file;
+mod summary;
 pub mod torch;
 pub mod torch_stats;
 
-use crate::config::{Config, logging};
+use crate::config::{Config, Door, logging};
 use crate::driver::Driver;
 use crate::driver::cuda::CudaDriver;
 use crate::heap::Heap;
@@ -140,6 +141,13 @@ fn make() -> Result<&'static Heap, String> {
                 heap.dedicate_allocations();
                 heap.announce_ordered_callers();
             }
+            let conf = std::env::var("GRUYERE_CONF").unwrap_or_default();
+            log::info!(
+                "gruyere {}, by {}, settings: {}",
+                env!("CARGO_PKG_VERSION"),
+                came_in(beginning.announced, &config),
+                if conf.trim().is_empty() { "all defaults" } else { conf.trim() }
+            );
             Ok(publish(heap, config))
         }
         Err(reason) => {
@@ -171,6 +179,17 @@ fn is_program_served() -> bool {
     return preload::mode() == preload::Mode::Manage;
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     return false;
+}
+
+/// How the program's requests come in, for the log.
+fn came_in(announced: u32, config: &Config) -> &'static str {
+    match (is_program_served(), is_only_watched(), announced, config.door) {
+        (true, ..) => "LD_PRELOAD (the program's CUDA calls are served)",
+        (_, true, ..) => "LD_PRELOAD (the program's CUDA calls are watched)",
+        (_, _, 0, _) => "its C functions",
+        (.., Door::Native) => "torch's allocator interface (door:native)",
+        (.., Door::Auto | Door::Pluggable) => "torch's pluggable allocator (door:pluggable)",
+    }
 }
 
 /// Whether the program's own CUDA calls come in, to be watched.
@@ -242,6 +261,7 @@ fn close_at_exit() {
             guarded((), || {
                 if let Some(heap) = current() {
                     run_file::at_exit(heap);
+                    summary::at_exit(heap);
                     heap.record().close();
                     heap.flush_trace();
                 }

@@ -11,6 +11,7 @@ use crate::heap::report::oom::Report;
 use crate::heap::report::segment_stats::{self, Place, SegmentStats};
 use crate::heap::report::snapshot::{self, BlockState, Holder, Snapshot};
 use crate::record::facts::Process;
+use crate::record::held::peak_ratio;
 use crate::record::{LIFETIMES, Reader};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -119,6 +120,7 @@ fn device(heap: &Heap, reader: Option<&Reader<'_>>, id: u32, share: usize) -> Op
         live_peak_bytes: stats.live_peak,
         reserved_peak_bytes: stats.reserved_peak,
         step: step.into(),
+        shares: stats.held().shares(peak_ratio(stats.reserved_peak, stats.live_peak)),
         held: held(&segment_stats),
         live: live(&segment_stats, step),
         gauges: gauges.collect(),
@@ -135,7 +137,7 @@ fn held(segment_stats: &SegmentStats) -> Held {
         pending_bytes: segment_stats.pending.bytes,
         slab_free_bytes: segment_stats.bytes_in(Place::Slab),
         between_bytes: segment_stats.bytes_in(Place::Between),
-        idle_bytes: segment_stats.bytes_in(Place::Idle),
+        whole_pages_bytes: segment_stats.bytes_in(Place::Idle),
         captured_free_bytes: segment_stats.bytes_in(Place::Capture),
         pooled_free_bytes: segment_stats.bytes_in(Place::Pool),
         unmapped_bytes: segment_stats.bytes_in(Place::Unmapped),

@@ -68,13 +68,14 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
         live_peak_bytes: recorded.live_peak,
         reserved_peak_bytes: recorded.gauge(DeviceGauge::ReservedPeak),
         step: picture.step.into(),
+        shares: picture.held().shares(recorded.peak_ratio()),
         held: Held {
             reserved_bytes: sums.held,
             live_bytes: sums.live,
             pending_bytes: sums.pending,
             slab_free_bytes: slabs,
             between_bytes: gaps,
-            idle_bytes: whole,
+            whole_pages_bytes: whole,
             captured_free_bytes: captured.iter().sum(),
             unmapped_bytes: sums.spare,
             ..Held::default()

@@ -93,6 +93,22 @@ fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
     ] {
         writeln!(out, "  {name:<29} {bytes:>16} B  {:>12}", Bytes(bytes).to_string())?;
     }
+    let shares = &device.shares;
+    let by = match shares.typical_request_bytes {
+        0 => "parts of pages between blocks".to_owned(),
+        request => format!("what a request of {} does not fit into", Bytes(request)),
+    };
+    writeln!(
+        out,
+        "  {:<29} {:>18} {:>12}  ({by})",
+        "fragmentation",
+        format!("{:.2}%", shares.fragmentation * 100.0),
+        Bytes(shares.lost_bytes).to_string()
+    )?;
+    writeln!(out, "  {:<29} {:>18} {:>12}", "idle", "", Bytes(shares.idle_bytes).to_string())?;
+    if let Some(ratio) = shares.peak_ratio {
+        writeln!(out, "  {:<29} {ratio:>18.4}", "peak ratio (held / live)")?;
+    }
     writeln!(out, "\n  Where the reserved bytes are")?;
     for (name, bytes) in held.parts().into_iter().filter(|part| part.1 > 0) {
         let percent = share(bytes, held.reserved_bytes);

@@ -31,7 +31,8 @@ assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() == 
 assert "already initialized" in refused(
     torch.cuda.memory.change_current_allocator, torch.cuda.memory._get_current_allocator()
 )
-assert gruyere.is_enabled() and "called before" in refused(gruyere.enable)
+assert gruyere.is_enabled() and "called before" in refused(lambda: gruyere.enable(share=False))
+gruyere.enable()  # for nothing else: a notebook's cell that runs again
 gpu.check_books()
 del block
 torch.accelerator.empty_cache()

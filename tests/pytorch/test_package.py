@@ -377,7 +377,7 @@ def test_a_program_without_torch_is_not_touched(installed):
 # What stands in the way: the program, the environment, and words that must be in the error.
 OBSTACLES = {
     "too late": ("torch.ones(1, device='cuda')", {}, ["too late", "python -m gruyere"]),
-    "twice": ("gruyere.enable()", {}, ["called before", "is_enabled"]),
+    "twice": ("gruyere.enable()", {"CALL": "share=False"}, ["called before", "share:off"]),
     "hidden devices": ("", {"CUDA_VISIBLE_DEVICES": ""}, ["CUDA_VISIBLE_DEVICES", "hides"]),
     "no library": (
         "",
@@ -449,6 +449,8 @@ def test_without_a_driver_the_variable_lets_a_program_be_and_the_launcher_does_n
     assert ran.err == ""
     ran = installed.python("-m", "gruyere", "program.py", **without)
     assert ran.code == 1 and "driver" in ran.err.splitlines()[-1]
+    first = ran.err.splitlines()[0]
+    assert first.startswith("gruyere: ") and "driver" in first, "the reason, then the traceback"
     ran = installed.python("-m", "gruyere", "--doctor", **without)
     assert ran.code == 1 and "driver" in ran.out.splitlines()[-1]
 

@@ -8,7 +8,7 @@ mod proof;
 mod report;
 mod schedule;
 mod table;
-mod torch;
+pub mod torch;
 
 use crate::failure::say;
 use crate::output;
@@ -168,7 +168,11 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     write(&args.out.join("bench.svg"), &chart)?;
     let text = if args.json { report.to_json()? } else { table::draw(&report) };
     output::print(text)?;
-    Ok(ExitCode::from(verdict(&report)))
+    let status = verdict(&report);
+    if !args.json {
+        output::print(conclusion(&report, &args.out))?;
+    }
+    Ok(ExitCode::from(status))
 }
 
 fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
@@ -214,6 +218,37 @@ fn open_prices(name: Option<&str>) -> Result<Prices, String> {
         );
     }
     Ok(prices)
+}
+
+/// Where the files are, and what came out, in two lines.
+fn conclusion(report: &Report, out: &Path) -> String {
+    let faults: usize = report.runs().map(|(_, run)| run.fault_count).sum();
+    let short = report.runs().filter(|(_, run)| !run.completed).count();
+    let mut told = Vec::new();
+    let (mut least, mut compared) = (0, 0);
+    for trace in &report.traces {
+        let held = |ours: bool| {
+            let runs = trace.runs.iter().filter(|run| run.conf.is_some() == ours);
+            runs.filter(|run| run.completed).map(|run| run.peak_reserved).min()
+        };
+        if let (Some(ours), Some(torchs)) = (held(true), held(false)) {
+            compared += 1;
+            least += u32::from(ours <= torchs);
+        }
+    }
+    if compared > 0 {
+        told.push(format!("Gruyère holds the least on {least} of {compared} traces"));
+    }
+    told.push(match faults {
+        0 => "no faults".to_owned(),
+        faults => format!("{faults} faults"),
+    });
+    told.push(match short {
+        0 => "every run completed".to_owned(),
+        short => format!("{short} runs did not complete"),
+    });
+    let (json, chart) = (out.join("bench.json"), out.join("bench.svg"));
+    format!("\nwritten: {} and {}\nverdict: {}\n", json.display(), chart.display(), told.join("; "))
 }
 
 /// Says on stderr what is wrong, and answers with the exit status.

@@ -1,6 +1,7 @@
 //! Who runs when: Gruyère's replays one after the other (the process has one heap), the models
 //! beside them on another core.
 
+use crate::failure::say;
 use gruyere::driver::Driver;
 use gruyere::driver::cuda::CudaDriver;
 use gruyere_replay::bench::{self, BenchError, Contender, Run, Wanted};
@@ -55,7 +56,7 @@ pub fn on_phantom(
     let failure = Mutex::new(None);
     let work = |queue: &Queue<'_>| {
         while let Some(job) = queue.take() {
-            bar.set_message(format!("{} · {}", job.trace.name, job.contender.name()));
+            at(&bar, format!("{} · {}", job.trace.name, job.contender.name()));
             match bench::run(job.trace, job.contender, wanted) {
                 Ok(run) => lock(&results)[job.place.0][job.place.1] = Some(run),
                 Err(error) => {
@@ -79,7 +80,7 @@ pub fn on_phantom(
     // Timed alone: the other core is quiet now.
     for job in &ours.jobs {
         let Contender::Gruyere(conf) = job.contender else { continue };
-        bar.set_message(format!("{} · {} · time", job.trace.name, job.contender.name()));
+        at(&bar, format!("{} · {} · time", job.trace.name, job.contender.name()));
         let time =
             steady::ns_per_operation(job.trace, conf).map_err(|error| describe(job, &error))?;
         if let Some(run) = &mut lock(&results)[job.place.0][job.place.1] {
@@ -104,7 +105,7 @@ pub fn on_cuda(traces: &[Trace], confs: &[String]) -> Result<Runs, String> {
     for trace in traces {
         let mut runs = Vec::new();
         for conf in confs {
-            bar.set_message(format!("{} · gruyere {conf}", trace.name));
+            at(&bar, format!("{} · gruyere {conf}", trace.name));
             let run = bench::run_on_device(trace, driver.clone(), conf);
             runs.push(run.map_err(|error| format!("{}: {error}", trace.name))?);
             bar.inc(1);
@@ -123,7 +124,16 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// On stderr, and only where that is a terminal.
+/// What is done now: beside the bar, or as a line of its own where stderr is no terminal.
+pub(super) fn at(bar: &ProgressBar, what: String) {
+    if bar.is_hidden() {
+        let length = bar.length().unwrap_or(0);
+        say("bench", format_args!("{} of {length} done; {what}", bar.position()));
+    }
+    bar.set_message(what);
+}
+
+/// A bar on stderr, hidden where that is no terminal.
 pub(super) fn progress(jobs: usize) -> ProgressBar {
     let bar = ProgressBar::new(jobs as u64);
     if let Ok(style) =

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// The arguments are fine, and what they name cannot be had.
-const WRONG: u8 = 2;
+pub const WRONG: u8 = 2;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -118,13 +118,57 @@ struct Request<'a> {
     timeout: NonZeroU32,
     json: Option<&'a str>,
     list: bool,
+    /// The table is Markdown.
+    markdown: bool,
+}
+
+/// A script for [`compare`].
+pub struct OneScript {
+    /// The interpreter; `None`: the one that a user would expect.
+    pub python: Option<PathBuf>,
+    /// The script.
+    pub script: String,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// It ends after so many steps.
+    pub steps: Option<NonZeroU32>,
+    /// On the stand-in, also where there is a GPU.
+    pub phantom: bool,
+    /// Seconds after which a run is taken for hung.
+    pub timeout: NonZeroU32,
+    /// Where every number goes too.
+    pub json: Option<String>,
+}
+
+/// Runs a script once under torch's default, expandable segments and Gruyère, for `gruyere
+/// compare`. Returns only where the Python side could not be started.
+pub fn compare(script: OneScript) -> ExitCode {
+    let args = Args {
+        python: script.python,
+        program: vec![script.script],
+        steps: script.steps,
+        allocators: vec![Allocator::Default, Allocator::Expandable, Allocator::Gruyere],
+        conf: Vec::new(),
+        phantom: script.phantom,
+        no_fit: true,
+        runs: NonZeroU32::MIN,
+        timeout: script.timeout,
+        json: script.json,
+        list: false,
+        arguments: script.arguments,
+    };
+    start(&args, true)
 }
 
 /// Runs the subcommand. Returns only where the Python side could not be started.
 pub fn main(args: &Args) -> ExitCode {
+    start(args, false)
+}
+
+fn start(args: &Args, markdown: bool) -> ExitCode {
     let house = House::find();
-    let request =
-        serde_json::to_string(&args.request(house.beside.as_deref())).expect("plain data");
+    let request = Request { markdown, ..args.request(house.beside.as_deref()) };
+    let request = serde_json::to_string(&request).expect("plain data");
     let error = match house.interpreter(args.python.as_deref()) {
         Ok(python) => {
             let error =
@@ -133,7 +177,7 @@ pub fn main(args: &Args) -> ExitCode {
         }
         Err(error) => error,
     };
-    say("bench --torch", error);
+    say(if markdown { "compare" } else { "bench --torch" }, error);
     ExitCode::from(WRONG)
 }
 
@@ -152,6 +196,7 @@ impl Args {
             timeout: self.timeout,
             json: self.json.as_deref(),
             list: self.list,
+            markdown: false,
         }
     }
 }

@@ -9,6 +9,7 @@ use gruyere_record::calls::{Calls, SIZE_CLASSES};
 use gruyere_record::facts::Process;
 use gruyere_record::histogram::{Counts, bucket_ceiling, bucket_floor};
 use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::run::name_of;
 use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::{DeviceGauge, LIFETIME_NAMES, Reader};
 
@@ -137,6 +138,11 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
             "bytes",
             "The largest request that could be satisfied if the ceiling is reached for it.",
         )),
+        G::TypicalRequest => gauge_of((
+            "gruyere_typical_request_bytes",
+            "bytes",
+            "Where pages cannot move: lost is what this request does not fit into; 0: they can.",
+        )),
         G::Step => gauge_of(("gruyere_step", "", "The training step.")),
         G::DriverCalls => counter(("gruyere_driver_calls", "", "Calls of the driver.")),
         G::DriverErrors => {
@@ -179,15 +185,15 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
             "bytes",
             "Memory that low-memory phases gave back.",
         )),
-        // By lifetime, of the blocks themselves.
-        G::Pending => None,
+        // By lifetime, of the blocks themselves; as it is now.
+        G::Pending | G::Lost => None,
         // By rung, below; what is neither is told in tests.
         _ => None,
     }
 }
 
 /// Calls, bytes and microseconds of each rung of the reclaim ladder.
-const RUNGS: [[DeviceGauge; 3]; RUNG_NAMES.len()] = {
+pub const RUNGS: [[DeviceGauge; 3]; RUNG_NAMES.len()] = {
     use DeviceGauge::*;
     [
         [Rung0Calls, Rung0Bytes, Rung0Microseconds],
@@ -263,12 +269,17 @@ impl Identity {
 
 /// Everything that one record says.
 pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, identity: &Identity) {
+    let script = name_of(&process.command);
+    let configured = gruyere::config::Config::parse(&process.configuration);
+    let run = configured.ok().and_then(|config| config.name).unwrap_or_else(|| script.clone());
     let world_size = process.world_size.map_or(String::new(), |size| size.to_string());
     let facts = [
         ("host", process.host.as_str()),
         ("version", &process.version),
         ("world_size", &world_size),
         ("backing", backing(&process.configuration)),
+        ("script", &script),
+        ("run", &run),
     ];
     let said = ("gruyere_process", "", "A process that uses Gruyère.");
     families.add(Kind::Info, said, &identity.of(&facts), Value::Count(1));
@@ -410,8 +421,19 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
         let said = ("gruyere_freed_bytes", "bytes", "Bytes that the program freed.");
         families.counter(said, &of, counts.free_bytes);
     }
-    let said = ("gruyere_fragmentation_ratio", "ratio", "1 - live / reserved.");
-    families.number(said, &of, device.fragmentation());
+    let held = device.held();
+    let said =
+        ("gruyere_fragmentation_ratio", "ratio", "Held and unable to serve, of all that is held.");
+    families.number(said, &of, held.fragmentation());
+    let said = ("gruyere_lost_bytes", "bytes", "Held and unable to serve.");
+    families.gauge(said, &of, held.lost());
+    let said = ("gruyere_idle_bytes", "bytes", "Held and free in whole pages.");
+    families.gauge(said, &of, held.idle());
+    let said = ("gruyere_unused_ratio", "ratio", "1 - live / reserved.");
+    families.number(said, &of, held.unused());
+    if let Some(ratio) = device.peak_ratio() {
+        families.number(("gruyere_peak_ratio", "ratio", "Peak held / peak live."), &of, ratio);
+    }
     let said = (
         "gruyere_external_fragmentation_ratio",
         "ratio",
@@ -425,7 +447,7 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
         "bytes",
         "Memory held that is neither live nor waiting for streams.",
     );
-    families.gauge(said, &of, device.free_held());
+    families.gauge(said, &of, held.free());
     for &gauge in DeviceGauge::ALL {
         if let Some((kind, said, scale)) = of_gauge(gauge) {
             let value = device.gauge(gauge);
@@ -538,7 +560,7 @@ mod tests {
     fn every_gauge_of_a_device_is_exported() {
         for &gauge in DeviceGauge::ALL {
             let by_rung = RUNGS.iter().flatten().any(|&other| other == gauge);
-            let otherwise = by_rung || gauge == DeviceGauge::Pending;
+            let otherwise = by_rung || matches!(gauge, DeviceGauge::Pending | DeviceGauge::Lost);
             assert_ne!(
                 of_gauge(gauge).is_some(),
                 otherwise,

@@ -2,11 +2,13 @@
 //! beyond what JSON's readers keep exact.
 
 use gruyere_record::picture::{Picture, Piece, Range};
+use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::{DeviceGauge, LIFETIME_NAMES, LIFETIMES, Reader};
 use serde_json::{Map, Value, json};
 
 use super::gaps::Missing;
 use super::strokes::{Ink, of_range};
+use crate::shares;
 
 /// Largest blocks and free runs that are listed.
 const LISTED: usize = 20;
@@ -127,7 +129,7 @@ pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
     let device = reader.device(picture.device);
     let missing = Missing::of(reader, picture);
     let gauge = |gauge| device.as_ref().map(|device| device.gauge(gauge));
-    json!({
+    let value = json!({
         "process": process(reader),
         "device": picture.device,
         "name": device.as_ref().map(|device| device.facts.name.clone()),
@@ -146,5 +148,7 @@ pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
             .map(|run| json!({ "address": address(run.address), "bytes": run.bytes }))
             .collect::<Vec<_>>(),
         "largest_live_blocks": picture.largest_live(LISTED).iter().map(block).collect::<Vec<_>>(),
-    })
+    });
+    let ratio = device.as_ref().and_then(DeviceSnapshot::peak_ratio);
+    shares::with(value, &picture.held().shares(ratio))
 }

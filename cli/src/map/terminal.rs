@@ -129,17 +129,18 @@ pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> S
     }
     let width = style.columns.saturating_sub(LABEL).max(8);
     let cell = cell_bytes(sums.held, width, style.rows);
+    let whole = picture.held();
     let of_free = |part: u64| share(part, sums.free());
     let held = format!(
-        "held {}: live {} ({}), pending {}, free {}, of which {} are in partly used pages ({} of \
-         all held)",
+        "held {}: live {} ({}), waiting for streams {}, idle {}, lost in partly used pages {} \
+         (fragmentation {})",
         bytes(sums.held),
         bytes(sums.live),
         share(sums.live, sums.held),
         bytes(sums.pending),
-        bytes(sums.free()),
-        bytes(sums.free_partial),
-        share(sums.free_partial, sums.held),
+        bytes(whole.idle()),
+        bytes(whole.lost()),
+        share(whole.lost(), sums.held),
     );
     wrapped(&mut out, &held, style.columns);
     let view = if style.physical {
@@ -166,8 +167,8 @@ pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> S
     );
     wrapped(&mut out, &longest, style.columns);
     let pages = format!(
-        "pages: {} full, {} partly used, {} free, {} spare; address space: {} reserved, {} in \
-         shadows, {} retired",
+        "pages: {} full, {} partly used, {} free, {} spare; address space: {} reserved, {} \
+         mapped twice, {} about to be unmapped",
         sums.full_pages,
         sums.partial_pages,
         sums.free_pages,

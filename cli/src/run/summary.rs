@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use gruyere::config::{Config, PreloadMode};
-use gruyere_record::missing_share;
 use gruyere_record::plain;
 use gruyere_record::run::{Run, RunDevice};
 use gruyere_record::sweep::{Opened, State};
@@ -150,7 +149,7 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
         let head = [
             "PEAK LIVE",
             "PEAK HELD",
-            "FRAG",
+            "RATIO",
             "LARGEST",
             "MALLOCS",
             "FREES",
@@ -165,11 +164,11 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
         for device in &run.devices {
             let RunDevice { live_peak_bytes: live, reserved_peak_bytes: held, .. } = *device;
             line(format_args!(
-                "{:>6} {:>11} {:>11} {:>5.1}% {:>11} {:>10} {:>10} {:>12} {:>13}",
+                "{:>6} {:>11} {:>11} {:>6} {:>11} {:>10} {:>10} {:>12} {:>13}",
                 device.device,
                 bytes(live),
                 bytes(held),
-                missing_share(live, held) * 100.0,
+                device.peak_ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
                 bytes(device.largest_block_bytes),
                 device.mallocs,
                 device.frees,
@@ -294,7 +293,7 @@ mod tests {
         assert!(!told.contains('\u{1b}'), "{told}");
         let row: Vec<&str> = told.lines().nth(2).unwrap().split_whitespace().collect();
         let expected = [
-            "gruyere", "run:", "1", "96.00", "MiB", "128.00", "MiB", "25.0%", "64.00", "MiB", "12",
+            "gruyere", "run:", "1", "96.00", "MiB", "128.00", "MiB", "1.333", "64.00", "MiB", "12",
             "11", "7", "3",
         ];
         assert_eq!(row, expected, "{told}");

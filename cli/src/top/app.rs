@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use gruyere_record::facts::Process;
 use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::run::shown_command;
 use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::watch::{Facts, Forecast};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -42,13 +43,18 @@ impl Row {
         Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
     }
 
-    /// What runs, without the path of the interpreter.
+    /// What runs: a script without its interpreter and `-m gruyere`, a program without its path.
     pub fn command(&self) -> String {
-        let command = plain(&self.process.command);
-        let command = command.trim();
-        let (first, rest) = command.split_once(' ').unwrap_or((command, ""));
-        let name = first.rsplit('/').next().unwrap_or(first);
-        if rest.is_empty() { name.to_owned() } else { format!("{name} {rest}") }
+        let command = shown_command(&plain(&self.process.command));
+        match command.split_once(' ') {
+            Some((interpreter, script))
+                if interpreter.starts_with("python")
+                    && script.split(' ').next().is_some_and(|word| word.ends_with(".py")) =>
+            {
+                script.to_owned()
+            }
+            _ => command,
+        }
     }
 }
 
@@ -61,7 +67,7 @@ pub struct Tick {
     pub live: u64,
     /// Bytes held.
     pub reserved: u64,
-    /// 1 - live / reserved.
+    /// Lost / held.
     pub fragmentation: f64,
     /// Bytes allocated a second.
     pub rate: f64,
@@ -261,7 +267,7 @@ impl App {
                         seconds,
                         live: row.snapshot.live,
                         reserved: row.snapshot.gauge(gruyere_record::DeviceGauge::Reserved),
-                        fragmentation: row.snapshot.fragmentation(),
+                        fragmentation: row.snapshot.held().fragmentation(),
                         rate: row.rate.unwrap_or(0.0),
                     });
                 }

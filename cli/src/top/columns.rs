@@ -21,8 +21,10 @@ pub enum Sort {
     Live,
     /// Bytes held.
     Reserved,
-    /// 1 - live / reserved.
+    /// Lost / held.
     Fragmentation,
+    /// Held and free in whole pages.
+    Idle,
     /// The largest satisfiable request, the least first.
     Largest,
     /// Bytes allocated a second.
@@ -47,6 +49,7 @@ impl Sort {
             Self::Live => Column::Live,
             Self::Reserved => Column::Reserved,
             Self::Fragmentation => Column::Fragmentation,
+            Self::Idle => Column::Idle,
             Self::Largest => Column::Largest,
             Self::Rate => Column::Rate,
             Self::OomIn => Column::OomIn,
@@ -70,6 +73,7 @@ impl Sort {
             Self::Live => most(Metric::Live),
             Self::Reserved => most(Metric::Reserved),
             Self::Fragmentation => most(Metric::Fragmentation),
+            Self::Idle => most(Metric::Idle),
             Self::Largest => least(Metric::Largest),
             Self::Rate => most(Metric::Rate),
             Self::OomIn => least(Metric::OomIn),
@@ -98,6 +102,8 @@ pub enum Column {
     Reserved,
     /// A bar: live and held, of the ceiling.
     Bar,
+    /// Held and free in whole pages.
+    Idle,
     /// Fragmentation.
     Fragmentation,
     /// The largest satisfiable request.
@@ -122,6 +128,7 @@ impl Column {
             Live,
             Reserved,
             Bar,
+            Idle,
             Fragmentation,
             Largest,
             Rate,
@@ -129,7 +136,7 @@ impl Column {
             Command,
         ];
         // What goes first where there is no room.
-        let mut dispensable = [Bar, Rate, Step, Largest].into_iter();
+        let mut dispensable = [Bar, Rate, Idle, Step, Largest].into_iter();
         let mut columns = wide.to_vec();
         while columns.iter().map(|column| column.width() + 1).sum::<u16>() + COMMAND > width {
             match dispensable.next() {
@@ -151,7 +158,7 @@ impl Column {
             Self::Rank => 5,
             Self::Device => 4,
             Self::Step => 7,
-            Self::Live | Self::Reserved | Self::Largest => 10,
+            Self::Live | Self::Reserved | Self::Idle | Self::Largest => 10,
             Self::Bar => 16,
             Self::Fragmentation => 6,
             Self::Rate => 12,
@@ -170,6 +177,7 @@ impl Column {
             Self::Live => "LIVE",
             Self::Reserved => "RESERVED",
             Self::Bar => "OF THE CEILING",
+            Self::Idle => "IDLE",
             Self::Fragmentation => "FRAG",
             Self::Largest => "LARGEST",
             Self::Rate => "ALLOC/S",
@@ -200,6 +208,7 @@ impl Column {
             Self::Live => metric(Metric::Live),
             Self::Reserved => metric(Metric::Reserved),
             Self::Bar => String::new(),
+            Self::Idle => metric(Metric::Idle),
             Self::Fragmentation => metric(Metric::Fragmentation),
             Self::Largest => metric(Metric::Largest),
             Self::Rate => {

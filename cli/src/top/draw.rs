@@ -1,6 +1,7 @@
 //! Puts the state into a frame: where the panels are on a screen of any size, the table, the detail
 //! and the help.
 
+use gruyere::heap::policy::ladder::RUNG_NAMES;
 use gruyere_record::plain;
 use gruyere_record::stream::StreamNumber;
 use gruyere_record::watch::{Duration, Metric, Unit};
@@ -15,8 +16,9 @@ use super::app::{App, Row, View};
 use super::columns::Column;
 use super::panels::{self, bytes, count};
 use crate::driver_calls;
+use crate::export::RUNGS;
 use crate::follow::Life;
-use crate::stat::configuration;
+use crate::stat::{configuration, words};
 
 /// From this width on, panels stand side by side.
 const WIDE: u16 = 100;
@@ -166,7 +168,7 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
 }
 
 /// Lines of the panels, headings included.
-const LIFETIMES: u16 = 7;
+const LIFETIMES: u16 = 8;
 const SIZES: u16 = 10;
 
 fn wide(frame: &mut Frame, area: Rect, app: &App) {
@@ -348,6 +350,9 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
         Metric::Live,
         Metric::Reserved,
         Metric::Fragmentation,
+        Metric::Lost,
+        Metric::Idle,
+        Metric::Unused,
         Metric::External,
         Metric::Internal,
         Metric::Largest,
@@ -418,24 +423,32 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     }
     lines.push(Line::raw(""));
     lines.push(head("gauges".to_owned()));
-    let gauge = |gauge: DeviceGauge| {
+    let value = |gauge: DeviceGauge| {
         let metric = Metric::Gauge(gauge);
         let value = metric.value(&row.facts()).unwrap_or(0.0);
-        let text = match metric.unit() {
+        match metric.unit() {
             Unit::Count => count(value as u64),
             unit => unit.show(value),
-        };
-        format!("   {:<30} {text:>12}", gauge.name())
+        }
     };
+    let gauges: Vec<String> = DeviceGauge::ALL
+        .iter()
+        .filter_map(|&gauge| Some(format!("   {:<30} {:>12}", words(gauge)?, value(gauge))))
+        .collect();
     let each = 3 + 30 + 1 + 12;
     let across = (width / each).clamp(1, 3);
-    let down = DeviceGauge::ALL.len().div_ceil(across);
+    let down = gauges.len().div_ceil(across);
     for at in 0..down {
-        let line: String = (0..across)
-            .filter_map(|column| DeviceGauge::ALL.get(column * down + at))
-            .map(|one| gauge(*one))
-            .collect();
+        let line: String =
+            (0..across).filter_map(|column| gauges.get(column * down + at)).cloned().collect();
         lines.push(Line::raw(line));
+    }
+    lines.push(Line::raw(""));
+    let columns = format!("{:>9} {:>11} {:>11}", "TIMES", "GAINED", "TOOK");
+    lines.push(head(format!("{:<22}{columns}", "memory reclaimed")));
+    for (name, rung) in RUNG_NAMES.iter().zip(RUNGS) {
+        let [times, gained, took] = rung.map(value);
+        lines.push(Line::raw(format!("   {name:<19} {times:>9} {gained:>11} {took:>11}")));
     }
     lines
 }
@@ -454,7 +467,8 @@ fn help(frame: &mut Frame, area: Rect, app: &App) {
         ("q", "quit"),
         ("", ""),
         ("LIVE", "what the program has; RESERVED: what is held for it"),
-        ("FRAG", "the share of what is held that is not live"),
+        ("IDLE", "what is held and free in whole pages"),
+        ("FRAG", "the share of what is held that is free and can't serve"),
         ("LARGEST", "the largest request that could be met"),
         ("ALLOC/S", "bytes allocated a second"),
         ("OOM IN", "at this growth; -: none; ...: seen too little yet"),

@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let which = match arguments.target.as_str() {
         "all" => Which::All(arguments.folder.clone()),
         target => {
-            Which::One(Target { target: target.to_owned(), folder: arguments.folder.clone() })
+            Which::One(Target { target: Some(target.to_owned()), folder: arguments.folder.clone() })
         }
     };
     let mut follower = Follower::new(which)?;

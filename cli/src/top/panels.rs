@@ -309,7 +309,9 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
         add(name, counts.live_bytes(), Some(counts.live_blocks()), app.theme.lifetime(number));
     }
     add("waiting", total.pending_bytes(), Some(total.pending_blocks()), app.theme.warn());
-    add("free, held", row.snapshot.free_held(), None, app.theme.dim());
+    let held = row.snapshot.held();
+    add("idle", held.idle(), None, app.theme.dim());
+    add("lost", held.lost(), None, app.theme.warn());
     let title = heading(app, "by lifetime", "of what is held; blocks".to_owned());
     frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
 }
@@ -475,8 +477,7 @@ pub fn urgency(app: &App, row: &Row, column: super::columns::Column) -> Style {
     let theme = app.theme;
     match column {
         Column::Fragmentation => match Metric::Fragmentation.value(&row.facts()) {
-            // While little is live, what is held for the next step is no trouble.
-            Some(share) if share > 0.5 => theme.warn(),
+            Some(share) if share > 0.3 => theme.warn(),
             _ => Style::new(),
         },
         Column::OomIn => match row.forecast {

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::follow::{Device, Followed, Follower};
+use crate::shares;
 
 /// One sample: `time`, `processes`, `stale`, `of_other_users`. Bytes are bytes, times seconds,
 /// shares 0 to 1; null is what is not known.
@@ -56,7 +57,7 @@ fn device(device: &Device) -> Value {
         Forecast::Growing(growth) => Some(growth),
         _ => None,
     };
-    json!({
+    let sample = json!({
         "device": snapshot.device,
         "name": snapshot.facts.name,
         "step": snapshot.gauge(DeviceGauge::Step),
@@ -65,7 +66,6 @@ fn device(device: &Device) -> Value {
         "reserved_bytes": snapshot.gauge(DeviceGauge::Reserved),
         "limit_bytes": facts.limit(),
         "pending_bytes": bytes(Metric::Pending),
-        "fragmentation": value(Metric::Fragmentation),
         "external_fragmentation": value(Metric::External),
         "internal_fragmentation": value(Metric::Internal),
         "largest_request_bytes": bytes(Metric::Largest),
@@ -80,5 +80,6 @@ fn device(device: &Device) -> Value {
         "growth_bytes_per_second": growth.map(|growth| growth.bytes_per_second),
         "lifetimes": lifetimes,
         "torn": snapshot.torn_gauges || snapshot.torn_shards > 0,
-    })
+    });
+    shares::told(sample, snapshot)
 }

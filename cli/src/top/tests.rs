@@ -45,6 +45,7 @@ fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
         (DeviceGauge::Limit, 80 * GIB),
         (DeviceGauge::TotalMemory, 80 * GIB),
         (DeviceGauge::Reserved, (45 + rank) * GIB),
+        (DeviceGauge::Lost, (2 + rank) * GIB),
         (DeviceGauge::LargestGrowing, 33 * GIB),
         (DeviceGauge::Step, 1200 + rank),
     ] {
@@ -220,7 +221,7 @@ fn sixty_columns_have_who_what_and_when() {
     ] {
         assert!(columns.contains(&needed), "{needed:?}");
     }
-    assert_eq!(Column::fitting(200).len(), 12);
+    assert_eq!(Column::fitting(200).len(), 13);
 }
 
 #[test]
@@ -334,7 +335,7 @@ fn a_damaged_record_is_drawn_or_refused_but_never_a_panic() {
         let path = folder.path().join(format!("gruyere-1-2-{n}-0.record"));
         std::fs::write(&path, bytes).expect("written");
         let folder = Folder { directory: folder.path().to_owned(), all_users: false };
-        let target = Target { target: path.display().to_string(), folder };
+        let target = Target { target: Some(path.display().to_string()), folder };
         let Ok(mut follower) = Follower::new(Which::One(target)) else { continue };
         let mut app = App::new(Sort::OomIn, Duration::from_millis(500), Theme::new(false));
         for _ in 0..2 {

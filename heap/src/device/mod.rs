@@ -128,6 +128,13 @@ impl Device {
                 Bytes(limit)
             );
         }
+        log::info!(
+            "device {id} ({}): backing {}, {} of memory, at most {} of it held",
+            capabilities.name,
+            supply.name(),
+            Bytes(total),
+            Bytes(limit.min(total))
+        );
         let record = shared.record;
         let shards = (0..SHARDS).map(|shard| {
             let writer = record.shard(id, shard as u32);

@@ -8,26 +8,35 @@ use crate::profiler;
 use crate::report::stats::{CapturePoolHeld, Stats, TorchStats, bound};
 use crate::shared::Shared;
 use crate::small::shard::SlabSums;
-use crate::small::size_class::SMALL_MAX;
+use crate::small::size_class::{PAGE, SMALL_MAX};
 use crate::sync::lock;
-use gruyere_record::DeviceGauge;
 use gruyere_record::peaks::SMALL;
+use gruyere_record::{DeviceGauge, Reader};
 use std::convert::Infallible;
 
 /// What shards and pools come to.
-struct Sums(Stats);
+#[derive(Default)]
+struct Sums {
+    stats: Stats,
+    /// Slabs without a block, those of graphs too: address and bytes.
+    empty: Vec<(u64, u64)>,
+}
 
 impl Visitor for Sums {
     type Error = Infallible;
     const RUNS: bool = false;
 
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
+        for id in walked.shard.empty_slabs() {
+            let slab = walked.shard.slab(id);
+            self.empty.extend(slab.map(|slab| (slab.base, slab.size_class().slab_bytes())));
+        }
         // What a graph has is told as a whole.
         if walked.pool.is_none_or(|pool| pool.purpose != Purpose::Capture) {
-            self.0.pending += walked.shard.pending_bytes();
+            self.stats.pending += walked.shard.pending_bytes();
             for (_, slab) in walked.shard.slabs() {
-                self.0.slab_bytes += slab.size_class().slab_bytes();
-                self.0.slab_free += slab.free_bytes();
+                self.stats.slab_bytes += slab.size_class().slab_bytes();
+                self.stats.slab_free += slab.free_bytes();
             }
         }
         Ok(())
@@ -35,13 +44,14 @@ impl Visitor for Sums {
 
     fn pool(&mut self, _: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
         if pool.purpose == Purpose::Capture {
-            self.0.captured += central.arenas.held_bytes(pool.space());
+            self.stats.captured += central.arenas.held_bytes(pool.space());
             return Ok(());
         }
         for &space in pool.spaces() {
-            self.0.arena_free += central.arenas.free_bytes(space);
+            self.stats.arena_free += central.arenas.free_bytes(space);
             if pool.is_ordinary() {
-                self.0.largest_free = self.0.largest_free.max(central.arenas.largest_free(space));
+                self.stats.largest_free =
+                    self.stats.largest_free.max(central.arenas.largest_free(space));
             }
         }
         Ok(())
@@ -67,17 +77,20 @@ impl Device {
     pub fn stats(&self, shared: &Shared) -> Stats {
         let (live, live_peak) = shared.record.live(self.id);
         let counts = self.streams.counts();
-        let mut sums = Sums(Stats {
-            total_memory: self.capabilities.total_memory,
-            live,
-            live_peak,
-            requested: shared.record.live_requested(self.id),
-            events_recorded: counts.recorded,
-            events_queried: counts.queried,
-            ..Stats::default()
-        });
+        let mut sums = Sums {
+            stats: Stats {
+                total_memory: self.capabilities.total_memory,
+                live,
+                live_peak,
+                requested: shared.record.live_requested(self.id),
+                events_recorded: counts.recorded,
+                events_queried: counts.queried,
+                ..Stats::default()
+            },
+            ..Sums::default()
+        };
         let Ok(central) = self.walk(&mut sums);
-        let Sums(mut stats) = sums;
+        let Sums { mut stats, empty } = sums;
         stats.limit = central.limit;
         stats.reserved = central.backing.reserved;
         stats.reserved_peak = central.peak_reserved;
@@ -87,6 +100,14 @@ impl Device {
         stats.largest_request = self.supply.largest(&central, shared.shares());
         stats.largest_growing = self.supply.largest_growing(&central, stats.largest_request);
         (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
+        let typical = || {
+            let device = Reader::own(shared.record).and_then(|reader| reader.device(self.id));
+            // Where no record is kept, a page stands for it.
+            device.map_or(PAGE, |device| device.typical_request())
+        };
+        let idle = self.supply.idle(&central, empty, &typical);
+        stats.typical_request = idle.typical_request;
+        stats.lost = stats.held().free().saturating_sub(idle.bytes);
         stats
     }
 
@@ -101,6 +122,8 @@ impl Device {
             (DeviceGauge::LargestFree, stats.largest_free),
             (DeviceGauge::LargestRequest, stats.largest_request),
             (DeviceGauge::LargestGrowing, stats.largest_growing),
+            (DeviceGauge::Lost, stats.lost),
+            (DeviceGauge::TypicalRequest, stats.typical_request),
             (DeviceGauge::CapturePinned, stats.captured),
             (DeviceGauge::Pending, stats.pending),
             (DeviceGauge::SlabBytes, stats.slab_bytes),

@@ -34,6 +34,8 @@ fn without_record(device: &Device, shared: &Shared) -> DeviceSnapshot {
         (DeviceGauge::OutOfMemories, stats.out_of_memories),
         (DeviceGauge::BadFrees, stats.bad_frees),
         (DeviceGauge::Step, u64::from(shared.step())),
+        (DeviceGauge::Lost, stats.lost),
+        (DeviceGauge::TypicalRequest, stats.typical_request),
         (DeviceGauge::LargestRequest, stats.largest_request),
         (DeviceGauge::LargestGrowing, stats.largest_growing),
     ] {

@@ -246,10 +246,15 @@ impl fmt::Display for Report {
         if let Some(others) = self.others().filter(|&others| others > 0) {
             write!(f, " Others hold {}.", Bytes(others))?;
         }
-        let tried: Vec<String> =
-            self.ladder.tried().map(|(name, rung)| format!("{name} {rung}")).collect();
+        // For this request: what was reclaimed before it says nothing of it.
+        let tried: Vec<String> = self
+            .this_time
+            .iter()
+            .flat_map(Ladder::tried)
+            .map(|(name, rung)| format!("{name} {rung}"))
+            .collect();
         if !tried.is_empty() {
-            write!(f, " Tried so far: {}.", tried.join("; "))?;
+            write!(f, " Tried for this request: {}.", tried.join("; "))?;
         }
         if let Some(pool) = &self.pool {
             write!(f, " {pool}")?;

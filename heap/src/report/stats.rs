@@ -4,6 +4,7 @@ use crate::pool::capture::PoolId;
 use crate::report::usage::HeldStats;
 use crate::runs::arena::{Arenas, RegionId, Run, RunState};
 use crate::small::size_class::PAGE;
+use gruyere_record::held::Held;
 use gruyere_record::missing_share;
 use gruyere_record::peaks::BlockStats;
 use std::collections::BTreeMap;
@@ -60,17 +61,22 @@ pub struct Stats {
     pub low_phase_trims: u64,
     /// The memory that went back so.
     pub low_phase_bytes: u64,
+    /// Free and unable to serve ([`Held::lost`]).
+    pub lost: u64,
+    /// The request by which that was told; 0: by pages.
+    pub typical_request: u64,
 }
 
 impl Stats {
-    /// 1 - live / reserved.
-    pub fn fragmentation(&self) -> f64 {
-        missing_share(self.live, self.reserved)
+    /// What is held, and what of it serves nobody.
+    pub fn held(&self) -> Held {
+        let Stats { reserved: held, live, pending: waiting, lost, typical_request, .. } = *self;
+        Held { held, live, waiting, found_lost: lost, typical_request }
     }
 
     /// 1 - largest satisfiable request / free bytes held.
     pub fn external_fragmentation(&self) -> f64 {
-        missing_share(self.largest_request, self.reserved.saturating_sub(self.live + self.pending))
+        missing_share(self.largest_request, self.held().free())
     }
 
     /// 1 - requested / live.

@@ -47,6 +47,15 @@ pub enum Way {
     Driver,
 }
 
+/// Free memory that can serve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Idle {
+    /// Its bytes.
+    pub bytes: u64,
+    /// The request by which that was told; 0: by whole pages.
+    pub typical_request: u64,
+}
+
 /// What a device does for its supply while the heap grows.
 pub trait Helper {
     /// Whether memory may be given back to the driver and mappings may go, and what to hold
@@ -182,6 +191,11 @@ pub trait Supply: Send + Sync {
     /// The largest request that could be satisfied if as much is taken from the driver as the
     /// ceiling allows, where what is held satisfies one of `largest`.
     fn largest_growing(&self, central: &Central, largest: u64) -> u64;
+
+    /// What of the free memory held can serve: whole pages where they move, else rows that a
+    /// typical request fits into (`typical`: its size; asked for only where it matters). `empty`:
+    /// slabs without a block, address and bytes.
+    fn idle(&self, central: &Central, empty: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle;
 
     /// Whether free memory stays in pieces on a `device` that could move them together: what an
     /// out-of-memory report advises.

@@ -2,7 +2,7 @@
 //! must stay when its block is freed, so that comes in plain spans.
 
 use super::spans::Spans;
-use super::{Helper, Supply, Way};
+use super::{Helper, Idle, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
 use crate::request::{Eviction, Growth, Want};
@@ -87,6 +87,10 @@ impl Supply for Passthrough {
 
     fn largest_growing(&self, central: &Central, largest: u64) -> u64 {
         OF_GRAPHS.largest_growing(central, largest)
+    }
+
+    fn idle(&self, central: &Central, empty: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle {
+        OF_GRAPHS.idle(central, empty, typical)
     }
 
     fn leaves_pieces(&self, device: &Capabilities) -> bool {

@@ -1,9 +1,10 @@
 //! Pages, mapped where a run of them is needed. How they move is `central/moves.rs`.
 
-use super::{Helper, Supply, Way};
+use super::{Helper, Idle, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, Result};
 use crate::profiler::{self, What};
+use crate::report::stats::partial_page_bytes;
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Movable, RunId, SpaceId};
 use crate::settings::Settings;
@@ -177,6 +178,15 @@ impl Supply for Remapped {
     /// New pages are mapped beside those that move.
     fn largest_growing(&self, central: &Central, largest: u64) -> u64 {
         largest + central.room_left()
+    }
+
+    /// Whole pages: they move, and slabs and spare chunks are nothing else.
+    fn idle(&self, central: &Central, empty: Vec<(u64, u64)>, _: &dyn Fn() -> u64) -> Idle {
+        let rows = central.arenas.free_rows();
+        let whole: u64 =
+            rows.map(|(address, bytes)| bytes - partial_page_bytes(address, bytes)).sum();
+        let slabs: u64 = empty.iter().map(|slab| slab.1).sum();
+        Idle { bytes: whole + slabs + central.backing.pages.spare(), typical_request: 0 }
     }
 
     fn leaves_pieces(&self, _: &Capabilities) -> bool {

@@ -1,7 +1,7 @@
 //! Spans: what the driver gives in one piece, of its pools or as plain allocations. They never
 //! move.
 
-use super::{Helper, Supply, Way};
+use super::{Helper, Idle, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::profiler::{self, What};
@@ -10,6 +10,7 @@ use crate::runs::arena::{Region, RegionId, RunId, SpaceId};
 use crate::settings::Settings;
 use crate::small::size_class::{PAGE, SMALL_MAX, round_up};
 use crate::supply::backing::{Backing, SPAN};
+use std::collections::HashSet;
 
 /// A span is at most one part in this of what is left of the device, unless a request is longer.
 const LEFT_SPANS: u64 = 256;
@@ -241,6 +242,27 @@ impl Supply for Spans {
     /// A span is a piece by itself.
     fn largest_growing(&self, central: &Central, largest: u64) -> u64 {
         largest.max(central.room_left())
+    }
+
+    /// Memory stays where it is, so what a typical request fits into. Slabs without a block go back
+    /// to their arena, and join what is free beside them.
+    fn idle(&self, central: &Central, empty: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle {
+        let typical_request = typical().max(1);
+        let mut free = empty;
+        free.extend(central.arenas.free_rows());
+        free.sort_unstable();
+        let spans: HashSet<u64> =
+            central.arenas.regions().map(|(_, region)| region.address).collect();
+        let (mut bytes, mut row) = (0, (0, 0));
+        for (address, length) in free.into_iter().chain([(u64::MAX, 0)]) {
+            if row.0 + row.1 == address && !spans.contains(&address) {
+                row.1 += length;
+                continue;
+            }
+            bytes += if row.1 >= typical_request { row.1 } else { 0 };
+            row = (address, length);
+        }
+        Idle { bytes, typical_request }
     }
 
     fn leaves_pieces(&self, device: &Capabilities) -> bool {

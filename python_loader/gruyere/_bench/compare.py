@@ -169,7 +169,8 @@ class Comparison:
             finally:
                 for server in servers:
                     server.close()
-        said = report.to_json() if self.json == "-" else table.draw(report)
+        draw = table.markdown if self.request.get("markdown") else table.draw
+        said = report.to_json() if self.json == "-" else draw(report)
         try:
             print(said, end="", flush=True)
         except BrokenPipeError:
@@ -421,3 +422,5 @@ def _write(path: Path, text: str) -> None:
 def _progress(what: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+    elif what:
+        print(f"gruyere bench: {what}", file=sys.stderr, flush=True)

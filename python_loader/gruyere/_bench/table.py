@@ -41,6 +41,64 @@ def draw(report: Report) -> str:
     return "\n".join([*text, rule, *_notes(report, on_gpu)]) + "\n"
 
 
+def markdown(report: Report) -> str:
+    """The table as people post it."""
+    on_gpu = not report.machine["stand_in"]
+    heads = ["allocator", "peak live", "peak held", "held / live", "against default"]
+    heads += ["a step"] if on_gpu else ["host a step"]
+    text = []
+    for program in report.programs:
+        words = " ".join([program.program, *program.arguments])
+        text += [f"`{words}` on {_head(report)}", ""]
+        text += ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+        default = next((row for row in program.rows if row.allocator == "default"), None)
+        for row in program.rows:
+            text.append("| " + " | ".join(_posted(program, row, default, on_gpu)) + " |")
+        text += ["", _conclusion(program)]
+    if not on_gpu:
+        text.append(
+            "On the stand-in GPU: what is held is exact, times are the host's and say nothing of a "
+            "device's."
+        )
+    return "\n".join(text) + "\n"
+
+
+_NAMES = {
+    "default": "torch, default",
+    "expandable": "torch, expandable_segments",
+    "gruyere": "**Gruyère**",
+}
+
+
+def _posted(program: Program, row: Row, default: Optional[Row], on_gpu: bool) -> list[str]:
+    name = " ".join([_NAMES.get(row.allocator, row.allocator), row.conf]).strip()
+    if row.outcome != COMPLETED:
+        return [name, f"{row.outcome}: {row.reason}".replace("|", "/"), "", "", "", ""]
+    against = "-"
+    if default is not None and default.outcome == COMPLETED and default.physical_peak:
+        against = f"{100 * (row.physical_peak / default.physical_peak - 1):+.1f}%"
+    return [
+        name,
+        size(program.peak_live),
+        size(row.physical_peak),
+        _ratio(row.hold_ratio, 3),
+        against,
+        _time(row.step_ns if on_gpu else row.host_ns_a_step),
+    ]
+
+
+def _conclusion(program: Program) -> str:
+    """One sentence on what came out."""
+    held = {row.allocator: row.physical_peak for row in program.rows if row.outcome == COMPLETED}
+    ours = held.pop("gruyere", None)
+    if ours is None or not held:
+        return "Not every run completed: there is nothing to compare."
+    best, least = min(held.items(), key=lambda item: item[1])
+    if ours <= least:
+        return f"Gruyère holds {size(least - ours)} less than torch's best ({best})."
+    return f"torch's {best} holds {size(ours - least)} less than Gruyère here."
+
+
 def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
     first = row is program.rows[0]
     named = [program.program if first else "", row.name]

@@ -5,6 +5,7 @@
 //! than objects: there are many.
 #![deny(unsafe_code)]
 
+use super::super::held::Shares;
 use crate::facts::Process;
 use crate::{LIFETIME_NAMES, reader};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 /// [`State::format`].
 pub const FORMAT: &str = "gruyere-state";
 /// [`State::version`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A process's memory at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -167,6 +168,8 @@ pub struct DeviceState {
     pub reserved_peak_bytes: u64,
     /// The training step.
     pub step: u64,
+    /// What of what is held serves nobody, in the words of every command.
+    pub shares: Shares,
     /// Where the bytes held are, each counted once.
     pub held: Held,
     /// The live blocks by what they have in common.
@@ -196,7 +199,7 @@ pub struct Held {
     /// Free, on pages that blocks lie on too.
     pub between_bytes: u64,
     /// Whole pages that nobody uses.
-    pub idle_bytes: u64,
+    pub whole_pages_bytes: u64,
     /// Free, and kept for CUDA graphs.
     pub captured_free_bytes: u64,
     /// Free, and kept for named pools.
@@ -217,7 +220,7 @@ impl Held {
             ("freed, waiting for streams", self.pending_bytes),
             ("free slots of slabs", self.slab_free_bytes),
             ("free on partly used pages", self.between_bytes),
-            ("free, whole pages", self.idle_bytes),
+            ("free, whole pages", self.whole_pages_bytes),
             ("free, kept for CUDA graphs", self.captured_free_bytes),
             ("free, kept for named pools", self.pooled_free_bytes),
             ("mapped nowhere", self.unmapped_bytes),

@@ -31,8 +31,14 @@ pub(super) fn limit(device: &DeviceSnapshot) -> u64 {
 /// Something that has a value on each device at each moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// 1 - live / reserved.
+    /// Lost / held.
     Fragmentation,
+    /// Held and unable to serve: parts of pages between blocks.
+    Lost,
+    /// Held and free in whole pages.
+    Idle,
+    /// 1 - live / held.
+    Unused,
     /// 1 - largest request that what is held could satisfy / free bytes held.
     External,
     /// 1 - requested / live.
@@ -54,8 +60,11 @@ pub enum Metric {
 }
 
 /// The metrics that are no gauges.
-const NAMED: [(&str, Metric); 9] = [
+const NAMED: [(&str, Metric); 12] = [
     ("fragmentation", Metric::Fragmentation),
+    ("lost", Metric::Lost),
+    ("idle", Metric::Idle),
+    ("unused", Metric::Unused),
     ("external", Metric::External),
     ("internal", Metric::Internal),
     ("largest", Metric::Largest),
@@ -86,11 +95,16 @@ impl Metric {
         }
     }
 
-    /// The metric of a name; `-` and `_` are the same.
+    /// The metric of a name; `-` and `_` are the same, and `-bytes` at the end of a gauge's name
+    /// may be left out.
     pub fn named(name: &str) -> Option<Metric> {
         let plain = |text: &str| text.to_ascii_lowercase().replace('_', "-");
         let wanted = plain(name);
-        Self::all().find(|metric| plain(metric.name()) == wanted)
+        let is = |metric: &Metric| {
+            let name = plain(metric.name());
+            name == wanted || name.strip_suffix("-bytes") == Some(&wanted)
+        };
+        Self::all().find(is)
     }
 
     /// Names like `name`, the likest first; none where nothing is like it.
@@ -114,8 +128,13 @@ impl Metric {
     /// What it is counted in.
     pub fn unit(self) -> Unit {
         match self {
-            Self::Fragmentation | Self::External | Self::Internal => Unit::Share,
-            Self::Largest | Self::Live | Self::Reserved | Self::Pending => Unit::Bytes,
+            Self::Fragmentation | Self::Unused | Self::External | Self::Internal => Unit::Share,
+            Self::Lost
+            | Self::Idle
+            | Self::Largest
+            | Self::Live
+            | Self::Reserved
+            | Self::Pending => Unit::Bytes,
             Self::Rate => Unit::BytesPerSecond,
             Self::OomIn => Unit::Seconds,
             Self::Gauge(gauge) => match gauge.name() {
@@ -136,7 +155,10 @@ impl Metric {
             return None;
         }
         Some(match self {
-            Self::Fragmentation => device.fragmentation(),
+            Self::Fragmentation => device.held().fragmentation(),
+            Self::Lost => device.held().lost() as f64,
+            Self::Idle => device.held().idle() as f64,
+            Self::Unused => device.held().unused(),
             Self::External => device.external_fragmentation(),
             Self::Internal => device.internal_fragmentation(),
             Self::Largest => {
@@ -188,6 +210,9 @@ mod tests {
         }
         assert_eq!(Metric::named("OOM_IN"), Some(Metric::OomIn));
         assert_eq!(Metric::named("nonsense"), None);
+        let pinned = Metric::Gauge(DeviceGauge::CapturePinned);
+        assert_eq!(Metric::named("capture-pinned"), Some(pinned), "bytes of any gauge");
+        assert_eq!(Metric::named("lost"), Some(Metric::Lost), "the number of now, not the gauge");
     }
 
     #[test]

@@ -80,7 +80,8 @@ impl FromStr for Threshold {
 
 fn unknown(name: &str) -> String {
     let near = Metric::near(name);
-    let names = "fragmentation, external, internal, largest, live, reserved, pending, rate, oom-in";
+    let names = "fragmentation, lost, idle, unused, external, internal, largest, live, reserved, \
+                 pending, rate, oom-in";
     match near.as_slice() {
         [] => format!(
             "there is no metric \"{name}\"; there are {names}, and the gauges that `gruyere stat` \

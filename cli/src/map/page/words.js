@@ -125,7 +125,7 @@ function fillSummary() {
   const terms = [["pages, full", p.full], ["partly used", p.partly_used], ["free", p.free], ["spare", p.spare],
     ["free slots", bytesText(sums.free_slot_bytes)], ["rests of slots", bytesText(sums.slot_rest_bytes)], ["tails of slabs", bytesText(sums.slab_tail_bytes)],
     ["gaps between blocks", bytesText(sums.gap_bytes)],
-    ["ranges", ranges.length], ["reserved addresses", bytesText(a.reserved_bytes)], ["shadows", bytesText(a.shadow_bytes)], ["retired mappings", bytesText(a.retired_bytes)]];
+    ["ranges", ranges.length], ["reserved addresses", bytesText(a.reserved_bytes)], ["mapped twice", bytesText(a.shadow_bytes)], ["about to be unmapped", bytesText(a.retired_bytes)]];
   fillTerms($("pages"), terms);
 }
 

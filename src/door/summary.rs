@@ -1,0 +1,106 @@
+//! One line at a program's end: what it did with device memory, where `summary:` says so.
+#![deny(unsafe_code)]
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _, Write as _};
+
+use super::config;
+use crate::config::{Config, Summary};
+use crate::heap::Heap;
+use crate::heap::report::oom::Bytes;
+use crate::record::Reader;
+use crate::record::run::{Run, shown_command};
+
+/// What the Python package sets, for this process and its children.
+const PACKAGE: &str = "GRUYERE_ENABLE";
+
+/// The process ends.
+pub(super) fn at_exit(heap: &Heap) {
+    let Some(config) = config().filter(|config| is_wanted(config.summary)) else { return };
+    let Some(reader) = Reader::own(heap.record()) else { return };
+    let run = Run::of(&reader, config.name.as_deref());
+    if let Some(line) = line(&run, config) {
+        // Nobody reading is no trouble.
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
+
+fn is_wanted(summary: Summary) -> bool {
+    let is_first = || std::env::var("RANK").map_or(true, |rank| rank.trim() == "0");
+    match summary {
+        Summary::Off => false,
+        Summary::On => true,
+        Summary::Auto => {
+            std::env::var_os(PACKAGE).is_some() && io::stderr().is_terminal() && is_first()
+        }
+    }
+}
+
+/// `None`: no device was used.
+fn line(run: &Run, config: &Config) -> Option<String> {
+    let mut said = String::from("gruyere:");
+    for device in &run.devices {
+        let ratio = device.peak_ratio()?;
+        let place = match run.devices.len() {
+            1 => String::new(),
+            _ => format!(" device {}", device.device),
+        };
+        // Writing to a String cannot fail.
+        let _ = write!(
+            said,
+            "{place} peak {} live, {} held ({ratio:.3} times);",
+            Bytes(device.live_peak_bytes),
+            Bytes(device.reserved_peak_bytes)
+        );
+        if device.out_of_memories > 0 {
+            let _ = write!(said, " {} out of memory;", device.out_of_memories);
+        }
+    }
+    if run.devices.is_empty() {
+        return None;
+    }
+    let nanoseconds: u64 = run.driver_call_times.iter().map(|call| call.total_nanoseconds).sum();
+    let _ = write!(said, " {:.2} s in driver calls;", nanoseconds as f64 / 1e9);
+    let _ = match &config.history {
+        Some(folder) => {
+            write!(said, " more: gruyere report --history {} --name {}", folder.display(), run.name)
+        }
+        None => write!(said, " beside torch's: gruyere compare -- {}", shown_command(&run.command)),
+    };
+    Some(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::run::RunDevice;
+
+    fn run() -> Run {
+        let device = RunDevice {
+            live_peak_bytes: 100 << 20,
+            reserved_peak_bytes: 102 << 20,
+            ..RunDevice::default()
+        };
+        Run {
+            command: "/usr/bin/python3 -m gruyere --limit 90% train.py --lr 3".into(),
+            devices: vec![device],
+            ..Run::default()
+        }
+    }
+
+    #[test]
+    fn one_line_has_the_peaks_their_ratio_and_the_command_for_more() {
+        assert_eq!(
+            line(&run(), &Config::default()).unwrap(),
+            "gruyere: peak 100.00 MiB live, 102.00 MiB held (1.020 times); 0.00 s in driver calls; \
+             beside torch's: gruyere compare -- python3 train.py --lr 3"
+        );
+        let kept = Config::parse("history:runs").unwrap();
+        assert!(line(&run(), &kept).unwrap().contains("gruyere report --history runs"));
+    }
+
+    #[test]
+    fn a_program_that_used_no_device_says_nothing() {
+        assert_eq!(line(&Run::default(), &Config::default()), None);
+    }
+}

@@ -1,0 +1,217 @@
+"""What Gruyère says to somebody who tries it for the first time: that it is on, what it did, and
+where to look next."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import (
+    COMMAND,
+    GRUYERE,
+    LIBRARIES,
+    LIBRARIES_PRELOADED,
+    PHANTOM,
+    ROOT,
+    clean_environment,
+)
+
+TRAIN = """
+import torch
+torch.backends.cudnn.enabled = False
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    model(torch.randn(64 * (1 + step % 3), 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+class Newcomer:
+    """A folder with a script, and a shell in it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "train.py").write_text(TRAIN)
+
+    def environment(self, **settings):
+        # Their records are their own.
+        records = self.folder / "records"
+        records.mkdir(exist_ok=True)
+        return (
+            clean_environment()
+            | {
+                "LD_PRELOAD": LIBRARIES_PRELOADED,
+                "LD_LIBRARY_PATH": str(LIBRARIES),
+                "PYTHONPATH": str(ROOT / "python_loader"),
+                "GRUYERE_LIBRARY": str(GRUYERE),
+                "GRUYERE_PHANTOM": str(PHANTOM),
+                "GRUYERE_RECORD_DIR": str(records),
+            }
+            | settings
+        )
+
+    def python(self, *words, **settings):
+        return subprocess.run(
+            [sys.executable, *words],
+            env=self.environment(**settings),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
+
+    def on_a_terminal(self, *words, **settings):
+        """What stderr said where it is a terminal."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            env=self.environment(**settings),
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 4096)
+            except OSError:
+                break
+            if not part:
+                break
+            said += part
+        os.close(ours)
+        assert process.wait() == 0, said
+        return said.decode().replace("\r\n", "\n")
+
+    def command(self, *words, **settings):
+        kept = {key: value for key, value in self.environment(**settings).items()}
+        del kept["LD_PRELOAD"], kept["LD_LIBRARY_PATH"]
+        return subprocess.run(
+            [COMMAND, *map(str, words)], env=kept, cwd=self.folder, capture_output=True, text=True
+        )
+
+
+@pytest.fixture
+def newcomer(tmp_path):
+    return Newcomer(tmp_path)
+
+
+SUMMARY = r"gruyere: peak [\d.]+ \wiB live, [\d.]+ \wiB held \(\d\.\d{3} times\); [\d.]+ s in "
+
+
+def test_a_script_ends_with_one_line_of_what_it_did(newcomer):
+    lines = newcomer.on_a_terminal("-m", "gruyere", "train.py").splitlines()
+    told = [line for line in lines if line.startswith("gruyere: peak")]
+    assert len(told) == 1 and re.match(SUMMARY, told[0]), lines
+    assert told[0].endswith("train.py") and "gruyere compare -- " in told[0]
+
+
+def test_the_line_is_for_terminals_and_rank_0_unless_it_is_asked_for(newcomer):
+    launch = ("-m", "gruyere", "train.py")
+    assert newcomer.python(*launch).stderr == ""
+    assert newcomer.on_a_terminal(*launch, RANK="1", LOCAL_RANK="1") == ""
+    assert newcomer.on_a_terminal("-m", "gruyere", "--summary", "off", "train.py") == ""
+    asked = newcomer.python("-m", "gruyere", "--summary", "on", "train.py", RANK="1")
+    assert re.match(SUMMARY, asked.stderr), asked.stderr
+
+
+def test_the_log_says_at_the_start_what_runs_and_how(newcomer):
+    said = newcomer.python("-m", "gruyere", "--limit", "90%", "train.py", GRUYERE_LOG="info").stderr
+    assert re.search(r"gruyere \d+\.\d+\.\d+, by torch's pluggable allocator", said), said
+    assert "settings: limit:90%" in said
+    assert re.search(r"device 0 \(.+\): backing stitch", said), said
+
+
+def test_a_line_of_code_runs_as_under_python(newcomer):
+    code = (
+        "import json, sys; "
+        "print(json.dumps([sys.argv, sys.path[0], __name__, sorted(globals())]))"
+    )
+    line = ("-c", code, "--limit", "-m")
+    ours, pythons = newcomer.python("-m", "gruyere", *line), newcomer.python(*line)
+    assert ours.returncode == 0, ours.stderr
+    assert json.loads(ours.stdout) == json.loads(pythons.stdout)
+    served = "import torch, gruyere; torch.ones(1, device='cuda'); assert gruyere.is_enabled()"
+    assert newcomer.python("-m", "gruyere", "-c", served).returncode == 0
+    missing = newcomer.python("-m", "gruyere", "-c")
+    assert missing.returncode == 2 and "no code" in missing.stderr
+
+
+def test_a_notebooks_cell_may_run_again(newcomer):
+    cell = "import gruyere; gruyere.enable(limit='90%'); "
+    again = newcomer.python("-c", cell + cell)
+    assert (again.returncode, again.stderr) == (0, "")
+    other = newcomer.python("-c", cell + cell.replace("90%", "80%"))
+    assert other.returncode == 1 and "called before" in other.stderr and "limit:80%" in other.stderr
+
+
+def test_compare_prints_the_table_that_people_post(newcomer):
+    done = newcomer.command("compare", "--phantom", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert [row.count("|") for row in rows] == [7] * 5, done.stdout
+    for row, name in zip(rows[2:], ["torch, default", "expandable_segments", "**Gruyère**"]):
+        assert name in row and "iB" in row, done.stdout
+    assert "train.py" in done.stdout.splitlines()[0]
+    assert "than" in done.stdout and "stand-in" in done.stdout
+    assert "train.py, gruyere" in done.stderr, "progress, also where it is redirected"
+
+
+def test_run_points_a_python_program_to_the_package(newcomer):
+    done = newcomer.command("run", "--library", GRUYERE, "--", sys.executable, "-c", "pass")
+    assert done.returncode == 0, done.stderr
+    assert "PyTorch keeps a cache of its own" in done.stderr
+    assert "-m gruyere -c pass" in done.stderr
+
+
+HOLDS = """
+import subprocess, sys, torch, gruyere
+kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+gruyere.step()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_pid_is_asked_for_where_there_is_one_process(newcomer):
+    (newcomer.folder / "holds.py").write_text(HOLDS)
+    held = []
+
+    def start():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gruyere", "holds.py", "--lr", "3"],
+            env=newcomer.environment(GRUYERE_CONF="name:first"),
+            cwd=newcomer.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        held.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    nobody = newcomer.command("stat")
+    assert nobody.returncode == 1 and "no process uses gruyere" in nobody.stderr
+    try:
+        one = start()
+        assert str(one.pid) in newcomer.command("stat").stdout
+        for words in (["map"], ["post"], ["snapshot", "--json", "-o", "-"], ["address", "0x1000"]):
+            done = newcomer.command(*words)
+            assert done.returncode == 0, (words, done.stderr)
+        screen = newcomer.command("top", "--once", COLUMNS="160", LINES="40").stdout
+        assert "holds.py --lr 3" in screen and "-m gruyere" not in screen, screen
+        exported = newcomer.command("export", "--print").stdout
+        assert 'script="holds"' in exported and 'run="first"' in exported
+        two = start()
+        several = newcomer.command("stat")
+        assert several.returncode == 1
+        assert str(one.pid) in several.stderr and str(two.pid) in several.stderr, several.stderr
+    finally:
+        for process in held:
+            process.communicate()
