@@ -10,12 +10,12 @@ use common::{DEFAULT, MIB};
 use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::pool::named::PoolError;
+use gruyere::heap::pool::named::{PoolError, PoolKey};
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 struct Rig {
     gpu: Arc<Gpu>,
@@ -26,6 +26,8 @@ struct Rig {
     in_driver_pools: bool,
     /// Whether memory ran out.
     refused: AtomicBool,
+    /// Pools over the driver that hold something yet.
+    outside: Mutex<Vec<PoolKey>>,
 }
 
 impl Rig {
@@ -42,6 +44,7 @@ impl Rig {
             heap,
             in_driver_pools: conf.contains("backing:pool"),
             refused: AtomicBool::new(false),
+            outside: Mutex::default(),
         }
     }
 
@@ -103,7 +106,61 @@ impl Rig {
         }
     }
 
+    /// The same with a pool whose segments are brought to it, and taken back.
+    fn program_outside(&self) {
+        let key = match self.heap.pool_create("outside", 0, 0, None) {
+            Ok(key) => key,
+            Err(PoolError::Heap(Error::Driver(_))) => return,
+            Err(other) => panic!("{other}"),
+        };
+        self.outside.lock().unwrap().push(key);
+        self.heap.pool_from_outside(key, true).unwrap();
+        let mut blocks = Vec::new();
+        for size in [3000, 5 * MIB, 4 * MIB, 30 * MIB, 300 * MIB] {
+            for _ in 0..2 {
+                self.heap.pool_enter(key).unwrap();
+                let answer = self.heap.malloc(size, 0, DEFAULT);
+                self.heap.pool_leave(key).unwrap();
+                match answer {
+                    Ok(address) => {
+                        blocks.push(address);
+                        break;
+                    }
+                    Err(Error::NoSegment(bytes)) if self.heap.pool_has_room(key, bytes) => {
+                        if let Ok(address) = self.heap.plain_segment(key, bytes) {
+                            self.heap.pool_bring(key, size, address, bytes).unwrap();
+                        }
+                    }
+                    Err(Error::NoSegment(_) | Error::Driver(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+                self.heap.validate().unwrap();
+            }
+        }
+        for address in blocks {
+            assert!(self.heap.free(address));
+            self.take_outside();
+        }
+    }
+
+    /// Takes what lies idle back, and forgets the pools that hold nothing. What the driver does not
+    /// take stays in its pool.
+    fn take_outside(&self) {
+        self.outside.lock().unwrap().retain(|&key| {
+            for (address, bytes) in self.heap.pool_take(key) {
+                if self.heap.free_plain(key, address).is_err() {
+                    let size = if bytes == 2 * MIB { 1 } else { bytes };
+                    self.heap.pool_bring(key, size, address, bytes).unwrap();
+                }
+            }
+            self.heap.validate().unwrap();
+            self.heap.pool_stats(key).unwrap().live_blocks > 0 || !self.heap.pool_forget(key)
+        });
+    }
+
     fn finish(&self) {
+        self.take_outside();
+        assert!(self.outside.lock().unwrap().is_empty());
         for name in ["a", "b"] {
             if let Ok(key) = self.heap.pool_create(name, 0, 0, None) {
                 match self.heap.pool_destroy(key) {
@@ -126,6 +183,7 @@ impl Rig {
 fn fail_every_call(conf: &str) {
     let rig = Rig::new(conf);
     rig.program();
+    rig.program_outside();
     let calls = rig.driver.calls();
     assert!(rig.refused.load(Ordering::Relaxed), "memory is short in the program");
     rig.finish();
@@ -135,6 +193,7 @@ fn fail_every_call(conf: &str) {
             rig.driver.set(Plan::Nth(nth, kind));
             let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 rig.program();
+                rig.program_outside();
                 rig.driver.set(Plan::Sound);
                 rig.finish();
             }));

@@ -274,6 +274,14 @@ int probe_registered(uint64_t pool, uint64_t address) {
     return -2;
 }
 
+// Initialisation again: with fewer devices, with as many, in a forked child too.
+int probe_init() {
+    return tried([] {
+        get()->init(0);
+        get()->init(1);
+    }) + (get()->initialized() ? 0 : 10);
+}
+
 int probe_ipc() {
     return tried([] { get()->getIpcDevPtr("handle"); });
 }

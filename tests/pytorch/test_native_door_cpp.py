@@ -7,7 +7,7 @@ from probe import USE, probe  # noqa: F401
 def test_a_pointer_its_context_its_deleter_and_both_registrations_are_as_torch_expects(
     phantom, probe
 ):
-    through(
+    ran = through(
         phantom, PROBE=probe, PHANTOM_DEVICES=2, PHANTOM_MEMORY="1GiB", GRUYERE_CONF="headroom:0",
         code=USE + """
 wrong = probe.probe_data_pointer()
@@ -55,6 +55,13 @@ for refuse, remedy in (
     (probe.probe_ipc, "tensor.cpu()"),
 ):
     assert refuse() == 2 and remedy in said(), said()
+# Initialised twice, and in a child that has no CUDA: nothing happens.
+assert probe.probe_init() == 0
+child = os.fork()
+if child == 0:
+    os._exit(probe.probe_init())
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 gpu.check_books()
 gpu.check_nothing_is_left()
 """)
+    assert ran.books["forked_calls"] == 0

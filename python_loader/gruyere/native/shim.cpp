@@ -253,18 +253,13 @@ public:
     void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool wanted) override {
         // As with releasePool: MemPool's destructor takes the wish back.
         const int code = counted(table->pool_on_oom(device, ours(id), wanted));
-        if (code != GRUYERE_OK && wanted) {
-            give_up(device, id);
-        }
         TORCH_CHECK(code == GRUYERE_OK || !wanted, "setUseOnOOM: there is no such pool");
     }
 
     void setNoSplit(DeviceIndex device, MempoolId_t id) override {
-        const int code = counted(table->pool_no_split(device, ours(id)));
-        if (code != GRUYERE_OK) {
-            give_up(device, id);
-        }
-        TORCH_CHECK(code == GRUYERE_OK, "setNoSplit: there is no such pool, or it is in use");
+        const int code = table->pool_no_split(device, ours(id));
+        check(code);
+        TORCH_CHECK(code == GRUYERE_OK, "setNoSplit: there is no such pool");
     }
 
     bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
@@ -410,14 +405,6 @@ private:
 
     static c10::DeleterFnPtr deleter(bool is_plain) {
         return C10_UNLIKELY(is_plain) ? &delete_uncached : &delete_block;
-    }
-
-    // torch's MemPool takes its reference first and says what it wishes then: where that is
-    // refused, nobody gives the reference back but we.
-    static void give_up(DeviceIndex device, MempoolId_t id) {
-        table->pool_on_oom(device, ours(id), 0);
-        table->pool_release(device, ours(id));
-        table->empty_cache(ours(id));
     }
 
     static void trace_malloc(void *block) {
