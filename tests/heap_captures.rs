@@ -6,13 +6,14 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
+use gruyere::heap::pool::state::{PoolState, Restored, StateError};
 use gruyere_phantom::{
     CallKind, Caller, CaptureMode, CaptureStatus, CapturingIds, Config as GpuConfig, Injection,
     as_program, vouching,
 };
 use proptest::prelude::*;
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -68,6 +69,24 @@ impl World {
 
     fn malloc(&self, size: u64, stream: StreamHandle) -> u64 {
         self.try_malloc(size, 0, stream).unwrap()
+    }
+
+    /// Restores a state; `facts` has size and stream of what it may allocate.
+    fn restore(
+        &self,
+        state: &PoolState,
+        pool: u64,
+        facts: &HashMap<u64, (u64, StreamHandle)>,
+    ) -> Result<Restored, StateError> {
+        let restored = self.rig.heap.restore_pool(state)?;
+        restored.freed.iter().for_each(|&address| self.rig.gpu.block_free(address));
+        for address in &restored.allocated {
+            let (size, stream) = facts[address];
+            self.blocks.set(self.blocks.get() + 1);
+            let (id, place) = (self.blocks.get(), (*address, size));
+            self.rig.gpu.block_of_group(id, place, 0, stream.0, pool);
+        }
+        Ok(restored)
     }
 
     fn free(&self, address: u64) {
@@ -1192,6 +1211,13 @@ enum Action {
         graph: usize,
         destroy_first: bool,
     },
+    /// Which blocks of a pool are live is noted.
+    TakeState {
+        pool: u64,
+    },
+    Restore {
+        state: usize,
+    },
     Trim,
     Step,
 }
@@ -1223,12 +1249,51 @@ fn action() -> impl Strategy<Value = Action> {
         1 => n.clone().prop_map(|capture| Action::EndUnannounced { capture }),
         3 => n.clone().prop_map(|scope| Action::Close { scope }),
         3 => (n.clone(), n.clone()).prop_map(|(graph, stream)| Action::Replay { graph, stream }),
-        2 => (n, any::<bool>()).prop_map(
+        2 => (n.clone(), any::<bool>()).prop_map(
             |(graph, destroy_first)| Action::Reset { graph, destroy_first }
         ),
+        2 => (1..5u64).prop_map(|pool| Action::TakeState { pool }),
+        3 => n.prop_map(|state| Action::Restore { state }),
         1 => Just(Action::Trim),
         1 => Just(Action::Step),
     ]
+}
+
+/// As [`action`], with few streams and pools, much of it inside captures, and states restored all
+/// the time.
+fn action_with_states() -> impl Strategy<Value = Action> {
+    let (n, near) = (0..64usize, 1..3usize);
+    prop_oneof![
+        24 => (size(), near.clone()).prop_map(|(size, stream)| Action::Malloc { size, stream }),
+        10 => (0..4096usize).prop_map(|block| Action::Free { block }),
+        2 => (0..4096usize, n.clone()).prop_map(
+            |(block, stream)| Action::RecordStream { block, stream }
+        ),
+        4 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
+        1 => n.clone().prop_map(|stream| Action::HostWait { stream }),
+        1 => (near.clone(), near.clone()).prop_map(
+            |(waiting, other)| Action::Join { waiting, other }
+        ),
+        3 => (1..3u64).prop_map(|pool| Action::OpenScope { pool }),
+        6 => (near, any::<bool>()).prop_map(
+            |(stream, relaxed)| Action::BeginCapture { stream, relaxed }
+        ),
+        2 => n.clone().prop_map(|scope| Action::Close { scope }),
+        2 => (n.clone(), n.clone()).prop_map(|(graph, stream)| Action::Replay { graph, stream }),
+        1 => (n.clone(), any::<bool>()).prop_map(
+            |(graph, destroy_first)| Action::Reset { graph, destroy_first }
+        ),
+        6 => (1..3u64).prop_map(|pool| Action::TakeState { pool }),
+        10 => n.prop_map(|state| Action::Restore { state }),
+        1 => Just(Action::Trim),
+    ]
+}
+
+/// A pool's state, and what the program knows of its blocks.
+struct Taken {
+    state: PoolState,
+    pool: u64,
+    facts: HashMap<u64, (u64, StreamHandle)>,
 }
 
 /// A random program in a world.
@@ -1236,6 +1301,9 @@ struct Program {
     world: World,
     streams: Vec<StreamHandle>,
     live: Vec<u64>,
+    /// Size and stream of each live block.
+    facts: HashMap<u64, (u64, StreamHandle)>,
+    states: Vec<Taken>,
     /// Pools of the open pool scopes, and the stream on which the capture of each was begun.
     scopes: Vec<(u64, Option<StreamHandle>)>,
     /// What is to be released: the pool, and the graph if the capture was good.
@@ -1263,6 +1331,8 @@ impl Program {
             world,
             streams,
             live: Vec::new(),
+            facts: HashMap::new(),
+            states: Vec::new(),
             scopes: Vec::new(),
             graphs: Vec::new(),
             unannounced: Vec::new(),
@@ -1293,9 +1363,18 @@ impl Program {
         match *action {
             Action::Malloc { size, stream } => {
                 match self.world.try_malloc(size, 0, self.stream(stream)) {
-                    Ok(address) => self.live.push(address),
+                    Ok(address) => {
+                        self.live.push(address);
+                        self.facts.insert(address, (size, self.stream(stream)));
+                    }
                     Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
                     Err(other) => panic!("{other}"),
+                }
+            }
+            Action::TakeState { pool } => self.take_state(pool),
+            Action::Restore { state } => {
+                if !self.states.is_empty() {
+                    self.restore(state % self.states.len());
                 }
             }
             Action::Free { block } => {
@@ -1406,6 +1485,7 @@ impl Program {
                 } else {
                     rig.destroy(stream)
                 }
+                self.states.retain(|taken| taken.facts.values().all(|facts| facts.1 != stream));
                 self.streams[number] = if announce { rig.stream() } else { rig.passing_stream() };
                 self.announced[number] = announce;
             }
@@ -1414,6 +1494,49 @@ impl Program {
             }
             Action::Step => self.world.rig.heap.mark_step(),
         }
+    }
+
+    fn take_state(&mut self, pool: u64) {
+        let Ok(state) = self.world.rig.heap.pool_state(0, (0, pool)) else { return };
+        let facts = state.blocks().map(|(address, bytes)| {
+            let facts = self.facts[&address];
+            assert_eq!(facts.0.next_multiple_of(512), bytes);
+            (address, facts)
+        });
+        let facts = facts.collect();
+        self.states.push(Taken { state, pool, facts });
+    }
+
+    /// What the restore has done is what the state and the pool before it differ by, and nothing at
+    /// all where it is refused.
+    fn restore(&mut self, number: usize) {
+        let heap = &self.world.rig.heap;
+        let Taken { state, pool, facts } = &self.states[number];
+        let live =
+            || heap.pool_state(0, (0, *pool)).map(|state| state.blocks().collect::<Vec<_>>());
+        let before = live();
+        let refused = match self.world.restore(state, *pool, facts) {
+            Ok(restored) => {
+                let before: HashSet<_> = before.unwrap().into_iter().map(|block| block.0).collect();
+                let after = live().unwrap();
+                assert_eq!(after, state.blocks().collect::<Vec<_>>());
+                let after: HashSet<_> = after.into_iter().map(|block| block.0).collect();
+                let Restored { freed, kept, allocated } = restored;
+                assert_eq!(kept.iter().chain(&allocated).copied().collect::<HashSet<_>>(), after);
+                assert_eq!(kept.iter().chain(&freed).copied().collect::<HashSet<_>>(), before);
+                self.live.retain(|address| !freed.contains(address));
+                for address in &allocated {
+                    assert!(!self.live.contains(address), "{address:#x} is live twice");
+                    self.live.push(*address);
+                    self.facts.insert(*address, facts[address]);
+                }
+                return;
+            }
+            Err(error) => error,
+        };
+        let reason = refused.to_string();
+        assert!(!reason.contains("bug") && !reason.contains("internal"), "{reason}");
+        assert_eq!(live().ok(), before.ok(), "{reason}");
     }
 
     /// Runs the actions, looks at everything after each, and ends with an empty device.
@@ -1475,6 +1598,30 @@ proptest! {
     }
 
     #[test]
+    fn a_restored_block_is_at_its_old_address_and_in_the_order_of_its_stream(
+        actions in prop::collection::vec(action_with_states(), 1..300),
+        backing in 0..BACKINGS.len(),
+        share in any::<bool>(),
+        pages in prop_oneof![Just(8192u64), 60..400u64],
+    ) {
+        let share = if share { "" } else { ",share:off" };
+        let config = GpuConfig::new(pages * 2 * MIB);
+        Program::over(config, &format!("{}{share}", BACKINGS[backing])).run_all(&actions);
+    }
+
+    #[test]
+    fn no_state_is_lost_when_any_driver_call_fails(
+        actions in prop::collection::vec(action_with_states(), 1..200),
+        backing in 0..BACKINGS.len(),
+        nth in 1..40u64,
+        code in prop_oneof![Just(2u32), Just(1), Just(999)],
+        from_then_on in any::<bool>(),
+        pages in prop_oneof![Just(8192u64), 60..400u64],
+    ) {
+        run_failing(&actions, backing, (nth, code, from_then_on), pages);
+    }
+
+    #[test]
     fn captures_that_nobody_announced_keep_their_memory_and_are_not_ended_by_us(
         actions in prop::collection::vec(action(), 1..300),
         backing in 0..BACKINGS.len(),
@@ -1498,17 +1645,27 @@ proptest! {
         from_then_on in any::<bool>(),
         pages in prop_oneof![Just(8192u64), 40..300u64],
     ) {
-        let program = Program::new(pages * 2 * MIB, BACKINGS[backing]);
-        // The program's own calls must not fail, or it would not be this program: only what the
-        // allocator calls.
-        for kind in ALLOCATOR_CALLS {
-            program.world.rig.gpu.inject(Injection { kind: Some(kind), nth, code, from_then_on });
-        }
-        let own_calls =
-            |action: &&Action| !matches!(action, Action::Join { .. } | Action::HostWait { .. });
-        let actions: Vec<Action> = actions.iter().filter(own_calls).cloned().collect();
-        program.run_all(&actions);
+        run_failing(&actions, backing, (nth, code, from_then_on), pages);
     }
+}
+
+/// Runs a program of which the `nth` call of each kind fails that only the allocator makes.
+fn run_failing(
+    actions: &[Action],
+    backing: usize,
+    (nth, code, from_then_on): (u64, u32, bool),
+    pages: u64,
+) {
+    let program = Program::new(pages * 2 * MIB, BACKINGS[backing]);
+    // The program's own calls must not fail, or it would not be this program: only what the
+    // allocator calls.
+    for kind in ALLOCATOR_CALLS {
+        program.world.rig.gpu.inject(Injection { kind: Some(kind), nth, code, from_then_on });
+    }
+    let own_calls =
+        |action: &&Action| !matches!(action, Action::Join { .. } | Action::HostWait { .. });
+    let actions: Vec<Action> = actions.iter().filter(own_calls).cloned().collect();
+    program.run_all(&actions);
 }
 
 /// What only the allocator calls in [`Program`], once the actions that record and wait are left

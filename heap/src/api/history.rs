@@ -1,15 +1,17 @@
 //! The history of blocks.
 
 use super::{HISTORY, Heap};
+use crate::central::restore::Plan;
 use crate::device::Device;
 use crate::driver::StreamHandle;
+use crate::pool::state::StateBlock;
 use crate::report::entry::{Action, Entry, context, now};
 use crate::report::history::{Books, Collected, LOOK_EVERY, Origin};
 use crate::report::oom::Report;
 use crate::runs::arena::RunState;
 use crate::runs::page_table::Owner;
 use crate::small::size_class::round;
-use crate::sync::lock;
+use crate::sync::{MutexGuard, lock};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
@@ -136,6 +138,36 @@ impl Heap {
             books.waiting.insert(address, entry);
         } else {
             books.latest.add(entry);
+        }
+    }
+
+    /// The books, for [`Heap::note_restored`].
+    pub(super) fn history_books(&self) -> MutexGuard<'_, Books> {
+        lock(&self.history.0)
+    }
+
+    /// The state of a pool was restored: blocks were freed and handed out in one step.
+    pub(super) fn note_restored(&self, books: &mut Books, device: &Device, done: &Plan) {
+        let entry = |action, block: &StateBlock| Entry {
+            action,
+            device: device.id,
+            address: block.address,
+            bytes: block.bytes,
+            stream: device.streams.handle(block.stream).map_or(0, |handle| handle.0 as u64),
+            time: now(),
+            context: context(),
+        };
+        for block in &done.freed {
+            books.origins.remove(&block.address);
+            books.latest.add(entry(Action::FreeRequested, block));
+            books.waiting.insert(block.address, entry(Action::FreeCompleted, block));
+        }
+        self.end_waits(books);
+        for block in &done.allocated {
+            // A wait of a block that lies elsewhere may have begun at this address.
+            books.end_wait(block.address);
+            books.latest.add(entry(Action::Alloc, block));
+            books.origins.insert(block.address, (device.id, context()));
         }
     }
 

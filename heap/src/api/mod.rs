@@ -6,6 +6,7 @@ mod device_wide;
 mod free;
 mod history;
 mod outside;
+mod pool_states;
 mod pools;
 mod report;
 mod serve;

@@ -8,6 +8,7 @@ pub(crate) mod moves;
 pub(crate) mod outside;
 mod pools;
 mod regions;
+pub(crate) mod restore;
 mod small_runs;
 mod watcher;
 

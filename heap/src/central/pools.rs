@@ -8,7 +8,6 @@ use crate::request::{Request, Want};
 use crate::runs::arena::{RunId, RunState, SpaceId};
 use crate::shared::Shared;
 use crate::small::size_class::{ALIGNMENT, SMALL_MAX, round};
-use crate::small::slab::SlotState;
 
 /// Blocks that a refusal names.
 const NAMED_BLOCKS: usize = 8;
@@ -177,9 +176,7 @@ impl Central {
         });
         let slabs = pool.shard.iter().flat_map(|shard| shard.slabs());
         let small = slabs.flat_map(|(_, slab)| {
-            let live = (0..slab.size_class().slots)
-                .filter(|&slot| matches!(slab.state(slot), SlotState::Live { .. }));
-            live.map(|slot| {
+            slab.live_slots().map(|slot| {
                 let facts = slab.facts(slot);
                 LiveBlock {
                     address: slab.address(slot),

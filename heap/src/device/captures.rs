@@ -136,6 +136,7 @@ impl Device {
             return;
         }
         let pool = of_capture(number);
+        central.captures.begin_era(number);
         self.return_pool_slabs(shared, central, pool);
         let Some(space) = central.pools.get(pool).map(|pool| pool.space()) else { return };
         central.arenas.make_unowned(space, &|_| u64::MAX);

@@ -1,6 +1,6 @@
 //! Frees behind streams, and what memory of no stream waits for.
 
-use super::walk::{Visitor, WalkedShard, live_slots};
+use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::{Device, Owned};
 use crate::runs::arena::{Run, RunId, RunState};
@@ -69,7 +69,7 @@ impl Visitor for Live {
 
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
         let slabs = walked.shard.slabs().map(|(_, slab)| slab);
-        self.0.extend(slabs.flat_map(|slab| live_slots(slab).map(|slot| slab.address(slot))));
+        self.0.extend(slabs.flat_map(|slab| slab.live_slots().map(|slot| slab.address(slot))));
         Ok(())
     }
 

@@ -12,6 +12,7 @@ mod pools;
 mod reclaim;
 mod recycle;
 mod reserve;
+mod restore;
 mod slabs;
 mod snapshot;
 mod stats;

@@ -139,7 +139,19 @@ impl Device {
         address: u64,
         start: u64,
     ) -> Option<()> {
-        let central = &mut *lock(&self.central);
+        self.free_slot_apart(shared, &mut lock(&self.central), number, slab, address, start)
+    }
+
+    /// As [`Device::free_apart`].
+    pub(super) fn free_slot_apart(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: PoolNumber,
+        slab: u32,
+        address: u64,
+        start: u64,
+    ) -> Option<()> {
         let pool = central.pools.get_mut(number)?;
         let shard = pool.shard.as_mut()?;
         let requested = shard.requested(slab, address)?;

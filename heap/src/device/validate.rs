@@ -1,6 +1,6 @@
 //! Walks every page and block, and holds the books against the driver's.
 
-use super::walk::{Visitor, WalkedShard, live_slots};
+use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
 use crate::pool::{Pool, PoolNumber, Purpose, Source};
@@ -38,7 +38,7 @@ impl Visitor for Audit<'_> {
         }
         for (id, slab) in shard.slabs() {
             self.check_pages(number, id, slab)?;
-            let live = live_slots(slab).map(|slot| round(slab.facts(slot).requested)).sum::<u64>();
+            let live = slab.live_slots().map(|slot| round(slab.facts(slot).requested)).sum::<u64>();
             self.live += live;
             if let Some((_, [found, _])) = self.pools.get_mut(&number) {
                 *found += live;

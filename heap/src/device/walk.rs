@@ -5,7 +5,6 @@ use crate::device::Device;
 use crate::pool::{Pool, PoolNumber};
 use crate::runs::arena::{Region, RegionId, Run, RunId};
 use crate::small::shard::Shard;
-use crate::small::slab::{Slab, SlotState};
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::ShardWriter;
 
@@ -96,9 +95,4 @@ impl Device {
         }
         Ok(guard)
     }
-}
-
-/// The slots of a slab that are live.
-pub(super) fn live_slots(slab: &Slab) -> impl Iterator<Item = u32> {
-    (0..slab.size_class().slots).filter(|&slot| matches!(slab.state(slot), SlotState::Live { .. }))
 }

@@ -42,6 +42,8 @@ pub struct CapturePool {
     pub open: u32,
     /// Begun and not released.
     pub uses: u32,
+    /// Changes when its memory goes to others: states of it are of no use after that.
+    pub era: u64,
     /// Raised with each pool scope: what was over and is unchanged, in blocks served too, has been
     /// over all the time.
     pub version: u64,
@@ -91,6 +93,8 @@ pub struct Captures {
     /// The pool of captures of which it is not known whose they are: without the hooks, nobody
     /// tells when the graph is gone.
     never: Option<u32>,
+    /// Eras of all pools so far.
+    eras: u64,
 }
 
 impl Captures {
@@ -105,6 +109,8 @@ impl Captures {
 
     /// Adds a pool; its number.
     pub fn add(&mut self, pool: CapturePool) -> u32 {
+        self.eras += 1;
+        let pool = CapturePool { era: self.eras, ..pool };
         match self.pools.iter().position(Option::is_none) {
             Some(at) => {
                 self.pools[at] = Some(pool);
@@ -139,6 +145,20 @@ impl Captures {
     /// torch's id of a pool.
     pub fn id(&self, number: u32) -> Option<PoolId> {
         self.pools.get(number as usize)?.as_ref()?.id
+    }
+
+    /// The memory of a pool goes to others.
+    pub fn begin_era(&mut self, number: u32) {
+        self.eras += 1;
+        let era = self.eras;
+        if let Some(pool) = self.get_mut(number) {
+            pool.era = era;
+        }
+    }
+
+    /// A pool.
+    pub fn get(&self, number: u32) -> Option<&CapturePool> {
+        self.pools.get(number as usize)?.as_ref()
     }
 
     /// A pool.

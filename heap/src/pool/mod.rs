@@ -10,6 +10,7 @@ pub mod capture;
 pub mod lifetime;
 pub mod named;
 pub(crate) mod route;
+pub mod state;
 
 use crate::pool::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::SpaceId;

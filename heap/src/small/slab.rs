@@ -182,6 +182,24 @@ impl Slab {
         Some(slot)
     }
 
+    /// As [`Slab::take`], the free slot `slot`: false where it is none. Walks the list of them.
+    pub fn take_slot(&mut self, slot: u32, requested: u64, block: BlockSlot) -> bool {
+        let (mut before, mut at) = (NO_SLOT, self.free);
+        while at != slot {
+            let Some(facts) = self.slots.get(at as usize) else { return false };
+            (before, at) = (at, facts.word);
+        }
+        let Some(facts) = self.slots.get_mut(slot as usize) else { return false };
+        let word = requested as u32 | u32::from(self.class) << CLASS | TAKEN;
+        let next = std::mem::replace(facts, Slot { word, block }).word;
+        match self.slots.get_mut(before as usize) {
+            Some(before) => before.word = next,
+            None => self.free = next,
+        }
+        self.used += 1;
+        true
+    }
+
     /// The address of a slot.
     #[inline]
     pub fn address(&self, slot: u32) -> u64 {
@@ -247,6 +265,11 @@ impl Slab {
                 .copied()
                 .unwrap_or(Slot { word: 0, block: BlockSlot::NONE }),
         )
+    }
+
+    /// The slots whose blocks are live.
+    pub fn live_slots(&self) -> impl Iterator<Item = u32> {
+        (0..self.shape.slots).filter(|&slot| matches!(self.state(slot), SlotState::Live { .. }))
     }
 
     /// Notes that other streams use a live slot.
@@ -336,6 +359,27 @@ mod tests {
             assert!(!slab.free(0));
             slab.validate().unwrap();
         }
+    }
+
+    #[test]
+    fn the_very_slot_is_taken_wherever_it_is_on_the_list() {
+        let mut slab = Slab::new(1 << 30, 20, BlockTag::default(), 0);
+        let last = slab.size_class().slots - 1;
+        for slot in [last, 0, 2] {
+            assert!(slab.take_slot(slot, 500, BlockSlot(slot)));
+            slab.validate().unwrap();
+            assert_eq!(slab.plain_at(slab.address(slot)).map(|found| found.0), Some(slot));
+            assert!(!slab.take_slot(slot, 500, BlockSlot::NONE), "it is taken");
+        }
+        assert!(
+            !slab.take_slot(last + 1, 500, BlockSlot::NONE)
+                && !slab.take_slot(NO_SLOT, 1, BlockSlot::NONE)
+        );
+        assert_eq!((slab.used(), slab.take(1, 20, BlockSlot::NONE)), (3, Some(1)));
+        while slab.take(1, 20, BlockSlot::NONE).is_some() {}
+        slab.free(5);
+        assert!(slab.take_slot(5, 9, BlockSlot::NONE) && slab.is_full());
+        slab.validate().unwrap();
     }
 
     #[test]

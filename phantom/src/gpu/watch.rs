@@ -40,8 +40,34 @@ impl Gpu {
             state.follow_default_stream(stream);
         }
         if let Some(oracle) = &mut state.oracle {
-            oracle
-                .malloc(NewBlock { id, address, bytes, device, stream, capture }, &state.backings);
+            oracle.malloc(
+                NewBlock { id, address, bytes, device, stream, capture, apart: false },
+                &state.backings,
+            );
+        }
+    }
+
+    /// As [`Gpu::block_malloc`], of a block that is not of a capture, and may yet lie in the memory
+    /// of the graphs of `group`: replays beside it are the program's part, the order of frees is
+    /// not.
+    pub fn block_of_group(
+        &self,
+        id: u64,
+        (address, bytes): (u64, u64),
+        device: u32,
+        stream: usize,
+        group: u64,
+    ) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let Some(stream) = state.known_stream(address, device, stream) else { return };
+        state.follow_default_stream(stream);
+        if let Some(oracle) = &mut state.oracle {
+            let capture = oracle.latest_capture(group);
+            oracle.malloc(
+                NewBlock { id, address, bytes, device, stream, capture, apart: true },
+                &state.backings,
+            );
         }
     }
 

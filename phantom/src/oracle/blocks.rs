@@ -91,6 +91,8 @@ pub(crate) struct NewBlock {
     pub(crate) stream: StreamKey,
     /// The capture that its stream is in, 0: none.
     pub(crate) capture: u64,
+    /// It belongs with that capture's group, and not to the capture.
+    pub(crate) apart: bool,
 }
 
 impl Oracle {
@@ -167,7 +169,16 @@ impl Oracle {
             if self.share_memory(past.capture, new.capture) {
                 // Graphs that share memory are replayed one after the other: that is the program's
                 // part.
-                return None;
+                if !new.apart {
+                    return None;
+                }
+                return self.unordered(
+                    past,
+                    new,
+                    address,
+                    |past| self.is_before(past, new.stream),
+                    &[],
+                );
             }
             if self.may_replay(past.capture) {
                 let by = Taker::Block(new.id);
@@ -185,6 +196,18 @@ impl Oracle {
             }
         };
         let replays = if outside { self.replays(past.capture) } else { &[] };
+        self.unordered(past, new, address, is_fine, replays)
+    }
+
+    /// The fault that a use of `past`, or one of `replays`, is not in order before the new block.
+    fn unordered(
+        &self,
+        past: &Past,
+        new: NewBlock,
+        address: u64,
+        is_fine: impl Fn(Use) -> bool,
+        replays: &[Use],
+    ) -> Option<Fault> {
         let unordered = past.uses.as_slice().iter().chain(replays).find(|&&past| !is_fine(past))?;
         Some(Fault::OutOfOrder {
             block: new.id,

@@ -55,6 +55,12 @@ impl Oracle {
         }
     }
 
+    /// The latest capture of a group; 0: there was none.
+    pub(crate) fn latest_capture(&self, group: u64) -> u64 {
+        let of_group = self.captures.iter().filter(|(_, of)| **of == group);
+        of_group.map(|(&capture, _)| capture).max().unwrap_or(0)
+    }
+
     fn group_of(&self, capture: u64) -> Option<&Group> {
         if capture == 0 {
             return None;

@@ -10,6 +10,7 @@
 //!
 //! Pure book-keeping: what is safe to reuse is told by the caller through epochs (`streams`).
 
+mod at;
 mod owners;
 mod run;
 mod size_index;
@@ -352,14 +353,20 @@ impl Arenas {
             let rest = self.cut(id, bytes);
             self.list(rest, owner);
         }
+        self.make_live(id, stream);
+        Some(id)
+    }
+
+    /// Makes an unlisted free run live.
+    #[inline]
+    fn make_live(&mut self, id: RunId, stream: u32) {
         let run = &mut self.runs[id as usize];
         run.state = RunState::Live;
         run.stream = stream;
         run.shared = false;
         run.is_slab = false;
-        self.busy += bytes;
+        self.busy += run.bytes;
         self.busy_peak = self.busy_peak.max(self.busy);
-        Some(id)
     }
 
     /// Cuts an unlisted free run after `bytes`; the new run behind it, unlisted too.

@@ -156,6 +156,33 @@ impl Shard {
         address
     }
 
+    /// As [`Shard::allocate`], the free slot of slab `id` that starts at `address`, whatever
+    /// `request` says of stream and lifetime: they are the slab's. False, and nothing done: no free
+    /// slot starts there.
+    pub fn allocate_at(
+        &mut self,
+        writer: &mut ShardWriter,
+        id: u32,
+        address: u64,
+        request: Request,
+        step: u32,
+    ) -> bool {
+        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return false };
+        let Some(slot) = slab.slot_at(address) else { return false };
+        let place = writer.place();
+        if !slab.take_slot(slot, request.size, place) {
+            writer.put_back(place);
+            return false;
+        }
+        let (tag, Small { size, bucket, .. }) = (slab.tag, small_again(request.size));
+        if slab.used() == 1 || slab.is_full() {
+            self.took(id);
+        }
+        let block = Block { tag, address, size, requested: request.size, bucket };
+        writer.malloc(SMALL, place, block, || step, request.start);
+        true
+    }
+
     /// The class of the slab that lets `request` be served, where [`Shard::allocate`] did not.
     pub fn class_of_next_slab(&mut self, request: Request) -> u8 {
         let own = class_of(request.size) as u8;

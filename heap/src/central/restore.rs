@@ -1,0 +1,181 @@
+//! What a restore of a pool's state would do, and whether it can be done (`pool/state.rs`).
+
+use crate::central::Central;
+use crate::error::Error;
+use crate::pool::capture::PoolId;
+use crate::pool::state::{Obstacle, SlabPlace, StateBlock, StateError};
+use crate::pool::{PoolNumber, of_capture};
+use crate::runs::arena::{Run, RunState, SpaceId, UNOWNED};
+use crate::small::shard::Shard;
+use crate::small::size_class::{SIZE_CLASSES, round};
+use crate::small::slab::{Slab, SlotState};
+use std::collections::{BTreeMap, HashSet};
+
+/// What a restore does; each by address.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub freed: Vec<StateBlock>,
+    pub kept: Vec<StateBlock>,
+    pub allocated: Vec<StateBlock>,
+}
+
+/// A pool as it will be once what the plan frees is free.
+struct Freed<'a> {
+    central: &'a Central,
+    space: SpaceId,
+    shard: &'a Shard,
+    slabs: BTreeMap<u64, &'a Slab>,
+    kept: HashSet<u64>,
+}
+
+impl Central {
+    /// The pool of graphs that torch calls `id`, while a graph uses it, and its era.
+    ///
+    /// # Errors
+    /// There is none, or its graphs are gone.
+    pub(crate) fn pool_of_graphs(&self, id: PoolId) -> Result<(PoolNumber, u64), StateError> {
+        let number = self.captures.find(id).ok_or(StateError::NoSuchPool(id))?;
+        let used = self.captures.get(number).filter(|_| !self.captures.is_released(number));
+        Ok((of_capture(number), used.ok_or(StateError::Released(id))?.era))
+    }
+
+    /// The live blocks of a pool, by address.
+    pub(crate) fn live_in(&self, number: PoolNumber) -> Vec<StateBlock> {
+        let Some(pool) = self.pools.get(number) else { return Vec::new() };
+        let is_here = |run: &&Run| self.arenas.region(run.region).space == pool.space();
+        let is_live = |run: &&Run| run.state == RunState::Live && !run.is_slab;
+        let runs = self.arenas.blocks().map(|(_, run)| run).filter(is_live).filter(is_here);
+        let large = runs.map(|run| StateBlock {
+            address: run.address,
+            bytes: run.bytes,
+            requested: run.requested(),
+            stream: run.stream,
+            lifetime: run.lifetime,
+            slab: None,
+        });
+        let slabs = pool.shard.iter().flat_map(Shard::slabs);
+        let small = slabs.flat_map(|(_, slab)| {
+            slab.live_slots().map(|slot| {
+                let requested = slab.facts(slot).requested;
+                StateBlock {
+                    address: slab.address(slot),
+                    bytes: round(requested),
+                    requested,
+                    stream: slab.stream,
+                    lifetime: slab.lifetime,
+                    slab: Some(SlabPlace { base: slab.base, class: slab.class }),
+                }
+            })
+        });
+        let mut blocks: Vec<StateBlock> = large.chain(small).collect();
+        blocks.sort_unstable_by_key(|block| block.address);
+        blocks
+    }
+
+    /// What makes `wanted` the live blocks of a pool; both are by address.
+    ///
+    /// # Errors
+    /// [`StateError::InTheWay`]: it cannot be done.
+    pub(crate) fn plan_restore(
+        &self,
+        number: PoolNumber,
+        wanted: &[StateBlock],
+    ) -> Result<Plan, StateError> {
+        let missing = || Error::Internal("a pool vanished");
+        let pool = self.pools.get(number).ok_or_else(missing)?;
+        let shard = pool.shard.as_ref().ok_or_else(missing)?;
+        let mut plan = Plan::default();
+        let mut live: BTreeMap<u64, StateBlock> =
+            self.live_in(number).into_iter().map(|block| (block.address, block)).collect();
+        for &block in wanted {
+            if live.get(&block.address).is_some_and(|other| other.is(&block)) {
+                live.remove(&block.address);
+                plan.kept.push(block);
+            } else {
+                plan.allocated.push(block);
+            }
+        }
+        plan.freed.extend(live.into_values());
+        let freed = Freed {
+            central: self,
+            space: pool.space(),
+            shard,
+            slabs: shard.slabs().map(|(_, slab)| (slab.base, slab)).collect(),
+            kept: plan.kept.iter().map(|block| block.address).collect(),
+        };
+        for block in &plan.allocated {
+            freed.takes(block).map_err(|(at, obstacle)| StateError::InTheWay {
+                address: block.address,
+                bytes: block.bytes,
+                at,
+                obstacle,
+            })?;
+        }
+        if !self.arenas.has_room_for(plan.allocated.len()) {
+            return Err(Error::Internal("there are no numbers for more runs").into());
+        }
+        Ok(plan)
+    }
+}
+
+impl Freed<'_> {
+    /// Whether `block` can be put back; else where something is in the way, and what.
+    fn takes(&self, block: &StateBlock) -> Result<(), (u64, Obstacle)> {
+        let Some(SlabPlace { base, class }) = block.slab else {
+            return self.is_free(block.address, block.bytes, block.stream);
+        };
+        let standing = self.slabs.get(&base).filter(|slab| !self.is_emptied(slab));
+        match standing {
+            Some(slab) if slab.class == class && slab.stream == block.stream => {
+                let waits = slab.slot_at(block.address).is_none_or(|slot| self.waits(slab, slot));
+                if waits { Err((block.address, Obstacle::Waits)) } else { Ok(()) }
+            }
+            _ => {
+                let bytes = SIZE_CLASSES[class as usize].slab_bytes();
+                self.is_free(base, bytes, block.stream)
+            }
+        }
+    }
+
+    /// Whether `bytes` from `address` on can be a run of `stream`'s.
+    fn is_free(&self, address: u64, bytes: u64, stream: u32) -> Result<(), (u64, Obstacle)> {
+        let mut end = address;
+        for (_, run) in self.central.arenas.runs_over(self.space, address, bytes) {
+            let at = run.address.max(address);
+            end = run.address + run.bytes;
+            let obstacle = match run.state {
+                RunState::Unmapped | RunState::StaleAlias | RunState::Unused => Obstacle::Gone,
+                RunState::Pending => Obstacle::Waits,
+                RunState::Live if run.shared => Obstacle::Waits,
+                RunState::Free if run.stream == UNOWNED => continue,
+                RunState::Live if run.is_slab => match self.slabs.get(&run.address) {
+                    Some(slab) if !self.is_emptied(slab) => Obstacle::Waits,
+                    Some(slab) if slab.stream == stream => continue,
+                    _ => Obstacle::Gone,
+                },
+                RunState::Free | RunState::Live if run.stream == stream => continue,
+                RunState::Free | RunState::Live => Obstacle::Gone,
+            };
+            return Err((at, obstacle));
+        }
+        if end < address + bytes { Err((end, Obstacle::Gone)) } else { Ok(()) }
+    }
+
+    /// Whether the slot's memory is not free once its block is freed.
+    fn waits(&self, slab: &Slab, slot: u32) -> bool {
+        match slab.state(slot) {
+            SlotState::Free => false,
+            SlotState::Live { .. } => self.shard.is_used_elsewhere(slab.address(slot)),
+            SlotState::Pending => true,
+        }
+    }
+
+    /// Whether nothing will be left of a slab.
+    fn is_emptied(&self, slab: &Slab) -> bool {
+        let stays = |slot| {
+            slab.state(slot) != SlotState::Free
+                && (self.waits(slab, slot) || self.kept.contains(&slab.address(slot)))
+        };
+        !(0..slab.size_class().slots).any(stays)
+    }
+}

@@ -1,0 +1,74 @@
+//! Runs at addresses that the caller names.
+
+use super::Arenas;
+use super::run::{Run, RunId, RunState, SpaceId, UNOWNED};
+use crate::runs::page_table::BLOCK_LIMIT;
+
+impl Arenas {
+    /// The runs of a space that `bytes` from `address` on lie in, in the order of their addresses;
+    /// none where that is in no region of it. Walks the region.
+    pub fn runs_over(
+        &self,
+        space: SpaceId,
+        address: u64,
+        bytes: u64,
+    ) -> impl Iterator<Item = (RunId, &Run)> {
+        let holds = |&&id: &&u32| {
+            let region = self.region(id);
+            (region.address..region.address + region.bytes).contains(&address)
+        };
+        let region = self.spaces[space as usize].regions.iter().find(holds);
+        let runs = region.into_iter().flat_map(|&region| self.runs_of(region));
+        runs.skip_while(move |(_, run)| run.address + run.bytes <= address)
+            .take_while(move |(_, run)| run.address < address + bytes)
+    }
+
+    /// Whether [`Arenas::allocate_at`] will find numbers for so many runs.
+    pub fn has_room_for(&self, runs: usize) -> bool {
+        // Cutting takes at most two new records.
+        self.runs.len() + 2 * runs <= BLOCK_LIMIT as usize
+    }
+
+    /// A live run of `bytes` at `address` for `stream`; `None`, and nothing done, where not all of
+    /// that is free and the stream's or unowned.
+    pub fn allocate_at(
+        &mut self,
+        space: SpaceId,
+        address: u64,
+        bytes: u64,
+        stream: u32,
+    ) -> Option<RunId> {
+        let (mut first, mut end) = (None, address);
+        for (id, run) in self.runs_over(space, address, bytes) {
+            let is_its = run.stream == stream || run.stream == UNOWNED;
+            if run.state != RunState::Free || !is_its {
+                return None;
+            }
+            first = first.or(Some(id));
+            end = run.address + run.bytes;
+        }
+        let mut id = first.filter(|_| end >= address + bytes && self.has_room_for(1))?;
+        let mut owner = self.runs[id as usize].stream;
+        self.unlist(id);
+        while self.runs[id as usize].address + self.runs[id as usize].bytes < address + bytes {
+            let next = self.runs[id as usize].next;
+            self.unlist(next);
+            let epoch = self.runs[next as usize].epoch.max(self.runs[id as usize].epoch);
+            self.absorb_next(id);
+            self.runs[id as usize].epoch = epoch;
+            owner = stream;
+        }
+        let askew = address - self.runs[id as usize].address;
+        let front = (askew != 0).then_some(id);
+        if askew != 0 {
+            id = self.cut(id, askew);
+        }
+        let rest = (self.runs[id as usize].bytes > bytes).then(|| self.cut(id, bytes));
+        self.make_live(id, stream);
+        // Neighbours of their owner take them in.
+        for left in front.into_iter().chain(rest) {
+            self.set_free(left, owner, self.runs[left as usize].epoch);
+        }
+        Some(id)
+    }
+}

@@ -1,0 +1,537 @@
+//! States of a graph's pool: which of its blocks are live, taken and restored. One test a promise;
+//! and every position of failure in a program of captures and restores.
+
+mod common;
+#[path = "common/flaky.rs"]
+mod flaky;
+
+use common::{DEFAULT, GIB, MIB};
+use flaky::{FlakyDriver, Plan};
+use gruyere::config::Config;
+use gruyere::driver::{ErrorKind, StreamHandle};
+use gruyere::heap::pool::state::{Obstacle, PoolState, Restored, StateError};
+use gruyere::heap::report::history::Action;
+use gruyere::heap::report::snapshot::{Segment, Snapshot};
+use gruyere::heap::{Error, Heap};
+use gruyere_phantom::{CaptureMode, Config as GpuConfig, Gpu, StreamKind, as_program, vouching};
+use gruyere_phantom_driver::PhantomDriver;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+const BACKINGS: [&str; 4] = [
+    "backing:stitch,headroom:0",
+    "backing:pool,headroom:0",
+    "backing:fixed,headroom:0",
+    "backing:passthrough",
+];
+/// Sizes in slabs, and above them.
+const SIZES: [u64; 6] = [512, 5000, 70_000, 900_000, 3 * MIB, 40 * MIB];
+
+/// A heap whose driver may fail, under the oracle.
+struct World {
+    gpu: Arc<Gpu>,
+    driver: Arc<FlakyDriver>,
+    heap: Heap,
+    next: Cell<u64>,
+    /// The streams of what was ever handed out, by address.
+    streams: RefCell<HashMap<u64, StreamHandle>>,
+}
+
+impl World {
+    fn new(memory: u64, conf: &str) -> Self {
+        let gpu = Arc::new(Gpu::new(GpuConfig::new(memory)));
+        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
+        let mut config = Config::parse(conf).unwrap();
+        config.heap.record = false;
+        let heap = Heap::new(driver.clone(), config.heap).unwrap();
+        heap.announce_hooks(3);
+        Self { gpu, driver, heap, next: Cell::new(1), streams: RefCell::default() }
+    }
+
+    fn stream(&self) -> StreamHandle {
+        StreamHandle(as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap())
+    }
+
+    fn try_malloc(&self, size: u64, stream: StreamHandle) -> Option<u64> {
+        match vouching(stream.0, || self.heap.malloc(size, 0, stream)) {
+            Ok(address) => {
+                self.gpu.block_malloc(self.next.get(), address, size, 0, stream.0);
+                self.next.set(self.next.get() + 1);
+                self.streams.borrow_mut().insert(address, stream);
+                Some(address)
+            }
+            Err(Error::OutOfMemory(_) | Error::Driver(_)) => None,
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn malloc(&self, size: u64, stream: StreamHandle) -> u64 {
+        self.try_malloc(size, stream).unwrap()
+    }
+
+    fn free(&self, address: u64) {
+        self.gpu.block_free(address);
+        assert!(self.heap.free(address), "{address:#x} is not live");
+    }
+
+    fn begin(&self, pool: u64, stream: StreamHandle) {
+        self.heap.begin_allocate_to_pool(0, (0, pool)).unwrap();
+        let mode = CaptureMode::Relaxed;
+        as_program(|| self.gpu.begin_capture(0, stream.0, mode, Some(pool))).unwrap();
+    }
+
+    fn end(&self, pool: u64, stream: StreamHandle) -> u64 {
+        let graph = as_program(|| self.gpu.end_capture(0, stream.0)).unwrap();
+        self.heap.end_allocate_to_pool(0, (0, pool)).unwrap();
+        graph
+    }
+
+    /// A graph of blocks of `sizes`; the graph, and where they are.
+    fn graph(&self, pool: u64, stream: StreamHandle, sizes: &[u64]) -> (u64, Vec<u64>) {
+        self.begin(pool, stream);
+        let blocks = sizes.iter().map(|&size| self.malloc(size, stream)).collect();
+        as_program(|| self.gpu.launch(0, stream.0, 2, 20_000)).unwrap();
+        (self.end(pool, stream), blocks)
+    }
+
+    fn destroy(&self, pool: u64, graph: u64) {
+        as_program(|| self.gpu.graph_destroy(0, graph)).unwrap();
+        self.heap.release_pool(0, (0, pool)).unwrap();
+    }
+
+    fn state(&self, pool: u64) -> PoolState {
+        self.heap.pool_state(0, (0, pool)).unwrap()
+    }
+
+    fn live(&self, pool: u64) -> Vec<u64> {
+        self.state(pool).blocks().map(|block| block.0).collect()
+    }
+
+    fn try_restore(&self, pool: u64, state: &PoolState) -> Result<Restored, StateError> {
+        let calls = self.driver.calls();
+        let restored = self.heap.restore_pool(state)?;
+        // Events may be recorded and asked; nothing is taken or given.
+        assert!(self.driver.calls() - calls <= 16);
+        restored.freed.iter().for_each(|&address| self.gpu.block_free(address));
+        let is_new = |block: &(u64, u64)| restored.allocated.contains(&block.0);
+        for block in state.blocks().filter(is_new) {
+            let stream = self.streams.borrow()[&block.0];
+            self.gpu.block_of_group(self.next.get(), block, 0, stream.0, pool);
+            self.next.set(self.next.get() + 1);
+        }
+        self.check();
+        Ok(restored)
+    }
+
+    fn restore(&self, pool: u64, state: &PoolState) -> Restored {
+        self.try_restore(pool, state).unwrap()
+    }
+
+    fn check(&self) {
+        self.heap.validate().unwrap();
+        assert_eq!(self.gpu.faults(), []);
+        assert_eq!(self.gpu.misuses(), []);
+    }
+
+    /// What a program sees of the pool: segments, and the blocks that tile them. Free neighbours are
+    /// told as one, whichever stream they are kept for.
+    fn layout(&self, pool: u64) -> Vec<(u64, u64, Vec<(u64, u64, u64)>)> {
+        let Snapshot { segments, .. } = self.heap.snapshot(0).unwrap();
+        let of_pool = segments.into_iter().filter(|segment| segment.pool == (0, pool));
+        let tiles = |segment: &Segment| {
+            let mut tiles: Vec<(u64, u64, u64)> = Vec::new();
+            for block in &segment.blocks {
+                match tiles.last_mut() {
+                    Some(last) if last.2 == 0 && block.requested == 0 => last.1 += block.bytes,
+                    _ => tiles.push((block.address, block.bytes, block.requested)),
+                }
+            }
+            tiles
+        };
+        of_pool.map(|segment| (segment.address, segment.bytes, tiles(&segment))).collect()
+    }
+
+    /// Frees what is live in the pool and ends its graphs; nothing is left.
+    fn finish(&self, pool: u64, graphs: &[u64]) {
+        for address in self.live(pool) {
+            self.free(address);
+        }
+        graphs.iter().for_each(|&graph| self.destroy(pool, graph));
+        self.heap.trim();
+        self.heap.trim();
+        self.check();
+        assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
+    }
+}
+
+#[test]
+fn what_died_is_live_again_at_its_old_address_and_the_pool_looks_as_it_did() {
+    for backing in BACKINGS {
+        let world = World::new(2 * GIB, backing);
+        let stream = world.stream();
+        let (graph, blocks) = world.graph(1, stream, &SIZES);
+        world.free(blocks[1]);
+        let (state, layout) = (world.state(1), world.layout(1));
+        let live: Vec<u64> = world.live(1);
+        assert_eq!(live.len(), SIZES.len() - 1);
+        let stats = world.heap.stats(0).unwrap();
+        live.iter().for_each(|&address| world.free(address));
+        assert!(world.live(1).is_empty());
+        let restored = world.restore(1, &state);
+        assert!(restored.freed.is_empty() && restored.kept.is_empty(), "{backing}");
+        assert_eq!(restored.allocated, live, "{backing}");
+        assert_eq!((world.live(1), world.layout(1)), (live, layout), "{backing}");
+        let again = world.heap.stats(0).unwrap();
+        assert_eq!((again.live, again.reserved), (stats.live, stats.reserved), "{backing}");
+        world.finish(1, &[graph]);
+    }
+}
+
+#[test]
+fn what_came_later_is_freed_and_what_stayed_is_left_alone() {
+    for backing in BACKINGS {
+        let world = World::new(2 * GIB, backing);
+        let stream = world.stream();
+        let (first, blocks) = world.graph(1, stream, &SIZES);
+        let (state, layout) = (world.state(1), world.layout(1));
+        let (second, later) = world.graph(1, stream, &[600, 70_000]);
+        let restored = world.restore(1, &state);
+        let sorted = |mut addresses: Vec<u64>| {
+            addresses.sort_unstable();
+            addresses
+        };
+        assert_eq!(restored.freed, sorted(later));
+        assert_eq!((restored.kept, restored.allocated), (sorted(blocks), vec![]));
+        // What the pool has taken since is free, and stays.
+        let (same, new): (Vec<_>, Vec<_>) =
+            world.layout(1).into_iter().partition(|segment| layout.contains(segment));
+        assert_eq!(same, layout, "{backing}");
+        assert!(new.iter().all(|(_, bytes, tiles)| tiles.len() == 1 && tiles[0].1 == *bytes));
+        assert!(world.restore(1, &state).freed.is_empty(), "{backing}: it is so already");
+        world.finish(1, &[first, second]);
+    }
+}
+
+#[test]
+fn memory_that_serves_other_sizes_by_now_is_what_it_was_again() {
+    for backing in BACKINGS {
+        let world = World::new(2 * GIB, backing);
+        let stream = world.stream();
+        // Large blocks where slabs were, slabs where large blocks were, other classes in slabs.
+        let (first, blocks) = world.graph(1, stream, &[[700; 40].as_slice(), &SIZES].concat());
+        let state = world.state(1);
+        blocks.iter().for_each(|&address| world.free(address));
+        let sizes = [vec![2 * MIB; 20], vec![300_000; 12], vec![9000; 30]].concat();
+        let (second, others) = world.graph(1, stream, &sizes);
+        let held = world.heap.stats(0).unwrap().reserved;
+        let before = world.state(1);
+        let moved = blocks.iter().any(|&block| {
+            let mut taken = before.blocks();
+            taken.any(|(address, bytes)| (address..address + bytes).contains(&block))
+        });
+        assert!(moved, "{backing}: the memory was used otherwise");
+        for _ in 0..3 {
+            assert_eq!(world.restore(1, &state).freed.len(), others.len());
+            assert_eq!(world.state(1), state);
+            assert_eq!(world.restore(1, &before).allocated.len(), others.len());
+            assert_eq!(world.state(1), before);
+        }
+        assert_eq!(world.heap.stats(0).unwrap().reserved, held);
+        world.finish(1, &[first, second]);
+    }
+}
+
+#[test]
+fn restored_blocks_are_freed_one_by_one_and_their_memory_is_used_again() {
+    let world = World::new(GIB, "headroom:0");
+    let stream = world.stream();
+    let (graph, blocks) = world.graph(1, stream, &SIZES);
+    let state = world.state(1);
+    blocks.iter().for_each(|&address| world.free(address));
+    world.restore(1, &state);
+    let held = world.heap.stats(0).unwrap().reserved;
+    for (at, &address) in blocks.iter().enumerate() {
+        world.free(address);
+        assert_eq!(world.live(1).len(), blocks.len() - 1 - at);
+    }
+    assert!(!world.heap.free(blocks[0]), "freed twice");
+    let (second, again) = world.graph(1, stream, &SIZES);
+    assert_eq!(world.heap.stats(0).unwrap().reserved, held);
+    assert_eq!(again, blocks, "the same requests in the same order");
+    world.finish(1, &[graph, second]);
+}
+
+#[test]
+fn each_stream_of_a_pool_gets_its_own_blocks_back() {
+    let world = World::new(GIB, "headroom:0");
+    let (one, other) = (world.stream(), world.stream());
+    world.begin(1, one);
+    as_program(|| {
+        let event = world.gpu.event_create(0).unwrap();
+        world.gpu.event_record(0, event, one.0).unwrap();
+        world.gpu.stream_wait_event(0, other.0, event).unwrap();
+    });
+    let blocks: Vec<u64> = SIZES
+        .iter()
+        .flat_map(|&size| [one, other].map(|stream| world.malloc(size, stream)))
+        .collect();
+    let graph = world.end(1, one);
+    let state = world.state(1);
+    blocks.iter().for_each(|&address| world.free(address));
+    assert_eq!(world.restore(1, &state).allocated.len(), blocks.len());
+    // What a stream frees comes back to it: the other takes memory of its own.
+    blocks.iter().for_each(|&address| world.free(address));
+    world.begin(1, other);
+    let mine: Vec<u64> = SIZES.iter().map(|&size| world.malloc(size, other)).collect();
+    let second = world.end(1, other);
+    let of_one = blocks.iter().step_by(2);
+    assert!(of_one.clone().all(|block| !mine.contains(block)), "the first stream's memory");
+    world.check();
+    world.finish(1, &[graph, second]);
+}
+
+#[test]
+fn a_state_does_not_keep_its_pool_and_says_so_when_the_pool_is_gone() {
+    for backing in BACKINGS {
+        let world = World::new(GIB, backing);
+        let stream = world.stream();
+        let (graph, blocks) = world.graph(1, stream, &SIZES);
+        let state = world.state(1);
+        world.free(blocks[0]);
+        world.destroy(1, graph);
+        // A block is live, so its memory stays; but nobody may be given what the graph had.
+        let error = world.try_restore(1, &state).unwrap_err();
+        assert!(matches!(error, StateError::Released((0, 1))), "{error}");
+        blocks[1..].iter().for_each(|&address| world.free(address));
+        world.heap.trim();
+        assert_eq!(world.gpu.books(0).physical, 0, "{backing}: the state holds nothing");
+        let error = world.try_restore(1, &state).unwrap_err();
+        assert!(matches!(error, StateError::NoSuchPool((0, 1))), "{error}");
+        // Torch may use the id again: other memory, of which the state knows nothing.
+        let (graph, _) = world.graph(1, stream, &SIZES);
+        let live = world.live(1);
+        let error = world.try_restore(1, &state).unwrap_err();
+        assert!(matches!(error, StateError::Over((0, 1))), "{error}");
+        assert_eq!(world.live(1), live);
+        world.finish(1, &[graph]);
+    }
+}
+
+#[test]
+fn memory_of_a_state_stays_while_another_graph_of_the_pool_lives() {
+    for backing in BACKINGS {
+        let world = World::new(512 * MIB, backing);
+        let (stream, other) = (world.stream(), world.stream());
+        let (first, blocks) = world.graph(1, stream, &SIZES);
+        let state = world.state(1);
+        blocks.iter().for_each(|&address| world.free(address));
+        let (second, _) = world.graph(1, stream, &[512]);
+        world.destroy(1, first);
+        world.heap.trim();
+        // Nobody gets it, whatever there is to be had.
+        let huge: Vec<u64> = (0..).map_while(|_| world.try_malloc(40 * MIB, other)).collect();
+        world.restore(1, &state);
+        assert_eq!(world.state(1), state, "{backing}");
+        huge.into_iter().for_each(|address| world.free(address));
+        world.finish(1, &[second]);
+    }
+}
+
+#[test]
+fn a_restore_during_another_capture_calls_no_driver() {
+    let world = World::new(GIB, "headroom:0");
+    let (stream, other) = (world.stream(), world.stream());
+    let (graph, blocks) = world.graph(1, stream, &SIZES);
+    let state = world.state(1);
+    blocks.iter().for_each(|&address| world.free(address));
+    world.begin(2, other);
+    let captured = world.malloc(3 * MIB, other);
+    let calls = world.driver.calls();
+    assert_eq!(world.restore(1, &state).allocated.len(), blocks.len());
+    assert_eq!(world.driver.calls(), calls);
+    let second = world.end(2, other);
+    world.free(captured);
+    world.destroy(2, second);
+    world.finish(1, &[graph]);
+}
+
+#[test]
+fn what_other_streams_may_still_use_is_in_the_way_until_they_are_past_it() {
+    for size in [5000, 3 * MIB] {
+        let world = World::new(GIB, "headroom:0");
+        let (stream, other) = (world.stream(), world.stream());
+        let (graph, blocks) = world.graph(1, stream, &[size]);
+        let state = world.state(1);
+        let use_elsewhere = |address: u64| {
+            as_program(|| world.gpu.launch(0, other.0, 4, 500_000)).unwrap();
+            world.gpu.block_record_stream(address, 0, other.0);
+            assert!(vouching(other.0, || world.heap.record_stream(address, other)));
+        };
+        use_elsewhere(blocks[0]);
+        assert_eq!(world.restore(1, &state).kept, blocks, "it is live, and stays so");
+        world.free(blocks[0]);
+        let error = world.try_restore(1, &state).unwrap_err();
+        let is_it = |address: u64| {
+            address == blocks[0]
+                && matches!(error, StateError::InTheWay { obstacle: Obstacle::Waits, .. })
+        };
+        let StateError::InTheWay { address, .. } = error else { panic!("{error}") };
+        assert!(is_it(address), "{error}");
+        assert!(world.live(1).is_empty(), "nothing was changed");
+        as_program(|| world.gpu.device_synchronize(0)).unwrap();
+        assert_eq!(world.restore(1, &state).allocated, blocks);
+        // What is to be freed may wait too, where nothing is to be put in its place.
+        let empty = {
+            world.free(blocks[0]);
+            let empty = world.state(1);
+            world.restore(1, &state);
+            empty
+        };
+        use_elsewhere(blocks[0]);
+        assert_eq!(world.restore(1, &empty).freed, blocks);
+        assert!(world.try_restore(1, &state).is_err());
+        as_program(|| world.gpu.device_synchronize(0)).unwrap();
+        assert_eq!(world.restore(1, &state).allocated, blocks);
+        world.finish(1, &[graph]);
+    }
+}
+
+#[test]
+fn a_refused_restore_changes_nothing_though_much_of_it_could_be_done() {
+    let world = World::new(GIB, "headroom:0");
+    let (stream, other) = (world.stream(), world.stream());
+    let (first, blocks) = world.graph(1, stream, &[512, 3 * MIB, 70_000, 5 * MIB]);
+    let state = world.state(1);
+    blocks.iter().for_each(|&address| {
+        if address == blocks[3] {
+            as_program(|| world.gpu.launch(0, other.0, 4, 500_000)).unwrap();
+            world.gpu.block_record_stream(address, 0, other.0);
+            assert!(vouching(other.0, || world.heap.record_stream(address, other)));
+        }
+        world.free(address);
+    });
+    let (second, _) = world.graph(1, stream, &[900, 2 * MIB]);
+    let (before, layout) = (world.state(1), world.layout(1));
+    let error = world.try_restore(1, &state).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(&format!("5.00 MiB at {:#x}", blocks[3])), "{text}");
+    assert!(text.contains("nothing was changed") && text.contains("synchronize"), "{text}");
+    assert_eq!((world.state(1), world.layout(1)), (before, layout));
+    as_program(|| world.gpu.device_synchronize(0)).unwrap();
+    world.restore(1, &state);
+    world.finish(1, &[first, second]);
+}
+
+#[test]
+fn only_a_pool_of_graphs_has_states() {
+    let world = World::new(GIB, "headroom:0");
+    world.malloc(600, DEFAULT);
+    let error = world.heap.pool_state(0, (0, 1)).unwrap_err();
+    assert!(matches!(error, StateError::NoSuchPool((0, 1))), "{error}");
+    let error = world.heap.pool_state(7, (0, 1)).unwrap_err();
+    assert!(matches!(error, StateError::Heap(Error::NoSuchDevice(7))), "{error}");
+}
+
+#[test]
+fn the_history_tells_what_was_freed_and_allocated_and_nothing_of_what_was_kept() {
+    let world = World::new(GIB, "headroom:0");
+    let stream = world.stream();
+    let (first, blocks) = world.graph(1, stream, &[600, 3 * MIB]);
+    let state = world.state(1);
+    world.free(blocks[1]);
+    let (second, later) = world.graph(1, stream, &[70_000]);
+    world.heap.start_history(100, true);
+    world.restore(1, &state);
+    let told: Vec<(Action, u64, u64)> = world
+        .heap
+        .history()
+        .entries
+        .iter()
+        .map(|entry| (entry.action, entry.address, entry.bytes))
+        .collect();
+    let small = 70_000_u64.next_multiple_of(512);
+    assert_eq!(
+        told,
+        [
+            (Action::FreeRequested, later[0], small),
+            (Action::FreeCompleted, later[0], small),
+            (Action::Alloc, blocks[1], 3 * MIB),
+        ]
+    );
+    assert_eq!(world.heap.history().origins.len(), 1, "of the one that was allocated");
+    world.heap.stop_history();
+    world.finish(1, &[first, second]);
+}
+
+/// Graphs that share a pool are captured; states are taken, and restored in any order, whatever
+/// fails meanwhile.
+fn program(world: &World) -> Vec<u64> {
+    let (stream, other) = (world.stream(), world.stream());
+    let (mut states, mut graphs) = (vec![], vec![]);
+    for round in 0..4 {
+        if world.heap.begin_allocate_to_pool(0, (0, 1)).is_err() {
+            continue;
+        }
+        let mode = CaptureMode::Relaxed;
+        as_program(|| world.gpu.begin_capture(0, stream.0, mode, Some(1))).unwrap();
+        for size in SIZES {
+            world.try_malloc(size + round * 512, stream);
+        }
+        graphs.push(world.end(1, stream));
+        states.push(world.state(1));
+        let live = world.live(1);
+        for (at, &address) in live.iter().enumerate() {
+            if (at as u64 + round) % 3 == 0 {
+                if at % 2 == 0 {
+                    world.gpu.block_record_stream(address, 0, other.0);
+                    vouching(other.0, || world.heap.record_stream(address, other));
+                }
+                world.free(address);
+            }
+        }
+        as_program(|| world.gpu.launch(0, other.0, 1, 40_000)).unwrap();
+        world.check();
+        for at in [0, round as usize / 2, states.len() - 1] {
+            let Some(state) = states.get(at) else { continue };
+            let before = world.state(1);
+            match world.try_restore(1, state) {
+                Ok(_) => assert_eq!(world.state(1), *state),
+                Err(StateError::InTheWay { obstacle: Obstacle::Waits, .. }) => {
+                    assert_eq!(world.state(1), before);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let eager = world.try_malloc(30 * MIB, other);
+        world.heap.trim();
+        eager.into_iter().for_each(|address| world.free(address));
+        world.check();
+    }
+    graphs
+}
+
+#[test]
+fn no_state_and_no_memory_is_lost_whichever_driver_call_fails() {
+    for backing in BACKINGS {
+        let world = World::new(400 * MIB, backing);
+        let graphs = program(&world);
+        let calls = world.driver.calls();
+        assert!(calls > 20, "{backing}");
+        world.finish(1, &graphs);
+        for nth in 1..=calls {
+            for kind in [ErrorKind::OutOfMemory, ErrorKind::InvalidValue] {
+                let world = World::new(400 * MIB, backing);
+                world.driver.set(Plan::Nth(nth, kind));
+                let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    let graphs = program(&world);
+                    world.driver.set(Plan::Sound);
+                    if world.heap.pool_state(0, (0, 1)).is_ok() {
+                        world.finish(1, &graphs);
+                    }
+                }));
+                assert!(ran.is_ok(), "{backing}: call {nth} of {calls} failing with {kind:?}");
+            }
+        }
+    }
+}
