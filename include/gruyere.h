@@ -60,6 +60,9 @@
 // The version of [`GruyereSnapshot`] that this header describes.
 #define GRUYERE_SNAPSHOT_VERSION 1
 
+// Which blocks of a pool of CUDA graphs were live at one moment. It holds no memory.
+typedef struct GruyerePoolState GruyerePoolState;
+
 // Something that a program may want to hear of. Bytes where not said otherwise.
 typedef struct GruyereAlert {
   // What happened.
@@ -442,6 +445,18 @@ typedef struct GruyereSegmentEvent {
 // Hears of segments, with no lock of the library held, on the thread that asks or gives back. It
 // never unwinds.
 typedef void (*GruyereTracker)(const struct GruyereSegmentEvent *event);
+// What was live in a pool before a restore, and what is live since: addresses, in order. What is
+// in both has not been touched.
+typedef struct GruyereRestored {
+  // What was live.
+  const uint64_t *before;
+  // How many.
+  size_t before_count;
+  // What is live.
+  const uint64_t *after;
+  // How many.
+  size_t after_count;
+} GruyereRestored;
 
 // What the native door calls. Codes are 0, or one of the negative ones above; where one of those
 // is returned by a function about pools, `failure` tells why.
@@ -531,6 +546,16 @@ typedef struct GruyereNativeTable {
   void (*track)(GruyereTracker tracker);
   // How many segments of pools came before the one at `address`; -1: there is none.
   int (*segment_number)(int device, uint64_t address);
+  // Which blocks of a pool of graphs are live, to be given to `pool_restore` as often as wanted,
+  // and to `pool_state_free` once. NULL: a failure.
+  struct GruyerePoolState *(*pool_state)(int device, struct GruyereMempoolId pool);
+  // Frees what `pool_state` gave; no block is touched.
+  void (*pool_state_free)(struct GruyerePoolState *state);
+  // Makes the live blocks of a pool those of the state, each at its old address; what was done,
+  // to be given to `restored_free` once. NULL: a failure, and nothing is changed.
+  struct GruyereRestored *(*pool_restore)(const struct GruyerePoolState *state);
+  // Frees what `pool_restore` gave.
+  void (*restored_free)(struct GruyereRestored *restored);
 } GruyereNativeTable;
 
 // Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end

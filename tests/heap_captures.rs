@@ -1301,7 +1301,7 @@ struct Program {
     world: World,
     streams: Vec<StreamHandle>,
     live: Vec<u64>,
-    /// Size and stream of each live block.
+    /// Size and stream of each live block whose stream is there.
     facts: HashMap<u64, (u64, StreamHandle)>,
     states: Vec<Taken>,
     /// Pools of the open pool scopes, and the stream on which the capture of each was begun.
@@ -1485,7 +1485,9 @@ impl Program {
                 } else {
                     rig.destroy(stream)
                 }
+                // Its handle may be another's next: the oracle could not be told of a block of it.
                 self.states.retain(|taken| taken.facts.values().all(|facts| facts.1 != stream));
+                self.facts.retain(|_, facts| facts.1 != stream);
                 self.streams[number] = if announce { rig.stream() } else { rig.passing_stream() };
                 self.announced[number] = announce;
             }
@@ -1499,12 +1501,13 @@ impl Program {
     fn take_state(&mut self, pool: u64) {
         let Ok(state) = self.world.rig.heap.pool_state(0, (0, pool)) else { return };
         let facts = state.blocks().map(|(address, bytes)| {
-            let facts = self.facts[&address];
+            let facts = *self.facts.get(&address)?;
             assert_eq!(facts.0.next_multiple_of(512), bytes);
-            (address, facts)
+            Some((address, facts))
         });
-        let facts = facts.collect();
-        self.states.push(Taken { state, pool, facts });
+        if let Some(facts) = facts.collect() {
+            self.states.push(Taken { state, pool, facts });
+        }
     }
 
     /// What the restore has done is what the state and the pool before it differ by, and nothing at

@@ -134,7 +134,7 @@ impl World {
         assert_eq!(self.gpu.misuses(), []);
     }
 
-    /// What a program sees of the pool: segments, and the blocks that tile them. Free neighbours are
+    /// What a program sees of the pool: segments and the blocks that tile them. Free neighbours are
     /// told as one, whichever stream they are kept for.
     fn layout(&self, pool: u64) -> Vec<(u64, u64, Vec<(u64, u64, u64)>)> {
         let Snapshot { segments, .. } = self.heap.snapshot(0).unwrap();

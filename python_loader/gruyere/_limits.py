@@ -50,9 +50,9 @@ _NCCL_HOOK = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 def install(torch: Any, native: bool = False) -> None:
     """Watches for what cannot work. In direct mode only. By the native door there is less of it,
     and what torch asks for says itself why not."""
-    _inductor(torch)
     if native:
         return
+    _inductor(torch)
     _nccl_hook()
     _cudnn(torch)
     # torch 2.4 asks CUDA itself for the handle, which it refuses for memory that is mapped page by

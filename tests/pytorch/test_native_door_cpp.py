@@ -50,8 +50,8 @@ assert [entry["action"] for entry in entries] == [
 assert all(entry["frames"] for entry in entries), entries
 torch.cuda.memory._record_memory_history(None)
 for refuse, remedy in (
-    (probe.probe_checkpoint, "make_graphed_callables"),
-    (probe.probe_restore, "make_graphed_callables"),
+    (probe.probe_checkpoint, "no graph was captured into it"),
+    (probe.probe_restore, "getCheckpointState"),
     (probe.probe_ipc, "tensor.cpu()"),
 ):
     assert refuse() == 2 and remedy in said(), said()

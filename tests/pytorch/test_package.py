@@ -83,7 +83,7 @@ def test_one_wheel_for_every_python_holds_library_command_and_types(wheel_instal
     # What the native door's shim is built from on the user's machine.
     assert {
         f"gruyere/native/{name}"
-        for name in ("calls.h", "context.h", "told.h", "shim.cpp", "gruyere.h")
+        for name in ("calls.h", "checkpoint.h", "context.h", "told.h", "shim.cpp", "gruyere.h")
     } <= names
     assert f"gruyere-{version}.data/scripts/gruyere" in names
     assert {name.split("/")[0] for name in names} == {

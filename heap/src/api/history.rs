@@ -148,7 +148,7 @@ impl Heap {
 
     /// The state of a pool was restored: blocks were freed and handed out in one step.
     pub(super) fn note_restored(&self, books: &mut Books, device: &Device, done: &Plan) {
-        let entry = |action, block: &StateBlock| Entry {
+        let entry = |action, block: &StateBlock, origin| Entry {
             action,
             device: device.id,
             address: block.address,
@@ -156,17 +156,18 @@ impl Heap {
             stream: device.streams.handle(block.stream).map_or(0, |handle| handle.0 as u64),
             time: now(),
             context: context(),
+            origin,
         };
         for block in &done.freed {
-            books.origins.remove(&block.address);
-            books.latest.add(entry(Action::FreeRequested, block));
-            books.waiting.insert(block.address, entry(Action::FreeCompleted, block));
+            let origin = books.origins.remove(&block.address).map_or(0, |(_, context)| context);
+            books.latest.add(entry(Action::FreeRequested, block, origin));
+            books.waiting.insert(block.address, entry(Action::FreeCompleted, block, origin));
         }
         self.end_waits(books);
         for block in &done.allocated {
             // A wait of a block that lies elsewhere may have begun at this address.
             books.end_wait(block.address);
-            books.latest.add(entry(Action::Alloc, block));
+            books.latest.add(entry(Action::Alloc, block, 0));
             books.origins.insert(block.address, (device.id, context()));
         }
     }

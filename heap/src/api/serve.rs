@@ -6,6 +6,7 @@ use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::order::streams;
 use crate::order::streams::Resolved;
+use crate::pool::capture::PoolId;
 use crate::pool::{lifetime, route};
 use crate::request::Request;
 use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
@@ -68,9 +69,35 @@ impl Heap {
         let address = if plain && !found.captures() && !tags.is_routed() {
             device.malloc(shared, request)?
         } else {
-            self.malloc_special(device, request, stream, &found)?
+            self.malloc_special(device, request, stream, &found, None)?
         };
         sample_latency(shared.record, true, start);
+        Ok(address)
+    }
+
+    /// As [`Heap::malloc`], from the memory of the graphs that were captured into pool `id`, where
+    /// there are any: what a program allocates beside its graphs and they use, which must stay
+    /// where it is as theirs does. A stream that captures gets the memory of its own capture.
+    ///
+    /// # Errors
+    /// As [`Heap::malloc`].
+    pub fn malloc_for_graphs(
+        &self,
+        size: u64,
+        device: i64,
+        stream: StreamHandle,
+        id: PoolId,
+    ) -> Result<u64, Error> {
+        if size == 0 {
+            return Ok(0);
+        }
+        let start = clock::now();
+        let device = self.device(device)?;
+        let found = device.named(&self.shared, stream)?;
+        let lifetime = lifetime::tags().lifetime();
+        let request = Request { size, stream: found.number, lifetime, start };
+        let address = self.malloc_special(device, request, stream, &found, Some(id))?;
+        sample_latency(self.shared.record, true, start);
         Ok(address)
     }
 
@@ -81,6 +108,7 @@ impl Heap {
         request: Request,
         stream: StreamHandle,
         found: &Resolved<'_>,
+        graphs: Option<PoolId>,
     ) -> Result<u64, Error> {
         let shared = &self.shared;
         let special = self.special.load(Ordering::Acquire);
@@ -104,11 +132,12 @@ impl Heap {
         let address = match capture {
             // Whatever the backing: memory that a graph uses must stay when its block is freed.
             Some(capture) => device.malloc_captured(shared, request, capture)?,
-            None => match (device.supply.way(request.size), route::pool_on(device.id)) {
-                (Way::Driver, _) => device.malloc_direct(shared, request)?,
-                (_, Some(pool)) => device.malloc_pooled(shared, request, pool)?,
-                (Way::Dedicated, None) => device.malloc_dedicated(shared, request)?,
-                (Way::Heap, None) => device.malloc(shared, request)?,
+            None => match (graphs, device.supply.way(request.size), route::pool_on(device.id)) {
+                (Some(id), ..) => device.malloc_for_graphs(shared, request, id)?,
+                (_, Way::Driver, _) => device.malloc_direct(shared, request)?,
+                (_, _, Some(pool)) => device.malloc_pooled(shared, request, pool)?,
+                (_, Way::Dedicated, None) => device.malloc_dedicated(shared, request)?,
+                (_, Way::Heap, None) => device.malloc(shared, request)?,
             },
         };
         if shared.settings.debug.poison

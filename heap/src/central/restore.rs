@@ -24,8 +24,8 @@ struct Freed<'a> {
     central: &'a Central,
     space: SpaceId,
     shard: &'a Shard,
-    slabs: BTreeMap<u64, &'a Slab>,
-    kept: HashSet<u64>,
+    /// By their first bytes, and whether nothing will be left of them.
+    slabs: BTreeMap<u64, (&'a Slab, bool)>,
 }
 
 impl Central {
@@ -96,15 +96,13 @@ impl Central {
             }
         }
         plan.freed.extend(live.into_values());
-        let freed = Freed {
-            central: self,
-            space: pool.space(),
-            shard,
-            slabs: shard.slabs().map(|(_, slab)| (slab.base, slab)).collect(),
-            kept: plan.kept.iter().map(|block| block.address).collect(),
-        };
+        let kept: HashSet<u64> = plan.kept.iter().map(|block| block.address).collect();
+        let facts = |slab| (slab, is_emptied(shard, slab, &kept));
+        let slabs = shard.slabs().map(|(_, slab)| (slab.base, facts(slab))).collect();
+        let freed = Freed { central: self, space: pool.space(), shard, slabs };
+        let mut made = None;
         for block in &plan.allocated {
-            freed.takes(block).map_err(|(at, obstacle)| StateError::InTheWay {
+            freed.takes(block, &mut made).map_err(|(at, obstacle)| StateError::InTheWay {
                 address: block.address,
                 bytes: block.bytes,
                 at,
@@ -119,20 +117,30 @@ impl Central {
 }
 
 impl Freed<'_> {
-    /// Whether `block` can be put back; else where something is in the way, and what.
-    fn takes(&self, block: &StateBlock) -> Result<(), (u64, Obstacle)> {
-        let Some(SlabPlace { base, class }) = block.slab else {
+    /// Whether `block` can be put back; else where something is in the way, and what. `made` is the
+    /// slab that will be made for the blocks before it.
+    fn takes(
+        &self,
+        block: &StateBlock,
+        made: &mut Option<SlabPlace>,
+    ) -> Result<(), (u64, Obstacle)> {
+        let Some(place) = block.slab else {
             return self.is_free(block.address, block.bytes, block.stream);
         };
-        let standing = self.slabs.get(&base).filter(|slab| !self.is_emptied(slab));
-        match standing {
-            Some(slab) if slab.class == class && slab.stream == block.stream => {
-                let waits = slab.slot_at(block.address).is_none_or(|slot| self.waits(slab, slot));
+        if *made == Some(place) {
+            return Ok(());
+        }
+        match self.slabs.get(&place.base) {
+            Some(&(slab, false)) if slab.class == place.class && slab.stream == block.stream => {
+                let is_in_the_way = |slot| waits(self.shard, slab, slot);
+                let waits = slab.slot_at(block.address).is_none_or(is_in_the_way);
                 if waits { Err((block.address, Obstacle::Waits)) } else { Ok(()) }
             }
             _ => {
-                let bytes = SIZE_CLASSES[class as usize].slab_bytes();
-                self.is_free(base, bytes, block.stream)
+                let bytes = SIZE_CLASSES[place.class as usize].slab_bytes();
+                self.is_free(place.base, bytes, block.stream)?;
+                *made = Some(place);
+                Ok(())
             }
         }
     }
@@ -149,8 +157,8 @@ impl Freed<'_> {
                 RunState::Live if run.shared => Obstacle::Waits,
                 RunState::Free if run.stream == UNOWNED => continue,
                 RunState::Live if run.is_slab => match self.slabs.get(&run.address) {
-                    Some(slab) if !self.is_emptied(slab) => Obstacle::Waits,
-                    Some(slab) if slab.stream == stream => continue,
+                    Some((_, false)) => Obstacle::Waits,
+                    Some((slab, true)) if slab.stream == stream => continue,
                     _ => Obstacle::Gone,
                 },
                 RunState::Free | RunState::Live if run.stream == stream => continue,
@@ -160,22 +168,22 @@ impl Freed<'_> {
         }
         if end < address + bytes { Err((end, Obstacle::Gone)) } else { Ok(()) }
     }
+}
 
-    /// Whether the slot's memory is not free once its block is freed.
-    fn waits(&self, slab: &Slab, slot: u32) -> bool {
-        match slab.state(slot) {
-            SlotState::Free => false,
-            SlotState::Live { .. } => self.shard.is_used_elsewhere(slab.address(slot)),
-            SlotState::Pending => true,
-        }
+/// Whether the slot's memory is not free once its block is freed.
+fn waits(shard: &Shard, slab: &Slab, slot: u32) -> bool {
+    match slab.state(slot) {
+        SlotState::Free => false,
+        SlotState::Live { .. } => shard.is_used_elsewhere(slab.address(slot)),
+        SlotState::Pending => true,
     }
+}
 
-    /// Whether nothing will be left of a slab.
-    fn is_emptied(&self, slab: &Slab) -> bool {
-        let stays = |slot| {
-            slab.state(slot) != SlotState::Free
-                && (self.waits(slab, slot) || self.kept.contains(&slab.address(slot)))
-        };
-        !(0..slab.size_class().slots).any(stays)
-    }
+/// Whether nothing is left of a slab once all but what is kept is freed.
+fn is_emptied(shard: &Shard, slab: &Slab, kept: &HashSet<u64>) -> bool {
+    let stays = |slot| {
+        slab.state(slot) != SlotState::Free
+            && (waits(shard, slab, slot) || kept.contains(&slab.address(slot)))
+    };
+    !(0..slab.size_class().slots).any(stays)
 }

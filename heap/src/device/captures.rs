@@ -6,7 +6,7 @@ use crate::device::pools::run_for;
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
 use crate::error::Error;
 use crate::order::streams::{DEFAULT_STREAM, Resolved};
-use crate::pool::capture::Capturing;
+use crate::pool::capture::{Capturing, PoolId};
 use crate::pool::{PoolNumber, capture_tag, of_capture};
 use crate::request::{Eviction, Growth, Request, Want};
 use crate::runs::arena::RunId;
@@ -52,22 +52,56 @@ impl Device {
         request: Request,
         capturing: Capturing,
     ) -> Result<u64, Error> {
+        let pool =
+            |central: &mut Central| Some(central.pool_for_capture(capturing, request.stream));
+        self.malloc_private(shared, request, pool, false)
+    }
+
+    /// As [`Device::malloc`] for a stream that does not capture, from the private memory of the
+    /// graphs of pool `id`; from ordinary memory where there are none.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn malloc_for_graphs(
+        &self,
+        shared: &Shared,
+        request: Request,
+        id: PoolId,
+    ) -> Result<u64, Error> {
+        let pool = |central: &mut Central| central.captures.find(id).map(of_capture);
+        if pool(&mut lock(&self.central)).is_none() {
+            return self.malloc(shared, request);
+        }
+        self.malloc_private(shared, request, pool, true)
+    }
+
+    /// A block of the pool that `pool` says. `waits`: the device may be waited for.
+    fn malloc_private(
+        &self,
+        shared: &Shared,
+        request: Request,
+        pool: impl Fn(&mut Central) -> Option<PoolNumber>,
+        waits: bool,
+    ) -> Result<u64, Error> {
         if central::is_absurd(request.size) {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
-        for last in [false, true] {
-            {
-                let central = &mut *lock(&self.central);
-                let number = central.pool_for_capture(capturing, request.stream);
-                if let Some(address) = self.captured_block(shared, central, number, &request) {
-                    return Ok(address);
+        for attempt in 0..2 + u32::from(waits) {
+            match attempt {
+                0 => {}
+                1 => {
+                    // What the streams are known to be past can be given back without waiting.
+                    self.return_empty_slabs(shared);
+                    self.collect_completed(shared, &mut lock(&self.central));
+                }
+                _ => {
+                    self.trim(shared);
                 }
             }
-            if !last {
-                // Nothing may be waited for, but what the streams are known to be past can be given
-                // back.
-                self.return_empty_slabs(shared);
-                self.collect_completed(shared, &mut lock(&self.central));
+            let central = &mut *lock(&self.central);
+            let Some(number) = pool(central) else { break };
+            if let Some(address) = self.captured_block(shared, central, number, &request) {
+                return Ok(address);
             }
         }
         Err(self.refusal(shared, &request))

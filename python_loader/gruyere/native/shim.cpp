@@ -17,6 +17,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/env.h>
 
+#include "checkpoint.h"
 #include "foreign.h"
 #include "told.h"
 #include "tracked.h"
@@ -30,12 +31,6 @@ constexpr auto kNoIpc =
     "CUDA tensors cannot be shared with other processes while Gruyère serves them: send a copy in "
     "host memory (tensor.cpu()), or use collectives "
     "(torch.distributed); gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
-constexpr auto kNoCheckpoint =
-    "Gruyère's native door has no checkpoints of a graph's memory yet, which Inductor's CUDA graph "
-    "trees need: turn CUDA graphs off "
-    "(torch._inductor.config.triton.cudagraphs = False), or use torch.cuda.graph or "
-    "make_graphed_callables, which work here; "
-    "gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
 
 class Gruyere final : public CUDAAllocator {
 public:
@@ -283,12 +278,15 @@ public:
         return live == expected.size();
     }
 
-    std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex, MempoolId_t) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoCheckpoint);
+    std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex device,
+                                                       MempoolId_t id) override {
+        return take_state(device, id);
     }
 
-    CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<AllocatorState>) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoCheckpoint);
+    CheckpointDelta setCheckpointPoolState(DeviceIndex device,
+                                           std::shared_ptr<AllocatorState> state) override {
+        const Noted noted(RecordContext::STATE);
+        return restore(device, state.get(), &delete_block);
     }
 
     // History.

@@ -150,6 +150,11 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
         bool is_of_one = !from.stitched;
         void *stream = nullptr;
         for (const GruyereBlock &block : taken.blocks(from)) {
+            // Free neighbours are one block, whichever streams they are kept for.
+            if (block.state == 0 && !to.blocks.empty() && !to.blocks.back().active) {
+                to.blocks.back().size += block.bytes;
+                continue;
+            }
             c10::CachingDeviceAllocator::BlockInfo info;
             info.size = block.bytes;
             info.requested_size = block.requested;

@@ -11,6 +11,7 @@ mod boxed;
 mod contexts;
 mod pools;
 mod segments;
+mod states;
 mod told;
 mod trackers;
 
@@ -20,13 +21,16 @@ use super::torch::{CudaStream, MempoolId, gruyere_free, gruyere_record_stream, h
 use super::torch_stats::{GruyereSnapshot, GruyereTorchStats};
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom};
 use crate::heap::pool::named::PoolError;
+use crate::heap::pool::state::StateError;
 use crate::heap::report::oom::Report;
 use crate::heap::small::size_class::SMALL_MAX;
 use crate::heap::{Error, Heap};
 use boxed::{Boxed, Filter};
 pub use boxed::{GruyereBoxed, GruyereFilter};
+use pools::Route;
 use segments::Source;
 pub use segments::{GruyereGive, GruyereTake};
+pub use states::{GruyerePoolState, GruyereRestored};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
 pub use told::GruyereNativeHistory;
@@ -144,6 +148,16 @@ pub struct GruyereNativeTable {
     pub track: extern "C" fn(tracker: GruyereTracker),
     /// How many segments of pools came before the one at `address`; -1: there is none.
     pub segment_number: extern "C" fn(device: c_int, address: u64) -> c_int,
+    /// Which blocks of a pool of graphs are live, to be given to `pool_restore` as often as wanted,
+    /// and to `pool_state_free` once. NULL: a failure.
+    pub pool_state: extern "C" fn(device: c_int, pool: MempoolId) -> *mut GruyerePoolState,
+    /// Frees what `pool_state` gave; no block is touched.
+    pub pool_state_free: unsafe extern "C" fn(state: *mut GruyerePoolState),
+    /// Makes the live blocks of a pool those of the state, each at its old address; what was done,
+    /// to be given to `restored_free` once. NULL: a failure, and nothing is changed.
+    pub pool_restore: unsafe extern "C" fn(state: *const GruyerePoolState) -> *mut GruyereRestored,
+    /// Frees what `pool_restore` gave.
+    pub restored_free: unsafe extern "C" fn(restored: *mut GruyereRestored),
 }
 
 static TABLE: GruyereNativeTable = GruyereNativeTable {
@@ -181,6 +195,10 @@ static TABLE: GruyereNativeTable = GruyereNativeTable {
     pool_no_split,
     track: trackers::track,
     segment_number,
+    pool_state: states::pool_state,
+    pool_state_free: states::pool_state_free,
+    pool_restore: states::pool_restore,
+    restored_free: states::restored_free,
 };
 
 /// What the native door calls, for a shim that was built for `version`. NULL: the library has no
@@ -223,6 +241,12 @@ impl Failure {
     /// Kept for the question that follows. On a thread that is ending nobody asks any more.
     fn keep(self) {
         let _ = FAILURE.try_with(|last| last.replace(Some(self)));
+    }
+}
+
+impl From<StateError> for Failure {
+    fn from(error: StateError) -> Self {
+        Self::Other(GRUYERE_INVALID, error.to_string())
     }
 }
 
@@ -305,13 +329,21 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
     } else {
         None
     };
-    if let Some((id, memory)) = pool {
-        let make_room = || {
-            pools::give_back_unused(heap, device);
-            heap.trim();
-        };
-        let held = memory.held(heap, device, id);
-        return held.serve(size, (stream, handle(stream)), ask, make_room);
+    match pool {
+        Some(Route::Segments(id, memory)) => {
+            let make_room = || {
+                pools::give_back_unused(heap, device);
+                heap.trim();
+            };
+            let held = memory.held(heap, device, id);
+            return held.serve(size, (stream, handle(stream)), ask, make_room);
+        }
+        Some(Route::Graphs(id)) => {
+            let (device, stream_handle) = (i64::from(device), handle(stream));
+            let served = heap.malloc_for_graphs(size, device, stream_handle, id);
+            return served.map_err(|error| Failure::of(error, stream));
+        }
+        None => {}
     }
     let mut refused = match ask() {
         Err(Error::OutOfMemory(report)) => report,

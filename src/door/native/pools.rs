@@ -8,9 +8,11 @@
 //! lock held. What they match comes from a named pool of the heap, whose memory is brought to it
 //! ([`super::segments`]).
 //!
-//! One id may serve both: a MemPool that a graph is captured into. Which of its references a
-//! release gives up is not said, so the pool's are given up first: a graph's memory stays until
-//! nothing can use it.
+//! One id may serve both: a MemPool that a graph is captured into, or a pool of graphs for which
+//! the graph trees warm up and copy inputs. While a graph uses it, all its requests go to the
+//! graphs' memory: a captured kernel may read where an input was, long after the input is freed, so
+//! that must stay where it is. Which of its references a release gives up is not said, so the
+//! pool's are given up first: a graph's memory stays until nothing can use it.
 
 use super::super::torch::CudaStream;
 use super::boxed::Filter;
@@ -108,24 +110,42 @@ pub(super) fn has_filters() -> bool {
 /// A filter could not say whether it matches.
 pub(super) struct FilterFailed;
 
+/// Where the requests of a pool scope go.
+pub(super) enum Route {
+    /// To the pool's own segments.
+    Segments(PoolId, Memory),
+    /// To the memory of the graphs that were captured into it.
+    Graphs(PoolId),
+}
+
+impl Known {
+    fn route(&self, id: PoolId) -> Option<Route> {
+        let memory = self.memory.as_ref();
+        let is_foreign =
+            memory.is_some_and(|memory| matches!(*memory.source, Source::Foreign { .. }));
+        // Who has made a pool over another allocator wants its memory, graphs or not.
+        if self.captures > 0 && !is_foreign {
+            return Some(Route::Graphs(id));
+        }
+        memory.map(|memory| Route::Segments(id, memory.clone()))
+    }
+}
+
 /// The pool that a request goes to.
-pub(super) fn route(
-    device: i32,
-    stream: CudaStream,
-) -> Result<Option<(PoolId, Memory)>, FilterFailed> {
-    let open: Vec<(Arc<Filter>, PoolId, Option<Memory>)> = {
+pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<Route>, FilterFailed> {
+    let open: Vec<(Arc<Filter>, Option<Route>)> = {
         let books = books();
         let here = books.pool_scopes.iter().filter(|pool_scope| pool_scope.device == device);
         here.filter_map(|pool_scope| {
             let known = books.known.get(&(device, pool_scope.id));
-            let memory = known.and_then(|known| known.memory.clone());
-            Some((Arc::clone(pool_scope.filter.as_ref()?), pool_scope.id, memory))
+            let route = known.and_then(|known| known.route(pool_scope.id));
+            Some((Arc::clone(pool_scope.filter.as_ref()?), route))
         })
         .collect()
     };
-    for (filter, id, memory) in open {
+    for (filter, route) in open {
         if filter.matches(stream).ok_or(FilterFailed)? {
-            return Ok(memory.map(|memory| (id, memory)));
+            return Ok(route);
         }
     }
     Ok(None)
