@@ -152,7 +152,7 @@ impl Heap {
             action,
             device: device.id,
             address: block.address,
-            bytes: block.bytes,
+            bytes: block.requested,
             stream: device.streams.handle(block.stream).map_or(0, |handle| handle.0 as u64),
             time: now(),
             context: context(),
