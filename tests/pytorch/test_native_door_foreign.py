@@ -28,6 +28,8 @@ assert sorted(found.values()) == [
     (14 * MIB, 12 * MIB + 512),
     (20 * MIB, 10 * MIB),
 ], found
+kinds = {one["segment_type"]: one["total_size"] for one in torch.cuda.memory_snapshot(pool.id)}
+assert kinds["small"] == 2 * MIB and kinds["large"] > 2 * MIB, kinds
 assert {address: probe.probe_other_bytes(address) for address in found} == {
     address: size for address, (size, _) in found.items()
 }

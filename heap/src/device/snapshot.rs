@@ -45,6 +45,8 @@ struct Picture<'a> {
     segments: Vec<Segment>,
     /// torch's ids of capture pools, by their spaces.
     ids: HashMap<SpaceId, PoolId>,
+    /// The region is of a space for small blocks alone, which are runs there.
+    has_small_runs: bool,
 }
 
 impl Visitor for Picture<'_> {
@@ -81,6 +83,10 @@ impl Visitor for Picture<'_> {
             self.segment_stats.free(Place::of(&holder, Place::Idle), bytes - partial);
             self.segment_stats.free(Place::of(&holder, Place::Between), partial);
         }
+        self.has_small_runs = central
+            .pools
+            .of_space(region.space)
+            .is_some_and(|pool| pool.is_outside() && pool.space_of_size(1) == region.space);
         let pool = self.ids.get(&region.space).copied().unwrap_or_default();
         self.segments.push(Segment::new(
             region.address,
@@ -145,7 +151,9 @@ impl Picture<'_> {
     fn add_run(&mut self, run: &Run, writer: &ShardWriter) {
         let Some(segment) = self.segments.last_mut() else { return };
         let stream = handle(self.streams, run.stream);
-        if run.state != RunState::Free {
+        if self.has_small_runs {
+            segment.note_served(true);
+        } else if run.state != RunState::Free {
             segment.note_served(run.is_slab || run.bytes <= SMALL_MAX);
         }
         if !run.is_slab || run.state == RunState::Free {
@@ -225,6 +233,7 @@ impl Device {
             merged: 0,
             segments: Vec::new(),
             ids: HashMap::new(),
+            has_small_runs: false,
         };
         let Ok(central) = self.walk(&mut picture);
         let Picture { mut segment_stats, merged, mut segments, .. } = picture;
