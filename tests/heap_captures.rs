@@ -71,6 +71,22 @@ impl World {
         self.try_malloc(size, 0, stream).unwrap()
     }
 
+    /// A block beside the graphs of a pool.
+    fn try_malloc_beside(&self, size: u64, stream: StreamHandle, pool: u64) -> Result<u64, Error> {
+        let ask = || self.rig.heap.malloc_for_graphs(size, 0, stream, (0, pool));
+        let address = vouching(stream.0, ask)?;
+        self.blocks.set(self.blocks.get() + 1);
+        let (id, place) = (self.blocks.get(), (address, size));
+        let state = self.rig.heap.pool_state(0, (0, pool));
+        let is_theirs = state.is_ok_and(|state| state.blocks().any(|block| block.0 == address));
+        if is_theirs && !self.rig.gpu.is_capturing(0, stream.0) {
+            self.rig.gpu.block_of_group(id, place, 0, stream.0, pool);
+        } else {
+            self.rig.gpu.block_malloc(id, address, size, 0, stream.0);
+        }
+        Ok(address)
+    }
+
     /// Restores a state; `facts` has size and stream of what it may allocate.
     fn restore(
         &self,
@@ -1211,6 +1227,12 @@ enum Action {
         graph: usize,
         destroy_first: bool,
     },
+    /// As the graph trees warm up and copy inputs.
+    MallocBeside {
+        size: u64,
+        stream: usize,
+        pool: u64,
+    },
     /// Which blocks of a pool are live is noted.
     TakeState {
         pool: u64,
@@ -1282,6 +1304,9 @@ fn action_with_states() -> impl Strategy<Value = Action> {
         2 => (n.clone(), n.clone()).prop_map(|(graph, stream)| Action::Replay { graph, stream }),
         1 => (n.clone(), any::<bool>()).prop_map(
             |(graph, destroy_first)| Action::Reset { graph, destroy_first }
+        ),
+        4 => (size(), n.clone(), 1..3u64).prop_map(
+            |(size, stream, pool)| Action::MallocBeside { size, stream, pool }
         ),
         6 => (1..3u64).prop_map(|pool| Action::TakeState { pool }),
         10 => n.prop_map(|state| Action::Restore { state }),
@@ -1366,6 +1391,17 @@ impl Program {
                     Ok(address) => {
                         self.live.push(address);
                         self.facts.insert(address, (size, self.stream(stream)));
+                    }
+                    Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            Action::MallocBeside { size, stream, pool } => {
+                let stream = self.stream(stream);
+                match self.world.try_malloc_beside(size, stream, pool) {
+                    Ok(address) => {
+                        self.live.push(address);
+                        self.facts.insert(address, (size, stream));
                     }
                     Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
                     Err(other) => panic!("{other}"),

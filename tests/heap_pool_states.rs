@@ -464,6 +464,62 @@ fn the_history_tells_what_was_freed_and_allocated_and_nothing_of_what_was_kept()
     world.finish(1, &[first, second]);
 }
 
+#[test]
+fn what_is_allocated_beside_graphs_lies_in_their_memory_and_is_nobody_elses() {
+    for backing in BACKINGS {
+        let world = World::new(512 * MIB, backing);
+        let (stream, other) = (world.stream(), world.stream());
+        let beside = |size: u64| {
+            let ask = || world.heap.malloc_for_graphs(size, 0, stream, (0, 1));
+            let address = vouching(stream.0, ask).unwrap();
+            let id = world.next.replace(world.next.get() + 1);
+            world.gpu.block_of_group(id, (address, size), 0, stream.0, 1);
+            world.streams.borrow_mut().insert(address, stream);
+            address
+        };
+        // No graph uses the pool: ordinary memory.
+        let ordinary = world.heap.malloc_for_graphs(5000, 0, stream, (0, 1)).unwrap();
+        assert!(world.heap.pool_state(0, (0, 1)).is_err());
+        assert!(world.heap.free(ordinary));
+        let (graph, mut blocks) = world.graph(1, stream, &[512]);
+        let inputs: Vec<u64> = SIZES.iter().map(|&size| beside(size)).collect();
+        blocks.extend(&inputs);
+        blocks.sort_unstable();
+        assert_eq!(world.live(1), blocks, "{backing}");
+        let state = world.state(1);
+        inputs.iter().for_each(|&address| world.free(address));
+        world.heap.trim();
+        // Its own stream has it again, and nobody else at all.
+        let huge: Vec<u64> = (0..).map_while(|_| world.try_malloc(40 * MIB, other)).collect();
+        let again: Vec<u64> = SIZES.iter().map(|&size| beside(size)).collect();
+        assert_eq!(again, inputs, "{backing}");
+        again.iter().for_each(|&address| world.free(address));
+        world.restore(1, &state);
+        assert_eq!(world.live(1), blocks, "{backing}");
+        huge.into_iter().for_each(|address| world.free(address));
+        world.finish(1, &[graph]);
+    }
+}
+
+#[test]
+fn a_request_beside_graphs_has_idle_memory_given_back_before_it_is_refused() {
+    for backing in &BACKINGS[..3] {
+        let world = World::new(400 * MIB, backing);
+        let stream = world.stream();
+        let (graph, _) = world.graph(1, stream, &[512]);
+        let idle = world.malloc(300 * MIB, DEFAULT);
+        world.free(idle);
+        let ask = || world.heap.malloc_for_graphs(250 * MIB, 0, stream, (0, 1));
+        let address = vouching(stream.0, ask).unwrap();
+        assert!(world.live(1).contains(&address), "{backing}");
+        let more = vouching(stream.0, ask);
+        assert!(matches!(more, Err(Error::OutOfMemory(_))), "{backing}: {more:?}");
+        let id = world.next.replace(world.next.get() + 1);
+        world.gpu.block_of_group(id, (address, 250 * MIB), 0, stream.0, 1);
+        world.finish(1, &[graph]);
+    }
+}
+
 /// Graphs that share a pool are captured; states are taken, and restored in any order, whatever
 /// fails meanwhile.
 fn program(world: &World) -> Vec<u64> {

@@ -75,7 +75,7 @@ impl Heap {
         Ok(address)
     }
 
-    /// As [`Heap::malloc`], from the memory of the graphs that were captured into pool `id`, where
+    /// As [`Heap::malloc`], from the memory of the graphs that were captured into pool `id`, while
     /// there are any: what a program allocates beside its graphs and they use, which must stay
     /// where it is as theirs does. A stream that captures gets the memory of its own capture.
     ///

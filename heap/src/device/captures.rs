@@ -58,7 +58,7 @@ impl Device {
     }
 
     /// As [`Device::malloc`] for a stream that does not capture, from the private memory of the
-    /// graphs of pool `id`; from ordinary memory where there are none.
+    /// graphs of pool `id`; from ordinary memory where no graph uses that.
     ///
     /// # Errors
     /// Out of memory.
@@ -68,7 +68,7 @@ impl Device {
         request: Request,
         id: PoolId,
     ) -> Result<u64, Error> {
-        let pool = |central: &mut Central| central.captures.find(id).map(of_capture);
+        let pool = |central: &mut Central| Some(central.pool_of_graphs(id).ok()?.0);
         if pool(&mut lock(&self.central)).is_none() {
             return self.malloc(shared, request);
         }

@@ -47,9 +47,8 @@ impl Gpu {
         }
     }
 
-    /// As [`Gpu::block_malloc`], of a block that is not of a capture, and may yet lie in the memory
-    /// of the graphs of `group`: replays beside it are the program's part, the order of frees is
-    /// not.
+    /// As [`Gpu::block_malloc`], of a block that is of no capture, and lies in the memory of the
+    /// graphs of `group`: replays beside it are the program's part, the order of frees is not.
     pub fn block_of_group(
         &self,
         id: u64,
@@ -63,12 +62,20 @@ impl Gpu {
         let Some(stream) = state.known_stream(address, device, stream) else { return };
         state.follow_default_stream(stream);
         if let Some(oracle) = &mut state.oracle {
-            let capture = oracle.latest_capture(group);
+            let capture = oracle.beside_captures(group);
             oracle.malloc(
                 NewBlock { id, address, bytes, device, stream, capture, apart: true },
                 &state.backings,
             );
         }
+    }
+
+    /// Whether a stream captures. No call of the driver: for those who watch.
+    pub fn is_capturing(&self, device: u32, stream: usize) -> bool {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let key = state.known_stream(0, device, stream);
+        key.is_some_and(|key| state.streams.get(key).capture.is_some())
     }
 
     /// The program gives the block at `address` back. To be told before the allocator's free is

@@ -91,7 +91,7 @@ pub(crate) struct NewBlock {
     pub(crate) stream: StreamKey,
     /// The capture that its stream is in, 0: none.
     pub(crate) capture: u64,
-    /// It belongs with that capture's group, and not to the capture.
+    /// It is of no capture, and belongs with those of a group, for which `capture` stands.
     pub(crate) apart: bool,
 }
 

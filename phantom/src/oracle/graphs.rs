@@ -55,10 +55,12 @@ impl Oracle {
         }
     }
 
-    /// The latest capture of a group; 0: there was none.
-    pub(crate) fn latest_capture(&self, group: u64) -> u64 {
-        let of_group = self.captures.iter().filter(|(_, of)| **of == group);
-        of_group.map(|(&capture, _)| capture).max().unwrap_or(0)
+    /// What stands for a capture where a block is none's, and belongs with those of a group.
+    pub(crate) fn beside_captures(&mut self, group: u64) -> u64 {
+        // Captures are counted up from 1.
+        let beside = !group;
+        self.captures.insert(beside, group);
+        beside
     }
 
     fn group_of(&self, capture: u64) -> Option<&Group> {
