@@ -223,6 +223,12 @@ proptest! {
             }
             let snapshot = program.rig.heap.snapshot(0).unwrap();
             check_tiling(&snapshot, program.rig.heap.stats(0).unwrap().reserved);
+            if BACKINGS[backing] == "backing:stitch" {
+                let held = program.rig.heap.torch_stats(0).unwrap().held;
+                let small = snapshot.segments.iter().filter(|segment| segment.is_small());
+                let small: u64 = small.map(|segment| segment.bytes).sum();
+                prop_assert_eq!(small, held.reserved_bytes[SMALL].current);
+            }
             let told: Vec<(u64, u64, u64)> = blocks(&snapshot, BlockState::Allocated).collect();
             let live: Vec<(u64, u64, u64)> =
                 program.live.iter().map(|(&address, &size)| (address, round(size), size)).collect();

@@ -148,13 +148,24 @@ impl Picture<'_> {
         self.slabs.insert(slab.base, blocks);
     }
 
+    /// A row of pages is told in parts, so that what is small and what is not add up to what
+    /// [`crate::report::usage`] counts as the small and the large pool's.
+    fn begin_part(&mut self, address: u64, is_small: bool) {
+        let Some(last) = self.segments.last() else { return };
+        if last.stitched && last.bytes > 0 && last.is_small() != is_small {
+            let next = Segment::new(address, last.pool, true, last.holder.clone());
+            self.segments.push(next);
+        }
+    }
+
     fn add_run(&mut self, run: &Run, writer: &ShardWriter) {
-        let Some(segment) = self.segments.last_mut() else { return };
         let stream = handle(self.streams, run.stream);
-        if self.has_small_runs {
-            segment.note_served(true);
-        } else if run.state != RunState::Free {
-            segment.note_served(run.is_slab || run.bytes <= SMALL_MAX);
+        let is_used = self.has_small_runs || run.state != RunState::Free;
+        let is_small = self.has_small_runs || is_used && (run.is_slab || run.bytes <= SMALL_MAX);
+        self.begin_part(run.address, is_small);
+        let Some(segment) = self.segments.last_mut() else { return };
+        if is_used {
+            segment.note_served(is_small);
         }
         if !run.is_slab || run.state == RunState::Free {
             let state = match run.state {
