@@ -169,9 +169,19 @@ before = tensor(2)
 torch.cuda.memory.caching_allocator_enable(False)
 plain = tensor(2)
 assert gpu.phantom.phantom_plain(0) == 2 * MIB and torch.cuda.memory_allocated() == 2 * MIB
+raw = [torch.cuda.caching_allocator_alloc(2 * MIB) for _ in range(2)]
+assert gpu.phantom.phantom_plain(0) == 6 * MIB and torch.cuda.memory_allocated() == 2 * MIB
+torch.cuda.caching_allocator_delete(raw[0])
 torch.cuda.memory.caching_allocator_enable(True)
 after = tensor(2)
-assert torch.cuda.memory_allocated() == 4 * MIB
+raw.append(torch.cuda.caching_allocator_alloc(2 * MIB))
+assert torch.cuda.memory_allocated() == 6 * MIB
+# Each goes back to where it came from, whatever is set by then.
+torch.cuda.caching_allocator_delete(raw[1])
+torch.cuda.memory.caching_allocator_enable(False)
+torch.cuda.caching_allocator_delete(raw[2])
+torch.cuda.memory.caching_allocator_enable(True)
+assert gpu.phantom.phantom_plain(0) == 2 * MIB and torch.cuda.memory_allocated() == 4 * MIB
 del before, plain, after
 assert gpu.phantom.phantom_plain(0) == 0 and torch.cuda.memory_allocated() == 0
 gpu.check_nothing_is_left()

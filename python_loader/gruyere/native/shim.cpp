@@ -45,8 +45,7 @@ public:
         // allocated.
         const bool is_plain = is_uncached();
         if (C10_UNLIKELY(is_plain)) {
-            C10_CUDA_CHECK(cudaMalloc(&block, size));
-            trace_malloc(block);
+            block = allocate_uncached(size);
         } else if (size != 0) {
             block = serve(size, device);
         }
@@ -58,15 +57,28 @@ public:
     }
 
     void *raw_alloc(size_t size) override {
+        if (C10_UNLIKELY(is_uncached())) {
+            return size == 0 ? nullptr : allocate_uncached(size);
+        }
         return size == 0 ? nullptr : serve(size, c10::cuda::current_device());
     }
 
     void *raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
+        if (C10_UNLIKELY(is_uncached())) {
+            return size == 0 ? nullptr : allocate_uncached(size);
+        }
         return size == 0 ? nullptr : serve(size, c10::cuda::current_device(), stream);
     }
 
+    // torch goes by what is set now. Here a block goes back to where it came from, if caching was
+    // turned off or on since.
     void raw_delete(void *block) override {
-        delete_block(block);
+        DeviceIndex device = 0;
+        if (C10_UNLIKELY(has_uncached_) && block && bytes_of(block, device) == 0) {
+            delete_uncached(block);
+        } else {
+            delete_block(block);
+        }
     }
 
     void copy_data(void *to, const void *from, std::size_t size) const override {
@@ -504,6 +516,14 @@ private:
         }
     }
 
+    void *allocate_uncached(size_t size) {
+        void *block = nullptr;
+        C10_CUDA_CHECK(cudaMalloc(&block, size));
+        has_uncached_ = true;
+        trace_malloc(block);
+        return block;
+    }
+
     static void delete_uncached(void *block) {
         trace_free(block);
         C10_CUDA_CHECK(cudaFree(block));
@@ -511,6 +531,8 @@ private:
 
     std::atomic<int> devices_{0};
     std::atomic<bool> enabled_{true};
+    // Whether one was ever allocated past the library.
+    std::atomic<bool> has_uncached_{false};
     // Guards who asks for the history, and the observers.
     std::mutex history_;
     std::vector<OutOfMemoryObserver> observers_;
