@@ -47,6 +47,9 @@ pub fn all(root: &Path) -> Vec<Part> {
         slow("pytorch", |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
         }),
+        slow("torch suite", |root| {
+            runner::command(&mut command(root, root.join("tests/pytorch/suite/run"), &[]))
+        }),
     ]
 }
 
