@@ -229,6 +229,48 @@ print("heard")
     assert (ran.code, ran.out.strip(), ran.books["misuse"]) == (0, "heard", []), ran.err
 
 
+def test_the_profilers_memory_view_follows_what_is_live(phantom):
+    """Its timeline of tensors by category, of a training step: as under torch's own allocator, and
+    at no moment more than what is live."""
+    code = """
+from torch.profiler import ProfilerActivity, profile
+model = torch.nn.Sequential(torch.nn.Linear(700, 900), torch.nn.Linear(900, 500)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+batch = torch.empty(64, 700, device="cuda")
+before = torch.cuda.memory_allocated()
+torch.cuda.reset_peak_memory_stats()
+wanted = dict(profile_memory=True, record_shapes=True, with_stack=True)
+with profile(activities=[ProfilerActivity.CPU], **wanted) as watched:
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+torch._C._cuda_clearCublasWorkspaces()
+memory = watched._memory_profile()
+view = [
+    (action.name, memory._categories.get(key, version), size)
+    for _, action, (key, version), size in memory.timeline
+    if key.device == torch.device("cuda:0")
+]
+counts, live, peak = {}, 0, 0
+for action, category, size in view:
+    counts[f"{action} {category}"] = counts.get(f"{action} {category}", 0) + 1
+    live += {"PREEXISTING": size, "CREATE": size, "DESTROY": -size}.get(action, 0)
+    peak = max(peak, live)
+told = torch.cuda.max_memory_allocated()
+print(json.dumps(dict(counts=counts, peak=peak, told=told)))
+"""
+    # The phantom has no CUPTI, and says so.
+    ours = through(phantom, check=False, code=code)
+    theirs = phantom.run(
+        "", code="import json, torch\n" + code, allocator="expandable", PYTHONPATH=HERE / "programs"
+    )
+    assert ours.code == theirs.code == 0, ours.err + theirs.err
+    assert ours.report == theirs.report
+    assert {"CREATE Category.GRADIENT", "DESTROY Category.ACTIVATION"} <= ours.report["counts"].keys()
+    assert 0.9 * ours.report["told"] < ours.report["peak"] <= ours.report["told"]
+
+
 def test_gpu_traces_hear_of_every_block(phantom):
     through(phantom, code="""
 from torch.cuda import _gpu_trace
