@@ -756,11 +756,6 @@ size_t gruyere_latest_out_of_memory(struct GruyereOutOfMemory *out, size_t size)
 // written.
 int gruyere_check_configuration(const char *settings, char *message, size_t room);
 
-// As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front:
-// it asks for whole segments, and NULL is the answer that makes it give back what it caches, ask
-// again, and raise its own out-of-memory in the end. Never throws.
-void *gruyere_segment_malloc(ptrdiff_t size, int device, GruyereStream stream);
-
 // What the native door calls, for a shim that was built for `version`. NULL: the library has no
 // such version, so that shim is not to be used.
 const struct GruyereNativeTable *gruyere_native_table(uint32_t version);

@@ -1,17 +1,9 @@
 //! What the C functions promise a loader.
 
-mod common;
-
-use common::{GIB, MIB};
 use gruyere::door::control::*;
 use gruyere::door::loader::*;
-use gruyere::door::torch::gruyere_free;
-use gruyere::door::{current, install};
-use gruyere_phantom::{Config as GpuConfig, Gpu};
-use gruyere_phantom_driver::PhantomDriver;
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
 
 /// The answer to `settings` with `room` bytes for the message, and the message.
 fn check(settings: &str, room: usize) -> (i32, String) {
@@ -55,22 +47,4 @@ fn a_message_is_cut_to_the_room_between_characters() {
             message.len()
         );
     }
-}
-
-#[test]
-fn a_segment_that_does_not_fit_is_null_and_the_next_one_is_served() {
-    install(Arc::new(PhantomDriver::new(Arc::new(Gpu::new(GpuConfig::new(GIB))))), "").unwrap();
-    let ask = |bytes: u64| gruyere_segment_malloc(bytes as isize, 0, null_mut());
-    let segment = ask(20 * MIB);
-    assert!(!segment.is_null());
-    assert!(ask(2 * GIB).is_null());
-    assert!(gruyere_segment_malloc(-1, 0, null_mut()).is_null());
-    assert!(ask(0).is_null());
-    let other = ask(2 * MIB);
-    assert!(!other.is_null());
-    for segment in [segment, other] {
-        gruyere_free(segment, 0, 0, null_mut());
-    }
-    assert_eq!(current().unwrap().stats(0).unwrap().live, 0);
-    assert_eq!(gruyere_validate(), GRUYERE_OK);
 }

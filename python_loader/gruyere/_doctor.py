@@ -75,12 +75,8 @@ def _hears() -> bool:
     )
 
 
-def _door() -> str:
+def _door(name: str, why: str) -> str:
     """Which door, why, and how to get the better one."""
-    found = _enable.door()
-    if found is None:
-        return "none: torch's own allocator is in front (behind mode)"
-    name, why = found
     if name == "native" or why.startswith("door:native"):
         return f"{name} ({why})"
     return (
@@ -93,10 +89,12 @@ def _trial() -> Optional[str]:
     """Enables Gruyère, allocates on each device, and asks the library about it: why that fails, or
     None."""
     try:
-        _enable.enable(_enable.wanted_mode() or "direct")
+        _enable.enable()
         import torch
 
-        print(f"{'door':<22}{_door()}")
+        found = _enable.door()
+        if found:
+            print(f"{'door':<22}{_door(*found)}")
 
         if torch.cuda.device_count() == 0:
             return (

@@ -1,4 +1,4 @@
-"""Puts Gruyère in the place of torch's allocator, or behind it."""
+"""Puts Gruyère in the place of torch's allocator."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import _behind, _library, _limits, _nccl, _settings, _shim, _torch_conf
+from . import _library, _limits, _modes, _nccl, _settings, _shim, _torch_conf
 from ._errors import GruyereError, warn_once
 
 # How a process tells its children to do as it does; what `GRUYERE_ENABLE=1 python train.py` sets.
 VARIABLE = "GRUYERE_ENABLE"
-MODES = ("direct", "behind")
 
 # Each hook's setter on torch's allocator object, and our function for it. All of them exist from
 # torch 2.4 on.
@@ -37,15 +36,14 @@ _ALL_HOOKS = 3
 class Enabled:
     """How this process was enabled."""
 
-    mode: str
     settings: str
     # By the launch line, and not by a call of the program's.
     automatic: bool
     # torch keeps a pointer to the allocator object; this keeps the object.
     allocator: Any
-    # By which door torch comes in ("native" or "pluggable"; "behind" has neither), and why.
-    door: str = ""
-    door_reason: str = ""
+    # By which door torch comes in ("native" or "pluggable"), and why.
+    door: str
+    door_reason: str
 
 
 _lock = threading.Lock()
@@ -60,27 +58,26 @@ class NoCuda(GruyereError):
     """There is no CUDA here that Gruyère could serve."""
 
 
-def enable(mode: str = "direct", **settings: object) -> None:
+def enable(mode: Optional[str] = None, **settings: object) -> None:
     """Makes Gruyère the allocator of this process and of the processes that it starts. Call it
     before the program touches CUDA.
 
-    `mode` is "direct" (Gruyère serves every tensor) or "behind" (torch's own caching allocator
-    serves tensors, and Gruyère serves it). `settings` are keys of GRUYERE_CONF:
-    `enable(limit="90%", share=False)`; they come after those of the environment.
+    `settings` are keys of GRUYERE_CONF: `enable(limit="90%", share=False)`; they come after those
+    of the environment. `mode` is of earlier versions, and warned of.
 
     Raises GruyereError, and changes nothing, where it is too late (CUDA is in use), where it has
     been called before with other settings, where there is no CUDA or no library, where torch lacks
     something, and where a setting is wrong. A call that asks for nothing else than an earlier one,
     or than a launch with `python -m gruyere` or GRUYERE_ENABLE=1, does nothing.
     """
-    _enable(mode, settings, automatic=False)
+    _enable(_modes.meant(mode, f"mode={mode!r}", settings), automatic=False)
 
 
 def enable_automatically(required: bool) -> None:
     """As the launch line says, once torch is imported. Where there is no CUDA: an error if
     `required`, else the program goes on."""
     try:
-        _enable(wanted_mode() or "direct", {}, automatic=True)
+        _enable(settings_of_environment(), automatic=True)
     except NoCuda as error:
         # disable_reason() tells. A launcher, a data worker or a node without a GPU has nothing to
         # allocate.
@@ -90,19 +87,27 @@ def enable_automatically(required: bool) -> None:
             raise
 
 
-def wanted_mode() -> Optional[str]:
-    """The mode that the environment asks for; None where it asks for nothing.
+def is_wanted() -> bool:
+    """Whether the environment asks for Gruyère.
 
     Raises GruyereError where it cannot be understood.
     """
-    text = os.environ.get(VARIABLE, "").strip().lower()
+    text = _asked()
     if text in ("", "0", "off", "false", "no"):
-        return None
-    if text in ("1", "on", "true", "yes"):
-        return "direct"
-    if text in MODES:
-        return text
-    raise GruyereError(f"{VARIABLE}={text}: say 1 (or direct), behind, or 0")
+        return False
+    if text in ("1", "on", "true", "yes", "direct", "behind"):
+        return True
+    raise GruyereError(f"{VARIABLE}={text}: say 1, or 0")
+
+
+def settings_of_environment() -> dict[str, object]:
+    """What the variable says beside yes or no: a mode, in earlier versions."""
+    text = _asked()
+    return _modes.meant(text if text in ("direct", "behind") else None, f"{VARIABLE}={text}", {})
+
+
+def _asked() -> str:
+    return os.environ.get(VARIABLE, "").strip().lower()
 
 
 def is_enabled() -> bool:
@@ -110,19 +115,10 @@ def is_enabled() -> bool:
     return disable_reason() is None
 
 
-def mode() -> Optional[str]:
-    """"direct" or "behind"; None where Gruyère is not enabled."""
-    return _enabled.mode if _enabled and is_enabled() else None
-
-
 def door() -> Optional[tuple[str, str]]:
     """By which door torch comes in, "native" or "pluggable", and why; None where Gruyère is not
-    enabled, or not in direct mode."""
-    return (
-        (_enabled.door, _enabled.door_reason)
-        if _enabled and _enabled.door and is_enabled()
-        else None
-    )
+    enabled."""
+    return (_enabled.door, _enabled.door_reason) if _enabled and is_enabled() else None
 
 
 def disable_reason() -> Optional[str]:
@@ -145,53 +141,49 @@ def disable_reason() -> Optional[str]:
     return None
 
 
-def _enable(mode: str, settings: dict[str, object], automatic: bool) -> None:
+def _enable(settings: dict[str, object], automatic: bool) -> None:
     global _enabled, _reason
     # Before the lock: where the launch line asks for Gruyère, this import enables it.
     torch = _import_torch()
     with _lock:
         if _enabled is not None:
-            _check_again(_enabled, mode, settings)
+            _check_again(_enabled, settings)
             return
         try:
-            _enabled = _swap(torch, mode, settings, automatic)
+            _enabled = _swap(torch, settings, automatic)
         except GruyereError as error:
             _reason = str(error)
             raise
-    # Children that are started afresh do the same when they import torch; a mode or a choice of the
-    # launch line is kept.
-    os.environ[VARIABLE] = "1" if mode == "direct" else mode
+    # Children that are started afresh do the same when they import torch.
+    os.environ[VARIABLE] = "1"
     if _enabled.door == "pluggable":
-        # Behind torch's own allocator, and by torch's own interface, what torch says of memory is
-        # true as it is.
+        # By torch's own interface, what torch says of memory is true as it is.
         _install("_truth")
         _install("_profiler")
     _install("_steps")
     _install("_streams")
 
 
-def _check_again(before: Enabled, mode: str, settings: dict[str, object]) -> None:
+def _check_again(before: Enabled, settings: dict[str, object]) -> None:
     """A second call is a mistake, but for one that asks for nothing else: the launch line has
     brought it already, or a notebook's cell runs again."""
     asked = {entry for entry in before.settings.split(",") if entry}
     new = sorted(f"{key}:{_settings.value(key, value)}" for key, value in settings.items())
     missing = [entry for entry in new if entry not in asked]
     if not before.automatic:
-        if mode != before.mode or missing:
+        if missing:
             raise GruyereError(
                 "gruyere.enable() was called before in this process, with other settings "
-                f"({before.settings!r}; now {', '.join(missing) or mode}): one call is enough, "
+                f"({before.settings!r}; now {', '.join(missing)}): one call is enough, "
                 "and the first one counts until the process ends; restart it (a notebook: its "
                 "kernel) for other settings"
             )
         return
-    if mode != before.mode or missing:
+    if missing:
         raise GruyereError(
-            f"Gruyère was enabled by the launch line already (mode {before.mode!r}, settings "
-            f"{before.settings!r}), and the program asks for"
-            f" something else (mode {mode!r}, {', '.join(missing) or 'no settings'}): set "
-            f"{VARIABLE}={mode} and {_settings.VARIABLE} there,"
-            " or launch without Gruyère and let the program enable it"
+            f"Gruyère was enabled by the launch line already (settings {before.settings!r}), and "
+            f"the program asks for something else ({', '.join(missing)}): set "
+            f"{_settings.VARIABLE} there, or launch without Gruyère and let the program enable it"
         )
 
 
@@ -205,25 +197,19 @@ def _import_torch() -> Any:
     return torch
 
 
-def _swap(torch: Any, mode: str, settings: dict[str, object], automatic: bool) -> Enabled:
-    if mode not in MODES:
-        raise GruyereError(f"mode={mode!r}: there are {' and '.join(map(repr, MODES))}")
+def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     _check_torch(torch)
-    limit = _limit(settings) if mode == "direct" else None
+    limit = _limit(settings)
     whole = _settings.checked({**({"limit": limit} if limit else {}), **settings})
     _check_cuda(torch)
-    if mode == "behind":
-        _behind.check(torch)
-        chosen, why, allocator = "", "", _behind.install(torch)
-    else:
-        chosen, why, allocator = _direct(torch, whole)
+    chosen, why, allocator = _take(torch, whole)
     # The library reads them at the first request, and children when they are started.
     os.environ[_settings.VARIABLE] = whole
     _nccl.install(torch, whole)
-    said = _torch_conf.line(limit is not None) if mode == "direct" else None
+    said = _torch_conf.line(limit is not None)
     if said:
         _say(said)
-    return Enabled(mode, whole, automatic, allocator, chosen, why)
+    return Enabled(whole, automatic, allocator, chosen, why)
 
 
 def _say(line: str) -> None:
@@ -232,7 +218,7 @@ def _say(line: str) -> None:
         warn_once(line)
 
 
-def _direct(torch: Any, settings: str) -> tuple[str, str, Any]:
+def _take(torch: Any, settings: str) -> tuple[str, str, Any]:
     """Makes Gruyère torch's allocator: by which door, why, and what is to be kept alive for it."""
     wanted = _settings.entries(settings).get("door", "pluggable")
     if wanted == "native":

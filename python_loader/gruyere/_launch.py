@@ -24,10 +24,6 @@ Runs a program as python itself would, with Gruyère in the place of torch's CUD
 and in the processes that it starts.
 
 options:
-  --mode direct|behind  Gruyère serves every tensor (direct, the default), or torch's own caching
-                        allocator does and takes its memory from Gruyère (behind: for CUDA graph
-                        trees of torch.compile, sharing CUDA tensors between processes,
-                        cudnn.benchmark)
   --KEY VALUE           any key of GRUYERE_CONF: --limit 90% --share off; an unknown one is answered
                         with the list
   -m module             runs a module, as python -m does:
@@ -42,7 +38,7 @@ options:
 With other launchers:
   torchrun --nproc-per-node 8 -m gruyere train.py
   accelerate launch -m gruyere train.py
-  GRUYERE_ENABLE=1 python train.py        (GRUYERE_ENABLE=behind; settings in GRUYERE_CONF)
+  GRUYERE_ENABLE=1 python train.py        (settings in GRUYERE_CONF)
 """
 
 
@@ -54,6 +50,7 @@ class Options:
     """What stands before the program."""
 
     def __init__(self, arguments: list[str]) -> None:
+        # Of earlier versions.
         self.mode: Optional[str] = None
         self.settings: dict[str, object] = {}
         self.action = "run"
@@ -153,13 +150,13 @@ def _refuse(text: str) -> NoReturn:
 def _prepare(options: Options) -> None:
     """Checks what can be checked without torch, and leaves word for the moment when torch is
     imported, here and in children."""
-    from . import _enable, _settings, _startup
+    from . import _enable, _modes, _settings, _startup
 
-    os.environ[_settings.VARIABLE] = _settings.checked(options.settings)
-    mode = options.mode or _enable.wanted_mode() or "direct"
-    if mode not in _enable.MODES:
-        raise GruyereError(f"--mode {mode}: there are {' and '.join(_enable.MODES)}")
-    os.environ[_enable.VARIABLE] = "1" if mode == "direct" else mode
+    settings = _modes.meant(options.mode, f"--mode {options.mode}", options.settings)
+    if options.mode is None and _enable.is_wanted():
+        settings = {**_enable.settings_of_environment(), **settings}
+    os.environ[_settings.VARIABLE] = _settings.checked(settings)
+    os.environ[_enable.VARIABLE] = "1"
     if options.action == "run":
         _startup.required = True
         _startup.watch()

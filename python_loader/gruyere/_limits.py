@@ -1,6 +1,6 @@
-"""What cannot work while Gruyère serves every tensor: torch asks its own allocator for things that
-it does not let others offer. Each is warned of once, or its error says what to use instead. The
-table in docs/pytorch.md has them all."""
+"""What cannot work: torch asks its own allocator for things that it does not let a pluggable one
+offer. Each is warned of once, or its error says what to use instead. The table in docs/pytorch.md
+has them all, with the lines of torch's that force them."""
 
 from __future__ import annotations
 
@@ -11,45 +11,47 @@ from typing import Any, Callable
 from ._errors import GruyereError, warn_once
 from ._imports import when_imported
 
-_BEHIND = 'gruyere.enable(mode="behind") (or GRUYERE_ENABLE=behind) keeps it'
+_NATIVE = (
+    "the native door keeps it (python -m gruyere --door native, GRUYERE_CONF=door:native, or "
+    'gruyere.enable(door="native"))'
+)
 
 CUDNN = (
-    "cudnn.benchmark stays off: to try convolution algorithms torch asks its own allocator "
-    "how much it caches, and raises an error under"
-    f" any other. cuDNN's heuristics choose instead; {_BEHIND}"
+    "cudnn.benchmark stays off: to try convolution algorithms torch asks its allocator how much it "
+    "caches, and lets no pluggable one answer. cuDNN's heuristics choose instead; "
+    f"{_NATIVE}"
 )
 REDUCE_OVERHEAD = (
     "torch.compile's CUDA graphs (mode 'reduce-overhead' and the like) are left off, the "
-    "rest of the compilation stays: Inductor's graph"
-    f" trees need checkpoints of torch's own allocator. {_BEHIND}; torch.cuda.graph and "
+    "rest of the compilation stays: Inductor's graph trees need checkpoints of the allocator, "
+    f"which torch lets no pluggable one make; {_NATIVE}. torch.cuda.graph and "
     "make_graphed_callables work here"
 )
 GRAPH_TREES = (
-    "Inductor's CUDA graph trees need checkpoints of torch's own allocator: turn CUDA "
-    "graphs off (torch._inductor.config.triton.cudagraphs"
-    f" = False), or use torch.cuda.graph or make_graphed_callables, which work here; {_BEHIND}"
+    "CUDA graph trees (torch.compile's backend 'cudagraphs', Inductor's triton.cudagraphs) need "
+    "checkpoints of the allocator, which torch lets no pluggable one make: leave the backend or "
+    "the option out and take torch.cuda.make_graphed_callables or torch.cuda.graph, which work "
+    f"here; or {_NATIVE}"
 )
 IPC = (
     "CUDA tensors cannot be shared with other processes while Gruyère serves them: send a "
-    "copy in host memory (tensor.cpu()), or use"
-    f" collectives (torch.distributed); {_BEHIND}"
+    "copy in host memory (tensor.cpu()), or use collectives (torch.distributed)"
 )
 MEM_POOL = (
-    "torch.cuda.MemPool needs torch's own allocator: gruyere.pool(name) is a pool that is "
-    f"given back whole; {_BEHIND}"
+    "torch.cuda.MemPool needs an allocator that is no pluggable one: gruyere.pool(name) is a pool "
+    f"that is given back whole; {_NATIVE}"
 )
 NCCL = (
     "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK is turned off: NCCL would follow the "
-    "segments of torch's own allocator, which there"
-    f" are none of. Collectives work without; {_BEHIND}"
+    "segments of torch's own allocator, which there are none of. Collectives work without"
 )
 
 _NCCL_HOOK = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 
 
 def install(torch: Any, native: bool = False) -> None:
-    """Watches for what cannot work. In direct mode only. By the native door there is less of it,
-    and what torch asks for says itself why not."""
+    """Watches for what cannot work. By the native door there is less of it, and what torch asks for
+    says itself why not."""
     if native:
         return
     _inductor(torch)

@@ -199,18 +199,11 @@ def pool(
         del keys
         cache.release()
 
-    Raises GruyereError where Gruyère is not enabled, where torch's own allocator stands in front
-    (use torch.cuda.MemPool there), and where the memory cannot be had.
+    Raises GruyereError where Gruyère is not enabled, and where the memory cannot be had.
     """
     reason = _enable.disable_reason()
     if reason:
         raise GruyereError(f"pool({name!r}): Gruyère is not enabled: {reason}")
-    if _enable.mode() == "behind":
-        raise GruyereError(
-            f"pool({name!r}): with mode=\"behind\" torch's own allocator keeps what it got and "
-            "hands it to anybody: use torch.cuda.MemPool there, or"
-            " enable Gruyère directly"
-        )
     number = _control.device_number(device)
 
     def total() -> int:

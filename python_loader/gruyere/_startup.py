@@ -29,7 +29,7 @@ def watch() -> None:
 def _enable(torch: ModuleType) -> None:
     from . import _enable as enabling
 
-    if enabling.wanted_mode():
+    if enabling.is_wanted():
         enabling.enable_automatically(required)
     else:
         from . import _unheard

@@ -71,21 +71,13 @@ def install() -> None:
             return
         _installed = True
     optimizer.register_optimizer_step_post_hook(_after_step)
-    # What torch's own allocator in front keeps for itself we cannot tell apart.
-    if _serves_tensors():
-        # cuDNN's recurrent layers move once more, into one flat block.
-        for kind in (torch.nn.Module, torch.nn.RNNBase):
-            kind._apply = _moving(kind._apply)
-        module.register_module_parameter_registration_hook(_registered)
-        module.register_module_buffer_registration_hook(_registered)
+    # cuDNN's recurrent layers move once more, into one flat block.
+    for kind in (torch.nn.Module, torch.nn.RNNBase):
+        kind._apply = _moving(kind._apply)
+    module.register_module_parameter_registration_hook(_registered)
+    module.register_module_buffer_registration_hook(_registered)
     torch.save = _saving(torch.save)
     torch.serialization.save = _saving(torch.serialization.save)
-
-
-def _serves_tensors() -> bool:
-    from . import _enable
-
-    return _enable.mode() != "behind"
 
 
 class _Leader:
@@ -136,8 +128,7 @@ def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
 
 @_harmless
 def _after_step(optimizer: torch.optim.Optimizer) -> None:
-    if _serves_tensors():
-        _tag_states(optimizer)
+    _tag_states(optimizer)
     global _automatic
     if _leader.stepped(optimizer) and not _explicit:
         _automatic = True

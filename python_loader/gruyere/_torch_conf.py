@@ -36,7 +36,7 @@ def limit() -> Optional[str]:
 
 
 def line(limit_is_ours: bool) -> Optional[str]:
-    """What becomes of each setting under Gruyère in direct mode; None where nothing is set.
+    """What becomes of each setting under Gruyère; None where nothing is set.
     `limit_is_ours`: the fraction was taken over, and no `limit` of GRUYERE_CONF stands before
     it."""
     variable, found = settings()

@@ -1,12 +1,9 @@
-//! What a loader needs beyond torch's hooks: its settings checked before they count, and the
-//! library behind torch's own allocator.
+//! What a loader needs beyond torch's hooks: its settings checked before they count.
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK};
-use super::torch::{CudaStream, handle};
-use super::{fork, guarded, heap};
+use super::guarded;
 use crate::config::Config;
-use crate::heap::Error;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int};
 
 /// Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a
 /// NUL-terminated text, cut to `room` bytes. Does not touch CUDA, and changes nothing.
@@ -49,41 +46,5 @@ pub unsafe extern "C" fn gruyere_check_configuration(
             }
         }
         GRUYERE_INVALID
-    })
-}
-
-/// As [`gruyere_malloc`](super::torch::gruyere_malloc), for torch's own caching allocator in front:
-/// it asks for whole segments, and NULL is the answer that makes it give back what it caches, ask
-/// again, and raise its own out-of-memory in the end. Never throws.
-#[unsafe(no_mangle)]
-pub extern "C" fn gruyere_segment_malloc(
-    size: isize,
-    device: c_int,
-    stream: CudaStream,
-) -> *mut c_void {
-    if fork::is_forked_child() || size == 0 {
-        return std::ptr::null_mut();
-    }
-    guarded(std::ptr::null_mut(), || {
-        // Why there is no heap has been logged.
-        let Ok(heap) = heap() else { return std::ptr::null_mut() };
-        let Ok(bytes) = u64::try_from(size) else {
-            log::error!("gruyere_segment_malloc: the size {size} is negative");
-            return std::ptr::null_mut();
-        };
-        match heap.malloc(bytes, i64::from(device), handle(stream)) {
-            Ok(address) => address as *mut c_void,
-            Err(Error::OutOfMemory(report)) => {
-                log::info!(
-                    "a segment of {bytes} bytes was refused, torch gives back what it caches and \
-                     asks again: {report}"
-                );
-                std::ptr::null_mut()
-            }
-            Err(error) => {
-                log::error!("{error}");
-                std::ptr::null_mut()
-            }
-        }
     })
 }

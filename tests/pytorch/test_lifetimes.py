@@ -41,7 +41,7 @@ def test_parameters_and_states_are_counted_as_persistent_and_nothing_else_and_a_
     assert report["valid"]
 
 
-@pytest.mark.parametrize("part", ["whole", "routes", "behind"])
+@pytest.mark.parametrize("part", ["whole", "routes"])
 def test_pools(phantom, part):
     run(phantom, "pools", part).check()
 

@@ -251,7 +251,7 @@ def test_exits_and_exceptions_are_the_programs_own(installed):
         (["-x", "program.py"], "no such option"),
         (["--bogus", "1", "program.py"], "backing"),
         (["--share=maybe", "program.py"], "on|off"),
-        (["--mode=beside", "program.py"], "behind"),
+        (["--mode=beside", "program.py"], "no modes"),
     ],
 )
 def test_a_launch_line_that_is_wrong_stops_with_words_that_help(installed, line, named):
@@ -262,7 +262,8 @@ def test_a_launch_line_that_is_wrong_stops_with_words_that_help(installed, line,
 
 
 def test_help_and_version(installed):
-    assert "--mode direct|behind" in installed.python("-m", "gruyere", "--help").check().out
+    help_ = installed.python("-m", "gruyere", "--help").check().out
+    assert "--build-shim" in help_ and "--mode" not in help_
     assert installed.python("-m", "gruyere", "--version").check().out.startswith("gruyere 0.")
 
 
@@ -393,7 +394,7 @@ OBSTACLES = {
     "bad value": ("", {"CALL": "limit='lots'"}, ["limit:lots", "512KiB"]),
     "comma": ("", {"CALL": "limit='1GiB,share:off'"}, ["limit=", "comma"]),
     "bad environment": ("", {"GRUYERE_CONF": "share:perhaps"}, ["share:perhaps", "on|off"]),
-    "unknown mode": ("", {"CALL": "mode='beside'"}, ["beside", "direct", "behind"]),
+    "unknown mode": ("", {"CALL": "mode='beside'"}, ["beside", "no modes"]),
     "another allocator": (
         "torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator(str(library), "
         "'gruyere_malloc', 'gruyere_free'))"
@@ -453,28 +454,6 @@ def test_without_a_driver_the_variable_lets_a_program_be_and_the_launcher_does_n
     assert first.startswith("gruyere: ") and "driver" in first, "the reason, then the traceback"
     ran = installed.python("-m", "gruyere", "--doctor", **without)
     assert ran.code == 1 and "driver" in ran.out.splitlines()[-1]
-
-
-def test_a_torch_that_cannot_be_behind_is_told_which_can(installed):
-    code = """
-import json, torch, gruyere
-routes = hasattr(torch.cuda, "MemPool") and not hasattr(torch._C, "_MemPoolContext")
-try:
-    gruyere.enable(mode="behind")
-    said = None
-except gruyere.GruyereError as error:
-    said = str(error)
-print(
-    json.dumps(
-        dict(routes=routes, said=said, version=torch.__version__, enabled=gruyere.is_enabled())
-    )
-)
-"""
-    report = installed.code(code).report
-    assert report["enabled"] == report["routes"]
-    if not report["routes"]:
-        for word in ("needs torch 2.7 or newer", report["version"], 'mode="direct" works'):
-            assert word in report["said"]
 
 
 def test_after_the_launch_line_a_call_that_asks_for_no_more_is_fine(installed):
@@ -558,7 +537,6 @@ print(json.dumps(dict(before=before, after=os.environ.get("NCCL_GRAPH_REGISTER")
     [
         ({}, None, "0"),
         ({"GRUYERE_CONF": "share:off,backing:stitch"}, None, "0"),
-        ({"GRUYERE_ENABLE": "behind"}, None, "0"),
         ({"NCCL_GRAPH_REGISTER": "1"}, "1", "1"),
         ({"GRUYERE_CONF": "backing:stitch,backing:fixed"}, None, None),
         ({"CAPABILITY": "10"}, None, None),

@@ -1,8 +1,13 @@
-"""The Python package: what cannot work in direct mode is said, once, with what to use instead."""
+"""The Python package: what cannot work is said, once, with what to use instead."""
+
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import GRUYERE, ROOT
 from package import PRELUDE, report
 
 
@@ -10,7 +15,7 @@ def test_the_table_in_the_docs_has_everything_that_is_warned_of_or_refused():
     text = (
         (ROOT / "docs" / "pytorch.md")
         .read_text()
-        .split("## What cannot work in direct mode")[1]
+        .split("## What cannot work through the pluggable door")[1]
         .split("## ")[0]
     )
     rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
@@ -26,7 +31,56 @@ def test_the_table_in_the_docs_has_everything_that_is_warned_of_or_refused():
     assert texts == set(told), "a text that no row of the table is known for"
     for what in told.values():
         (row,) = [row for row in rows if what in row.split("|")[1]]
-        assert "behind mode" in row or "as above" in row, row
+        _, _, _, remedy, forced, _ = row.split("|")
+        assert "`door:native`" in remedy or "no door" in remedy or "as above" in remedy, row
+        assert LINE.search(forced) or "as above" in forced, row
+
+
+# FILE:LINE of torch's source, as the table gives them.
+LINE = re.compile(r"`((?:torch|c10)/[\w/]+\.(?:py|h|cpp)):(\d+)`")
+
+
+@pytest.mark.skipif(
+    not importlib.metadata.version("torch").startswith("2.11.0"),
+    reason="the lines are those of torch 2.11.0",
+)
+def test_the_lines_of_torchs_that_the_table_names_are_those_that_refuse(installed):
+    text = (ROOT / "docs" / "pytorch.md").read_text()
+    lines = {(file, int(line)) for file, line in LINE.findall(text)}
+    folder = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+    for file, line in lines:
+        if file.endswith(".cpp"):
+            continue
+        lies = folder.parent / file if file.endswith(".py") else folder / "include" / file
+        words = {
+            "torch/_inductor/cudagraph_trees.py": "_cuda_getCheckpointState",
+            "torch/multiprocessing/reductions.py": "_share_cuda_",
+            "c10/cuda/CUDACachingAllocator.h": "createOrIncrefPool",
+        }[file]
+        assert words in "".join(lies.read_text().splitlines()[line - 1 : line + 4]), (file, line)
+    # Those of C++ torch itself tells with its errors.
+    code = PRELUDE + """
+allocator = torch.cuda.memory.CUDAPluggableAllocator(
+    os.environ["LIBRARY"], "gruyere_malloc", "gruyere_free"
+)
+torch.cuda.memory.change_current_allocator(allocator)
+kept = tensor(1)
+said = []
+for ask in (
+    lambda: kept.untyped_storage()._share_cuda_(),
+    lambda: torch._C._cuda_getCheckpointState(0, (0, 1)),
+):
+    try:
+        ask()
+    except RuntimeError as error:
+        said.append(str(error))
+""" + report(said="said")
+    ran = installed.code(code, TORCH_SHOW_CPP_STACKTRACES="1", LIBRARY=GRUYERE)
+    told = set()
+    for said in ran.report["said"]:
+        file, line = re.search(r"Exception raised from \w+ at /pytorch/(\S+):(\d+)", said).groups()
+        told.add((file, int(line)))
+    assert len(told) == 2 and told <= lines
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -46,7 +100,7 @@ torch.backends.cudnn.benchmark = False
     ran = installed.code(code)
     assert ran.report == {"inside": False, "after": False, "read": False}
     (line,) = ran.warnings()
-    assert "program.py:" in line and "cudnn.benchmark" in line and "behind" in line
+    assert "program.py:" in line and "cudnn.benchmark" in line and "door:native" in line
 
 
 @pytest.mark.parametrize("asked", ["mode='reduce-overhead'", "options={'triton.cudagraphs': True}"])
@@ -60,7 +114,7 @@ torch.compile(lambda x: x + 1, {asked})
     ran = installed.code(code)
     assert ran.report == {"graphs": [False, False]}
     (line,) = ran.warnings()
-    assert "CUDA graphs" in line and "behind" in line
+    assert "CUDA graphs" in line and "door:native" in line
 
 
 def test_graph_trees_by_another_way_are_refused_with_a_remedy(installed):
@@ -73,7 +127,33 @@ except gruyere.GruyereError as error:
     said = str(error)
 """ + report(said="said")
     said = installed.code(code).report["said"]
-    assert "triton.cudagraphs" in said and "behind" in said
+    assert "triton.cudagraphs" in said and "door:native" in said
+
+
+def test_what_the_refusal_of_the_cudagraphs_backend_names_works(installed):
+    code = f"""{PRELUDE}
+gruyere.enable()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)).cuda()
+x = torch.ones(4, 8, device="cuda")
+try:
+    torch.compile(model, backend="cudagraphs")(x)
+    said = None
+except gruyere.GruyereError as error:
+    said = str(error)
+# Followed: the backend left out, the graphs made by hand.
+graph, static = torch.cuda.CUDAGraph(), x.clone()
+with torch.no_grad(), torch.cuda.graph(graph):
+    out = model(static)
+for _ in range(3):
+    graph.replay()
+graphed = torch.cuda.make_graphed_callables(model, (x.clone().requires_grad_(),))
+for _ in range(3):
+    graphed(x.clone().requires_grad_()).sum().backward()
+""" + report(said="said", shape="list(out.shape)", held="gruyere.stats().captured")
+    ran = installed.code(code).report
+    for word in ("'cudagraphs'", "make_graphed_callables", "torch.cuda.graph", "door:native"):
+        assert word in ran["said"]
+    assert ran["shape"] == [4, 8] and ran["held"] > 0
 
 
 def test_sharing_tensors_and_pools_of_torch_name_what_to_use_instead(installed):
@@ -95,8 +175,9 @@ for attempt in attempts:
     )
     ran = installed.code(code, TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK="1")
     share, *pool = ran.report["said"]
-    assert "cpu()" in share and "behind" in share
-    assert all("gruyere.pool" in said for said in pool) and len(pool) == int(ran.report["pools"])
+    assert "cpu()" in share and "torch.distributed" in share and "door" not in share
+    assert all("gruyere.pool" in said and "door:native" in said for said in pool)
+    assert len(pool) == int(ran.report["pools"])
     assert ran.report["hook"] == "0"
     (line,) = ran.warnings()
     assert "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK" in line

@@ -43,7 +43,6 @@ calls = {
     "gruyere_stream_ends": lambda f: f(0, ctypes.c_void_p(64)),
     "gruyere_tell_profiler": lambda f: f(1),
     "gruyere_check_configuration": lambda f: f(b"bogus:1", buffer, ctypes.c_size_t(4096)),
-    "gruyere_segment_malloc": lambda f: f(ctypes.c_ssize_t(1 << 20), 0, None),
     "gruyere_lifetime_push": lambda f: f(1),
     "gruyere_lifetime_pop": lambda f: f(),
     "gruyere_mark_phase": lambda f: f(1),
@@ -87,7 +86,7 @@ calls = {
 }
 names = sys.argv[2].split(",")
 assert sorted(calls) == names, set(calls) ^ set(names)
-library.gruyere_malloc.restype = library.gruyere_segment_malloc.restype = ctypes.c_void_p
+library.gruyere_malloc.restype = ctypes.c_void_p
 for _ in range(3):
     answers = {name: calls[name](getattr(library, name)) for name in names}
 assert answers["gruyere_malloc"] is None

@@ -30,7 +30,7 @@ constexpr size_t kExabyte = size_t{1} << 60;
 constexpr auto kNoIpc =
     "CUDA tensors cannot be shared with other processes while Gruyère serves them: send a copy in "
     "host memory (tensor.cpu()), or use collectives "
-    "(torch.distributed); gruyere.enable(mode=\"behind\") (or GRUYERE_ENABLE=behind) keeps it";
+    "(torch.distributed)";
 
 class Gruyere final : public CUDAAllocator {
 public:

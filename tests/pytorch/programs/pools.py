@@ -134,11 +134,4 @@ def routes():
     gpu.check_books()
 
 
-def behind():
-    """With torch's own allocator in front, pools are torch's."""
-    gruyere.enable(mode="behind")
-    tensor(1)
-    refused(gruyere.GruyereError, lambda: gruyere.pool("x"), "behind", "torch.cuda.MemPool")
-
-
-{part.__name__: part for part in (whole, routes, behind)}[sys.argv[1]]()
+{part.__name__: part for part in (whole, routes)}[sys.argv[1]]()
