@@ -211,9 +211,9 @@ impl Central {
         self.map_row(ctx, want, &plan, &pieces, found)
     }
 
-    /// As [`Central::fresh_pieces`], for `space`. What only a graph or a named pool can use takes no
-    /// spare chunk that is much longer than it needs (after a large peak those are whole ones),
-    /// unless there is nothing else.
+    /// As [`Central::fresh_pieces`], for `space`. What only a graph or a named pool can use takes
+    /// no spare chunk that is much longer than it needs, as those of a large peak are, unless there
+    /// is nothing else.
     fn fresh_row(
         &mut self,
         ctx: &Growth<'_>,
