@@ -70,7 +70,13 @@ def enable(mode: Optional[str] = None, **settings: object) -> None:
     something, and where a setting is wrong. A call that asks for nothing else than an earlier one,
     or than a launch with `python -m gruyere` or GRUYERE_ENABLE=1, does nothing.
     """
-    _enable(_modes.meant(mode, f"mode={mode!r}", settings), automatic=False)
+    global _reason
+    try:
+        settings = _modes.meant(mode, f"mode={mode!r}", settings)
+    except GruyereError as error:
+        _reason = str(error)
+        raise
+    _enable(settings, automatic=False)
 
 
 def enable_automatically(required: bool) -> None:
