@@ -168,6 +168,11 @@ fn a_healthy_program_is_not_fragmented_between_its_steps() {
         assert!(held.unused() > 0.45, "torn in two by the field's ratio: {held:?}");
         assert!(held.fragmentation() < 0.001, "{held:?}");
         assert!(held.idle() >= GIB, "{held:?}");
+        // Within a step the gauges of its beginning are told as of one moment.
+        let more = rig.malloc(512 * MIB, DEFAULT);
+        let within = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
+        assert_eq!(within.external_fragmentation(), device.external_fragmentation());
+        assert!(rig.heap.free(more));
         let facts = Facts { device, rate: None, forecast: Forecast::Unknown };
         let mut alarm = Alarm::new("fragmentation>30%".parse().unwrap(), 0.0);
         assert!(alarm.look(0.0, &facts).is_none(), "the first documented alert");

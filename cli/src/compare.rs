@@ -18,8 +18,8 @@ Examples:
   gruyere compare --steps 20 -- python train.py     20 steps of it under each
   gruyere compare --phantom -- python train.py      without a GPU, on the stand-in
 
-Each run is a process of its own, with the real code of its allocator, on this machine's GPU, or on \
-the stand-in where there is
+Each run is a process of its own, with the real code of its allocator, on this machine's GPU, or \
+on the stand-in where there is
 none. `gruyere bench --torch` has more: built-in programs, the smallest device, rows for \
 settings.
 

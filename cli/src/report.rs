@@ -32,10 +32,10 @@ Examples:
 
 A run is the file that `history:` makes, a process, or the file of its record. Steps are those \
 that the program (or an optimiser) marks;
-they are compared as far as both runs went. In use: blocks above 1 MiB, and slabs. Ratio: held / in \
-use, both at their highest
-in these steps; peak ratio: held / live, both at their highest in the run (1 is the least there \
-can be).
+they are compared as far as both runs went. In use: blocks above 1 MiB, and slabs. Ratio: \
+held / in use, both at their
+highest in these steps; peak ratio: held / live, both at their highest in the run (1 is the \
+least there can be).
 
 Exit codes: 0 all well; 1 a run is missing or can't be read; 2 wrong usage; 4 it got worse than a \
 bound.")]

@@ -223,7 +223,7 @@ pub fn words(gauge: DeviceGauge) -> Option<String> {
         return None;
     }
     let said = match gauge {
-        G::Lost | G::TypicalRequest => return None,
+        G::Lost | G::TypicalRequest | G::FreeHeld => return None,
         G::Reserved => "held",
         G::ReservedPeak => "held, at the peak",
         G::ArenaFree => "free between blocks",
@@ -365,7 +365,8 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
             })
             .collect();
         line(format_args!(
-            "  {name:<20} count {:<12} {}",
+            "  {:<20} count {:<12} {}",
+            name.replace('_', " "),
             histogram["count"],
             quantiles.join("  ")
         ));

@@ -132,8 +132,8 @@ fn only(folder: &Folder) -> Result<Reader<'static>, Failure> {
     match (found.len(), found.pop()) {
         (1, Some(reader)) => Ok(reader),
         (0, _) | (_, None) => Err(Failure::new(format_args!(
-            "no process uses gruyere here: start one, as with `python -m gruyere train.py`, or name \
-             the file of a record (records are in {})",
+            "no process uses gruyere here: start one, as with `python -m gruyere train.py`, or \
+             name the file of a record (records are in {})",
             folder.directory.display()
         ))),
         (_, Some(last)) => {

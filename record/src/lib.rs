@@ -403,6 +403,8 @@ gauges! {
     Lost "lost_bytes",
     /// The request by which that was told; 0: by pages ([`held::Held::typical_request`]).
     TypicalRequest "typical_request_bytes",
+    /// Free bytes held when [`DeviceGauge::LargestRequest`] was written.
+    FreeHeld "free_held_then_bytes",
 }
 
 /// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one

@@ -120,10 +120,14 @@ impl DeviceSnapshot {
         peak_ratio(self.gauge(DeviceGauge::ReservedPeak), self.live_peak)
     }
 
-    /// 1 - largest satisfiable request / free bytes held. The first was true when the gauges were
-    /// written last.
+    /// 1 - largest satisfiable request / free bytes held, both of when the gauges were written
+    /// last: what is free now may be a step's memory more.
     pub fn external_fragmentation(&self) -> f64 {
-        missing_share(self.gauge(DeviceGauge::LargestRequest), self.held().free())
+        let free = match self.gauge(DeviceGauge::FreeHeld) {
+            0 => self.held().free(),
+            then => then,
+        };
+        missing_share(self.gauge(DeviceGauge::LargestRequest), free)
     }
 
     /// 1 - requested / live.

@@ -254,9 +254,9 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "summary",
         default: "auto",
-        meaning: "One line on stderr when the program ends: what was live and held at the peak, and \
-                  where more is said. `auto`: under the Python package, where stderr is a terminal, \
-                  of rank 0.",
+        meaning: "One line on stderr when the program ends: what was live and held at the peak, \
+                  and where more is said. `auto`: under the Python package, where stderr is a \
+                  terminal, of rank 0.",
         kind: Kind::Summary(
             &[("auto", Summary::Auto), ("on", Summary::On), ("off", Summary::Off)],
             |config| &mut config.summary,

@@ -186,7 +186,7 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
             "Memory that low-memory phases gave back.",
         )),
         // By lifetime, of the blocks themselves; as it is now.
-        G::Pending | G::Lost => None,
+        G::Pending | G::Lost | G::FreeHeld => None,
         // By rung, below; what is neither is told in tests.
         _ => None,
     }
@@ -560,7 +560,11 @@ mod tests {
     fn every_gauge_of_a_device_is_exported() {
         for &gauge in DeviceGauge::ALL {
             let by_rung = RUNGS.iter().flatten().any(|&other| other == gauge);
-            let otherwise = by_rung || matches!(gauge, DeviceGauge::Pending | DeviceGauge::Lost);
+            let otherwise = by_rung
+                || matches!(
+                    gauge,
+                    DeviceGauge::Pending | DeviceGauge::Lost | DeviceGauge::FreeHeld
+                );
             assert_ne!(
                 of_gauge(gauge).is_some(),
                 otherwise,

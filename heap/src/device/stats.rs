@@ -124,6 +124,7 @@ impl Device {
             (DeviceGauge::LargestGrowing, stats.largest_growing),
             (DeviceGauge::Lost, stats.lost),
             (DeviceGauge::TypicalRequest, stats.typical_request),
+            (DeviceGauge::FreeHeld, stats.held().free()),
             (DeviceGauge::CapturePinned, stats.captured),
             (DeviceGauge::Pending, stats.pending),
             (DeviceGauge::SlabBytes, stats.slab_bytes),
