@@ -445,6 +445,7 @@ typedef struct GruyereSegmentEvent {
 // Hears of segments, with no lock of the library held, on the thread that asks or gives back. It
 // never unwinds.
 typedef void (*GruyereTracker)(const struct GruyereSegmentEvent *event);
+
 // What was live in a pool before a restore, and what is live since: addresses, in order. What is
 // in both has not been touched.
 typedef struct GruyereRestored {

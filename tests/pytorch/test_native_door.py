@@ -267,7 +267,8 @@ print(json.dumps(dict(counts=counts, peak=peak, told=told)))
     )
     assert ours.code == theirs.code == 0, ours.err + theirs.err
     assert ours.report == theirs.report
-    assert {"CREATE Category.GRADIENT", "DESTROY Category.ACTIVATION"} <= ours.report["counts"].keys()
+    events = {"CREATE Category.GRADIENT", "DESTROY Category.ACTIVATION"}
+    assert events <= ours.report["counts"].keys()
     assert 0.9 * ours.report["told"] < ours.report["peak"] <= ours.report["told"]
 
 
