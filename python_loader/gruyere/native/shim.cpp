@@ -129,6 +129,7 @@ public:
     }
 
     void emptyCache(MempoolId_t id) override {
+        const Noted noted(RecordContext::ALL);
         table->empty_cache(ours(id));
     }
 

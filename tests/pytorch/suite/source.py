@@ -71,6 +71,9 @@ def by_apt(scratch):
         f"Dir::State::Lists={scratch}/lists",
         "-o",
         f"Dir::Cache={scratch}/cache",
+        # Else an update that reached nothing is a success.
+        "-o",
+        "APT::Update::Error-Mode=any",
         # The folder is ours alone; apt's own user need not be able to write there.
         "-o",
         "APT::Sandbox::User=",
