@@ -31,7 +31,8 @@ assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() == 
 assert "already initialized" in refused(
     torch.cuda.memory.change_current_allocator, torch.cuda.memory._get_current_allocator()
 )
-assert gruyere.is_enabled() and "called before" in refused(gruyere.enable)
+assert gruyere.is_enabled() and "called before" in refused(lambda: gruyere.enable(share=False))
+gruyere.enable()  # for nothing else: a notebook's cell that runs again
 gpu.check_books()
 del block
 torch.accelerator.empty_cache()
@@ -266,8 +267,8 @@ print(json.dumps(dict(counts=counts, peak=peak, told=told)))
     )
     assert ours.code == theirs.code == 0, ours.err + theirs.err
     assert ours.report == theirs.report
-    counts = ours.report["counts"]
-    assert {"CREATE Category.GRADIENT", "DESTROY Category.ACTIVATION"} <= counts.keys()
+    events = {"CREATE Category.GRADIENT", "DESTROY Category.ACTIVATION"}
+    assert events <= ours.report["counts"].keys()
     assert 0.9 * ours.report["told"] < ours.report["peak"] <= ours.report["told"]
 
 
@@ -305,27 +306,7 @@ def test_what_is_not_there_yet_says_why_and_what_to_use_instead(phantom):
     through(phantom, code="""
 block = tensor(2)
 assert "tensor.cpu()" in refused(block.untyped_storage()._share_cuda_)
-pool = torch.cuda.MemPool()
-assert "graph trees" in refused(lambda: torch._C._cuda_getCheckpointState(0, pool.id))
-assert "never split" in refused(lambda: torch.cuda.MemPool(no_split=True))
-other = torch.cuda.memory.CUDAPluggableAllocator(gpu.LIBRARY, "gruyere_malloc", "gruyere_free")
-assert "over another allocator" in refused(lambda: torch.cuda.MemPool(other.allocator()))
-del block, pool
+del block
 gc.collect()
 gpu.check_nothing_is_left()
 """)
-
-
-@pytest.mark.parametrize("wishes", ["no_split=True", "no_split=True, use_on_oom=True"])
-def test_of_a_pool_that_was_refused_no_reference_is_left(phantom, wishes):
-    """torch's constructor has taken one by then, and its destructor does not run."""
-    ran = through(phantom, code=f"""
-tensor(1)
-before = torch.cuda.MemPool()
-assert "never split" in refused(lambda: torch.cuda.MemPool({wishes}))
-after = torch.cuda.MemPool()
-assert after.id[1] == before.id[1] + 2
-print("refused", flush=True)
-torch._C._cuda_releasePool(0, (before.id[0], before.id[1] + 1))
-""")
-    assert "no such pool" in ran.err and ran.err.count("\n") == 1, ran.err
