@@ -77,11 +77,11 @@ def _hears() -> bool:
 
 def _door(name: str, why: str) -> str:
     """Which door, why, and how to get the better one."""
-    if name == "native" or why.startswith("door:native"):
+    if name == "native" or not why.startswith("door:"):
         return f"{name} ({why})"
     return (
-        f"{name} ({why}); `--door native` takes torch's own interface, which has more of torch "
-        "(docs/pytorch.md, The native door)"
+        f"{name} ({why}); without that setting torch's own interface is taken, which has more of "
+        "torch (docs/pytorch.md, The native door)"
     )
 
 

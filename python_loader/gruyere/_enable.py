@@ -226,19 +226,18 @@ def _say(line: str) -> None:
 
 def _take(torch: Any, settings: str) -> tuple[str, str, Any]:
     """Makes Gruyère torch's allocator: by which door, why, and what is to be kept alive for it."""
-    wanted = _settings.entries(settings).get("door", "pluggable")
-    if wanted == "native":
+    wanted = _settings.entries(settings).get("door", "auto")
+    why = f"door:{wanted}"
+    if wanted != "pluggable":
         try:
             _shim.install(torch)
         except _shim.Unavailable as error:
-            why = f"door:native was asked for, and there is no native door here: {error}"
-            _say(f"{why}. The pluggable door serves")
+            why = f"there is no native door here: {error}"
+            _say(f"{why}. The pluggable door serves (door:pluggable says nothing)")
         else:
             _library.library().gruyere_announce_hooks(_ALL_HOOKS)
             _limits.install(torch, native=True)
-            return "native", "door:native", None
-    else:
-        why = f"door:{wanted}"
+            return "native", why, None
     allocator = _pluggable(torch)
     _library.library().gruyere_announce_hooks(_ALL_HOOKS)
     _limits.install(torch)

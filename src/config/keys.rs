@@ -304,12 +304,11 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         name: "door",
-        default: "pluggable",
+        default: "auto",
         meaning: "How torch comes in, where the Python package puts Gruyère in its allocator's \
-                  place: by the hooks of `CUDAPluggableAllocator` (`pluggable`), or by torch's own \
-                  interface (`native`; a C++ compiler builds a small library for it once, and \
-                  where that cannot be had, the pluggable door serves and says why). `auto`: \
-                  `pluggable`, in this version.",
+                  place: by torch's own interface (`auto`, `native`; a C++ compiler builds a small \
+                  library for it once, and where that cannot be had, the pluggable door serves and \
+                  one line says why), or by the hooks of `CUDAPluggableAllocator` (`pluggable`).",
         kind: Kind::Door(
             &[("auto", Door::Auto), ("native", Door::Native), ("pluggable", Door::Pluggable)],
             |config| &mut config.door,

@@ -50,12 +50,12 @@ pub struct Preload {
 /// By which door torch comes in (`door:`). The package's choice to make: the library has both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Door {
-    /// [`Door::Pluggable`], in this version.
+    /// [`Door::Native`] where it can be had.
+    #[default]
     Auto,
-    /// torch's own interface ([`crate::door::native`]), where it can be had.
+    /// torch's own interface ([`crate::door::native`]).
     Native,
     /// torch's hooks ([`crate::door::torch`]).
-    #[default]
     Pluggable,
 }
 

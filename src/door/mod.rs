@@ -19,7 +19,7 @@ mod summary;
 pub mod torch;
 pub mod torch_stats;
 
-use crate::config::{Config, Door, logging};
+use crate::config::{Config, logging};
 use crate::driver::Driver;
 use crate::driver::cuda::CudaDriver;
 use crate::heap::Heap;
@@ -145,7 +145,7 @@ fn make() -> Result<&'static Heap, String> {
             log::info!(
                 "gruyere {}, by {}, settings: {}",
                 env!("CARGO_PKG_VERSION"),
-                came_in(beginning.announced, &config),
+                came_in(beginning.announced),
                 if conf.trim().is_empty() { "all defaults" } else { conf.trim() }
             );
             Ok(publish(heap, config))
@@ -182,13 +182,13 @@ fn is_program_served() -> bool {
 }
 
 /// How the program's requests come in, for the log.
-fn came_in(announced: u32, config: &Config) -> &'static str {
-    match (is_program_served(), is_only_watched(), announced, config.door) {
+fn came_in(announced: u32) -> &'static str {
+    match (is_program_served(), is_only_watched(), announced, native::is_taken()) {
         (true, ..) => "LD_PRELOAD (the program's CUDA calls are served)",
         (_, true, ..) => "LD_PRELOAD (the program's CUDA calls are watched)",
         (_, _, 0, _) => "its C functions",
-        (.., Door::Native) => "torch's allocator interface (door:native)",
-        (.., Door::Auto | Door::Pluggable) => "torch's pluggable allocator (door:pluggable)",
+        (.., true) => "torch's allocator interface (door:native)",
+        (.., false) => "torch's pluggable allocator (door:pluggable)",
     }
 }
 

@@ -33,6 +33,7 @@ pub use segments::{GruyereGive, GruyereTake};
 pub use states::{GruyerePoolState, GruyereRestored};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 pub use told::GruyereNativeHistory;
 pub use trackers::{GruyereSegmentEvent, GruyereTracker};
 
@@ -205,7 +206,22 @@ static TABLE: GruyereNativeTable = GruyereNativeTable {
 /// such version, so that shim is not to be used.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_native_table(version: u32) -> *const GruyereNativeTable {
-    if version == GRUYERE_NATIVE_VERSION { &raw const TABLE } else { std::ptr::null() }
+    if version != GRUYERE_NATIVE_VERSION {
+        return std::ptr::null();
+    }
+    TAKEN.store(true, Ordering::Relaxed);
+    &raw const TABLE
+}
+
+/// | state | means | next |
+/// |---|---|---|
+/// | false | nobody has asked for the table | true, for good |
+/// | true | a shim has it | |
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether torch comes in by this door.
+pub(super) fn is_taken() -> bool {
+    TAKEN.load(Ordering::Relaxed)
 }
 
 /// Why a call failed.
