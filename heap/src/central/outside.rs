@@ -21,10 +21,13 @@ const LARGE_SEGMENT: u64 = 20 << 20;
 /// The length of a segment for a block of `size` bytes, as torch asks its allocators for them;
 /// `None`: beyond all bounds.
 pub(crate) fn segment_for(size: u64) -> Option<u64> {
-    match round_up(size, ALIGNMENT)? {
-        ..=SMALL_MAX => Some(PAGE),
-        ..MIN_LARGE => Some(LARGE_SEGMENT),
-        size => round_up(size, PAGE),
+    let size = round_up(size, ALIGNMENT)?;
+    if size <= SMALL_MAX {
+        Some(PAGE)
+    } else if size < MIN_LARGE {
+        Some(LARGE_SEGMENT)
+    } else {
+        round_up(size, PAGE)
     }
 }
 

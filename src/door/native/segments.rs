@@ -46,17 +46,28 @@ const SHORTEST: u64 = 2 << 20;
 struct Threw;
 
 /// The segments that there are, by device and address, with how many there were before each.
-static ORDER: Mutex<(i32, Option<HashMap<(i32, u64), i32>>)> = Mutex::new((0, None));
+#[derive(Default)]
+struct Order {
+    next: i32,
+    known: HashMap<(i32, u64), i32>,
+}
 
-fn in_order<T>(body: impl FnOnce(&mut i32, &mut HashMap<(i32, u64), i32>) -> T) -> T {
-    let mut order = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
-    let (next, known) = &mut *order;
-    body(next, known.get_or_insert_default())
+static ORDER: Mutex<Option<Order>> = Mutex::new(None);
+
+impl Order {
+    fn add(&mut self, device: i32, address: u64) {
+        self.known.insert((device, address), self.next);
+        self.next = self.next.checked_add(1).unwrap_or(0);
+    }
+}
+
+fn in_order<T>(body: impl FnOnce(&mut Order) -> T) -> T {
+    body(ORDER.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
 /// How many segments there were before the one at `address`; -1: none of a MemPool's is there.
 pub(super) fn number_of(device: i32, address: u64) -> i32 {
-    in_order(|_, known| known.get(&(device, address)).copied().unwrap_or(-1))
+    in_order(|order| order.known.get(&(device, address)).copied().unwrap_or(-1))
 }
 
 /// A MemPool, as far as its segments go.
@@ -133,10 +144,7 @@ impl Held<'_> {
 
     /// Numbers a segment and tells of it, before anybody can use it.
     fn announce(&self, address: u64, bytes: u64) {
-        in_order(|next, known| {
-            known.insert((self.device, address), *next);
-            *next = next.checked_add(1).unwrap_or(0);
-        });
+        in_order(|order| order.add(self.device, address));
         self.tell(false, address, bytes);
     }
 
@@ -150,7 +158,7 @@ impl Held<'_> {
     /// Tells that a segment goes, and gives it to where it came from.
     fn put(&self, address: u64, bytes: u64) {
         self.tell(true, address, bytes);
-        in_order(|_, known| known.remove(&(self.device, address)));
+        in_order(|order| order.known.remove(&(self.device, address)));
         match self.source {
             Source::Driver => {
                 if let Err(error) = self.heap.free_plain(self.key, address) {
