@@ -46,10 +46,13 @@ fn fill(rig: &Rig) {
     }
 }
 
-/// The answer to a request that is too large.
+/// The answer to a request that is too large, the program's.
 fn refused(rig: &Rig, bytes: u64) -> Box<Report> {
     match rig.heap.malloc(bytes, 0, DEFAULT) {
-        Err(Error::OutOfMemory(report)) => report,
+        Err(Error::OutOfMemory(mut report)) => {
+            rig.heap.note_out_of_memory(&mut report, DEFAULT);
+            report
+        }
         other => panic!("{other:?}"),
     }
 }

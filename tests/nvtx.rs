@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use common::{DEFAULT, GIB, MIB, Rig};
+use gruyere::heap::Error;
 use gruyere_phantom::as_program;
 
 /// Set in the child: the test that it runs.
@@ -82,7 +83,10 @@ fn program(conf: &str) {
     as_program(|| rig.gpu.launch(0, side.0, 1, 5_000_000)).unwrap();
     assert!(rig.heap.free(busy));
     let waited = rig.malloc(450 * MIB, DEFAULT);
-    assert!(rig.heap.malloc(700 * MIB, 0, DEFAULT).is_err());
+    let Err(Error::OutOfMemory(mut report)) = rig.heap.malloc(700 * MIB, 0, DEFAULT) else {
+        panic!("700 MiB cannot be had")
+    };
+    rig.heap.note_out_of_memory(&mut report, DEFAULT);
     rig.heap.mark_step();
     assert!(rig.heap.free(kept) && rig.heap.free(waited));
     rig.heap.trim();
