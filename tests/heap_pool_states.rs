@@ -28,6 +28,9 @@ const BACKINGS: [&str; 4] = [
 /// Sizes in slabs, and above them.
 const SIZES: [u64; 6] = [512, 5000, 70_000, 900_000, 3 * MIB, 40 * MIB];
 
+/// A segment: where it is, its bytes, and address, length and bytes asked for of what tiles it.
+type Tiled = (u64, u64, Vec<(u64, u64, u64)>);
+
 /// A heap whose driver may fail, under the oracle.
 struct World {
     gpu: Arc<Gpu>,
@@ -136,7 +139,7 @@ impl World {
 
     /// What a program sees of the pool: segments and the blocks that tile them. Free neighbours are
     /// told as one, whichever stream they are kept for.
-    fn layout(&self, pool: u64) -> Vec<(u64, u64, Vec<(u64, u64, u64)>)> {
+    fn layout(&self, pool: u64) -> Vec<Tiled> {
         let Snapshot { segments, .. } = self.heap.snapshot(0).unwrap();
         let of_pool = segments.into_iter().filter(|segment| segment.pool == (0, pool));
         let tiles = |segment: &Segment| {
@@ -538,7 +541,7 @@ fn program(world: &World) -> Vec<u64> {
         states.push(world.state(1));
         let live = world.live(1);
         for (at, &address) in live.iter().enumerate() {
-            if (at as u64 + round) % 3 == 0 {
+            if (at as u64 + round).is_multiple_of(3) {
                 if at % 2 == 0 {
                     world.gpu.block_record_stream(address, 0, other.0);
                     vouching(other.0, || world.heap.record_stream(address, other));

@@ -23,6 +23,7 @@ impl Heap {
     /// Nothing has been changed then.
     pub fn restore_pool(&self, state: &PoolState) -> Result<Restored, StateError> {
         let device = self.device(i64::from(state.device))?;
+        device.learn_what_is_over(&self.shared, state.id)?;
         // An entry is in order with those of other threads: nobody notes anything meanwhile.
         let mut history = self.has_history().then(|| self.history_books());
         let done = device.restore(&self.shared, state)?;

@@ -29,12 +29,11 @@ impl Device {
         Ok(PoolState { device: self.id, id, era, blocks: central.live_in(number) })
     }
 
-    /// Makes the live blocks of a pool those of `state`; what was done.
+    /// Makes the live blocks of a pool those of `state`; what was done. Calls no driver.
     ///
     /// # Errors
     /// As [`Device::pool_state`]; a block cannot be put back. Nothing has been done then.
     pub(crate) fn restore(&self, shared: &Shared, state: &PoolState) -> Result<Plan, StateError> {
-        self.learn_what_is_over(shared, state.id)?;
         let central = &mut *lock(&self.central);
         let (number, era) = central.pool_of_graphs(state.id)?;
         if era != state.era {
@@ -57,8 +56,11 @@ impl Device {
     }
 
     /// Asks the streams how far they are, where blocks of the pool wait for some, and may be in the
-    /// way.
-    fn learn_what_is_over(&self, shared: &Shared, id: PoolId) -> Result<(), StateError> {
+    /// way of a restore. To be called with no lock held.
+    ///
+    /// # Errors
+    /// As [`Device::pool_state`].
+    pub(crate) fn learn_what_is_over(&self, shared: &Shared, id: PoolId) -> Result<(), StateError> {
         let waits = {
             let central = lock(&self.central);
             let pool = central.pools.get(central.pool_of_graphs(id)?.0);
