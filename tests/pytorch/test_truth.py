@@ -460,8 +460,8 @@ def types():
     found = collections.Counter()
     for segment in torch.cuda.memory_snapshot():
         used = [block["size"] for block in segment["blocks"] if block["state"] != "inactive"]
-        found[segment["segment_type"]] += len(used)
         if used:
+            found[segment["segment_type"]] += len(used)
             wanted = "small" if max(used) <= 1 << 20 else "large"
             assert segment["segment_type"] == wanted, (segment["segment_type"], max(used))
     return found
