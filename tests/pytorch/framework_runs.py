@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+import door
 from conftest import GRUYERE, HERE, PHANTOM, ROOT, TARGET, clean_environment
 
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
@@ -80,10 +81,14 @@ class Ran:
         return max(device["live_peak"] for device in self.devices)
 
 
-def run(folder, script, *arguments, launch, gruyere, processes=1, timeout=240, **settings):
-    """Runs frameworks/SCRIPT.py as it stands, checks its exit and its books, and hands back what it
-    and its processes said."""
-    reports = folder / ("gruyere" if gruyere else "torch")
+# The doors by which torch comes to Gruyère.
+DOORS = ("pluggable", "native")
+
+
+def run(folder, script, *arguments, launch, through, processes=1, timeout=240, **settings):
+    """Runs frameworks/SCRIPT.py as it stands, `through` a door or with torch's own allocator
+    ("torch"), checks its exit and its books, and hands back what it and its processes said."""
+    reports = folder / through
     reports.mkdir()
     options, variables = launch
     environment = clean_environment() | {
@@ -95,10 +100,14 @@ def run(folder, script, *arguments, launch, gruyere, processes=1, timeout=240, *
         "GRUYERE_TEST_LIBRARY": str(GRUYERE),
         "GRUYERE_TEST_PHANTOM": str(PHANTOM),
         "GRUYERE_LIBRARY": str(GRUYERE),
+        "XDG_CACHE_HOME": str(door.CACHE),
+        "CUDA_HOME": str(door.TOOLKIT),
         "HF_HUB_OFFLINE": "1",
         # Many small processes on few cores.
         "OMP_NUM_THREADS": "1",
     }
+    if through != "torch":
+        environment["GRUYERE_CONF"] = f"door:{through}"
     environment |= variables | {key: str(value) for key, value in settings.items()}
     command = [PYTHON, *options, HERE / "frameworks" / f"{script}.py", *arguments]
     try:
@@ -114,18 +123,19 @@ def run(folder, script, *arguments, launch, gruyere, processes=1, timeout=240, *
         ended.stdout, ended.stderr, json.loads(ended.stdout.strip().splitlines()[-1]), found, books
     )
     assert len(found) == processes, (found, ended.stderr)
-    check(ran, gruyere)
+    check(ran, through)
     return ran
 
 
-def check(ran, gruyere):
+def check(ran, through):
     """Who allocated is who should have; every byte is accounted for; no rule of the driver's was
     broken."""
     for device in ran.devices:
-        assert device["allocator"] == ("gruyere" if gruyere else "native")
+        # torch calls its own "native".
+        assert device["allocator"] == ("native" if through == "torch" else f"gruyere, {through}")
         assert device["reserved"] == device["physical"], device
         assert device["live"] <= device["live_peak"] <= device["physical_peak"], device
-        if gruyere:
+        if through != "torch":
             assert (device["stats"], device["validate"], device["bad_frees"]) == (0, 0, 0), device
             for name in ("live", "live_peak", "reserved"):
                 assert device[f"torch_{name}"] == device[name], device

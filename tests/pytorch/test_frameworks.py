@@ -1,12 +1,15 @@
 """Real training frameworks, unmodified scripts (frameworks/): the same program under torch's own
-allocator and with Gruyère in the launch line does the same steps, sees the same memory live, and
-breaks no rule."""
+allocator and with Gruyère in the launch line, through each door, does the same steps, sees the same
+memory live, and breaks no rule."""
+
+import itertools
 
 import pytest
 
 from framework_runs import (
     ACCELERATE_MODULE,
     ACCELERATE_PLAIN,
+    DOORS,
     LAUNCHERS,
     MODULE,
     PLAIN,
@@ -16,19 +19,21 @@ from framework_runs import (
 
 
 def both(folder, script, *arguments, lines=(PLAIN, MODULE), **settings):
-    """Runs the script under both; both must give the same answer. The peaks of what is live differ
-    by little: torch counts the rest of a block that it does not split as allocated, and the
-    phantom's values, on which paths depend, are what memory held."""
-    torchs = run(folder, script, *arguments, launch=lines[0], gruyere=False, **settings)
-    ours = run(folder, script, *arguments, launch=lines[1], gruyere=True, **settings)
-    assert ours.answer == torchs.answer
-    assert ours.live_peak == pytest.approx(torchs.live_peak, rel=0.02)
-    print(
-        f"{script}: live {ours.live_peak / 2**20:.1f} MiB; held "
-        f"{ours.devices[0]['physical_peak'] / 2**20:.1f},"
-        f" by torch {torchs.devices[0]['physical_peak'] / 2**20:.1f}"
-    )
-    return ours.answer
+    """Runs the script under torch's own allocator, and through each door; all must give the same
+    answer. The peaks of what is live differ by little: torch counts the rest of a block that it
+    does not split as allocated, and the phantom's values, on which paths depend, are what memory
+    held."""
+    torchs = run(folder, script, *arguments, launch=lines[0], through="torch", **settings)
+    for door in DOORS:
+        ours = run(folder, script, *arguments, launch=lines[1], through=door, **settings)
+        assert ours.answer == torchs.answer
+        assert ours.live_peak == pytest.approx(torchs.live_peak, rel=0.02)
+        print(
+            f"{script}, {door}: live {ours.live_peak / 2**20:.1f} MiB; held "
+            f"{ours.devices[0]['physical_peak'] / 2**20:.1f},"
+            f" by torch {torchs.devices[0]['physical_peak'] / 2**20:.1f}"
+        )
+    return torchs.answer
 
 
 def test_data_loader_workers_pinned_memory_and_a_prefetching_stream(tmp_path):
@@ -42,15 +47,16 @@ def test_multiprocessing_spawn(tmp_path):
 
 def test_multiprocessing_spawn_inherits_the_launch_line(tmp_path):
     answer = run(
-        tmp_path, "spawn", launch=MODULE, gruyere=True, PHANTOM_DEVICES=2, processes=3
+        tmp_path, "spawn", launch=MODULE, through="native", PHANTOM_DEVICES=2, processes=3
     ).answer
     assert answer["ranks"] == [0, 1] and answer["steps"] == 8
 
 
-@pytest.mark.parametrize("line", LAUNCHERS)
-def test_launchers_ranks_their_workers_and_children_are_on_gruyere(tmp_path, line):
+# Who launches and by which door are two questions: the doors take turns.
+@pytest.mark.parametrize("line, door", [*zip(LAUNCHERS, itertools.cycle(DOORS))])
+def test_launchers_ranks_their_workers_and_children_are_on_gruyere(tmp_path, line, door):
     ran = run(
-        tmp_path, "ranks", launch=LAUNCHERS[line], gruyere=True, PHANTOM_DEVICES=2, processes=4
+        tmp_path, "ranks", launch=LAUNCHERS[line], through=door, PHANTOM_DEVICES=2, processes=4
     )
     assert ran.answer == {"steps": 4, "world": 2}
     # A device a rank, in the rank and in its child.

@@ -6,38 +6,40 @@ and goes on training."""
 
 import pytest
 
-from framework_runs import MODULE, PLAIN, run
+from framework_runs import DOORS, MODULE, PLAIN, run
 
 SMALL = {"PHANTOM_MEMORY": "3GiB"}
 
 
 def both(folder, script, *arguments):
-    torchs = run(folder, script, *arguments, launch=PLAIN, gruyere=False, **SMALL)
-    ours = run(folder, script, *arguments, launch=MODULE, gruyere=True, **SMALL)
-    (device,) = ours.devices
-    assert device["out_of_memories"] > 0, "nothing ran out: the test tests nothing"
-    return ours.answer, torchs.answer
+    """What it says through each door, beside what it says under torch's own allocator."""
+    torchs = run(folder, script, *arguments, launch=PLAIN, through="torch", **SMALL)
+    for door in DOORS:
+        ours = run(folder, script, *arguments, launch=MODULE, through=door, **SMALL)
+        (device,) = ours.devices
+        assert device["out_of_memories"] > 0, "nothing ran out: the test tests nothing"
+        yield ours.answer, torchs.answer
 
 
 def test_a_loop_that_halves_the_batch(tmp_path):
-    ours, torchs = both(tmp_path, "batch_size_halved")
-    assert ours["batch"] >= torchs["batch"]
-    assert len(ours["tried"]) >= 3
-    assert ours["message"].startswith("CUDA out of memory. Tried to allocate ")
-    # torch's sentence, word for word, up to what is free.
-    assert (
-        ours["message"].split(" of which ")[0].split(" MiB. ")[1]
-        == torchs["message"].split(" of which ")[0].split(" MiB. ")[1]
-    )
+    for ours, torchs in both(tmp_path, "batch_size_halved"):
+        assert ours["batch"] >= torchs["batch"]
+        assert len(ours["tried"]) >= 3
+        assert ours["message"].startswith("CUDA out of memory. Tried to allocate ")
+        # torch's sentence, word for word, up to what is free.
+        assert (
+            ours["message"].split(" of which ")[0].split(" MiB. ")[1]
+            == torchs["message"].split(" of which ")[0].split(" MiB. ")[1]
+        )
 
 
 def test_accelerates_finder_and_the_trainer_that_uses_it(tmp_path):
-    ours, torchs = both(tmp_path, "batch_size_accelerate")
-    assert ours["batch"] >= torchs["batch"] and ours["trainer"] >= torchs["trainer"]
-    assert len(ours["tried"]) >= 3 and ours["trainer_steps"] == 3
+    for ours, torchs in both(tmp_path, "batch_size_accelerate"):
+        assert ours["batch"] >= torchs["batch"] and ours["trainer"] >= torchs["trainer"]
+        assert len(ours["tried"]) >= 3 and ours["trainer_steps"] == 3
 
 
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 def test_lightnings_finder(tmp_path, mode):
-    ours, torchs = both(tmp_path, "batch_size_lightning", mode)
-    assert ours["batch"] >= torchs["batch"] and ours["steps"] == 3
+    for ours, torchs in both(tmp_path, "batch_size_lightning", mode):
+        assert ours["batch"] >= torchs["batch"] and ours["steps"] == 3
