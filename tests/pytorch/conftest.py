@@ -25,6 +25,12 @@ COMMAND = RELEASE / "gruyere"
 # Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for
 # other libraries.
 LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
+# What the native door's shim is built from, as torch's wheel would have brought it, and where it is
+# kept: built once a run, by the worker that asks first, while the others wait.
+SHIM = {
+    "XDG_CACHE_HOME": str(TARGET / "shims"),
+    "CUDA_HOME": str(TARGET / "cuda-toolkit" / "nvidia" / "cu13"),
+}
 LIBRARIES_PRELOADED = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
 
 # Where the programs' records are: they go with the session, and the user's own `gruyere ps` does
@@ -90,6 +96,7 @@ class Phantom:
             "GRUYERE_TEST_LIBRARY": str(GRUYERE),
             "GRUYERE_TEST_PHANTOM": str(PHANTOM),
             "GRUYERE_TEST_COMMAND": str(COMMAND),
+            **SHIM,
         }
         if allocator == "expandable":
             # Up to torch 2.8 the variable was CUDA's.

@@ -1,11 +1,11 @@
 """The native door in programs of the tests: what they find in their environment, and how they
 begin."""
 
-from conftest import GRUYERE, HERE, ROOT, TARGET
+from pathlib import Path
 
-# Built once a run: by the worker that asks first, while the others wait.
-CACHE = TARGET / "shims"
-TOOLKIT = TARGET / "cuda-toolkit" / "nvidia" / "cu13"
+from conftest import GRUYERE, HERE, ROOT, SHIM
+
+CACHE, TOOLKIT = Path(SHIM["XDG_CACHE_HOME"]), Path(SHIM["CUDA_HOME"])
 
 PRELUDE = """
 import gc, json, os, sys
@@ -28,8 +28,6 @@ def settings(**others):
     return {
         "PYTHONPATH": path,
         "GRUYERE_LIBRARY": GRUYERE,
-        "XDG_CACHE_HOME": CACHE,
-        "CUDA_HOME": TOOLKIT,
     } | others
 
 

@@ -10,7 +10,15 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from conftest import LIBRARIES, LIBRARIES_PRELOADED, PHANTOM, ROOT, TARGET, clean_environment
+from conftest import (
+    LIBRARIES,
+    LIBRARIES_PRELOADED,
+    PHANTOM,
+    ROOT,
+    SHIM,
+    TARGET,
+    clean_environment,
+)
 
 PACKAGE = ROOT / "python_loader"
 WHEELS = TARGET / "wheels"
@@ -115,6 +123,7 @@ class Installed:
             "PATH": os.pathsep.join([str(self.binaries), os.environ["PATH"]]),
             # The launchers' threads would make the two cores of a small machine slower, not faster.
             "OMP_NUM_THREADS": "1",
+            **SHIM,
         }
         for key, value in settings.items():
             environment.pop(key, None)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from conftest import GRUYERE, ROOT
-from door import CACHE, TOOLKIT
 from package import PRELUDE, report
 
 
@@ -91,7 +90,7 @@ for ask in (
 def test_cudnn_benchmark_stays_off_and_says_so_once(installed, early):
     asks = "torch.backends.cudnn.benchmark = True\n"
     code = f"""{PRELUDE}
-{asks if early else ''}gruyere.enable()
+{asks if early else ''}gruyere.enable(door="pluggable")
 {asks}{asks}
 with torch.backends.cudnn.flags(enabled=False, benchmark=True):
     inside = torch.backends.cudnn.benchmark
@@ -110,7 +109,7 @@ torch.backends.cudnn.benchmark = False
 @pytest.mark.parametrize("asked", ["mode='reduce-overhead'", "options={'triton.cudagraphs': True}"])
 def test_compiling_for_graph_trees_goes_on_without_them_and_says_so_once(installed, asked):
     code = f"""{PRELUDE}
-gruyere.enable()
+gruyere.enable(door="pluggable")
 asked = {{"mode": None, "options": None, **dict({asked})}}
 wrapped = [torch._TorchCompileInductorWrapper(dynamic=None, **asked) for _ in range(2)]
 torch.compile(lambda x: x + 1, {asked})
@@ -123,7 +122,7 @@ torch.compile(lambda x: x + 1, {asked})
 
 def test_graph_trees_by_another_way_are_refused_with_a_remedy(installed):
     code = f"""{PRELUDE}
-gruyere.enable()
+gruyere.enable(door="pluggable")
 from torch._inductor import cudagraph_trees
 try:
     cudagraph_trees.CUDAGraphTreeManager(0)
@@ -136,7 +135,7 @@ except gruyere.GruyereError as error:
 
 def test_what_the_refusal_of_the_cudagraphs_backend_names_works(installed):
     code = f"""{PRELUDE}
-gruyere.enable()
+gruyere.enable(door="pluggable")
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)).cuda()
 x = torch.ones(4, 8, device="cuda")
 try:
@@ -186,7 +185,7 @@ if __name__ == "__main__":
 """ + report(said="said", got="got", code="worker.exitcode", door="_enable.door()[0]").replace(
         "\nprint", "\n    print"
     )
-    ran = installed.code(code, XDG_CACHE_HOME=CACHE, CUDA_HOME=TOOLKIT).report
+    ran = installed.code(code).report
     assert ran["door"] == door
     assert "tensor.cpu()" in ran["said"] and "torch.distributed" in ran["said"]
     assert (ran["got"], ran["code"]) == ([[1 << 20], "cuda:0"], 0)
@@ -194,7 +193,7 @@ if __name__ == "__main__":
 
 def test_sharing_tensors_and_pools_of_torch_name_what_to_use_instead(installed):
     code = f"""{PRELUDE}
-gruyere.enable()
+gruyere.enable(door="pluggable")
 said = []
 attempts = [lambda: tensor(1).untyped_storage()._share_cuda_()]
 # torch 2.4 has no such pools.
