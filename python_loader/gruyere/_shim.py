@@ -337,9 +337,13 @@ def _compile(torch: Any, wanted: str, compiler: str, file: Path) -> None:
                 words in output.lower() for words in _PASSING
             )
             kind = _Refused if is_final else Unavailable
+            remedy = "" if cuda_folders() else (
+                ". CUDA's headers are not here: name a toolkit in CUDA_HOME, or install torch with "
+                "its nvidia packages"
+            )
             raise kind(
                 f"this torch ({torch.__version__}) and {compiler} do not make a shim: "
-                f"{_cause(output)}"
+                f"{_cause(output)}{remedy}"
             )
         os.chmod(name, 0o600)
         os.rename(name, file)

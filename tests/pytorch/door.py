@@ -28,6 +28,7 @@ def settings(**others):
     return {
         "PYTHONPATH": path,
         "GRUYERE_LIBRARY": GRUYERE,
+        **SHIM,
     } | others
 
 

@@ -101,9 +101,15 @@ same_keys(segments[0], own["segments"][0])
 same_keys(segments[0]["blocks"][0], own["segments"][0]["blocks"][0])
 same_keys(snapshot["device_traces"][0][0], own["device_traces"][0][0])
 same_keys(snapshot["allocator_settings"], own["allocator_settings"])
-where = lambda segments: sorted(
-    (segment["address"], segment["total_size"], segment["is_expandable"]) for segment in segments
-)
+def where(segments):
+    # A row of pages in which small and large blocks lie is told in parts from inside.
+    rows = []
+    for at, bytes in sorted((segment["address"], segment["total_size"]) for segment in segments):
+        if rows and sum(rows[-1]) == at:
+            rows[-1] = (rows[-1][0], rows[-1][1] + bytes)
+        else:
+            rows.append((at, bytes))
+    return rows
 assert where(segments) == where(own["segments"])
 assert all("lifetime" in block["frames"][0]["name"] for block in allocated)
 gpu.report(traces=len(snapshot["device_traces"][0]))

@@ -17,6 +17,7 @@ from conftest import (
     LIBRARIES_PRELOADED,
     PHANTOM,
     ROOT,
+    SHIM,
     clean_environment,
 )
 
@@ -53,6 +54,7 @@ class Newcomer:
                 "GRUYERE_PHANTOM": str(PHANTOM),
                 "GRUYERE_RECORD_DIR": str(records),
             }
+            | SHIM
             | settings
         )
 
