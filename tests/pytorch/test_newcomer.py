@@ -124,8 +124,11 @@ def test_the_line_is_for_terminals_and_rank_0_unless_it_is_asked_for(newcomer):
 
 
 def test_the_log_says_at_the_start_what_runs_and_how(newcomer):
-    said = newcomer.python("-m", "gruyere", "--limit", "90%", "train.py", GRUYERE_LOG="info").stderr
+    launch = ("-m", "gruyere", "--limit", "90%")
+    said = newcomer.python(*launch, "--door", "pluggable", "train.py", GRUYERE_LOG="info").stderr
     assert re.search(r"gruyere \d+\.\d+\.\d+, by torch's pluggable allocator", said), said
+    said = newcomer.python(*launch, "train.py", GRUYERE_LOG="info").stderr
+    assert re.search(r"gruyere \d+\.\d+\.\d+, by torch's allocator interface", said), said
     assert "settings: limit:90%" in said
     assert re.search(r"device 0 \(.+\): backing stitch", said), said
 
