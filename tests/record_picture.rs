@@ -5,7 +5,7 @@ mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::report::snapshot::{BlockState as HeapState, Snapshot};
+use gruyere::heap::report::snapshot::{BlockState as HeapState, Segment, Snapshot};
 use gruyere::record::picture::{MOST_PAGES, Misfits, PAGE, Picture, Piece, PieceKind, RangeKind};
 use gruyere::record::{BlockEntry, BlockState, Reader, SegmentEntry, SegmentKind};
 use gruyere_phantom::{Config as GpuConfig, as_program};
@@ -90,16 +90,18 @@ fn joined(pieces: impl Iterator<Item = (u64, u64, u64, HeapState)>) -> Told {
     found
 }
 
+/// The heap tells a row of pages in parts, by the size of what lies in each; the record as a whole.
 fn by_heap(snapshot: &Snapshot) -> Vec<Told> {
-    let blocks = |segment: &gruyere::heap::report::snapshot::Segment| {
-        joined(
-            segment
-                .blocks
-                .iter()
-                .map(|block| (block.address, block.bytes, block.requested, block.state)),
-        )
+    let is_one_row = |before: &Segment, next: &Segment| {
+        let touches = before.address + before.bytes == next.address;
+        touches && next.stitched && (before.pool, &before.holder) == (next.pool, &next.holder)
     };
-    snapshot.segments.iter().map(blocks).collect()
+    let rows = snapshot.segments.chunk_by(is_one_row);
+    rows.map(|row| {
+        let blocks = row.iter().flat_map(|segment| &segment.blocks);
+        joined(blocks.map(|block| (block.address, block.bytes, block.requested, block.state)))
+    })
+    .collect()
 }
 
 fn by_record(picture: &Picture) -> Vec<Told> {

@@ -49,7 +49,7 @@ fn without_options_it_asks_for_everything() {
         "programs": [], "arguments": [], "steps": null,
         "allocators": ["default", "expandable", "async", "gruyere"], "conf": [],
         "phantom": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null,
-        "list": false,
+        "list": false, "markdown": false,
     });
     assert_eq!(asked(&["--torch"]), wanted);
     assert_eq!(asked(&["torch"]), wanted, "as a subcommand too");
@@ -79,7 +79,7 @@ fn options_reach_the_python_side() {
         "allocators": ["gruyere", "default"],
         "conf": ["slack:0.5%,waits:budget"], "phantom": true, "beside": null, "fit": false,
         "runs": 9, "timeout": 60, "json": "-",
-        "list": false,
+        "list": false, "markdown": false,
     });
     assert_eq!(request, wanted);
 }
