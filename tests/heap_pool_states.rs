@@ -137,8 +137,8 @@ impl World {
         assert_eq!(self.gpu.misuses(), []);
     }
 
-    /// What a program sees of the pool: rows of pages (a snapshot tells one in parts) and the blocks
-    /// that tile them. Free neighbours are told as one, whichever stream they are kept for.
+    /// What a program sees of the pool: rows of pages (a snapshot tells one in parts) and the
+    /// blocks that tile them. Free neighbours are told as one, whichever stream they are kept for.
     fn layout(&self, pool: u64) -> Vec<Tiled> {
         let Snapshot { segments, .. } = self.heap.snapshot(0).unwrap();
         let of_pool: Vec<Segment> =
