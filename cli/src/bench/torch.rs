@@ -240,7 +240,7 @@ impl House {
     /// An interpreter that can serve.
     fn interpreter(&self, chosen: Option<&Path>) -> Result<PathBuf, String> {
         let python = chosen.map_or_else(|| self.usual(), Path::to_path_buf);
-        let remedy = "name one that has torch with --python";
+        let remedy = "name one that has torch (--python; for gruyere compare, before the script)";
         let output =
             self.command(&python).args(["-c", PROBE]).output().map_err(|error| {
                 format!("{} cannot be run ({error}): {remedy}", python.display())
