@@ -126,18 +126,18 @@ fn only(folder: &Folder) -> Result<Reader<'static>, Failure> {
             .filter(|found| found.state == wanted && !matches!(found.claim, Claim::False(_)));
         Ok::<Vec<_>, Failure>(readers.filter_map(|found| found.reader.ok()).collect())
     };
-    let mut living = listed(State::Live)?;
-    let mut found =
-        if living.is_empty() { listed(State::Stale)? } else { std::mem::take(&mut living) };
-    match (found.len(), found.pop()) {
-        (1, Some(reader)) => Ok(reader),
-        (0, _) | (_, None) => Err(Failure::new(format_args!(
+    let mut found = listed(State::Live)?;
+    if found.is_empty() {
+        found = listed(State::Stale)?;
+    }
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 => Err(Failure::new(format_args!(
             "no process uses gruyere here: start one, as with `python -m gruyere train.py`, or \
              name the file of a record (records are in {})",
             folder.directory.display()
         ))),
-        (_, Some(last)) => {
-            found.push(last);
+        _ => {
             let name = |reader: &Reader<'_>| {
                 let process = reader.process();
                 let rank = process.rank.map(|rank| format!(", rank {rank}")).unwrap_or_default();

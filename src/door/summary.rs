@@ -9,7 +9,7 @@ use crate::config::{Config, Summary};
 use crate::heap::Heap;
 use crate::heap::report::oom::Bytes;
 use crate::record::Reader;
-use crate::record::run::{Run, shown_command};
+use crate::record::run::{Run, RunDevice, shown_command};
 
 /// What the Python package sets, for this process and its children.
 const PACKAGE: &str = "GRUYERE_ENABLE";
@@ -39,9 +39,13 @@ fn is_wanted(summary: Summary) -> bool {
 /// `None`: no device was used.
 fn line(run: &Run, config: &Config) -> Option<String> {
     let mut said = String::from("gruyere:");
-    for device in &run.devices {
-        let ratio = device.peak_ratio()?;
-        let place = match run.devices.len() {
+    let used: Vec<(&RunDevice, f64)> =
+        run.devices.iter().filter_map(|device| Some((device, device.peak_ratio()?))).collect();
+    if used.is_empty() {
+        return None;
+    }
+    for (device, ratio) in &used {
+        let place = match used.len() {
             1 => String::new(),
             _ => format!(" device {}", device.device),
         };
@@ -55,9 +59,6 @@ fn line(run: &Run, config: &Config) -> Option<String> {
         if device.out_of_memories > 0 {
             let _ = write!(said, " {} out of memory;", device.out_of_memories);
         }
-    }
-    if run.devices.is_empty() {
-        return None;
     }
     let nanoseconds: u64 = run.driver_call_times.iter().map(|call| call.total_nanoseconds).sum();
     let _ = write!(said, " {:.2} s in driver calls;", nanoseconds as f64 / 1e9);
@@ -73,7 +74,6 @@ fn line(run: &Run, config: &Config) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::run::RunDevice;
 
     fn run() -> Run {
         let device = RunDevice {
@@ -97,6 +97,13 @@ mod tests {
         );
         let kept = Config::parse("history:runs").unwrap();
         assert!(line(&run(), &kept).unwrap().contains("gruyere report --history runs"));
+    }
+
+    #[test]
+    fn a_device_that_was_opened_and_not_used_keeps_nobody_from_being_told() {
+        let mut two = run();
+        two.devices.insert(0, RunDevice::default());
+        assert_eq!(line(&two, &Config::default()), line(&run(), &Config::default()));
     }
 
     #[test]

@@ -5,9 +5,11 @@ use crate::pool::capture::{CapturePool, Capturing, Found, PoolId};
 use crate::pool::named::{LiveBlock, PoolError, PoolKey, PoolStats};
 use crate::pool::{Pool, PoolNumber, Purpose, Reuse, capture_tag, of_capture};
 use crate::request::{Request, Want};
-use crate::runs::arena::{RunId, RunState, SpaceId};
+use crate::runs::arena::{Run, RunId, RunState, SpaceId};
 use crate::shared::Shared;
+use crate::small::shard::Shard;
 use crate::small::size_class::{ALIGNMENT, SMALL_MAX, round};
+use crate::small::slab::Slab;
 
 /// Blocks that a refusal names.
 const NAMED_BLOCKS: usize = 8;
@@ -160,33 +162,42 @@ impl Central {
         })
     }
 
+    /// What `of_run` and `of_slot` make of the live blocks of a pool, in no order.
+    pub(super) fn live_in_pool<T>(
+        &self,
+        number: PoolNumber,
+        of_run: impl Fn(&Run) -> T,
+        of_slot: impl Fn(&Slab, u32) -> T,
+    ) -> Vec<T> {
+        let Some(pool) = self.pools.get(number) else { return Vec::new() };
+        let is_here = |run: &&Run| pool.spaces().contains(&self.arenas.region(run.region).space);
+        let is_live = |run: &&Run| run.state == RunState::Live && !run.is_slab;
+        let runs = self.arenas.blocks().map(|(_, run)| run).filter(is_live).filter(is_here);
+        let mut found: Vec<T> = runs.map(of_run).collect();
+        for (_, slab) in pool.shard.iter().flat_map(Shard::slabs) {
+            found.extend(slab.live_slots().map(|slot| of_slot(slab, slot)));
+        }
+        found
+    }
+
     /// The largest live blocks of a pool, at most `most`.
     pub(crate) fn pool_blocks(&self, number: PoolNumber, most: usize) -> Vec<LiveBlock> {
-        let Some(pool) = self.pools.get(number) else { return Vec::new() };
-        let runs = self.arenas.blocks().map(|(_, run)| run).filter(|run| {
-            run.state == RunState::Live
-                && !run.is_slab
-                && pool.spaces().contains(&self.arenas.region(run.region).space)
-        });
-        let large = runs.map(|run| LiveBlock {
+        let of_run = |run: &Run| LiveBlock {
             address: run.address,
             requested: run.requested(),
             step: self.writer.step_of(run.slot),
             stream: run.stream,
-        });
-        let slabs = pool.shard.iter().flat_map(|shard| shard.slabs());
-        let small = slabs.flat_map(|(_, slab)| {
-            slab.live_slots().map(|slot| {
-                let facts = slab.facts(slot);
-                LiveBlock {
-                    address: slab.address(slot),
-                    requested: facts.requested,
-                    step: self.writer.step_of(facts.block),
-                    stream: slab.stream,
-                }
-            })
-        });
-        let mut blocks: Vec<LiveBlock> = large.chain(small).collect();
+        };
+        let of_slot = |slab: &Slab, slot| {
+            let facts = slab.facts(slot);
+            LiveBlock {
+                address: slab.address(slot),
+                requested: facts.requested,
+                step: self.writer.step_of(facts.block),
+                stream: slab.stream,
+            }
+        };
+        let mut blocks = self.live_in_pool(number, of_run, of_slot);
         blocks.sort_unstable_by_key(|block| (std::cmp::Reverse(block.requested), block.address));
         blocks.truncate(most);
         blocks

@@ -41,33 +41,26 @@ impl Central {
 
     /// The live blocks of a pool, by address.
     pub(crate) fn live_in(&self, number: PoolNumber) -> Vec<StateBlock> {
-        let Some(pool) = self.pools.get(number) else { return Vec::new() };
-        let is_here = |run: &&Run| self.arenas.region(run.region).space == pool.space();
-        let is_live = |run: &&Run| run.state == RunState::Live && !run.is_slab;
-        let runs = self.arenas.blocks().map(|(_, run)| run).filter(is_live).filter(is_here);
-        let large = runs.map(|run| StateBlock {
+        let of_run = |run: &Run| StateBlock {
             address: run.address,
             bytes: run.bytes,
             requested: run.requested(),
             stream: run.stream,
             lifetime: run.lifetime,
             slab: None,
-        });
-        let slabs = pool.shard.iter().flat_map(Shard::slabs);
-        let small = slabs.flat_map(|(_, slab)| {
-            slab.live_slots().map(|slot| {
-                let requested = slab.facts(slot).requested;
-                StateBlock {
-                    address: slab.address(slot),
-                    bytes: round(requested),
-                    requested,
-                    stream: slab.stream,
-                    lifetime: slab.lifetime,
-                    slab: Some(SlabPlace { base: slab.base, class: slab.class }),
-                }
-            })
-        });
-        let mut blocks: Vec<StateBlock> = large.chain(small).collect();
+        };
+        let of_slot = |slab: &Slab, slot| {
+            let requested = slab.facts(slot).requested;
+            StateBlock {
+                address: slab.address(slot),
+                bytes: round(requested),
+                requested,
+                stream: slab.stream,
+                lifetime: slab.lifetime,
+                slab: Some(SlabPlace { base: slab.base, class: slab.class }),
+            }
+        };
+        let mut blocks = self.live_in_pool(number, of_run, of_slot);
         blocks.sort_unstable_by_key(|block| block.address);
         blocks
     }

@@ -361,16 +361,14 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
         }
         None => {}
     }
-    let mut refused = match ask() {
+    let mut answer = ask();
+    if matches!(answer, Err(Error::OutOfMemory(_))) && pools::give_back_unused(heap, device) {
+        answer = ask();
+    }
+    let refused = match answer {
         Err(Error::OutOfMemory(report)) => report,
         other => return other.map_err(|error| Failure::of(error, stream)),
     };
-    if pools::give_back_unused(heap, device) {
-        refused = match ask() {
-            Err(Error::OutOfMemory(report)) => report,
-            other => return other.map_err(|error| Failure::of(error, stream)),
-        };
-    }
     for key in pools::last_resorts(device) {
         // A pool that is gone meanwhile, or has nothing, is not the one.
         if let Ok(Ok(address)) = pools::inside(heap, key, ask) {
