@@ -77,10 +77,8 @@ class Rust(BuildHookInterface[Any]):
             release /= target.split(".")[0]
         subprocess.run(command, cwd=WORKSPACE, check=True)
         release /= "release"
-        library, driver, executable = (
-            stripped(release / name)
-            for name in ("libgruyere.so", "libgruyere_driver.so", "gruyere")
-        )
+        names = ("libgruyere.so", "libgruyere_driver.so", "gruyere")
+        library, driver, executable = stripped([release / name for name in names])
         build_data["force_include"][str(library)] = "gruyere/libgruyere.so"
         # Beside it, for `gruyere run` with preload:driver.
         build_data["force_include"][str(driver)] = "gruyere/libgruyere_driver.so"
@@ -97,26 +95,32 @@ class Rust(BuildHookInterface[Any]):
         build_data["tag"] = f"py3-none-{platform(library, driver, executable)}"
 
 
-def stripped(path: Path) -> Path:
-    """A copy without debug information, which is three quarters of the bytes; the names of
-    functions stay, for backtraces and profilers. By the objcopy of Rust's toolchain, which knows
-    every machine; a toolchain without it (a distribution's) gives larger wheels."""
-    answers = [
-        subprocess.run([rustc, *question], check=True, stdout=subprocess.PIPE, text=True).stdout
-        for rustc in [str(Path(cargo()).with_name("rustc"))]
-        for question in (["--print", "sysroot"], ["-vV"])
-    ]
-    sysroot = Path(answers[0].strip())
-    host = next(line[6:] for line in answers[1].splitlines() if line.startswith("host: "))
-    objcopy = sysroot / "lib" / "rustlib" / host / "bin" / "rust-objcopy"
-    if not objcopy.exists():
-        print(f"there is no {objcopy}: {path.name} keeps its debug information")
-        return path
-    copy = path.parent / "stripped" / path.name
-    copy.parent.mkdir(exist_ok=True)
+def objcopy() -> Optional[tuple[Path, dict[str, str]]]:
+    """The objcopy of Rust's toolchain, which knows every machine, and the environment that it
+    needs. None where the toolchain (a distribution's) comes without."""
+    rustc = Path(cargo()).with_name("rustc")
+    ask = [rustc, "--print", "sysroot", "--print", "target-libdir"]
+    answer = subprocess.run(ask, check=True, stdout=subprocess.PIPE, text=True).stdout
+    sysroot, libraries = map(Path, answer.splitlines())
+    found = libraries.parent / "bin" / "rust-objcopy"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(sysroot / "lib")}
-    subprocess.run([objcopy, "--strip-debug", path, copy], check=True, env=environment)
-    return copy
+    return (found, environment) if found.exists() else None
+
+
+def stripped(files: list[Path]) -> list[Path]:
+    """Copies without debug information, which is three quarters of the bytes; the names of
+    functions stay, for backtraces and profilers."""
+    found = objcopy()
+    if found is None:
+        print("Rust's toolchain has no rust-objcopy: the wheel keeps its debug information")
+        return files
+    command, environment = found
+    folder = files[0].parent / "stripped"
+    folder.mkdir(exist_ok=True)
+    for file in files:
+        strip = [command, "--strip-debug", file, folder / file.name]
+        subprocess.run(strip, check=True, env=environment)
+    return [folder / file.name for file in files]
 
 
 def platform(*files: Path) -> str:

@@ -101,7 +101,7 @@ def is_wanted() -> bool:
     text = _asked()
     if text in ("", "0", "off", "false", "no"):
         return False
-    if text in ("1", "on", "true", "yes", "direct", "behind"):
+    if text in ("1", "on", "true", "yes", *_modes.NAMES):
         return True
     raise GruyereError(f"{VARIABLE}={text}: say 1, or 0")
 
@@ -109,7 +109,7 @@ def is_wanted() -> bool:
 def settings_of_environment() -> dict[str, object]:
     """What the variable says beside yes or no: a mode, in earlier versions."""
     text = _asked()
-    return _modes.meant(text if text in ("direct", "behind") else None, f"{VARIABLE}={text}", {})
+    return _modes.meant(text if text in _modes.NAMES else None, f"{VARIABLE}={text}", {})
 
 
 def _asked() -> str:

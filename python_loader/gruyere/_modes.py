@@ -10,6 +10,8 @@ from typing import Optional
 from . import _settings
 from ._errors import GruyereError, warn_once
 
+NAMES = ("direct", "behind")
+
 _DIRECT = (
     "{said}: Gruyère always serves every tensor itself, so leave it out; the next release does "
     "not know it"
