@@ -160,6 +160,11 @@ pub fn write_docs(root: &Path) -> Result<(), String> {
     )
 }
 
+/// A file's text.
+pub fn text(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
 /// A command's output.
 pub fn output(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();

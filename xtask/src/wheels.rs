@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::parts::{output, succeed};
+use crate::parts::{output, succeed, text};
 
 /// Machines that wheels are for, and the oldest glibc: that of torch's own wheels.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu.2.28", "aarch64-unknown-linux-gnu.2.28"];
@@ -35,7 +35,7 @@ pub fn make(root: &Path, out: &Path, here: bool) -> Result<(), String> {
     let mut git = Command::new("git");
     git.args(["archive", "--format=tar.gz", "HEAD", "--output"]).arg(&archive);
     succeed(git.arg(format!("--prefix=gruyere-{version}/")).current_dir(root))?;
-    let notes = notes(&read(&root.join("CHANGELOG.md"))?, version)?;
+    let notes = notes(&text(&root.join("CHANGELOG.md"))?, version)?;
     std::fs::write(out.join("NOTES.md"), notes).map_err(wrong)?;
     let mut names = files(&out)?;
     names.retain(|name| name != "NOTES.md");
@@ -85,10 +85,6 @@ fn environment(root: &Path, folder: &str) -> Result<PathBuf, String> {
         succeed(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
     }
     Ok(python)
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// The names of a folder's files, in order.

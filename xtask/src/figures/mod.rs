@@ -11,7 +11,7 @@ mod tables;
 use serde_json::Value;
 use std::path::Path;
 
-use crate::parts::{cargo, succeed};
+use crate::parts::{cargo, succeed, text};
 
 /// What was measured last.
 const KEPT: &str = "benches/results/figures.json";
@@ -85,10 +85,6 @@ fn measure(root: &Path) -> Result<Value, String> {
     let options = ["bench", "--fit", "--timeline", "--out", FRESH];
     succeed(cargo(root, &bench).args(options))?;
     read(&root.join(FRESH).join("bench.json"))
-}
-
-fn text(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 fn read(path: &Path) -> Result<Value, String> {

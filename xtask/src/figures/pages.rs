@@ -1,7 +1,8 @@
 //! The pages that give figures: what stands between `<!-- figure: NAME -->` and `<!-- . -->` is
 //! written by `cargo xtask figures`.
 
-use super::{Trace, tables, text};
+use super::{Trace, tables};
+use crate::parts::text;
 use std::path::{Path, PathBuf};
 
 const BEGIN: &str = "<!-- figure: ";
