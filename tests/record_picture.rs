@@ -428,6 +428,7 @@ fn segment() -> impl Strategy<Value = SegmentEntry> {
                 capture,
                 chunk,
                 pages,
+                ..SegmentEntry::default()
             }
         })
 }
@@ -445,6 +446,7 @@ fn block() -> impl Strategy<Value = (BlockEntry, BlockState)> {
                 device: 0,
                 lifetime,
                 capture,
+                ..BlockEntry::default()
             };
             (entry, state)
         },

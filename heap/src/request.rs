@@ -7,7 +7,7 @@ use crate::pool::lifetime::Lifetime;
 use crate::runs::arena::{Arenas, RunId, SpaceId};
 use crate::runs::page_table::PageTable;
 use crate::small::size_class::round;
-use gruyere_record::{BlockEntry, EventKind, Record, ShardWriter};
+use gruyere_record::{BlockEntry, EventKind, Record, ShardWriter, SiteId};
 
 /// One request, as the door has understood it.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,7 @@ impl Request {
             device: device as u8,
             lifetime: self.lifetime as u8,
             capture,
+            site: SiteId::NONE,
         }
     }
 

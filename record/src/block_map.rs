@@ -2,7 +2,7 @@
 //! it.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence, pause};
-use super::{BlockEntry, BlockState, BlockTag, layout::Shared};
+use super::{BlockEntry, BlockState, BlockTag, SiteId, layout::Shared, sites::site_of_life};
 
 /// One slot, 40 bytes.
 ///
@@ -102,8 +102,15 @@ impl BlockCell {
         self.advance(if was_pending { 2 } else { 3 });
     }
 
-    /// The block in this slot, read whole or not at all.
-    pub fn read(&self, attempts: u32) -> SlotRead<BlockEntry> {
+    /// Which life of the slot this is, for the word beside it ([`super::sites`]). Only for its
+    /// holder.
+    pub(super) fn life(&self) -> u32 {
+        self.state.load(Ordering::Relaxed)
+    }
+
+    /// The block in this slot, read whole or not at all; `beside`: the word of its site, if it has
+    /// one.
+    pub fn read(&self, attempts: u32, beside: Option<&AtomicU64>) -> SlotRead<BlockEntry> {
         for _ in 0..attempts {
             let before = self.state.load(Ordering::Acquire);
             let state = match before & 3 {
@@ -114,7 +121,10 @@ impl BlockCell {
                 _ => return SlotRead::Torn,
             };
             let tag = BlockTag(self.tag.load(Ordering::Relaxed));
+            // Acquire: the site that it names was published before.
+            let site = beside.map(|word| site_of_life(word.load(Ordering::Acquire), before));
             let entry = BlockEntry {
+                site: site.unwrap_or(SiteId::NONE),
                 address: self.address.load(Ordering::Relaxed),
                 size: self.size.load(Ordering::Relaxed),
                 requested: self.requested.load(Ordering::Relaxed),

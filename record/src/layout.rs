@@ -14,6 +14,7 @@ use super::histogram::Buckets;
 use super::ring::{RingCell, RingHead};
 use super::segments::SegmentCell;
 use super::shard_ring::{self, ShardRingCell};
+use super::sites::{FrameCell, MAX_FRAMES, MAX_SITES, MAX_TEXT, SiteCell, SiteReach};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::timeline::Timeline;
 use super::{RecordOptions, SHARDS};
@@ -22,7 +23,7 @@ use super::{RecordOptions, SHARDS};
 /// ready.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
 /// Version of the layout. A reader takes its own only.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Sections begin at multiples of this, and the header is one of it.
 pub const PAGE: u64 = 4096;
 
@@ -60,10 +61,19 @@ pub enum Section {
     Segments,
     /// [`BlockCell`]s.
     Blocks,
+    /// A word a slot of the block map, for the site of its block; as many are allocated as
+    /// [`SiteReach`] says, and of the tables that follow.
+    BlockSites,
+    /// [`SiteCell`]s.
+    Sites,
+    /// [`FrameCell`]s.
+    Frames,
+    /// Words of text: for each text its bytes, then as many words as they take.
+    Text,
 }
 
 /// Number of sections.
-pub const SECTIONS: usize = Section::Blocks as usize + 1;
+pub const SECTIONS: usize = Section::Text as usize + 1;
 /// Sections before this one are allocated whole at the start; it and the next are allocated as
 /// needed.
 const FIRST_GROWING: usize = Section::Ring as usize;
@@ -80,6 +90,10 @@ const NAMES: [&str; SECTIONS] = [
     "trails",
     "segments",
     "blocks",
+    "sites of blocks",
+    "sites",
+    "frames",
+    "text",
 ];
 
 impl Section {
@@ -165,23 +179,27 @@ pub struct Header {
     pub calls: AtomicU64,
     _room: [AtomicU64; 3],
     /// Room for more sections, so that their number may grow within a version.
-    pub sections: [SectionEntry; 16],
+    pub sections: [SectionEntry; 24],
     /// See [`Health`].
     pub health: Health,
     /// See [`ClockFacts`].
     pub clock: ClockFacts,
+    /// See [`SiteReach`].
+    pub sites: SiteReach,
 }
 
 // SAFETY: repr(C), atomics throughout.
 unsafe impl Shared for Header {}
+// SAFETY: an atomic of fixed width; every bit pattern is a value.
+unsafe impl Shared for AtomicU64 {}
 
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<SectionEntry>() == 32);
     assert!(size_of::<Health>() == 64);
     assert!(std::mem::offset_of!(Header, sections) == 64);
-    assert!(std::mem::offset_of!(Header, health) == 576);
-    assert!(std::mem::offset_of!(Header, clock) == 640);
+    assert!(std::mem::offset_of!(Header, health) == 832);
+    assert!(std::mem::offset_of!(Header, clock) == 896);
     assert!(size_of::<Header>() as u64 <= PAGE);
 };
 
@@ -215,6 +233,7 @@ impl Plan {
         // Indices are u32, the last of them is NONE.
         let blocks = u64::from(options.max_blocks).min(1 << 31).next_multiple_of(MAP_STEP);
         let segments = blocks.min(MAX_SEGMENTS);
+        let told = |most| if blocks == 0 { 0 } else { most };
         let entries: [(usize, u64); SECTIONS] = [
             (size_of::<ProcessFacts>(), 1),
             (size_of::<DeviceArea>(), devices),
@@ -228,6 +247,10 @@ impl Plan {
             (size_of::<ShardRingCell>(), shards * shard_ring),
             (size_of::<SegmentCell>(), segments),
             (size_of::<BlockCell>(), blocks),
+            (size_of::<AtomicU64>(), blocks),
+            (size_of::<SiteCell>(), told(MAX_SITES)),
+            (size_of::<FrameCell>(), told(MAX_FRAMES)),
+            (size_of::<AtomicU64>(), told(MAX_TEXT)),
         ];
         let mut offset = PAGE.max((size_of::<Header>() as u64).next_multiple_of(PAGE));
         let mut plan = Plan { sections: [(0, 0, 0); SECTIONS], fixed_bytes: 0, total_bytes: 0 };

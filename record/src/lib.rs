@@ -35,6 +35,7 @@ pub mod segments;
 pub mod seqlock;
 mod shard;
 pub mod shard_ring;
+pub mod sites;
 pub mod size;
 mod slots;
 pub mod source;
@@ -52,6 +53,7 @@ pub use open::{Owners, ReadError};
 pub use plain::plain;
 pub use reader::Reader;
 pub use shard::{Block, ShardWriter};
+pub use sites::SiteId;
 pub use writer::{DeviceWriter, Record};
 
 /// Shards a device: each is a set of gauges and a block allocator with one writer at a time (the
@@ -82,6 +84,8 @@ pub struct BlockEntry {
     pub lifetime: u8,
     /// 0 for ordinary blocks, else 1 + the index of the capture pool.
     pub capture: u8,
+    /// Where in the program it came from.
+    pub site: SiteId,
 }
 
 impl BlockEntry {
@@ -196,6 +200,8 @@ pub struct SegmentEntry {
     pub chunk: u32,
     /// Of a view: bit `n` is set if page `n` of its chunk (2 MiB each) belongs to the arena here.
     pub pages: u128,
+    /// Of a slab: where in the program the request came from that it was made for.
+    pub site: SiteId,
 }
 
 impl SegmentEntry {

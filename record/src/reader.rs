@@ -20,8 +20,9 @@ use super::open::{Opened, Owners, ReadError};
 use super::ring::{Event, Place, Ring, RingCell, RingHead};
 use super::segments::SegmentCell;
 use super::shard_ring::ShardRingCell;
+use super::sites::{FrameCell, MAX_FRAMES, MAX_SITES, MAX_TEXT, SiteCell, SiteReach, Sites};
 use super::source::Source;
-use super::sync::Ordering;
+use super::sync::{AtomicU64, Ordering};
 use super::timeline::{Sample, Timeline, TimelineEntry};
 use super::totals;
 use super::{
@@ -52,6 +53,8 @@ pub struct HealthRead {
     pub degraded: u64,
     /// The process made a clean exit.
     pub closed: bool,
+    /// Sites that the tables had no room for.
+    pub sites_untold: u64,
 }
 
 /// A device at a moment.
@@ -251,6 +254,10 @@ const ENTRY_BYTES: [usize; SECTIONS] = [
     size_of::<ShardRingCell>(),
     size_of::<SegmentCell>(),
     size_of::<BlockCell>(),
+    size_of::<AtomicU64>(),
+    size_of::<SiteCell>(),
+    size_of::<FrameCell>(),
+    size_of::<AtomicU64>(),
 ];
 const ALL_SECTIONS: [Section; SECTIONS] = [
     Section::Process,
@@ -265,6 +272,10 @@ const ALL_SECTIONS: [Section; SECTIONS] = [
     Section::ShardRings,
     Section::Segments,
     Section::Blocks,
+    Section::BlockSites,
+    Section::Sites,
+    Section::Frames,
+    Section::Text,
 ];
 
 impl Reader<'static> {
@@ -397,6 +408,10 @@ impl<'a> Reader<'a> {
             && entries(Section::RingHead) == 1
             && entries(Section::Ring).is_power_of_two()
             && entries(Section::Ring) >= 2
+            && entries(Section::BlockSites) == entries(Section::Blocks)
+            && entries(Section::Sites) <= MAX_SITES
+            && entries(Section::Frames) <= MAX_FRAMES
+            && entries(Section::Text) <= MAX_TEXT
             && shards.is_none_or(|shards| match shards {
                 0 => entries(Section::ShardRings) == 0,
                 shards => entries(Section::ShardRings) % shards == 0,
@@ -499,6 +514,7 @@ impl<'a> Reader<'a> {
             no_room: health.no_room.load(Ordering::Relaxed),
             degraded: health.degraded.load(Ordering::Relaxed),
             closed: health.closed.load(Ordering::Relaxed) == 1,
+            sites_untold: header.sites.untold.load(Ordering::Relaxed),
         }
     }
 
@@ -559,18 +575,42 @@ impl<'a> Reader<'a> {
     pub fn blocks(&self) -> Table<(BlockEntry, BlockState)> {
         let reach =
             self.header().map_or(0, |header| header.health.blocks_reach.load(Ordering::Acquire));
-        self.table(Section::Blocks, reach, |cell: &BlockCell, attempts| match cell.read(attempts) {
-            SlotRead::Taken(entry, state) => SlotRead::Taken((entry, state), state),
-            SlotRead::Free => SlotRead::Free,
-            SlotRead::Torn => SlotRead::Torn,
+        let beside = self.reached::<AtomicU64>(Section::BlockSites, |reach| &reach.block_sites);
+        self.table(Section::Blocks, reach, |number, cell: &BlockCell, attempts| {
+            match cell.read(attempts, beside.get(number)) {
+                SlotRead::Taken(entry, state) => SlotRead::Taken((entry, state), state),
+                SlotRead::Free => SlotRead::Free,
+                SlotRead::Torn => SlotRead::Torn,
+            }
         })
+    }
+
+    /// Where in the program blocks came from: what their sites' numbers stand for. Empty where the
+    /// process keeps no sites.
+    pub fn sites(&self) -> Sites {
+        // What a site names was published before it.
+        let sites = self.reached::<SiteCell>(Section::Sites, |reach| &reach.sites);
+        let frames = self.reached::<FrameCell>(Section::Frames, |reach| &reach.frames);
+        let text = self.reached::<AtomicU64>(Section::Text, |reach| &reach.text);
+        Sites::read(sites, frames, text)
+    }
+
+    /// The entries of a table that may be touched, as its word of [`SiteReach`] says.
+    fn reached<T: Shared>(
+        &self,
+        section: Section,
+        word: impl Fn(&SiteReach) -> &AtomicU64,
+    ) -> &[T] {
+        let reach = self.header().map_or(0, |header| word(&header.sites).load(Ordering::Acquire));
+        let entries = self.many::<T>(section);
+        &entries[..entries.len().min(usize::try_from(reach).unwrap_or(usize::MAX))]
     }
 
     /// All segments.
     pub fn segments(&self) -> Table<SegmentEntry> {
         let reach =
             self.header().map_or(0, |header| header.health.segments_reach.load(Ordering::Acquire));
-        self.table(Section::Segments, reach, SegmentCell::read)
+        self.table(Section::Segments, reach, |_, cell: &SegmentCell, attempts| cell.read(attempts))
     }
 
     /// The first `reach` entries of a table.
@@ -578,7 +618,7 @@ impl<'a> Reader<'a> {
         &self,
         section: Section,
         reach: u64,
-        read: impl Fn(&C, u32) -> SlotRead<T>,
+        read: impl Fn(usize, &C, u32) -> SlotRead<T>,
     ) -> Table<T> {
         let cells = self.many::<C>(section);
         let mut table = Table { entries: Vec::new(), torn: 0 };
@@ -591,7 +631,7 @@ impl<'a> Reader<'a> {
                 break;
             }
             let (slot, _) = self.look_at(|attempts| {
-                let slot = read(cell, attempts);
+                let slot = read(number, cell, attempts);
                 let whole = !matches!(slot, SlotRead::Torn);
                 (slot, whole)
             });

@@ -4,9 +4,9 @@
 use super::block_map::SlotRead;
 use super::layout::Shared;
 use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, pause};
-use super::{BlockState, SegmentEntry, SegmentKind};
+use super::{BlockState, SegmentEntry, SegmentKind, SiteId};
 
-/// One slot, 56 bytes. The writer holds the table's mutex, or owns the slot and changes `pages`
+/// One slot, 64 bytes. The writer holds the table's mutex, or owns the slot and changes `pages`
 /// only.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -30,10 +30,12 @@ pub struct SegmentCell {
     stream: AtomicU32,
     chunk: AtomicU32,
     pages: [AtomicU64; 2],
+    site: AtomicU32,
+    _room: AtomicU32,
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<SegmentCell>() == 56);
+const _: () = assert!(size_of::<SegmentCell>() == 64);
 
 // SAFETY: repr(C), atomics throughout.
 unsafe impl Shared for SegmentCell {}
@@ -56,6 +58,7 @@ impl SegmentCell {
         self.stream.store(entry.stream, Ordering::Relaxed);
         self.chunk.store(entry.chunk, Ordering::Relaxed);
         self.set_pages(entry.pages);
+        self.site.store(entry.site.0, Ordering::Relaxed);
         self.advance();
     }
 
@@ -104,6 +107,7 @@ impl SegmentCell {
                 chunk: self.chunk.load(Ordering::Relaxed),
                 pages: u128::from(self.pages[0].load(Ordering::Relaxed))
                     | u128::from(self.pages[1].load(Ordering::Relaxed)) << 64,
+                site: SiteId(self.site.load(Ordering::Relaxed)),
             };
             fence(Ordering::Acquire);
             if self.state.load(Ordering::Relaxed) == before {

@@ -13,7 +13,7 @@ use super::histogram::bucket_of;
 use super::shard_ring::ShardRingCell;
 use super::slots::{BATCH, SHARD_SLOTS};
 use super::writer::Record;
-use super::{BlockEntry, BlockSlot, BlockTag, EventKind, SHARDS, peaks};
+use super::{BlockEntry, BlockSlot, BlockTag, EventKind, SHARDS, SiteId, peaks};
 
 /// How many blocks go unrecorded before a shard asks again for slots that could not be had.
 const PATIENCE: u32 = 4096;
@@ -162,6 +162,9 @@ impl ShardWriter {
         if let Some(cell) = self.cell(slot) {
             cell.fill(entry.tag(), address, size, requested, step);
         }
+        if entry.site != SiteId::NONE {
+            self.set_site(slot, entry.site);
+        }
         slot
     }
 
@@ -225,6 +228,14 @@ impl ShardWriter {
     fn cell(&self, slot: BlockSlot) -> Option<&'static BlockCell> {
         // SAFETY: `place` gave it, so it is below the map's reach: allocated, for ever.
         (slot != BlockSlot::NONE).then(|| unsafe { &*self.blocks.add(slot.0 as usize) })
+    }
+
+    /// Where in the program the live block in `slot` came from. Of blocks for which nobody calls
+    /// this, it is not known.
+    pub fn set_site(&mut self, slot: BlockSlot, site: SiteId) {
+        if let Some(cell) = self.cell(slot) {
+            self.record.set_block_site(slot, cell.life(), site);
+        }
     }
 
     /// The hot path of a malloc: [`ShardWriter::block_insert`] and its event in one, for a block

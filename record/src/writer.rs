@@ -16,13 +16,14 @@ use super::peaks::{Amounts, BlockStats, Books, Member};
 use super::ring::Ring;
 use super::segments::SegmentCell;
 use super::shard_ring::{self, ShardRingCell};
+use super::sites::{self, FrameId, NewSite, SiteReach};
 use super::slots::{BATCH, Slots};
-use super::sync::Ordering;
+use super::sync::{AtomicU64 as Word, Ordering};
 use super::timeline::{CELLS, FIRST_CELLS, Sample, Timeline};
 use super::totals::{self, ShardTotals};
 use super::{
-    DeviceFacts, DeviceGauge, EventKind, LIFETIMES, RecordOptions, SHARDS, SegmentEntry,
-    SegmentSlot, ShardWriter, clock, sweep,
+    BlockSlot, DeviceFacts, DeviceGauge, EventKind, LIFETIMES, RecordOptions, SHARDS, SegmentEntry,
+    SegmentSlot, ShardWriter, SiteId, clock, sweep,
 };
 
 /// The writer's side of a process's record.
@@ -42,6 +43,8 @@ pub struct Record {
     /// cells are allocated. Only grows, under `ring_growth`.
     ring_reach: AtomicU64,
     ring_growth: Mutex<()>,
+    /// Where in the program blocks came from.
+    sites: sites::Tables,
     closed: AtomicBool,
 }
 
@@ -165,6 +168,7 @@ impl Record {
             free_segments: Mutex::new(Vec::new()),
             ring_reach: AtomicU64::new(ring_reach),
             ring_growth: Mutex::new(()),
+            sites: sites::Tables::new(),
             closed: AtomicBool::new(false),
         };
         if options.enabled {
@@ -297,6 +301,33 @@ impl Record {
     pub fn segment_pages(&self, slot: SegmentSlot, pages: u128) {
         if slot != SegmentSlot::NONE {
             self.at::<SegmentCell>(Section::Segments, u64::from(slot.0)).set_pages(pages);
+        }
+    }
+
+    /// The number of a frame of a Python stack, which is kept once. Rare: takes an inner lock.
+    pub fn frame(&self, file: &str, function: &str, line: u32) -> FrameId {
+        if !self.detail {
+            return FrameId::default();
+        }
+        self.sites.frame(self, file, function, line)
+    }
+
+    /// The number of a site, which is kept once. Rare, as above.
+    pub fn site(&self, site: &NewSite<'_>) -> SiteId {
+        if !self.detail {
+            return SiteId::NONE;
+        }
+        self.sites.site(self, site)
+    }
+
+    /// See [`ShardWriter::set_site`]; `life` is the state of the slot, whose holder calls.
+    pub(super) fn set_block_site(&self, slot: BlockSlot, life: u32, site: SiteId) {
+        let is_there = u64::from(slot.0) < self.header().sites.block_sites.load(Ordering::Relaxed)
+            || self.sites.reach_block(self, slot.0);
+        if is_there {
+            // Release: whoever sees the word finds the site.
+            self.at::<Word>(Section::BlockSites, u64::from(slot.0))
+                .store(sites::block_word(life, site), Ordering::Release);
         }
     }
 
@@ -617,6 +648,24 @@ impl Record {
 
     pub(super) fn unrecorded(&self) {
         self.header().health.blocks_unrecorded.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl sites::Room for Record {
+    fn allocate(&self, section: Section, first: u64, count: u64) -> bool {
+        Record::allocate(self, section, first, count)
+    }
+
+    fn entries(&self, section: Section) -> u64 {
+        self.plan.entries(section)
+    }
+
+    fn at<T: Shared>(&self, section: Section, index: u64) -> &T {
+        Record::at(self, section, index)
+    }
+
+    fn reach(&self) -> &SiteReach {
+        &self.header().sites
     }
 }
 

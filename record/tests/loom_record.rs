@@ -72,7 +72,7 @@ fn a_block_is_read_whole_whatever_becomes_of_its_slot() {
             theirs.remove(true);
             theirs.insert(&block(2));
         });
-        match cell.read(2) {
+        match cell.read(2, None) {
             SlotRead::Taken(entry, BlockState::Pending) => assert_eq!(entry, block(1)),
             SlotRead::Taken(entry, _) => {
                 assert!(entry == block(1) || entry == block(2), "{entry:?}")
@@ -80,7 +80,7 @@ fn a_block_is_read_whole_whatever_becomes_of_its_slot() {
             SlotRead::Free | SlotRead::Torn => {}
         }
         writer.join().unwrap();
-        assert_eq!(cell.read(1), SlotRead::Taken(block(2), BlockState::Live));
+        assert_eq!(cell.read(1, None), SlotRead::Taken(block(2), BlockState::Live));
     });
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use gruyere_record::reader::Cursor;
 use gruyere_record::{
     BlockEntry, BlockSlot, BlockState, DeviceFacts, DeviceGauge, EventKind, Reader, Record,
-    RecordOptions, SHARDS, SegmentEntry, SegmentKind, SegmentSlot, clock,
+    RecordOptions, SHARDS, SegmentEntry, SegmentKind, SegmentSlot, SiteId, clock,
 };
 use proptest::prelude::*;
 
@@ -35,7 +35,18 @@ fn options(directory: &std::path::Path) -> RecordOptions {
 
 fn block(address: u64, size: u64, lifetime: u8) -> BlockEntry {
     let requested = size - size / 3;
-    BlockEntry { address, size, requested, stream: 7, step: 11, device: 0, lifetime, capture: 2 }
+    let site = SiteId::NONE;
+    BlockEntry {
+        address,
+        size,
+        requested,
+        stream: 7,
+        step: 11,
+        device: 0,
+        lifetime,
+        capture: 2,
+        site,
+    }
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn block(address: u64, lifetime: usize) -> BlockEntry {
         device: 0,
         lifetime: lifetime as u8,
         capture,
+        ..BlockEntry::default()
     }
 }
 

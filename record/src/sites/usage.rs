@@ -1,0 +1,235 @@
+//! What lines, modules and phases of the program hold, and what of it grows.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{SiteId, Sites};
+use crate::{BlockEntry, SegmentEntry, SegmentKind};
+
+/// By what blocks are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// [`Site::line`].
+    Line,
+    /// The module's path; where none is known, the line.
+    Module,
+    /// The site: whole stack, module and phase.
+    Site,
+}
+
+/// Steps whose blocks may still go in the ordinary course: the one that runs, and the one before
+/// it, whose gradients are freed when the next ones come.
+const YOUNG_STEPS: u32 = 2;
+/// Steps that must have left something before that is called growth.
+const LEAST_STEPS: usize = 3;
+/// What a step left that is more than so many times the median was made once (weights, optimiser
+/// states), and is no part of the growth.
+const MADE_ONCE: u64 = 4;
+
+/// Blocks that every so often a step leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// What a step leaves, on average over the steps since, bytes.
+    pub bytes_a_step: u64,
+    /// The first step that left something.
+    pub since: u32,
+    /// What all of them have left, bytes.
+    pub bytes: u64,
+}
+
+/// What blocks that belong together hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// The site that holds most of it; [`SiteId::NONE`] for blocks whose site is not known.
+    pub site: SiteId,
+    /// Bytes of the blocks, as [`BlockEntry::size`] counts them.
+    pub bytes: u64,
+    /// How many they are.
+    pub blocks: u64,
+    /// What of it grows.
+    pub growth: Option<Growth>,
+}
+
+/// Gives blocks without a site of their own that of the slab in which they lie: the request for
+/// which it was made stands for all that share it.
+pub fn fill_from_slabs(blocks: &mut [BlockEntry], segments: &[SegmentEntry]) {
+    let is_told =
+        |segment: &&SegmentEntry| segment.kind == SegmentKind::Slab && segment.site != SiteId::NONE;
+    let slabs: BTreeMap<(u8, u64), &SegmentEntry> =
+        segments.iter().filter(is_told).map(|slab| ((slab.device, slab.address), slab)).collect();
+    for block in blocks.iter_mut().filter(|block| block.site == SiteId::NONE) {
+        let before = slabs.range((block.device, 0)..=(block.device, block.address)).next_back();
+        if let Some((_, slab)) = before
+            && block.address - slab.address < slab.bytes
+        {
+            block.site = slab.site;
+        }
+    }
+}
+
+/// What each line, module or site holds, the largest first. `now` is the step that runs.
+pub fn usage(blocks: &[BlockEntry], sites: &Sites, by: By, now: u32) -> Vec<Usage> {
+    #[derive(Default)]
+    struct Sum {
+        blocks: u64,
+        by_site: HashMap<SiteId, u64>,
+        by_step: BTreeMap<u32, u64>,
+    }
+    let mut sums: HashMap<Key<'_>, Sum> = HashMap::new();
+    for block in blocks {
+        let sum = sums.entry(key(sites, block.site, by)).or_default();
+        sum.blocks += 1;
+        *sum.by_site.entry(block.site).or_default() += block.size;
+        *sum.by_step.entry(block.step).or_default() += block.size;
+    }
+    let mut found: Vec<Usage> = sums
+        .into_values()
+        .map(|sum| {
+            let most = sum.by_site.iter().max_by_key(|&(site, bytes)| (bytes, site.0));
+            Usage {
+                site: most.map_or(SiteId::NONE, |(&site, _)| site),
+                bytes: sum.by_site.values().sum(),
+                blocks: sum.blocks,
+                growth: growth(&sum.by_step, now),
+            }
+        })
+        .collect();
+    found.sort_unstable_by_key(|usage| (std::cmp::Reverse(usage.bytes), usage.site));
+    found
+}
+
+/// What belongs together.
+#[derive(PartialEq, Eq, Hash)]
+enum Key<'a> {
+    Line(&'a str, u32),
+    Module(&'a str),
+    Site(SiteId),
+}
+
+fn key(sites: &Sites, id: SiteId, by: By) -> Key<'_> {
+    match (sites.get(id), by) {
+        (Some(site), By::Module) if !site.module.is_empty() => Key::Module(&site.module),
+        (Some(site), By::Line | By::Module) => match site.line() {
+            Some(line) => Key::Line(&line.file, line.line),
+            None => Key::Site(id),
+        },
+        _ => Key::Site(id),
+    }
+}
+
+/// What of `by_step` (bytes by the step of their allocation) has been left behind step after step.
+/// A queue of bounded length looks the same while one looks once: what it holds is what its last
+/// steps have left.
+fn growth(by_step: &BTreeMap<u32, u64>, now: u32) -> Option<Growth> {
+    let old = now.checked_sub(YOUNG_STEPS)?;
+    let left: Vec<(u32, u64)> =
+        by_step.range(..=old).map(|(&step, &bytes)| (step, bytes)).collect();
+    let mut sizes: Vec<u64> = left.iter().map(|&(_, bytes)| bytes).collect();
+    sizes.sort_unstable();
+    let median = *sizes.get(sizes.len() / 2)?;
+    let left: Vec<(u32, u64)> =
+        left.into_iter().filter(|&(_, bytes)| bytes <= MADE_ONCE * median).collect();
+    let (&(since, _), &(latest, _)) = left.first().zip(left.last())?;
+    if left.len() < LEAST_STEPS {
+        return None;
+    }
+    // Every so many steps one leaves something; if it has been silent for longer, it is over.
+    let every = (latest - since) / (left.len() as u32 - 1);
+    if old - latest > 2 * every {
+        return None;
+    }
+    let bytes: u64 = left.iter().map(|&(_, bytes)| bytes).sum();
+    Some(Growth { bytes_a_step: bytes / u64::from(old - since + 1), since, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Frame, Phase, Site};
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn site(file: &str, line: u32, module: &str) -> Site {
+        let frame = |file: &str, line| Frame { file: file.into(), function: "f".into(), line };
+        Site {
+            frames: vec![
+                frame("/venv/lib/python3.12/site-packages/torch/x.py", 7),
+                frame(file, line),
+            ],
+            module: module.into(),
+            phase: Phase::Forward,
+            forward: SiteId::NONE,
+        }
+    }
+
+    fn block(site: u32, step: u32, size: u64) -> BlockEntry {
+        BlockEntry { site: SiteId(site), step, size, ..BlockEntry::default() }
+    }
+
+    #[test]
+    fn a_line_that_leaves_a_block_each_step_grows_and_one_that_made_weights_once_does_not() {
+        let sites = Sites::new([site("train.py", 10, ""), site("train.py", 20, "")]);
+        let mut blocks: Vec<BlockEntry> = (3..=9).map(|step| block(1, step, 64 * MIB)).collect();
+        blocks.extend((0..40).map(|_| block(2, 0, 50 * MIB)));
+        let found = usage(&blocks, &sites, By::Line, 9);
+        assert_eq!((found[0].site, found[0].bytes, found[0].growth), (SiteId(2), 2000 * MIB, None));
+        let growth = Growth { bytes_a_step: 64 * MIB, since: 3, bytes: 5 * 64 * MIB };
+        assert_eq!((found[1].site, found[1].growth), (SiteId(1), Some(growth)));
+    }
+
+    #[test]
+    fn what_every_tenth_step_leaves_is_growth_and_what_stopped_long_ago_is_not() {
+        let sites = Sites::new([site("train.py", 10, "")]);
+        let blocks: Vec<BlockEntry> = (0..5).map(|n| block(1, 10 * n, 10 * MIB)).collect();
+        let rate = |now| usage(&blocks, &sites, By::Line, now)[0].growth.map(|g| g.bytes_a_step);
+        assert_eq!(rate(42), Some(50 * MIB / 41));
+        assert_eq!(rate(70), None);
+    }
+
+    #[test]
+    fn the_same_line_made_once_large_and_then_a_little_each_step_grows_by_the_little() {
+        let sites = Sites::new([site("train.py", 10, "")]);
+        let mut blocks: Vec<BlockEntry> = (1..=9).map(|step| block(1, step, MIB)).collect();
+        blocks.push(block(1, 0, 1000 * MIB));
+        let growth = usage(&blocks, &sites, By::Line, 9)[0].growth.unwrap();
+        assert_eq!((growth.bytes_a_step, growth.since), (MIB, 1));
+    }
+
+    #[test]
+    fn sites_of_one_line_or_one_module_are_put_together() {
+        let sites = Sites::new([
+            site("train.py", 10, "layers.0"),
+            site("train.py", 10, "layers.1"),
+            site("other.py", 10, "layers.1"),
+        ]);
+        let blocks = [block(1, 0, 1), block(2, 0, 2), block(3, 0, 4), block(0, 0, 8)];
+        let told = |by| -> Vec<(u32, u64)> {
+            let found = usage(&blocks, &sites, by, 0);
+            found.iter().map(|usage| (usage.site.0, usage.bytes)).collect()
+        };
+        assert_eq!(told(By::Line), [(0, 8), (3, 4), (2, 3)]);
+        assert_eq!(told(By::Module), [(0, 8), (3, 6), (1, 1)]);
+        assert_eq!(told(By::Site), [(0, 8), (3, 4), (2, 2), (1, 1)]);
+    }
+
+    #[test]
+    fn a_small_block_has_the_site_of_its_slab_unless_it_has_one_of_its_own() {
+        let slab = |address, site| SegmentEntry {
+            kind: SegmentKind::Slab,
+            address,
+            bytes: 2 * MIB,
+            site: SiteId(site),
+            ..SegmentEntry::default()
+        };
+        let at = |address, site| BlockEntry { address, ..block(site, 0, 512) };
+        let (first, second) = (16 * MIB, 18 * MIB);
+        let mut blocks = [
+            at(first, 0),
+            at(first + 512, 9),
+            at(second + MIB, 0),
+            at(second + 2 * MIB, 0),
+            at(1, 0),
+        ];
+        fill_from_slabs(&mut blocks, &[slab(first, 3), slab(second, 4)]);
+        assert_eq!(blocks.map(|block| block.site.0), [3, 9, 4, 0, 0]);
+    }
+}
