@@ -68,7 +68,11 @@ enum Write {
     /// Write the tables of the documentation.
     Docs,
     /// Run the bench, and write its figures and its picture where README and docs give them.
-    Figures,
+    Figures {
+        /// Measure the real programs of torch again too: most of an hour.
+        #[arg(long)]
+        torch: bool,
+    },
     /// Check every link of the documentation, and build its site (target/site/book); needs mdBook.
     Site,
 }
@@ -98,7 +102,7 @@ fn main() -> ExitCode {
         Arguments::Test { all, only } => test(&root, all, only.as_deref()),
         Arguments::Write(Write::Header) => header::write(&root),
         Arguments::Write(Write::Docs) => parts::write_docs(&root),
-        Arguments::Write(Write::Figures) => figures::write(&root),
+        Arguments::Write(Write::Figures { torch }) => figures::write(&root, torch),
         Arguments::Write(Write::Site) => site::write(&root),
         Arguments::GpuBundle { out } => gpu_bundle::make(&root, &out).map(|_| ()),
         Arguments::Wheels { out, here } => wheels::make(&root, &out, here),

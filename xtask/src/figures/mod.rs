@@ -7,6 +7,7 @@
 
 mod pages;
 mod tables;
+mod torch;
 
 use serde_json::Value;
 use std::path::Path;
@@ -46,12 +47,16 @@ struct Trace {
     runs: Vec<Run>,
 }
 
-/// `cargo xtask figures`: measures, and writes what is kept, the picture and the pages.
-pub fn write(root: &Path) -> Result<(), String> {
+/// `cargo xtask figures`: measures, and writes what is kept, the picture and the pages; with
+/// `torch`, measures the real programs too.
+pub fn write(root: &Path, torch: bool) -> Result<(), String> {
+    if torch {
+        torch::measure(root)?;
+    }
     let report = measure(root)?;
     put(&root.join(KEPT), &kept(&report)?)?;
     put(&root.join(PICTURE), &text(&root.join(FRESH).join("bench.svg"))?)?;
-    for (path, text) in pages::fresh(root, &traces(&report)?)? {
+    for (path, text) in pages::fresh(root, &known(root, &report)?)? {
         put(&path, &text)?;
     }
     Ok(())
@@ -68,7 +73,7 @@ pub fn check(root: &Path) -> Result<(), String> {
     if text(&root.join(PICTURE))? != text(&root.join(FRESH).join("bench.svg"))? {
         stale.push(PICTURE.to_owned());
     }
-    for (path, fresh) in pages::fresh(root, &traces(&report)?)? {
+    for (path, fresh) in pages::fresh(root, &known(root, &report)?)? {
         if text(&path)? != fresh {
             stale.push(path.display().to_string());
         }
@@ -77,6 +82,16 @@ pub fn check(root: &Path) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("older than what is measured now: {}; `cargo xtask figures`", stale.join(", ")))
+}
+
+/// All that pages give figures of.
+struct Known {
+    traces: Vec<Trace>,
+    torch: Vec<torch::Program>,
+}
+
+fn known(root: &Path, report: &Value) -> Result<Known, String> {
+    Ok(Known { traces: traces(report)?, torch: torch::last(root)? })
 }
 
 /// The report of a run of now.

@@ -1,7 +1,7 @@
 //! The pages that give figures: what stands between `<!-- figure: NAME -->` and `<!-- . -->` is
 //! written by `cargo xtask figures`.
 
-use super::{Trace, tables};
+use super::{Known, tables, torch};
 use crate::parts::text;
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,17 @@ const NAMED: &str = " -->";
 const END: &str = "<!-- . -->";
 
 /// Every page of the documentation that has marks, as it should be.
-pub fn fresh(root: &Path, traces: &[Trace]) -> Result<Vec<(PathBuf, String)>, String> {
+pub fn fresh(root: &Path, known: &Known) -> Result<Vec<(PathBuf, String)>, String> {
     let mut pages = vec![root.join("README.md")];
     find(&root.join("docs"), &mut pages)?;
     let mut fresh = Vec::new();
     for path in pages {
         let page = text(&path)?;
-        let written = with_figures(&page, |name| tables::figure(name, traces))
+        let figure = |name: &str| match name.strip_prefix("torch ") {
+            Some(what) => torch::figure(what, &known.torch),
+            None => tables::figure(name, &known.traces),
+        };
+        let written = with_figures(&page, figure)
             .map_err(|reason| format!("{}: {reason}", path.display()))?;
         if page.contains(BEGIN) {
             fresh.push((path, written));

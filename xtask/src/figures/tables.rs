@@ -74,7 +74,8 @@ fn worse(traces: &[Trace], other: &str, of: impl Fn(&Run) -> f64) -> String {
     }
 }
 
-fn gib(bytes: u64) -> String {
+/// GiB, two digits.
+pub fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
 }
 
