@@ -69,7 +69,7 @@ enum Write {
     Docs,
     /// Run the bench, and write its figures and its picture where README and docs give them.
     Figures {
-        /// Measure the real programs of torch again too: most of an hour.
+        /// Measure the real programs of torch again too: ten minutes or more.
         #[arg(long)]
         torch: bool,
     },

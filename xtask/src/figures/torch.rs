@@ -1,7 +1,7 @@
 //! The figures of `gruyere bench --torch --phantom`: real programs of torch under its allocators
 //! and ours.
 //!
-//! It runs for most of an hour, so no part of the test run does it again: what is kept is what was
+//! It runs for ten minutes and more, so no part of the test run does it again: what is kept is what was
 //! measured last, and the pages say that.
 
 use super::tables::gib;
@@ -45,7 +45,11 @@ struct Run {
 pub fn measure(root: &Path) -> Result<(), String> {
     let bench = ["run", "--release", "--quiet", "--locked", "--package", "gruyere-cli", "--"];
     let options = ["bench", "--torch", "--phantom", "--runs", "2", "--json", FRESH];
-    succeed(cargo(root, &bench).args(options))?;
+    let folder = root.join(super::FRESH);
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    // Made by tests/pytorch/run, as the libraries are.
+    let python = root.join(".venv-torch/bin/python");
+    succeed(cargo(root, &bench).args(options).arg("--python").arg(python))?;
     let report = read(&root.join(FRESH))?;
     let programs = programs(&report)?;
     let head = serde_json::json!({
